@@ -1,0 +1,200 @@
+"""The contracts: AgentInstance (environment authors write this), Engine and Tokenizer, and OpenRLHF's dicts as types."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypedDict
+
+from agentenv.errors import ContractError
+from agentenv.types import Completion, Message, SamplingParams, StepResult
+
+
+class ResetState(TypedDict, total=False):
+    """What `reset` gets, and returns with the observation it wants: OpenRLHF's keys first."""
+
+    observation: str | Sequence[Message]
+    """The task's prompt: text, or messages for the model's chat template."""
+    label: Any
+    metadata: Mapping[str, Any]
+    images: tuple[Any, ...]
+    seed: int | None
+    """Seed of this episode's environment, the same whenever the episode is run again."""
+
+
+class StepState(TypedDict, total=False):
+    """What `step` gets: OpenRLHF's four keys, then what OpenRLHF leaves out."""
+
+    observation_text: str
+    """Everything before the action, decoded."""
+    action_text: str
+    """The action, decoded from its ids, without the final terminator."""
+    label: Any
+    sampling_params: Any
+    action_ids: list[int]
+    """The sampled ids, untouched."""
+    finish_reason: str
+    """stop, length, abort, error or repetition."""
+    turn_index: int
+    """0 on the first turn."""
+    tokens_left: int
+    """Room in `Limits.max_length` after this action."""
+    metadata: Mapping[str, Any]
+    seed: int | None
+
+
+class StepDict(TypedDict, total=False):
+    """OpenRLHF's step result (0.9.1 to 0.11.2); `StepResult` is the recommended form.
+
+    Source: openrlhf/utils/agent.py, MultiTurnAgentExecutor.execute, 0.11.2.
+    """
+
+    rewards: Any
+    """A number, or anything of one element with `.item()`."""
+    scores: Any
+    environment_feedback: str
+    done: bool
+    truncated: bool
+    sampling_params: Any
+    extra_logs: Mapping[str, Any]
+    environment_images: Sequence[Any]
+
+
+class ResponseDict(TypedDict, total=False):
+    """What OpenRLHF's trainer reads of an episode (0.9.1 to 0.11.2).
+
+    Source: openrlhf/trainer/ppo_utils/samples_generator.py, 0.11.2.
+    """
+
+    prompt: Any
+    label: Any
+    observation_tokens: list[int]
+    """[T]"""
+    action_ranges: list[tuple[int, int]]
+    rollout_log_probs: list[float] | None
+    """[T] 0.0 off the actions."""
+    reward: float | None
+    scores: float | None
+    truncated: bool
+    extra_logs: dict[str, float]
+    images: Any
+    mm_train_inputs: Any
+
+
+class AgentInstance:
+    """The environment's side of one episode: made for it, run through it, closed, dropped.
+
+    Write `step`; override the others where needed. Every method may be `async` or plain; plain ones run in a thread, so
+    a slow one never holds the engine up. The constructor takes what `--env-kwargs` gives.
+
+    Example::
+
+        class Echo(AgentInstance):
+            async def step(self, states):
+                return StepResult(reward=float(states["action_text"] == states["label"]), terminated=True)
+    """
+
+    async def reset(self, states: ResetState) -> ResetState:
+        """Give the first observation under the key `observation`; the default is the task's prompt."""
+        return states
+
+    async def step(self, states: StepState) -> StepResult | StepDict:
+        """Judge an action and reply to it."""
+        raise NotImplementedError(f"{type(self).__name__}.step: expected an implementation, got none. Write `step`.")
+
+    async def on_truncate(self, states: StepState) -> StepResult | StepDict | None:
+        """Give a last word when a limit ends the episode: its reward is added to the last turn's, its score replaces it.
+
+        `states` are those of the last step. None leaves the last result as it is. Observations are ignored.
+        """
+        return None
+
+    async def close(self) -> None:
+        """Let go of what the episode held. Always called, once."""
+
+
+class Engine(Protocol):
+    """What samples tokens. Safe to call from many episodes at once, on one event loop."""
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
+    ) -> Completion:
+        """Sample one action after `prompt_token_ids`, which is read before the call returns and never changed.
+
+        `request_id` is the same for all turns of an episode, with the turn after its last "/": an engine may use it to
+        find the cached prefix. Cancelling the call frees what the request held.
+
+        Raises:
+            EngineError: no completion can be had.
+        """
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that agentenv uses."""
+
+    eos_token_id: int | None
+    all_special_ids: list[int]
+    chat_template: Any
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Text to ids."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Ids to text."""
+
+    def apply_chat_template(self, conversation: Sequence[Message], **kwargs: Any) -> Any:
+        """Render messages with the model's template."""
+
+
+async def create(cls: type[AgentInstance], kwargs: Mapping[str, Any]) -> AgentInstance:
+    """An instance of `cls`; `async def __init__`, as OpenRLHF's queue-era files write it, is awaited."""
+    instance = cls.__new__(cls)
+    started = cls.__init__(instance, **kwargs)  # type: ignore[func-returns-value]
+    if inspect.isawaitable(started):
+        await started
+    return instance
+
+
+async def call(function: Callable[..., Any], *args: Any) -> Any:
+    """Await `function(*args)` if it is async; run it in a thread of its own if it is plain.
+
+    A daemon thread per call and not a pool: a call that never returns costs its thread, but neither a pool slot that
+    other episodes wait for nor the end of the interpreter.
+    """
+    if inspect.iscoroutinefunction(function):
+        return await function(*args)
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = context.run(function, *args)
+        except (SystemExit, KeyboardInterrupt, StopIteration) as stopped:
+            error = _as_error(function, stopped)
+        except Exception as raised:  # noqa: BLE001 - carried to the caller, not handled here
+            error = raised
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name=f"agentenv-{getattr(function, '__qualname__', 'call')}", daemon=True).start()
+    result = await future
+    return await result if inspect.isawaitable(result) else result
+
+
+def _as_error(function: Callable[..., Any], stopped: BaseException) -> Exception:
+    # None of the three can cross a future: they would end the event loop or be refused by it.
+    name = getattr(function, "__qualname__", repr(function))
+    return ContractError(f"{name}: expected a result, got {type(stopped).__name__}({stopped}). Raise an Exception instead.")

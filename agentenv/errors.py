@@ -1,0 +1,49 @@
+"""The exceptions of agentenv, and who handles which.
+
+AgentEnvError
+├── ConfigError      ValueError    a wrong flag, file or argument: shown as one line before the first episode, exit code 2
+├── DataError        ValueError    a row of a dataset, or a record of a run directory, that cannot be read
+├── ContractError    TypeError     an agent broke the reset/step contract: its fault, so it is not retried
+├── MissingDependency ImportError  an optional package is absent; the message holds the pip command
+├── InfraError       RuntimeError  something outside the policy and the task failed: retried, then counted, never scored
+│   └── EngineError                the engine could not sample
+└── RunStopped       RuntimeError  too large a share of the episodes failed
+
+Who raises, who records: environments and engines raise; `run_episode` records what they raise on the trajectory; the
+runner counts, retries (InfraError) and stops the run. Every class takes one message and can be pickled.
+Messages read "{where}: expected {what}, got {value!r}. {what to do}".
+"""
+
+from __future__ import annotations
+
+
+class AgentEnvError(Exception):
+    """Base of every error that agentenv raises on purpose."""
+
+
+class ConfigError(AgentEnvError, ValueError):
+    """A flag, file or argument is wrong; nothing has run yet."""
+
+
+class DataError(AgentEnvError, ValueError):
+    """A dataset row or a stored record cannot be read."""
+
+
+class ContractError(AgentEnvError, TypeError):
+    """An agent returned something that reset or step may not return."""
+
+
+class MissingDependency(AgentEnvError, ImportError):
+    """An optional package is not installed; the message holds the command that installs it."""
+
+
+class InfraError(AgentEnvError, RuntimeError):
+    """Infrastructure failed (a grader, a sandbox, a service): the episode has no reward and may be tried again."""
+
+
+class EngineError(InfraError):
+    """The engine could not sample."""
+
+
+class RunStopped(AgentEnvError, RuntimeError):
+    """The run stopped itself because too many episodes failed."""

@@ -1,0 +1,239 @@
+"""The record of an episode: Segment (one training sample), Turn, Trajectory, Group. Standard library only.
+
+Shapes: T tokens of a segment, n tokens of one action. Segment and Trajectory only grow, through their own methods, which
+refuse whatever would break the invariants: arrays of equal length, the mask true exactly on the turns' spans, actions
+untouched, log-probabilities 0.0 off the mask, never longer than `max_length`, nothing after the last step.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from agentenv.types import Completion, FinishReason, StepResult, StopReason, Task
+
+NO_VERSION = -1
+"""Policy version of a token that no policy sampled."""
+
+ErrorKind = Literal["infra", "env", "contract", "data"]
+"""Whose failure: infrastructure's (retried), the environment's, its contract's, or the dataset row's."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeError:
+    """What failed, as text: exceptions themselves are not kept, so that every trajectory can be written and sent."""
+
+    kind: ErrorKind
+    type: str
+    """Class name of the exception."""
+    message: str
+    where: str = ""
+    """reset, generate, step, close or prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One generation and the reply to it."""
+
+    start: int
+    end: int
+    """The action is `segments[segment].token_ids[start:end]`."""
+    action: str
+    """The action as text: decoded from the ids, without a final terminator."""
+    finish_reason: FinishReason
+    result: StepResult | None = None
+    """None when the step timed out, raised or never ran: then nobody knows this turn's reward."""
+    stop_reason: int | str | None = None
+    generate_s: float = 0.0
+    step_s: float = 0.0
+    num_cached_tokens: int = 0
+    segment: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """One append-only token sequence: one training sample.
+
+    Example, a prompt P, two actions A and the observation O between them, rewards 0 and 1::
+
+        token_ids   = P  + A0 + O  + A1
+        action_mask = 0…   1…   0…   1…
+        rewards     = 0…   0…   0…   0…1     (at the last token of an action)
+    """
+
+    token_ids: array[int] = field(default_factory=lambda: array("i"))
+    """int32[T]"""
+    action_mask: bytearray = field(default_factory=bytearray)
+    """[T] 1 on tokens the policy sampled."""
+    logprobs: array[float] = field(default_factory=lambda: array("f"))
+    """float32[T] 0.0 off the mask; NaN where an action's log-probability is missing."""
+    policy_versions: array[int] = field(default_factory=lambda: array("i"))
+    """int32[T] -1 off the mask."""
+    rewards: array[float] = field(default_factory=lambda: array("f"))
+    """float32[T] non-zero only at the last token of an action."""
+
+    def __len__(self) -> int:
+        """T."""
+        return len(self.token_ids)
+
+    def append_observation(self, token_ids: Sequence[int]) -> None:
+        """Add tokens that the policy did not sample."""
+        num = len(token_ids)
+        self.token_ids.extend(token_ids)
+        self.action_mask.extend(bytes(num))
+        self.logprobs.extend([0.0] * num)
+        self.policy_versions.extend([NO_VERSION] * num)
+        self.rewards.extend([0.0] * num)
+
+    def append_action(self, completion: Completion) -> tuple[int, int]:
+        """Add an engine's tokens untouched; gives their span (start, end).
+
+        Raises:
+            ValueError: no token, nothing before the first action, or arrays of unequal length; nothing is changed then.
+        """
+        num, start = len(completion.token_ids), len(self.token_ids)
+        logprobs = completion.logprobs if completion.logprobs is not None else (math.nan,) * num
+        versions = completion.policy_versions or (completion.policy_version,) * num
+        if num == 0 or start == 0:
+            raise ValueError(
+                f"Segment.append_action: expected at least one token after at least one prompt token, got {num} after "
+                f"{start}. An engine that sampled nothing must finish with 'abort' or 'error'."
+            )
+        if len(logprobs) != num or len(versions) != num:
+            raise ValueError(
+                f"Segment.append_action: expected one log-probability and one version for each of {num} tokens, got "
+                f"{len(logprobs)} and {len(versions)}. Mend the engine: a shifted log-probability spoils training."
+            )
+        self.token_ids.extend(completion.token_ids)
+        self.action_mask.extend(b"\x01" * num)
+        self.logprobs.extend(logprobs)
+        self.policy_versions.extend(versions)
+        self.rewards.extend([0.0] * num)
+        return start, start + num
+
+
+@dataclass(slots=True, eq=False)
+class Trajectory:
+    """The record of one episode. Written through `append_observation`, `append_turn`, `set_result` and `finish` only."""
+
+    task: Task
+    max_length: int
+    episode_id: str = ""
+    """Deterministic key of (task, sample); the same in a resumed run."""
+    group_id: str = ""
+    """Shared by all episodes of one task."""
+    attempt: int = 0
+    """How many times this episode failed on infrastructure before."""
+    seed: int | None = None
+    segments: list[Segment] = field(default_factory=lambda: [Segment()])
+    turns: list[Turn] = field(default_factory=list)
+    stop_reason: StopReason | None = None
+    """None while the episode runs."""
+    error: EpisodeError | None = None
+    wait_s: float = 0.0
+    """Seconds neither generating nor stepping: set-up, reset, close."""
+
+    @property
+    def token_ids(self) -> array[int]:
+        """int32[T] of the only segment."""
+        return self._only_segment().token_ids
+
+    @property
+    def action_mask(self) -> bytearray:
+        """[T] of the only segment: 1 on tokens the policy sampled."""
+        return self._only_segment().action_mask
+
+    @property
+    def logprobs(self) -> array[float]:
+        """float32[T] of the only segment."""
+        return self._only_segment().logprobs
+
+    def _only_segment(self) -> Segment:
+        if len(self.segments) != 1:
+            raise ValueError(f"Trajectory: expected one segment, got {len(self.segments)}. Read `segments` instead.")
+        return self.segments[0]
+
+    @property
+    def reward(self) -> float | None:
+        """Sum over the turns; None when no turn was taken, a turn has no result, or the episode failed."""
+        if self.stop_reason is StopReason.ERROR or not self.turns:
+            return None
+        results = [turn.result for turn in self.turns]
+        return None if any(r is None for r in results) else math.fsum(r.reward for r in results if r is not None)
+
+    @property
+    def score(self) -> float | None:
+        """The last score a turn gave; None when none did, or when the reward is unknown."""
+        if self.reward is None:
+            return None
+        scores = [t.result.score for t in self.turns if t.result is not None and t.result.score is not None]
+        return scores[-1] if scores else None
+
+    @property
+    def terminated(self) -> bool:
+        """The task came to its end."""
+        return self.stop_reason is not None and self.stop_reason.terminated
+
+    @property
+    def truncated(self) -> bool:
+        """Something other than the task ended the episode."""
+        return self.stop_reason is not None and self.stop_reason.truncated
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all segments."""
+        return sum(len(segment) for segment in self.segments)
+
+    def append_observation(self, token_ids: Sequence[int]) -> None:
+        """Add prompt or environment tokens.
+
+        Raises:
+            ValueError: the episode is over, or `max_length` would be passed; nothing is changed then.
+        """
+        self._check_growth(len(token_ids))
+        self.segments[-1].append_observation(token_ids)
+
+    def append_turn(self, completion: Completion, action: str, generate_s: float = 0.0) -> None:
+        """Add an action, its text beside it; its result follows with `set_result`.
+
+        Raises:
+            ValueError: as `append_observation` and `Segment.append_action`.
+        """
+        self._check_growth(len(completion.token_ids))
+        start, end = self.segments[-1].append_action(completion)
+        turn = Turn(
+            start, end, action, completion.finish_reason, stop_reason=completion.stop_reason,
+            generate_s=generate_s, num_cached_tokens=completion.num_cached_tokens, segment=len(self.segments) - 1,
+        )  # fmt: skip
+        self.turns.append(turn)
+
+    def set_result(self, result: StepResult, step_s: float = 0.0) -> None:
+        """Give the last turn its result and put its reward on the action's last token."""
+        turn = self.turns[-1]
+        self.turns[-1] = replace(turn, result=result, step_s=turn.step_s + step_s)
+        self.segments[turn.segment].rewards[turn.end - 1] = result.reward
+
+    def finish(self, stop_reason: StopReason, error: EpisodeError | None = None) -> None:
+        """Close the record; the first stop reason stays."""
+        if self.stop_reason is None:
+            self.stop_reason, self.error = stop_reason, error
+
+    def _check_growth(self, num: int) -> None:
+        if self.stop_reason is not None or (self.turns and self.turns[-1].result and self.turns[-1].result.done):
+            raise ValueError("Trajectory: expected no token after the last step, got more. The episode is over.")
+        if len(self.segments[-1]) + num > self.max_length:
+            raise ValueError(
+                f"Trajectory: expected at most {self.max_length} tokens, got {len(self.segments[-1]) + num}. "
+                "Finish with MAX_LENGTH instead."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All trajectories of one task: the unit of advantages, filtering and pass@k."""
+
+    group_id: str
+    trajectories: tuple[Trajectory, ...]

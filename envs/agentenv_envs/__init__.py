@@ -1,0 +1,1 @@
+"""The environments that come with agentenv; each is an entry point in the group `agentenv.envs`."""

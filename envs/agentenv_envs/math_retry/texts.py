@@ -1,0 +1,28 @@
+"""Every sentence math_retry says to a policy. The shipped tiny-math policy was trained on exactly these."""
+
+from __future__ import annotations
+
+INSTRUCTION = "Give the final answer after ####."
+
+
+def question_text(question: str, instruction: str = INSTRUCTION) -> str:
+    """The user message of the first turn: the question and, unless it is empty, the instruction on a line of its own."""
+    return f"{question}\n{instruction}" if instruction else question
+
+
+def feedback_text(outcome: str, extracted: str | None, attempts_left: int) -> str:
+    """The user message after a failed attempt: what was wrong with it, never what is right.
+
+    Args:
+        outcome: the grade's outcome: wrong, no_answer, parse_error or timeout.
+        extracted: the answer that was read from the attempt, where there was one.
+        attempts_left: attempts that remain, at least 1.
+    """
+    what = {
+        "wrong": f"Your answer {extracted} is not correct. Check each step and try again.",
+        "no_answer": "No final answer was found. Solve it step by step and end with #### and the answer.",
+        "parse_error": f"Your answer {extracted} could not be read. Write one number or expression after ####.",
+        "timeout": f"Your answer {extracted} took too long to check. Write it in a simpler form after ####.",
+    }[outcome]
+    left = "1 attempt left." if attempts_left == 1 else f"{attempts_left} attempts left."
+    return f"{what} {left}"
