@@ -1,4 +1,4 @@
-"""The contracts: AgentInstance (environment authors write this), Engine and Tokenizer, and OpenRLHF's dicts as types."""
+"""The contracts: AgentInstance (environment authors write this), Engine, Tokenizer, and OpenRLHF's dicts as types."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class AgentInstance:
         raise NotImplementedError(f"{type(self).__name__}.step: expected an implementation, got none. Write `step`.")
 
     async def on_truncate(self, states: StepState) -> StepResult | StepDict | None:
-        """Give a last word when a limit ends the episode: its reward is added to the last turn's, its score replaces it.
+        """Give a last word when a limit ends the episode: the reward adds to the last turn's, the score replaces it.
 
         `states` are those of the last step. None leaves the last result as it is. Observations are ignored.
         """
@@ -197,4 +197,6 @@ async def call(function: Callable[..., Any], *args: Any) -> Any:
 def _as_error(function: Callable[..., Any], stopped: BaseException) -> Exception:
     # None of the three can cross a future: they would end the event loop or be refused by it.
     name = getattr(function, "__qualname__", repr(function))
-    return ContractError(f"{name}: expected a result, got {type(stopped).__name__}({stopped}). Raise an Exception instead.")
+    return ContractError(
+        f"{name}: expected a result, got {type(stopped).__name__}({stopped}). Raise an Exception instead."
+    )

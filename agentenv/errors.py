@@ -1,7 +1,7 @@
 """The exceptions of agentenv, and who handles which.
 
 AgentEnvError
-├── ConfigError      ValueError    a wrong flag, file or argument: shown as one line before the first episode, exit code 2
+├── ConfigError      ValueError    a wrong flag, file or argument: one line before the first episode, exit code 2
 ├── DataError        ValueError    a row of a dataset, or a record of a run directory, that cannot be read
 ├── ContractError    TypeError     an agent broke the reset/step contract: its fault, so it is not retried
 ├── MissingDependency ImportError  an optional package is absent; the message holds the pip command

@@ -1,8 +1,8 @@
 """The record of an episode: Segment (one training sample), Turn, Trajectory, Group. Standard library only.
 
-Shapes: T tokens of a segment, n tokens of one action. Segment and Trajectory only grow, through their own methods, which
-refuse whatever would break the invariants: arrays of equal length, the mask true exactly on the turns' spans, actions
-untouched, log-probabilities 0.0 off the mask, never longer than `max_length`, nothing after the last step.
+Shapes: T tokens of a segment, n tokens of one action. Segment and Trajectory only grow, through their own methods,
+which refuse whatever would break the invariants: arrays of equal length, the mask true exactly on the turns' spans,
+actions untouched, log-probabilities 0.0 off the mask, never longer than `max_length`, nothing after the last step.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Segment:
 
 @dataclass(slots=True, eq=False)
 class Trajectory:
-    """The record of one episode. Written through `append_observation`, `append_turn`, `set_result` and `finish` only."""
+    """The record of one episode, written through `append_observation`, `append_turn`, `set_result`, `finish` only."""
 
     task: Task
     max_length: int

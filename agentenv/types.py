@@ -98,7 +98,7 @@ def _check(where: str, checks: Sequence[tuple[str, Any, bool, str]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What an engine gives back for one generation: tokens only. The loop decodes them, in one place for all engines."""
+    """What an engine gives back for one generation: tokens only; the loop decodes them, in one place for all."""
 
     token_ids: tuple[int, ...]
     """[n] the sampled tokens, untouched, with the terminator where one was sampled."""

@@ -1,0 +1,283 @@
+"""run_episode: the one loop that generates, steps and appends. Token in, token out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentenv.agent import AgentInstance, Engine, StepState, call
+from agentenv.chat import Chat
+from agentenv.errors import ContractError, DataError, EngineError, InfraError
+from agentenv.openrlhf import parse_step
+from agentenv.trajectory import EpisodeError, ErrorKind, Trajectory
+from agentenv.types import Limits, SamplingParams, StepResult, StopReason, Task
+
+logger = logging.getLogger(__name__)
+
+AgentFactory = Callable[[], Awaitable[AgentInstance]]
+"""Makes the agent instance of one episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeKey:
+    """Which episode this is: deterministic, so that a resumed run knows it again."""
+
+    episode_id: str = "episode"
+    group_id: str = ""
+    attempt: int = 0
+    seed: int | None = None
+    """Seed of the environment; handed to `reset` and `step`."""
+
+
+async def run_episode(
+    make_agent: AgentFactory,
+    task: Task,
+    *,
+    engine: Engine,
+    chat: Chat,
+    sampling: SamplingParams,
+    limits: Limits,
+    key: EpisodeKey = EpisodeKey(),
+) -> Trajectory:
+    """Run one episode to its end and give its record.
+
+    What goes wrong inside is data: the trajectory has stop_reason ERROR (or a timeout), the error as text, no reward.
+    Only cancelling the call raises, after `close`.
+    """
+    episode = _Episode(task, engine=engine, chat=chat, sampling=sampling, limits=limits, key=key)
+    trajectory = episode.trajectory
+    started = time.perf_counter()
+    try:
+        await episode.guard(episode.run(make_agent))
+    finally:
+        trajectory.finish(StopReason.ABORTED)
+        await episode.guard(episode.close())
+        worked = sum(turn.generate_s + turn.step_s for turn in trajectory.turns)
+        trajectory.wait_s = max(0.0, time.perf_counter() - started - worked)
+    return trajectory
+
+
+class _StepTimeout(Exception):
+    """A method of the agent took longer than `step_timeout_s`."""
+
+
+async def guarded(work: Awaitable[None], trajectory: Trajectory, where: Callable[[], str]) -> None:
+    """Await `work` and record on the trajectory what it raises: the one broad `except` of the library.
+
+    A cancellation of this task passes; a CancelledError that the work made itself is an error like any other.
+    """
+    try:
+        await work
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        _record(trajectory, error, where())
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a failed episode is data
+        _record(trajectory, error, where())
+
+
+def _record(trajectory: Trajectory, error: BaseException, where: str) -> None:
+    kind: ErrorKind = "env"
+    if isinstance(error, InfraError) or where == "generate":
+        kind = "infra"
+    elif isinstance(error, ContractError):
+        kind = "contract"
+    elif isinstance(error, DataError):
+        kind = "data"
+    timed_out = isinstance(error, _StepTimeout)
+    name = "StepTimeout" if timed_out else type(error).__name__
+    logger.warning("episode %s: %s failed: %s: %s", trajectory.episode_id, where, name, error)
+    logger.debug("episode %s", trajectory.episode_id, exc_info=error)
+    reason = StopReason.STEP_TIMEOUT if timed_out else StopReason.ERROR
+    trajectory.finish(reason, EpisodeError(kind, name, str(error) or repr(error), where))
+
+
+class _Episode:
+    """The state of one running episode."""
+
+    def __init__(
+        self, task: Task, *, engine: Engine, chat: Chat, sampling: SamplingParams, limits: Limits, key: EpisodeKey
+    ) -> None:
+        self.task, self.engine, self.chat, self.sampling, self.limits, self.key = (
+            task, engine, chat, sampling, limits, key,
+        )  # fmt: skip
+        self.agent: AgentInstance | None = None
+        self.where = "create"
+        self.prompt_ids: list[int] = []  # grows in place: the prompt of a turn extends the last one
+        self.prompt_text = ""
+        self.states: StepState = {}
+        self.trajectory = Trajectory(
+            task, limits.max_length, key.episode_id, key.group_id, attempt=key.attempt, seed=key.seed
+        )
+
+    async def run(self, make_agent: AgentFactory) -> None:
+        """Reset, take turns until something ends the episode, and let the environment have its last word."""
+        try:
+            async with asyncio.timeout(self.limits.episode_timeout_s) as deadline:
+                reason = await self._turns(make_agent)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            reason = StopReason.EPISODE_TIMEOUT
+        if reason in (StopReason.MAX_TURNS, StopReason.MAX_LENGTH, StopReason.EPISODE_TIMEOUT):
+            await self._last_word()
+        self.trajectory.finish(reason)
+
+    async def guard(self, work: Awaitable[None]) -> None:
+        """Await `work`; what it raises goes on the trajectory."""
+        await guarded(work, self.trajectory, lambda: self.where)
+
+    async def close(self) -> None:
+        """Close the agent, whatever state the episode is in."""
+        agent, self.agent, self.where = self.agent, None, "close"
+        if agent is not None:
+            await self._bounded(agent.close)
+
+    async def _turns(self, make_agent: AgentFactory) -> StopReason:
+        await self._reset(make_agent)
+        if len(self.prompt_ids) >= self.limits.max_length:
+            raise DataError(
+                f"prompt: expected fewer than max_length={self.limits.max_length} tokens, got {len(self.prompt_ids)}. "
+                "Raise --max_length or drop the row."
+            )
+        self.trajectory.append_observation(self.prompt_ids)
+        for turn_index in range(self.limits.max_turns):
+            reason = await self._turn(turn_index)
+            if reason is not None:
+                return reason
+        return StopReason.MAX_TURNS
+
+    async def _reset(self, make_agent: AgentFactory) -> None:
+        self.agent = await make_agent()
+        self.where = "reset"
+        task = self.task
+        states = await self._bounded(
+            self.agent.reset,
+            {
+                "observation": task.prompt,
+                "label": task.label,
+                "metadata": task.metadata,
+                "images": task.images,
+                "seed": self.key.seed,
+            },
+        )
+        if not isinstance(states, Mapping) or "observation" not in states:
+            raise ContractError(
+                f"{type(self.agent).__name__}.reset: expected a dict with the key 'observation', got {states!r:.200}. "
+                "Return the states you were given, or {'observation': text_or_messages}."
+            )
+        self.where = "prompt"
+        self.prompt_ids = self.chat.prompt(states["observation"])
+        if not self.prompt_ids:
+            raise DataError("prompt: expected at least one token, got an empty observation. Give the task a prompt.")
+        self.prompt_text = self.chat.decode(self.prompt_ids)
+
+    async def _turn(self, turn_index: int) -> StopReason | None:
+        """Generate, step, append; the reason why the episode ends with this turn, or None."""
+        trajectory = self.trajectory
+        action_ids = await self._generate(turn_index)
+        if action_ids is None:
+            return StopReason.ABORTED
+        result = await self._step(turn_index, action_ids)
+        if result.terminated:
+            return StopReason.TERMINATED
+        if result.truncated:
+            return StopReason.TRUNCATED_BY_ENV
+        if turn_index + 1 == self.limits.max_turns:
+            return StopReason.MAX_TURNS
+        self.sampling = result.sampling or self.sampling
+        reply_ids = self.chat.reply(action_ids, result.observation)
+        if trajectory.num_tokens + len(reply_ids) >= self.limits.max_length:
+            return StopReason.MAX_LENGTH
+        trajectory.append_observation(reply_ids)
+        self.prompt_ids += reply_ids
+        self.prompt_text += self.chat.decode(reply_ids)
+        return None
+
+    async def _generate(self, turn_index: int) -> list[int] | None:
+        """Sample an action and append it; None when the engine gave up on it."""
+        self.where = "generate"
+        room = self.limits.max_length - len(self.prompt_ids)
+        max_tokens = min(self.sampling.max_tokens or room, room)
+        seed = None if self.sampling.seed is None else self.sampling.seed + turn_index
+        sampling = replace(
+            self.sampling, max_tokens=max_tokens, min_tokens=min(self.sampling.min_tokens, max_tokens), seed=seed
+        )
+        started = time.perf_counter()
+        completion = await self.engine.generate(
+            self.prompt_ids, sampling, request_id=f"{self.key.episode_id}/{turn_index}"
+        )
+        generate_s = time.perf_counter() - started
+        if completion.finish_reason == "error":
+            raise EngineError("generate: expected a completion, got finish reason 'error'. Look at the engine's log.")
+        if not completion.token_ids and completion.finish_reason == "abort":
+            return None
+        text = self.chat.action_text(completion.token_ids, sampling.stop_token_ids)
+        try:
+            self.trajectory.append_turn(completion, text, generate_s)
+        except ValueError as error:
+            raise EngineError(f"generate: {error}") from error
+        return None if completion.finish_reason == "abort" else list(completion.token_ids)
+
+    async def _step(self, turn_index: int, action_ids: list[int]) -> StepResult:
+        """Hand the last action to the environment and record its reply."""
+        turn = self.trajectory.turns[-1]
+        self.where = "step"
+        self.states = {
+            "observation_text": self.prompt_text,
+            "action_text": turn.action,
+            "label": self.task.label,
+            "sampling_params": self.sampling,
+            "action_ids": action_ids,
+            "finish_reason": turn.finish_reason,
+            "turn_index": turn_index,
+            "tokens_left": self.limits.max_length - self.trajectory.num_tokens,
+            "metadata": self.task.metadata,
+            "seed": self.key.seed,
+        }
+        started = time.perf_counter()
+        agent = self._running_agent()
+        result = parse_step(await self._bounded(agent.step, self.states), f"{type(agent).__name__}.step")
+        self.trajectory.set_result(result, time.perf_counter() - started)
+        self.prompt_ids += action_ids
+        self.prompt_text += self.chat.decode(action_ids)
+        return result
+
+    async def _last_word(self) -> None:
+        """Tell the environment that a limit ended the episode, and add the reward it may still give."""
+        last = self.trajectory.turns[-1].result if self.trajectory.turns else None
+        if last is None:
+            return
+        self.where = "on_truncate"
+        agent = self._running_agent()
+        value = await self._bounded(agent.on_truncate, self.states)
+        if value is None:
+            return
+        word = parse_step(value, f"{type(agent).__name__}.on_truncate")
+        score = last.score if word.score is None else word.score
+        merged = replace(last, reward=last.reward + word.reward, score=score, info={**last.info, **word.info})
+        self.trajectory.set_result(merged)
+
+    def _running_agent(self) -> AgentInstance:
+        if self.agent is None:
+            raise ContractError("run_episode: expected a running agent, got a closed one. Report this as a bug.")
+        return self.agent
+
+    async def _bounded(self, method: Callable[..., Any], *args: Any) -> Any:
+        """Call a method of the agent, for at most `step_timeout_s`."""
+        limit_s = self.limits.step_timeout_s
+        try:
+            async with asyncio.timeout(limit_s) as deadline:
+                return await call(method, *args)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise  # the environment's own
+            name = getattr(method, "__qualname__", self.where)
+            raise _StepTimeout(
+                f"{name}: expected an answer within {limit_s:g} s, got none. Raise step_timeout_s."
+            ) from error

@@ -1,0 +1,183 @@
+"""AgentExecutor: OpenRLHF's `execute` signature over `run_episode`, for agent_func.py files."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+from agentenv.agent import AgentInstance, Engine, create
+from agentenv.chat import Chat
+from agentenv.episode import EpisodeKey, guarded, run_episode
+from agentenv.errors import ConfigError, ContractError
+from agentenv.openrlhf import from_response, to_response, to_sampling
+from agentenv.trajectory import Trajectory
+from agentenv.types import Limits, SamplingParams, Task
+
+
+@dataclass(slots=True)
+class _Call:
+    """What our own runner knows about an episode and OpenRLHF's signature has no place for."""
+
+    task: Task
+    engine: Engine
+    chat: Chat
+    limits: Limits
+    key: EpisodeKey
+    trajectory: Trajectory | None = None
+    response: Any = None
+
+
+_CALL: ContextVar[_Call | None] = ContextVar("agentenv_call", default=None)
+
+
+class AgentExecutor:
+    """Runs the episodes of one agent class; subclass it in an agent_func.py and name the class.
+
+    Example::
+
+        class AgentExecutor(AgentExecutor):
+            agent_cls = MathRetry
+            agent_kwargs = {"max_attempts": 3}
+    """
+
+    agent_cls: ClassVar[type[AgentInstance] | None] = None
+    """The environment; the constructor's first argument wins over it."""
+    agent_kwargs: ClassVar[Mapping[str, Any]] = {}
+    """Arguments of its constructor."""
+    limits: ClassVar[Limits] = Limits(max_turns=10_000)
+    """Budgets where the caller gives none; `max_length` is the caller's."""
+
+    def __init__(
+        self,
+        agent_instance_cls: type | None = None,
+        max_steps: int | None = None,
+        max_length: int | None = None,
+        llm_engine: Any = None,
+        hf_tokenizer: Any = None,
+        result_queue: Any = None,
+    ) -> None:
+        """Take OpenRLHF's arguments: none or the class since 0.9.1, all of them from 0.8.7 to 0.9.0."""
+        self.agent_instance_cls = agent_instance_cls or type(self).agent_cls
+        self.max_steps, self.max_length = max_steps, max_length
+        self.llm_engine, self.hf_tokenizer, self.result_queue = llm_engine, hf_tokenizer, result_queue
+
+    async def execute(
+        self,
+        prompt: Any,
+        label: Any,
+        sampling_params: Any,
+        max_length: int | None = None,
+        hf_tokenizer: Any = None,
+        llm_engine: Any = None,
+        images: Any = None,
+    ) -> Any:
+        """Run one episode and return OpenRLHF's response dict (`agent.ResponseDict`).
+
+        Raises:
+            ConfigError: the agent class, the engine or the tokenizer is not known.
+        """
+        call = _CALL.get() or self._call(prompt, label, max_length, hf_tokenizer, llm_engine, images)
+        if self.agent_instance_cls is None:
+            raise ConfigError(
+                f"{type(self).__name__}: expected `agent_cls`, got None. "
+                "Set it in the class, or pass the class to super().__init__."
+            )
+        call.trajectory = await run_episode(
+            partial(create, as_agent(self.agent_instance_cls), type(self).agent_kwargs),
+            replace(call.task, prompt=prompt, label=label),
+            engine=call.engine,
+            chat=call.chat,
+            sampling=to_sampling(sampling_params) or SamplingParams(),
+            limits=call.limits,
+            key=call.key,
+        )
+        call.response = to_response(call.trajectory)
+        if self.result_queue is not None:
+            await self.result_queue.put(call.response)
+        return call.response
+
+    def _call(
+        self, prompt: Any, label: Any, max_length: int | None, hf_tokenizer: Any, llm_engine: Any, images: Any
+    ) -> _Call:
+        """The same facts when a foreign trainer calls: from its arguments, then the constructor's."""
+        tokenizer, engine = hf_tokenizer or self.hf_tokenizer, llm_engine or self.llm_engine
+        max_length = max_length or self.max_length
+        if tokenizer is None or engine is None or max_length is None:
+            raise ConfigError(
+                f"{type(self).__name__}.execute: expected max_length, hf_tokenizer and llm_engine, got {max_length}, "
+                f"{type(tokenizer).__name__} and {type(engine).__name__}. Pass them, as OpenRLHF does."
+            )
+        limits = replace(type(self).limits, max_length=max_length)
+        if self.max_steps is not None:
+            limits = replace(limits, max_turns=self.max_steps)
+        task = Task(prompt, label, images=tuple(images or ()))
+        return _Call(task, engine, Chat(tokenizer), limits, EpisodeKey())
+
+
+def as_agent(cls: type) -> type[AgentInstance]:
+    """A foreign agent class with our defaults for the methods it lacks; ours are passed through."""
+    return cls if issubclass(cls, AgentInstance) else type(cls.__name__, (cls, AgentInstance), {})
+
+
+class AgentFunc:
+    """An agent_func's `AgentExecutor`, built once and asked for episodes, of whatever OpenRLHF version.
+
+    The file sees what OpenRLHF would show it, the prompt as text above all; our limits, keys and record go around it.
+    """
+
+    def __init__(self, executor_cls: type) -> None:
+        self.executor_cls = executor_cls
+        self._executor: Any = None
+
+    async def episode(
+        self, task: Task, *, engine: Engine, chat: Chat, sampling: SamplingParams, limits: Limits, key: EpisodeKey
+    ) -> Trajectory:
+        """Run one episode; what the file's own code raises is recorded like an environment's error."""
+        call = _Call(task, engine, chat, limits, key)
+        record = Trajectory(task, limits.max_length, key.episode_id, key.group_id, attempt=key.attempt, seed=key.seed)
+        token = _CALL.set(call)
+        try:
+            await guarded(self._execute(call, sampling), record, lambda: "execute")
+        finally:
+            _CALL.reset(token)
+        return record if record.stop_reason is not None else call.trajectory or record
+
+    async def _execute(self, call: _Call, sampling: SamplingParams) -> None:
+        task, chat = call.task, call.chat
+        prompt = task.prompt if isinstance(task.prompt, str) else chat.render(task.prompt)
+        context = {
+            "max_steps": call.limits.max_turns,
+            "max_length": call.limits.max_length,
+            "llm_engine": call.engine,
+            "hf_tokenizer": chat.tokenizer,
+            "images": list(task.images) or None,
+            "result_queue": None,
+        }
+        if self._executor is None:
+            self._executor = self.executor_cls(**_accepted(self.executor_cls, context))
+        execute = self._executor.execute
+        late = {name: context[name] for name in ("max_length", "hf_tokenizer", "llm_engine", "images")}
+        response = await execute(prompt, task.label, sampling, **_accepted(execute, late))
+        if call.trajectory is None or (response is not None and response is not call.response):
+            call.trajectory = self._rebuilt(response, call)
+
+    def _rebuilt(self, response: Any, call: _Call) -> Trajectory:
+        if not isinstance(response, Mapping):
+            raise ContractError(
+                f"{self.executor_cls.__name__}.execute: expected OpenRLHF's response dict, "
+                f"got {type(response).__name__}. Return what super().execute returns."
+            )
+        made = from_response(response, call.task, max_length=call.limits.max_length, decode=call.chat.action_text)
+        made.episode_id, made.group_id, made.attempt = call.key.episode_id, call.key.group_id, call.key.attempt
+        made.seed = call.key.seed
+        return made
+
+
+def _accepted(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that `function` names."""
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in arguments.items() if name in parameters}

@@ -1,0 +1,214 @@
+"""OpenRLHF's dicts to and from our types: the only home of its key names, and of the module that stands in for it.
+
+Source: openrlhf/utils/agent.py and trainer/ppo_utils/samples_generator.py, 0.9.1 to 0.11.2; docs of 0.8.7 to 0.9.0 for
+the queue-era constructor.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentenv.agent import ResponseDict
+from agentenv.errors import ContractError
+from agentenv.trajectory import Trajectory
+from agentenv.types import Completion, SamplingParams, StepResult, StopReason, Task
+
+REQUIRED_STEP_KEYS = ("rewards", "environment_feedback", "done")
+
+
+def parse_step(value: Any, where: str) -> StepResult:
+    """A step's return value as a StepResult: one is passed through, OpenRLHF's dict is read.
+
+    `done` without `truncated` means terminated. A missing `scores` stays None.
+
+    Raises:
+        ContractError: neither of the two, a key lacks, or a value is not what the contract says; names `where`.
+    """
+    if isinstance(value, StepResult):
+        return value
+    if not isinstance(value, Mapping):
+        raise ContractError(
+            f"{where}: expected a StepResult or OpenRLHF's dict, got {type(value).__name__}. "
+            "Return StepResult(observation, reward=…, terminated=…)."
+        )
+    missing = [key for key in REQUIRED_STEP_KEYS if key not in value]
+    if missing:
+        raise ContractError(
+            f"{where}: expected the keys {list(REQUIRED_STEP_KEYS)}, got {sorted(map(str, value))}. "
+            f"Add {missing}, or return StepResult(…)."
+        )
+    done, truncated = bool(value["done"]), bool(value.get("truncated", False))
+    scores = value.get("scores")
+    try:
+        return StepResult(
+            observation=_text(value["environment_feedback"], where),
+            reward=scalar(value["rewards"], f"{where}: rewards"),
+            terminated=done and not truncated,
+            truncated=truncated,
+            score=None if scores is None else scalar(scores, f"{where}: scores"),
+            info=_info(value.get("extra_logs"), where),
+            sampling=to_sampling(value.get("sampling_params")),
+            images=tuple(value.get("environment_images") or ()),
+        )
+    except (ValueError, TypeError) as error:
+        raise error if isinstance(error, ContractError) else ContractError(f"{where}: {error}") from error
+
+
+def scalar(value: Any, where: str) -> float:
+    """A number, or the one element of a tensor, array or list, as a float.
+
+    Raises:
+        ContractError: it is not one finite number.
+    """
+    if hasattr(value, "reshape") and hasattr(value, "tolist"):
+        value = value.reshape(-1).tolist()
+    while isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 1:
+        value = value[0]
+    if not isinstance(value, (int, float)) and hasattr(value, "item"):
+        value = value.item()
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ContractError(
+            f"{where}: expected one finite number, got {value!r}. "
+            "Return a number or a tensor of one element; raise InfraError where no value can be had."
+        )
+    return float(value)
+
+
+def _text(value: Any, where: str) -> Any:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Sequence) and all(isinstance(message, Mapping) for message in value):
+        return value
+    raise ContractError(
+        f"{where}: environment_feedback: expected text, got {type(value).__name__}. Return '' for none."
+    )
+
+
+def _info(logs: Any, where: str) -> dict[str, float | str]:
+    if logs is None:
+        return {}
+    if not isinstance(logs, Mapping):
+        raise ContractError(f"{where}: extra_logs: expected a dict of numbers, got {type(logs).__name__}. Mend it.")
+    return {
+        str(key): value if isinstance(value, str) else scalar(value, f"{where}: extra_logs[{key!r}]")
+        for key, value in logs.items()
+    }
+
+
+def to_sampling(value: Any) -> SamplingParams | None:
+    """SamplingParams of ours or of vLLM as ours; None stays None."""
+    if value is None or isinstance(value, SamplingParams):
+        return value
+    stop = getattr(value, "stop", None) or ()
+    return SamplingParams(
+        temperature=float(getattr(value, "temperature", 1.0)),
+        top_p=float(getattr(value, "top_p", 1.0)),
+        top_k=max(int(getattr(value, "top_k", 0)), 0),
+        min_p=float(getattr(value, "min_p", 0.0)),
+        max_tokens=getattr(value, "max_tokens", None),
+        min_tokens=int(getattr(value, "min_tokens", 0) or 0),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop_token_ids=tuple(getattr(value, "stop_token_ids", None) or ()),
+        seed=getattr(value, "seed", None),
+    )
+
+
+def to_response(trajectory: Trajectory) -> ResponseDict:
+    """What OpenRLHF's trainer reads of an episode, every key present; numbers of the last turn's info as extra_logs.
+
+    `rollout_log_probs` is None when a log-probability is missing: it is never filled with 0.0.
+    """
+    segment = trajectory.segments[0]
+    complete = not any(math.isnan(x) for x in segment.logprobs)
+    results = [turn.result for turn in trajectory.turns if turn.result is not None]
+    info = results[-1].info if results else {}
+    return {
+        "prompt": trajectory.task.prompt,
+        "label": trajectory.task.label,
+        "observation_tokens": segment.token_ids.tolist(),
+        "action_ranges": [(turn.start, turn.end) for turn in trajectory.turns],
+        "rollout_log_probs": segment.logprobs.tolist() if complete else None,
+        "reward": trajectory.reward,
+        "scores": trajectory.reward if trajectory.score is None else trajectory.score,
+        "truncated": trajectory.truncated,
+        "extra_logs": {key: float(value) for key, value in info.items() if not isinstance(value, str)},
+        "images": list(trajectory.task.images) or None,
+        "mm_train_inputs": None,
+    }
+
+
+def from_response(response: Mapping[str, Any], task: Task, *, max_length: int, decode: Any) -> Trajectory:
+    """The trajectory behind a response that a custom `execute` made itself.
+
+    The dict keeps only the sum of the rewards, so it stands on the last turn.
+
+    Raises:
+        ContractError: a key lacks, or the action ranges do not fit the tokens.
+    """
+    where = "AgentExecutor.execute"
+    missing = [key for key in ("observation_tokens", "action_ranges") if key not in response]
+    if missing:
+        raise ContractError(f"{where}: expected OpenRLHF's response dict, got one without {missing}. Add them.")
+    ids, ranges = list(response["observation_tokens"]), [tuple(span) for span in response["action_ranges"]]
+    logprobs = response.get("rollout_log_probs")
+    edges = [0, *(edge for span in ranges for edge in span), len(ids)]
+    if edges != sorted(edges) or (logprobs is not None and len(logprobs) != len(ids)):
+        raise ContractError(
+            f"{where}: expected increasing action ranges and log-probabilities for {len(ids)} tokens, got {ranges} and "
+            f"{None if logprobs is None else len(logprobs)}. Count both in tokens of observation_tokens."
+        )
+    trajectory = Trajectory(task, max(max_length, len(ids)))
+    position = 0
+    for start, end in ranges:
+        trajectory.append_observation(ids[position:start])
+        span = None if logprobs is None else tuple(map(float, logprobs[start:end]))
+        trajectory.append_turn(Completion(tuple(ids[start:end]), logprobs=span), decode(ids[start:end]))
+        trajectory.set_result(StepResult())
+        position = end
+    trajectory.append_observation(ids[position:])
+    if ranges:
+        trajectory.set_result(_final_result(response, where))
+    trajectory.finish(StopReason.TRUNCATED_BY_ENV if response.get("truncated") else StopReason.TERMINATED)
+    return trajectory
+
+
+def _final_result(response: Mapping[str, Any], where: str) -> StepResult:
+    scores = response.get("scores")
+    return StepResult(
+        reward=scalar(response.get("reward"), f"{where}: reward"),
+        score=None if scores is None else scalar(scores, f"{where}: scores"),
+        info=_info(response.get("extra_logs"), where),
+    )
+
+
+def register(executor_cls: type) -> None:
+    """Make OpenRLHF's `issubclass` check accept our executor; does nothing where OpenRLHF is not imported."""
+    module = sys.modules.get("openrlhf.utils.agent")
+    base = getattr(module, "AgentExecutorBase", None)
+    if base is not None and hasattr(base, "register"):
+        base.register(executor_cls)
+
+
+def install_shim(executor_base: type, instance_base: type) -> None:
+    """Offer `openrlhf.utils.agent` where OpenRLHF is not installed, so that its agent_func.py files load unmodified.
+
+    With OpenRLHF installed nothing is replaced.
+    """
+    if "openrlhf" in sys.modules or importlib.util.find_spec("openrlhf") is not None:
+        return
+    package, utils = types.ModuleType("openrlhf"), types.ModuleType("openrlhf.utils")
+    agent = types.ModuleType("openrlhf.utils.agent", "agentenv's stand-in for OpenRLHF's module of this name.")
+    package.__path__, utils.__path__ = [], []
+    package.utils, utils.agent = utils, agent  # type: ignore[attr-defined]
+    for name, cls in (
+        ("AgentExecutorBase", executor_base),
+        ("MultiTurnAgentExecutor", executor_base),
+        ("AgentInstanceBase", instance_base),
+    ):
+        setattr(agent, name, cls)
+    sys.modules.update({"openrlhf": package, "openrlhf.utils": utils, "openrlhf.utils.agent": agent})
