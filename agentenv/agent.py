@@ -7,7 +7,8 @@ import contextvars
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypedDict
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypedDict
 
 from agentenv.errors import ContractError
 from agentenv.types import Completion, Message, SamplingParams, StepResult
@@ -97,6 +98,9 @@ class AgentInstance:
                 return StepResult(reward=float(states["action_text"] == states["label"]), terminated=True)
     """
 
+    datasets: ClassVar[Mapping[str, str | Path]] = {}
+    """Data that comes with the environment, by the name under which `--data` finds it."""
+
     async def reset(self, states: ResetState) -> ResetState:
         """Give the first observation under the key `observation`; the default is the task's prompt."""
         return states
@@ -152,7 +156,7 @@ class Tokenizer(Protocol):
 async def create(cls: type[AgentInstance], kwargs: Mapping[str, Any]) -> AgentInstance:
     """An instance of `cls`; `async def __init__`, as OpenRLHF's queue-era files write it, is awaited."""
     instance = cls.__new__(cls)
-    started = cls.__init__(instance, **kwargs)  # type: ignore[func-returns-value]
+    started = cls.__init__(instance, **kwargs)
     if inspect.isawaitable(started):
         await started
     return instance
@@ -182,10 +186,9 @@ async def call(function: Callable[..., Any], *args: Any) -> Any:
         result, error = None, None
         try:
             result = context.run(function, *args)
-        except (SystemExit, KeyboardInterrupt, StopIteration) as stopped:
-            error = _as_error(function, stopped)
-        except Exception as raised:  # noqa: BLE001 - carried to the caller, not handled here
-            error = raised
+        except BaseException as raised:  # noqa: BLE001 - carried to the caller, not handled here
+            whole = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
+            error = raised if whole else _as_error(function, raised)
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, error)
 
@@ -195,7 +198,7 @@ async def call(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _as_error(function: Callable[..., Any], stopped: BaseException) -> Exception:
-    # None of the three can cross a future: they would end the event loop or be refused by it.
+    # These cannot cross a future: they would end the event loop, pass for a cancellation or be refused.
     name = getattr(function, "__qualname__", repr(function))
     return ContractError(
         f"{name}: expected a result, got {type(stopped).__name__}({stopped}). Raise an Exception instead."

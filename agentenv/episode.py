@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,7 +78,9 @@ async def guarded(work: Awaitable[None], trajectory: Trajectory, where: Callable
         if task is not None and task.cancelling():
             raise
         _record(trajectory, error, where())
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a failed episode is data
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - a failed episode is data; foreign libraries raise more than Exception
         _record(trajectory, error, where())
 
 
@@ -111,6 +114,8 @@ class _Episode:
         self.prompt_ids: list[int] = []  # grows in place: the prompt of a turn extends the last one
         self.prompt_text = ""
         self.states: StepState = {}
+        self.label: Any = None
+        self.metadata: Mapping[str, Any] = {}
         self.trajectory = Trajectory(
             task, limits.max_length, key.episode_id, key.group_id, attempt=key.attempt, seed=key.seed
         )
@@ -155,14 +160,15 @@ class _Episode:
     async def _reset(self, make_agent: AgentFactory) -> None:
         self.agent = await make_agent()
         self.where = "reset"
-        task = self.task
+        # Copies: siblings have the same task, and an environment may write into what it is given.
+        prompt, self.label, self.metadata = deepcopy((self.task.prompt, self.task.label, self.task.metadata))
         states = await self._bounded(
             self.agent.reset,
             {
-                "observation": task.prompt,
-                "label": task.label,
-                "metadata": task.metadata,
-                "images": task.images,
+                "observation": prompt,
+                "label": self.label,
+                "metadata": self.metadata,
+                "images": self.task.images,
                 "seed": self.key.seed,
             },
         )
@@ -215,6 +221,11 @@ class _Episode:
         generate_s = time.perf_counter() - started
         if completion.finish_reason == "error":
             raise EngineError("generate: expected a completion, got finish reason 'error'. Look at the engine's log.")
+        if len(completion.token_ids) > max_tokens:
+            raise EngineError(
+                f"generate: expected at most max_tokens={max_tokens} tokens, got {len(completion.token_ids)}. "
+                "Mend the engine."
+            )
         if not completion.token_ids and completion.finish_reason == "abort":
             return None
         text = self.chat.action_text(completion.token_ids, sampling.stop_token_ids)
@@ -231,13 +242,13 @@ class _Episode:
         self.states = {
             "observation_text": self.prompt_text,
             "action_text": turn.action,
-            "label": self.task.label,
+            "label": self.label,
             "sampling_params": self.sampling,
-            "action_ids": action_ids,
+            "action_ids": list(action_ids),
             "finish_reason": turn.finish_reason,
             "turn_index": turn_index,
             "tokens_left": self.limits.max_length - self.trajectory.num_tokens,
-            "metadata": self.task.metadata,
+            "metadata": self.metadata,
             "seed": self.key.seed,
         }
         started = time.perf_counter()

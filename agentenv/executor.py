@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -9,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from agentenv.agent import AgentInstance, Engine, create
+from agentenv.agent import AgentInstance, Engine, Tokenizer, create
 from agentenv.chat import Chat
 from agentenv.episode import EpisodeKey, guarded, run_episode
 from agentenv.errors import ConfigError, ContractError
@@ -149,21 +150,40 @@ class AgentFunc:
     async def _execute(self, call: _Call, sampling: SamplingParams) -> None:
         task, chat = call.task, call.chat
         prompt = task.prompt if isinstance(task.prompt, str) else chat.render(task.prompt)
-        context = {
-            "max_steps": call.limits.max_turns,
+        execute = self._built(call).execute
+        late = {
             "max_length": call.limits.max_length,
-            "llm_engine": call.engine,
             "hf_tokenizer": chat.tokenizer,
+            "llm_engine": call.engine,
             "images": list(task.images) or None,
-            "result_queue": None,
         }
-        if self._executor is None:
-            self._executor = self.executor_cls(**_accepted(self.executor_cls, context))
-        execute = self._executor.execute
-        late = {name: context[name] for name in ("max_length", "hf_tokenizer", "llm_engine", "images")}
         response = await execute(prompt, task.label, sampling, **_accepted(execute, late))
         if call.trajectory is None or (response is not None and response is not call.response):
             call.trajectory = self._rebuilt(response, call)
+
+    def _built(self, call: _Call) -> Any:
+        if self._executor is None:
+            context = {
+                "max_steps": call.limits.max_turns,
+                "max_length": call.limits.max_length,
+                "llm_engine": call.engine,
+                "hf_tokenizer": call.chat.tokenizer,
+                "result_queue": None,
+            }
+            self._executor = self.executor_cls(**_accepted(self.executor_cls, context))
+        return self._executor
+
+    def agent_class(self, engine: Engine, tokenizer: Tokenizer) -> Any:
+        """The class of the file's agent instances, as its executor names it."""
+        executor = self._built(_Call(Task(""), engine, Chat(tokenizer), Limits(), EpisodeKey()))
+        return getattr(executor, "agent_instance_cls", None)
+
+    def with_agent(self, agent_cls: type[AgentInstance]) -> AgentFunc:
+        """The same file with another class for its agent instances."""
+        other = copy.copy(self)
+        other._executor = copy.copy(self._executor)
+        other._executor.agent_instance_cls = agent_cls
+        return other
 
     def _rebuilt(self, response: Any, call: _Call) -> Trajectory:
         if not isinstance(response, Mapping):

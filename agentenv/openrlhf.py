@@ -11,6 +11,7 @@ import math
 import sys
 import types
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentenv.agent import ResponseDict
@@ -30,7 +31,9 @@ def parse_step(value: Any, where: str) -> StepResult:
         ContractError: neither of the two, a key lacks, or a value is not what the contract says; names `where`.
     """
     if isinstance(value, StepResult):
-        return value
+        _text(value.observation, f"{where}: observation")
+        sampling = to_sampling(value.sampling, where)
+        return value if sampling is value.sampling else replace(value, sampling=sampling)
     if not isinstance(value, Mapping):
         raise ContractError(
             f"{where}: expected a StepResult or OpenRLHF's dict, got {type(value).__name__}. "
@@ -42,17 +45,17 @@ def parse_step(value: Any, where: str) -> StepResult:
             f"{where}: expected the keys {list(REQUIRED_STEP_KEYS)}, got {sorted(map(str, value))}. "
             f"Add {missing}, or return StepResult(…)."
         )
-    done, truncated = bool(value["done"]), bool(value.get("truncated", False))
     scores = value.get("scores")
     try:
+        done, truncated = _flag(value["done"], f"{where}: done"), _flag(value.get("truncated"), f"{where}: truncated")
         return StepResult(
-            observation=_text(value["environment_feedback"], where),
+            observation=_text(value["environment_feedback"], f"{where}: environment_feedback"),
             reward=scalar(value["rewards"], f"{where}: rewards"),
             terminated=done and not truncated,
             truncated=truncated,
             score=None if scores is None else scalar(scores, f"{where}: scores"),
             info=_info(value.get("extra_logs"), where),
-            sampling=to_sampling(value.get("sampling_params")),
+            sampling=to_sampling(value.get("sampling_params"), where),
             images=tuple(value.get("environment_images") or ()),
         )
     except (ValueError, TypeError) as error:
@@ -85,8 +88,12 @@ def _text(value: Any, where: str) -> Any:
     if isinstance(value, Sequence) and all(isinstance(message, Mapping) for message in value):
         return value
     raise ContractError(
-        f"{where}: environment_feedback: expected text, got {type(value).__name__}. Return '' for none."
+        f"{where}: expected text or messages, got {type(value).__name__}. Return '' for none."
     )
+
+
+def _flag(value: Any, where: str) -> bool:
+    return value is not None and bool(scalar(value, where))
 
 
 def _info(logs: Any, where: str) -> dict[str, float | str]:
@@ -100,10 +107,19 @@ def _info(logs: Any, where: str) -> dict[str, float | str]:
     }
 
 
-def to_sampling(value: Any) -> SamplingParams | None:
-    """SamplingParams of ours or of vLLM as ours; None stays None."""
+def to_sampling(value: Any, where: str = "sampling_params") -> SamplingParams | None:
+    """SamplingParams of ours or of vLLM as ours; None stays None.
+
+    Raises:
+        ContractError: it is neither; nothing is put in the place of what it may have meant.
+    """
     if value is None or isinstance(value, SamplingParams):
         return value
+    if not hasattr(value, "temperature"):
+        raise ContractError(
+            f"{where}: sampling_params: expected SamplingParams, got {type(value).__name__}. "
+            "Return the ones in states['sampling_params'], changed with dataclasses.replace."
+        )
     stop = getattr(value, "stop", None) or ()
     return SamplingParams(
         temperature=float(getattr(value, "temperature", 1.0)),

@@ -82,7 +82,7 @@ class Segment:
     def append_observation(self, token_ids: Sequence[int]) -> None:
         """Add tokens that the policy did not sample."""
         num = len(token_ids)
-        self.token_ids.extend(token_ids)
+        self.token_ids.extend(array("i", token_ids))  # made first: extending by a list stops halfway at a wrong id
         self.action_mask.extend(bytes(num))
         self.logprobs.extend([0.0] * num)
         self.policy_versions.extend([NO_VERSION] * num)
@@ -107,10 +107,11 @@ class Segment:
                 f"Segment.append_action: expected one log-probability and one version for each of {num} tokens, got "
                 f"{len(logprobs)} and {len(versions)}. Mend the engine: a shifted log-probability spoils training."
             )
-        self.token_ids.extend(completion.token_ids)
+        new = array("i", completion.token_ids), array("f", logprobs), array("i", versions)
+        self.token_ids.extend(new[0])
         self.action_mask.extend(b"\x01" * num)
-        self.logprobs.extend(logprobs)
-        self.policy_versions.extend(versions)
+        self.logprobs.extend(new[1])
+        self.policy_versions.extend(new[2])
         self.rewards.extend([0.0] * num)
         return start, start + num
 
@@ -159,7 +160,7 @@ class Trajectory:
     @property
     def reward(self) -> float | None:
         """Sum over the turns; None when no turn was taken, a turn has no result, or the episode failed."""
-        if self.stop_reason is StopReason.ERROR or not self.turns:
+        if self.stop_reason is StopReason.ERROR or self.error is not None or not self.turns:
             return None
         results = [turn.result for turn in self.turns]
         return None if any(r is None for r in results) else math.fsum(r.reward for r in results if r is not None)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
+from agentenv.errors import ContractError
+
 Message = Mapping[str, Any]
 """One chat message: at least `role` and `content`, as a chat template takes it."""
 
@@ -64,6 +66,7 @@ class SamplingParams:
             ("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "a number in [0, 1]"),
             ("max_tokens", self.max_tokens, self.max_tokens is None or self.max_tokens >= 1, "None or an integer >= 1"),
             ("min_tokens", self.min_tokens, self.min_tokens >= 0, "an integer >= 0"),
+            ("stop", self.stop, not isinstance(self.stop, str), "a tuple of strings"),
         )
         _check("SamplingParams", checks)
 
@@ -148,12 +151,17 @@ class StepResult:
     images: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse rewards and scores that are not finite, and two ends at once."""
+        """Refuse rewards and scores that are not finite, and two ends at once; keep a copy of `info`.
+
+        Raises:
+            ContractError: naming the field.
+        """
+        object.__setattr__(self, "info", dict(self.info))
         object.__setattr__(self, "reward", _finite("reward", self.reward))
         if self.score is not None:
             object.__setattr__(self, "score", _finite("score", self.score))
         if self.terminated and self.truncated:
-            raise ValueError(
+            raise ContractError(
                 "StepResult: expected at most one of terminated and truncated, got both. "
                 "Set terminated when the task is over, truncated when it was cut short."
             )
@@ -167,10 +175,10 @@ class StepResult:
 def _finite(name: str, value: Any) -> float:
     advice = "Raise InfraError where no value can be had; never invent one."
     if isinstance(value, str) or not hasattr(value, "__float__"):
-        raise TypeError(f"StepResult.{name}: expected a number, got {value!r}. {advice}")
+        raise ContractError(f"StepResult.{name}: expected a number, got {value!r}. {advice}")
     number = float(value)
     if not math.isfinite(number):
-        raise ValueError(f"StepResult.{name}: expected a finite number, got {value!r}. {advice}")
+        raise ContractError(f"StepResult.{name}: expected a finite number, got {value!r}. {advice}")
     return number
 
 

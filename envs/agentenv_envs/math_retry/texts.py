@@ -6,7 +6,7 @@ INSTRUCTION = "Give the final answer after ####."
 
 
 def question_text(question: str, instruction: str = INSTRUCTION) -> str:
-    """The user message of the first turn: the question and, unless it is empty, the instruction on a line of its own."""
+    """The user message of the first turn: the question and, unless it is empty, the instruction on its own line."""
     return f"{question}\n{instruction}" if instruction else question
 
 

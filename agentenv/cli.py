@@ -1,0 +1,218 @@
+"""The command line: `agentenv run | list | doctor | check`. Flags become a frozen config; the work is done elsewhere.
+
+Exit codes: 0 done, 1 the run failed, 2 usage, 3 too many episodes failed, 130 interrupted (resumable).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import json
+import logging
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+from rich.table import Table
+from rich.text import Text
+
+from agentenv import __version__
+from agentenv.config import RunConfig
+from agentenv.errors import AgentEnvError, ConfigError, RunStopped
+from agentenv.report import wide_console
+
+USAGE, STOPPED = 2, 3
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ListConfig:
+    """List the environments, data and models that are installed."""
+
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class DoctorConfig:
+    """Say what is installed, which engines and isolation work here, and what mends the rest."""
+
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class CheckConfig:
+    """Find what breaks the contract in an agent_func.py or an environment, before training does."""
+
+    target: tyro.conf.Positional[str]
+    """agent_func.py, or an environment: installed, module:Attr, path/file.py:Attr."""
+    env_kwargs: str = "{}"
+    """JSON object of arguments for the environment's constructor."""
+    prompt: str = "What is 6 times 7?"
+    """Prompt of the task it is tried on."""
+    label: str = "42"
+    """Label of that task; JSON where it is JSON."""
+    json: bool = False
+    """Print JSON."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and give its exit code; an error of ours is one line on stderr."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(args)
+    except RunStopped as error:
+        return _fail(error, STOPPED)
+    except AgentEnvError as error:
+        return _fail(error, USAGE)
+    except BrokenPipeError:
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _fail(error: Exception, code: int) -> int:
+    message = " ".join(str(error).split())
+    sys.stderr.write(f"agentenv: error: {message}\n")
+    return code
+
+
+def _dispatch(args: Sequence[str]) -> int:
+    name = args[0] if args else "--help"
+    if name in ("-h", "--help"):
+        _help()
+        return 0
+    if name == "--version":
+        sys.stdout.write(f"agentenv {__version__}\n")
+        return 0
+    if name not in _COMMANDS:
+        close = difflib.get_close_matches(name, list(_COMMANDS), n=1)
+        raise ConfigError(
+            f"agentenv: expected one of {', '.join(_COMMANDS)}, got {name!r}."
+            + (f" Did you mean {close[0]!r}?" if close else " Run `agentenv --help`.")
+        )
+    return _COMMANDS[name](args[1:])
+
+
+def _help() -> None:
+    lines = ["usage: agentenv COMMAND [flags]        agentenv COMMAND --help for the flags", ""]
+    configs = {"run": RunConfig, "list": ListConfig, "doctor": DoctorConfig, "check": CheckConfig}
+    lines += [f"  {name:8} {(config.__doc__ or '').splitlines()[0]}" for name, config in configs.items()]
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _parse(config: type[T], name: str, args: Sequence[str], default: T | None = None) -> T:
+    """Flags as a config; what tyro says in a box becomes one line."""
+    said = io.StringIO()
+    more: dict[str, Any] = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(said):
+            parsed: T = tyro.cli(config, prog=f"agentenv {name}", args=list(args), use_underscores=True, **more)
+            return parsed
+    except SystemExit as stopped:
+        if not stopped.code:
+            raise
+        raise ConfigError(_one_line(said.getvalue(), name)) from None
+
+
+def _one_line(box: str, name: str) -> str:
+    """The problem in the first section of tyro's box, and the nearest flag where it offers one."""
+    lines = [line.strip("│ ").strip() for line in box.splitlines() if not line.startswith(("╭", "╰"))]
+    sections = " ".join("\n" if line.startswith("──") else line for line in lines).split("\n")
+    problem = sections[0].strip().removeprefix("Error parsing RunConfig: ") or "expected other flags."
+    found = re.search(r"Perhaps you meant:\s+(--\w+)", " ".join(sections))
+    meant = f" Did you mean {found[1]}?" if found else ""
+    return f"agentenv {name}: {problem.rstrip('.')}.{meant} Run `agentenv {name} --help` for the flags."
+
+
+def _run(args: Sequence[str]) -> int:
+    config = _parse(RunConfig, "run", args)
+    if config.resume:
+        config = _parse(RunConfig, "run", args, default=_stored(config))
+    logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    from agentenv.run import run
+
+    return run(config)
+
+
+def _stored(config: RunConfig) -> RunConfig:
+    """The config of the run in --out, so that --resume needs no other flag."""
+    from agentenv.record import read_config
+
+    if config.out is None:
+        raise ConfigError("--resume: expected --out DIR beside it, got none. Name the run directory.")
+    flags = read_config(config.out)["config"]["flags"]
+    known = {key: tuple(value) if isinstance(value, list) else value for key, value in flags.items()}
+    try:
+        return RunConfig(**{**known, "resume": True})  # type: ignore[arg-type]
+    except TypeError as error:
+        raise ConfigError(f"--resume: expected a config of this version in {config.out}, got {error}.") from error
+
+
+def _list(args: Sequence[str]) -> int:
+    config = _parse(ListConfig, "list", args)
+    from agentenv.catalog import catalog
+
+    rows = catalog()
+    if config.json:
+        _print_json(rows)
+        return 0
+    table = Table("kind", "name", "what it is", "from", box=None, header_style="bold")
+    for row in rows:
+        table.add_row(row["kind"], row["name"], Text(row["summary"]), Text(row["origin"], overflow="fold"))
+    wide_console().print(table)
+    return 0
+
+
+def _doctor(args: Sequence[str]) -> int:
+    config = _parse(DoctorConfig, "doctor", args)
+    from agentenv.doctor import diagnose
+
+    findings = diagnose()
+    if config.json:
+        _print_json([finding.to_dict() for finding in findings])
+    else:
+        table = Table("", "what", "state", "to mend it", box=None, header_style="bold")
+        for finding in findings:
+            table.add_row({"ok": "✓", "missing": "–", "broken": "✗"}[finding.state], *map(Text, finding.row()))
+        wide_console().print(table)
+    return int(any(finding.required and finding.state != "ok" for finding in findings))
+
+
+def _check(args: Sequence[str]) -> int:
+    config = _parse(CheckConfig, "check", args)
+    from agentenv.check import check
+
+    problems = check(config.target, env_kwargs=config.env_kwargs, prompt=config.prompt, label=_label(config.label))
+    if config.json:
+        _print_json([problem.to_dict() for problem in problems])
+    else:
+        for problem in problems:
+            sys.stdout.write(f"{problem}\n")
+        name = config.target if len(config.target) < 60 else Path(config.target).name
+        sys.stdout.write(f"{name}: {len(problems) or 'no'} contract error{'s' if len(problems) != 1 else ''}\n")
+    return int(bool(problems))
+
+
+def _label(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"run": _run, "list": _list, "doctor": _doctor, "check": _check}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

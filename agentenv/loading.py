@@ -1,0 +1,260 @@
+"""Names to things: environments, agent_func files, built-in data and models. Nothing is guessed."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from agentenv.agent import AgentInstance, Engine, Tokenizer, create
+from agentenv.chat import Chat
+from agentenv.episode import EpisodeKey, run_episode
+from agentenv.errors import ConfigError
+from agentenv.executor import AgentExecutor, AgentFunc, as_agent
+from agentenv.openrlhf import install_shim
+from agentenv.trajectory import Trajectory
+from agentenv.types import Limits, SamplingParams, Task
+
+ENTRY_POINT_GROUP = "agentenv.envs"
+_MODELS = Path(__file__).parent / "models"
+
+
+class EpisodeSource(Protocol):
+    """What the runner asks for episodes: an environment, or an agent_func."""
+
+    async def episode(
+        self, task: Task, *, engine: Engine, chat: Chat, sampling: SamplingParams, limits: Limits, key: EpisodeKey
+    ) -> Trajectory:
+        """Run one episode and give its record."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSource:
+    """Episodes of an environment class with fixed constructor arguments."""
+
+    cls: type[AgentInstance]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse arguments that the constructor does not take, before the first episode."""
+        try:
+            inspect.signature(self.cls).bind(**self.kwargs)
+        except TypeError as error:
+            takes = [name for name in inspect.signature(self.cls).parameters if name not in ("args", "kwargs")]
+            raise ConfigError(
+                f"--env-kwargs: expected arguments of {self.cls.__name__}{takes}, got {dict(self.kwargs)!r}: {error}. "
+                "Change the JSON."
+            ) from error
+
+    async def episode(
+        self, task: Task, *, engine: Engine, chat: Chat, sampling: SamplingParams, limits: Limits, key: EpisodeKey
+    ) -> Trajectory:
+        """Run one episode; see `run_episode`."""
+        make = partial(create, self.cls, self.kwargs)
+        return await run_episode(make, task, engine=engine, chat=chat, sampling=sampling, limits=limits, key=key)
+
+
+@dataclass(frozen=True, slots=True)
+class EnvEntry:
+    """An installed environment, as `agentenv list` shows it; nothing of it is imported."""
+
+    name: str
+    value: str
+    """module:Attr"""
+    distribution: str
+
+
+def installed_envs() -> dict[str, EnvEntry]:
+    """Every environment that an installed package offers in the entry point group `agentenv.envs`, by name.
+
+    Raises:
+        ConfigError: two packages offer the same name.
+    """
+    found: dict[str, EnvEntry] = {}
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        entry = EnvEntry(_normal(point.name), point.value, _distribution(point))
+        known = found.setdefault(entry.name, entry)
+        if known != entry:
+            raise ConfigError(
+                f"environment {entry.name!r}: expected one package to offer it, got {known.distribution} "
+                f"({known.value}) and {entry.distribution} ({entry.value}). Uninstall one, or name it as module:Attr."
+            )
+    return dict(sorted(found.items()))
+
+
+def _distribution(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else "?"
+
+
+def _normal(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def load_env(spec: str) -> type[AgentInstance]:
+    """The environment class behind an id: an entry point's name, `path/file.py[:Attr]` or `module:Attr`.
+
+    Raises:
+        ConfigError: there is none, or it is no environment; names what was tried and the nearest name.
+    """
+    envs = installed_envs()
+    path, _, attribute = spec.partition(":")
+    if _normal(spec) in envs:
+        module, _, attribute = envs[_normal(spec)].value.partition(":")
+        return _env_class(getattr(_import(module), attribute, None), spec)
+    if path.endswith(".py"):
+        return _env_class(_attribute(load_file(path), attribute, spec), spec)
+    if attribute:
+        return _env_class(_attribute(_import(path), attribute, spec), spec)
+    raise ConfigError(
+        f"--env: expected an installed environment ({', '.join(envs) or 'none is installed'}), module:Attr or "
+        f"path/file.py[:Attr], got {spec!r}.{nearest(spec, envs)} `agentenv list` shows what is installed."
+    )
+
+
+def _attribute(module: ModuleType, attribute: str, spec: str) -> Any:
+    if attribute:
+        return getattr(module, attribute, None)
+    own = [
+        cls
+        for cls in vars(module).values()
+        if inspect.isclass(cls) and issubclass(cls, AgentInstance) and cls.__module__ == module.__name__
+    ]
+    if len(own) == 1:
+        return own[0]
+    names = [cls.__name__ for cls in own]
+    raise ConfigError(f"--env: expected one AgentInstance in {spec}, got {names}. Write {spec}:ClassName.")
+
+
+def _env_class(value: Any, spec: str) -> type[AgentInstance]:
+    if inspect.isclass(value) and (issubclass(value, AgentInstance) or hasattr(value, "step")):
+        return as_agent(value)
+    raise ConfigError(
+        f"--env: expected {spec!r} to name a class with a `step` method, got {value!r}. "
+        "Give the class, a subclass of agentenv.AgentInstance."
+    )
+
+
+def load_agent_func(path: str | Path) -> AgentFunc:
+    """The `AgentExecutor` of an OpenRLHF agent_func.py, ready to run episodes, with or without OpenRLHF installed.
+
+    Raises:
+        ConfigError: no such file, it cannot be imported, or it defines no AgentExecutor class.
+    """
+    install_shim(AgentExecutor, AgentInstance)
+    module = load_file(path)
+    executor = getattr(module, "AgentExecutor", None)
+    if not inspect.isclass(executor) or not callable(getattr(executor, "execute", None)):
+        classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
+        raise ConfigError(
+            f"{path}: expected a class AgentExecutor with an `execute` method, got the classes {classes}. "
+            "Define `class AgentExecutor(AgentExecutor): agent_cls = YourEnvironment`, or use --env FILE.py:Class."
+        )
+    return AgentFunc(executor)
+
+
+def load_file(path: str | Path) -> ModuleType:
+    """Import a Python file by path.
+
+    It is put in `sys.modules`, which dataclasses and pickle need, and its folder at the end of `sys.path`, so that it
+    may import its neighbours without hiding anybody's modules.
+
+    Raises:
+        ConfigError: no such file, not a .py file, or it raised while being imported.
+    """
+    file = Path(path).expanduser().resolve()
+    if file.suffix != ".py" or not file.is_file():
+        raise ConfigError(f"{path}: expected an existing .py file, got none. Check the path.")
+    name = f"agentenv_file_{file.stem}_{abs(hash(str(file))):x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path}: expected a Python module, got a file that cannot be one. Check the path.")
+    module = importlib.util.module_from_spec(spec)
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise ConfigError(f"{_place(error, file)}: expected to import, got {_told(error)}. Mend the file.") from error
+    return module
+
+
+def _place(error: BaseException, file: Path) -> str:
+    """File and line of the user's code in which `error` arose."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    line, trace = None, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(file):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return f"{file}:{line}" if line else str(file)
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _import(module: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"--env: expected to import the module {module!r}, got {_told(error)}. Install it or fix PYTHONPATH."
+        ) from error
+
+
+def builtin_datasets() -> dict[str, Path]:
+    """The data that installed environments ship, by name: the `datasets` of their classes."""
+    found: dict[str, Path] = {}
+    for name in installed_envs():
+        found.update({_normal(key): Path(path) for key, path in load_env(name).datasets.items()})
+    return found
+
+
+def resolve_model(name: str) -> str:
+    """A model's path when it ships with the package or is a folder; otherwise the name, for the Hugging Face cache."""
+    shipped = _MODELS / name
+    return str(shipped) if name and shipped.is_dir() else str(Path(name).expanduser()) if Path(name).exists() else name
+
+
+def load_tokenizer(model: str) -> Tokenizer:
+    """The Hugging Face tokenizer of a model.
+
+    Raises:
+        ConfigError: there is none; with the reason that transformers gives.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        known = shipped_models()
+        raise ConfigError(
+            f"--model: expected a model's folder, a Hugging Face id or one of {known}, got {model!r}: {error}"
+            f"{nearest(model, known)}"
+        ) from error
+    return tokenizer
+
+
+def shipped_models() -> list[str]:
+    """Names of the models that come with the package."""
+    return sorted(folder.name for folder in _MODELS.iterdir() if folder.is_dir()) if _MODELS.is_dir() else []
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """' Did you mean …?' for the nearest of `names`, or nothing."""
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return f" Did you mean {close[0]!r}?" if close else ""

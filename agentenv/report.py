@@ -1,0 +1,98 @@
+"""The screen of `agentenv run`: what was asked for on top, the final table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agentenv.config import RunConfig
+from agentenv.metrics import Estimate, Metrics
+from agentenv.progress import clock
+
+
+def header(config: RunConfig, facts: Mapping[str, str]) -> Table:
+    """What runs: the facts found at start, then the flags that are not at their defaults."""
+    grid = Table.grid(padding=(0, 2))
+    for name, value in facts.items():
+        grid.add_row(Text(name, style="bold"), Text(value))
+    shown = {"env", "env_kwargs", "agent_func_path", "data", "model", "engine", "out", "resume", "progress", "json"}
+    defaults = RunConfig(env="_").to_dict()
+    changed = {k: v for k, v in config.to_dict().items() if k not in shown and v != defaults[k] and v not in (None, [])}
+    if changed:
+        grid.add_row(Text("flags", style="bold"), Text("  ".join(f"--{k} {v}" for k, v in changed.items())))
+    return grid
+
+
+def final_table(metrics: Metrics) -> Table:
+    """Episodes, reward, score, pass@k, turns, tokens, time, stop reasons and errors of a run."""
+    table = Table(title="Result", title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in _rows(metrics):
+        table.add_row(name, Text(value))
+    return table
+
+
+def _rows(m: Metrics) -> list[tuple[str, str]]:
+    missing = f" of {m.num_episodes + m.num_missing} planned" if m.num_missing else ""
+    rows = [
+        ("episodes", f"{m.num_episodes}{missing}  ({m.num_tasks} tasks × {m.num_samples}; {m.num_rewarded} rewarded)"),
+        ("reward", _estimate(m.reward)),
+        ("score", _estimate(m.score)),
+    ]
+    shown = [k for k in m.pass_at_k if int(k) & (int(k) - 1) == 0 or int(k) == m.num_samples]
+    rows += [(f"pass@{k}", _estimate(m.pass_at_k[k])) for k in shown]
+    if m.turns_mean is not None:
+        rows.append(("turns", f"mean {m.turns_mean:.2f}, max {m.turns_max}"))
+    rows += [
+        ("tokens", f"{m.tokens.num_input} in ({_share(m.tokens.cached_share)} cached), {m.tokens.num_action} out"),
+        ("speed", _speed(m)),
+        ("time", _time(m)),
+        ("stop reasons", _histogram(m.stop_reasons)),
+    ]
+    rows += [(f"info {key}", f"last turn {value['last']:.3f}, sum {value['sum']:.3f}") for key, value in m.info.items()]
+    failed = m.num_infra_errors + m.num_env_errors
+    rows.append(("errors", f"{m.num_infra_errors} infrastructure, {m.num_env_errors} environment"))
+    if failed:
+        rows.append(("error types", _histogram(m.error_types)))
+    return rows
+
+
+def _estimate(estimate: Estimate) -> str:
+    if estimate.mean is None:
+        return "none"
+    if estimate.ci95_low is None or estimate.ci95_high is None:
+        return f"{estimate.mean:.3f}"
+    interval = f"[{estimate.ci95_low:.3f}, {estimate.ci95_high:.3f}]"
+    return f"{estimate.mean:.3f}  95% CI {interval}  ({estimate.num_tasks} tasks)"
+
+
+def _share(share: float | None) -> str:
+    return "–" if share is None else f"{share:.0%}"
+
+
+def _speed(m: Metrics) -> str:
+    wall_s = m.time.wall_s
+    tokens_in = m.tokens.num_input / wall_s if wall_s > 0 else 0.0
+    tokens_out = m.time.action_tokens_per_s or 0.0
+    return f"{m.time.episodes_per_s or 0:.1f} episodes/s, {tokens_in:.0f} tokens/s in, {tokens_out:.0f} tokens/s out"
+
+
+def _time(m: Metrics) -> str:
+    t = m.time
+    shares = f"generate {_share(t.generate_share)}, step {_share(t.step_share)}, wait {_share(t.wait_share)}"
+    return f"{clock(t.wall_s)}  (of the episodes' time: {shares})"
+
+
+def _histogram(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
+
+
+def wide_console(*, stderr: bool = False) -> Console:
+    """A console as wide as the terminal, and wide enough for whole sentences where there is none."""
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=140)

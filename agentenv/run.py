@@ -1,0 +1,259 @@
+"""`agentenv run`: flags in, a run directory out. Opens what the flags name, runs episodes, writes and shows them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agentenv.agent import create
+from agentenv.chat import Chat
+from agentenv.config import FREE_ON_RESUME, RunConfig, parse_json_object
+from agentenv.dataset import read_tasks
+from agentenv.engines import choose_engine, open_engine
+from agentenv.errors import ConfigError
+from agentenv.loading import (
+    EnvSource,
+    EpisodeSource,
+    builtin_datasets,
+    load_agent_func,
+    load_env,
+    load_tokenizer,
+    resolve_model,
+)
+from agentenv.metrics import Metrics, Summary, aggregate
+from agentenv.progress import JSONProgress, LiveProgress, PlainProgress, Progress, Stats
+from agentenv.record import RunWriter
+from agentenv.report import final_table, header, wide_console
+from agentenv.runner import EpisodeRunner, plan
+from agentenv.trajectory import Trajectory
+from agentenv.types import Task
+
+
+def run(config: RunConfig) -> int:
+    """Run the episodes that the flags ask for; gives the exit code: 0, or 130 and 143 when a signal ended it early.
+
+    Raises:
+        ConfigError: a flag or file is wrong; nothing has run.
+        RunStopped: too many episodes failed; what ended before is in the run directory.
+    """
+    return asyncio.run(_run(config))
+
+
+async def _run(config: RunConfig) -> int:
+    source = load_source(config)
+    tasks = load_tasks(config, source)
+    model = resolve_model(config.model)
+    tokenizer = load_tokenizer(resolve_model(config.tokenizer) if config.tokenizer else model)
+    chat = Chat(tokenizer)
+    engine_name = choose_engine(config.engine, base_url=config.base_url)
+    if isinstance(source, EnvSource):
+        # A wrong argument is one clear line now and not an error in every episode.
+        await (await create(source.cls, source.kwargs)).close()
+    out = Path(config.out or _default_out(config))
+    resolved = {"model": model, "engine": engine_name, "num_tasks": len(tasks)}
+    free = [f"flags.{name}" for name in FREE_ON_RESUME]
+    with RunWriter.open(
+        out, {"flags": config.to_dict(), "resolved": resolved}, resume=config.resume, may_differ=free
+    ) as writer:
+        screen = _Screen(config, out, writer, tasks)
+        screen.launch({"engine": engine_name, "tokenizer": "chat template" if chat.has_template else "plain text"})
+        args = parse_json_object("--engine_args", config.engine_args)
+        if engine_name == "vllm_local":
+            args.setdefault("max_model_len", config.max_length)
+        async with open_engine(
+            engine_name,
+            "" if engine_name == "vllm_http" and config.model == RunConfig.model else model,
+            tokenizer,
+            base_url=config.base_url,
+            device=config.device,
+            dtype=config.dtype,
+            args=args,
+        ) as engine:
+            runner = EpisodeRunner(
+                source,
+                engine=engine,
+                chat=chat,
+                sampling=config.sampling,
+                limits=config.limits,
+                concurrency=config.concurrency,
+                policy=config.policy,
+            )
+            return await _episodes(config, runner, tasks, screen)
+
+
+async def _episodes(config: RunConfig, runner: EpisodeRunner, tasks: list[Task], screen: _Screen) -> int:
+    """Run what the run directory does not hold yet, with signals handled, and report."""
+    finished, attempts = screen.kept()
+    planned = plan(tasks, config.n, finished=finished, attempts=attempts)
+    work = asyncio.ensure_future(runner.run(planned, screen.episode))
+    screen.progress.start()
+    try:
+        with _interruptible(runner, work, config.grace_s, screen.note) as signals:
+            try:
+                await work
+            except asyncio.CancelledError:
+                if not signals:
+                    raise
+    finally:
+        screen.progress.stop()
+        metrics = screen.report()
+    if signals:
+        screen.note(f"interrupted: {metrics.num_episodes} episodes are kept. Go on with: {screen.resume_command}")
+        return 128 + signals[0]
+    runner.check_error_share()
+    return 0
+
+
+def load_source(config: RunConfig) -> EpisodeSource:
+    """What runs the episodes: the agent_func, or the environment with its arguments."""
+    if config.agent_func_path is not None:
+        return load_agent_func(config.agent_func_path)
+    if config.env is None:
+        raise ConfigError("run: expected --env or --agent_func_path, got neither. `agentenv list` shows environments.")
+    return EnvSource(load_env(config.env), parse_json_object("--env_kwargs", config.env_kwargs))
+
+
+def load_tasks(config: RunConfig, source: EpisodeSource) -> list[Task]:
+    """The tasks of --data, or of the environment's own data; text prompts as user messages unless that is off."""
+    builtin = builtin_datasets()
+    data = config.data
+    if data is None:
+        own = list(source.cls.datasets) if isinstance(source, EnvSource) else []
+        if len(own) != 1:
+            raise ConfigError(
+                f"--data: expected tasks, got none. Add --data FILE.jsonl or a built-in name ({', '.join(builtin)})."
+            )
+        data = own[0]
+    tasks = read_tasks(
+        data,
+        prompt_key=config.prompt_key,
+        label_key=config.label_key,
+        limit=config.limit,
+        split=config.split,
+        builtin=builtin,
+    )
+    if not config.apply_chat_template:
+        return tasks
+    return [
+        replace(task, prompt=[{"role": "user", "content": task.prompt}]) if isinstance(task.prompt, str) else task
+        for task in tasks
+    ]
+
+
+def _default_out(config: RunConfig) -> str:
+    name = Path(config.env or config.agent_func_path or "run").stem.replace(":", "-")
+    return f"runs/{name}-{Path(config.model).name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+@contextmanager
+def _interruptible(
+    runner: EpisodeRunner, work: asyncio.Future[None], grace_s: float, note: Callable[[str], None]
+) -> Iterator[list[int]]:
+    """Signals end the run: the first lets episodes in flight finish for `grace_s`, the second cancels them."""
+    loop, received = asyncio.get_running_loop(), list[int]()
+
+    def handle(number: int) -> None:
+        received.append(number)
+        if len(received) > 1:
+            work.cancel()
+            return
+        runner.drain()
+        note(
+            f"{signal.Signals(number).name}: finishing {runner.num_running} episodes in flight, at most {grace_s:g} s. "
+            "Once more cancels them."
+        )
+        loop.call_later(grace_s, work.cancel)
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, handle, int(number))
+    try:
+        yield received
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+class _Screen:
+    """Where the run's news go: each episode to the run directory and the progress, the rest to the terminal."""
+
+    def __init__(self, config: RunConfig, out: Path, writer: RunWriter, tasks: list[Task]) -> None:
+        self.config, self.out, self.writer, self.num_tasks = config, out, writer, len(tasks)
+        self.console, self.notes = wide_console(), wide_console(stderr=True)
+        self.resume_command = f"agentenv run --resume --out {shlex.quote(str(out))}"
+        self._session: list[Summary] = []
+        self._started = time.monotonic()
+        self.progress = self._progress(Stats(self.num_tasks * config.n, len(self.kept()[0])))
+
+    def _progress(self, stats: Stats) -> Progress:
+        mode = self.config.progress
+        if self.config.json:
+            return JSONProgress(stats, sys.stdout)
+        if mode == "none":
+            return Progress(stats)
+        live = mode == "live" or (mode == "auto" and self.notes.is_terminal)
+        return LiveProgress(stats, self.notes) if live else PlainProgress(stats, sys.stderr)
+
+    def kept(self) -> tuple[set[str], dict[str, int]]:
+        """Ids of episodes that need no further run, and the next attempt of those that infrastructure failed."""
+        known = self.writer.finished
+        failed = {key: summary.attempt + 1 for key, summary in known.items() if summary.error_kind == "infra"}
+        return set(known) - set(failed), failed
+
+    def launch(self, facts: Mapping[str, str]) -> None:
+        """Say what is about to run."""
+        config, report = self.config, self.writer.report
+        if report.torn_bytes or report.corrupt_lines:
+            self.note(
+                f"{self.out}: cut off {report.torn_bytes} bytes of a torn last line, skipped {len(report.corrupt_lines)} "
+                "damaged lines; their episodes run again"
+            )
+        shown = {
+            "env": config.env or str(config.agent_func_path),
+            "data": f"{config.data or 'built-in'}: {self.num_tasks} tasks × {config.n}",
+            "model": config.model,
+            **facts,
+            "out": str(self.out),
+        }
+        if config.json:
+            self._event("launch", {**shown, "config": config.to_dict()})
+        else:
+            self.console.print(header(config, shown))
+
+    def episode(self, trajectory: Trajectory) -> None:
+        """Keep a finished episode, then show it: what is counted on the screen is on the disk."""
+        summary = self.writer.append(trajectory)
+        self._session.append(summary)
+        self.progress.update(summary)
+
+    def note(self, text: str) -> None:
+        """Tell the person at the terminal; stdout stays clean."""
+        self.notes.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    def report(self) -> Metrics:
+        """Write `metrics.json` and show the final table; speed and time are those of this session."""
+        counts = {"num_tasks": self.num_tasks, "num_samples": self.config.n}
+        wall_s = time.monotonic() - self._started
+        metrics = aggregate(self.writer.finished.values(), **counts, wall_s=wall_s, pass_score=self.config.pass_score)
+        session = aggregate(self._session, **counts, wall_s=wall_s, pass_score=self.config.pass_score)
+        metrics = replace(metrics, time=session.time)
+        self.writer.write_metrics(metrics.to_dict())
+        if self.config.json:
+            self._event("done", {"out": str(self.out), "metrics": metrics.to_dict()})
+        else:
+            self.console.print(final_table(metrics))
+            self.console.print(f"run directory: {self.out}", soft_wrap=True, highlight=False, markup=False)
+        return metrics
+
+    def _event(self, name: str, facts: Mapping[str, Any]) -> None:
+        sys.stdout.write(json.dumps({"event": name, **facts}) + "\n")
+        sys.stdout.flush()

@@ -1,0 +1,174 @@
+"""EpisodeRunner: many episodes at once, retried where infrastructure failed, stopped where too many fail."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from agentenv.agent import Engine
+from agentenv.chat import Chat
+from agentenv.episode import EpisodeKey
+from agentenv.errors import RunStopped
+from agentenv.loading import EpisodeSource
+from agentenv.trajectory import Trajectory
+from agentenv.types import Limits, SamplingParams, Task
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorPolicy:
+    """What to do about failed episodes."""
+
+    max_retries: int = 2
+    """How often an episode is run again after an infrastructure error; other errors would only come again."""
+    retry_wait_s: float = 1.0
+    """Wait before the first retry; doubled for each one after it."""
+    max_error_share: float = 0.2
+    """The run stops when more than this share of the episodes failed."""
+    min_episodes: int = 20
+    """Episodes that must be over before the share is judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedEpisode:
+    """One episode to run: sample `sample_index` of a task."""
+
+    task: Task
+    sample_index: int
+    first_attempt: int = 0
+    """Above 0 when a run is resumed in which infrastructure failed the episode."""
+
+    @property
+    def episode_id(self) -> str:
+        """Key of the episode, the same in every run over the same data."""
+        return f"{self.task.task_id}/{self.sample_index}"
+
+
+def plan(
+    tasks: Iterable[Task], num_samples: int, *, finished: Container[str] = (), attempts: Mapping[str, int] | None = None
+) -> Iterator[PlannedEpisode]:
+    """Every episode of every task that is not in `finished`, task by task; `attempts` has where to count on from."""
+    for task in tasks:
+        for sample_index in range(num_samples):
+            planned = PlannedEpisode(task, sample_index)
+            if planned.episode_id not in finished:
+                yield replace(planned, first_attempt=(attempts or {}).get(planned.episode_id, 0))
+
+
+class EpisodeRunner:
+    """Runs planned episodes, `concurrency` at a time, and hands each record to a callback as it ends."""
+
+    def __init__(
+        self,
+        source: EpisodeSource,
+        *,
+        engine: Engine,
+        chat: Chat,
+        sampling: SamplingParams,
+        limits: Limits,
+        concurrency: int = 64,
+        policy: ErrorPolicy = ErrorPolicy(),
+    ) -> None:
+        self.source, self.engine, self.chat = source, engine, chat
+        self.sampling, self.limits, self.concurrency, self.policy = sampling, limits, concurrency, policy
+        self.num_running = self.num_done = self.num_failed = self.num_retries = 0
+        self.first_errors: list[str] = []
+        self._draining = asyncio.Event()
+
+    async def run(self, planned: Iterable[PlannedEpisode], on_end: Callable[[Trajectory], None]) -> None:
+        """Run the episodes; `on_end` gets each record once, after its last attempt.
+
+        Raises:
+            RunStopped: more than the policy's share of the episodes failed; what ended before has been handed over.
+        """
+        pending = iter(planned)
+        try:
+            async with asyncio.TaskGroup() as workers:
+                for _ in range(self.concurrency):
+                    workers.create_task(self._work(pending, on_end))
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None  # one worker ended the run; the others were only cancelled
+
+    def drain(self) -> None:
+        """Start no further episode; `run` returns when those in flight are over."""
+        self._draining.set()
+
+    @property
+    def draining(self) -> bool:
+        """`drain` was called."""
+        return self._draining.is_set()
+
+    def check_error_share(self) -> None:
+        """Judge the share of failed episodes.
+
+        Raises:
+            RunStopped: it is above the policy's; with the first three messages.
+        """
+        if self.num_done and self.num_failed / self.num_done > self.policy.max_error_share:
+            messages = "; ".join(self.first_errors)
+            raise RunStopped(
+                f"run: expected at most {self.policy.max_error_share:.0%} of the episodes to fail, got "
+                f"{self.num_failed} of {self.num_done}. First errors: {messages}. "
+                "Mend the cause and --resume, or raise --max_error_share."
+            )
+
+    async def _work(self, pending: Iterator[PlannedEpisode], on_end: Callable[[Trajectory], None]) -> None:
+        while not self.draining and (planned := next(pending, None)) is not None:
+            self.num_running += 1
+            try:
+                trajectory = await self._episode(planned)
+            finally:
+                self.num_running -= 1
+            self._count(trajectory)
+            on_end(trajectory)
+            if self.num_done >= self.policy.min_episodes:
+                self.check_error_share()
+
+    async def _episode(self, planned: PlannedEpisode) -> Trajectory:
+        """Run an episode, again where infrastructure failed, and give its last attempt."""
+        for num_retried in range(self.policy.max_retries + 1):
+            trajectory = await self._attempt(planned, planned.first_attempt + num_retried)
+            failed = trajectory.error is not None and trajectory.error.kind == "infra"
+            if not failed or self.draining or num_retried == self.policy.max_retries:
+                break
+            self.num_retries += 1
+            await self._pause(self.policy.retry_wait_s * 2**num_retried)
+        return trajectory
+
+    async def _attempt(self, planned: PlannedEpisode, attempt: int) -> Trajectory:
+        task, run_seed = planned.task, self.sampling.seed
+        # Siblings get the same environment; every sample and every attempt gets other tokens.
+        env_seed = task.seed if task.seed is not None else derive_seed(run_seed or 0, task.task_id)
+        seed = None if run_seed is None else derive_seed(run_seed, planned.episode_id, attempt)
+        return await self.source.episode(
+            task,
+            engine=self.engine,
+            chat=self.chat,
+            sampling=replace(self.sampling, seed=seed),
+            limits=self.limits,
+            key=EpisodeKey(planned.episode_id, task.task_id, attempt, env_seed),
+        )
+
+    async def _pause(self, wait_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._draining.wait(), wait_s)
+        except TimeoutError:
+            return
+
+    def _count(self, trajectory: Trajectory) -> None:
+        self.num_done += 1
+        if trajectory.error is not None:
+            self.num_failed += 1
+            if len(self.first_errors) < 3:
+                error = trajectory.error
+                self.first_errors.append(f"{trajectory.episode_id}: {error.where}: {error.type}: {error.message}")
+
+
+def derive_seed(*parts: object) -> int:
+    """A seed in [0, 2^31) from the parts, the same on every machine."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=4).digest()
+    return int.from_bytes(digest) >> 1

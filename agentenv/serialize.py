@@ -1,0 +1,239 @@
+"""Trajectories as JSON values and as lines of `trajectories.jsonl`, and back.
+
+A line is `{"v":1,"crc":"0a1b2c3d","episode":{…}}`: plain JSON in ASCII. `v` is the schema version, `crc` is
+`zlib.crc32(bytes of the episode's value, v)` in hexadecimal, so that a flipped bit anywhere in the line shows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from agentenv.errors import DataError
+from agentenv.trajectory import NO_VERSION, EpisodeError, Segment, Trajectory, Turn
+from agentenv.types import SamplingParams, StepResult, StopReason, Task
+
+SCHEMA_VERSION = 1
+"""Version of every line, and of `config.json`; later ones are refused."""
+MAX_LINE_BYTES = 1 << 28
+"""No line is longer, so that a reader's memory is bounded."""
+
+_HEAD = re.compile(rb'\{"v":(\d{1,9}),"crc":"([0-9a-f]{8})","episode":')
+_encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
+
+
+def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
+    """A trajectory as JSON values, without loss but for what `jsonable` says and images, which are only counted.
+
+    What follows from the rest is left out: there are spans instead of masks, log-probabilities and runs of
+    [policy version, count] of actions' tokens only. `reward` and `score` are for readers such as jq.
+    """
+    task = trajectory.task
+    return {  # the first two are what `record` looks for at the start of a line
+        "episode_id": trajectory.episode_id,
+        "error": asdict(trajectory.error) if trajectory.error else None,
+        "attempt": trajectory.attempt,
+        "group_id": trajectory.group_id,
+        "stop_reason": trajectory.stop_reason.value if trajectory.stop_reason else None,
+        "reward": trajectory.reward,
+        "score": trajectory.score,
+        "seed": trajectory.seed,
+        "max_length": trajectory.max_length,
+        "wait_s": trajectory.wait_s,
+        "task": {
+            "prompt": jsonable(task.prompt),
+            "label": jsonable(task.label),
+            "task_id": task.task_id,
+            "num_images": len(task.images),
+            "metadata": jsonable(task.metadata),
+            "seed": task.seed,
+        },
+        "turns": [_turn_to_dict(turn) for turn in trajectory.turns],
+        "segments": [
+            _segment_to_dict(segment, [(turn.start, turn.end) for turn in trajectory.turns if turn.segment == index])
+            for index, segment in enumerate(trajectory.segments)
+        ],
+    }
+
+
+def _turn_to_dict(turn: Turn) -> dict[str, Any]:
+    names = ("segment", "start", "end", "action", "finish_reason", "stop_reason")
+    numbers = ("generate_s", "step_s", "num_cached_tokens")
+    values: dict[str, Any] = {name: getattr(turn, name) for name in names + numbers}
+    return {**values, "result": None if turn.result is None else _result_to_dict(turn.result)}
+
+
+def _result_to_dict(result: StepResult) -> dict[str, Any]:
+    return {
+        "observation": jsonable(result.observation),
+        "reward": result.reward,
+        "terminated": result.terminated,
+        "truncated": result.truncated,
+        "score": result.score,
+        "info": jsonable(result.info),
+        "sampling": asdict(result.sampling) if result.sampling else None,
+        "num_images": len(result.images),
+    }
+
+
+def _segment_to_dict(segment: Segment, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    logprobs = [_float32(value) for start, end in spans for value in segment.logprobs[start:end]]
+    runs: list[list[int]] = []
+    for start, end in spans:
+        for version in segment.policy_versions[start:end]:
+            if runs and runs[-1][0] == version:
+                runs[-1][1] += 1
+            else:
+                runs.append([version, 1])
+    return {
+        "token_ids": segment.token_ids.tolist(),
+        "action_spans": [list(span) for span in spans],
+        "logprobs": logprobs,
+        "policy_versions": runs,
+    }
+
+
+def _float32(value: float) -> float | str | None:
+    # Nine significant digits give every float32 back.
+    number = float(f"{value:.9g}")
+    return number if math.isfinite(number) else (None if math.isnan(number) else str(number))
+
+
+def jsonable(value: Any) -> Any:
+    """`value` as JSON can hold it.
+
+    Arrays and scalars of numpy and torch become lists and numbers, tuples lists, keys text, numbers that are not finite
+    "nan", "inf" and "-inf", bytes text (over 1 KiB only their number), everything else `str(value)`.
+    """
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return value if value.bit_length() < 10_000 else hex(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(float(value))
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(item) for item in value]
+    if isinstance(value, bytes | bytearray):
+        return value.decode("utf-8", "backslashreplace") if len(value) <= 1024 else f"<{len(value)} bytes>"
+    return jsonable(value.tolist()) if callable(getattr(value, "tolist", None)) else str(value)
+
+
+def trajectory_from_dict(values: Mapping[str, Any]) -> Trajectory:
+    """The trajectory that `trajectory_to_dict` was given.
+
+    Raises:
+        DataError: the values are not those of a trajectory.
+    """
+    try:
+        turns = [_turn_from_dict(turn) for turn in values["turns"]]
+        segments = [_segment_from_dict(segment) for segment in values["segments"]]
+        for turn in turns:
+            if turn.result is not None:
+                segments[turn.segment].rewards[turn.end - 1] = turn.result.reward
+        task = {key: value for key, value in values["task"].items() if key != "num_images"}
+        stop_reason = values["stop_reason"]
+        return Trajectory(
+            Task(**task),
+            values["max_length"],
+            values["episode_id"],
+            values["group_id"],
+            values["attempt"],
+            values["seed"],
+            segments,
+            turns,
+            stop_reason=None if stop_reason is None else StopReason(stop_reason),
+            error=EpisodeError(**values["error"]) if values["error"] else None,
+            wait_s=values["wait_s"],
+        )
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise DataError(
+            f"trajectory_from_dict: expected the values of a trajectory, got {type(error).__name__}: {error}. "
+            "Read records with the agentenv version that wrote them."
+        ) from error
+
+
+def _turn_from_dict(values: Mapping[str, Any]) -> Turn:
+    result = values["result"]
+    if result is not None:
+        result = {key: value for key, value in result.items() if key != "num_images"}
+        sampling = result["sampling"]
+        if sampling is not None:
+            stops = {"stop": tuple(sampling["stop"]), "stop_token_ids": tuple(sampling["stop_token_ids"])}
+            result["sampling"] = SamplingParams(**{**sampling, **stops})
+        result = StepResult(**result)
+    return Turn(**{**values, "result": result})
+
+
+def _segment_from_dict(values: Mapping[str, Any]) -> Segment:
+    token_ids = array("i", values["token_ids"])
+    num = len(token_ids)
+    segment = Segment(
+        token_ids,
+        bytearray(num),
+        array("f", bytes(4 * num)),
+        array("i", [NO_VERSION]) * num,
+        array("f", bytes(4 * num)),
+    )
+    logprobs = array("f", [math.nan if value is None else float(value) for value in values["logprobs"]])
+    versions = array("i", [version for version, count in values["policy_versions"] for _ in range(count)])
+    done = 0
+    for start, end in values["action_spans"]:
+        size = end - start
+        if not 0 <= start < end <= num or len(logprobs) < done + size or len(versions) < done + size:
+            raise ValueError(f"action span [{start}, {end}] does not fit {num} tokens and {len(logprobs)} logprobs")
+        segment.action_mask[start:end] = b"\x01" * size
+        segment.logprobs[start:end] = logprobs[done : done + size]
+        segment.policy_versions[start:end] = versions[done : done + size]
+        done += size
+    return segment
+
+
+def encode_line(trajectory: Trajectory) -> bytes:
+    """The line of a trajectory in `trajectories.jsonl`.
+
+    Raises:
+        DataError: the trajectory holds what no line can, such as a list that contains itself.
+    """
+    try:
+        episode = _encode(trajectory_to_dict(trajectory)).encode("ascii")
+    except (ArithmeticError, RecursionError, TypeError, ValueError) as error:
+        raise DataError(
+            f"episode {trajectory.episode_id}: expected what JSON can hold, got {type(error).__name__}: {error}. Put "
+            "plain numbers, text, lists and dicts into label, metadata, observation and info."
+        ) from error
+    line = b'{"v":%d,"crc":"%08x","episode":%b}\n' % (SCHEMA_VERSION, zlib.crc32(episode, SCHEMA_VERSION), episode)
+    if len(line) > MAX_LINE_BYTES:
+        raise DataError(
+            f"episode {trajectory.episode_id}: expected a record of at most {MAX_LINE_BYTES} bytes, got {len(line)}. "
+            "Shorten observations or metadata."
+        )
+    return line
+
+
+def decode_line(line: bytes) -> bytes | None:
+    """The bytes of the episode's value in a line of `trajectories.jsonl`; None for a broken line.
+
+    Raises:
+        DataError: the line is whole and of a newer schema.
+    """
+    line = line.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n")
+    head = _HEAD.match(line)
+    if head is None or not line.endswith(b"}"):
+        return None
+    version, episode = int(head[1]), line[head.end() : -1]
+    if zlib.crc32(episode, version) != int(head[2], 16):
+        return None
+    if version > SCHEMA_VERSION:
+        raise DataError(
+            f"trajectories.jsonl: expected records of schema version up to {SCHEMA_VERSION}, got {version}. "
+            "Read them with the newer agentenv that wrote them."
+        )
+    return episode

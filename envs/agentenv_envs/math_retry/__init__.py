@@ -1,0 +1,5 @@
+"""math_retry: solve a maths question within a few attempts, with feedback after each failed one."""
+
+from agentenv_envs.math_retry.env import MathRetry
+
+__all__ = ["MathRetry"]
