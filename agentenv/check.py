@@ -65,7 +65,7 @@ def check(target: str, *, env_kwargs: str = "{}", prompt: str = "", label: Any =
         ConfigError: the target cannot be loaded at all.
     """
     source, cls = _load(target, env_kwargs)
-    task = Task(prompt or "What is 6 times 7?", label, task_id="check")
+    task = Task([{"role": "user", "content": prompt or "What is 6 times 7?"}], label, task_id="check")
     problems = _static(cls)
     for index, _ in enumerate(_ACTIONS):
         seen: list[_Seen] = []

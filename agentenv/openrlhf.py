@@ -87,9 +87,7 @@ def _text(value: Any, where: str) -> Any:
         return value
     if isinstance(value, Sequence) and all(isinstance(message, Mapping) for message in value):
         return value
-    raise ContractError(
-        f"{where}: expected text or messages, got {type(value).__name__}. Return '' for none."
-    )
+    raise ContractError(f"{where}: expected text or messages, got {type(value).__name__}. Return '' for none.")
 
 
 def _flag(value: Any, where: str) -> bool:

@@ -214,8 +214,8 @@ class _Screen:
         config, report = self.config, self.writer.report
         if report.torn_bytes or report.corrupt_lines:
             self.note(
-                f"{self.out}: cut off {report.torn_bytes} bytes of a torn last line, skipped {len(report.corrupt_lines)} "
-                "damaged lines; their episodes run again"
+                f"{self.out}: cut off {report.torn_bytes} bytes of a torn last line and skipped "
+                f"{len(report.corrupt_lines)} damaged lines; their episodes run again"
             )
         shown = {
             "env": config.env or str(config.agent_func_path),

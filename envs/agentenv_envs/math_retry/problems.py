@@ -45,14 +45,14 @@ PLACES = ("ones", "tens", "hundreds")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A question, its answer, and two texts that reach it: one in a single leap, one place value by place value."""
+    """A question, its answer, and two texts that reach it: one in a leap per operation, one column by column."""
 
     question: str
     """The word problem, one paragraph of plain English."""
     answer: int
     """Between 1 and 999."""
     short_solution: str
-    """The whole calculation on one line and the answer: "27 + 15 - 8 = 34", then "#### 34"."""
+    """An equation per operation and the answer: "27 + 15 = 42", "42 - 8 = 34", "#### 34"."""
     long_solution: str
     """A line per operation, worked from the ones to the hundreds, and the answer."""
 
@@ -96,10 +96,11 @@ def work_out(left: int, operator: str, right: int) -> str:
             written, value = f"{top} - {bottom} - {carry}", top - bottom - carry
         columns.append(f"{name} {written if carry else written[:-4]} = {value}")
         carry = carry_out
-    return f"{left} {operator} {right}: {', '.join(columns)}, so {_apply(left, operator, right)}."
+    return f"{left} {operator} {right}: {', '.join(columns)}, so {apply(left, operator, right)}."
 
 
-def _apply(left: int, operator: str, right: int) -> int:
+def apply(left: int, operator: str, right: int) -> int:
+    """The result of +, - or *."""
     return {"+": left + right, "-": left - right, "*": left * right}[operator]
 
 
@@ -109,16 +110,16 @@ def _make_problem(rng: Random) -> Problem | None:
     words = {"n": n, "m": m, "o": rng.choice(OBJECTS), "x": rng.choice(BOXES)}
     make = rng.choices((_story, _packs, _comparison, _days), weights=(5, 4, 2, 1))[0]
     question, start, steps = make(rng, words)
-    value, expression, lines = start, str(start), []
+    value, short_lines, long_lines = start, [], []
     for operator, number in steps:
-        lines.append(work_out(value, operator, number))
-        expression = f"({expression})" if operator == "*" and lines[1:] else expression
-        expression = f"{expression} {operator} {number}"
-        value = _apply(value, operator, number)
-        if not 1 <= value <= 999:
+        result = apply(value, operator, number)
+        if not 1 <= result <= 999:
             return None
+        short_lines.append(f"{value} {operator} {number} = {result}")
+        long_lines.append(work_out(value, operator, number))
+        value = result
     ending = f"#### {value}"
-    return Problem(question, value, f"{expression} = {value}\n{ending}", "\n".join([*lines, ending]))
+    return Problem(question, value, "\n".join([*short_lines, ending]), "\n".join([*long_lines, ending]))
 
 
 _Words = dict[str, str]
@@ -134,21 +135,21 @@ def _story(rng: Random, words: _Words) -> _Made:
 
 def _packs(rng: Random, words: _Words) -> _Made:
     """Packs of equal size and at most one event."""
-    each, packs = rng.randint(10, 99), rng.randint(2, 9)
+    each, packs = rng.randint(10, 60), rng.randint(2, 9)
     sentences, steps = _events(rng, words, rng.choice((0, 1)))
     return " ".join([rng.choice(PACKS).format(a=each, b=packs, **words), *sentences]), each, [("*", packs), *steps]
 
 
 def _events(rng: Random, words: _Words, num_events: int) -> tuple[list[str], list[tuple[str, int]]]:
     """That many purchases, gifts and losses, closed by the question."""
-    steps = [(rng.choice("+-"), rng.randint(2, 99)) for _ in range(num_events)]
+    steps = [(rng.choice("+-"), rng.randint(2, 60)) for _ in range(num_events)]
     sentences = [rng.choice(EVENTS[operator]).format(b=number, **words) for operator, number in steps]
     return [*sentences, rng.choice(ENDS).format(**words)], steps
 
 
 def _comparison(rng: Random, words: _Words) -> _Made:
     """One has more or fewer than the other; the question is for the other, or for both together."""
-    first, difference, operator = rng.randint(10, 99), rng.randint(2, 99), rng.choice("+-")
+    first, difference, operator = rng.randint(10, 99), rng.randint(2, 60), rng.choice("+-")
     opening = COMPARISONS[operator].format(a=first, b=difference, **words)
     if rng.random() < 0.5:
         return f"{opening} {THEIRS.format(**words)}", first, [(operator, difference)]
