@@ -1,0 +1,353 @@
+r"""Reads answers and labels out of text: pure, linear in the text's length, no computer algebra.
+
+Percentages compare number to number when either side carries the sign, and by value otherwise: `50%` equals `50%`,
+`50` and `0.5`, as it does in math-verify. Units are dropped and never compared: `42 apples` equals `42 km`.
+"""
+
+from __future__ import annotations
+
+import numbers
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+from agentenv.errors import DataError
+
+MAX_ANSWER_CHARS = 4096
+"""Longer answers are not graded: nothing that long is an answer."""
+_MAX_SEARCHED_CHARS = 262_144
+
+_SPECIAL_TOKEN = re.compile(r"(?:<\|[^<>|\s]{1,40}\|>|</?(?:s|eos|bos|pad|end_of_turn|answer)>)$")
+_BOXED_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_MARKER = re.compile(r"\banswer\b[*_]{0,3}(?:\s{1,4}is\b\s{0,4}:?|\s{0,4}[:=])(?:[*_]{1,3}(?=\s|$))?", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"[.!?](?=\s|$)|,?\s(?:because|since|which|so|as)\s")
+
+_CHARS = str.maketrans(
+    {"\u2212": "-", "\u2013": "-", "\ufe63": "-", "\uff0d": "-", "\uff0c": ",", "~": " ", "\u200b": "", "\ufeff": ""}
+    | {"½": " 1/2", "¼": " 1/4", "¾": " 3/4"}
+    | dict.fromkeys("\u00a0\u2002\u2003\u2007\u2009\u200a\u202f\u3000\t\r\n", " ")
+)
+_TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|mathbf)\s*\{([^{}]*)\}")
+_SPACING = re.compile(r"(?<!\\)\\(?:[,;: ]|qquad\b|quad\b)")
+_NOISE = re.compile(r"(?<!\\)\\(?:[!()\[\]]|displaystyle\b)|\\?\$")
+_BOLD = re.compile(r"^\*\*([^*]+)\*\*")
+_EDGES = "*_`\"'.,;:? "
+_LEADING = re.compile(r"^(?:(?:\\approx|≈|=)\s*|(-?)\s*(?:[€£¥₹₩]|(?:US|USD|EUR|GBP|INR|Rs\.?)(?=\s?[0-9]))\s*)")
+
+_DIGITS = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])|[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9])|[0-9]+)"
+_DECIMAL = rf"(?P<decimal>(?:{_DIGITS}(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{{1,3}}(?![0-9]))?)"
+_RATIO = (
+    rf"(?:(?P<whole>[0-9]+)(?: |(?=\\)))?"
+    rf"(?:(?P<over>{_DIGITS}) ?/ ?(?P<under>{_DIGITS})"
+    rf"|\\[dt]?frac ?\{{ ?(?P<sign2>-?) ?(?P<over2>{_DIGITS}) ?\}} ?\{{ ?(?P<under2>{_DIGITS}) ?\}}"
+    rf"|\\[dt]?frac ?(?P<over3>[0-9]) ?(?P<under3>[0-9]))"
+)
+_NUMBER = re.compile(rf"(?P<sign>[-+]?) ?(?:{_RATIO}|{_DECIMAL})")
+
+_PERCENT = re.compile(r"\s?(?:\\?%|per ?cent\b|pct\b)", re.IGNORECASE)
+_SCALE = re.compile(r" ?(thousand|million|billion|trillion)\b", re.IGNORECASE)
+_SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_POWER = r"(?:\s?\^?\{?[23]\}?|[²³])?"
+_UNIT_WORD = rf"[A-Za-zµ][A-Za-z.'-]{{0,24}}{_POWER}"
+_ATTACHED_UNIT = re.compile(
+    rf"(?:st|nd|rd|th|km|cm|mm|kg|mg|ml|mL|mph|kph|hrs?|mins?|secs?|ft|lbs?|oz|GB|MB|kB|kWh|km/h|am|pm){_POWER}\.?"
+    r"|\s?(?:°|\^\{?(?:\\circ|°)\}?|\\degree)\s?[CF]?|¢| ?/ ?(?:kg|lb|[A-Za-z]{3,12})"
+)
+_SPACED_UNIT = re.compile(rf" {_UNIT_WORD}(?: ?/ ?{_UNIT_WORD}| {_UNIT_WORD}){{0,5}}")
+_NOT_UNITS = re.compile(
+    r"or|and|to|plus|minus|times|over|of|by|but|not?|mod|pi|sqrt|sin|cos|tan|cot|log|ln|exp|if|then|is|are|equals"
+    r"|versus|vs|than|thousand|million|billion|trillion",
+    re.IGNORECASE,
+)
+_ONE_LETTER_UNITS = frozenset("mghsLl")
+_MATH_WORDS = re.compile(r"pi|(?:arc)?(?:sin|cos|tan)|cot|sec|csc|log|exp|sqrt|gcd|lcm|max|min|det|mod|infty")
+_TEXT = re.compile(r"[^\W\d_]+(?:(?: |(?<=[^\W\d_]{3})-(?=[^\W\d_]{3}))[^\W\d_]+)*[.!]?")
+_SEVERAL_NUMBERS = re.compile(r"(?<![_0-9.])[0-9.]+ +[0-9]")
+_PARTLY_READ = re.compile(r"\\(?:approx|sim|simeq|to|rightarrow|Rightarrow|implies|ne|neq)\b|[≈→]|[0-9]\s*_")
+_LATEX = (("\\sqrt(", "sqrt("), ("**", "^"), ("%", "\\%"), ("·", "\\cdot "), ("\u00d7", "\\times "), ("÷", "\\div "))
+_WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{4,}")
+_ASSIGNMENT = re.compile(r"[A-Za-z](?:_[0-9A-Za-z])? ?= ?")
+_CHOICE = re.compile(r"\(?([A-Za-z])\)[.:]?")
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """An exactly read number; `places` counts written decimals and is None for integers and fractions."""
+
+    value: Fraction
+    places: int | None = None
+    percent: bool = False
+
+
+def extract_answer(text: str) -> str | None:
+    r"""The final answer that the text commits to, cleaned, or None: never a number picked out of prose.
+
+    It is the last balanced `\boxed{...}` after the thinking, else the last `#### ...` line, else what follows the last
+    "the answer is" or "answer:". A `####` line that begins with a letter and is followed by text is a heading.
+    """
+    if "<think>" in (final := text.rpartition("</think>")[2]):
+        return None
+    final = _without_special_tokens(final[-_MAX_SEARCHED_CHARS:])
+    region = _last_boxed(final)
+    if region is not None:
+        return clean(region) or None
+    region = _last_hashes(final)
+    if region is not None and (marker := _after_marker(region)):
+        region = marker
+    if region is None:
+        region = _after_marker(final)
+    return (clean(region.rstrip("! ")) or None) if region else None
+
+
+def _without_special_tokens(text: str) -> str:
+    end = len(text)
+    while True:
+        while end and text[end - 1].isspace():
+            end -= 1
+        token = _SPECIAL_TOKEN.search(text[max(0, end - 60) : end])
+        if token is None:
+            return text[:end]
+        end -= len(token[0])
+
+
+def _last_boxed(text: str) -> str | None:
+    open_braces: list[int] = []  # content start of a box, -1 of any other group
+    best: tuple[int, int] | None = None
+    for token in _BOXED_TOKEN.finditer(text):
+        if token[0] == "}":
+            start = open_braces.pop() if open_braces else -1
+            if start >= 0 and (best is None or start > best[0]) and text[start : token.start()].strip():
+                best = (start, token.start())
+        elif token[0] == "{":
+            open_braces.append(-1)
+        elif token[0][-1] == "{" and len(token[0]) > 2:
+            open_braces.append(token.end())
+    return text[best[0] : best[1]] if best else None
+
+
+def _last_hashes(text: str) -> str | None:
+    end = len(text)
+    while (at := text.rfind("####", 0, end)) >= 0:
+        line, _, after = text[at + 4 :].partition("\n")
+        line = line.strip(" #\r\t")
+        if line and not (line.lstrip("*_ ")[:1].isalpha() and after.strip()):
+            return line
+        end = at
+        if len(text) - at > MAX_ANSWER_CHARS * 4:
+            return None  # keeps the search linear; an answer stands at the end
+    return None
+
+
+def _after_marker(text: str) -> str | None:
+    markers = list(_MARKER.finditer(text))
+    if not markers:
+        return None
+    start = markers[-1].end()
+    line = text[start : start + MAX_ANSWER_CHARS * 2].lstrip(": \t\r\n").partition("\n")[0]
+    stop = next((m.start() for m in _SENTENCE_END.finditer(line) if m.start() > 0), len(line))
+    return line[:stop]
+
+
+def clean(answer: str) -> str:
+    """The answer without markup, delimiters, currency, units and thousands separators; may be empty."""
+    if len(answer) > MAX_ANSWER_CHARS:
+        return answer.strip()
+    text = _without_special_tokens(answer).translate(_CHARS)
+    text = _TEXT_COMMAND.sub(r" \1", text)
+    text = _NOISE.sub("", _SPACING.sub(" ", text.replace("{,}", ",").replace("\\%", "%")))
+    text = " ".join(text.split())
+    while (shorter := _LEADING.sub(r"\1", _strip_edges(text), count=1)) != text:
+        text = shorter
+    if choice := _CHOICE.fullmatch(text):
+        return choice[1]
+    return _without_unit(text)
+
+
+def _strip_edges(text: str) -> str:
+    text = _BOLD.sub(r"\1", text, count=1)
+    return text.rstrip(_EDGES + "\\").lstrip("*_`\"': ")
+
+
+def _without_unit(text: str) -> str:
+    match = _NUMBER.match(text)
+    if match is None:
+        return text
+    rest = text[match.end() :]
+    number = match[0] if match["decimal"] is None else match[0].replace(",", "").replace(" ", "")
+    if not rest:
+        return number.removesuffix(".")
+    if percent := _PERCENT.match(rest):
+        after = rest[percent.end() :]
+        return f"{number}%" if not after or _is_unit(after) else text
+    if scale := _SCALE.match(rest):
+        value, after = read_number(number), rest[scale.end() :]
+        if value is None or (after and not _is_unit(after)):
+            return text
+        scaled = value.value * _SCALES[scale[1].lower()]
+        return str(scaled.numerator) if scaled.denominator == 1 else f"{scaled.numerator}/{scaled.denominator}"
+    return number if _is_unit(rest) else text
+
+
+def _is_unit(rest: str) -> bool:
+    if _ATTACHED_UNIT.fullmatch(rest):
+        return True
+    if not _SPACED_UNIT.fullmatch(rest):
+        return False
+    words = re.findall(r"[A-Za-zµ]+", rest)
+    if len(words[0]) == 1 and words[0] not in _ONE_LETTER_UNITS:
+        return False
+    return not any(_NOT_UNITS.fullmatch(word) for word in words)
+
+
+def read_number(text: str) -> Number | None:
+    """The number that the whole text is, exactly, or None: integer, decimal, fraction, mixed number, percentage."""
+    if len(text) > 400:
+        return None
+    percent = text.endswith("%")
+    match = _NUMBER.fullmatch(text.removesuffix("%").rstrip())
+    if match is None:
+        return None
+    sign = -1 if match["sign"] == "-" else 1
+    if (decimal := match["decimal"]) is not None:
+        digits = decimal.replace(",", "").replace(" ", "")
+        mantissa, _, exponent = digits.lower().partition("e")
+        places = len(mantissa.partition(".")[2]) - int(exponent or 0) if "." in mantissa or exponent else None
+        return Number(sign * Fraction(digits), places, percent)
+    over = match["over"] or match["over2"] or match["over3"]
+    under = match["under"] or match["under2"] or match["under3"]
+    top, bottom = (int(part.replace(",", "").replace(" ", "")) for part in (over, under))
+    if bottom == 0 or (match["whole"] and match["sign2"]):
+        return None
+    top = -top if match["sign2"] else top
+    return Number(sign * (int(match["whole"] or 0) + Fraction(top, bottom)), None, percent)
+
+
+def numbers_equal(gold: Number, answer: Number) -> bool:
+    """Whether the answer is the gold number, to the precision that the decimals on either side claim.
+
+    Integers and fractions compare exactly. With a decimal on either side both are rounded to 6 places (as math-verify
+    does), or to 4 significant digits below 0.001; zero is only zero. A gold decimal of at least 3 places also accepts
+    the fraction that it is the rounding of: gold `0.333` accepts `1/3`, gold `1/3` does not accept `0.333`.
+    """
+    if _close(gold, answer, gold.value, answer.value):
+        return True
+    if gold.percent == answer.percent:
+        return False
+    if gold.percent:
+        return _close(gold, answer, gold.value / 100, answer.value)
+    return _close(gold, answer, gold.value, answer.value / 100)
+
+
+def _close(gold: Number, answer: Number, a: Fraction, b: Fraction) -> bool:
+    if a == b:
+        return True
+    if (gold.places is None and answer.places is None) or a == 0 or b == 0:
+        return False
+    if (gold.places or 0) >= 3 and answer.places is None and pow(10, 400, b.denominator) and round(b, gold.places) == a:
+        return True
+    places = 6
+    while places < 400 and abs(a) * 10 ** (places - 3) < 1:
+        places += 1
+    return round(a, places) == round(b, places)
+
+
+def is_text(answer: str) -> bool:
+    """Whether the answer is words rather than mathematics, and so is compared as a string."""
+    if _TEXT.fullmatch(answer) is None or sum(map(str.isalpha, answer)) < 3:
+        return False
+    return not any(_MATH_WORDS.fullmatch(word) for word in answer.split())
+
+
+def same_text(gold: str, answer: str) -> bool:
+    """Whether both are the same string; words compare without regard to case and spaces."""
+    if gold == answer:
+        return True
+    return is_text(gold) and _fold(gold) == _fold(answer)
+
+
+def _fold(text: str) -> str:
+    return "".join(text.casefold().split()).rstrip(".!")
+
+
+def quick_match(extracted: str, golds: tuple[str, ...]) -> bool:
+    """True if the answer surely equals a gold; False means "ask the worker", never "wrong"."""
+    answer = read_number(extracted)
+    for gold in golds:
+        if same_text(gold, extracted):
+            return True
+        if answer is not None and (number := read_number(gold)) is not None and numbers_equal(number, answer):
+            return True
+    return False
+
+
+def parse_label(label: object) -> tuple[str, ...]:
+    r"""The gold answers of a label, cleaned; matching any one of them is correct.
+
+    Takes numbers, strings (plain, LaTeX, `\boxed{...}`, GSM8K's `... #### 42`) and lists of these.
+
+    Raises:
+        DataError: the label is empty, or holds something that is not an answer.
+    """
+    golds = tuple(dict.fromkeys(_golds(label)))
+    if not golds:
+        raise _label_error("at least one answer", label)
+    if sum(map(len, golds)) > 8 * MAX_ANSWER_CHARS:
+        raise _label_error(f"answers of at most {8 * MAX_ANSWER_CHARS} characters in all", label)
+    return golds
+
+
+def _golds(label: object) -> Iterator[str]:
+    if isinstance(label, list | tuple):
+        for item in label:
+            yield from _golds(item)
+        return
+    if isinstance(label, numbers.Number) and not isinstance(label, bool):
+        label = f"{label}"
+        if read_number(label) is None:
+            raise _label_error("a finite number", label)
+    if not isinstance(label, str):
+        raise _label_error("a number, a string or a list of them", label)
+    gold = clean(_gold_region(label))
+    if not gold or len(gold) > MAX_ANSWER_CHARS:
+        raise _label_error(f"an answer of 1 to {MAX_ANSWER_CHARS} characters", label)
+    yield gold
+
+
+def _gold_region(label: str) -> str:
+    if "####" in label:
+        return label.rpartition("####")[2]
+    return _last_boxed(label) or label
+
+
+def _label_error(expected: str, label: object) -> DataError:
+    shown = repr(label)
+    shown = shown if len(shown) <= 200 else f"{shown[:200]}…"
+    return DataError(f"label: expected {expected}, got {shown}. Give the gold answer in the row's label field.")
+
+
+def read_assigned_number(answer: str) -> Number | None:
+    """The number of `x = 5`, or None."""
+    match = _ASSIGNMENT.match(answer)
+    return read_number(answer[match.end() :]) if match else None
+
+
+def unreadable(answer: str, *, words: bool) -> str:
+    """Why an answer must not be handed to math-verify, which would read a part of it; empty if it may.
+
+    Words among mathematics are taken for products of variables, slowly: without `words` they are refused.
+    """
+    if is_text(answer) or (not words and any(not _MATH_WORDS.fullmatch(word) for word in _WORD.findall(answer))):
+        return "words where a number or an expression is expected"
+    if _SEVERAL_NUMBERS.search(answer):
+        return "several numbers without an operator between them"
+    if found := _PARTLY_READ.search(answer):
+        return f"{found[0].strip()!r} is not part of an answer"
+    return ""
+
+
+def to_latex(answer: str) -> str:
+    """The answer as math-verify's LaTeX reader wants it."""
+    for written, latex in _LATEX:
+        answer = answer.replace(written, latex)
+    return answer

@@ -1,0 +1,175 @@
+r"""Grades mathematical answers: extraction, an exact fast path, and math-verify in processes that can be killed.
+
+Example:
+    >>> async with MathGrader() as grader:
+    ...     grade = await grader.grade("... so the answer is \\boxed{\\frac{1}{2}}.", "0.5")
+    >>> grade.outcome, grade.extracted
+    (<Outcome.CORRECT: 'correct'>, '\\frac{1}{2}')
+
+A model writes the text, so it may hold `9^{9^{9^9}}`: no arithmetic on it happens in this process beyond reading plain
+numbers. What the comparison accepts is described at `numbers_equal` (rounding) and in `_math_worker` (math-verify).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+from dataclasses import dataclass
+from enum import StrEnum
+from threading import Lock
+from typing import Self
+
+from agentenv.rewards._math_text import MAX_ANSWER_CHARS, extract_answer, parse_label, quick_match
+from agentenv.rewards.math_pool import WorkerFailed, WorkerPool, WorkerTimeout
+
+__all__ = ["Grade", "MathGrader", "Outcome", "default_grader", "extract_answer", "parse_label", "quick_match"]
+
+_WORKER_MODULE = "agentenv.rewards._math_worker"
+_KILL_GRACE_S = 1.0
+
+
+class Outcome(StrEnum):
+    """How a check ended; INFRA says nothing about the answer and must not become a reward."""
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    NO_ANSWER = "no_answer"
+    """The text commits to no final answer."""
+    PARSE_ERROR = "parse_error"
+    """The answer is not a number, an expression, or a text that could equal the gold."""
+    TIMEOUT = "timeout"
+    """Comparing the answer took more time or memory than allowed."""
+    INFRA = "infra"
+    """The grader failed, or cannot read the label: nobody knows whether the answer is right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """The result of a check: `extracted` is the cleaned answer, `detail` says more, for people."""
+
+    outcome: Outcome
+    extracted: str | None = None
+    detail: str = ""
+
+
+_CACHED_OUTCOMES = frozenset({Outcome.CORRECT, Outcome.WRONG, Outcome.PARSE_ERROR})
+_Key = tuple[str, tuple[str, ...]]
+
+
+class MathGrader:
+    """Grades answers against labels from any event loop; its worker processes start at the first answer that needs one.
+
+    Each event loop gets up to `num_workers` at a time; a check that takes longer than `timeout_s` is interrupted inside
+    the worker, and the worker is killed one second later if even that fails. Beyond `max_pending` checks, callers wait
+    in line. A worker is replaced after `max_tasks_per_worker` checks. The last `cache_size` results are remembered.
+    """
+
+    def __init__(
+        self,
+        num_workers: int = 2,
+        timeout_s: float = 2.0,
+        *,
+        max_pending: int = 1024,
+        max_tasks_per_worker: int = 2000,
+        cache_size: int = 4096,
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._pool = WorkerPool(
+            _WORKER_MODULE,
+            num_workers=num_workers,
+            deadline_s=timeout_s + _KILL_GRACE_S,
+            max_pending=max_pending,
+            max_tasks_per_worker=max_tasks_per_worker,
+        )
+        self._cache_size = cache_size
+        self._cache: dict[_Key, Grade] = {}
+        self._cache_lock = Lock()  # guards the cache's order when event loops of several threads share the grader
+        self._shared: dict[tuple[asyncio.AbstractEventLoop, _Key], asyncio.Future[Grade | None]] = {}
+
+    async def grade(self, text: str, label: object) -> Grade:
+        """Grades the final answer in `text`; concurrent checks of equal answers are done once.
+
+        Raises:
+            DataError: the label is no gold answer; see `parse_label`.
+        """
+        golds = parse_label(label)
+        extracted = extract_answer(text)
+        if extracted is None:
+            return Grade(Outcome.NO_ANSWER)
+        if len(extracted) > MAX_ANSWER_CHARS:
+            return Grade(Outcome.PARSE_ERROR, extracted, f"the answer is longer than {MAX_ANSWER_CHARS} characters")
+        if quick_match(extracted, golds):
+            return Grade(Outcome.CORRECT, extracted)
+        key = (extracted, golds)
+        with self._cache_lock:
+            cached = self._cache.pop(key, None)
+            if cached is not None:
+                self._cache[key] = cached  # moved to the young end
+                return cached
+        return await self._check_shared(key)
+
+    async def _check_shared(self, key: _Key) -> Grade:
+        """One check for all who ask; when the one who runs it is cancelled, another takes over."""
+        loop = asyncio.get_running_loop()
+        while (running := self._shared.get((loop, key))) is not None:
+            grade = await asyncio.shield(running)
+            if grade is not None:
+                return grade
+        future: asyncio.Future[Grade | None] = loop.create_future()
+        self._shared[loop, key] = future
+        grade = None
+        try:
+            grade = await self.check(*key)
+            self._remember(key, grade)
+            return grade
+        finally:
+            del self._shared[loop, key]
+            future.set_result(grade)
+
+    def _remember(self, key: _Key, grade: Grade) -> None:
+        if grade.outcome not in _CACHED_OUTCOMES or self._cache_size <= 0:
+            return
+        with self._cache_lock:
+            self._cache[key] = grade
+            while len(self._cache) > self._cache_size:
+                del self._cache[next(iter(self._cache))]
+
+    async def check(self, answer: str, golds: tuple[str, ...]) -> Grade:
+        """Has a worker compare a cleaned answer with cleaned golds: no fast path, no cache."""
+        request = {"answer": answer, "golds": golds, "timeout_s": self._timeout_s}
+        try:
+            reply = await self._pool.run(request)
+        except WorkerTimeout as error:
+            return Grade(Outcome.TIMEOUT, answer, str(error))
+        except WorkerFailed as error:
+            return Grade(Outcome.INFRA, answer, str(error))
+        try:
+            return Grade(Outcome(reply["outcome"]), answer, str(reply["detail"]))
+        except (KeyError, ValueError):
+            return Grade(Outcome.INFRA, answer, f"a worker sent garbage: {str(reply)[:200]}")
+
+    async def close(self) -> None:
+        """Kills the workers and waits for their end; a later `grade` starts new ones."""
+        await self._pool.close()
+
+    def close_now(self) -> None:
+        """Same as `close` without an event loop, for `atexit`."""
+        self._pool.close_now()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+_default: MathGrader | None = None
+
+
+def default_grader() -> MathGrader:
+    """The process-wide grader, made at the first call and closed at the end of the process."""
+    global _default
+    if _default is None:
+        _default = MathGrader()
+        atexit.register(_default.close_now)
+    return _default
