@@ -93,7 +93,7 @@ def _scan(file: BinaryIO, report: ReadReport) -> list[int]:
         offset += len(line)
         whole = line.endswith(b"\n")
         while not whole and (more := file.readline(MAX_LINE_BYTES)):
-            offset, line, whole = offset + len(more), b"", more.endswith(b"\n")
+            offset, line, whole = offset + len(more), b"too long", more.endswith(b"\n")
         episode = decode_line(line)
         if episode is not None and (key := _KEY.match(episode)):
             report.num_lines += 1

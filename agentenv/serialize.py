@@ -11,8 +11,9 @@ import math
 import re
 import zlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain, groupby
 from typing import Any
 
 from agentenv.errors import DataError
@@ -83,26 +84,21 @@ def _result_to_dict(result: StepResult) -> dict[str, Any]:
 
 
 def _segment_to_dict(segment: Segment, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    logprobs = [_float32(value) for start, end in spans for value in segment.logprobs[start:end]]
-    runs: list[list[int]] = []
-    for start, end in spans:
-        for version in segment.policy_versions[start:end]:
-            if runs and runs[-1][0] == version:
-                runs[-1][1] += 1
-            else:
-                runs.append([version, 1])
+    versions = chain.from_iterable(segment.policy_versions[start:end] for start, end in spans)
     return {
         "token_ids": segment.token_ids.tolist(),
         "action_spans": [list(span) for span in spans],
-        "logprobs": logprobs,
-        "policy_versions": runs,
+        "logprobs": _float32s(chain.from_iterable(segment.logprobs[start:end] for start, end in spans)),
+        "policy_versions": [[version, len(list(run))] for version, run in groupby(versions)],
     }
 
 
-def _float32(value: float) -> float | str | None:
+def _float32s(values: Iterable[float]) -> list[float] | list[float | str | None]:
     # Nine significant digits give every float32 back.
-    number = float(f"{value:.9g}")
-    return number if math.isfinite(number) else (None if math.isnan(number) else str(number))
+    numbers = [float(f"{value:.9g}") for value in values]
+    if all(map(math.isfinite, numbers)):
+        return numbers
+    return [number if math.isfinite(number) else None if math.isnan(number) else str(number) for number in numbers]
 
 
 def jsonable(value: Any) -> Any:
