@@ -254,7 +254,7 @@ class Metrics:
     pass_score: float
     """An episode passed when its score, or its reward where it has no score, is at least this."""
     pass_at_k: dict[str, Estimate]
-    """By k = 1, 2, 4 … num_samples: at least one of k passed; over tasks with at least k episodes with a reward."""
+    """By k = 1 … num_samples: at least one of k passed; over tasks with at least k episodes with a reward."""
     pass_all_k: dict[str, Estimate]
     """By k: all k passed."""
     turns_mean: float | None
@@ -352,7 +352,7 @@ def _passes(
 ) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
     counts = [(len(group), sum(_passed(e, pass_score) for e in group)) for group in _by_task(rewarded)]
     at_least_one, all_of = {}, {}
-    for k in sorted({num_samples, *(2**i for i in range(num_samples.bit_length()) if 2**i <= num_samples)} - {0}):
+    for k in range(1, num_samples + 1):
         usable = [(num, passed) for num, passed in counts if num >= k]
         num_episodes = sum(num for num, _ in usable)
         at_least_one[str(k)] = share_over_tasks([pass_at_k(*count, k) for count in usable], num_episodes)
