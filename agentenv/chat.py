@@ -49,10 +49,13 @@ class Chat:
             return []
         if not self.has_template:
             return self.encode("\n\n" + _plain(observation))
-        stem: list[Message] = [{"role": "user", "content": "."}, {"role": "assistant", "content": _SENTINEL}]
+        sentinel = _SENTINEL
+        while any(sentinel in str(message) for message in observation):
+            sentinel += _SENTINEL[-1]
+        stem: list[Message] = [{"role": "user", "content": "."}, {"role": "assistant", "content": sentinel}]
         rendered = self.render([*stem, *observation])
-        before, found, tail_text = rendered.partition(_SENTINEL)
-        if not found or _SENTINEL in tail_text or not before:
+        before, found, tail_text = rendered.partition(sentinel)
+        if not found or sentinel in tail_text or not before:
             raise ConfigError(
                 "Chat.reply: expected the chat template to keep the assistant's text once, got a rendering without it. "
                 "Use a tokenizer whose template renders user, assistant and user messages."
@@ -66,8 +69,10 @@ class Chat:
         for num in range(min(num_close, len(action_ids)), 0, -1):
             if list(action_ids[-num:]) == list(tail[:num]):
                 return num
-        # Another terminator than the template's ended the turn: it stands for the close.
-        return num_close if action_ids and action_ids[-1] in self.special_ids else 0
+        # Another terminator than the template's ended the turn: it stands for the close. One that the template puts
+        # elsewhere (it opens a turn) is none: there the action was cut.
+        ended = bool(action_ids) and action_ids[-1] in self.special_ids and action_ids[-1] not in tail[num_close:]
+        return num_close if ended else 0
 
     def render(self, messages: Sequence[Message]) -> str:
         """Messages as text, up to where the assistant begins.

@@ -67,6 +67,8 @@ def check(target: str, *, env_kwargs: str = "{}", prompt: str = "", label: Any =
     source, cls = _load(target, env_kwargs)
     task = Task([{"role": "user", "content": prompt or "What is 6 times 7?"}], label, task_id="check")
     problems = _static(cls)
+    if problems:
+        return problems  # running it would only say the same again
     for index, _ in enumerate(_ACTIONS):
         seen: list[_Seen] = []
         trajectory = asyncio.run(_episode(_watched(source, cls, seen), task, index))
@@ -115,7 +117,16 @@ def _watched(source: EpisodeSource, cls: type[AgentInstance], seen: list[_Seen])
 
         return watched
 
-    body = {name: watch(name) for name in ("reset", "step", "on_truncate", "close")}
+    async def made(self: AgentInstance, **kwargs: Any) -> None:
+        try:
+            started: Any = cls.__init__(self, **kwargs)
+            if inspect.isawaitable(started):
+                await started
+        except BaseException as error:
+            seen.append(_Seen("__init__", error=error))
+            raise
+
+    body = {name: watch(name) for name in ("reset", "step", "on_truncate", "close")} | {"__init__": made}
     body["__signature__"] = inspect.signature(cls)  # type: ignore[assignment]
     watcher = type(cls.__name__, (cls,), body)
     return source.with_agent(watcher) if isinstance(source, AgentFunc) else EnvSource(watcher, source.kwargs)  # type: ignore[attr-defined]
@@ -161,7 +172,7 @@ def _judge(cls: type[AgentInstance], seen: list[_Seen], trajectory: Trajectory) 
             problems += _judge_step(cls, one.value)
     error = trajectory.error
     if error is not None and not problems:
-        method = error.where if error.where in ("reset", "step", "close") else "__init__"
+        method = {"create": "__init__", "prompt": "reset"}.get(error.where, error.where)
         problems.append(
             _problem(cls, method, "an episode without an error", f"{error.type}: {error.message}", "Mend it.")
         )
@@ -225,7 +236,7 @@ def _raised(cls: type[AgentInstance], method: str, error: BaseException) -> Prob
             line = trace.tb_lineno
         trace = trace.tb_next
     got = f"{type(error).__name__}: {error}"
-    mend = "Handle every action a policy may sample: empty, cut, in any language."
+    mend = "Handle every action a policy may sample: empty, cut, in any language." if method == "step" else "Mend it."
     return Problem(_short(file), line, f"{cls.__name__}.{method}", "no exception", got, mend)
 
 
@@ -240,10 +251,11 @@ def _place(cls: type[AgentInstance], method: str) -> tuple[str, int]:
     code = getattr(function, "__code__", None)
     if code is not None and getattr(AgentInstance, method, None) is not function:
         return code.co_filename, code.co_firstlineno
+    theirs = [base for base in cls.__mro__ if base is not object and not base.__module__.startswith("agentenv.")]
     try:
-        own = next(base for base in cls.__mro__ if base.__module__ != AgentInstance.__module__ and "step" in vars(base))
+        own = next((base for base in theirs if "step" in vars(base)), theirs[0])
         return inspect.getfile(own), inspect.getsourcelines(own)[1]
-    except (StopIteration, TypeError, OSError):
+    except (IndexError, TypeError, OSError):
         return "?", 0
 
 

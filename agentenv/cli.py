@@ -122,10 +122,15 @@ def _parse(config: type[T], name: str, args: Sequence[str], default: T | None = 
 
 
 def _one_line(box: str, name: str) -> str:
-    """The problem in the first section of tyro's box, and the nearest flag where it offers one."""
-    lines = [line.strip("│ ").strip() for line in box.splitlines() if not line.startswith(("╭", "╰"))]
-    sections = " ".join("\n" if line.startswith("──") else line for line in lines).split("\n")
-    problem = sections[0].strip().removeprefix("Error parsing RunConfig: ") or "expected other flags."
+    """The problem in the first section of tyro's box, and the nearest flag where it offers one.
+
+    Where it cannot draw a box, the title stands above the first rule and not in the frame.
+    """
+    lines = [line.strip("│ ").strip() for line in box.strip().splitlines() if not line.startswith(("╭", "╰"))]
+    sections = " ".join("\n" if line.startswith(("──", "---")) else line for line in lines).split("\n")
+    if not box.lstrip().startswith("╭"):
+        sections = sections[1:]
+    problem = "".join(sections[:1]).strip().removeprefix("Error parsing RunConfig: ") or "expected other flags."
     found = re.search(r"Perhaps you meant:\s+(--\w+)", " ".join(sections))
     meant = f" Did you mean {found[1]}?" if found else ""
     return f"agentenv {name}: {problem.rstrip('.')}.{meant} Run `agentenv {name} --help` for the flags."
@@ -147,6 +152,8 @@ def _stored(config: RunConfig) -> RunConfig:
 
     if config.out is None:
         raise ConfigError("--resume: expected --out DIR beside it, got none. Name the run directory.")
+    if not Path(config.out).is_dir():
+        raise ConfigError(f"--resume: expected a run directory in --out, got {config.out!r}. Check the path.")
     flags = read_config(config.out)["config"]["flags"]
     known = {key: tuple(value) if isinstance(value, list) else value for key, value in flags.items()}
     try:

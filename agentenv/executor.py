@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
+from uuid import uuid4
 
 from agentenv.agent import AgentInstance, Engine, Tokenizer, create
 from agentenv.chat import Chat
@@ -29,10 +30,25 @@ class _Call:
     limits: Limits
     key: EpisodeKey
     trajectory: Trajectory | None = None
-    response: Any = None
+    queued: Any = None
+    """What the file's own `execute` put on the queue instead of returning it, as the queue era did."""
 
 
 _CALL: ContextVar[_Call | None] = ContextVar("agentenv_call", default=None)
+
+
+class _ResultQueue:
+    """The queue of OpenRLHF 0.8.7 to 0.9.0; what is put belongs to the episode that puts it."""
+
+    async def put(self, item: Any) -> None:
+        """Keep the response of the running episode."""
+        self.put_nowait(item)
+
+    def put_nowait(self, item: Any) -> None:
+        """As `put`."""
+        call = _CALL.get()
+        if call is not None:
+            call.queued = item
 
 
 class AgentExecutor:
@@ -96,10 +112,10 @@ class AgentExecutor:
             limits=call.limits,
             key=call.key,
         )
-        call.response = to_response(call.trajectory)
+        response = to_response(call.trajectory)
         if self.result_queue is not None:
-            await self.result_queue.put(call.response)
-        return call.response
+            await self.result_queue.put(response)
+        return response
 
     def _call(
         self, prompt: Any, label: Any, max_length: int | None, hf_tokenizer: Any, llm_engine: Any, images: Any
@@ -116,7 +132,7 @@ class AgentExecutor:
         if self.max_steps is not None:
             limits = replace(limits, max_turns=self.max_steps)
         task = Task(prompt, label, images=tuple(images or ()))
-        return _Call(task, engine, Chat(tokenizer), limits, EpisodeKey())
+        return _Call(task, engine, Chat(tokenizer), limits, EpisodeKey(f"episode-{uuid4().hex}"))
 
 
 def as_agent(cls: type) -> type[AgentInstance]:
@@ -158,7 +174,8 @@ class AgentFunc:
             "images": list(task.images) or None,
         }
         response = await execute(prompt, task.label, sampling, **_accepted(execute, late))
-        if call.trajectory is None or (response is not None and response is not call.response):
+        response = call.queued if response is None else response
+        if call.trajectory is None or (response is not None and _changed(response, call.trajectory)):
             call.trajectory = self._rebuilt(response, call)
 
     def _built(self, call: _Call) -> Any:
@@ -168,7 +185,7 @@ class AgentFunc:
                 "max_length": call.limits.max_length,
                 "llm_engine": call.engine,
                 "hf_tokenizer": call.chat.tokenizer,
-                "result_queue": None,
+                "result_queue": _ResultQueue(),
             }
             self._executor = self.executor_cls(**_accepted(self.executor_cls, context))
         return self._executor
@@ -195,6 +212,15 @@ class AgentFunc:
         made.episode_id, made.group_id, made.attempt = call.key.episode_id, call.key.group_id, call.key.attempt
         made.seed = call.key.seed
         return made
+
+
+def _changed(response: Any, trajectory: Trajectory) -> bool:
+    """Whether an override of `execute` gave something else than the episode: compared, as it may change the dict.
+
+    A failed episode stays as it is, with its error, while nobody gives it a reward.
+    """
+    failed = isinstance(response, Mapping) and response.get("reward") is None and trajectory.reward is None
+    return not failed and response != to_response(trajectory)
 
 
 def _accepted(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import importlib.util
@@ -51,7 +52,7 @@ class EnvSource:
         except TypeError as error:
             takes = [name for name in inspect.signature(self.cls).parameters if name not in ("args", "kwargs")]
             raise ConfigError(
-                f"--env-kwargs: expected arguments of {self.cls.__name__}{takes}, got {dict(self.kwargs)!r}: {error}. "
+                f"--env_kwargs: expected arguments of {self.cls.__name__} {takes}, got {dict(self.kwargs)!r}: {error}. "
                 "Change the JSON."
             ) from error
 
@@ -80,8 +81,7 @@ def installed_envs() -> dict[str, EnvEntry]:
         ConfigError: two packages offer the same name.
     """
     found: dict[str, EnvEntry] = {}
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        entry = EnvEntry(_normal(point.name), point.value, _distribution(point))
+    for entry in _offered():
         known = found.setdefault(entry.name, entry)
         if known != entry:
             raise ConfigError(
@@ -89,6 +89,11 @@ def installed_envs() -> dict[str, EnvEntry]:
                 f"({known.value}) and {entry.distribution} ({entry.value}). Uninstall one, or name it as module:Attr."
             )
     return dict(sorted(found.items()))
+
+
+def _offered() -> list[EnvEntry]:
+    points = entry_points(group=ENTRY_POINT_GROUP)
+    return [EnvEntry(_normal(point.name), point.value, _distribution(point)) for point in points]
 
 
 def _distribution(point: EntryPoint) -> str:
@@ -105,15 +110,15 @@ def load_env(spec: str) -> type[AgentInstance]:
     Raises:
         ConfigError: there is none, or it is no environment; names what was tried and the nearest name.
     """
-    envs = installed_envs()
     path, _, attribute = spec.partition(":")
-    if _normal(spec) in envs:
-        module, _, attribute = envs[_normal(spec)].value.partition(":")
-        return _env_class(getattr(_import(module), attribute, None), spec)
     if path.endswith(".py"):
         return _env_class(_attribute(load_file(path), attribute, spec), spec)
     if attribute:
         return _env_class(_attribute(_import(path), attribute, spec), spec)
+    envs = installed_envs()
+    if _normal(spec) in envs:
+        module, _, attribute = envs[_normal(spec)].value.partition(":")
+        return _env_class(getattr(_import(module), attribute, None), spec)
     raise ConfigError(
         f"--env: expected an installed environment ({', '.join(envs) or 'none is installed'}), module:Attr or "
         f"path/file.py[:Attr], got {spec!r}.{nearest(spec, envs)} `agentenv list` shows what is installed."
@@ -210,24 +215,30 @@ def _told(error: BaseException) -> str:
 def _import(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
-    except ImportError as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"--env: expected to import the module {module!r}, got {_told(error)}. Install it or fix PYTHONPATH."
         ) from error
 
 
 def builtin_datasets() -> dict[str, Path]:
-    """The data that installed environments ship, by name: the `datasets` of their classes."""
+    """The data that installed environments ship, by name: the `datasets` of their classes.
+
+    An environment that cannot be imported has none here: it stands in nobody else's way.
+    """
     found: dict[str, Path] = {}
-    for name in installed_envs():
-        found.update({_normal(key): Path(path) for key, path in load_env(name).datasets.items()})
+    for entry in _offered():
+        with contextlib.suppress(ConfigError):
+            found.update({_normal(key): Path(path) for key, path in load_env(entry.value).datasets.items()})
     return found
 
 
 def resolve_model(name: str) -> str:
     """A model's path when it ships with the package or is a folder; otherwise the name, for the Hugging Face cache."""
-    shipped = _MODELS / name
-    return str(shipped) if name and shipped.is_dir() else str(Path(name).expanduser()) if Path(name).exists() else name
+    if name in shipped_models():
+        return str(_MODELS / name)
+    path = Path(name).expanduser()
+    return str(path) if name and path.exists() else name
 
 
 def load_tokenizer(model: str) -> Tokenizer:

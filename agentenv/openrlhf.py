@@ -12,6 +12,7 @@ import sys
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 from agentenv.agent import ResponseDict
@@ -168,6 +169,13 @@ def from_response(response: Mapping[str, Any], task: Task, *, max_length: int, d
     missing = [key for key in ("observation_tokens", "action_ranges") if key not in response]
     if missing:
         raise ContractError(f"{where}: expected OpenRLHF's response dict, got one without {missing}. Add them.")
+    try:
+        return _from_response(response, Trajectory(task, max_length), decode, where)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise error if isinstance(error, ContractError) else ContractError(f"{where}: {error}") from error
+
+
+def _from_response(response: Mapping[str, Any], trajectory: Trajectory, decode: Any, where: str) -> Trajectory:
     ids, ranges = list(response["observation_tokens"]), [tuple(span) for span in response["action_ranges"]]
     logprobs = response.get("rollout_log_probs")
     edges = [0, *(edge for span in ranges for edge in span), len(ids)]
@@ -176,7 +184,7 @@ def from_response(response: Mapping[str, Any], task: Task, *, max_length: int, d
             f"{where}: expected increasing action ranges and log-probabilities for {len(ids)} tokens, got {ranges} and "
             f"{None if logprobs is None else len(logprobs)}. Count both in tokens of observation_tokens."
         )
-    trajectory = Trajectory(task, max(max_length, len(ids)))
+    trajectory.max_length = max(trajectory.max_length, len(ids))
     position = 0
     for start, end in ranges:
         trajectory.append_observation(ids[position:start])
@@ -219,6 +227,8 @@ def install_shim(executor_base: type, instance_base: type) -> None:
     agent = types.ModuleType("openrlhf.utils.agent", "agentenv's stand-in for OpenRLHF's module of this name.")
     package.__path__, utils.__path__ = [], []
     package.utils, utils.agent = utils, agent  # type: ignore[attr-defined]
+    for module in (package, utils, agent):
+        module.__spec__ = ModuleSpec(module.__name__, None)  # without one, find_spec("openrlhf") raises
     for name, cls in (
         ("AgentExecutorBase", executor_base),
         ("MultiTurnAgentExecutor", executor_base),

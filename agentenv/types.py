@@ -6,7 +6,6 @@ What comes out of an episode is in `trajectory.py`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,6 +18,10 @@ Message = Mapping[str, Any]
 
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 """Why one generation ended, in vLLM's words."""
+
+
+MAX_REWARD = 3.4e38
+"""Rewards are kept as float32, in which larger numbers would become infinite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,11 @@ class StepResult:
             ContractError: naming the field.
         """
         object.__setattr__(self, "info", dict(self.info))
+        wrong = {key: value for key, value in self.info.items() if not _is_fact(value)}
+        if wrong:
+            raise ContractError(
+                f"StepResult.info: expected numbers and text, got {wrong!r}. Convert or leave them out."
+            )
         object.__setattr__(self, "reward", _finite("reward", self.reward))
         if self.score is not None:
             object.__setattr__(self, "score", _finite("score", self.score))
@@ -177,9 +185,13 @@ def _finite(name: str, value: Any) -> float:
     if isinstance(value, str) or not hasattr(value, "__float__"):
         raise ContractError(f"StepResult.{name}: expected a number, got {value!r}. {advice}")
     number = float(value)
-    if not math.isfinite(number):
+    if not abs(number) <= MAX_REWARD:
         raise ContractError(f"StepResult.{name}: expected a finite number, got {value!r}. {advice}")
     return number
+
+
+def _is_fact(value: Any) -> bool:
+    return isinstance(value, str) or hasattr(value, "__float__")
 
 
 class StopReason(StrEnum):

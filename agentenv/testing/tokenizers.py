@@ -52,6 +52,7 @@ class CharTokenizer:
         return _SPECIAL[token_id] if token_id < len(_SPECIAL) else chr(token_id - len(_SPECIAL))
 
 
+_FIRST_MERGE = 0x110000 + len(_SPECIAL)  # above the id of the last character
 _MERGES = ("\n\n", "  ", "the", "an", "er", "in", "12", "23", "34", "ab", "abc", "bc", ".\n", "!\n", "> ")
 
 
@@ -63,10 +64,10 @@ class MergingTokenizer(CharTokenizer):
         return max(found, key=len, default=text[0])
 
     def _ids(self, piece: str) -> list[int]:
-        return [0x110000 + _MERGES.index(piece)] if piece in _MERGES else super()._ids(piece)
+        return [_FIRST_MERGE + _MERGES.index(piece)] if piece in _MERGES else super()._ids(piece)
 
     def _text(self, token_id: int) -> str:
-        return _MERGES[token_id - 0x110000] if token_id >= 0x110000 else super()._text(token_id)
+        return _MERGES[token_id - _FIRST_MERGE] if token_id >= _FIRST_MERGE else super()._text(token_id)
 
 
 class ByteFallbackTokenizer(CharTokenizer):

@@ -1,0 +1,89 @@
+"""The names and signatures that others build on: changing one of these tests is changing a promise."""
+
+import dataclasses
+import inspect
+import types
+
+import pytest
+
+import agentenv
+from agentenv.agent import AgentInstance, Engine, ResponseDict
+from agentenv.episode import run_episode
+from agentenv.executor import AgentExecutor, AgentFunc
+from agentenv.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
+
+
+def test_all_is_the_public_namespace():
+    public = {name for name, value in vars(agentenv).items() if not name.startswith("_")}
+    modules = {name for name in public if isinstance(getattr(agentenv, name), types.ModuleType)}
+    assert set(agentenv.__all__) == (public - modules) | {"__version__"}
+
+
+def test_all_is_what_it_was():
+    assert agentenv.__all__ == [
+        "AgentInstance", "Completion", "Limits", "SamplingParams", "StepResult", "StopReason", "Task", "__version__",
+    ]  # fmt: skip
+
+
+def parameters(function):
+    """Names in order; `*` before the keyword-only ones; `=` where there is a default."""
+    names, seen_star = [], False
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not seen_star:
+            names, seen_star = [*names, "*"], True
+        names.append(parameter.name + ("" if parameter.default is parameter.empty else "="))
+    return " ".join(names)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (run_episode, "make_agent task * engine chat sampling limits key="),
+        (AgentInstance.reset, "self states"),
+        (AgentInstance.step, "self states"),
+        (AgentInstance.on_truncate, "self states"),
+        (AgentInstance.close, "self"),
+        (Engine.generate, "self prompt_token_ids sampling * request_id"),
+        (AgentExecutor.execute, "self prompt label sampling_params max_length= hf_tokenizer= llm_engine= images="),
+        (AgentFunc.episode, "self task * engine chat sampling limits key"),
+    ],
+    ids=lambda value: getattr(value, "__qualname__", ""),
+)
+def test_coroutines_keep_their_signatures(function, expected):
+    assert inspect.iscoroutinefunction(function)
+    assert parameters(function) == expected
+
+
+def test_the_executors_constructor_keeps_openrlhfs_keywords():
+    names = "self agent_instance_cls= max_steps= max_length= llm_engine= hf_tokenizer= result_queue="
+    assert parameters(AgentExecutor.__init__) == names
+
+
+@pytest.mark.parametrize(
+    ("cls", "expected"),
+    [
+        (Task, "prompt label task_id images metadata seed"),
+        (SamplingParams, "temperature top_p top_k min_p max_tokens min_tokens stop stop_token_ids seed"),
+        (Limits, "max_length max_turns step_timeout_s episode_timeout_s"),
+        (
+            Completion,
+            "token_ids finish_reason stop_reason logprobs policy_versions policy_version num_cached_tokens",
+        ),
+        (StepResult, "observation reward terminated truncated score info sampling images"),
+    ],
+)
+def test_the_core_types_keep_their_fields_in_order(cls, expected):
+    assert " ".join(field.name for field in dataclasses.fields(cls)) == expected
+
+
+def test_the_stop_reasons_keep_their_names():
+    assert " ".join(StopReason) == (
+        "terminated truncated_by_env max_turns max_length step_timeout episode_timeout aborted error"
+    )
+
+
+def test_the_response_keeps_openrlhfs_keys():
+    assert " ".join(ResponseDict.__annotations__) == (
+        "prompt label observation_tokens action_ranges rollout_log_probs reward scores truncated extra_logs images "
+        "mm_train_inputs"
+    )

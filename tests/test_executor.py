@@ -1,0 +1,421 @@
+"""agent_func.py files of every OpenRLHF version, run through AgentFunc as they were published."""
+
+import asyncio
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from agentenv.agent import AgentInstance, ResponseDict
+from agentenv.chat import Chat
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode import EpisodeKey
+from agentenv.errors import ConfigError, InfraError
+from agentenv.executor import AgentExecutor, AgentFunc, as_agent
+from agentenv.openrlhf import install_shim
+from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
+
+FILES = Path(__file__).parent / "agent_funcs"
+KEY = EpisodeKey("task-0/3", "task-0", attempt=2, seed=11)
+TASK = Task("What is 6 x 7?", label="42")
+
+
+@pytest.fixture
+def shim():
+    """The stand-in for OpenRLHF's module; gone again after the test."""
+    kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "openrlhf"}
+    install_shim(AgentExecutor, AgentInstance)
+    yield
+    for name in [name for name in sys.modules if name.split(".")[0] == "openrlhf"]:
+        del sys.modules[name]
+    sys.modules.update(kept)
+
+
+def load(name):
+    """An agent file's executor, loaded as OpenRLHF loads it."""
+    spec = importlib.util.spec_from_file_location("agent_module", FILES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.AgentExecutor
+
+
+async def play(executor_cls, script=("hello",), *, task=TASK, engine=None, func=None, limits=None):
+    tokenizer = CharTokenizer()
+    engine = engine or ScriptedEngine(script, tokenizer)
+    func = func or AgentFunc(executor_cls)
+    limits = limits or Limits(max_length=600, max_turns=8)
+    return await func.episode(
+        task, engine=engine, chat=Chat(tokenizer), sampling=SamplingParams(), limits=limits, key=KEY
+    )
+
+
+class Judge(AgentInstance):
+    """One wrong answer is forgiven."""
+
+    def __init__(self, word="42"):
+        self.word, self.tries = word, 0
+
+    async def step(self, states):
+        self.tries += 1
+        right = self.word in states["action_text"]
+        return StepResult("again", reward=float(right), score=float(right), terminated=right or self.tries == 2)
+
+
+class Judging(AgentExecutor):
+    agent_cls = Judge
+
+
+# --- the guide's files and OpenRLHF's own form ----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("shim")
+async def test_the_guides_template_runs_unmodified():
+    trajectory = await play(load("template"), ["step"] * 5 + ["it is 42"])
+    assert trajectory.error is None
+    assert (trajectory.stop_reason, trajectory.reward, trajectory.score) == (StopReason.TERMINATED, 1.0, 1.0)
+    assert [turn.action for turn in trajectory.turns] == ["step"] * 5 + ["it is 42"]
+    assert [turn.result.info["step"] for turn in trajectory.turns] == [1, 2, 3, 4, 5, 6]
+    text = CharTokenizer().decode(trajectory.token_ids.tolist())
+    assert text.startswith("What is 6 x 7?step<|im_end|>\n\nNext step:\n\n\nAssistant: step<|im_end|>")
+
+
+@pytest.mark.usefixtures("shim")
+@pytest.mark.parametrize(
+    ("script", "rewards", "score", "info"),
+    [
+        (["The answer is: 42"], [1.0], 1.5, {"step": 1, "correct": 1, "attempts": 1}),
+        (["x = 41", "x = 42"], [0.0, 1.0], 1.5, {"step": 2, "correct": 1, "attempts": 2}),
+        (["x = 41"], [0.0, 0.0, -0.3], 0.2, {"step": 3, "correct": 0, "attempts": 3}),
+        (["no idea"], [0.0, 0.0, -0.5], 0.0, {"step": 3, "correct": 0, "attempts": 3}),
+    ],
+    ids=["right", "right at last", "wrong", "no answer"],
+)
+async def test_the_guides_maths_agent_runs_unmodified(script, rewards, score, info):
+    trajectory = await play(load("math_agent"), script)
+    assert trajectory.error is None
+    assert [turn.result.reward for turn in trajectory.turns] == pytest.approx(rewards)
+    assert trajectory.score == pytest.approx(score)
+    assert trajectory.turns[-1].result.info == info
+    assert trajectory.stop_reason is StopReason.TERMINATED
+
+
+@pytest.mark.usefixtures("shim")
+async def test_the_form_of_openrlhfs_readme_runs_unmodified():
+    trajectory = await play(load("readme_form"))
+    assert trajectory.error is None
+    assert (trajectory.stop_reason, trajectory.reward, len(trajectory.turns)) == (StopReason.TERMINATED, 1.0, 2)
+
+
+@pytest.mark.usefixtures("shim")
+async def test_every_episode_of_a_file_has_its_own_agent_instance():
+    func = AgentFunc(load("math_agent"))
+    engine = ScriptedEngine(["x = 41"], CharTokenizer(), latency_s=0.001)
+    done = await asyncio.gather(*(play(None, func=func, engine=engine) for _ in range(4)))
+    assert [len(trajectory.turns) for trajectory in done] == [3, 3, 3, 3]
+
+
+# --- our own form ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_subclass_names_its_agent():
+    trajectory = await play(Judging, ["41", "42"])
+    assert (trajectory.stop_reason, trajectory.reward) == (StopReason.TERMINATED, 1.0)
+
+
+async def test_a_subclass_gives_its_agents_arguments():
+    class Other(Judging):
+        agent_kwargs = MappingProxyType({"word": "seven"})
+
+    assert (await play(Other, ["seven"])).reward == 1.0
+
+
+async def test_the_constructors_agent_wins_over_the_attribute():
+    class Strict(Judge):
+        async def step(self, states):
+            return StepResult(reward=-1.0, terminated=True)
+
+    class Executor(Judging):
+        def __init__(self):
+            super().__init__(Strict)
+
+    assert (await play(Executor)).reward == -1.0
+
+
+async def test_the_record_carries_the_runners_keys_and_limits():
+    trajectory = await play(Judging, ["41"], limits=Limits(max_length=99, max_turns=1))
+    assert (trajectory.episode_id, trajectory.group_id, trajectory.attempt, trajectory.seed) == (
+        "task-0/3",
+        "task-0",
+        2,
+        11,
+    )
+    assert (trajectory.max_length, trajectory.stop_reason) == (99, StopReason.MAX_TURNS)
+
+
+async def test_messages_reach_the_file_as_the_templates_text():
+    class Executor(Judging):
+        async def execute(self, prompt, label, sampling_params):
+            prompts.append(prompt)
+            return await super().execute(prompt, label, sampling_params)
+
+    prompts = []
+    await play(Executor, ["42"], task=Task([{"role": "user", "content": "6 x 7?"}], label="42"))
+    assert prompts == ["<|im_start|>user\n6 x 7?<|im_end|>\n<|im_start|>assistant\n"]
+
+
+async def test_an_override_may_change_prompt_label_and_sampling():
+    class Executor(Judging):
+        async def execute(self, prompt, label, sampling_params):
+            return await super().execute(prompt + " Think.", "other", SamplingParams(temperature=0.0))
+
+    engine = ScriptedEngine(["42"], CharTokenizer())
+    trajectory = await play(Executor, engine=engine)
+    assert (engine.requests[0].prompt, engine.requests[0].sampling.temperature) == ("What is 6 x 7? Think.", 0.0)
+    assert (trajectory.task.prompt, trajectory.task.label) == ("What is 6 x 7? Think.", "other")
+
+
+async def test_an_agent_class_of_no_base_gets_our_defaults():
+    class Bare:
+        def step(self, states):
+            return {"rewards": 0.5, "environment_feedback": "", "done": True}
+
+    class Executor(AgentExecutor):
+        def __init__(self):
+            super().__init__(Bare)
+
+    assert (await play(Executor)).reward == 0.5
+    assert as_agent(Judge) is Judge
+
+
+async def test_plain_methods_of_a_file_run_off_the_event_loop():
+    import threading
+
+    threads = []
+
+    class Plain(AgentInstance):
+        def reset(self, states):
+            threads.append(threading.current_thread())
+            return states
+
+        def step(self, states):
+            threads.append(threading.current_thread())
+            return StepResult(terminated=True)
+
+    class Executor(AgentExecutor):
+        agent_cls = Plain
+
+    await play(Executor)
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads
+
+
+async def test_an_executor_without_an_agent_says_what_is_missing():
+    trajectory = await play(AgentExecutor)
+    assert (trajectory.error.type, trajectory.reward) == ("ConfigError", None)
+    assert "expected `agent_cls`, got None" in trajectory.error.message
+
+
+# --- overrides of execute ---------------------------------------------------------------------------------------------
+
+OWN = {
+    "prompt": "p", "label": "l", "observation_tokens": [10, 11, 12, 13], "action_ranges": [(1, 2), (3, 4)],
+    "rollout_log_probs": [0.0, -0.5, 0.0, -0.25], "reward": 0.75, "scores": 0.5, "truncated": False, "extra_logs": {},
+}  # fmt: skip
+
+
+async def test_an_override_may_make_the_episode_itself():
+    class Executor(AgentExecutor):
+        async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine, images=None):
+            assert (max_length, type(hf_tokenizer), type(llm_engine), images) == (
+                600,
+                CharTokenizer,
+                ScriptedEngine,
+                None,
+            )
+            return OWN
+
+    trajectory = await play(Executor)
+    assert trajectory.token_ids.tolist() == [10, 11, 12, 13]
+    assert list(trajectory.action_mask) == [0, 1, 0, 1]
+    assert (trajectory.reward, trajectory.score, trajectory.stop_reason) == (0.75, 0.5, StopReason.TERMINATED)
+    assert (trajectory.episode_id, trajectory.attempt, trajectory.seed) == ("task-0/3", 2, 11)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+async def test_an_override_that_changes_the_reward_is_heard(in_place):
+    class Executor(Judging):
+        async def execute(self, *args, **kwargs):
+            response = await super().execute(*args, **kwargs)
+            response = response if in_place else dict(response)
+            response["reward"] -= 0.25
+            return response
+
+    trajectory = await play(Executor, ["42"])
+    assert (trajectory.error, trajectory.reward) == (None, 0.75)
+
+
+async def test_an_override_that_changes_nothing_keeps_the_turns():
+    class Executor(Judging):
+        async def execute(self, *args, **kwargs):
+            return dict(await super().execute(*args, **kwargs))
+
+    trajectory = await play(Executor, ["41", "42"])
+    assert [turn.result.reward for turn in trajectory.turns] == [0.0, 1.0]
+    assert trajectory.turns[0].result.observation == "again"
+
+
+async def test_an_override_that_returns_nothing_keeps_the_episode():
+    class Executor(Judging):
+        async def execute(self, *args, **kwargs):
+            await super().execute(*args, **kwargs)
+
+    assert (await play(Executor, ["42"])).reward == 1.0
+
+
+async def test_an_override_may_play_twice_and_keep_the_better_one():
+    class Executor(Judging):
+        async def execute(self, *args, **kwargs):
+            tries = [await super(Executor, self).execute(*args, **kwargs) for _ in range(2)]
+            return max(tries, key=lambda response: response["reward"])
+
+    engine = ScriptedEngine(lambda request: "42" if request.call_index == 0 else "no", CharTokenizer())
+    assert (await play(Executor, engine=engine)).reward == 1.0
+
+
+async def test_an_override_that_decorates_a_failed_episode_leaves_its_error():
+    class Executor(Judging):
+        async def execute(self, *args, **kwargs):
+            response = await super().execute(*args, **kwargs)
+            response["extra_logs"]["seen"] = 1.0
+            return response
+
+    trajectory = await play(Executor, engine=ScriptedEngine(["42"], CharTokenizer(), crash_at=0))
+    assert (trajectory.error.kind, trajectory.error.type, trajectory.reward) == ("infra", "EngineError", None)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(ValueError("no"), "env"), (InfraError("down"), "infra")], ids=["env", "infra"]
+)
+async def test_an_override_that_raises_is_recorded(error, kind):
+    class Executor(Judging):
+        async def execute(self, *args, **kwargs):
+            raise error
+
+    trajectory = await play(Executor)
+    assert (trajectory.stop_reason, trajectory.error.kind, trajectory.error.where) == (
+        StopReason.ERROR,
+        kind,
+        "execute",
+    )
+    assert (trajectory.episode_id, trajectory.reward) == ("task-0/3", None)
+
+
+@pytest.mark.parametrize(
+    "value", ["text", 7, [], None, {}, OWN | {"reward": None}, OWN | {"action_ranges": [(3, 9)]}], ids=repr
+)
+async def test_an_override_that_returns_garbage_breaks_the_contract(value):
+    class Executor(AgentExecutor):
+        async def execute(self, *args, **kwargs):
+            return value
+
+    trajectory = await play(Executor)
+    assert (trajectory.stop_reason, trajectory.error.kind) == (StopReason.ERROR, "contract")
+    assert trajectory.reward is None
+
+
+async def test_a_constructor_that_raises_is_recorded():
+    class Executor(Judging):
+        def __init__(self):
+            raise ValueError("no licence")
+
+    trajectory = await play(Executor)
+    assert (trajectory.stop_reason, trajectory.error.message) == (StopReason.ERROR, "no licence")
+
+
+async def test_cancelling_an_episode_cancels_its_generation():
+    engine = ScriptedEngine(["42"], CharTokenizer(), latency_s=3600)
+    task = asyncio.create_task(play(Judging, engine=engine))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert engine.num_cancelled == 1
+
+
+# --- called by a foreign trainer --------------------------------------------------------------------------------------
+
+
+def foreign(script=("42",)):
+    tokenizer = CharTokenizer()
+    return {"hf_tokenizer": tokenizer, "llm_engine": ScriptedEngine(script, tokenizer), "max_length": 200}
+
+
+async def test_execute_takes_what_openrlhf_passes_since_0_10():
+    arguments = {"prompt": "p", "label": "42", "sampling_params": SamplingParams(), "images": None}
+    response = await Judging().execute(**arguments, **foreign())
+    assert response.keys() == ResponseDict.__annotations__.keys()
+    assert (response["reward"], response["prompt"], response["label"]) == (1.0, "p", "42")
+
+
+async def test_the_queue_era_executor_puts_its_result_on_the_queue():
+    queue = asyncio.Queue()
+    executor = Judging(Judge, max_steps=1, result_queue=queue, **foreign(["41"]))
+    response = await executor.execute("p", "42", SamplingParams())
+    assert queue.get_nowait() is response
+    assert response["truncated"]
+    assert queue.empty()
+
+
+async def test_siblings_under_a_foreign_trainer_have_different_request_ids():
+    arguments = foreign(["41"])
+    await asyncio.gather(*(Judging().execute("p", "42", SamplingParams(), **arguments) for _ in range(2)))
+    ids = [request.request_id for request in arguments["llm_engine"].requests]
+    assert len(ids) == 4
+    assert len(set(ids)) == 4
+
+
+@pytest.mark.parametrize("missing", ["hf_tokenizer", "llm_engine", "max_length"])
+async def test_execute_names_what_it_was_not_given(missing):
+    arguments = {name: value for name, value in foreign().items() if name != missing}
+    with pytest.raises(ConfigError, match="expected max_length, hf_tokenizer and llm_engine"):
+        await Judging().execute("p", "42", SamplingParams(), **arguments)
+
+
+async def test_a_failed_episode_gives_a_foreign_trainer_every_key_and_no_reward():
+    response = await Judging().execute("p", "42", SamplingParams(), **foreign([Completion((5,), "error")]))
+    assert response.keys() == ResponseDict.__annotations__.keys()
+    assert response["reward"] is None
+
+
+def test_the_constructor_takes_the_queue_eras_keywords():
+    names = list(inspect.signature(AgentExecutor).parameters)
+    assert names == ["agent_instance_cls", "max_steps", "max_length", "llm_engine", "hf_tokenizer", "result_queue"]
+
+
+async def test_a_response_that_an_override_puts_on_the_queue_is_the_episodes():
+    """The queue era's custom `execute` returns nothing."""
+    tok = CharTokenizer()
+
+    class Queued(AgentExecutor):
+        async def execute(self, prompt, label, sampling_params):
+            ids = tok.encode("ab", add_special_tokens=False)
+            response = {"observation_tokens": ids, "action_ranges": [(1, 2)], "reward": 0.25}
+            await self.result_queue.put(response)
+
+    func = AgentFunc(Queued)
+    runs = [
+        func.episode(
+            Task("p"),
+            engine=ScriptedEngine(["x"], tok),
+            chat=Chat(tok),
+            sampling=SamplingParams(),
+            limits=Limits(),
+            key=EpisodeKey(str(i)),
+        )
+        for i in range(3)
+    ]
+    assert [(t.episode_id, t.reward) for t in await asyncio.gather(*runs)] == [("0", 0.25), ("1", 0.25), ("2", 0.25)]
