@@ -33,8 +33,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 IGNORED = -100
-Message = dict[str, str]
-Item = tuple[list[Message], str]  # a conversation and the right answer
+Chat = list[dict[str, str]]
+Item = tuple[Chat, str]  # a conversation and the right answer
 Example = tuple[list[int], list[int]]  # token ids and labels
 
 
@@ -88,7 +88,7 @@ def training_problems(args: Args) -> list[Problem]:
     return make_problems(args.train_steps * args.batch_size * 3 // 4 + 1, args.seed + 1, exclude=read_questions())
 
 
-def make_conversation(problem: Problem, rng: Random) -> list[Message]:
+def make_conversation(problem: Problem, rng: Random) -> Chat:
     """Messages from the question to a right attempt; one first attempt in ten works by columns at once."""
     messages = [{"role": "user", "content": question_text(problem.question)}]
     num_failed = rng.choices((0, 1, 2), weights=(50, 42, 8))[0]
@@ -100,7 +100,7 @@ def make_conversation(problem: Problem, rng: Random) -> list[Message]:
     return [*messages, {"role": "assistant", "content": right}]
 
 
-def failed_turn(attempt: str, attempts_left: int) -> list[Message]:
+def failed_turn(attempt: str, attempts_left: int) -> Chat:
     """A wrong attempt and what math_retry says to it."""
     answer = read_answer(attempt)
     feedback = feedback_text("no_answer" if answer is None else "wrong", answer, attempts_left)
@@ -124,7 +124,7 @@ def wrong_attempt(problem: Problem, rng: Random, *, by_columns: bool) -> str:
     return "\n".join(lines if rng.random() < 0.1 else [*lines, f"#### {value}"])
 
 
-def make_drill(problems: list[Problem], rng: Random) -> list[Message]:
+def make_drill(problems: list[Problem], rng: Random) -> Chat:
     """One bare operation of each problem, leapt over or by columns: more arithmetic per token."""
     by_columns = rng.random() < 0.5
     solutions = [p.long_solution if by_columns else p.short_solution for p in problems]
@@ -139,7 +139,7 @@ def read_answer(text: str) -> str | None:
     return found[-1] if found else None
 
 
-def encode(tokenizer: Tokens, messages: list[Message]) -> Example:
+def encode(tokenizer: Tokens, messages: Chat) -> Example:
     """Token ids as the chat template renders them, and labels for the last attempt and its <|im_end|> only."""
     prompt_ids = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True)["input_ids"]
     action_ids = [*tokenizer.encode(messages[-1]["content"]), tokenizer.eos_token_id]
@@ -156,25 +156,19 @@ def batches(examples: list[Example], batch_size: int, rng: Random) -> list[list[
     return rng.sample(made, len(made))
 
 
-def train_tokenizer(conversations: list[list[Message]]) -> Tokens:
+def train_tokenizer(chats: list[Chat]) -> Tokens:
     """A byte-level BPE that splits digits and loses nothing of any text."""
     tokenizer = Tokenizer(models.BPE())
     pieces = Regex(r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+ ?|\s+")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(pieces, "isolated"), to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    marks = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=640, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    texts = (f"{m['role']}\n{m['content']}" for messages in conversations for m in messages)
-    tokenizer.train_from_iterator(texts, trainer)
-    ends = {"pad_token": special[0], "eos_token": special[2]}
-    fast = Tokens(tokenizer_object=tokenizer, model_max_length=2048, **ends)
-    fast.add_special_tokens({"additional_special_tokens": [special[1]]})
-    fast.chat_template = CHAT_TEMPLATE
-    return fast
+    trainer = trainers.BpeTrainer(vocab_size=640, special_tokens=marks, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator((f"{m['role']}\n{m['content']}" for chat in chats for m in chat), trainer)
+    named = {"pad_token": marks[0], "eos_token": marks[2], "additional_special_tokens": [marks[1]]}
+    return Tokens(tokenizer_object=tokenizer, model_max_length=2048, chat_template=CHAT_TEMPLATE, **named)
 
 
 def make_model(args: Args, tokenizer: Tokens) -> Qwen2ForCausalLM:
@@ -205,8 +199,7 @@ def train(model: Qwen2ForCausalLM, data: list[list[torch.Tensor]], learning_rate
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in (muon, adamw):
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate * factor
+            optimizer.param_groups[0]["lr"] = learning_rate * factor
             optimizer.step()
             optimizer.zero_grad()
         if step % 100 == 0 or step == num_steps - 1:
@@ -220,12 +213,10 @@ def measure(model_dir: Path, num_samples: int, seed: int) -> dict[str, float]:
     torch.manual_seed(seed)
     figures: dict[str, float] = {}
 
-    def attempt(items: list[Item], name: str, attempts_left: int = 1) -> list[Item]:
+    def attempt(items: list[Item], name: str, left: int = 1) -> list[Item]:
         texts, num_tokens = sample(model, tokenizer, [messages for messages, _ in items], name == "greedy")
         tried = [(*item, text) for item, text in zip(items, texts, strict=True)]
-        failed = [
-            (m + failed_turn(text, attempts_left), right) for m, right, text in tried if read_answer(text) != right
-        ]
+        failed = [(chat + failed_turn(text, left), right) for chat, right, text in tried if read_answer(text) != right]
         count = max(1, len(items))
         figures.update({name: 1 - len(failed) / count, f"{name} tokens": num_tokens / count})
         return failed
@@ -233,16 +224,14 @@ def measure(model_dir: Path, num_samples: int, seed: int) -> dict[str, float]:
     rows = [json.loads(line) for line in TASK_SET.read_text(encoding="utf-8").splitlines()]
     items = [([{"role": "user", "content": question_text(row["prompt"])}], row["label"][5:]) for row in rows]
     attempt(items, "greedy")
-    failed = attempt(items * num_samples, "first", attempts_left=2)
+    failed = attempt(items * num_samples, "first", left=2)
     attempt([(messages[:1], answer) for messages, answer in failed], "control")
     attempt(attempt(failed, "after feedback"), "third")
     return figures
 
 
 @torch.inference_mode()
-def sample(
-    model: Qwen2ForCausalLM, tokenizer: Tokens, chats: list[list[Message]], greedy: bool
-) -> tuple[list[str], int]:
+def sample(model: Qwen2ForCausalLM, tokenizer: Tokens, chats: list[Chat], greedy: bool) -> tuple[list[str], int]:
     """One attempt per conversation at temperature 1 (or greedily), and the number of tokens in all of them."""
     texts, num_tokens = [], 0
     rendering = {"add_generation_prompt": True, "padding": True, "return_tensors": "pt", "return_dict": True}

@@ -1,0 +1,131 @@
+"""The word problems: deterministic, right, varied, and kept apart from training."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentenv_envs.math_retry.problems import TASK_SET, make_problems, read_questions, work_out, write_tasks
+
+
+def calculate(expression: str) -> int:
+    assert re.fullmatch(r"[\d +*()-]+", expression)
+    return int(eval(expression))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7])
+def test_equal_seeds_give_equal_problems(seed: int) -> None:
+    assert make_problems(50, seed) == make_problems(50, seed)
+
+
+def test_different_seeds_give_different_problems() -> None:
+    assert make_problems(50, 0) != make_problems(50, 1)
+
+
+def test_a_longer_list_begins_with_the_shorter_one() -> None:
+    assert make_problems(100, 3)[:20] == make_problems(20, 3)
+
+
+def test_no_problems_are_made_when_none_are_asked_for() -> None:
+    assert make_problems(0, 0) == []
+
+
+def test_all_questions_differ() -> None:
+    problems = make_problems(2000, 5)
+    assert len({problem.question for problem in problems}) == 2000
+
+
+def test_answers_lie_between_1_and_999_and_questions_hold_no_answer_mark() -> None:
+    for problem in make_problems(2000, 2):
+        assert 1 <= problem.answer <= 999
+        assert all(int(n) <= 999 for n in re.findall(r"\d+", problem.short_solution))
+        assert "####" not in problem.question
+        assert "{" not in problem.question
+
+
+def test_both_solutions_end_with_the_answer() -> None:
+    for problem in make_problems(500, 2):
+        assert problem.short_solution.endswith(f"\n#### {problem.answer}")
+        assert problem.long_solution.endswith(f"\n#### {problem.answer}")
+
+
+def test_the_short_solution_is_true_equations_that_lead_to_the_answer() -> None:
+    for problem in make_problems(2000, 4):
+        *lines, _ = problem.short_solution.splitlines()
+        results = [int(line.split(" = ")[1]) for line in lines]
+        assert [calculate(line.split(" = ")[0]) for line in lines] == results
+        assert results[-1] == problem.answer
+        assert all(line.startswith(f"{result} ") for line, result in zip(lines[1:], results[:-1], strict=True))
+
+
+def test_every_equation_of_the_long_solution_is_true() -> None:
+    for problem in make_problems(2000, 4):
+        for line in problem.long_solution.splitlines()[:-1]:
+            head, columns = line.split(": ")
+            *steps, result = columns.rstrip(".").split(", ")
+            for step in steps:
+                left, right = step.split(" ", 1)[1].split(" = ")
+                assert calculate(left) == int(right), line
+            assert result == f"so {calculate(head)}"
+
+
+def test_the_first_operation_uses_numbers_of_the_question() -> None:
+    for problem in make_problems(500, 6):
+        numbers = re.findall(r"\d+", problem.short_solution.split(" = ")[0])
+        assert set(numbers) <= set(re.findall(r"\d+", problem.question))
+
+
+def test_both_solutions_have_the_same_operations() -> None:
+    for problem in make_problems(500, 6):
+        leaps = [line.split(" = ")[0] for line in problem.short_solution.splitlines()[:-1]]
+        assert leaps == [line.split(":")[0] for line in problem.long_solution.splitlines()[:-1]]
+
+
+def test_one_and_two_step_problems_and_all_operations_occur() -> None:
+    problems = make_problems(500, 0)
+    num_steps = {problem.long_solution.count("\n") for problem in problems}
+    operators = {sign for problem in problems for sign in re.findall(r"[-+*]", problem.short_solution)}
+    assert num_steps == {1, 2}
+    assert operators == {"+", "-", "*"}
+
+
+@pytest.mark.parametrize(
+    ("left", "operator", "right", "written"),
+    [
+        (27, "+", 15, "27 + 15: ones 7 + 5 = 12, tens 2 + 1 + 1 = 4, so 42."),
+        (27, "+", 2, "27 + 2: ones 7 + 2 = 9, tens 2 + 0 = 2, so 29."),
+        (103, "-", 47, "103 - 47: ones 13 - 7 = 6, tens 10 - 4 - 1 = 5, hundreds 1 - 0 - 1 = 0, so 56."),
+        (38, "*", 7, "38 * 7: ones 8 * 7 = 56, tens 3 * 7 + 5 = 26, so 266."),
+        (5, "+", 99, "5 + 99: ones 5 + 9 = 14, tens 0 + 9 + 1 = 10, so 104."),
+    ],
+)
+def test_operations_are_worked_by_columns(left: int, operator: str, right: int, written: str) -> None:
+    assert work_out(left, operator, right) == written
+
+
+def test_excluded_questions_are_never_made() -> None:
+    unwanted = {problem.question for problem in make_problems(30, 0)}
+    assert unwanted.isdisjoint(problem.question for problem in make_problems(200, 0, exclude=unwanted))
+
+
+def test_the_shipped_task_set_is_what_the_command_writes(tmp_path: Path) -> None:
+    out = tmp_path / "tasks.jsonl"
+    command = [sys.executable, "-m", "agentenv_envs.math_retry.problems", str(out), "--count", "200", "--seed", "0"]
+    subprocess.run(command, check=True)
+    assert out.read_bytes() == TASK_SET.read_bytes()
+
+
+def test_task_rows_hold_a_prompt_and_a_label(tmp_path: Path) -> None:
+    problems = make_problems(3, 9)
+    write_tasks(tmp_path / "tasks.jsonl", problems)
+    rows = [json.loads(line) for line in (tmp_path / "tasks.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert rows == [{"prompt": p.question, "label": f"#### {p.answer}"} for p in problems]
+    assert read_questions(tmp_path / "tasks.jsonl") == {p.question for p in problems}
+
+
+def test_the_shipped_task_set_has_200_different_questions() -> None:
+    assert len(TASK_SET.read_text(encoding="utf-8").splitlines()) == 200
+    assert len(read_questions()) == 200
