@@ -1,0 +1,617 @@
+"""HFEngine: what it samples, and that neighbours in the batch, turns, weights, cancels and crashes do not change it."""
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2ForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from agentenv.engines import hf
+from agentenv.engines.hf import HFEngine
+from agentenv.errors import ConfigError, EngineError, MissingDependency
+from agentenv.types import Completion, SamplingParams
+from tests.models import make_tiny_qwen2
+
+PROMPTS = [[40 + i, *range(50, 50 + 7 * i), 60 + i] for i in range(6)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+EOS = 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """For the reference models: on busy cores, two threads take ten times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_qwen2(tmp_path_factory.mktemp("hf") / "qwen2")
+
+
+@pytest.fixture(scope="module")
+def reference(path: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+@pytest.fixture
+async def engine(path: Path) -> AsyncIterator[HFEngine]:
+    engine = HFEngine(path, max_length=512)
+    yield engine
+    await engine.close()
+
+
+def without_eos(model: Any) -> Any:
+    model.config.eos_token_id = model.generation_config.eos_token_id = None
+    return model
+
+
+def seeded(build: Any, config: Any) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return without_eos(build(config).float())
+
+
+def llama() -> Any:
+    return seeded(LlamaForCausalLM, LlamaConfig(
+        vocab_size=200, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2, bos_token_id=None, eos_token_id=None,
+    ))  # fmt: skip
+
+
+def gpt2() -> Any:
+    return seeded(GPT2LMHeadModel, GPT2Config(
+        vocab_size=200, n_embd=64, n_layer=2, n_head=4, n_positions=256, initializer_range=0.2, bos_token_id=None,
+        eos_token_id=None,
+    ))  # fmt: skip
+
+
+def mistral(window: int) -> Any:
+    return seeded(MistralForCausalLM, MistralConfig(
+        vocab_size=200, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2, sliding_window=window,
+        bos_token_id=None, eos_token_id=None,
+    ))  # fmt: skip
+
+
+def rescore(model: Any, prompt: list[int], completion: Completion, sampling: SamplingParams) -> list[float]:
+    """The log-probabilities of an action from one forward pass over all of it, truncated row by row."""
+    ids = prompt + list(completion.token_ids)
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0, len(prompt) - 1 : -1].float()
+    scores = []
+    for row, token in zip(logits, completion.token_ids, strict=True):
+        if sampling.temperature > 0:
+            row = row / sampling.temperature
+            probs = row.softmax(-1)
+            row = row.masked_fill(probs < sampling.min_p * probs.max(), -torch.inf)
+            if sampling.top_k > 0:
+                row = row.masked_fill(row < row.topk(sampling.top_k).values[-1], -torch.inf)
+            if sampling.top_p < 1:
+                order = row.argsort(descending=True)
+                before = row.softmax(-1)[order].cumsum(0) - row.softmax(-1)[order]
+                row = row.index_fill(0, order[before >= sampling.top_p], -torch.inf)
+        scores.append(float(row.log_softmax(-1)[token]))
+    return scores
+
+
+def plain_greedy(model: Any, prompt: list[int], num: int) -> tuple[int, ...]:
+    ids = list(prompt)
+    with torch.no_grad():
+        for _ in range(num):
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return tuple(ids[len(prompt) :])
+
+
+async def sample_all(engine: HFEngine, prompts: list[list[int]], sampling: SamplingParams) -> list[Completion]:
+    asked = [engine.generate(p, sampling, request_id=f"{sampling.seed}-{i}/0") for i, p in enumerate(prompts)]
+    return list(await asyncio.gather(*asked))
+
+
+async def until(condition: Any, timeout_s: float = 20.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        await asyncio.sleep(0.002)
+
+
+# What is sampled
+
+
+async def test_batched_greedy_is_one_by_one_greedy(engine: HFEngine) -> None:
+    alone = [await engine.generate(p, GREEDY, request_id="") for p in PROMPTS]
+    together = await sample_all(engine, PROMPTS, GREEDY)
+    for one, other in zip(alone, together, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("build", [llama, gpt2])
+async def test_other_architectures_agree_with_a_plain_forward_pass(build: Any) -> None:
+    engine, model = HFEngine(build()), build().eval()
+    try:
+        for prompt, completion in zip(PROMPTS, await sample_all(engine, PROMPTS, GREEDY), strict=True):
+            assert completion.token_ids == plain_greedy(model, prompt, 24)
+            assert completion.logprobs == pytest.approx(rescore(model, prompt, completion, GREEDY), abs=1e-4)
+    finally:
+        await engine.close()
+
+
+async def test_a_window_that_all_layers_share_is_kept() -> None:
+    engine, model = HFEngine(mistral(window=8)), mistral(window=8).eval()
+    try:
+        completions = await sample_all(engine, PROMPTS, GREEDY)
+        assert [c.token_ids for c in completions] == [plain_greedy(model, p, 24) for p in PROMPTS]
+    finally:
+        await engine.close()
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(temperature=1.0, max_tokens=32, seed=1),
+        SamplingParams(temperature=0.6, max_tokens=32, seed=2),
+        SamplingParams(temperature=1.3, top_k=10, max_tokens=32, seed=3),
+        SamplingParams(temperature=0.9, top_p=0.7, max_tokens=32, seed=4),
+        SamplingParams(temperature=1.2, min_p=0.05, max_tokens=32, seed=5),
+        SamplingParams(temperature=1.5, top_k=40, top_p=0.9, min_p=0.01, max_tokens=32, seed=6),
+        SamplingParams(temperature=0.0, top_p=0.5, top_k=3, max_tokens=32),
+    ],
+    ids=str,
+)
+async def test_logprobs_are_those_of_a_full_forward_pass(
+    engine: HFEngine, reference: Any, sampling: SamplingParams
+) -> None:
+    for prompt, completion in zip(PROMPTS, await sample_all(engine, PROMPTS, sampling), strict=True):
+        assert completion.logprobs == pytest.approx(rescore(reference, prompt, completion, sampling), abs=1e-4)
+
+
+async def test_rows_of_different_sampling_share_a_batch(engine: HFEngine, reference: Any) -> None:
+    kinds = [GREEDY, SamplingParams(temperature=0.7, seed=1, max_tokens=24), SamplingParams(top_p=0.8, max_tokens=24)]
+    asked = [engine.generate(PROMPTS[1], kind, request_id="") for kind in kinds]
+    for kind, completion in zip(kinds, await asyncio.gather(*asked), strict=True):
+        assert completion.logprobs == pytest.approx(rescore(reference, PROMPTS[1], completion, kind), abs=1e-4)
+
+
+async def test_a_seed_fixes_the_tokens_whatever_is_in_the_batch(engine: HFEngine) -> None:
+    sampling = SamplingParams(max_tokens=40, seed=11, min_tokens=40)
+    alone = await engine.generate(PROMPTS[2], sampling, request_id="")
+    mates = [asyncio.create_task(engine.generate(p, SamplingParams(max_tokens=60), request_id="")) for p in PROMPTS]
+    await until(lambda: len(engine._running) == len(PROMPTS))
+    late = await engine.generate(PROMPTS[2], sampling, request_id="")
+    await asyncio.gather(*mates)
+    assert alone.token_ids == late.token_ids
+    other = await engine.generate(PROMPTS[2], SamplingParams(max_tokens=40, seed=12, min_tokens=40), request_id="")
+    assert other.token_ids != alone.token_ids
+
+
+async def test_without_a_seed_samples_differ(engine: HFEngine) -> None:
+    first, second = await sample_all(engine, [PROMPTS[1]] * 2, SamplingParams(max_tokens=32, min_tokens=32))
+    assert first.token_ids != second.token_ids
+
+
+async def test_long_prompts_are_computed_in_pieces(
+    engine: HFEngine, reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf, "MAX_PREFILL_TOKENS", 16)
+    prompts = [list(range(20, 20 + n)) for n in (1, 2, 15, 16, 17, 60, 130)]
+    for prompt, completion in zip(prompts, await sample_all(engine, prompts, GREEDY), strict=True):
+        assert completion.logprobs == pytest.approx(rescore(reference, prompt, completion, GREEDY), abs=1e-4)
+
+
+async def test_a_request_may_move_before_anything_of_it_was_computed(path: Path, reference: Any) -> None:
+    fresh = HFEngine(path, max_length=512)
+    try:
+        await fresh.pause()
+        short = fresh.generate([40, 41], SamplingParams(max_tokens=1), request_id="")
+        longer = [fresh.generate(list(range(40, 40 + n)), GREEDY, request_id="") for n in (30, 200)]
+        asked = asyncio.gather(short, *longer)
+        await until(lambda: len(fresh._waiting) == 3)
+        await fresh.resume()
+        _, first, second = await asked
+        for num, completion in ((30, first), (200, second)):
+            expected = rescore(reference, list(range(40, 40 + num)), completion, GREEDY)
+            assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+    finally:
+        await fresh.close()
+
+
+async def test_more_requests_than_slots_wait_their_turn(path: Path, engine: HFEngine) -> None:
+    small = HFEngine(path, max_length=512, max_num_seqs=2)
+    try:
+        few, many = await sample_all(small, PROMPTS, GREEDY), await sample_all(engine, PROMPTS, GREEDY)
+        assert [c.token_ids for c in few] == [c.token_ids for c in many]
+    finally:
+        await small.close()
+
+
+# How a generation ends
+
+
+@pytest.fixture
+async def endless(path: Path) -> AsyncIterator[HFEngine]:
+    """An engine that knows no end of sequence."""
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.eos_token = None
+    model = without_eos(Qwen2ForCausalLM.from_pretrained(path, dtype=torch.float32))
+    engine = HFEngine(model, tokenizer=tokenizer, max_length=512)
+    yield engine
+    await engine.close()
+
+
+LONG = SamplingParams(max_tokens=60, seed=5)
+
+
+async def test_length_ends_at_max_tokens_and_at_the_context(engine: HFEngine) -> None:
+    capped = await engine.generate(PROMPTS[0], SamplingParams(max_tokens=5, min_tokens=5), request_id="")
+    assert (len(capped.token_ids), capped.finish_reason, capped.stop_reason) == (5, "length", None)
+    prompt = list(range(50, 361)) + list(range(50, 250))
+    last = await engine.generate(prompt, SamplingParams(max_tokens=99), request_id="")
+    assert len(prompt) == 511
+    assert len(last.token_ids) == 1
+    open_ended = await engine.generate(prompt[:490], SamplingParams(min_tokens=22), request_id="")
+    assert (len(open_ended.token_ids), open_ended.finish_reason) == (22, "length")
+
+
+async def test_end_of_sequence_comes_before_length_and_stays_in_the_action(path: Path) -> None:
+    model = Qwen2ForCausalLM.from_pretrained(path, dtype=torch.float32)
+    prompt, action = PROMPTS[3], plain_greedy(model, PROMPTS[3], 8)
+    first = action.index(action[7])
+    model.generation_config.eos_token_id = [action[7], 7]
+    model.config.eos_token_id = None
+    engine = HFEngine(model, max_length=512)
+    try:
+        sampling = SamplingParams(temperature=0.0, max_tokens=first + 1)
+        completion = await engine.generate(prompt, sampling, request_id="")
+        assert completion.token_ids == action[: first + 1]
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", None)
+    finally:
+        await engine.close()
+
+
+async def test_all_ends_of_sequence_are_known(path: Path) -> None:
+    model = Qwen2ForCausalLM.from_pretrained(path, dtype=torch.float32)
+    action = plain_greedy(model, PROMPTS[3], 3)
+    model.generation_config.eos_token_id = [EOS, action[2]]
+    engine = HFEngine(model, max_length=512)
+    try:
+        completion = await engine.generate(PROMPTS[3], GREEDY, request_id="")
+        assert completion.token_ids[-1] == action[2]
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", action[2])
+    finally:
+        await engine.close()
+
+
+async def test_stop_token_ids_end_it_and_are_named(endless: HFEngine) -> None:
+    free = await endless.generate(PROMPTS[3], LONG, request_id="")
+    stop_id = free.token_ids[9]
+    end = free.token_ids.index(stop_id) + 1
+    for max_tokens in (end, 60):
+        sampling = replace(LONG, max_tokens=max_tokens, stop_token_ids=(383, stop_id))
+        completion = await endless.generate(PROMPTS[3], sampling, request_id="")
+        assert completion.token_ids == free.token_ids[:end]
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", stop_id)
+
+
+async def test_min_tokens_forbids_every_end_before_it(engine: HFEngine, reference: Any) -> None:
+    stop_ids = tuple(range(3, 300))
+    sampling = SamplingParams(max_tokens=30, min_tokens=6, seed=5, stop_token_ids=stop_ids)
+    completion = await engine.generate(PROMPTS[2], sampling, request_id="")
+    assert not {EOS, *stop_ids} & set(completion.token_ids[:6])
+    assert completion.logprobs is not None
+    assert completion.logprobs[0] > rescore(reference, PROMPTS[2], completion, sampling)[0]
+
+
+async def test_a_stop_string_keeps_the_token_that_completes_it(endless: HFEngine) -> None:
+    free = await endless.generate(PROMPTS[3], LONG, request_id="")
+    decode: Any = endless._tokenizer
+    texts = [decode.decode(free.token_ids[:n], skip_special_tokens=False) for n in range(61)]
+    stops = sorted({text[-2:] for text in texts[5:] if "�" not in text[-2:]})
+    assert len(stops) >= 5
+    for stop in stops[:5]:
+        end = next(n for n in range(61) if stop in texts[n])
+        for max_tokens in (end, 60):
+            sampling = replace(LONG, max_tokens=max_tokens, stop=("never said", stop))
+            completion = await endless.generate(PROMPTS[3], sampling, request_id="")
+            assert completion.token_ids == free.token_ids[:end]
+            assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
+
+
+async def test_stop_strings_need_a_tokenizer() -> None:
+    engine = HFEngine(llama())
+    with pytest.raises(EngineError, match="tokenizer"):
+        await engine.generate([1], SamplingParams(stop=("x",)), request_id="")
+    await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [([], "at least one prompt token"), ([1] * 512, "shorter than max_length=512"), ([1, 384], "384"), ([-1], "-1")],
+)
+async def test_prompts_that_cannot_be_followed_are_refused(engine: HFEngine, prompt: list[int], words: str) -> None:
+    with pytest.raises(EngineError, match=words):
+        await engine.generate(prompt, GREEDY, request_id="e/0")
+
+
+@pytest.mark.parametrize(
+    ("build", "kwargs", "words"),
+    [
+        (
+            lambda: T5ForConditionalGeneration(T5Config(d_model=16, d_ff=16, num_layers=1, num_heads=1, d_kv=16)),
+            {},
+            "T5",
+        ),
+        (llama, {"max_length": 257}, "max_length <= 256"),
+    ],
+)
+async def test_models_and_limits_that_do_not_fit_are_refused(build: Any, kwargs: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        HFEngine(build(), **kwargs)
+
+
+async def test_windows_in_some_layers_are_refused_unless_never_reached(path: Path) -> None:
+    model = Qwen2ForCausalLM.from_pretrained(path, dtype=torch.float32)
+    model.config.use_sliding_window, model.config.sliding_window = True, 64
+    model.config.layer_types = ["full_attention", "sliding_attention"]
+    with pytest.raises(ConfigError, match="Pass max_length=64"):
+        HFEngine(model)
+    await HFEngine(model, max_length=64).close()
+
+
+async def test_on_a_cpu_a_half_precision_checkpoint_is_computed_in_float32(path: Path, tmp_path: Path) -> None:
+    AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    engine = HFEngine(tmp_path, tokenizer=AutoTokenizer.from_pretrained(path), device="cpu", max_length=512)
+    try:
+        completion = await engine.generate(PROMPTS[1], GREEDY, request_id="")
+        assert completion.logprobs == pytest.approx(rescore(half, PROMPTS[1], completion, GREEDY), abs=1e-4)
+    finally:
+        await engine.close()
+
+
+@pytest.mark.parametrize("build", [llama, gpt2])
+async def test_a_model_that_was_handed_over_still_computes_by_itself(build: Any) -> None:
+    model, same = build(), build().eval()
+    engine = HFEngine(model)
+    await engine.generate(PROMPTS[1], GREEDY, request_id="")
+    ids = torch.tensor([[0, 0, 7, 8, 9], [1, 2, 3, 4, 5]])
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    assert torch.allclose(
+        model(ids, attention_mask=mask).logits[:, -1], same(ids, attention_mask=mask).logits[:, -1], atol=1e-5
+    )
+    model(ids, labels=ids).loss.backward()
+    await engine.close()
+
+
+def test_a_missing_library_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingDependency, match="pip install"):
+        HFEngine("anything")
+
+
+# Turns of an episode
+
+
+async def test_a_later_turn_reuses_what_the_earlier_computed(engine: HFEngine, reference: Any) -> None:
+    sampling = SamplingParams(max_tokens=20, min_tokens=20, seed=1)
+    ids, num_computed = list(PROMPTS[4]), 0
+    for turn in range(4):
+        completion = await engine.generate(ids, sampling, request_id=f"episode/{turn}")
+        fresh = await engine.generate(ids, sampling, request_id="")
+        assert completion.num_cached_tokens == num_computed
+        assert fresh.num_cached_tokens == 0
+        assert completion.token_ids == fresh.token_ids
+        assert completion.logprobs == pytest.approx(fresh.logprobs, abs=1e-4)
+        num_computed = len(ids) + 19
+        ids = ids + list(completion.token_ids) + [90, 91, 92]
+
+
+async def test_a_prompt_that_departs_reuses_the_common_part_only(engine: HFEngine) -> None:
+    prompt = list(range(30, 60))
+    await engine.generate(prompt, GREEDY, request_id="e/0")
+    departed = [*prompt[:12], 200, *prompt[13:]]
+    completion = await engine.generate(departed, GREEDY, request_id="e/1")
+    assert completion.num_cached_tokens == 12
+    assert completion.token_ids == (await engine.generate(departed, GREEDY, request_id="")).token_ids
+    same = await engine.generate(departed, GREEDY, request_id="e/2")
+    assert same.num_cached_tokens == len(departed) - 1
+    assert same.token_ids == completion.token_ids
+
+
+async def test_the_least_recent_prefixes_are_forgotten(path: Path) -> None:
+    engine = HFEngine(path, max_length=512, prefix_cache_tokens=100)
+    try:
+        sampling = SamplingParams(max_tokens=10, min_tokens=10)
+        for name in "abc":
+            await engine.generate(list(range(30, 60)), sampling, request_id=f"{name}/0")
+        kept = [
+            (await engine.generate(list(range(30, 60)), sampling, request_id=f"{n}/1")).num_cached_tokens for n in "ca"
+        ]
+        assert kept == [29, 0]
+    finally:
+        await engine.close()
+
+
+# Cancelling, weights, failures
+
+
+async def test_cancelling_frees_the_slot_and_leaves_the_others(path: Path, engine: HFEngine) -> None:
+    small = HFEngine(path, max_length=512, max_num_seqs=3)
+    try:
+        long = SamplingParams(temperature=0.0, max_tokens=200, min_tokens=200)
+        tasks = [asyncio.create_task(small.generate(p, long, request_id=f"{i}/0")) for i, p in enumerate(PROMPTS[:4])]
+        await until(lambda: len(small._running) == 3 and len(small._running[0].logprobs) > 5)
+        tasks[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[0]
+        rest = await asyncio.gather(*tasks[1:])
+        expected = [await engine.generate(p, long, request_id="") for p in PROMPTS[1:4]]
+        assert [c.token_ids for c in rest] == [c.token_ids for c in expected]
+        assert not small._running
+        assert not small._waiting
+    finally:
+        await small.close()
+
+
+async def test_cancelling_while_paused_or_waiting_removes_the_request(engine: HFEngine) -> None:
+    await engine.pause()
+    task = asyncio.create_task(engine.generate(PROMPTS[0], GREEDY, request_id=""))
+    await until(lambda: len(engine._waiting) == 1)
+    task.cancel()
+    await until(lambda: not engine._waiting)
+    await engine.resume()
+
+
+async def test_pause_holds_everything_and_resume_goes_on(engine: HFEngine) -> None:
+    sampling = SamplingParams(temperature=0.0, max_tokens=100, min_tokens=100)
+    expected = await engine.generate(PROMPTS[1], sampling, request_id="")
+    task = asyncio.create_task(engine.generate(PROMPTS[1], sampling, request_id=""))
+    await until(lambda: engine._running and len(engine._running[0].logprobs) > 3)
+    await engine.pause()
+    num = len(engine._running[0].logprobs)
+    await asyncio.sleep(0.05)
+    assert len(engine._running[0].logprobs) == num
+    await engine.resume()
+    assert (await task).token_ids == expected.token_ids
+
+
+def shaken(path: Path) -> Any:
+    model = Qwen2ForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(9)
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.05)
+    return model
+
+
+async def test_new_weights_reach_running_requests_and_mark_their_tokens(
+    engine: HFEngine, path: Path, reference: Any
+) -> None:
+    new = shaken(path)
+    sampling = SamplingParams(max_tokens=200, min_tokens=200, seed=3)
+    await engine.generate(PROMPTS[2], GREEDY, request_id="turn/0")
+    task = asyncio.create_task(engine.generate(PROMPTS[2], sampling, request_id="e/0"))
+    await until(lambda: engine._running and len(engine._running[0].logprobs) > 3)
+    await engine.update_weights(new.state_dict().items(), 7)
+    mixed = await task
+    assert engine.policy_version == 7
+    num_old = mixed.policy_versions.count(0)
+    assert mixed.policy_versions == (0,) * num_old + (7,) * (200 - num_old)
+    assert 0 < num_old < 200
+    assert mixed.logprobs is not None
+    banned = torch.zeros(384).index_fill(0, torch.tensor([EOS]), -torch.inf)
+    for model, part in ((reference, slice(0, num_old)), (new, slice(num_old, 200))):
+        with torch.no_grad():
+            logits = model(torch.tensor([PROMPTS[2] + list(mixed.token_ids)])).logits[0, len(PROMPTS[2]) - 1 : -1]
+        expected = (logits + banned).log_softmax(-1).gather(1, torch.tensor(mixed.token_ids)[:, None])[:, 0].tolist()
+        assert mixed.logprobs[part] == pytest.approx(expected[part], abs=1e-4)
+    after = await engine.generate(PROMPTS[2], GREEDY, request_id="turn/1")
+    assert after.num_cached_tokens == 0
+    assert (after.policy_versions, after.policy_version) == ((), 7)
+    assert after.logprobs == pytest.approx(rescore(new, PROMPTS[2], after, GREEDY), abs=1e-4)
+
+
+async def test_weights_that_are_not_the_models_are_refused_whole(engine: HFEngine, path: Path) -> None:
+    before = await engine.generate(PROMPTS[0], GREEDY, request_id="")
+    good = dict(shaken(path).state_dict())
+    for bad in ({**good, "nobody.weight": torch.zeros(1)}, {**good, "lm_head.weight": torch.zeros(2, 2)}):
+        with pytest.raises(ConfigError, match=r"nobody|lm_head"):
+            await engine.update_weights(bad.items(), 1)
+    assert engine.policy_version == 0
+    assert (await engine.generate(PROMPTS[0], GREEDY, request_id="")).token_ids == before.token_ids
+
+
+async def test_a_crash_fails_what_is_in_flight_and_the_engine_goes_on(
+    engine: HFEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = await engine.generate(PROMPTS[1], GREEDY, request_id="")
+    forward, calls = engine._slots.forward, []
+
+    def failing(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 4:
+            raise RuntimeError("the floor gave way")
+        return forward(*args)
+
+    monkeypatch.setattr(engine._slots, "forward", failing)
+    asked = [engine.generate(p, GREEDY, request_id="") for p in PROMPTS]
+    failures = await asyncio.gather(*asked, return_exceptions=True)
+    assert all(isinstance(failure, EngineError) and "the floor gave way" in str(failure) for failure in failures)
+    assert (await engine.generate(PROMPTS[1], GREEDY, request_id="")).token_ids == expected.token_ids
+
+
+async def test_logits_that_are_no_numbers_fail_their_request_only(path: Path) -> None:
+    model = Qwen2ForCausalLM.from_pretrained(path, dtype=torch.float32)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[333] = torch.nan
+    engine = HFEngine(model, max_length=512)
+    try:
+        expected = await engine.generate(PROMPTS[1], GREEDY, request_id="")
+        asked = [engine.generate(p, GREEDY, request_id="") for p in (PROMPTS[1], [40, 333, 41], PROMPTS[1])]
+        first, failed, last = await asyncio.gather(*asked, return_exceptions=True)
+        assert isinstance(failed, EngineError)
+        assert "finite" in str(failed)
+        again = await sample_all(engine, [PROMPTS[1]] * 4, GREEDY)
+        assert {c.token_ids for c in (first, last, *again)} == {expected.token_ids}  # type: ignore[union-attr]
+    finally:
+        await engine.close()
+
+
+async def test_close_fails_what_is_in_flight_and_leaves_no_thread(path: Path) -> None:
+    engine = HFEngine(path)
+    tasks = [
+        asyncio.create_task(engine.generate(p, SamplingParams(min_tokens=1500), request_id=f"{i}/0"))
+        for i, p in enumerate(PROMPTS)
+    ]
+    await until(lambda: engine._running)
+    await asyncio.gather(engine.close(), engine.close())
+    await engine.close()
+    failures = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(failure, EngineError) for failure in failures)
+    assert not [t for t in threading.enumerate() if t.name == "agentenv-hf"]
+    for call in (engine.generate(PROMPTS[0], GREEDY, request_id=""), engine.pause()):
+        with pytest.raises(EngineError, match="closed"):
+            await call
+
+
+async def test_the_event_loop_stays_responsive(engine: HFEngine) -> None:
+    await engine.generate(PROMPTS[0], GREEDY, request_id="")
+    work = asyncio.gather(
+        *(engine.generate(PROMPTS[5], SamplingParams(max_tokens=150), request_id="") for _ in range(32))
+    )
+    lags = []
+    while not work.done():
+        start = time.perf_counter()
+        await asyncio.sleep(0.001)
+        lags.append(time.perf_counter() - start - 0.001)
+    await work
+    assert len(lags) > 10
+    assert sorted(lags)[len(lags) * 9 // 10] < 0.1
+
+
+async def test_several_event_loops_may_share_an_engine(engine: HFEngine) -> None:
+    expected = await engine.generate(PROMPTS[1], GREEDY, request_id="")
+    here = engine.generate(PROMPTS[1], GREEDY, request_id="")
+    there = asyncio.to_thread(asyncio.run, engine.generate(PROMPTS[1], GREEDY, request_id=""))
+    assert {c.token_ids for c in await asyncio.gather(here, there)} == {expected.token_ids}
