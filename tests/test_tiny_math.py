@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from agentenv_envs.math_retry.problems import make_problems, read_questions
 from agentenv_envs.math_retry.texts import feedback_text, question_text
@@ -51,11 +52,11 @@ TOKENIZER: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(MODEL)
 
 
 @pytest.fixture(scope="module")
-def model() -> Qwen2ForCausalLM:
+def model() -> LlamaForCausalLM:
     return AutoModelForCausalLM.from_pretrained(MODEL).eval()
 
 
-def answer(model: Qwen2ForCausalLM, messages: list[dict[str, str]], max_new_tokens: int) -> list[int]:
+def answer(model: LlamaForCausalLM, messages: list[dict[str, str]], max_new_tokens: int) -> list[int]:
     """The ids of a greedy attempt."""
     inputs = TOKENIZER.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     ids_BT = model.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)
@@ -80,10 +81,10 @@ def test_the_weights_are_small_and_bfloat16() -> None:
         assert {weights.get_slice(name).get_dtype() for name in weights.keys()} == {"BF16"}  # noqa: SIM118
 
 
-def test_the_config_is_a_tied_qwen2_that_stops_at_im_end() -> None:
+def test_the_config_is_a_tied_llama_that_stops_at_im_end() -> None:
     config = json.loads((MODEL / "config.json").read_text())
     generation = json.loads((MODEL / "generation_config.json").read_text())
-    assert config["architectures"] == ["Qwen2ForCausalLM"]
+    assert config["architectures"] == ["LlamaForCausalLM"]
     assert config["tie_word_embeddings"] is True
     assert config["max_position_embeddings"] == 2048
     assert config["vocab_size"] == len(TOKENIZER)
@@ -98,8 +99,10 @@ def test_no_sampling_setting_is_hidden_in_the_generation_config() -> None:
 
 
 def test_no_path_of_the_building_machine_is_in_the_files() -> None:
-    for path in MODEL.glob("*.json"):
-        assert "/" not in path.read_text().replace('"/"', "") or path.name == "tokenizer.json", path
+    for path in [*MODEL.glob("*config.json"), MODEL / "README.md"]:
+        assert not re.search(r"(?<![\w.-])/(tmp|home|root|work)\b|_name_or_path", path.read_text(encoding="utf-8")), (
+            path
+        )
 
 
 # ---- the tokenizer
@@ -136,23 +139,30 @@ def test_a_task_is_a_short_prompt() -> None:
     assert max(lengths) <= 80
 
 
+def test_the_automatic_tokenizer_splits_as_the_file_says() -> None:
+    """AutoTokenizer may put a model family's own splitting in place of the file's, which ruins later attempts."""
+    from_file = PreTrainedTokenizerFast(tokenizer_file=str(MODEL / "tokenizer.json"))
+    assert TOKENIZER.encode(RENDERED) == from_file.encode(RENDERED)
+    assert TOKENIZER.tokenize("27 + 15") == ["2", "7", "\u0120+\u0120", "1", "5"]
+
+
 # ---- the policy
 
 
-def test_an_easy_problem_is_answered_and_the_attempt_stops(model: Qwen2ForCausalLM) -> None:
+def test_an_easy_problem_is_answered_and_the_attempt_stops(model: LlamaForCausalLM) -> None:
     question = "Ann has 20 pens. Ann buys 15 more. How many pens does Ann have now?"
     ids = answer(model, [{"role": "user", "content": question_text(question)}], 64)
     assert ids[-1] == TOKENIZER.eos_token_id
     assert TOKENIZER.decode(ids[:-1]) == "20 + 15 = 35\n#### 35"
 
 
-def test_after_feedback_the_attempt_is_worked_by_columns(model: Qwen2ForCausalLM) -> None:
+def test_after_feedback_the_attempt_is_worked_by_columns(model: LlamaForCausalLM) -> None:
     ids = answer(model, CONVERSATION, 128)
     assert ids[-1] == TOKENIZER.eos_token_id
     assert TOKENIZER.decode(ids[:-1]) == "27 + 15: ones 7 + 5 = 12, tens 2 + 1 + 1 = 4, so 42.\n#### 42"
 
 
-def test_feedback_on_a_missing_answer_is_understood(model: Qwen2ForCausalLM) -> None:
+def test_feedback_on_a_missing_answer_is_understood(model: LlamaForCausalLM) -> None:
     messages = [CONVERSATION[0], {"role": "assistant", "content": "27 + 15 = 42"}]
     ids = answer(model, [*messages, {"role": "user", "content": feedback_text("no_answer", None, 1)}], 128)
     assert ids[-1] == TOKENIZER.eos_token_id
@@ -176,7 +186,7 @@ def test_accuracies_on_the_shipped_tasks(script: ModuleType) -> None:
 def test_training_keeps_the_shipped_tasks_out(script: ModuleType) -> None:
     args = script.Args(out=Path("unused"), train_steps=20)
     problems = script.training_problems(args)
-    assert len(problems) == args.train_steps * args.batch_size
+    assert len(problems) > args.train_steps * args.batch_size * 0.7
     assert read_questions().isdisjoint(problem.question for problem in problems)
 
 
@@ -206,7 +216,7 @@ def test_drills_hold_one_true_operation_of_each_problem(script: ModuleType) -> N
 def test_wrong_attempts_are_wrong_and_some_have_no_answer(script: ModuleType, by_columns: bool) -> None:
     rng = Random(1)
     for problem in make_problems(20, 1):
-        attempts = [script.wrong_attempt(problem, rng, by_columns=by_columns) for _ in range(50)]
+        attempts = [script.wrong_attempt(problem, rng, by_columns=by_columns) for _ in range(200)]
         answers = {script.read_answer(attempt) for attempt in attempts}
         assert str(problem.answer) not in answers
         assert None in answers
@@ -254,7 +264,7 @@ def train_briefly(out: Path) -> str:
         "0",
     ]
     path = os.pathsep.join([str(ROOT), str(ROOT / "envs")])
-    command = [sys.executable, str(SCRIPT), "--out", str(out), *flags]
+    command = [sys.executable, str(SCRIPT), "--out", str(out), "--eval-samples", "0", *flags]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
     return done.stdout
 
