@@ -16,7 +16,7 @@ from agentenv.chat import Chat
 from agentenv.config import parse_json_object
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode import EpisodeKey
-from agentenv.errors import ConfigError
+from agentenv.errors import ConfigError, ContractError
 from agentenv.executor import AgentFunc, as_agent
 from agentenv.loading import EnvSource, EpisodeSource, load_agent_func, load_env
 from agentenv.openrlhf import parse_step
@@ -127,7 +127,7 @@ def _watched(source: EpisodeSource, cls: type[AgentInstance], seen: list[_Seen])
             raise
 
     body = {name: watch(name) for name in ("reset", "step", "on_truncate", "close")} | {"__init__": made}
-    body["__signature__"] = inspect.signature(cls)  # type: ignore[assignment]
+    body["__signature__"] = inspect.signature(cls)
     watcher = type(cls.__name__, (cls,), body)
     return source.with_agent(watcher) if isinstance(source, AgentFunc) else EnvSource(watcher, source.kwargs)  # type: ignore[attr-defined]
 
@@ -190,11 +190,8 @@ def _judge_step(cls: type[AgentInstance], value: Any) -> list[Problem]:
     where = f"{cls.__name__}.step"
     try:
         result = parse_step(value, where)
-    except TypeError as error:
-        _, _, rest = str(error).partition(": ")
-        expected, _, mend = rest.rpartition(". ")
-        expected, _, got = expected.partition(", got ")
-        return [_problem(cls, "step", expected.replace("expected ", "", 1), got, mend)]
+    except ContractError as error:
+        return [_problem(cls, "step", *_read(error, where))]
     problems = []
     if result.score is not None and not 0.0 <= result.score <= 1.0:
         problems.append(
@@ -228,6 +225,14 @@ def _judge_info(cls: type[AgentInstance], result: StepResult) -> list[Problem]:
     return [_problem(cls, "step", "finite numbers or text in info", f"{bad!r}", "Convert them, or leave them out.")]
 
 
+def _read(error: ContractError, where: str) -> tuple[str, str, str]:
+    """What a message of ours expected, what it got and how to mend it."""
+    subject, _, rest = str(error).removeprefix(f"{where}: ").partition("expected ")
+    facts, _, mend = rest.rpartition(". ")
+    expected, _, got = facts.partition(", got ")
+    return subject + expected, got, mend
+
+
 def _raised(cls: type[AgentInstance], method: str, error: BaseException) -> Problem:
     file, line = _place(cls, method)
     trace = error.__traceback__
@@ -235,9 +240,11 @@ def _raised(cls: type[AgentInstance], method: str, error: BaseException) -> Prob
         if trace.tb_frame.f_code.co_filename == file:
             line = trace.tb_lineno
         trace = trace.tb_next
-    got = f"{type(error).__name__}: {error}"
+    where, got = f"{cls.__name__}.{method}", f"{type(error).__name__}: {error}"
+    if isinstance(error, ContractError) and ", got " in got:
+        return Problem(_short(file), line, where, *_read(error, where))
     mend = "Handle every action a policy may sample: empty, cut, in any language." if method == "step" else "Mend it."
-    return Problem(_short(file), line, f"{cls.__name__}.{method}", "no exception", got, mend)
+    return Problem(_short(file), line, where, "no exception", got, mend)
 
 
 def _problem(cls: type[AgentInstance], method: str, expected: str, got: str, mend: str) -> Problem:

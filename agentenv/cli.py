@@ -65,6 +65,9 @@ class CheckConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and give its exit code; an error of ours is one line on stderr."""
     args = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows "?"
     try:
         return _dispatch(args)
     except RunStopped as error:

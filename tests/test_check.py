@@ -1,0 +1,405 @@
+"""`agentenv check`: each breach of the contract is named with its place, what was expected and how to mend it."""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from agentenv.check import check
+from agentenv.errors import ConfigError
+from tests.drivers import command
+
+ROOT = Path(__file__).parents[1]
+
+HEAD = """\
+import asyncio
+import math
+import torch
+from agentenv import AgentInstance, StepResult
+END = StepResult(reward=1.0, score=1.0, terminated=True)
+"""
+
+# Each text is put under HEAD; `# HERE` stands in the line that the problem must name.
+BREACHES = {
+    "no step": (
+        """
+        class Agent(AgentInstance):  # HERE
+            async def reset(self, states):
+                return states
+        """,
+        "Agent.step", "a `step` method", "none", "Write `async def step(self, states)`.",
+    ),
+    "step without states": (
+        """
+        class Agent(AgentInstance):
+            async def step(self):  # HERE
+                return END
+        """,
+        "Agent.step", "to be called with the states", "def step(self)", "Write `step(self, states)`.",
+    ),
+    "reset without states": (
+        """
+        class Agent(AgentInstance):
+            async def reset(self):  # HERE
+                return {"observation": "x"}
+            async def step(self, states):
+                return END
+        """,
+        "Agent.reset", "to be called with the states", "def reset(self)", "Write `reset(self, states)`.",
+    ),
+    "step returns a number": (
+        """
+        class Agent(AgentInstance):
+            async def step(self, states):  # HERE
+                return 1.0
+        """,
+        "Agent.step", "a StepResult or OpenRLHF's dict", "float", "Return StepResult(",
+    ),
+    "step returns nothing": (
+        """
+        class Agent(AgentInstance):
+            async def step(self, states):  # HERE
+                END
+        """,
+        "Agent.step", "a StepResult or OpenRLHF's dict", "NoneType", "Return StepResult(",
+    ),
+    "keys lack": (
+        """
+        class Agent(AgentInstance):
+            async def step(self, states):  # HERE
+                return {"rewards": torch.tensor(1.0), "done": True}
+        """,
+        "Agent.step", "the keys ['rewards', 'environment_feedback', 'done']", "['done', 'rewards']",
+        "Add ['environment_feedback']",
+    ),
+    "reward is text": (
+        """
+        class Agent(AgentInstance):
+            async def step(self, states):  # HERE
+                return {"rewards": "1.0", "environment_feedback": "", "done": True}
+        """,
+        "Agent.step", "rewards: one finite number", "'1.0'", "Return a number",
+    ),
+    "reward of a dict is NaN": (
+        """
+        class Agent(AgentInstance):
+            async def step(self, states):  # HERE
+                return {"rewards": torch.tensor(math.nan), "environment_feedback": "", "done": True}
+        """,
+        "Agent.step", "rewards: one finite number", "nan", "raise InfraError where no value can be had",
+    ),
+    "reward of a StepResult is NaN": (
+        """
+        class Agent(AgentInstance):
+            async def step(self, states):
+                return StepResult(reward=math.nan)  # HERE
+        """,
+        "Agent.step", "StepResult.reward: a finite number", "nan", "Raise InfraError where no value can be had",
+    ),
+    "feedback is a number": (
+        """
+        class Agent(AgentInstance):
+            async def step(self, states):  # HERE
+                return {"rewards": torch.tensor(1.0), "environment_feedback": 3, "done": True}
+        """,
+        "Agent.step", "environment_feedback: text or messages", "int", "Return '' for none.",
+    ),
+    "score above 1": (
+        """
+        class Agent(AgentInstance):
+            async def step(self, states):  # HERE
+                return StepResult(reward=1.0, score=7.0, terminated=True)
+        """,
+        "Agent.step", "a score in [0, 1]", "7.0", "Score quality; put the rest in the reward.",
+    ),
+    "raises on an empty action": (
+        """
+        class Agent(AgentInstance):
+            async def step(self, states):
+                last = states["action_text"].split()[-1]  # HERE
+                return StepResult(reward=float(last == "7"), terminated=True)
+        """,
+        "Agent.step", "no exception", "IndexError: list index out of range", "empty, cut, in any language",
+    ),
+    "raises in reset": (
+        """
+        class Agent(AgentInstance):
+            async def reset(self, states):
+                return {"observation": states["prompt"]}  # HERE
+            async def step(self, states):
+                return END
+        """,
+        "Agent.reset", "no exception", "KeyError: 'prompt'", "",
+    ),
+    "raises in close": (
+        """
+        class Agent(AgentInstance):
+            async def step(self, states):
+                return END
+            async def close(self):
+                self.nothing.close()  # HERE
+        """,
+        "Agent.close", "no exception", "AttributeError", "",
+    ),
+    "never ends": (
+        """
+        class Agent(AgentInstance):
+            async def step(self, states):  # HERE
+                return StepResult("more")
+        """,
+        "Agent.step", "an end within 12 turns", "none", "Set terminated or truncated",
+    ),
+    "reset returns text": (
+        """
+        class Agent(AgentInstance):
+            async def reset(self, states):  # HERE
+                return "a question"
+            async def step(self, states):
+                return END
+        """,
+        "Agent.reset", "expected a dict with the key 'observation'", "'a question'", "",
+    ),
+    "reset returns an empty prompt": (
+        """
+        class Agent(AgentInstance):
+            async def reset(self, states):  # HERE
+                return {"observation": ""}
+            async def step(self, states):
+                return END
+        """,
+        "Agent.reset", "at least one token", "an empty observation", "",
+    ),
+    "info holds what is no number": (
+        """
+        class Agent(AgentInstance):
+            async def step(self, states):
+                info = {"seen": [1, 2], "text": "fine", "n": 1}
+                return StepResult(terminated=True, info=info)  # HERE
+        """,
+        "Agent.step", "StepResult.info: numbers and text", "{'seen': [1, 2]}", "Convert or leave them out.",
+    ),
+    "info holds NaN": (
+        """
+        class Agent(AgentInstance):
+            async def step(self, states):  # HERE
+                return StepResult(terminated=True, info={"loss": math.nan, "n": 1})
+        """,
+        "Agent.step", "finite numbers or text in info", "{'loss': nan}", "Convert them, or leave them out.",
+    ),
+    "raises a ContractError of its own": (
+        """
+        from agentenv.errors import ContractError
+        class Agent(AgentInstance):
+            async def step(self, states):
+                raise ContractError("nothing like our sentences")  # HERE
+        """,
+        "Agent.step", "no exception", "ContractError: nothing like our sentences", "Handle every action",
+    ),
+    "OpenRLHF's dict with a float": (
+        """
+        class Agent(AgentInstance):
+            async def step(self, states):  # HERE
+                return {"rewards": 1.0, "environment_feedback": "", "done": True}
+        """,
+        "Agent.step", "rewards with .item(), as OpenRLHF reads them", "1.0", "Return torch.tensor([reward])",
+    ),
+    "constructor raises": (
+        """
+        class Agent(AgentInstance):
+            def __init__(self):
+                self.table = {}["rows"]  # HERE
+            async def step(self, states):
+                return END
+        """,
+        "Agent.__init__", "no exception", "KeyError: 'rows'", "Mend it.",
+    ),
+    "step hangs up on a generator": (
+        """
+        class Agent(AgentInstance):
+            async def step(self, states):  # HERE
+                yield END
+        """,
+        "Agent.step", "a StepResult or OpenRLHF's dict", "async_generator", "",
+    ),
+}  # fmt: skip
+
+
+def write(tmp_path, body, name="agent.py"):
+    text = HEAD + textwrap.dedent(body)
+    (tmp_path / name).write_text(text)
+    return next((number for number, line in enumerate(text.splitlines(), 1) if "# HERE" in line), None)
+
+
+@pytest.mark.parametrize("breach", BREACHES)
+def test_a_breach_is_named_with_its_place_what_was_expected_and_how_to_mend_it(breach, tmp_path, monkeypatch):
+    body, where, expected, got, mend = BREACHES[breach]
+    monkeypatch.chdir(tmp_path)
+    line = write(tmp_path, body)
+    problems = check("agent.py:Agent")
+    assert [(p.file, p.line, p.where) for p in problems] == [("agent.py", line, where)]
+    (problem,) = problems
+    text = f"expected {problem.expected}, got {problem.got}"
+    assert expected in text
+    assert got in problem.got
+    assert mend in problem.mend
+    assert str(problem).startswith(f"agent.py:{line}: {where}: expected ")
+    assert "\n" not in str(problem)
+
+
+CLEAN = {
+    "async": "async def step(self, states):\n        return END",
+    "plain": "def step(self, states):\n        return END",
+    "more arguments": "async def step(self, states, **kwargs):\n        return END",
+    "truncates": "def step(self, states):\n        return StepResult(truncated=True)",
+    "ends after five": (
+        "turns = 0\n    async def step(self, states):\n        self.turns += 1\n"
+        "        return END if self.turns == 5 else StepResult([{'role': 'user', 'content': 'no'}])"
+    ),
+    "OpenRLHF's dict": (
+        "async def step(self, states):\n        return {'rewards': torch.tensor([1.0]), 'scores': torch.tensor([0.5]),"
+        "\n            'environment_feedback': '', 'done': True, 'extra_logs': {'n': torch.tensor(1)}}"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CLEAN)
+@pytest.mark.parametrize("base", ["(AgentInstance)", ""])
+def test_an_agent_without_a_breach_has_no_problem(kind, base, tmp_path):
+    write(tmp_path, f"class Agent{base}:\n    {CLEAN[kind]}\n")
+    assert check(f"{tmp_path / 'agent.py'}:Agent") == []
+
+
+def test_two_breaches_are_two_problems_in_the_order_of_their_lines(tmp_path):
+    write(
+        tmp_path,
+        """
+        class Agent(AgentInstance):
+            async def step(self, states):
+                if not states["action_text"]:
+                    raise ValueError("empty")
+                return StepResult(score=3.0, terminated=True)
+        """,
+    )
+    problems = check(f"{tmp_path / 'agent.py'}:Agent")
+    assert [p.line for p in problems] == sorted(p.line for p in problems)
+    assert {p.expected for p in problems} == {"no exception", "a score in [0, 1]"}
+
+
+def test_an_error_in_a_helper_is_placed_where_the_agents_own_file_calls_it(tmp_path):
+    write(
+        tmp_path,
+        """
+        import json
+        class Agent(AgentInstance):
+            async def step(self, states):
+                json.loads("{")
+                return END
+        """,
+    )
+    (problem,) = check(f"{tmp_path / 'agent.py'}:Agent")
+    assert Path(problem.file).name == "agent.py"
+    assert (tmp_path / "agent.py").read_text().splitlines()[problem.line - 1].strip() == 'json.loads("{")'
+
+
+def test_prompt_label_and_arguments_reach_the_agent(tmp_path):
+    write(
+        tmp_path,
+        """
+        class Agent(AgentInstance):
+            def __init__(self, word):
+                self.word = word
+            async def reset(self, states):
+                assert states["observation"] == [{"role": "user", "content": "Say it."}]
+                return states
+            async def step(self, states):
+                assert (states["label"], self.word) == (["a", 1], "go")
+                return END
+        """,
+    )
+    target = f"{tmp_path / 'agent.py'}:Agent"
+    assert check(target, env_kwargs='{"word": "go"}', prompt="Say it.", label=["a", 1]) == []
+    assert (
+        command(["check", target, "--env_kwargs", '{"word": "go"}', "--prompt", "Say it.", "--label", '["a", 1]']) == 0
+    )
+    assert command(["check", target, "--env_kwargs", '{"word": "go"}', "--prompt", "Say it.", "--label", "a"]) == 1
+
+
+def test_an_agent_that_lacks_an_argument_is_refused_before_it_is_run(tmp_path):
+    write(
+        tmp_path, "class Agent(AgentInstance):\n    def __init__(self, word): ...\n    async def step(self, s): ...\n"
+    )
+    with pytest.raises(ConfigError, match="missing a required argument: 'word'"):
+        check(f"{tmp_path / 'agent.py'}:Agent")
+
+
+# --- agent_func files ---------------------------------------------------------------------------------------------
+
+AGENT_FUNC = """
+from openrlhf.utils.agent import AgentExecutorBase, AgentInstanceBase
+
+class AgentInstance(AgentInstanceBase):
+    async def __init__(self, *args, **kwargs):
+        self.step_idx = 0
+    async def reset(self, states, **kwargs):
+        return {{"observation": states["observation"]}}
+    async def step(self, states, **kwargs):  # HERE
+        self.step_idx += 1
+        return {{"rewards": {reward}, "scores": {reward}, "environment_feedback": " again ",
+                "done": self.step_idx == 3, "sampling_params": states.get("sampling_params"), "extra_logs": {{}}}}
+
+class AgentExecutor(AgentExecutorBase):
+    def __init__(self):
+        super().__init__(AgentInstance)
+"""
+
+
+def test_an_openrlhf_file_that_keeps_the_contract_has_no_problem(tmp_path):
+    write(tmp_path, AGENT_FUNC.format(reward="torch.tensor([1.0])"))
+    assert check(str(tmp_path / "agent.py")) == []
+
+
+def test_an_openrlhf_file_whose_rewards_openrlhf_cannot_read_is_told_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = write(tmp_path, AGENT_FUNC.format(reward="1.0"))
+    (problem,) = check("agent.py")
+    assert (problem.file, problem.line, problem.where) == ("agent.py", line, "AgentInstance.step")
+    assert "rewards with .item()" in problem.expected
+
+
+def test_the_shipped_agent_func_and_environment_have_no_problem():
+    assert check(str(ROOT / "agent_funcs/math_retry.py"), label="42") == []
+    assert check("math_retry", label="42") == []
+
+
+def test_an_executor_that_names_no_agent_class_is_refused(tmp_path):
+    write(
+        tmp_path,
+        """
+        from openrlhf.utils.agent import AgentExecutorBase
+        class AgentExecutor(AgentExecutorBase):
+            async def execute(self, prompt, label, sampling_params):
+                return {}
+        """,
+    )
+    with pytest.raises(ConfigError, match="expected AgentExecutor to name its agent class, got None"):
+        check(str(tmp_path / "agent.py"))
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_a_line_per_problem_and_exits_with_1(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    line = write(tmp_path, BREACHES["score above 1"][0])
+    assert command(["check", "agent.py:Agent"]) == 1
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"agent.py:{line}: Agent.step: expected a score in [0, 1], got 7.0.")
+    assert last == "agent.py:Agent: 1 contract error"
+
+
+def test_the_command_says_that_there_is_none_and_exits_with_0(tmp_path, capsys):
+    write(tmp_path, f"class Agent(AgentInstance):\n    {CLEAN['plain']}\n")
+    assert command(["check", f"{tmp_path / 'agent.py'}:Agent"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.endswith("no contract errors\n")
+    assert captured.err == ""

@@ -1,0 +1,38 @@
+"""Every example runs as its own docstring says."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RUN_ELSEWHERE = {"train_tiny_math.py": "tests/test_tiny_math.py"}
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in RUN_ELSEWHERE)
+
+
+def test_examples_that_are_not_run_here_are_run_elsewhere():
+    assert EXAMPLES
+    for name, test in RUN_ELSEWHERE.items():
+        assert (ROOT / "examples" / name).exists()
+        assert name in (ROOT / test).read_text()
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_prints_the_last_line_that_its_docstring_promises(path, tmp_path):
+    docstring = ast.get_docstring(ast.parse(path.read_text()))
+    (promised,) = [line for line in docstring.splitlines() if line.startswith("expected last line: ")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "envs")]), "PYTHONWARNINGS": "error"}
+    done = subprocess.run(
+        [sys.executable, str(path)], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == promised.removeprefix("expected last line: ")
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_says_how_it_is_started(path):
+    assert f"python examples/{path.name}" in ast.get_docstring(ast.parse(path.read_text()))
