@@ -141,22 +141,31 @@ def _one_line(box: str, name: str) -> str:
 
 def _run(args: Sequence[str]) -> int:
     config = _parse(RunConfig, "run", args)
-    if config.resume:
-        config = _parse(RunConfig, "run", args, default=_stored(config))
+    stored = _stored(config) if config.resume else None
+    if stored is not None:
+        config = _parse(RunConfig, "run", args, default=stored)
     logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     from agentenv.run import run
 
     return run(config)
 
 
-def _stored(config: RunConfig) -> RunConfig:
-    """The config of the run in --out, so that --resume needs no other flag."""
+def _stored(config: RunConfig) -> RunConfig | None:
+    """The config of the run in --out, so that --resume needs no other flag.
+
+    None where nothing has begun there and the flags name a run: the same command then starts and resumes a job.
+    """
     from agentenv.record import read_config
 
     if config.out is None:
         raise ConfigError("--resume: expected --out DIR beside it, got none. Name the run directory.")
-    if not Path(config.out).is_dir():
-        raise ConfigError(f"--resume: expected a run directory in --out, got {config.out!r}. Check the path.")
+    out = Path(config.out)
+    if not (out / "config.json").is_file():
+        if (config.env or config.agent_func_path) and (out.is_dir() or not out.exists()):
+            return None
+        raise ConfigError(
+            f"--resume: expected a run directory in --out, got {config.out!r}. Check the path, or name a run to start."
+        )
     flags = read_config(config.out)["config"]["flags"]
     known = {key: tuple(value) if isinstance(value, list) else value for key, value in flags.items()}
     try:

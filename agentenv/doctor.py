@@ -105,7 +105,7 @@ def _in_subprocess(name: str, code: str, mend: str, required: bool = False) -> F
 
 
 def _http() -> Finding:
-    return Finding("engine vllm_http", "ok", "needs a server: vllm serve MODEL --logprobs-mode processed_logprobs")
+    return Finding("engine vllm_http", "ok", "needs a server, such as: vllm serve MODEL --logprobs-mode processed_logprobs")
 
 
 def _grader() -> Finding:

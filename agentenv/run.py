@@ -82,6 +82,8 @@ async def _run(config: RunConfig) -> int:
     args = parse_json_object("--engine_args", config.engine_args)
     if engine_name == "vllm_local":
         args.setdefault("max_model_len", config.max_length)
+    elif engine_name == "hf":
+        args.setdefault("max_length", config.max_length)
     out = Path(config.out or _default_out(config))
     resolved = {"model": model, "engine": engine_name, "num_tasks": len(tasks)}
     free = [f"flags.{name}" for name in FREE_ON_RESUME]
@@ -92,7 +94,7 @@ async def _run(config: RunConfig) -> int:
         screen.launch({"engine": engine_name, "tokenizer": "chat template" if chat.has_template else "plain text"})
         async with open_engine(
             engine_name,
-            "" if engine_name == "vllm_http" and config.model == RunConfig.model else model,
+            model,
             tokenizer,
             base_url=config.base_url,
             device=config.device,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from agentenv.agent import Engine, Tokenizer
@@ -41,7 +43,7 @@ async def open_engine(
 
     Args:
         name: one of ENGINES.
-        model: path or Hugging Face id; for vllm_http the server's own name for it, or "" to ask the server.
+        model: path or Hugging Face id; for vllm_http what the server is expected to serve.
         tokenizer: the model's.
         base_url: of the server, for vllm_http.
         device: for hf.
@@ -49,33 +51,51 @@ async def open_engine(
         args: further arguments of the engine's constructor.
 
     Raises:
-        ConfigError: no such engine, or it does not take these arguments.
+        ConfigError: no such engine, it does not take these arguments, or the server serves another model.
         MissingDependency: its library is not installed.
     """
-    more = dict(args or {})
-    engine: Any
+    engine = _make(name, model, tokenizer, base_url=base_url or "", device=device, dtype=dtype, args=dict(args or {}))
+    try:
+        if hasattr(engine, "start"):
+            await engine.start()
+        if name == "vllm_http" and "model" not in (args or {}):
+            _check_served(model, engine.served_names)
+        yield engine
+    finally:
+        await engine.close()
+
+
+def _make(
+    name: str, model: str, tokenizer: Tokenizer, *, base_url: str, device: str, dtype: str, args: dict[str, Any]
+) -> Any:
     try:
         if name == "hf":
             from agentenv.engines.hf import HFEngine
 
-            engine = HFEngine(model, tokenizer=tokenizer, device=device, dtype=dtype, **more)
-        elif name == "vllm_local":
+            return HFEngine(model, tokenizer=tokenizer, device=device, dtype=dtype, **args)
+        if name == "vllm_local":
             from agentenv.engines.vllm_local import VLLMEngine
 
-            engine = VLLMEngine(model, dtype=dtype, **more)
-        elif name == "vllm_http":
+            own = {key: args.pop(key) for key in inspect.signature(VLLMEngine).parameters if key in args}
+            return VLLMEngine(model, dtype=dtype, **{**own, "engine_args": {**own.get("engine_args", {}), **args}})
+        if name == "vllm_http":
             from agentenv.engines.vllm_http import VLLMHTTPEngine
 
-            engine = VLLMHTTPEngine(base_url or "", model=model or None, **more)
-        elif name == "scripted":
+            return VLLMHTTPEngine(base_url, **args)
+        if name == "scripted":
             from agentenv.engines.scripted import ScriptedEngine
 
-            engine = ScriptedEngine(more.pop("script", ["#### 42"]), tokenizer, **more)
-        else:
-            raise ConfigError(f"--engine: expected one of {', '.join(ENGINES)} or auto, got {name!r}. Change the flag.")
+            return ScriptedEngine(**{"script": ["#### 42"], "tokenizer": tokenizer, **args})
     except TypeError as error:
-        raise ConfigError(f"--engine_args: expected arguments of the {name} engine, got {more!r}: {error}.") from error
-    try:
-        yield engine
-    finally:
-        await engine.close()
+        raise ConfigError(f"--engine_args: expected arguments of the {name} engine, got {args!r}: {error}.") from error
+    raise ConfigError(f"--engine: expected one of {', '.join(ENGINES)} or auto, got {name!r}. Change the flag.")
+
+
+def _check_served(model: str, served: tuple[str, ...]) -> None:
+    """Refuse a server of another model: its ids would be read with the wrong tokenizer."""
+    names = {Path(name).name for name in served}
+    if served and Path(model).name not in names:
+        raise ConfigError(
+            f"--model: expected what the server serves ({' or '.join(dict.fromkeys(served))}), got {model!r}. "
+            'Change --model; where the server only calls it otherwise, add --engine_args \'{"model": "ITS NAME"}\'.'
+        )

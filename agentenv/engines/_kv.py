@@ -278,7 +278,12 @@ def _load(path: str, device: str, dtype: str) -> Any:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if dtype == "auto" and device == "cpu":
         dtype = "float32"
-    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device)
+    try:
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"HFEngine: expected a causal language model in {path!r}, got {error} Change the model or the device."
+        ) from error
 
 
 def _context(model: Any, max_length: int | None) -> int:
@@ -290,7 +295,8 @@ def _context(model: Any, max_length: int | None) -> int:
         raise ConfigError("HFEngine: expected a context length, got a model that names none. Pass max_length=...")
     if known is not None and max_length is not None and max_length > known:
         raise ConfigError(f"HFEngine: expected max_length <= {known}, the model's context, got {max_length}. Lower it.")
-    return int(max_length if max_length is not None else known)
+    context: Any = known if max_length is None else max_length
+    return int(context)
 
 
 def _window(model: Any, max_length: int) -> int | None:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from agentenv.agent import Tokenizer
 from agentenv.errors import EngineError, MissingDependency
@@ -75,7 +75,7 @@ class HFEngine:
         *,
         tokenizer: Tokenizer | None = None,
         device: str = "auto",
-        dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+        dtype: str = "auto",
         max_num_seqs: int = 64,
         max_length: int | None = None,
         prefix_cache_tokens: int = 32_768,

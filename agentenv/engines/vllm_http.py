@@ -57,6 +57,9 @@ class VLLMHTTPEngine:
     logprobs_mode: Literal["processed", "raw"] | None = None
     """What the server was seen to answer; None before the first `generate`."""
 
+    served_names: tuple[str, ...] = ()
+    """Name and origin of the model as the server tells them; known after `start`."""
+
     def __init__(
         self,
         base_url: str,
@@ -87,6 +90,24 @@ class VLLMHTTPEngine:
         )
         self._tokens_endpoint = False
         self._probing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Look at the server now instead of at the first `generate`.
+
+        Raises:
+            ConfigError: nothing answers there, or it is no server that can be sampled from.
+            EngineError: the server fails.
+        """
+        import httpx
+
+        try:
+            await self._client.get("/health")
+        except httpx.TransportError as error:
+            raise ConfigError(
+                f"--base_url: expected a vLLM server at {self.base_url}, got {type(error).__name__}: {error}. "
+                "Start it, or change the address."
+            ) from error
+        await self._look_once()
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
@@ -126,10 +147,11 @@ class VLLMHTTPEngine:
         """Find the model, the endpoint and the log-prob mode."""
         if self.model is None:
             listed = _json(await self._request("GET", "/v1/models"))
-            models = [entry.get("id") for entry in field_of(listed, "data", list) if isinstance(entry, dict)]
-            if not models or not isinstance(models[0], str):
+            models = [entry for entry in field_of(listed, "data", list) if isinstance(entry, dict)]
+            if not models or not isinstance(models[0].get("id"), str):
                 raise ConfigError(f"{self.base_url}/v1/models: expected a model, got {listed!r}. Pass its name.")
-            self.model = models[0]
+            self.model = models[0]["id"]
+            self.served_names = tuple(name for key in ("id", "root") if isinstance(name := models[0].get(key), str))
         # An empty request costs nothing: 400 or 422 where the endpoint is on, 403 or 404 where it is not.
         answer = await self._request("POST", "/inference/v1/generate", body={}, refusable=True)
         self._tokens_endpoint = answer.status_code in (400, 422)

