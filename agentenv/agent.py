@@ -175,6 +175,7 @@ async def call(function: Callable[..., Any], *args: Any) -> Any:
     context = contextvars.copy_context()
 
     def settle(result: Any, error: BaseException | None) -> None:
+        """Hand the outcome over, on the loop."""
         if future.cancelled():
             return
         if error is None:
@@ -183,6 +184,7 @@ async def call(function: Callable[..., Any], *args: Any) -> Any:
             future.set_exception(error)
 
     def run() -> None:
+        """Call the function, in the thread."""
         result, error = None, None
         try:
             result = context.run(function, *args)

@@ -102,9 +102,11 @@ def _watched(source: EpisodeSource, cls: type[AgentInstance], seen: list[_Seen])
     """The same source with an agent class that keeps what its methods get and give."""
 
     def watch(name: str) -> Callable[..., Any]:
+        """A method that also notes what it gives or raises."""
         method = getattr(cls, name)
 
         async def watched(self: AgentInstance, *args: Any) -> Any:
+            """The method as the loop calls it."""
             try:
                 value = await call(partial(method, self) if not inspect.iscoroutinefunction(method) else method, *(
                     args if not inspect.iscoroutinefunction(method) else (self, *args)
@@ -118,6 +120,7 @@ def _watched(source: EpisodeSource, cls: type[AgentInstance], seen: list[_Seen])
         return watched
 
     async def made(self: AgentInstance, **kwargs: Any) -> None:
+        """The constructor, with what it raises noted."""
         try:
             started: Any = cls.__init__(self, **kwargs)
             if inspect.isawaitable(started):

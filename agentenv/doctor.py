@@ -105,7 +105,9 @@ def _in_subprocess(name: str, code: str, mend: str, required: bool = False) -> F
 
 
 def _http() -> Finding:
-    return Finding("engine vllm_http", "ok", "needs a server, such as: vllm serve MODEL --logprobs-mode processed_logprobs")
+    return Finding(
+        "engine vllm_http", "ok", "needs a server, such as: vllm serve MODEL --logprobs-mode processed_logprobs"
+    )
 
 
 def _grader() -> Finding:
@@ -113,6 +115,7 @@ def _grader() -> Finding:
     from agentenv.rewards.math import MathGrader
 
     async def grade() -> str:
+        """The outcome of one answer that is right."""
         grader = MathGrader(num_workers=1)
         try:
             return str((await grader.grade(r"\boxed{\frac{1}{2}}", "0.5")).outcome.value)

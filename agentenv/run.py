@@ -200,6 +200,7 @@ def _interruptible(
     loop, received = asyncio.get_running_loop(), list[int]()
 
     def handle(number: int) -> None:
+        """Drain at the first signal, cancel at the second."""
         received.append(number)
         if len(received) > 1:
             work.cancel()

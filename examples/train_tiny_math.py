@@ -16,12 +16,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import torch
 import transformers as hf
 import tyro
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
@@ -31,6 +30,11 @@ from agentenv_envs.math_retry.texts import feedback_text, question_text
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# Source: tokenizer.json of Qwen/Qwen2-0.5B, and Qwen2Tokenizer of transformers 5.
+QWEN2_PIECES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 IGNORED = -100
 Tokens = hf.PreTrainedTokenizerFast
@@ -71,13 +75,11 @@ def main(args: Args) -> None:
     conversations = [make_conversation(problem, rng) for problem in problems]
     drills = [make_drill(problems[i : i + 6], rng) for i in range(0, len(problems), 3)]
     tokenizer = train_tokenizer(conversations[:5000])
-    settings = model_settings(args, tokenizer)
-    model = hf.Qwen2ForCausalLM(hf.Qwen2Config(**settings))
+    model = new_model(args, tokenizer)
     print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens, {len(problems):,} problems", flush=True)
     examples = [encode(tokenizer, messages) for messages in conversations + drills]
     train(model, batches(examples, args.batch_size, rng)[: args.train_steps], args.learning_rate)
-    as_llama(model, settings).save_pretrained(args.out)
-    tokenizer.save_pretrained(args.out)
+    save(model, tokenizer, args.out)
     print(f"saved after {time.monotonic() - started:.0f} s", flush=True)
     if args.eval_samples:
         print(", ".join(f"{k} {v:.3g}" for k, v in measure(args.out, args.eval_samples, args.seed).items()))
@@ -156,9 +158,10 @@ def batches(examples: list[Example], batch_size: int, rng: Random) -> list[list[
 
 
 def train_tokenizer(chats: list[Chat]) -> Tokens:
-    """A byte-level BPE that splits digits and loses nothing of any text."""
+    """A byte-level BPE that splits text as Qwen2 does (NFC, digits one by one), on words of its own."""
     tokenizer = Tokenizer(models.BPE())
-    pieces = Regex(r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+ ?|\s+")
+    tokenizer.normalizer = normalizers.NFC()
+    pieces = Regex(QWEN2_PIECES)
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(pieces, "isolated"), to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
@@ -170,21 +173,25 @@ def train_tokenizer(chats: list[Chat]) -> Tokens:
     return Tokens(tokenizer_object=tokenizer, model_max_length=2048, chat_template=CHAT_TEMPLATE, **named)
 
 
-def model_settings(args: Args, tokenizer: Tokens) -> dict[str, Any]:
-    """What the configs of Qwen2 and Llama share."""
+def new_model(args: Args, tokenizer: Tokens) -> hf.Qwen2ForCausalLM:
+    """An untrained model for the tokenizer."""
     width, num_heads = args.hidden_size, args.hidden_size // 32
     sizes = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": args.num_layers}
     heads = {"num_attention_heads": num_heads, "num_key_value_heads": num_heads, "max_position_embeddings": 2048}
     ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    return {"vocab_size": len(tokenizer), "tie_word_embeddings": True, **sizes, **heads, **ends}
+    config = hf.Qwen2Config(vocab_size=len(tokenizer), tie_word_embeddings=True, **sizes, **heads, **ends)
+    model = hf.Qwen2ForCausalLM(config)
+    model.generation_config = hf.GenerationConfig(**{key: ends[key] for key in ("eos_token_id", "pad_token_id")})
+    return model
 
 
-def as_llama(model: hf.Qwen2ForCausalLM, settings: dict[str, Any]) -> hf.LlamaForCausalLM:
-    """The same function as a Llama, since AutoTokenizer gives any qwen2 Qwen2's splitting and NFC; o_proj.bias is 0."""
-    llama = hf.LlamaForCausalLM(hf.LlamaConfig(**settings, attention_bias=True))
-    llama.load_state_dict(model.state_dict(), strict=False)
-    llama.generation_config = hf.GenerationConfig(**{key: settings[key] for key in ("eos_token_id", "pad_token_id")})
-    return llama.to(torch.bfloat16)
+def save(model: hf.Qwen2ForCausalLM, tokenizer: Tokens, out: Path) -> None:
+    """A directory that loads by name: transformers gives every qwen2 model a Qwen2Tokenizer, so it is called one."""
+    model.to(torch.bfloat16).save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    settings = json.loads((out / "tokenizer_config.json").read_text())
+    settings["tokenizer_class"] = "Qwen2Tokenizer"
+    (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def train(model: hf.Qwen2ForCausalLM, data: list[list[torch.Tensor]], learning_rate: float) -> None:
@@ -233,7 +240,7 @@ def measure(model_dir: Path, num_samples: int, seed: int) -> dict[str, float]:
 
 
 @torch.inference_mode()
-def sample(model: hf.LlamaForCausalLM, tokenizer: Tokens, chats: list[Chat], greedy: bool) -> tuple[list[str], int]:
+def sample(model: hf.Qwen2ForCausalLM, tokenizer: Tokens, chats: list[Chat], greedy: bool) -> tuple[list[str], int]:
     """One attempt per conversation at temperature 1 (or greedily), and the number of tokens in all of them."""
     texts, num_tokens = [], 0
     rendering = {"add_generation_prompt": True, "padding": True, "return_tensors": "pt", "return_dict": True}

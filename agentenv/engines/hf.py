@@ -161,6 +161,7 @@ class HFEngine:
         tensors = list(named_tensors)
 
         def write() -> None:
+            """Put the new weights in and forget what the old ones computed."""
             self._slots.check_weights(tensors)
             self._slots.write_weights(tensors)
             self.policy_version = policy_version
@@ -172,15 +173,14 @@ class HFEngine:
 
     async def close(self) -> None:
         """End the worker thread and fail what is in flight; again is harmless."""
-
-        def end() -> None:
-            self._closing = True
-            self._fail_all("expected an open engine, got close() while sampling. Close it after the last episode.")
-
         with contextlib.suppress(EngineError):
-            await self._command(end)
+            await self._command(self._end)
         if self._thread is not None:
             self._thread.join()
+
+    def _end(self) -> None:
+        self._closing = True
+        self._fail_all("expected an open engine, got close() while sampling. Close it after the last episode.")
 
     async def _command(self, action: Callable[[], None]) -> None:
         """Run something in the worker thread, between two forward passes."""

@@ -136,6 +136,7 @@ def solves(probability: float, *, right: str, wrong: str, seed: int = 0) -> Call
         raise ValueError(f"solves: expected a probability in [0, 1], got {probability!r}. Change it.")
 
     def script(request: Request) -> str:
+        """Say the right or the wrong thing."""
         draw = random.Random(f"{seed}/{request.request_id}/{request.sampling.seed}").random()
         return right if draw < probability else wrong
 

@@ -142,6 +142,7 @@ class VLLMEngine:
         unique_id = f"{request_id}#{next(self._counter)}"  # vLLM refuses an id that it still knows
 
         async def sample() -> Any:
+            """Wait for the one final output."""
             outputs = self._llm.generate(tokens_input(prompt), vllm_sampling(sampling), unique_id)
             return [output async for output in outputs][-1]  # FINAL_ONLY: there is one
 

@@ -102,6 +102,7 @@ def _in_time(timeout_s: float, check: Callable[[], Verdict]) -> Verdict:
     """The check's verdict; `timeout` when it needs more time or memory than it may have."""
 
     def interrupt(*_: object) -> None:
+        """Raise in the middle of a check that takes too long."""
         raise _DeadlineReached
 
     signal.signal(signal.SIGALRM, interrupt)

@@ -210,6 +210,7 @@ class _Worker:
         self._received = bytearray()
 
     async def wait_ready(self, timeout_s: float) -> None:
+        """Wait for the worker's first word."""
         try:
             reply = await self._receive(timeout_s)
         except WorkerTimeout:
@@ -222,6 +223,7 @@ class _Worker:
         self.close_errors()
 
     async def exchange(self, request: dict[str, Any], deadline_s: float) -> dict[str, Any]:
+        """Send a request and wait for its answer."""
         self.num_tasks += 1
         body = json.dumps({**request, "id": self.num_tasks}).encode()
         try:
