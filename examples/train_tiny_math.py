@@ -1,8 +1,8 @@
-"""Train the tiny-math policy from scratch: tokenizer, model, a Hugging Face directory. 20 minutes on two busy cores.
+"""Train the tiny-math policy from scratch: tokenizer, model, a Hugging Face directory. 11 minutes on two CPU cores.
 
     python examples/train_tiny_math.py --out agentenv/models/tiny-math
 
-Last line: accuracies and tokens per attempt on the shipped task set, as in "greedy 0.56, ..., third 0.336, ...".
+Last line: accuracies and tokens per attempt on the shipped task set, as in "greedy 0.62, ..., third 0.3, ...".
 A first attempt leaps over each operation, hard for four layers; after feedback it works by columns. Wrong attempts are
 context only: the loss covers the last, right attempt. Equal flags give equal bytes on equal machines.
 Tensor suffixes: B conversations in a batch, T tokens of the longest, V tokens of the vocabulary.

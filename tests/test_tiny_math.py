@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import unicodedata
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM, PreTrainedTokenizerFast
 
 from agentenv_envs.math_retry.problems import make_problems, read_questions
 from agentenv_envs.math_retry.texts import feedback_text, question_text
@@ -52,11 +53,11 @@ TOKENIZER: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(MODEL)
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
+def model() -> Qwen2ForCausalLM:
     return AutoModelForCausalLM.from_pretrained(MODEL).eval()
 
 
-def answer(model: LlamaForCausalLM, messages: list[dict[str, str]], max_new_tokens: int) -> list[int]:
+def answer(model: Qwen2ForCausalLM, messages: list[dict[str, str]], max_new_tokens: int) -> list[int]:
     """The ids of a greedy attempt."""
     inputs = TOKENIZER.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     ids_BT = model.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)
@@ -81,10 +82,10 @@ def test_the_weights_are_small_and_bfloat16() -> None:
         assert {weights.get_slice(name).get_dtype() for name in weights.keys()} == {"BF16"}  # noqa: SIM118
 
 
-def test_the_config_is_a_tied_llama_that_stops_at_im_end() -> None:
+def test_the_config_is_a_tied_qwen2_that_stops_at_im_end() -> None:
     config = json.loads((MODEL / "config.json").read_text())
     generation = json.loads((MODEL / "generation_config.json").read_text())
-    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert config["architectures"] == ["Qwen2ForCausalLM"]
     assert config["tie_word_embeddings"] is True
     assert config["max_position_embeddings"] == 2048
     assert config["vocab_size"] == len(TOKENIZER)
@@ -109,7 +110,8 @@ def test_no_path_of_the_building_machine_is_in_the_files() -> None:
 
 
 @given(st.text())
-def test_any_text_round_trips(text: str) -> None:
+def test_any_text_round_trips_but_for_its_unicode_normal_form(text: str) -> None:
+    text = unicodedata.normalize("NFC", text)  # Qwen2's tokenizer does the same
     ids = TOKENIZER.encode(text, add_special_tokens=False, split_special_tokens=True)
     assert TOKENIZER.decode(ids, clean_up_tokenization_spaces=False) == text
 
@@ -143,26 +145,26 @@ def test_the_automatic_tokenizer_splits_as_the_file_says() -> None:
     """AutoTokenizer may put a model family's own splitting in place of the file's, which ruins later attempts."""
     from_file = PreTrainedTokenizerFast(tokenizer_file=str(MODEL / "tokenizer.json"))
     assert TOKENIZER.encode(RENDERED) == from_file.encode(RENDERED)
-    assert TOKENIZER.tokenize("27 + 15") == ["2", "7", "\u0120+\u0120", "1", "5"]
+    assert TOKENIZER.tokenize("27 + 15") == ["2", "7", "\u0120+", "\u0120", "1", "5"]
 
 
 # ---- the policy
 
 
-def test_an_easy_problem_is_answered_and_the_attempt_stops(model: LlamaForCausalLM) -> None:
+def test_an_easy_problem_is_answered_and_the_attempt_stops(model: Qwen2ForCausalLM) -> None:
     question = "Ann has 20 pens. Ann buys 15 more. How many pens does Ann have now?"
     ids = answer(model, [{"role": "user", "content": question_text(question)}], 64)
     assert ids[-1] == TOKENIZER.eos_token_id
     assert TOKENIZER.decode(ids[:-1]) == "20 + 15 = 35\n#### 35"
 
 
-def test_after_feedback_the_attempt_is_worked_by_columns(model: LlamaForCausalLM) -> None:
+def test_after_feedback_the_attempt_is_worked_by_columns(model: Qwen2ForCausalLM) -> None:
     ids = answer(model, CONVERSATION, 128)
     assert ids[-1] == TOKENIZER.eos_token_id
     assert TOKENIZER.decode(ids[:-1]) == "27 + 15: ones 7 + 5 = 12, tens 2 + 1 + 1 = 4, so 42.\n#### 42"
 
 
-def test_feedback_on_a_missing_answer_is_understood(model: LlamaForCausalLM) -> None:
+def test_feedback_on_a_missing_answer_is_understood(model: Qwen2ForCausalLM) -> None:
     messages = [CONVERSATION[0], {"role": "assistant", "content": "27 + 15 = 42"}]
     ids = answer(model, [*messages, {"role": "user", "content": feedback_text("no_answer", None, 1)}], 128)
     assert ids[-1] == TOKENIZER.eos_token_id
