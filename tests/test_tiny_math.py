@@ -4,9 +4,9 @@ import importlib.util
 import json
 import os
 import re
-import unicodedata
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 from random import Random
 from types import ModuleType
@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from agentenv_envs.math_retry.problems import make_problems, read_questions
 from agentenv_envs.math_retry.texts import feedback_text, question_text
