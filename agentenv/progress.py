@@ -29,6 +29,10 @@ class Stats:
         self._num_rewards = self._num_scores = 0
         self._started = time.monotonic()
 
+    def begin(self) -> None:
+        """Count the time from now: the engine is loaded."""
+        self._started = time.monotonic()
+
     def add(self, summary: Summary) -> None:
         """Count an episode that ended in this run."""
         self.num_done += 1
@@ -66,7 +70,8 @@ class Progress:
         self.stats = stats
 
     def start(self) -> None:
-        """Begin to show."""
+        """Begin to count the time, and to show."""
+        self.stats.begin()
 
     def update(self, summary: Summary) -> None:
         """Count an episode and show it."""
@@ -118,7 +123,8 @@ class LiveProgress(Progress):
         self._live = Live(console=console, refresh_per_second=4, get_renderable=self._draw)
 
     def start(self) -> None:
-        """Draw."""
+        """Begin to count the time, and draw."""
+        super().start()
         self._live.start()
 
     def stop(self) -> None:

@@ -230,7 +230,6 @@ class _Screen:
         self.console, self.notes = wide_console(), wide_console(stderr=True)
         self.resume_command = f"agentenv run --resume --out {shlex.quote(str(out))}"
         self._session: list[Summary] = []
-        self._started = time.monotonic()
         self.progress = self._progress(Stats(self.num_tasks * config.n, len(self.kept()[0])))
 
     def _progress(self, stats: Stats) -> Progress:
@@ -282,7 +281,7 @@ class _Screen:
     def report(self) -> Metrics:
         """Write `metrics.json` and show the final table; speed and time are those of this session."""
         counts = {"num_tasks": self.num_tasks, "num_samples": self.config.n}
-        wall_s = time.monotonic() - self._started
+        wall_s = self.progress.stats.facts()["elapsed_s"]
         metrics = aggregate(self.writer.summaries.values(), **counts, wall_s=wall_s, pass_score=self.config.pass_score)
         session = aggregate(self._session, **counts, wall_s=wall_s, pass_score=self.config.pass_score)
         metrics = replace(metrics, time=session.time)
