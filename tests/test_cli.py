@@ -104,7 +104,7 @@ WRONG = {
     "resume what": ([*RUN, "--resume"], "--resume: expected --out DIR beside it, got none"),
     "resume nothing": (["run", "--resume", "--out", "gone"], "--resume: expected a run directory in --out, got 'gone'"),
     "resume a file": (["run", "--resume", "--out", "good.py"], "expected a run directory in --out, got 'good.py'"),
-    "resume no run": (["run", "--resume", "--out", "tok"], "tok: expected a run directory, got no config.json in it"),
+    "resume no run": (["run", "--resume", "--out", "tok"], "expected a run directory in --out, got 'tok'"),
     "out is a file": ([*RUN, "--out", "good.py"], "good.py: expected a directory that can be written"),
     "check what": (["check"], "Missing from agentenv check"),
     "check nothing": (["check", "nope.py"], "nope.py: expected an existing .py file"),

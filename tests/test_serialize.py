@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from agentenv.errors import DataError
 from agentenv.serialize import decode_line, encode_line, jsonable, trajectory_from_dict, trajectory_to_dict
 from agentenv.trajectory import EpisodeError, Segment, Trajectory
-from agentenv.types import Completion, SamplingParams, StepResult, StopReason, Task
+from agentenv.types import MAX_REWARD, Completion, SamplingParams, StepResult, StopReason, Task
 
 # Lone surrogates are text too; two that make a pair become one character in JSON.
 texts = st.text(st.characters(exclude_categories=()), max_size=12).filter(
     lambda text: json.loads(json.dumps(text)) == text
 )
-numbers = st.floats(allow_nan=False, allow_infinity=False)
+numbers = st.floats(-MAX_REWARD, MAX_REWARD)
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | numbers | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
