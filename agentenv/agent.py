@@ -30,7 +30,7 @@ class StepState(TypedDict, total=False):
     """What `step` gets: OpenRLHF's four keys, then what OpenRLHF leaves out."""
 
     observation_text: str
-    """Everything before the action, decoded."""
+    """Everything before the action, each piece decoded as it was added."""
     action_text: str
     """The action, decoded from its ids, without the final terminator."""
     label: Any
@@ -89,7 +89,8 @@ class AgentInstance:
     """The environment's side of one episode: made for it, run through it, closed, dropped.
 
     Write `step`; override the others where needed. Every method may be `async` or plain; plain ones run in a thread, so
-    a slow one never holds the engine up. The constructor takes what `--env-kwargs` gives.
+    a slow one never holds the engine up. The constructor takes what `--env_kwargs` gives and must be quick: what takes
+    time belongs in `reset`.
 
     Example::
 
@@ -154,7 +155,10 @@ class Tokenizer(Protocol):
 
 
 async def create(cls: type[AgentInstance], kwargs: Mapping[str, Any]) -> AgentInstance:
-    """An instance of `cls`; `async def __init__`, as OpenRLHF's queue-era files write it, is awaited."""
+    """An instance of `cls`; `async def __init__`, as OpenRLHF's queue-era files write it, is awaited.
+
+    A plain constructor runs on the event loop: nobody could close an instance whose making was given up in a thread.
+    """
     instance = cls.__new__(cls)
     started = cls.__init__(instance, **kwargs)
     if inspect.isawaitable(started):
@@ -169,7 +173,10 @@ async def call(function: Callable[..., Any], *args: Any) -> Any:
     other episodes wait for nor the end of the interpreter.
     """
     if inspect.iscoroutinefunction(function):
-        return await function(*args)
+        try:
+            return await function(*args)
+        except SystemExit as stopped:
+            raise _as_error(function, stopped) from stopped
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
     context = contextvars.copy_context()

@@ -79,6 +79,8 @@ class RunConfig:
     step_timeout_s: float = 60.0
     """Longest one call of the environment may take."""
     episode_timeout_s: float = 600.0
+    generate_timeout_s: float = 300.0
+    """Longest one generation may take; beyond it the engine counts as failed and the episode is tried again."""
 
     max_retries: int = 2
     """How often an episode is run again after an infrastructure error."""
@@ -146,7 +148,9 @@ class RunConfig:
     @property
     def limits(self) -> Limits:
         """The limit flags."""
-        return Limits(self.max_length, self.max_turns, self.step_timeout_s, self.episode_timeout_s)
+        return Limits(
+            self.max_length, self.max_turns, self.step_timeout_s, self.episode_timeout_s, self.generate_timeout_s
+        )
 
     @property
     def policy(self) -> ErrorPolicy:

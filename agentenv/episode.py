@@ -12,12 +12,15 @@ from typing import Any
 
 from agentenv.agent import AgentInstance, Engine, StepState, call
 from agentenv.chat import Chat
-from agentenv.errors import ContractError, DataError, EngineError, InfraError
+from agentenv.errors import ConfigError, ContractError, DataError, EngineError, InfraError
 from agentenv.openrlhf import parse_step
 from agentenv.trajectory import EpisodeError, ErrorKind, Trajectory
-from agentenv.types import Limits, SamplingParams, StepResult, StopReason, Task
+from agentenv.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
 
 logger = logging.getLogger(__name__)
+
+_CANCEL_GRACE_S = 1.0
+"""Time for a cancelled call of an agent to let go of what it holds."""
 
 AgentFactory = Callable[[], Awaitable[AgentInstance]]
 """Makes the agent instance of one episode."""
@@ -47,7 +50,10 @@ async def run_episode(
     """Run one episode to its end and give its record.
 
     What goes wrong inside is data: the trajectory has stop_reason ERROR (or a timeout), the error as text, no reward.
-    Only cancelling the call raises, after `close`.
+
+    Raises:
+        asyncio.CancelledError: the call was cancelled; after `close`.
+        ConfigError: the engine is set up wrongly, so that no other episode could be sampled either; after `close`.
     """
     episode = _Episode(task, engine=engine, chat=chat, sampling=sampling, limits=limits, key=key)
     trajectory = episode.trajectory
@@ -67,9 +73,10 @@ class _StepTimeout(Exception):
 
 
 async def guarded(work: Awaitable[None], trajectory: Trajectory, where: Callable[[], str]) -> None:
-    """Await `work` and record on the trajectory what it raises: the one broad `except` of the library.
+    """Await `work` and record on the trajectory what it raises: the one `except` that makes an error data.
 
-    A cancellation of this task passes; a CancelledError that the work made itself is an error like any other.
+    A cancellation of this task passes, and an engine's ConfigError, which is no single episode's. A CancelledError that
+    the work made itself is an error like any other.
     """
     try:
         await work
@@ -80,7 +87,9 @@ async def guarded(work: Awaitable[None], trajectory: Trajectory, where: Callable
         _record(trajectory, error, where())
     except (KeyboardInterrupt, GeneratorExit):
         raise
-    except BaseException as error:  # noqa: BLE001 - a failed episode is data; foreign libraries raise more than Exception
+    except BaseException as error:
+        if isinstance(error, ConfigError) and where() == "generate":
+            raise
         _record(trajectory, error, where())
 
 
@@ -157,8 +166,11 @@ class _Episode:
                 return reason
         return StopReason.MAX_TURNS
 
+    async def _create(self, make_agent: AgentFactory) -> None:
+        self.agent = await make_agent()  # kept at once, so that it is closed whatever comes next
+
     async def _reset(self, make_agent: AgentFactory) -> None:
-        self.agent = await make_agent()
+        await self._bounded(self._create, make_agent)
         self.where = "reset"
         # Copies: siblings have the same task, and an environment may write into what it is given.
         prompt, self.label, self.metadata = deepcopy((self.task.prompt, self.task.label, self.task.metadata))
@@ -188,6 +200,8 @@ class _Episode:
         trajectory = self.trajectory
         action_ids = await self._generate(turn_index)
         if action_ids is None:
+            aborted = "generate: expected a completion, got finish reason 'abort'. Run the episode again."
+            trajectory.finish(StopReason.ABORTED, EpisodeError("infra", "Aborted", aborted, "generate"))
             return StopReason.ABORTED
         result = await self._step(turn_index, action_ids)
         if result.terminated:
@@ -215,9 +229,7 @@ class _Episode:
             self.sampling, max_tokens=max_tokens, min_tokens=min(self.sampling.min_tokens, max_tokens), seed=seed
         )
         started = time.perf_counter()
-        completion = await self.engine.generate(
-            self.prompt_ids, sampling, request_id=f"{self.key.episode_id}/{turn_index}"
-        )
+        completion = await self._sample(sampling, turn_index)
         generate_s = time.perf_counter() - started
         if completion.finish_reason == "error":
             raise EngineError("generate: expected a completion, got finish reason 'error'. Look at the engine's log.")
@@ -226,14 +238,31 @@ class _Episode:
                 f"generate: expected at most max_tokens={max_tokens} tokens, got {len(completion.token_ids)}. "
                 "Mend the engine."
             )
-        if not completion.token_ids and completion.finish_reason == "abort":
+        aborted = completion.finish_reason == "abort"
+        if aborted and not completion.token_ids:
             return None
         text = self.chat.action_text(completion.token_ids, sampling.stop_token_ids)
         try:
             self.trajectory.append_turn(completion, text, generate_s)
         except ValueError as error:
             raise EngineError(f"generate: {error}") from error
-        return None if completion.finish_reason == "abort" else list(completion.token_ids)
+        return None if aborted else list(completion.token_ids)
+
+    async def _sample(self, sampling: SamplingParams, turn_index: int) -> Completion:
+        """One call of the engine, for at most `generate_timeout_s`."""
+        limit_s = self.limits.generate_timeout_s
+        try:
+            async with asyncio.timeout(limit_s) as deadline:
+                return await self.engine.generate(
+                    self.prompt_ids, sampling, request_id=f"{self.key.episode_id}/{turn_index}"
+                )
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise EngineError(
+                f"generate: expected a completion within {limit_s:g} s, got none. "
+                "Look at the engine, or raise generate_timeout_s."
+            ) from error
 
     async def _step(self, turn_index: int, action_ids: list[int]) -> StepResult:
         """Hand the last action to the environment and record its reply."""
@@ -280,15 +309,26 @@ class _Episode:
         return self.agent
 
     async def _bounded(self, method: Callable[..., Any], *args: Any) -> Any:
-        """Call a method of the agent, for at most `step_timeout_s`."""
+        """Call a method of the agent, for at most `step_timeout_s`.
+
+        It runs in a task of its own: one that ignores being cancelled is left behind and holds nobody up.
+        """
         limit_s = self.limits.step_timeout_s
+        work = asyncio.ensure_future(call(method, *args))
+        work.add_done_callback(_forget)
         try:
-            async with asyncio.timeout(limit_s) as deadline:
-                return await call(method, *args)
-        except TimeoutError as error:
-            if not deadline.expired():
-                raise  # the environment's own
-            name = getattr(method, "__qualname__", self.where)
-            raise _StepTimeout(
-                f"{name}: expected an answer within {limit_s:g} s, got none. Raise step_timeout_s."
-            ) from error
+            await asyncio.wait({work}, timeout=limit_s)
+            if work.done():
+                return work.result()
+        finally:
+            if not work.done():
+                work.cancel()
+                await asyncio.wait({work}, timeout=_CANCEL_GRACE_S)
+        name = getattr(method, "__qualname__", self.where)
+        raise _StepTimeout(f"{name}: expected an answer within {limit_s:g} s, got none. Raise step_timeout_s.")
+
+
+def _forget(work: asyncio.Future[Any]) -> None:
+    # Of a call that was given up nobody asks for the exception, which asyncio would complain about.
+    if not work.cancelled():
+        work.exception()

@@ -50,7 +50,7 @@ class SamplingParams:
     """0.0 is greedy."""
     top_p: float = 1.0
     top_k: int = 0
-    """0 keeps every token."""
+    """0 or -1 keeps every token."""
     min_p: float = 0.0
     max_tokens: int | None = None
     """New tokens per turn; None leaves only the room in `Limits.max_length`."""
@@ -65,7 +65,7 @@ class SamplingParams:
         checks = (
             ("temperature", self.temperature, self.temperature >= 0.0, "a number >= 0"),
             ("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "a number in (0, 1]"),
-            ("top_k", self.top_k, self.top_k >= -1, "an integer >= 0"),
+            ("top_k", self.top_k, self.top_k >= -1, "an integer >= -1"),
             ("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "a number in [0, 1]"),
             ("max_tokens", self.max_tokens, self.max_tokens is None or self.max_tokens >= 1, "None or an integer >= 1"),
             ("min_tokens", self.min_tokens, self.min_tokens >= 0, "an integer >= 0"),
@@ -82,8 +82,10 @@ class Limits:
     """Tokens of the whole episode: prompt, actions and observations."""
     max_turns: int = 16
     step_timeout_s: float = 60.0
-    """Longest a single `reset`, `step` or `close` may take."""
+    """Longest one call of the agent may take: its constructor, `reset`, `step`, `close`."""
     episode_timeout_s: float = 600.0
+    generate_timeout_s: float = 300.0
+    """Longest one generation may take; beyond it the engine has failed, which is no truncation."""
 
     def __post_init__(self) -> None:
         """Refuse budgets in which no turn fits."""
@@ -92,6 +94,7 @@ class Limits:
             ("max_turns", self.max_turns, self.max_turns >= 1, "an integer >= 1"),
             ("step_timeout_s", self.step_timeout_s, self.step_timeout_s > 0, "seconds > 0"),
             ("episode_timeout_s", self.episode_timeout_s, self.episode_timeout_s > 0, "seconds > 0"),
+            ("generate_timeout_s", self.generate_timeout_s, self.generate_timeout_s > 0, "seconds > 0"),
         )
         _check("Limits", checks)
 

@@ -4,6 +4,7 @@ The numbers of invariants in test names are those of the project's list of token
 """
 
 import asyncio
+import contextlib
 import math
 import os
 import random
@@ -24,7 +25,7 @@ from agentenv.agent import AgentInstance, create
 from agentenv.chat import Chat
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode import EpisodeKey, run_episode
-from agentenv.errors import ContractError, InfraError
+from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.testing.tokenizers import ByteFallbackTokenizer, CharTokenizer, MergingTokenizer
 from agentenv.trajectory import NO_VERSION
 from agentenv.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
@@ -274,7 +275,7 @@ def check_outcome(trajectory, agent, plan):
     """The episode has ended once, for a reason; a failed one has an error and no reward."""
     assert trajectory.stop_reason is not None
     assert agent.num_closed == 1
-    failed = trajectory.stop_reason is StopReason.ERROR
+    failed = trajectory.stop_reason in (StopReason.ERROR, StopReason.ABORTED)
     assert failed == (trajectory.error is not None)
     unknown = failed or not trajectory.turns or any(turn.result is None for turn in trajectory.turns)
     assert (trajectory.reward is None) == unknown
@@ -666,7 +667,8 @@ async def test_a_timed_out_step_leaves_its_turn_without_a_result():
 async def test_an_aborted_action_is_kept_without_a_result():
     trajectory, _ = await play(Scripted(END), [Completion((5, 6), "abort")])
     assert (trajectory.token_ids.tolist()[-2:], trajectory.turns[-1].result) == ([5, 6], None)
-    assert (trajectory.reward, trajectory.truncated, trajectory.error) == (None, True, None)
+    assert (trajectory.reward, trajectory.truncated) == (None, True)
+    assert (trajectory.error.kind, trajectory.error.type, trajectory.error.where) == ("infra", "Aborted", "generate")
 
 
 # --- failures are data --------------------------------------------------------------------------------------------
@@ -682,7 +684,6 @@ class Hard(BaseException):
         (ValueError("no"), "env"),
         (TimeoutError("the environment's own"), "env"),
         (asyncio.CancelledError("the environment's own"), "env"),
-        (SystemExit(3), "env"),
         (Hard("panic"), "env"),
         (RuntimeError(), "env"),
         (InfraError("the grader is down"), "infra"),
@@ -725,6 +726,51 @@ async def test_what_a_plain_step_raises_in_its_thread_is_recorded_at_once(error)
     assert time.perf_counter() - started < 10.0
     assert (trajectory.stop_reason, trajectory.error.where, agent.num_closed) == (StopReason.ERROR, "step", 1)
     assert type(error).__name__ in trajectory.error.type + trajectory.error.message
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+async def test_an_async_method_that_exits_ends_its_episode_and_not_the_program(where):
+    agent = Scripted(SystemExit(3)) if where == "step" else Scripted(END)
+    if where == "reset":
+        agent.reset = partial(answer, SystemExit(3))
+    trajectory, _ = await play(agent)
+    recorded = trajectory.error
+    assert (recorded.kind, recorded.type, recorded.where) == ("contract", "ContractError", where)
+    assert "SystemExit(3)" in recorded.message
+    assert agent.num_closed == 1
+
+
+async def test_a_step_that_swallows_cancellation_holds_nobody_up():
+    class Stubborn(Plain):
+        released = asyncio.Event()
+
+        async def step(self, states):
+            while not self.released.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self.released.wait()
+            return END
+
+    started = time.perf_counter()
+    trajectory, _ = await play(Stubborn(), limits=Limits(step_timeout_s=0.1))
+    assert time.perf_counter() - started < 5.0
+    assert (trajectory.stop_reason, trajectory.error.type) == (StopReason.STEP_TIMEOUT, "StepTimeout")
+    Stubborn.released.set()
+    await asyncio.sleep(0)
+
+
+async def test_a_generation_beyond_its_deadline_is_the_engines_failure():
+    engine = ScriptedEngine(["word"], CharTokenizer(), latency_s=30.0)
+    trajectory, _ = await play(Scripted(END), engine=engine, limits=Limits(generate_timeout_s=0.1))
+    assert (trajectory.stop_reason, trajectory.error.kind, trajectory.reward) == (StopReason.ERROR, "infra", None)
+    assert trajectory.error.message.startswith("generate: expected a completion within 0.1 s, got none.")
+    assert engine.num_cancelled == 1
+
+
+async def test_an_engine_that_is_set_up_wrongly_ends_more_than_its_episode():
+    agent = Scripted(END)
+    with pytest.raises(ConfigError, match="no such model"):
+        await play(agent, [ConfigError("no such model")])
+    assert agent.num_closed == 1
 
 
 async def test_an_async_step_that_raises_stop_iteration_is_recorded():

@@ -16,7 +16,7 @@ WRONG_SAMPLING = [
     ("temperature", math.nan, "a number >= 0"),
     ("top_p", 0.0, "a number in (0, 1]"),
     ("top_p", 1.01, "a number in (0, 1]"),
-    ("top_k", -2, "an integer >= 0"),
+    ("top_k", -2, "an integer >= -1"),
     ("min_p", -0.01, "a number in [0, 1]"),
     ("min_p", 1.5, "a number in [0, 1]"),
     ("max_tokens", 0, "None or an integer >= 1"),
