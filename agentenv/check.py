@@ -108,9 +108,7 @@ def _watched(source: EpisodeSource, cls: type[AgentInstance], seen: list[_Seen])
         async def watched(self: AgentInstance, *args: Any) -> Any:
             """The method as the loop calls it."""
             try:
-                value = await call(partial(method, self) if not inspect.iscoroutinefunction(method) else method, *(
-                    args if not inspect.iscoroutinefunction(method) else (self, *args)
-                ))  # fmt: skip
+                value = await call(partial(method, self), *args)
             except BaseException as error:
                 seen.append(_Seen(name, error=error))
                 raise

@@ -1,6 +1,6 @@
 """The command line: `agentenv run | list | doctor | check`. Flags become a frozen config; the work is done elsewhere.
 
-Exit codes: 0 done, 1 the run failed, 2 usage, 3 too many episodes failed, 130 interrupted (resumable).
+Exit codes: 0 done, 1 the run failed, 2 usage, 3 too many episodes failed, 130 and 143 interrupted (resumable).
 """
 
 from __future__ import annotations

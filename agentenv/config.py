@@ -14,7 +14,7 @@ EngineName = Literal["auto", "hf", "vllm_local", "vllm_http", "scripted"]
 
 FREE_ON_RESUME = (
     "out", "resume", "concurrency", "progress", "json", "grace_s", "max_retries", "max_error_share", "base_url",
-    "device", "log_level",
+    "device", "log_level", "generate_timeout_s",
 )  # fmt: skip
 """Flags that may differ when a run is resumed: they change how it runs, not what it measures."""
 
@@ -52,8 +52,8 @@ class RunConfig:
     """Address of a vLLM server, for vllm_http."""
     device: str = "auto"
     """For hf: auto, cpu, cuda, cuda:1, mps …"""
-    dtype: str = "auto"
-    """auto, float32, bfloat16, float16."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Of the weights; auto: the checkpoint's, for hf on a CPU float32."""
     engine_args: str = "{}"
     """JSON object of further arguments for the engine's constructor."""
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 State = Literal["ok", "missing", "broken"]
 
 _REQUIRED = ("torch", "transformers", "gymnasium", "httpx", "tyro", "rich", "math-verify")
-_OPTIONAL = (("pyarrow", "data"), ("datasets", "data"), ("ray", "ray"))
+_OPTIONAL = (("pyarrow", "data"), ("datasets", "data"))
 _SYS_LANDLOCK_CREATE_RULESET = 444
 
 
@@ -138,7 +138,7 @@ def _isolation() -> list[Finding]:
     checks: tuple[tuple[str, Callable[[], bool], str], ...] = (
         ("isolation: user namespaces", _user_namespaces, "sysctl -w kernel.unprivileged_userns_clone=1"),
         ("isolation: landlock", _landlock, "a kernel from 5.13 on with landlock enabled"),
-        ("isolation: docker", lambda: shutil.which("docker") is not None, "install docker"),
+        ("isolation: docker", _docker, "install docker and start its engine"),
     )
     return [
         Finding(name, "ok", "works") if works() else Finding(name, "missing", "not available", mend)
@@ -150,6 +150,12 @@ def _user_namespaces() -> bool:
     if shutil.which("unshare") is None:
         return False
     return subprocess.run(["unshare", "-Ur", "true"], capture_output=True, timeout=10, check=False).returncode == 0
+
+
+def _docker() -> bool:
+    if shutil.which("docker") is None:
+        return False
+    return subprocess.run(["docker", "info"], capture_output=True, timeout=20, check=False).returncode == 0
 
 
 def _landlock() -> bool:

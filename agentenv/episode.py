@@ -143,7 +143,7 @@ class _Episode:
         self.trajectory.finish(reason)
 
     async def guard(self, work: Awaitable[None]) -> None:
-        """Await `work`; what it raises goes on the trajectory."""
+        """Await `work`; what it raises goes on the trajectory, unless that is finished."""
         await guarded(work, self.trajectory, lambda: self.where)
 
     async def close(self) -> None:
@@ -175,7 +175,7 @@ class _Episode:
         # Copies: siblings have the same task, and an environment may write into what it is given.
         prompt, self.label, self.metadata = deepcopy((self.task.prompt, self.task.label, self.task.metadata))
         states = await self._bounded(
-            self.agent.reset,
+            self._running_agent().reset,
             {
                 "observation": prompt,
                 "label": self.label,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -15,7 +16,7 @@ from agentenv.agent import AgentInstance, Engine, Tokenizer, create
 from agentenv.chat import Chat
 from agentenv.episode import EpisodeKey, guarded, run_episode
 from agentenv.errors import ConfigError, ContractError
-from agentenv.openrlhf import from_response, to_response, to_sampling
+from agentenv.openrlhf import from_response, merge_response, to_response, to_sampling
 from agentenv.trajectory import Trajectory
 from agentenv.types import Limits, SamplingParams, Task
 
@@ -135,9 +136,14 @@ class AgentExecutor:
         return _Call(task, engine, Chat(tokenizer), limits, EpisodeKey(f"episode-{uuid4().hex}"))
 
 
-def as_agent(cls: type) -> type[AgentInstance]:
+def as_agent(cls: Any) -> type[AgentInstance]:
     """A foreign agent class with our defaults for the methods it lacks; ours are passed through."""
-    return cls if issubclass(cls, AgentInstance) else type(cls.__name__, (cls, AgentInstance), {})
+    return cls if issubclass(cls, AgentInstance) else _completed(cls)
+
+
+@functools.cache
+def _completed(cls: Any) -> type[AgentInstance]:
+    return type(cls.__name__, (cls, AgentInstance), {})
 
 
 class AgentFunc:
@@ -175,8 +181,8 @@ class AgentFunc:
         }
         response = await execute(prompt, task.label, sampling, **_accepted(execute, late))
         response = call.queued if response is None else response
-        if call.trajectory is None or (response is not None and _changed(response, call.trajectory)):
-            call.trajectory = self._rebuilt(response, call)
+        if response is not None or call.trajectory is None:
+            self._take(response, call)
 
     def _built(self, call: _Call) -> Any:
         if self._executor is None:
@@ -202,28 +208,24 @@ class AgentFunc:
         other._executor.agent_instance_cls = agent_cls
         return other
 
-    def _rebuilt(self, response: Any, call: _Call) -> Trajectory:
+    def _take(self, response: Any, call: _Call) -> None:
+        """Make the episode's record what `execute` gave, which an override may have changed or made itself."""
         if not isinstance(response, Mapping):
             raise ContractError(
                 f"{self.executor_cls.__name__}.execute: expected OpenRLHF's response dict, "
                 f"got {type(response).__name__}. Return what super().execute returns."
             )
+        if call.trajectory is not None and merge_response(response, call.trajectory):
+            return
         made = from_response(response, call.task, max_length=call.limits.max_length, decode=call.chat.action_text)
         made.episode_id, made.group_id, made.attempt = call.key.episode_id, call.key.group_id, call.key.attempt
         made.seed = call.key.seed
-        return made
-
-
-def _changed(response: Any, trajectory: Trajectory) -> bool:
-    """Whether an override of `execute` gave something else than the episode: compared, as it may change the dict.
-
-    A failed episode stays as it is, with its error, while nobody gives it a reward.
-    """
-    failed = isinstance(response, Mapping) and response.get("reward") is None and trajectory.reward is None
-    return not failed and response != to_response(trajectory)
+        call.trajectory = made
 
 
 def _accepted(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that `function` names."""
+    """The arguments that `function` names, or all of them where it takes any."""
     parameters = inspect.signature(function).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return dict(arguments)
     return {name: value for name, value in arguments.items() if name in parameters}

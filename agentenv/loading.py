@@ -251,7 +251,7 @@ def load_tokenizer(model: str) -> Tokenizer:
 
     try:
         tokenizer: Tokenizer = AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError) as error:
+    except Exception as error:
         known = shipped_models()
         raise ConfigError(
             f"--model: expected a model's folder, a Hugging Face id or one of {known}, got {model!r}: {error}"

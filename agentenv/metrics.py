@@ -214,12 +214,13 @@ class Time:
     wall_s: float
     episodes_per_s: float | None
     action_tokens_per_s: float | None
+    input_tokens_per_s: float | None
     generate_share: float | None
     """In `Engine.generate`."""
     step_share: float | None
     """In `AgentInstance.step`."""
     wait_share: float | None
-    """The rest: set-up, reset, close."""
+    """The rest: set-up, reset, close, and calls that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +331,7 @@ def _time(episodes: Sequence[Summary], wall_s: float) -> Time:
         wall_s=wall_s,
         episodes_per_s=_ratio(len(episodes), wall_s),
         action_tokens_per_s=_ratio(sum(e.num_action_tokens for e in episodes), wall_s),
+        input_tokens_per_s=_ratio(sum(e.num_input_tokens for e in episodes), wall_s),
         generate_share=_ratio(generate_s, total_s),
         step_share=_ratio(step_s, total_s),
         wait_share=_ratio(wait_s, total_s),

@@ -106,6 +106,13 @@ def _info(logs: Any, where: str) -> dict[str, float | str]:
     }
 
 
+_NOT_TAKEN = {
+    "n": 1, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "bad_words": None,
+    "logit_bias": None, "allowed_token_ids": None, "structured_outputs": None, "guided_decoding": None,
+}  # fmt: skip
+"""Fields of vLLM's SamplingParams that would be lost, and their values when unset."""
+
+
 def to_sampling(value: Any, where: str = "sampling_params") -> SamplingParams | None:
     """SamplingParams of ours or of vLLM as ours; None stays None.
 
@@ -118,6 +125,13 @@ def to_sampling(value: Any, where: str = "sampling_params") -> SamplingParams | 
         raise ContractError(
             f"{where}: sampling_params: expected SamplingParams, got {type(value).__name__}. "
             "Return the ones in states['sampling_params'], changed with dataclasses.replace."
+        )
+    lost = {
+        name: found for name, unset in _NOT_TAKEN.items() if (found := getattr(value, name, None) or unset) != unset
+    }
+    if lost:
+        raise ContractError(
+            f"{where}: sampling_params: expected only what agentenv samples with, got {lost}. Leave these unset."
         )
     stop = getattr(value, "stop", None) or ()
     return SamplingParams(
@@ -155,6 +169,27 @@ def to_response(trajectory: Trajectory) -> ResponseDict:
         "images": list(trajectory.task.images) or None,
         "mm_train_inputs": None,
     }
+
+
+def merge_response(response: Mapping[str, Any], trajectory: Trajectory) -> bool:
+    """Take over what an override of `execute` changed in an episode's own response, where the tokens are the same.
+
+    The difference in reward goes to the last turn, like the score and the extra logs; everything else is kept. False
+    where the tokens are others, so that the response is a record of its own.
+    """
+    own = to_response(trajectory)
+    if any(response.get(key) != own.get(key) for key in ("observation_tokens", "action_ranges")):
+        return False
+    last = trajectory.turns[-1].result if trajectory.turns else None
+    if last is None or own["reward"] is None:
+        return True  # a failed episode stays one, whatever it is given
+    where = "AgentExecutor.execute"
+    added = scalar(response.get("reward"), f"{where}: reward") - own["reward"]
+    score = response.get("scores")
+    score = last.score if score is None or score == own["scores"] else scalar(score, f"{where}: scores")
+    info = {**last.info, **_info(response.get("extra_logs"), where)}
+    trajectory.set_result(replace(last, reward=last.reward + added, score=score, info=info))
+    return True
 
 
 def from_response(response: Mapping[str, Any], task: Task, *, max_length: int, decode: Any) -> Trajectory:

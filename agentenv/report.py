@@ -43,7 +43,8 @@ def _rows(m: Metrics) -> list[tuple[str, str]]:
         ("reward", _estimate(m.reward)),
         ("score", _estimate(m.score)),
     ]
-    shown = [k for k in m.pass_at_k if int(k) & (int(k) - 1) == 0 or int(k) == m.num_samples]
+    # All of them where they fit; of many samples 1, 2, 4 … and the last. metrics.json has every one.
+    shown = [k for k in m.pass_at_k if m.num_samples <= 8 or int(k) & (int(k) - 1) == 0 or int(k) == m.num_samples]
     rows += [(f"pass@{k}", _estimate(m.pass_at_k[k])) for k in shown]
     if m.turns_mean is not None:
         rows.append(("turns", f"mean {m.turns_mean:.2f}, max {m.turns_max}"))
@@ -75,9 +76,7 @@ def _share(share: float | None) -> str:
 
 
 def _speed(m: Metrics) -> str:
-    wall_s = m.time.wall_s
-    tokens_in = m.tokens.num_input / wall_s if wall_s > 0 else 0.0
-    tokens_out = m.time.action_tokens_per_s or 0.0
+    tokens_in, tokens_out = m.time.input_tokens_per_s or 0.0, m.time.action_tokens_per_s or 0.0
     return f"{m.time.episodes_per_s or 0:.1f} episodes/s, {tokens_in:.0f} tokens/s in, {tokens_out:.0f} tokens/s out"
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib.util
 import json
 import logging
+import os
 import shlex
 import signal
 import sys
@@ -17,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agentenv.agent import call, create
+from agentenv.agent import Engine, call, create
 from agentenv.chat import Chat
 from agentenv.config import FREE_ON_RESUME, RunConfig, parse_json_object
 from agentenv.dataset import read_tasks
@@ -40,6 +42,9 @@ from agentenv.runner import EpisodeRunner, plan
 from agentenv.trajectory import Trajectory
 from agentenv.types import Task
 
+_END_GRACE_S = 5.0
+"""Time at the end for calls that were given up to let go."""
+
 
 def run(config: RunConfig) -> int:
     """Run the episodes that the flags ask for; gives the exit code: 0, or 130 and 143 when a signal ended it early.
@@ -50,7 +55,25 @@ def run(config: RunConfig) -> int:
     """
     if config.log_level in ("warning", "error"):
         _quiet_transformers()
-    return asyncio.run(_run(config))
+    return asyncio.run(_then_end(config))
+
+
+async def _then_end(config: RunConfig) -> int:
+    """Run, and end even where an environment's call ignores being cancelled: asyncio would wait for it forever."""
+    try:
+        code = await _run(config)
+    finally:
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        stuck = (await asyncio.wait(left, timeout=_END_GRACE_S))[1] if left else set()
+    if stuck:
+        names = ", ".join(sorted({getattr(task.get_coro(), "__qualname__", "?") for task in stuck}))
+        sys.stderr.write(f"agentenv: {len(stuck)} calls ignored being cancelled ({names}); ending without them\n")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _quiet_transformers() -> None:
@@ -80,12 +103,11 @@ async def _run(config: RunConfig) -> int:
     if isinstance(source, EnvSource):
         await _try_constructor(source)
     args = parse_json_object("--engine_args", config.engine_args)
-    if engine_name == "vllm_local":
-        args.setdefault("max_model_len", config.max_length)
-    elif engine_name == "hf":
-        args.setdefault("max_length", config.max_length)
+    context = {"vllm_local": "max_model_len", "hf": "max_length"}.get(engine_name)
+    if context is not None:
+        args.setdefault(context, config.max_length)
     out = Path(config.out or _default_out(config))
-    resolved = {"model": model, "engine": engine_name, "num_tasks": len(tasks)}
+    resolved = {"engine": engine_name, "tasks": _digest(tasks)}
     free = [f"flags.{name}" for name in FREE_ON_RESUME]
     with RunWriter.open(
         out, {"flags": config.to_dict(), "resolved": resolved}, resume=config.resume, may_differ=free
@@ -101,6 +123,7 @@ async def _run(config: RunConfig) -> int:
             dtype=config.dtype,
             args=args,
         ) as engine:
+            _look_at(engine, config, screen.note)
             runner = EpisodeRunner(
                 source,
                 engine=engine,
@@ -111,6 +134,33 @@ async def _run(config: RunConfig) -> int:
                 policy=config.policy,
             )
             return await _episodes(config, runner, tasks, screen)
+
+
+def _digest(tasks: list[Task]) -> str:
+    """What the tasks are, in a few letters, so that a run is not resumed on other data."""
+    content = hashlib.blake2b(digest_size=8)
+    for task in tasks:
+        content.update(repr((task.task_id, task.prompt, task.label)).encode("utf-8", "surrogatepass"))
+    return f"{len(tasks)} tasks, {content.hexdigest()}"
+
+
+def _look_at(engine: Engine, config: RunConfig, note: Callable[[str], None]) -> None:
+    """Say what a server's settings mean for this run.
+
+    Raises:
+        ConfigError: its context is shorter than an episode may become.
+    """
+    context = getattr(engine, "max_model_len", None)
+    if context is not None and context < config.max_length:
+        raise ConfigError(
+            f"--max_length: expected at most {context}, the server's context, got {config.max_length}. "
+            f"Add --max_length {context}, or start the server with --max-model-len {config.max_length}."
+        )
+    if getattr(engine, "logprobs_mode", None) == "raw":
+        note(
+            "the server answers raw log-probabilities: they are recorded as missing where temperature or truncation "
+            "makes them others than those sampled from. Start it with --logprobs-mode processed_logprobs."
+        )
 
 
 async def _try_constructor(source: EnvSource) -> None:
@@ -198,12 +248,17 @@ def _interruptible(
 ) -> Iterator[list[int]]:
     """Signals end the run: the first lets episodes in flight finish for `grace_s`, the second cancels them."""
     loop, received = asyncio.get_running_loop(), list[int]()
+    numbers = (signal.SIGINT, signal.SIGTERM)
 
     def handle(number: int) -> None:
-        """Drain at the first signal, cancel at the second."""
+        """Drain at the first signal, cancel at the second, die at the third."""
         received.append(number)
         if len(received) > 1:
             work.cancel()
+            # From now on the signal does what it always does: whatever hangs, one more ends the process.
+            for each in numbers:
+                loop.remove_signal_handler(each)
+                signal.signal(each, signal.SIG_DFL)
             return
         runner.drain()
         note(
@@ -212,7 +267,6 @@ def _interruptible(
         )
         loop.call_later(grace_s, work.cancel)
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
     for number in numbers:
         loop.add_signal_handler(number, handle, int(number))
     try:
@@ -268,9 +322,9 @@ class _Screen:
         else:
             self.console.print(header(config, shown))
 
-    def episode(self, trajectory: Trajectory) -> None:
+    async def episode(self, trajectory: Trajectory) -> None:
         """Keep a finished episode, then show it: what is counted on the screen is on the disk."""
-        summary = self.writer.append(trajectory)
+        summary = await asyncio.to_thread(self.writer.append, trajectory)
         self._session.append(summary)
         self.progress.update(summary)
 

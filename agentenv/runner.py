@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from agentenv.agent import Engine
@@ -17,6 +17,10 @@ from agentenv.trajectory import Trajectory
 from agentenv.types import Limits, SamplingParams, Task
 
 logger = logging.getLogger(__name__)
+
+
+OnEnd = Callable[[Trajectory], Awaitable[None] | None]
+"""Gets the record of an episode that is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ class EpisodeRunner:
         self.first_errors: list[str] = []
         self._draining = asyncio.Event()
 
-    async def run(self, planned: Iterable[PlannedEpisode], on_end: Callable[[Trajectory], None]) -> None:
+    async def run(self, planned: Iterable[PlannedEpisode], on_end: OnEnd) -> None:
         """Run the episodes; `on_end` gets each record once, after its last attempt.
 
         Raises:
@@ -116,7 +120,7 @@ class EpisodeRunner:
                 "Mend the cause and --resume, or raise --max_error_share."
             )
 
-    async def _work(self, pending: Iterator[PlannedEpisode], on_end: Callable[[Trajectory], None]) -> None:
+    async def _work(self, pending: Iterator[PlannedEpisode], on_end: OnEnd) -> None:
         while not self.draining and (planned := next(pending, None)) is not None:
             self.num_running += 1
             try:
@@ -124,7 +128,9 @@ class EpisodeRunner:
             finally:
                 self.num_running -= 1
             self._count(trajectory)
-            on_end(trajectory)
+            ended = on_end(trajectory)
+            if ended is not None:
+                await ended
             if self.num_done >= self.policy.min_episodes:
                 self.check_error_share()
 

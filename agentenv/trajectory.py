@@ -31,7 +31,7 @@ class EpisodeError:
     """Class name of the exception."""
     message: str
     where: str = ""
-    """reset, generate, step, close or prompt."""
+    """create, reset, prompt, generate, step, on_truncate or execute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Trajectory:
     """None while the episode runs."""
     error: EpisodeError | None = None
     wait_s: float = 0.0
-    """Seconds neither generating nor stepping: set-up, reset, close."""
+    """Seconds not in a turn: set-up, reset, close, and calls that failed."""
 
     @property
     def token_ids(self) -> array[int]:

@@ -268,6 +268,35 @@ async def test_an_override_that_changes_nothing_keeps_the_turns():
     assert trajectory.turns[0].result.observation == "again"
 
 
+async def test_an_override_that_only_adds_a_log_keeps_turns_stop_reason_and_versions():
+    class Executor(Judging):
+        async def execute(self, *args, **kwargs):
+            response = await super().execute(*args, **kwargs)
+            return {**response, "extra_logs": {**response["extra_logs"], "mine": 3.0}}
+
+    trajectory = await play(Executor, ["41"], limits=Limits(max_length=400, max_turns=1))
+    assert trajectory.stop_reason is StopReason.MAX_TURNS
+    assert len(trajectory.turns) == 1
+    assert trajectory.turns[-1].result.info["mine"] == 3.0
+    assert all(turn.generate_s > 0 for turn in trajectory.turns)
+
+
+async def test_an_executor_of_any_arguments_is_given_all_of_them():
+    seen = {}
+
+    class Executor(Judging):
+        def __init__(self, **kwargs):
+            seen.update(kwargs)
+            super().__init__(**kwargs)
+
+        async def execute(self, prompt, label, sampling_params, **kwargs):
+            seen.update(kwargs)
+            return await super().execute(prompt, label, sampling_params, **kwargs)
+
+    assert (await play(Executor, ["42"])).reward == 1.0
+    assert {"llm_engine", "hf_tokenizer", "max_length", "max_steps", "result_queue", "images"} <= set(seen)
+
+
 async def test_an_override_that_returns_nothing_keeps_the_episode():
     class Executor(Judging):
         async def execute(self, *args, **kwargs):

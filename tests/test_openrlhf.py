@@ -5,6 +5,7 @@ import math
 import sys
 import types
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -554,3 +555,10 @@ async def test_trap_30_every_turn_keeps_its_own_reward_beside_the_sum():
     trajectory, _ = await play(Env(reply("a", rewards=0.25), reply(rewards=0.5, done=True)))
     assert [turn.result.reward for turn in trajectory.turns] == [0.25, 0.5]
     assert to_response(trajectory)["reward"] == 0.75
+
+
+def test_sampling_that_would_lose_a_penalty_is_refused():
+    """Trap: #1165, sampling that neither engine nor trainer models."""
+    with pytest.raises(ContractError, match="repetition_penalty"):
+        to_sampling(SimpleNamespace(temperature=1.0, repetition_penalty=1.1))
+    assert to_sampling(SimpleNamespace(temperature=0.5, repetition_penalty=1.0, n=1)).temperature == 0.5

@@ -135,7 +135,9 @@ def test_make_demo_runs_as_many_episodes_as_the_readme_says():
 
 
 def test_every_flag_that_the_readme_names_exists():
-    flags = set(re.findall(r"(?<![\w-])--([a-z_]+)\b(?!-)", re.sub(r"vllm serve.*|python -m vllm(.*\\\n)*.*", "", README)))
+    flags = set(
+        re.findall(r"(?<![\w-])--([a-z_]+)\b(?!-)", re.sub(r"vllm serve.*|python -m vllm(.*\\\n)*.*", "", README))
+    )
     others = {"label"}  # of `agentenv check`
     assert flags - others <= set(RunConfig.__dataclass_fields__) | {"agent_func_path"}
 

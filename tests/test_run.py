@@ -251,7 +251,7 @@ def test_resume_with_data_that_has_grown_is_refused(place, flags, capsys):
     assert command(flags) == 0
     make_data(place, ["ok"] * 11)
     assert command(resume()) == 2
-    assert "num_tasks was 10, is now 11" in capsys.readouterr().err
+    assert "is now '11 tasks, " in capsys.readouterr().err
 
 
 def test_resume_with_flags_that_change_only_how_it_runs_is_allowed(place, flags, capsys):
@@ -389,6 +389,66 @@ def test_a_second_interrupt_cancels_at_once(place, flags):
     assert ids(place / "out") == ["000000/0", "000000/1"]
 
 
+STUBBORN = """
+import asyncio
+from agentenv import AgentInstance
+
+
+class Stubborn(AgentInstance):
+    async def step(self, states):
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except BaseException:
+                pass
+"""
+
+
+def test_a_run_ends_although_a_step_ignores_being_cancelled(place, flags):
+    (place / "stubborn.py").write_text(STUBBORN)
+    flags = [*flags, "--env", "stubborn.py:Stubborn", "--step_timeout_s", 0.2, "--max_error_share", 1.0]
+    with forked(flags, place) as running:
+        assert running.wait(60) == 0
+        assert "20 calls ignored being cancelled (call); ending without them" in running.stderr
+    assert ids(place / "out") == ALL
+
+
+def test_a_third_signal_ends_the_process_whatever_hangs(place, flags):
+    (place / "stubborn.py").write_text(STUBBORN)
+    with forked([*flags, "--env", "stubborn.py:Stubborn"], place) as running:
+        running.until(lambda: (place / "out/config.json").exists())
+        time.sleep(1.0)
+        running.signal(signal.SIGINT)
+        running.until(lambda: "finishing" in running.stderr)
+        running.signal(signal.SIGINT)
+        time.sleep(0.3)
+        running.signal(signal.SIGINT)
+        assert running.wait(3) == -signal.SIGINT
+
+
+def test_a_resumed_run_with_nothing_left_shows_no_speed(place, flags, capsys):
+    assert command(flags) == 0
+    capsys.readouterr()
+    assert command(resume()) == 0
+    assert "0.0 episodes/s, 0 tokens/s in, 0 tokens/s out" in capsys.readouterr().out
+
+
+def test_resume_starts_a_run_that_has_not_begun_where_the_flags_name_it(place, flags):
+    assert command([*flags, "--resume"]) == 0
+    before = (place / "out/trajectories.jsonl").read_bytes()
+    assert command([*flags, "--resume"]) == 0
+    assert (place / "out/trajectories.jsonl").read_bytes() == before
+    assert ids(place / "out") == ALL
+
+
+def test_episodes_that_the_engine_gave_up_are_tried_again(place, flags, capsys):
+    args = '{"script": ["hi"], "finish_reason": "abort"}'
+    assert command([*flags, "--engine_args", args, "--max_retries", 0]) == 3
+    assert "infra:Aborted" in capsys.readouterr().out
+    assert command(resume("--max_error_share", 1.0)) == 0
+    assert max(line["attempt"] for line in lines(place / "out")) == 1
+
+
 def test_episodes_that_do_not_end_within_the_grace_are_cancelled(place, flags):
     with hanging(place, flags, "--grace_s", 0.2) as running:
         running.until(lambda: all_in_flight(place))
@@ -472,8 +532,10 @@ def test_a_second_run_in_the_same_directory_is_refused_while_the_first_goes_on(p
         running.signal(signal.SIGKILL)
         running.wait()
     make_data(place, ["ok"] * 10)
-    assert command(resume()) == 0
-    assert ids(place / "out") == ALL
+    assert command(resume()) == 2
+    err = capsys.readouterr().err
+    assert "expected no other run" not in err, "a killed run holds no lock"
+    assert "resolved.tasks was" in err, "labels are part of what a run is"
 
 
 def test_a_full_disk_stops_the_run_with_3_and_keeps_what_is_there(place, flags):

@@ -27,10 +27,10 @@ class Watched(AgentInstance):
 
     def __init__(self, log=None, behave=None):
         self.log, self.behave = log if log is not None else Log(), behave
-
-    async def reset(self, states):
         self.log.open += 1
         self.log.most_open = max(self.log.most_open, self.log.open)
+
+    async def reset(self, states):
         self.log.env_seeds.append(states["seed"])
         return states
 

@@ -280,7 +280,7 @@ def _load(path: str, device: str, dtype: str) -> Any:
         dtype = "float32"
     try:
         return AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device)
-    except (OSError, ValueError) as error:
+    except Exception as error:
         raise ConfigError(
             f"HFEngine: expected a causal language model in {path!r}, got {error} Change the model or the device."
         ) from error

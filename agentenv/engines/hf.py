@@ -104,7 +104,7 @@ class HFEngine:
         self._slots = _kv.SlotModel(model, device=device, dtype=dtype, max_length=max_length)
         self._new_cache, self._prefixes = _kv.SlotCache, _kv.PrefixStore(prefix_cache_tokens)
         self._eos_id, self._eos_ids = _kv.eos_ids(self._slots.model, tokenizer)
-        self._max_num_seqs = max_num_seqs
+        self._max_num_seqs = max(1, max_num_seqs)
         self.policy_version = 0
         """Version of the weights in use; starts at 0, set by `update_weights`."""
         # The condition guards what both sides touch: queues and flags. The batch is the worker's alone.

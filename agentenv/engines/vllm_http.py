@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import random
 import socket
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
@@ -59,6 +61,9 @@ class VLLMHTTPEngine:
 
     served_names: tuple[str, ...] = ()
     """Name and origin of the model as the server tells them; known after `start`."""
+
+    max_model_len: int | None = None
+    """The server's context, where it tells it; known after `start`."""
 
     def __init__(
         self,
@@ -152,6 +157,7 @@ class VLLMHTTPEngine:
                 raise ConfigError(f"{self.base_url}/v1/models: expected a model, got {listed!r}. Pass its name.")
             self.model = models[0]["id"]
             self.served_names = tuple(name for key in ("id", "root") if isinstance(name := models[0].get(key), str))
+            self.max_model_len = length if isinstance(length := models[0].get("max_model_len"), int) else None
         # An empty request costs nothing: 400 or 422 where the endpoint is on, 403 or 404 where it is not.
         answer = await self._request("POST", "/inference/v1/generate", body={}, refusable=True)
         self._tokens_endpoint = answer.status_code in (400, 422)
@@ -172,7 +178,11 @@ class VLLMHTTPEngine:
         path = "/inference/v1/generate" if self._tokens_endpoint else "/v1/completions"
         body = {"model": self.model, **request_body(prompt, sampling, tokens_endpoint=self._tokens_endpoint)}
         answer = await self._request("POST", path, body=body, headers=headers, request_id=request_id)
-        return completion_of(_json(answer), prompt, tokens_endpoint=self._tokens_endpoint)
+        completion = completion_of(_json(answer), prompt, tokens_endpoint=self._tokens_endpoint)
+        if self.logprobs_mode == "raw" and not _is_plain(sampling):
+            # Those of the model, not of the distribution that was sampled from: missing, rather than wrong.
+            completion = replace(completion, logprobs=(math.nan,) * len(completion.token_ids))
+        return completion
 
     async def _request(
         self,
@@ -271,3 +281,9 @@ def _json(response: httpx.Response) -> dict[str, Any]:
     if not isinstance(answer, dict):
         raise EngineError(f"{response.url}: expected a JSON object, got {response.text[:200]!r}. Is it a vLLM server?")
     return answer
+
+
+def _is_plain(sampling: SamplingParams) -> bool:
+    """Whether raw and processed log-probabilities are the same: nothing was scaled or cut off, or all was greedy."""
+    untouched = sampling.temperature == 1.0 and sampling.top_p == 1.0 and sampling.top_k <= 0 and sampling.min_p == 0.0
+    return untouched or sampling.temperature == 0.0

@@ -63,6 +63,7 @@ _NOT_UNITS = re.compile(
 _ONE_LETTER_UNITS = frozenset("mghsLl")
 _MATH_WORDS = re.compile(r"pi|(?:arc)?(?:sin|cos|tan)|cot|sec|csc|log|exp|sqrt|gcd|lcm|max|min|det|mod|infty")
 _TEXT = re.compile(r"[^\W\d_]+(?:(?: |(?<=[^\W\d_]{3})-(?=[^\W\d_]{3}))[^\W\d_]+)*[.!]?")
+_MATHEMATICAL = re.compile(r"[0-9\\^_=+*/<>{}|√π∞]")
 _SEVERAL_NUMBERS = re.compile(r"(?<![_0-9.])[0-9.]+ +[0-9]")
 _PARTLY_READ = re.compile(r"\\(?:approx|sim|simeq|to|rightarrow|Rightarrow|implies|ne|neq)\b|[≈→]|[0-9]\s*_")
 _LATEX = (("\\sqrt(", "sqrt("), ("**", "^"), ("%", "\\%"), ("·", "\\cdot "), ("\u00d7", "\\times "), ("÷", "\\div "))
@@ -257,6 +258,11 @@ def is_text(answer: str) -> bool:
     if _TEXT.fullmatch(answer) is None or sum(map(str.isalpha, answer)) < 3:
         return False
     return not any(_MATH_WORDS.fullmatch(word) for word in answer.split())
+
+
+def looks_mathematical(gold: str) -> bool:
+    """Whether a gold that math-verify cannot read was meant for it: it holds a digit, a command or an operator."""
+    return _MATHEMATICAL.search(gold) is not None
 
 
 def same_text(gold: str, answer: str) -> bool:

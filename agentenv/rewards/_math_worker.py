@@ -1,8 +1,9 @@
 r"""The process that runs math-verify: `python -m agentenv.rewards._math_worker`, started by `math_pool`.
 
 It reads length-prefixed JSON from standard input and answers on standard output, one request at a time. It works in its
-main thread, where SIGALRM interrupts even the big-integer arithmetic that would freeze a thread, and it ends with its
-parent: at end of input, and on Linux by the parent-death signal.
+main thread, where SIGPROF interrupts even the big-integer arithmetic that would freeze a thread, after so much CPU time
+(user and system) and not after so much waiting for a processor. It ends with its parent: at end of input, and on Linux
+by the parent-death signal.
 
 What math-verify 0.9 gets wrong and this repairs: factorials too small to tell apart, an irrational gold matched by a
 decimal, `12.5%` against `12.5`, a gold `0.333` against `1/3`, anagrams of words, text behind the first number, `5 6`
@@ -23,6 +24,7 @@ import resource
 import signal
 import struct
 import sys
+import time
 from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache, partial
@@ -50,13 +52,16 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _limit_resources()
     _grade("x^2+1", ("1+x^2",))  # imports and warms up what the first request would pay for
-    _write(replies, {"ready": True})
+    _write(replies, {"ready": True, "cpu_s": time.process_time()})
     os.dup2(null, 2)
     while (request := _read(requests)) is not None:
+        started_s = time.process_time()
         outcome, detail = _in_time(request["timeout_s"], partial(_grade, request["answer"], tuple(request["golds"])))
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        retire = outcome == "timeout" or peak_bytes > _RETIRE_AT_RSS_BYTES
-        _write(replies, {"id": request["id"], "outcome": outcome, "detail": detail, "retire": retire})
+        cpu_s = time.process_time()
+        interrupted = outcome == "timeout" or cpu_s - started_s >= request["timeout_s"]
+        reply = {"id": request["id"], "outcome": outcome, "detail": detail, "cpu_s": cpu_s}
+        _write(replies, {**reply, "retire": interrupted or peak_bytes > _RETIRE_AT_RSS_BYTES})
 
 
 def _end_with_parent() -> None:
@@ -99,23 +104,23 @@ def _write(fd: int, message: dict[str, Any]) -> None:
 
 
 def _in_time(timeout_s: float, check: Callable[[], Verdict]) -> Verdict:
-    """The check's verdict; `timeout` when it needs more time or memory than it may have."""
+    """The check's verdict; `timeout` when it needs more CPU time or memory than it may have."""
 
     def interrupt(*_: object) -> None:
         """Raise in the middle of a check that takes too long."""
-        raise _DeadlineReached
+        raise _DeadlineReached(f"{timeout_s:g} s")
 
-    signal.signal(signal.SIGALRM, interrupt)
+    signal.signal(signal.SIGPROF, interrupt)
     try:
         # Repeats, because an exception raised inside a finalizer or a bare except is lost.
-        signal.setitimer(signal.ITIMER_REAL, timeout_s, 0.25)
+        signal.setitimer(signal.ITIMER_PROF, timeout_s, 0.25)
         try:
             return check()
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-    except _DeadlineReached:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        return "timeout", f"the check took more than {timeout_s:g} s"
+            signal.setitimer(signal.ITIMER_PROF, 0)
+    except _DeadlineReached as limit:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        return "timeout", f"the check took more than {limit} of CPU time"
     except MemoryError:
         return "timeout", f"the check took more than {_MAX_MEMORY_BYTES >> 30} GiB of memory"
     except Exception as error:  # noqa: BLE001 - a bug here must reach the caller as a failed grader
@@ -123,8 +128,11 @@ def _in_time(timeout_s: float, check: Callable[[], Verdict]) -> Verdict:
 
 
 def _grade(answer: str, golds: tuple[str, ...]) -> Verdict:
-    """The verdict on an answer: correct if any gold matches; wrong only if every gold could be compared."""
-    ranking = ("correct", "infra", "wrong", "parse_error")
+    """The verdict on an answer: correct if any gold matches; wrong only if every gold could be compared.
+
+    Outcomes are those of `Outcome`, and `label`: a gold that cannot be compared, said as a DataError says it.
+    """
+    ranking = ("correct", "label", "wrong", "parse_error")
     return min((_compare(answer, gold) for gold in golds), key=lambda verdict: ranking.index(verdict[0]))
 
 
@@ -138,10 +146,16 @@ def _compare(answer: str, gold: str) -> Verdict:
         number = text.read_assigned_number(answer)
     if number and gold_number:
         return ("correct" if text.numbers_equal(gold_number, number) else "wrong"), ""
+    try:
+        expected = _parse_gold(gold)
+    except _DeadlineReached as limit:
+        return "label", f"label: expected an answer that can be compared in {limit}, got {gold[:200]!r}. Correct it."
+    if expected is None and not text.looks_mathematical(gold):
+        return "wrong", ""
+    if expected is None:
+        return "label", f"label: expected an answer that math-verify can read, got {gold[:200]!r}. Correct it."
     if reason := text.unreadable(answer, words=gold_number is None):
         return "parse_error", reason
-    if (expected := _parse_gold(gold)) is None:
-        return "infra", f"label: expected an answer that math-verify can read, got {gold[:200]!r}. Correct the label."
     try:
         pred = _parse(answer)
         if pred is None:

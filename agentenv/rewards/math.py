@@ -19,13 +19,15 @@ from enum import StrEnum
 from threading import Lock
 from typing import Self
 
+from agentenv.errors import DataError
 from agentenv.rewards._math_text import MAX_ANSWER_CHARS, extract_answer, parse_label, quick_match
 from agentenv.rewards.math_pool import WorkerFailed, WorkerPool, WorkerTimeout
 
 __all__ = ["Grade", "MathGrader", "Outcome", "default_grader", "extract_answer", "parse_label", "quick_match"]
 
 _WORKER_MODULE = "agentenv.rewards._math_worker"
-_KILL_GRACE_S = 1.0
+_WALL_PER_CPU = 10.0
+_MIN_WALL_S = 30.0
 
 
 class Outcome(StrEnum):
@@ -38,9 +40,9 @@ class Outcome(StrEnum):
     PARSE_ERROR = "parse_error"
     """The answer is not a number, an expression, or a text that could equal the gold."""
     TIMEOUT = "timeout"
-    """Comparing the answer took more time or memory than allowed."""
+    """Comparing the answer takes more computing or memory than allowed: the answer's property, like PARSE_ERROR."""
     INFRA = "infra"
-    """The grader failed, or cannot read the label: nobody knows whether the answer is right."""
+    """The grader failed: nobody knows whether the answer is right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +54,20 @@ class Grade:
     detail: str = ""
 
 
-_CACHED_OUTCOMES = frozenset({Outcome.CORRECT, Outcome.WRONG, Outcome.PARSE_ERROR})
+_CACHED_OUTCOMES = frozenset({Outcome.CORRECT, Outcome.WRONG, Outcome.PARSE_ERROR, Outcome.TIMEOUT})
 _Key = tuple[str, tuple[str, ...]]
 
 
 class MathGrader:
     """Grades answers against labels from any event loop; its worker processes start at the first answer that needs one.
 
-    Each event loop gets up to `num_workers` at a time; a check that takes longer than `timeout_s` is interrupted inside
-    the worker, and the worker is killed one second later if even that fails. Beyond `max_pending` checks, callers wait
-    in line. A worker is replaced after `max_tasks_per_worker` checks. The last `cache_size` results are remembered.
+    Each event loop gets up to `num_workers` at a time. A check may take `timeout_s` CPU seconds, however long a busy
+    machine needs for them: then it is interrupted inside the worker, which is killed one CPU second later if even that
+    fails. A worker that gives no answer in `max(10 * timeout_s, 30)` seconds without having computed that much is lost:
+    the check is done once more by a new one, and then is INFRA.
+
+    Beyond `max_pending` checks, callers wait in line. A worker is replaced after `max_tasks_per_worker` checks. The
+    last `cache_size` results are remembered.
     """
 
     def __init__(
@@ -77,7 +83,8 @@ class MathGrader:
         self._pool = WorkerPool(
             _WORKER_MODULE,
             num_workers=num_workers,
-            deadline_s=timeout_s + _KILL_GRACE_S,
+            cpu_limit_s=timeout_s,
+            wall_limit_s=max(_WALL_PER_CPU * timeout_s, _MIN_WALL_S),
             max_pending=max_pending,
             max_tasks_per_worker=max_tasks_per_worker,
         )
@@ -90,7 +97,8 @@ class MathGrader:
         """Grades the final answer in `text`; concurrent checks of equal answers are done once.
 
         Raises:
-            DataError: the label is no gold answer; see `parse_label`.
+            DataError: the label is no gold answer (see `parse_label`), or the answer had to be compared with one that
+                looks mathematical and that math-verify cannot read, or not within `timeout_s`.
         """
         golds = parse_label(label)
         extracted = extract_answer(text)
@@ -135,7 +143,11 @@ class MathGrader:
                 del self._cache[next(iter(self._cache))]
 
     async def check(self, answer: str, golds: tuple[str, ...]) -> Grade:
-        """Has a worker compare a cleaned answer with cleaned golds: no fast path, no cache."""
+        """Has a worker compare a cleaned answer with cleaned golds: no fast path, no cache.
+
+        Raises:
+            DataError: no gold matches, and one of them cannot be read; see `grade`.
+        """
         request = {"answer": answer, "golds": golds, "timeout_s": self._timeout_s}
         try:
             reply = await self._pool.run(request)
@@ -143,6 +155,8 @@ class MathGrader:
             return Grade(Outcome.TIMEOUT, answer, str(error))
         except WorkerFailed as error:
             return Grade(Outcome.INFRA, answer, str(error))
+        if reply.get("outcome") == "label":
+            raise DataError(str(reply.get("detail")))
         try:
             return Grade(Outcome(reply["outcome"]), answer, str(reply["detail"]))
         except (KeyError, ValueError):

@@ -1,5 +1,7 @@
-"""Worker processes that check untrusted text and can be killed: one request in flight each, a hard deadline for all.
+"""Worker processes that check untrusted text and can be killed: one request in flight each, limits for all.
 
+Two limits, because a machine may be busy: a request that *computes* too long is its own fault (`WorkerTimeout`), a
+worker that does not answer although it hardly computed is lost and replaced, as one that died is (`WorkerFailed`).
 The pool knows nothing about mathematics: it starts `python -m <module>`, speaks length-prefixed JSON with it over a
 socket pair (the worker's standard input and output), and kills what does not answer. Plain sockets, not asyncio
 transports, so that the workers outlive an event loop and serve the next one.
@@ -10,28 +12,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import socket
 import struct
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from agentenv.rewards._cpu_time import process_cpu_s
+
 _STARTUP_TIMEOUT_S = 60.0
 _MAX_FRAME_BYTES = 1 << 20
 _MAX_ATTEMPTS = 2
+_CPU_GRACE_S = 1.0
+"""What a worker may compute beyond the limit before it is killed: the time to interrupt itself and say so."""
+_POLL_S = 0.5
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
 class WorkerTimeout(Exception):
-    """The worker did not answer before its deadline and was killed."""
+    """The request took more processor time than it may, and its worker was killed."""
 
 
 class WorkerFailed(Exception):
-    """No worker could answer: it died, spoke garbage, could not start, or the pool was closed."""
+    """No worker could answer: it died, hung, spoke garbage, could not start, or the pool was closed."""
 
 
 class _Lost(Exception):
@@ -48,14 +57,25 @@ class _LoopState:
 
 
 class WorkerPool:
-    """Runs requests in worker processes that start at first need; each event loop gets up to `num_workers`."""
+    """Runs requests in worker processes that start at first need; each event loop gets up to `num_workers`.
+
+    A request may compute for `cpu_limit_s`. A worker that does not keep to that is killed about a second of computing
+    later; whatever it does, it is killed `wall_limit_s` after it took the request.
+    """
 
     def __init__(
-        self, module: str, *, num_workers: int, deadline_s: float, max_pending: int, max_tasks_per_worker: int
+        self,
+        module: str,
+        *,
+        num_workers: int,
+        cpu_limit_s: float,
+        wall_limit_s: float,
+        max_pending: int,
+        max_tasks_per_worker: int,
     ) -> None:
         self._command = [sys.executable, "-P", "-m", module, str(os.getpid())]
         self._num_workers = num_workers
-        self._deadline_s = deadline_s
+        self._cpu_limit_s, self._wall_limit_s = cpu_limit_s, wall_limit_s
         self._max_pending = max_pending
         self._max_tasks = max_tasks_per_worker
         self._forget()
@@ -72,7 +92,7 @@ class WorkerPool:
         """The worker's reply; waits while all workers are busy.
 
         Raises:
-            WorkerTimeout: no reply within the deadline, which starts when a worker takes the request.
+            WorkerTimeout: the worker computed for `cpu_limit_s` and did not reply.
             WorkerFailed: two workers were lost to this request, none could start, or the pool was closed meanwhile.
         """
         state = self._state()
@@ -95,7 +115,7 @@ class WorkerPool:
         try:
             if not worker.ready:
                 await worker.wait_ready(_STARTUP_TIMEOUT_S)
-            reply = await worker.exchange(request, self._deadline_s)
+            reply = await worker.exchange(request, self._cpu_limit_s, self._wall_limit_s)
             keep = not reply.get("retire") and worker.num_tasks < self._max_tasks
             return reply
         finally:  # a cancelled request leaves its worker in the middle of it, so that worker goes
@@ -207,14 +227,13 @@ class _Worker:
         self.ready = False
         self.killed = False
         self.num_tasks = 0
+        self._cpu_s_at_rest = 0.0
         self._received = bytearray()
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Wait for the worker's first word."""
         try:
-            reply = await self._receive(timeout_s)
-        except WorkerTimeout:
-            raise _Lost(f"a worker did not start within {timeout_s:g} s") from None
+            reply = await self._receive(math.inf, timeout_s)
         except _Lost as error:
             raise _Lost(f"a worker did not start: {self._last_words() or error}") from error
         if reply.get("ready") is not True:
@@ -222,7 +241,7 @@ class _Worker:
         self.ready = True
         self.close_errors()
 
-    async def exchange(self, request: dict[str, Any], deadline_s: float) -> dict[str, Any]:
+    async def exchange(self, request: dict[str, Any], cpu_limit_s: float, wall_limit_s: float) -> dict[str, Any]:
         """Send a request and wait for its answer."""
         self.num_tasks += 1
         body = json.dumps({**request, "id": self.num_tasks}).encode()
@@ -232,24 +251,42 @@ class _Worker:
             raise _Lost(f"a worker was gone: {error}") from error
         if sent != len(body) + 4:
             raise _Lost("a worker did not take the whole request")
-        reply = await self._receive(deadline_s)
+        reply = await self._receive(cpu_limit_s, wall_limit_s)
         if reply.get("id") != self.num_tasks:
             raise _Lost(f"a worker answered out of turn: {str(reply)[:200]}")
         return reply
 
-    async def _receive(self, deadline_s: float) -> dict[str, Any]:
+    async def _receive(self, cpu_limit_s: float, wall_limit_s: float) -> dict[str, Any]:
         """Waits for one frame. The reader is removed by hand, in step: a late removal would hit a reused descriptor."""
         loop = asyncio.get_running_loop()
         frame: asyncio.Future[bytes | None] = loop.create_future()
         descriptor = self.socket.fileno()
         loop.add_reader(descriptor, self._on_readable, frame)
         try:
-            await asyncio.wait({frame}, timeout=deadline_s)
+            await self._wait(frame, cpu_limit_s, wall_limit_s)
         finally:
             loop.remove_reader(descriptor)
-        if not frame.done():
-            raise WorkerTimeout(f"no reply within {deadline_s:g} s")
-        return self._decode(frame.result())
+        reply = self._decode(frame.result())
+        cpu_s = reply.get("cpu_s")
+        self._cpu_s_at_rest = cpu_s if isinstance(cpu_s, float) else self._cpu_s_at_rest
+        return reply
+
+    async def _wait(self, frame: asyncio.Future[bytes | None], cpu_limit_s: float, wall_limit_s: float) -> None:
+        """Until the frame is there. Where nobody can tell how much the worker computed, it counts as lost."""
+        deadline = time.monotonic() + wall_limit_s
+        pause_s = cpu_limit_s + _CPU_GRACE_S  # it cannot have computed longer than that before
+        while True:
+            await asyncio.wait({frame}, timeout=min(pause_s, max(0.0, deadline - time.monotonic())))
+            if frame.done():
+                return
+            late = time.monotonic() >= deadline
+            total_s = process_cpu_s(self.process.pid)
+            used_s = 0.0 if total_s is None else total_s - self._cpu_s_at_rest
+            if used_s >= cpu_limit_s + (0.0 if late else _CPU_GRACE_S):
+                raise WorkerTimeout(f"the check took more than {cpu_limit_s:g} s of CPU time")
+            if late:
+                raise _Lost(f"a worker was lost: no reply within {wall_limit_s:g} s, {used_s:.1f} s of them computing")
+            pause_s = _POLL_S
 
     def _on_readable(self, frame: asyncio.Future[bytes | None]) -> None:
         if frame.done():

@@ -62,7 +62,9 @@ class Fake:
         self.requests.append(request)
         body = json.loads(request.content) if request.content else {}
         if request.url.path == "/v1/models":
-            return httpx.Response(200, json={"data": [{"id": "the-model"}]})
+            return httpx.Response(
+                200, json={"data": [{"id": "the-model", "root": "org/the-model", "max_model_len": 4096}]}
+            )
         if request.url.path == "/inference/v1/generate" and not body:
             status = 400 if self.scale_out else 403
             return httpx.Response(status, json={"error": {"message": "Scale-out endpoints are disabled."}})
@@ -201,6 +203,35 @@ async def test_raw_logprobs_are_noticed_once(scale_out, caplog):
             await ask(engine)
             assert engine.logprobs_mode == "raw"
     assert caplog.text.count("--logprobs-mode processed_logprobs") == 1
+
+
+@pytest.mark.parametrize(("sampling", "kept"), [({}, True), ({"temperature": 0.0}, True), ({"temperature": 0.7}, False),
+                                                ({"top_p": 0.9}, False), ({"top_k": 5}, False)])  # fmt: skip
+async def test_raw_logprobs_are_missing_where_they_are_not_those_sampled_from(sampling, kept):
+    fake = Fake(lambda body: completion(), raw=True)
+    async with engine_over(fake) as engine:
+        answer = await ask(engine, **sampling)
+    assert all(math.isnan(logprob) != kept for logprob in answer.logprobs)
+
+
+async def test_start_reads_what_the_server_serves():
+    fake = Fake(lambda body: completion())
+    async with engine_over(fake) as engine:
+        await engine.start()
+        assert (engine.served_names, engine.max_model_len) == (("the-model", "org/the-model"), 4096)
+        assert engine.logprobs_mode == "processed"
+
+
+async def test_start_says_in_one_line_that_nothing_answers():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    engine = VLLMHTTPEngine(f"http://127.0.0.1:{port}")
+    with pytest.raises(
+        ConfigError, match=f"--base_url: expected a vLLM server at http://127.0.0.1:{port}, got Connect"
+    ):
+        await engine.start()
+    await engine.close()
 
 
 async def test_processed_logprobs_are_silent(caplog):
