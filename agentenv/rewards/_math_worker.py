@@ -33,6 +33,7 @@ from typing import Any
 from agentenv.rewards import _math_text as text
 
 _MAX_MEMORY_BYTES = 4 << 30
+_MEMORY_LIMIT = f"{_MAX_MEMORY_BYTES >> 30} GiB of memory"
 _RETIRE_AT_RSS_BYTES = 1 << 30
 
 Verdict = tuple[str, str]
@@ -108,7 +109,7 @@ def _in_time(timeout_s: float, check: Callable[[], Verdict]) -> Verdict:
 
     def interrupt(*_: object) -> None:
         """Raise in the middle of a check that takes too long."""
-        raise _DeadlineReached(f"{timeout_s:g} s")
+        raise _DeadlineReached(f"{timeout_s:g} s of CPU time")
 
     signal.signal(signal.SIGPROF, interrupt)
     try:
@@ -120,9 +121,9 @@ def _in_time(timeout_s: float, check: Callable[[], Verdict]) -> Verdict:
             signal.setitimer(signal.ITIMER_PROF, 0)
     except _DeadlineReached as limit:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        return "timeout", f"the check took more than {limit} of CPU time"
+        return "timeout", f"the check took more than {limit}"
     except MemoryError:
-        return "timeout", f"the check took more than {_MAX_MEMORY_BYTES >> 30} GiB of memory"
+        return "timeout", f"the check took more than {_MEMORY_LIMIT}"
     except Exception as error:  # noqa: BLE001 - a bug here must reach the caller as a failed grader
         return "infra", f"the grader failed: {type(error).__name__}: {error}"[:500]
 
@@ -148,7 +149,8 @@ def _compare(answer: str, gold: str) -> Verdict:
         return ("correct" if text.numbers_equal(gold_number, number) else "wrong"), ""
     try:
         expected = _parse_gold(gold)
-    except _DeadlineReached as limit:
+    except (_DeadlineReached, MemoryError) as error:
+        limit = str(error) if isinstance(error, _DeadlineReached) else _MEMORY_LIMIT
         return "label", f"label: expected an answer that can be compared in {limit}, got {gold[:200]!r}. Correct it."
     if expected is None and not text.looks_mathematical(gold):
         return "wrong", ""

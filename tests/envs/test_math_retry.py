@@ -138,19 +138,33 @@ async def test_a_grader_that_fails_is_an_infrastructure_error_and_never_a_wrong_
         await env.step(step_states("broken"))
 
 
-async def test_a_check_that_takes_too_long_costs_an_attempt_but_is_never_scored_at_the_last():
-    (first,) = await attempts("slow")
-    assert (first.reward, first.terminated) == (0.0, False)
-    env = MathRetry(1, grader=FakeGrader())
-    with pytest.raises(InfraError, match="timeout"):
-        await env.step(step_states("slow"))
+async def test_an_answer_that_takes_too_long_to_check_is_worth_what_no_readable_answer_is():
+    assert [result.reward for result in await attempts("slow", "slow", "slow")] == [0.0, 0.0, -0.5]
+    (only,) = await attempts("slow", max_attempts=1)
+    assert (only.reward, only.score, only.terminated, only.observation) == (-0.5, 0.0, True, "")
+    assert only.info["outcome"] == "timeout"
+    trajectory = await play("slow", "wrong", "slow", grader=FakeGrader())
+    assert (trajectory.stop_reason, trajectory.reward, trajectory.error) == (StopReason.TERMINATED, -0.5, None)
 
 
-@pytest.mark.parametrize("actions", [["broken"], ["wrong", "broken"], ["wrong", "none", "slow"]])
+async def test_a_policy_does_not_escape_its_penalty_with_an_endless_power():
+    async with MathGrader(num_workers=1, timeout_s=0.3) as grader:
+        trajectory = await play(*[r"\boxed{9^{9^{9^9}}}"] * 3, grader=grader)
+    assert (trajectory.reward, trajectory.score, trajectory.error) == (-0.5, 0.0, None)
+    assert [turn.result.info["outcome"] for turn in trajectory.turns] == ["timeout"] * 3
+
+
+@pytest.mark.parametrize("actions", [["broken"], ["wrong", "broken"], ["wrong", "slow", "broken"]])
 async def test_an_episode_whose_grader_failed_has_no_reward_and_may_be_tried_again(actions):
     trajectory = await play(*actions, grader=FakeGrader())
     assert (trajectory.stop_reason, trajectory.reward) == (StopReason.ERROR, None)
     assert (trajectory.error.kind, trajectory.error.where) == ("infra", "step")
+
+
+async def test_a_label_that_math_verify_cannot_read_is_the_datas_error(grader):
+    trajectory = await play("#### 7", task=Task("Q", r"\frac{1}{"), grader=grader)
+    assert (trajectory.error.kind, trajectory.error.where, trajectory.reward) == ("data", "step", None)
+    assert "label: expected an answer that math-verify can read" in trajectory.error.message
 
 
 async def test_a_label_that_is_no_answer_is_the_datas_error(grader):

@@ -1,7 +1,6 @@
 """Workers that die, hang, lie or cannot start; loops and parents that end: a grader failure is never a wrong answer."""
 
 import asyncio
-import contextlib
 import os
 import random
 import signal
@@ -13,31 +12,12 @@ from pathlib import Path
 
 import pytest
 
-import agentenv.rewards.math as math_rewards
 from agentenv.rewards.math import Grade, MathGrader, Outcome
+from tests.rewards.workers import ANSWER, READY, alive, grade_with_fake, once, wait_until, workers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 ENDLESS = r"\boxed{9^{9^{9^9}}}"
 ROOT = str(Path(__file__).resolve().parents[2])
-
-
-def workers(parent: int | None = None, module: str = "_math_worker") -> set[int]:
-    """The pids of the parent's living workers."""
-    pids = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError):
-            state, ppid = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-            command = (folder / "cmdline").read_text()
-            if int(ppid) == (parent or os.getpid()) and state != "Z" and module in command:
-                pids.add(int(folder.name))
-    return pids
-
-
-async def wait_until(condition, timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        await asyncio.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -209,18 +189,6 @@ def test_loops_of_several_threads_share_a_grader():
     grader.close_now()
 
 
-READY = r"""
-import json, os, struct, sys, time
-def send(message):
-    body = message if isinstance(message, bytes) else json.dumps(message).encode()
-    os.write(1, struct.pack(">I", len(body)) + body)
-def receive():
-    return json.loads(os.read(0, struct.unpack(">I", os.read(0, 4))[0]))
-send({"ready": True})
-request = receive()
-"""
-
-
 @pytest.mark.parametrize(
     ("behaviour", "detail"),
     [
@@ -245,17 +213,8 @@ async def test_a_broken_worker_is_a_failure_and_never_a_wrong_answer(behaviour, 
     assert detail in grade.detail
 
 
-async def test_a_worker_that_hangs_is_killed_at_the_deadline(tmp_path, monkeypatch):
-    started = time.monotonic()
-    grade = await grade_with_fake(READY + "time.sleep(60)", tmp_path, monkeypatch)
-    assert grade.outcome is Outcome.TIMEOUT
-    assert time.monotonic() - started < 0.2 + 1.0 + 1.5
-
-
 async def test_a_worker_that_fails_once_is_tried_again(tmp_path, monkeypatch):
-    once = f"flag = {str(tmp_path / 'flag')!r}\nif not os.path.exists(flag):\n    open(flag, 'w'); raise SystemExit\n"
-    answer = "send({'id': request['id'], 'outcome': 'correct', 'detail': ''})"
-    grade = await grade_with_fake(READY + once + answer, tmp_path, monkeypatch)
+    grade = await grade_with_fake(READY + once(tmp_path, "raise SystemExit") + ANSWER, tmp_path, monkeypatch)
     assert grade.outcome is Outcome.CORRECT
 
 
@@ -264,14 +223,6 @@ async def test_a_missing_interpreter_is_a_failure(monkeypatch):
     grade = await MathGrader().grade(r"\boxed{1+1}", 3)
     assert grade.outcome is Outcome.INFRA
     assert "cannot start" in grade.detail
-
-
-async def grade_with_fake(behaviour: str, tmp_path, monkeypatch):
-    (tmp_path / "fake_worker.py").write_text(behaviour)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(math_rewards, "_WORKER_MODULE", "fake_worker")
-    async with MathGrader(num_workers=1, timeout_s=0.2) as grader:
-        return await grader.grade(r"\boxed{1+1}", 3)
 
 
 def script(code: str) -> subprocess.Popen[str]:
@@ -300,12 +251,6 @@ async def test_workers_end_with_a_parent_that_is_killed():
     parent.kill()
     parent.communicate()
     await wait_until(lambda: not any(alive(pid) for pid in pids), 5.0)
-
-
-def alive(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 async def test_the_default_grader_ends_with_the_process_without_a_warning():

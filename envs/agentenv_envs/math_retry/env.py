@@ -17,9 +17,9 @@ class MathRetry(AgentInstance):
     """Answer a maths question; after a failed attempt, hear what was wrong with it and try again.
 
     Reward per attempt: `correct_reward` times `retry_discount` to the power of the failed attempts when it is right,
-    `wrong_reward` when another attempt follows, and at the last attempt `final_wrong_penalty` or, without a readable
-    answer, `no_answer_penalty`. Score: 1.0 when right, else 0.0. A failure of the grader itself raises: it is never a
-    wrong answer.
+    `wrong_reward` when another attempt follows, and at the last attempt `final_wrong_penalty` or, without an answer
+    that can be read and checked in bounded computing, `no_answer_penalty`. Score: 1.0 when right, else 0.0. A failure
+    of the grader itself raises: it is never a wrong answer.
 
     info per turn: correct (0/1), attempts (so far, this one included), has_answer (0/1), first_correct (0/1, on the
     first attempt only), extracted (text), outcome (text).
@@ -66,12 +66,13 @@ class MathRetry(AgentInstance):
         """Grade an attempt.
 
         Raises:
-            InfraError: the grader failed, or the last attempt took it too long.
+            InfraError: the grader failed.
+            DataError: the label is no answer, or one that the grader cannot read.
         """
         grade = await self.grader.grade(states["action_text"], states["label"])
         self.num_attempts += 1
         last = self.num_attempts >= self.max_attempts
-        if grade.outcome is Outcome.INFRA or (last and grade.outcome is Outcome.TIMEOUT):
+        if grade.outcome is Outcome.INFRA:
             raise InfraError(
                 f"MathRetry.step: expected a grade, got {grade.outcome}: {grade.detail or 'no detail'}. Retry."
             )
