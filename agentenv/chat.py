@@ -1,78 +1,223 @@
 """Text and chat messages to token ids, never re-tokenizing an action.
 
-`Chat.prompt` gives the ids an episode begins with; `Chat.reply` the ids to put after an action. A sampled action is
-only looked at (its last ids say whether the turn was closed), never decoded and encoded again, and no real assistant
-text is ever rendered: a reply is the tail of a rendering in which a sentinel stands for the assistant's turn.
+`Chat.prompt` gives the ids an episode begins with; `Chat.bridge` (and `reply`, its ids alone) the ids to put after an
+action. A sampled action is only looked at (its last ids say whether the turn was closed), never decoded and encoded
+again, and no real assistant text is ever rendered: a bridge is the tail of a rendering in which a sentinel stands for
+the assistant's turn, so its cost does not depend on the history.
+
+What messages say is untrusted: added-token strings in them (`<|im_end|>`) become plain text that decodes to the same
+characters, unless the message has `"trusted": True`. Text that is no message is taken as it is, tokens included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
 
 from agentenv.agent import Tokenizer
+from agentenv.encoding import Encoder, encoder_of
 from agentenv.errors import ConfigError
+from agentenv.template import DUMMY_TOOLS, Template, as_parts, calling, probe, render
 from agentenv.types import Message
 
+BridgeKind = Literal[
+    "exact",
+    "partial-close",
+    "non-canonical-close",
+    "foreign-terminator",
+    "role-marker-mismatch",
+    "truncated",
+    "text",
+]
 _SENTINEL = "qzSENTINELqz"
+_MAX_KNOWN_ROLES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Bridge:
+    """What comes between an action and the next one."""
+
+    ids: list[int]
+    num_synthesised: int
+    """How many of the first ids close the turn in the model's place."""
+    kind: BridgeKind
+    """How the action ended.
+
+    exact: with the close; partial-close: with its beginning; non-canonical-close: with its last token, after other
+    tokens than the template's; foreign-terminator: with a token that ends turns, though not in this template;
+    role-marker-mismatch: with the marker of another role than the one that speaks next; truncated: with none of these;
+    text: whatever it ended with, as raw text follows.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """What the template puts after an assistant's turn."""
+
+    ids: list[int]
+    num_close: int
+    """How many of the first ids end the turn."""
+    shared: bool
+    """The id that ends the turn is also the next role's marker."""
 
 
 class Chat:
     """One tokenizer with its chat template; the only place where text becomes ids and ids become text.
 
     A tokenizer without a template speaks plainly: `User: …` and `Assistant:` paragraphs (`has_template` is False).
+    `stop_token_ids` are those on which the engine stops besides EOS; without them every special token that the template
+    does not put after the assistant's turn counts as one. `tools` are rendered in every prompt.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, stop_token_ids: Sequence[int] = (), tools: Any = None) -> None:
         self.tokenizer = tokenizer
         self.has_template = bool(getattr(tokenizer, "chat_template", None))
         eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.special_ids = frozenset([*tokenizer.all_special_ids, *eos])
+        self._stop_token_ids = tuple(stop_token_ids)
+        self._tools = tools
+        self._known_roles: set[tuple[str, ...]] = set()
+
+    @cached_property
+    def template(self) -> Template:
+        """What the chat template does; found out at the first use."""
+        return probe(self.tokenizer, self._stop_token_ids)
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        return encoder_of(self.tokenizer)
 
     def prompt(self, observation: str | Sequence[Message]) -> list[int]:
-        """The first ids of an episode: text as it is, messages rendered up to where the assistant begins."""
-        if isinstance(observation, str):
-            return self.encode(observation)
-        if self.has_template:
-            return self.encode(self.render(observation))
-        return self.tokenizer.encode(_plain(observation), add_special_tokens=True)
+        """The first ids of an episode: text as it is, messages rendered up to where the assistant begins.
 
-    def reply(self, action_ids: Sequence[int], observation: str | Sequence[Message]) -> list[int]:
-        """The ids that follow an action: text as it is; messages with whatever the turn still lacks before them.
-
-        The close of the assistant's turn is added where the action did not sample it (it was cut by a limit or a stop
-        string) and is not repeated where it did.
+        A rendering gets no BOS besides the template's own.
         """
         if isinstance(observation, str):
             return self.encode(observation)
-        if not observation:
-            return []
-        if not self.has_template:
-            return self.encode("\n\n" + _plain(observation))
-        sentinel = _SENTINEL
-        while any(sentinel in str(message) for message in observation):
-            sentinel += _SENTINEL[-1]
-        stem: list[Message] = [{"role": "user", "content": "."}, {"role": "assistant", "content": sentinel}]
-        rendered = self.render([*stem, *observation])
-        before, found, tail_text = rendered.partition(sentinel)
-        if not found or sentinel in tail_text or not before:
-            raise ConfigError(
-                "Chat.reply: expected the chat template to keep the assistant's text once, got a rendering without it. "
-                "Use a tokenizer whose template renders user, assistant and user messages."
-            )
-        tail = self.encode(tail_text)
-        return tail[self._num_closed(action_ids, tail) :]
+        messages, mark = self._protected(observation)
+        return self._encoder.start(self.render(messages), mark, add_special_tokens=not self.has_template)
 
-    def _num_closed(self, action_ids: Sequence[int], tail: Sequence[int]) -> int:
-        """How many ids of `tail`, which begins with the close of the assistant's turn, the action already holds."""
-        num_close = next((i + 1 for i, token in enumerate(tail) if token in self.special_ids), 0)
+    def reply(self, action_ids: Sequence[int], observation: str | Sequence[Message]) -> list[int]:
+        """The ids that follow an action: those of its `bridge`."""
+        return self.bridge(action_ids, observation).ids
+
+    def bridge(self, action_ids: Sequence[int], observation: str | Sequence[Message]) -> Bridge:
+        """What follows an action: text as it is; messages with whatever the turn still lacks before them.
+
+        The close of the assistant's turn is added where the action did not sample it (it was cut by a limit or a stop
+        string) and is not repeated where it did.
+
+        Raises:
+            ConfigError: the template refuses the messages or drops what they say.
+        """
+        if isinstance(observation, str):
+            return Bridge(self._encoder.follow(observation), 0, "text")
+        if not observation:
+            return Bridge([], 0, "exact")
+        messages, mark = self._protected(observation)
+        if not self.has_template:
+            return Bridge(self._encoder.follow("\n\n" + _plain(messages), mark), 0, "text")
+        self._check_roles(messages)
+        return self._joined(action_ids, self._tail(messages, mark))
+
+    def _joined(self, action_ids: Sequence[int], tail: _Tail) -> Bridge:
+        """The part of a tail that the action has not sampled."""
+        ids, num_close = tail.ids, tail.num_close
         for num in range(min(num_close, len(action_ids)), 0, -1):
-            if list(action_ids[-num:]) == list(tail[:num]):
-                return num
-        # Another terminator than the template's ended the turn: it stands for the close. One that the template puts
-        # elsewhere (it opens a turn) is none: there the action was cut.
-        ended = bool(action_ids) and action_ids[-1] in self.special_ids and action_ids[-1] not in tail[num_close:]
-        return num_close if ended else 0
+            if list(action_ids[-num:]) == ids[:num]:
+                return Bridge(ids[num:], num_close - num, "exact" if num == num_close else "partial-close")
+        last = action_ids[-1] if action_ids else None
+        if last in ids[:num_close]:
+            at = ids.index(last) + 1
+            return Bridge(ids[at:], num_close - at, "non-canonical-close")
+        num_synthesised = 0 if tail.shared else num_close
+        if last in self.template.markers:  # it opens a turn, and closes none in a template with a close
+            return Bridge(ids, num_synthesised, "role-marker-mismatch")
+        if last is not None and self._ends(last, ids[num_close:]):
+            return Bridge(ids[num_synthesised:], 0, "foreign-terminator")
+        return Bridge(ids, num_synthesised, "truncated")
+
+    def _ends(self, last: int, following: Sequence[int]) -> bool:
+        """Whether an action with this last id was ended by it, in another way than the template's."""
+        if last in self.template.terminators:
+            return True
+        if self._stop_token_ids:
+            return False
+        special = last in self._encoder.special_ids and last != getattr(self.tokenizer, "bos_token_id", None)
+        return special and last not in following
+
+    def _tail(self, messages: Sequence[Message], mark: str = "") -> _Tail:
+        """The ids after the assistant's turn, without the syntax of a dummy call."""
+        close = list(self.template.close_ids)
+        for called, text in self._tails(messages):
+            ids = self._encoder.follow(text, mark)
+            if called:
+                end = next((i for i, token in enumerate(ids) if token in self.template.terminators), None)
+                if end is None:
+                    continue
+                ids = [*close, *ids[end + 1 :]] if close and ids[end] == close[-1] else ids[end:]
+            if close and ids[: len(close)] == close:
+                return _Tail(ids, len(close), False)
+            shared = ids[0] in self.template.markers if ids else False
+            return _Tail(ids, int(shared or called), shared)
+        raise ConfigError(
+            "Chat.reply: expected the chat template to keep the assistant's text once, got a rendering without it. "
+            "Use a tokenizer whose template renders user, assistant and user messages."
+        )
+
+    def _tails(self, messages: Sequence[Message]) -> Iterator[tuple[bool, str]]:
+        """Renderings of what follows the assistant's turn, the best first: after calls, where tools answer some."""
+        sentinel = _SENTINEL
+        while any(sentinel in str(message) for message in messages):
+            sentinel += _SENTINEL[-1]
+        num_results = next((i for i, m in enumerate(messages) if m.get("role") != "tool"), len(messages))
+        for follow in (messages, _named(messages)) if num_results else ():
+            for form in self.template.calls:
+                try:
+                    text = self._render_tail([_USER, calling(follow[:num_results], sentinel, form), *follow])
+                except ConfigError:
+                    continue
+                before, _, tail = text.partition(sentinel)
+                if before and tail and sentinel not in tail:
+                    yield True, tail
+        text = self._render_tail([_USER, {"role": "assistant", "content": sentinel}, *messages])
+        before, found, tail = text.partition(sentinel)
+        if before and found and sentinel not in tail:
+            yield False, tail
+
+    def _check_roles(self, messages: Sequence[Message]) -> None:
+        """Refuse roles whose messages the template drops silently; once for each sequence of roles."""
+        roles = tuple(str(message.get("role")) for message in messages)
+        if roles in self._known_roles:
+            return
+        dummies: list[Message] = [{"role": role, "content": f"qz{index}CONTENTqz"} for index, role in enumerate(roles)]
+        try:
+            text = next((text for _, text in self._tails(dummies)), None)
+        except ConfigError:
+            return  # the messages themselves may have what these lack; if not, they are refused in their own words
+        if text is None:
+            return
+        found = [text.find(str(message["content"])) for message in dummies]
+        if min(found) < 0 or found != sorted(found):
+            lost = [role for role, at in zip(roles, found, strict=True) if at < 0]
+            raise ConfigError(
+                f"Chat.reply: expected roles that the chat template renders after an assistant's turn, got {roles}: it "
+                f"drops or moves {lost or 'some'}. Use other roles or another model, or give Chat the engine's stops."
+            )
+        if len(self._known_roles) < _MAX_KNOWN_ROLES:
+            self._known_roles.add(roles)
+
+    def _protected(self, messages: Sequence[Message]) -> tuple[list[Message], str]:
+        """The messages as the template may see them, and the mark that breaks the added-token strings in them."""
+        bare = [{key: item for key, item in message.items() if key != "trusted"} for message in messages]
+        mark = self._encoder.free_mark(bare)
+        protected = [
+            new if old.get("trusted") is True else self._encoder.protect(new, mark, ends=True)
+            for old, new in zip(messages, bare, strict=True)
+        ]
+        return protected, mark
 
     def render(self, messages: Sequence[Message]) -> str:
         """Messages as text, up to where the assistant begins.
@@ -80,22 +225,22 @@ class Chat:
         Raises:
             ConfigError: the template refuses them; with the template's own message.
         """
+        bare = [{key: item for key, item in message.items() if key != "trusted"} for message in messages]
         if not self.has_template:
-            return _plain(messages)
-        from jinja2 import TemplateError
+            return _plain(bare)
+        needed: list[Any] | None = [] if self.template.needs_tools else None
+        return self._render(bare, self._tools if self._tools is not None else needed)
 
-        try:
-            text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        except (TemplateError, ValueError, TypeError, KeyError) as error:
-            roles = [message.get("role") for message in messages]
-            raise ConfigError(
-                f"Chat.render: expected messages that the chat template takes, got roles {roles}: {error}. "
-                "Change the messages or use another model."
-            ) from error
-        return str(text)
+    def _render_tail(self, messages: Sequence[Message]) -> str:
+        """A rendering of which the head, where tools are, is cut off: they are given only to a template in need."""
+        return self._render(messages, (self._tools or DUMMY_TOOLS) if self.template.needs_tools else None)
+
+    def _render(self, messages: Sequence[Message], tools: Any) -> str:
+        shaped = [as_parts(message) for message in messages] if self.template.parts else list(messages)
+        return render(self.tokenizer, shaped, tools=tools)
 
     def encode(self, text: str) -> list[int]:
-        """Text as ids that continue a sequence: nothing is put around them."""
+        """Text as ids: nothing is put around them."""
         return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -107,6 +252,17 @@ class Chat:
         """An action as text: decoded from its ids, without the one terminator at its end."""
         closed = bool(token_ids) and (token_ids[-1] in self.special_ids or token_ids[-1] in stop_token_ids)
         return self.decode(token_ids[:-1] if closed else token_ids)
+
+
+_USER: Message = {"role": "user", "content": "."}
+
+
+def _named(messages: Sequence[Message]) -> list[Message]:
+    """The messages with a call id and a name on tool results that have none: some templates want them."""
+    return [
+        {"tool_call_id": f"callid{i:03d}", "name": "lookup", **message} if message.get("role") == "tool" else message
+        for i, message in enumerate(messages)
+    ]
 
 
 def _plain(messages: Sequence[Message]) -> str:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 LIBRARY = ROOT / "agentenv"
 LAYERS = (
     {"types", "trajectory", "errors"},
-    {"agent", "chat", "openrlhf", "rewards", "sandbox"},
+    {"agent", "chat", "encoding", "openrlhf", "rewards", "sandbox", "template"},
     {"episode", "executor"},
     {"engines"},
     {

@@ -1,0 +1,149 @@
+"""Text to ids where it matters what stands before the text, and who wrote it.
+
+`Encoder.follow` encodes text that continues a sequence (no dummy space of SentencePiece before it). `protect` and
+`follow`/`start` with the mark encode text of strangers so that it cannot forge an added token: every added-token string
+in it is broken by a mark after its first character, the rendering is split there, and the pieces are encoded apart. The
+decoded text stays the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from agentenv.agent import Tokenizer
+
+_ANCHORS = ("\ue000", "\n", ".", "a")
+_PRIVATE_USE = range(0xE001, 0xF8FF)
+
+
+class Encoder:
+    """The added tokens of one tokenizer, and its two ways to encode: from the start, and as a continuation."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._encode = tokenizer.encode
+        self.added, self.special_ids = _added_tokens(tokenizer)
+        """Text to id of the added tokens; the ids among them that are special."""
+        self.added_ids = frozenset(self.added.values())
+        # A token that is looked for in normalized text is found where SentencePiece has made a space its "▁", too.
+        texts = [form for text in self.added for form in {text, text.replace("▁", " ")} if len(form) > 1]
+        self._max_len = max(map(len, texts), default=0)
+        self._texts = frozenset(texts)
+        self._lengths = {text[0]: sorted({len(t) for t in texts if t[0] == text[0]}) for text in texts}
+        firsts = "".join(map(re.escape, sorted(self._lengths)))
+        self._first = re.compile(f"[{firsts}]" if firsts else r"(?!)")
+        self._heads = frozenset(text[:n] for text in texts for n in range(1, len(text)))
+        self._tails = frozenset(text[-n:] for text in texts for n in range(1, len(text)))
+        self._anchors = self._find_anchors()
+
+    def start(self, text: str, mark: str = "", *, add_special_tokens: bool = False) -> list[int]:
+        """Ids of a text that begins a sequence; with `mark`, of a rendering of protected messages."""
+        pieces = self._pieces(text, mark)
+        ids = list(self._encode(pieces[0], add_special_tokens=add_special_tokens)) if text else []
+        return ids + [i for piece in pieces[1:] for i in self._after(piece)]
+
+    def follow(self, text: str, mark: str = "") -> list[int]:
+        """Ids of a text that continues one; with `mark`, of a rendering of protected messages."""
+        return [i for piece in self._pieces(text, mark) for i in self._after(piece)]
+
+    def free_mark(self, values: Sequence[Any]) -> str:
+        """A character that occurs in none of the values, neither as it is nor escaped."""
+        seen = ascii(values)
+        return next(chr(i) for i in _PRIVATE_USE if f"\\u{i:04x}" not in seen)
+
+    def protect(self, value: Any, mark: str, *, ends: bool = False) -> Any:
+        """The value with `mark` after the first character of every added-token string in it, at any depth.
+
+        With `ends`, also where a string begins or ends like a part of one, which the template's text may complete.
+        """
+        if isinstance(value, str):
+            return self._protect_text(value, mark, ends=ends)
+        if isinstance(value, Mapping):
+            return {
+                self.protect(key, mark): self.protect(item, mark, ends=ends and key in ("content", "text"))
+                for key, item in value.items()
+            }
+        if isinstance(value, (list, tuple)):
+            return [self.protect(item, mark, ends=ends) for item in value]
+        return value
+
+    def _protect_text(self, text: str, mark: str, *, ends: bool) -> str:
+        cuts = [start + 1 for start, _ in self._occurrences(text)]
+        if ends and any(text[:n] in self._tails for n in range(1, min(len(text), self._max_len) + 1)):
+            cuts.insert(0, 0)
+        if ends and any(text[-n:] in self._heads for n in range(1, min(len(text), self._max_len) + 1)):
+            cuts.append(len(text))
+        if not cuts:
+            return text
+        return mark.join(text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True))
+
+    def _occurrences(self, text: str, start: int = 0, end: int | None = None) -> Iterator[tuple[int, int]]:
+        """Where an added-token string begins, and the end of the longest one there."""
+        for found in self._first.finditer(text, start, len(text) if end is None else end):
+            at = found.start()
+            sizes = [n for n in self._lengths[found[0]] if text[at : at + n] in self._texts]
+            if sizes:
+                yield at, at + sizes[-1]
+
+    def _pieces(self, text: str, mark: str) -> list[str]:
+        """A rendering split at those marks that an added-token string spans; the other marks are only taken out."""
+        if not mark:
+            return [text]
+        parts = text.replace(f"\\u{ord(mark):04x}", mark).split(mark)
+        whole, pieces, at = "".join(parts), [parts[0]], len(parts[0])
+        for part in parts[1:]:
+            spans = self._occurrences(whole, max(0, at - self._max_len), at)
+            if any(end > at for _, end in spans):
+                pieces.append(part)
+            else:
+                pieces[-1] += part
+            at += len(part)
+        return pieces
+
+    def _after(self, text: str) -> list[int]:
+        if not text:
+            return []
+        for anchor, ids in self._anchors:
+            whole = list(self._encode(anchor + text, add_special_tokens=False))
+            if whole[: len(ids)] == ids:
+                return whole[len(ids) :]
+        return list(self._encode(text, add_special_tokens=False))
+
+    def _find_anchors(self) -> list[tuple[str, list[int]]]:
+        """Texts to put before a continuation; none if the tokenizer puts nothing before a text that it begins with."""
+        anchors = [(anchor, list(self._encode(anchor, add_special_tokens=False))) for anchor in _ANCHORS]
+        word = list(self._encode("word", add_special_tokens=False))
+        for anchor, ids in anchors[:2]:
+            if list(self._encode(anchor + "word", add_special_tokens=False)) == ids + word:
+                return []
+        return anchors
+
+
+def encoder_of(tokenizer: Any) -> Encoder:
+    """The tokenizer's encoder, made once for as long as its vocabulary does not grow."""
+    size = len(tokenizer) if hasattr(tokenizer, "__len__") else 0
+    try:
+        return _made(tokenizer, size)
+    except TypeError:  # cannot be hashed
+        return Encoder(tokenizer)
+
+
+@functools.lru_cache(maxsize=16)
+def _made(tokenizer: Any, size: int) -> Encoder:
+    return Encoder(tokenizer)
+
+
+def _added_tokens(tokenizer: Any) -> tuple[dict[str, int], frozenset[int]]:
+    """Text to id of the tokens added to the vocabulary that are more than whitespace, and which ids are special."""
+    special = set(tokenizer.all_special_ids)
+    if tokenizer.eos_token_id is not None:
+        special.add(tokenizer.eos_token_id)
+    found = getattr(tokenizer, "added_tokens_decoder", None)
+    if found is None:
+        texts = {str(tokenizer.decode([i], skip_special_tokens=False)): i for i in sorted(special)}
+    else:
+        texts = {str(token): int(i) for i, token in found.items()}
+        special |= {int(i) for i, token in found.items() if getattr(token, "special", False)}
+    return {text: i for text, i in texts.items() if text.strip(" \t\r\n▁")}, frozenset(special)
