@@ -28,9 +28,10 @@ lint: $(VENV)/installed-dev
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-# torch first and alone: it decides between the CPU's wheel and CUDA's gigabytes.
+# torch first and alone: TORCH_ARGS decides between the CPU's wheel and CUDA's gigabytes.
 $(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) torch
+	@echo "installing into $(VENV): about a minute, longer where torch has to be downloaded"
+	$(PIP) $(TORCH_ARGS) torch
 	$(PIP) -e .
 	touch $@
 

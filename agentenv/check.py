@@ -22,10 +22,10 @@ from agentenv.loading import EnvSource, EpisodeSource, load_agent_func, load_env
 from agentenv.openrlhf import parse_step
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.trajectory import Trajectory
-from agentenv.types import Limits, SamplingParams, StepResult, Task
+from agentenv.types import Limits, SamplingParams, StepResult, StopReason, Task
 
 _ACTIONS = ("I do not know.", "The answer is 42.\n#### 42", "", "é 漢 \x00 {}[]<|im_start|>", "7 " * 200)
-_LIMITS = Limits(max_length=20_000, max_turns=12, step_timeout_s=20.0, episode_timeout_s=60.0)
+_LIMITS = Limits(max_length=20_000, max_turns=12, step_timeout_s=10.0, episode_timeout_s=60.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,13 @@ def check(target: str, *, env_kwargs: str = "{}", prompt: str = "", label: Any =
     problems = _static(cls)
     if problems:
         return problems  # running it would only say the same again
-    for index, _ in enumerate(_ACTIONS):
+    actions = (*_ACTIONS, str(label), f"#### {label}")
+    for first in range(len(actions)):
         seen: list[_Seen] = []
-        trajectory = asyncio.run(_episode(_watched(source, cls, seen), task, index))
+        trajectory = asyncio.run(_episode(_watched(source, cls, seen), task, [*actions[first:], *actions[:first]]))
         problems += _judge(cls, seen, trajectory)
+        if trajectory.stop_reason is StopReason.STEP_TIMEOUT:
+            break  # each further episode would hang as long
     unique = {(p.where, p.line, p.expected): p for p in problems}
     return sorted(unique.values(), key=lambda p: (p.file, p.line))
 
@@ -133,8 +136,7 @@ def _watched(source: EpisodeSource, cls: type[AgentInstance], seen: list[_Seen])
     return source.with_agent(watcher) if isinstance(source, AgentFunc) else EnvSource(watcher, source.kwargs)  # type: ignore[attr-defined]
 
 
-async def _episode(source: EpisodeSource, task: Task, first: int) -> Trajectory:
-    actions = [*_ACTIONS[first:], *_ACTIONS[:first]]
+async def _episode(source: EpisodeSource, task: Task, actions: list[str]) -> Trajectory:
     tokenizer: Tokenizer = CharTokenizer()
     engine = ScriptedEngine(actions * 3, tokenizer)
     return await source.episode(
@@ -165,7 +167,12 @@ def _static(cls: type[AgentInstance]) -> list[Problem]:
 
 
 def _judge(cls: type[AgentInstance], seen: list[_Seen], trajectory: Trajectory) -> list[Problem]:
-    problems = []
+    problems: list[Problem] = []
+    if trajectory.stop_reason is StopReason.STEP_TIMEOUT and trajectory.error is not None:
+        method = trajectory.error.where if trajectory.error.where in ("reset", "step", "close") else "__init__"
+        expected = f"an answer within {_LIMITS.step_timeout_s:g} s"
+        mend = "It hangs: give what it waits for a deadline of its own."
+        return [_problem(cls, method, expected, "none", mend)]
     for one in seen:
         if one.error is not None:
             problems.append(_raised(cls, one.method, one.error))

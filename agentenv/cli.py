@@ -57,7 +57,7 @@ class CheckConfig:
     prompt: str = "What is 6 times 7?"
     """Prompt of the task it is tried on."""
     label: str = "42"
-    """Label of that task; JSON where it is JSON."""
+    """Label of that task: text, or a JSON list or object."""
     json: bool = False
     """Print JSON."""
 
@@ -220,8 +220,9 @@ def _check(args: Sequence[str]) -> int:
 
 
 def _label(text: str) -> Any:
+    # A lone number stays text, as labels in data mostly are.
     try:
-        return json.loads(text)
+        return json.loads(text) if text[:1] in ("[", "{") else text
     except json.JSONDecodeError:
         return text
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from agentenv.agent import AgentInstance, Engine, StepState, call
@@ -19,6 +22,7 @@ from agentenv.types import Completion, Limits, SamplingParams, StepResult, StopR
 
 logger = logging.getLogger(__name__)
 
+_LIBRARY = str(Path(__file__).parent)
 _CANCEL_GRACE_S = 1.0
 """Time for a cancelled call of an agent to let go of what it holds."""
 
@@ -106,7 +110,14 @@ def _record(trajectory: Trajectory, error: BaseException, where: str) -> None:
     logger.warning("episode %s: %s failed: %s: %s", trajectory.episode_id, where, name, error)
     logger.debug("episode %s", trajectory.episode_id, exc_info=error)
     reason = StopReason.STEP_TIMEOUT if timed_out else StopReason.ERROR
-    trajectory.finish(reason, EpisodeError(kind, name, str(error) or repr(error), where))
+    trajectory.finish(reason, EpisodeError(kind, name, str(error) or repr(error), where, _place(error)))
+
+
+def _place(error: BaseException) -> str:
+    """file:line of the innermost frame that is neither agentenv's nor a library's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((_LIBRARY, sys.base_prefix, sys.prefix, "<"))]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
 class _Episode:

@@ -260,6 +260,17 @@ def load_tokenizer(model: str) -> Tokenizer:
     return tokenizer
 
 
+def load_stop_token_ids(model: str) -> tuple[int, ...]:
+    """The ids that end a turn of this model by its generation config, where engines stop; empty where it has none."""
+    from transformers import GenerationConfig
+
+    try:
+        ids = GenerationConfig.from_pretrained(model).eos_token_id
+    except (OSError, ValueError):
+        return ()
+    return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
+
+
 def shipped_models() -> list[str]:
     """Names of the models that come with the package."""
     return sorted(folder.name for folder in _MODELS.iterdir() if folder.is_dir()) if _MODELS.is_dir() else []

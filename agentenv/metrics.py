@@ -294,7 +294,7 @@ def aggregate(
         stop_reasons=_histogram(str(e.stop_reason) if e.stop_reason else "unfinished" for e in episodes),
         truncated_share=_ratio(truncated, len(episodes)),
         reward=mean_over_tasks([fmean(e.reward or 0.0 for e in group) for group in _by_task(rewarded)]),
-        score=mean_over_tasks([fmean(e.score or 0.0 for e in group) for group in _by_task(scored)]),
+        score=_score(scored),
         num_scored=len(scored),
         pass_score=pass_score,
         pass_at_k=at_least_one,
@@ -305,6 +305,13 @@ def aggregate(
         time=_time(episodes, wall_s),
         info=_info(rewarded),
     )
+
+
+def _score(scored: Sequence[Summary]) -> Estimate:
+    """The mean score; its interval is that of a share where every score is in [0, 1], as it should be."""
+    values = [fmean(e.score or 0.0 for e in group) for group in _by_task(scored)]
+    in_range = all(0.0 <= value <= 1.0 for value in values)
+    return share_over_tasks(values, len(scored)) if in_range else mean_over_tasks(values)
 
 
 def _histogram(names: Iterable[str]) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -22,12 +22,16 @@ _LINE_EVERY_S = 5.0
 class Stats:
     """Running counts of a run."""
 
-    def __init__(self, total: int, num_kept: int = 0) -> None:
-        self.total, self.num_kept = total, num_kept
+    def __init__(self, total: int, kept: Iterable[Summary] = ()) -> None:
+        """Count from the episodes that an earlier session left finished."""
+        self.total = total
         self.num_done = self.num_errors = self.num_infra = self.num_tokens = 0
         self._rewards = self._scores = 0.0
         self._num_rewards = self._num_scores = 0
         self._started = time.monotonic()
+        for summary in kept:
+            self.add(summary)
+        self.num_kept, self.num_done, self.num_tokens = self.num_done, 0, 0
 
     def begin(self) -> None:
         """Count the time from now: the engine is loaded."""
@@ -144,7 +148,9 @@ def describe(facts: Mapping[str, Any]) -> str:
     parts = [f"{facts['done']}/{facts['total']} episodes"]
     for key in ("reward", "score"):
         if facts[key] is not None:
-            parts.append(f"{key} {facts[key]:.3f}")
+            parts.append(
+                f"{key} {facts[key]:.3f} so far" if facts["done"] < facts["total"] else f"{key} {facts[key]:.3f}"
+            )
     parts.append(f"errors {facts['env_errors']} env, {facts['infra_errors']} infra")
     parts.append(f"{facts['episodes_per_s']:.1f} episodes/s, {facts['tokens_per_s']:.0f} tokens/s")
     parts.append(f"elapsed {clock(facts['elapsed_s'])}")

@@ -18,7 +18,7 @@ def header(config: RunConfig, facts: Mapping[str, str]) -> Table:
     grid = Table.grid(padding=(0, 2))
     for name, value in facts.items():
         grid.add_row(Text(name, style="bold"), Text(value))
-    shown = {"env", "env_kwargs", "agent_func_path", "data", "model", "engine", "out", "resume", "progress", "json"}
+    shown = {"env", "agent_func_path", "data", "model", "engine", "out", "resume", "progress", "json"}
     defaults = RunConfig(env="_").to_dict()
     changed = {k: v for k, v in config.to_dict().items() if k not in shown and v != defaults[k] and v not in (None, [])}
     if changed:

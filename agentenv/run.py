@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from agentenv.agent import Engine, call, create
 from agentenv.chat import Chat
@@ -31,6 +32,7 @@ from agentenv.loading import (
     builtin_datasets,
     load_agent_func,
     load_env,
+    load_stop_token_ids,
     load_tokenizer,
     resolve_model,
 )
@@ -55,13 +57,17 @@ def run(config: RunConfig) -> int:
     """
     if config.log_level in ("warning", "error"):
         _quiet_transformers()
-    return asyncio.run(_then_end(config))
+    if not config.json:
+        return asyncio.run(_then_end(config, sys.stdout))
+    stdout = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):  # what environments print must not stand between the JSON lines
+        return asyncio.run(_then_end(config, stdout))
 
 
-async def _then_end(config: RunConfig) -> int:
+async def _then_end(config: RunConfig, stdout: TextIO) -> int:
     """Run, and end even where an environment's call ignores being cancelled: asyncio would wait for it forever."""
     try:
-        code = await _run(config)
+        code = await _run(config, stdout)
     finally:
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
@@ -70,7 +76,7 @@ async def _then_end(config: RunConfig) -> int:
     if stuck:
         names = ", ".join(sorted({getattr(task.get_coro(), "__qualname__", "?") for task in stuck}))
         sys.stderr.write(f"agentenv: {len(stuck)} calls ignored being cancelled ({names}); ending without them\n")
-        sys.stdout.flush()
+        stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     return code
@@ -85,7 +91,7 @@ def _quiet_transformers() -> None:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
 
-async def _run(config: RunConfig) -> int:
+async def _run(config: RunConfig, stdout: TextIO) -> int:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         # Ctrl-C interrupts an import or the load of a model at once; asyncio's own handler waits for its end.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -93,7 +99,7 @@ async def _run(config: RunConfig) -> int:
     tasks = load_tasks(config, source)
     model = resolve_model(config.model)
     tokenizer = load_tokenizer(resolve_model(config.tokenizer) if config.tokenizer else model)
-    chat = Chat(tokenizer)
+    chat = Chat(tokenizer, stop_token_ids=load_stop_token_ids(model))
     engine_name = choose_engine(config.engine, base_url=config.base_url)
     if engine_name == "vllm_local" and importlib.util.find_spec("vllm") is None:
         raise MissingDependency(
@@ -112,7 +118,7 @@ async def _run(config: RunConfig) -> int:
     with RunWriter.open(
         out, {"flags": config.to_dict(), "resolved": resolved}, resume=config.resume, may_differ=free
     ) as writer:
-        screen = _Screen(config, out, writer, tasks)
+        screen = _Screen(config, out, writer, tasks, stdout=stdout)
         screen.launch({"engine": engine_name, "tokenizer": "chat template" if chat.has_template else "plain text"})
         async with open_engine(
             engine_name,
@@ -279,17 +285,17 @@ def _interruptible(
 class _Screen:
     """Where the run's news go: each episode to the run directory and the progress, the rest to the terminal."""
 
-    def __init__(self, config: RunConfig, out: Path, writer: RunWriter, tasks: list[Task]) -> None:
-        self.config, self.out, self.writer, self.num_tasks = config, out, writer, len(tasks)
+    def __init__(self, config: RunConfig, out: Path, writer: RunWriter, tasks: list[Task], *, stdout: TextIO) -> None:
+        self.config, self.out, self.writer, self.num_tasks, self.stdout = config, out, writer, len(tasks), stdout
         self.console, self.notes = wide_console(), wide_console(stderr=True)
         self.resume_command = f"agentenv run --resume --out {shlex.quote(str(out))}"
         self._session: list[Summary] = []
-        self.progress = self._progress(Stats(self.num_tasks * config.n, len(self.kept()[0])))
+        self.progress = self._progress(Stats(self.num_tasks * config.n, writer.finished.values()))
 
     def _progress(self, stats: Stats) -> Progress:
         mode = self.config.progress
         if self.config.json:
-            return JSONProgress(stats, sys.stdout)
+            return JSONProgress(stats, self.stdout)
         if mode == "none":
             return Progress(stats)
         live = mode == "live" or (mode == "auto" and self.notes.is_terminal)
@@ -348,5 +354,5 @@ class _Screen:
         return metrics
 
     def _event(self, name: str, facts: Mapping[str, Any]) -> None:
-        sys.stdout.write(json.dumps({"event": name, **facts}) + "\n")
-        sys.stdout.flush()
+        self.stdout.write(json.dumps({"event": name, **facts}) + "\n")
+        self.stdout.flush()

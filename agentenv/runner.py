@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -80,7 +81,7 @@ class EpisodeRunner:
         self.source, self.engine, self.chat = source, engine, chat
         self.sampling, self.limits, self.concurrency, self.policy = sampling, limits, concurrency, policy
         self.num_running = self.num_done = self.num_failed = self.num_retries = 0
-        self.first_errors: list[str] = []
+        self.errors: Counter[str] = Counter()
         self._draining = asyncio.Event()
 
     async def run(self, planned: Iterable[PlannedEpisode], on_end: OnEnd) -> None:
@@ -113,12 +114,15 @@ class EpisodeRunner:
             RunStopped: it is above the policy's; with the first three messages.
         """
         if self.num_done and self.num_failed / self.num_done > self.policy.max_error_share:
-            messages = "; ".join(self.first_errors)
+            messages = "; ".join(f"{message.rstrip('.')} ({count} times)" for message, count in self._first_errors())
             raise RunStopped(
                 f"run: expected at most {self.policy.max_error_share:.0%} of the episodes to fail, got "
-                f"{self.num_failed} of {self.num_done}. First errors: {messages.rstrip('.')}. "
-                "Mend the cause and --resume, or raise --max_error_share."
+                f"{self.num_failed} of {self.num_done}. First errors: {messages}. "
+                "Mend the environment or the engine and --resume, or raise --max_error_share."
             )
+
+    def _first_errors(self) -> list[tuple[str, int]]:
+        return list(self.errors.items())[:3]
 
     async def _work(self, pending: Iterator[PlannedEpisode], on_end: OnEnd) -> None:
         while not self.draining and (planned := next(pending, None)) is not None:
@@ -171,9 +175,9 @@ class EpisodeRunner:
         self.num_done += 1
         if trajectory.error is not None:
             self.num_failed += 1
-            if len(self.first_errors) < 3:
-                error = trajectory.error
-                self.first_errors.append(f"{trajectory.episode_id}: {error.where}: {error.type}: {error.message}")
+            error = trajectory.error
+            place = f" at {error.place}" if error.place else ""
+            self.errors[f"{error.where}{place}: {error.type}: {error.message}"] += 1
 
 
 def derive_seed(*parts: object) -> int:

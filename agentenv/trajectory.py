@@ -32,6 +32,8 @@ class EpisodeError:
     message: str
     where: str = ""
     """create, reset, prompt, generate, step, on_truncate or execute."""
+    place: str = ""
+    """File and line of the environment's code in which it arose, where it did."""
 
 
 @dataclass(frozen=True, slots=True)

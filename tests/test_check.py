@@ -1,10 +1,12 @@
 """`agentenv check`: each breach of the contract is named with its place, what was expected and how to mend it."""
 
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import agentenv.check as check_module
 from agentenv.check import check
 from agentenv.errors import ConfigError
 from tests.drivers import command
@@ -403,3 +405,32 @@ def test_the_command_says_that_there_is_none_and_exits_with_0(tmp_path, capsys):
     captured = capsys.readouterr()
     assert captured.out.endswith("no contract errors\n")
     assert captured.err == ""
+
+
+def test_a_step_that_hangs_is_named_once_and_the_check_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr("agentenv.check._LIMITS", replace(check_module._LIMITS, step_timeout_s=0.2))
+    write(
+        tmp_path,
+        """
+        class Agent(AgentInstance):
+            async def step(self, states):
+                await asyncio.sleep(3600)
+        """,
+    )
+    (problem,) = check(f"{tmp_path / 'agent.py'}:Agent")
+    assert (problem.where, problem.expected, problem.got) == ("Agent.step", "an answer within 0.2 s", "none")
+
+
+def test_the_policy_of_a_check_also_says_the_label(tmp_path):
+    write(
+        tmp_path,
+        """
+        class Agent(AgentInstance):
+            async def step(self, states):
+                if states["action_text"] == states["label"]:
+                    raise KeyError("the branch that rewards")
+                return END
+        """,
+    )
+    (problem,) = check(f"{tmp_path / 'agent.py'}:Agent", label="7")
+    assert "the branch that rewards" in problem.got

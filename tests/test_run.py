@@ -495,7 +495,8 @@ def test_a_run_with_too_many_failures_stops_with_3_and_can_be_mended_and_resumed
         assert running.wait() == 3
         last = running.stderr.splitlines()[-1]
         assert "at most 20% of the episodes to fail, got 10 of 20" in last
-        assert last.count("ValueError: a bug in the environment") == 3
+        assert "step at " in last
+        assert "env.py:18: ValueError: a bug in the environment (10 times)" in last
         assert "Traceback" not in running.stderr
         assert "0 infrastructure, 10 environment" in running.stdout
     assert len(lines(run)) == 20
@@ -583,3 +584,24 @@ def test_a_models_tokens_follow_the_seed_and_without_one_differ(place, flags, ca
     assert tokens("c", "--seed", 1) != seeded
     assert tokens("d", "--seed", "None") != tokens("e", "--seed", "None")
     assert seeded["000000/0"] != seeded["000000/1"]
+
+
+def test_what_an_environment_prints_stays_out_of_the_json(place, flags, capfd):
+    (place / "printing.py").write_text(
+        "from agentenv import AgentInstance, StepResult\n"
+        "class Printing(AgentInstance):\n"
+        "    async def step(self, states):\n"
+        "        print('looking at', states['label'])\n"
+        "        return StepResult(reward=1.0, terminated=True)\n"
+    )
+    assert command([*flags, "--env", "printing.py:Printing", "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert {json.loads(line)["event"] for line in out.splitlines()} == {"launch", "progress", "done"}
+    assert err.count("looking at ok") == 20
+
+
+def test_progress_of_a_resumed_run_counts_what_was_kept(place, flags, capfd):
+    assert command(flags) == 0
+    capfd.readouterr()
+    assert command(resume()) == 0
+    assert "20/20 episodes · reward 1.000 · score 1.000 ·" in capfd.readouterr().err

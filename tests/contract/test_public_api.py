@@ -64,7 +64,7 @@ def test_the_executors_constructor_keeps_openrlhfs_keywords():
     [
         (Task, "prompt label task_id images metadata seed"),
         (SamplingParams, "temperature top_p top_k min_p max_tokens min_tokens stop stop_token_ids seed"),
-        (Limits, "max_length max_turns step_timeout_s episode_timeout_s"),
+        (Limits, "max_length max_turns step_timeout_s episode_timeout_s generate_timeout_s"),
         (
             Completion,
             "token_ids finish_reason stop_reason logprobs policy_versions policy_version num_cached_tokens",
