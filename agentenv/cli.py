@@ -23,10 +23,9 @@ from rich.text import Text
 
 from agentenv import __version__
 from agentenv.config import RunConfig
-from agentenv.errors import AgentEnvError, ConfigError, RunStopped
+from agentenv.errors import AgentEnvError, ConfigError
 from agentenv.report import wide_console
 
-USAGE, STOPPED = 2, 3
 T = TypeVar("T")
 
 
@@ -70,20 +69,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows "?"
     try:
         return _dispatch(args)
-    except RunStopped as error:
-        return _fail(error, STOPPED)
     except AgentEnvError as error:
-        return _fail(error, USAGE)
+        message = " ".join(str(error).split())
+        sys.stderr.write(f"agentenv: error: {message}\n")
+        return error.exit_code
     except BrokenPipeError:
         return 1
     except KeyboardInterrupt:
         return 130
-
-
-def _fail(error: Exception, code: int) -> int:
-    message = " ".join(str(error).split())
-    sys.stderr.write(f"agentenv: error: {message}\n")
-    return code
 
 
 def _dispatch(args: Sequence[str]) -> int:

@@ -6,11 +6,10 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from agentenv.engines import EngineName
 from agentenv.errors import ConfigError
 from agentenv.runner import ErrorPolicy
 from agentenv.types import Limits, SamplingParams
-
-EngineName = Literal["auto", "hf", "vllm_local", "vllm_http", "scripted"]
 
 FREE_ON_RESUME = (
     "out", "resume", "concurrency", "progress", "json", "grace_s", "max_retries", "max_error_share", "base_url",

@@ -20,6 +20,9 @@ from __future__ import annotations
 class AgentEnvError(Exception):
     """Base of every error that agentenv raises on purpose."""
 
+    exit_code = 2
+    """Of a command that it ends."""
+
 
 class ConfigError(AgentEnvError, ValueError):
     """A flag, file or argument is wrong; nothing has run yet."""
@@ -47,3 +50,5 @@ class EngineError(InfraError):
 
 class RunStopped(AgentEnvError, RuntimeError):
     """The run stopped itself: too many episodes failed, or the disk took no more. What ended before is kept."""
+
+    exit_code = 3

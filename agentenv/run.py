@@ -66,19 +66,25 @@ def run(config: RunConfig) -> int:
 
 async def _then_end(config: RunConfig, stdout: TextIO) -> int:
     """Run, and end even where an environment's call ignores being cancelled: asyncio would wait for it forever."""
+    code, failure = 0, None
     try:
         code = await _run(config, stdout)
-    finally:
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in left:
-            task.cancel()
-        stuck = (await asyncio.wait(left, timeout=_END_GRACE_S))[1] if left else set()
+    except AgentEnvError as error:
+        code, failure = error.exit_code, error
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    stuck = (await asyncio.wait(left, timeout=_END_GRACE_S))[1] if left else set()
     if stuck:
         names = ", ".join(sorted({getattr(task.get_coro(), "__qualname__", "?") for task in stuck}))
         sys.stderr.write(f"agentenv: {len(stuck)} calls ignored being cancelled ({names}); ending without them\n")
+        if failure is not None:
+            sys.stderr.write(f"agentenv: error: {' '.join(str(failure).split())}\n")
         stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+    if failure is not None:
+        raise failure
     return code
 
 

@@ -413,6 +413,14 @@ def test_a_run_ends_although_a_step_ignores_being_cancelled(place, flags):
     assert ids(place / "out") == ALL
 
 
+def test_a_failed_run_ends_although_a_step_ignores_being_cancelled(place, flags):
+    (place / "stubborn.py").write_text(STUBBORN)
+    with forked([*flags, "--env", "stubborn.py:Stubborn", "--step_timeout_s", 0.2], place) as running:
+        assert running.wait(30) == 3
+        assert "ignored being cancelled" in running.stderr
+        assert "agentenv: error: run: expected at most 20% of the episodes to fail, got 20 of 20" in running.stderr
+
+
 def test_a_third_signal_ends_the_process_whatever_hangs(place, flags):
     (place / "stubborn.py").write_text(STUBBORN)
     with forked([*flags, "--env", "stubborn.py:Stubborn"], place) as running:

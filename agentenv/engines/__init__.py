@@ -7,12 +7,13 @@ import inspect
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from agentenv.agent import Engine, Tokenizer
 from agentenv.errors import ConfigError
 
-ENGINES = ("hf", "vllm_local", "vllm_http", "scripted")
+EngineName = Literal["auto", "hf", "vllm_local", "vllm_http", "scripted"]
+ENGINES = get_args(EngineName)[1:]
 
 
 def choose_engine(name: str, *, base_url: str | None) -> str:
