@@ -14,23 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from agentenv.agent import Tokenizer
 from agentenv.encoding import Encoder, encoder_of
 from agentenv.errors import ConfigError
 from agentenv.template import DUMMY_TOOLS, Template, as_parts, calling, probe, render
-from agentenv.types import Message
+from agentenv.types import BridgeKind, Message
 
-BridgeKind = Literal[
-    "exact",
-    "partial-close",
-    "non-canonical-close",
-    "foreign-terminator",
-    "role-marker-mismatch",
-    "truncated",
-    "text",
-]
 _SENTINEL = "qzSENTINELqz"
 _MAX_KNOWN_ROLES = 256
 
@@ -43,13 +34,7 @@ class Bridge:
     num_synthesised: int
     """How many of the first ids close the turn in the model's place."""
     kind: BridgeKind
-    """How the action ended.
-
-    exact: with the close; partial-close: with its beginning; non-canonical-close: with its last token, after other
-    tokens than the template's; foreign-terminator: with a token that ends turns, though not in this template;
-    role-marker-mismatch: with the marker of another role than the one that speaks next; truncated: with none of these;
-    text: whatever it ended with, as raw text follows.
-    """
+    """How the action ended."""
 
 
 @dataclass(frozen=True, slots=True)

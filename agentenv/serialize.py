@@ -20,8 +20,8 @@ from agentenv.errors import DataError
 from agentenv.trajectory import NO_VERSION, EpisodeError, Segment, Trajectory, Turn
 from agentenv.types import SamplingParams, StepResult, StopReason, Task
 
-SCHEMA_VERSION = 1
-"""Version of every line, and of `config.json`; later ones are refused."""
+SCHEMA_VERSION = 2
+"""Version of every line, and of `config.json`; later ones are refused, earlier ones read."""
 MAX_LINE_BYTES = 1 << 28
 """No line is longer, so that a reader's memory is bounded."""
 
@@ -47,6 +47,8 @@ def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
         "seed": trajectory.seed,
         "max_length": trajectory.max_length,
         "wait_s": trajectory.wait_s,
+        "prompt": jsonable(trajectory.prompt),
+        "tools": jsonable(trajectory.tools),
         "task": {
             "prompt": jsonable(task.prompt),
             "label": jsonable(task.label),
@@ -66,7 +68,8 @@ def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
 def _turn_to_dict(turn: Turn) -> dict[str, Any]:
     names = ("segment", "start", "end", "action", "finish_reason", "stop_reason")
     numbers = ("generate_s", "step_s", "num_cached_tokens")
-    values: dict[str, Any] = {name: getattr(turn, name) for name in names + numbers}
+    reply = ("bridge", "num_synthesised", "observation_cut")
+    values: dict[str, Any] = {name: getattr(turn, name) for name in names + numbers + reply}
     return {**values, "result": None if turn.result is None else _result_to_dict(turn.result)}
 
 
@@ -148,6 +151,8 @@ def trajectory_from_dict(values: Mapping[str, Any]) -> Trajectory:
             stop_reason=None if stop_reason is None else StopReason(stop_reason),
             error=EpisodeError(**values["error"]) if values["error"] else None,
             wait_s=values["wait_s"],
+            prompt=values.get("prompt", ""),
+            tools=values.get("tools", ()),
         )
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise DataError(

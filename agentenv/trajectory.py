@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
-from agentenv.types import Completion, FinishReason, StepResult, StopReason, Task
+from agentenv.types import BridgeKind, Completion, FinishReason, Message, StepResult, StopReason, Task
 
 NO_VERSION = -1
 """Policy version of a token that no policy sampled."""
 
 ErrorKind = Literal["infra", "env", "contract", "data"]
 """Whose failure: infrastructure's (retried), the environment's, its contract's, or the dataset row's."""
+
+
+SpanKind = Literal["prompt", "action", "close", "feedback"]
+"""Who made tokens: the prompt's writer, the policy, the loop that closed a turn for the policy, the environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,23 @@ class Turn:
     step_s: float = 0.0
     num_cached_tokens: int = 0
     segment: int = 0
+    bridge: BridgeKind | None = None
+    """How the reply's tokens were joined to the action; None where none followed."""
+    num_synthesised: int = 0
+    """Tokens after `end` that close the turn in the model's place: the first of the reply's, masked like all of it."""
+    observation_cut: bool = False
+    """The middle of the reply's content was cut out, for want of room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens of a segment that belong together: `token_ids[start:end]`."""
+
+    start: int
+    end: int
+    kind: SpanKind
+    turn: int
+    """Index in `Trajectory.turns` of the action, or of that which a close or a feedback follows; -1 for a prompt."""
 
 
 @dataclass(slots=True, eq=False)
@@ -120,7 +141,7 @@ class Segment:
 
 @dataclass(slots=True, eq=False)
 class Trajectory:
-    """The record of one episode, written through `append_observation`, `append_turn`, `set_result`, `finish` only."""
+    """The record of one episode, written only through its methods."""
 
     task: Task
     max_length: int
@@ -138,6 +159,10 @@ class Trajectory:
     error: EpisodeError | None = None
     wait_s: float = 0.0
     """Seconds not in a turn: set-up, reset, close, and calls that failed."""
+    prompt: str | Sequence[Message] = ""
+    """The first observation, as `reset` gave it; empty before."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """Schemas of the tools that `reset` offered to the model."""
 
     @property
     def token_ids(self) -> array[int]:
@@ -191,14 +216,71 @@ class Trajectory:
         """Tokens of all segments."""
         return sum(len(segment) for segment in self.segments)
 
-    def append_observation(self, token_ids: Sequence[int]) -> None:
-        """Add prompt or environment tokens.
+    @property
+    def messages(self) -> list[Message] | None:
+        """The conversation for readers, actions as text; None where a piece of it was raw text, which has no role."""
+        if isinstance(self.prompt, str):
+            return None
+        messages = list(self.prompt)
+        for turn in self.turns:
+            messages.append({"role": "assistant", "content": turn.action})
+            if turn.bridge == "text":
+                return None
+            if turn.bridge is not None and turn.result is not None:
+                said = turn.result.observation
+                messages += [{"role": "user", "content": said}] if isinstance(said, str) else said
+        return messages
+
+    def spans(self, segment: int = 0) -> list[Span]:
+        """Spans that cover the segment's tokens without gap or overlap, in order; none is empty."""
+        spans, end, before = [], 0, -1
+        for index, turn in enumerate(self.turns):
+            if turn.segment == segment:
+                spans += self._between(end, turn.start, before)
+                spans.append(Span(turn.start, turn.end, "action", index))
+                end, before = turn.end, index
+        return [*spans, *self._between(end, len(self.segments[segment]), before)]
+
+    def _between(self, start: int, end: int, turn: int) -> list[Span]:
+        """What lies between two actions, or before the first: the part that closes a turn apart."""
+        closed = start if turn < 0 else min(end, start + self.turns[turn].num_synthesised)
+        spans = [Span(start, closed, "close", turn), Span(closed, end, "feedback" if turn >= 0 else "prompt", turn)]
+        return [span for span in spans if span.end > span.start]
+
+    def append_observation(
+        self,
+        token_ids: Sequence[int],
+        *,
+        bridge: BridgeKind | None = None,
+        num_synthesised: int = 0,
+        cut: bool = False,
+    ) -> None:
+        """Add prompt or environment tokens; after an action, with how they are joined to it.
 
         Raises:
             ValueError: the episode is over, or `max_length` would be passed; nothing is changed then.
         """
         self._check_growth(len(token_ids))
         self.segments[-1].append_observation(token_ids)
+        self._note(bridge, num_synthesised, cut=cut)
+
+    def open_segment(self, token_ids: Sequence[int], *, cut: bool = False) -> None:
+        """Begin a new segment with the tokens of a history that was rendered anew.
+
+        Raises:
+            ValueError: as `append_observation`.
+        """
+        self._check_growth(len(token_ids) - len(self.segments[-1]))
+        segment = Segment()
+        segment.append_observation(token_ids)
+        self.segments.append(segment)
+        self._note("rerendered", 0, cut=cut)
+
+    def _note(self, bridge: BridgeKind | None, num_synthesised: int, *, cut: bool) -> None:
+        if self.turns and bridge is not None:
+            self.turns[-1] = replace(
+                self.turns[-1], bridge=bridge, num_synthesised=num_synthesised, observation_cut=cut
+            )
 
     def append_turn(self, completion: Completion, action: str, generate_s: float = 0.0) -> None:
         """Add an action, its text beside it; its result follows with `set_result`.

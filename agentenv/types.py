@@ -20,6 +20,24 @@ FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 """Why one generation ended, in vLLM's words."""
 
 
+BridgeKind = Literal[
+    "exact",
+    "partial-close",
+    "non-canonical-close",
+    "foreign-terminator",
+    "role-marker-mismatch",
+    "truncated",
+    "text",
+    "rerendered",
+]
+"""How what follows an action is joined to it, by how the action ended.
+
+exact: with the template's close of a turn; partial-close: with its beginning; non-canonical-close: with its last token,
+after other tokens than the template's; foreign-terminator: with a token that ends turns, though not in this template;
+role-marker-mismatch: with the marker of another role than the one that speaks next; truncated: with none of these.
+text: whatever it ended with, as raw text follows; rerendered: the conversation was rendered anew, in a new segment.
+"""
+
 MAX_REWARD = 3.4e38
 """Rewards are kept as float32, in which larger numbers would become infinite."""
 

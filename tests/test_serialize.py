@@ -159,7 +159,7 @@ def small():
 def test_a_line_is_plain_json_with_the_facts_where_readers_look():
     line = json.loads(encode_line(small()))
     assert list(line) == ["v", "crc", "episode"]
-    assert line["v"] == 1
+    assert line["v"] == 2
     episode = line["episode"]
     assert list(episode)[:2] == ["episode_id", "error"]
     assert (episode["episode_id"], episode["stop_reason"], episode["reward"]) == ("a/0", "terminated", 1.0)
