@@ -24,6 +24,8 @@ class ResetState(TypedDict, total=False):
     images: tuple[Any, ...]
     seed: int | None
     """Seed of this episode's environment, the same whenever the episode is run again."""
+    tools: Sequence[Mapping[str, Any]]
+    """Only returned: schemas of the tools to offer, rendered in the head of the first messages by the template."""
 
 
 class StepState(TypedDict, total=False):

@@ -11,19 +11,21 @@ characters, unless the message has `"trusted": True`. Text that is no message is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from agentenv.agent import Tokenizer
 from agentenv.encoding import Encoder, encoder_of
 from agentenv.errors import ConfigError
 from agentenv.template import DUMMY_TOOLS, Template, as_parts, calling, probe, render
-from agentenv.types import BridgeKind, Message
+from agentenv.types import BridgeKind, ChatOptions, Message
 
 _SENTINEL = "qzSENTINELqz"
 _MAX_KNOWN_ROLES = 256
+_ROLE_LINE = re.compile(r"^[ \t#]*(human|user|assistant|system)[ \t]*:", re.IGNORECASE | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,22 @@ class _Tail:
     """The id that ends the turn is also the next role's marker."""
 
 
+class PromptText(str):
+    """Messages as the text that a chat template makes of them; as long as it is this text, `Chat` protects them."""
+
+    messages: Sequence[Message]
+
+    def __new__(cls, text: str, messages: Sequence[Message]) -> Self:
+        """The text, with what it was rendered from beside it."""
+        self = super().__new__(cls, text)
+        self.messages = messages
+        return self
+
+    def __getnewargs__(self) -> tuple[str, Sequence[Message]]:  # type: ignore[override]
+        """What copies are made of."""
+        return str(self), self.messages
+
+
 class Chat:
     """One tokenizer with its chat template; the only place where text becomes ids and ids become text.
 
@@ -56,8 +74,15 @@ class Chat:
     does not put after the assistant's turn counts as one. `tools` are rendered in every prompt.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, stop_token_ids: Sequence[int] = (), tools: Any = None) -> None:
-        self.tokenizer = tokenizer
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop_token_ids: Sequence[int] = (),
+        tools: Any = None,
+        options: ChatOptions | None = None,
+    ) -> None:
+        self.tokenizer, self.options = tokenizer, options or ChatOptions()
         self.has_template = bool(getattr(tokenizer, "chat_template", None))
         eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.special_ids = frozenset([*tokenizer.all_special_ids, *eos])
@@ -68,25 +93,44 @@ class Chat:
     @cached_property
     def template(self) -> Template:
         """What the chat template does; found out at the first use."""
-        return probe(self.tokenizer, self._stop_token_ids)
+        return probe(self.tokenizer, self._stop_token_ids, self.options.template_kwargs)
 
     @cached_property
     def _encoder(self) -> Encoder:
         return encoder_of(self.tokenizer)
 
-    def prompt(self, observation: str | Sequence[Message]) -> list[int]:
+    def prompt(self, observation: str | Sequence[Message], tools: Any = None) -> list[int]:
         """The first ids of an episode: text as it is, messages rendered up to where the assistant begins.
 
-        A rendering gets no BOS besides the template's own.
+        A rendering gets no BOS besides the template's own. `tools` are schemas to offer in place of the constructor's.
         """
+        if isinstance(observation, PromptText):
+            observation = observation.messages
         if isinstance(observation, str):
             return self.encode(observation)
         messages, mark = self._protected(observation)
-        return self._encoder.start(self.render(messages), mark, add_special_tokens=not self.has_template)
+        return self._encoder.start(self.render(messages, tools), mark, add_special_tokens=not self.has_template)
+
+    def is_prompt(self, text: str) -> bool:
+        """Whether a text is a rendering up to where the assistant begins."""
+        if isinstance(text, PromptText):
+            return True
+        end = self.template.generation_prompt.strip() if self.has_template else "Assistant:"
+        return bool(end) and text.rstrip().endswith(end)
 
     def reply(self, action_ids: Sequence[int], observation: str | Sequence[Message]) -> list[int]:
         """The ids that follow an action: those of its `bridge`."""
         return self.bridge(action_ids, observation).ids
+
+    def has_role_marker(self, text: str) -> bool:
+        """Whether a text says itself who speaks: with the template's tokens for it, or with a line like `Human: …`."""
+        if _ROLE_LINE.search(text):
+            return True
+        if not self.has_template:
+            return False
+        template = self.template
+        ids = {*template.close_ids, *template.markers, *self._encoder.follow(template.generation_prompt)}
+        return any(name in text for name, i in self._encoder.added.items() if i in ids)
 
     def bridge(self, action_ids: Sequence[int], observation: str | Sequence[Message]) -> Bridge:
         """What follows an action: text as it is; messages with whatever the turn still lacks before them.
@@ -105,7 +149,20 @@ class Chat:
         if not self.has_template:
             return Bridge(self._encoder.follow("\n\n" + _plain(messages), mark), 0, "text")
         self._check_roles(messages)
-        return self._joined(action_ids, self._tail(messages, mark))
+        bridge = self._joined(action_ids, self._tail(messages, mark))
+        return self._thought(action_ids, bridge) if self.options.open_reasoning == "close" else bridge
+
+    def _thought(self, action_ids: Sequence[int], bridge: Bridge) -> Bridge:
+        """The bridge with the end of reasoning before it, where the action was cut within."""
+        ways = self.template.reasoning
+        if ways is None or bridge.kind != "truncated":
+            return bridge
+        opens, closes, end = ways
+        text = self.template.generation_prompt + self.decode(action_ids)
+        if text.rfind(opens) <= text.rfind(closes):
+            return bridge
+        ids = self._encoder.follow(end)
+        return Bridge([*ids, *bridge.ids], len(ids) + bridge.num_synthesised, bridge.kind)
 
     def _joined(self, action_ids: Sequence[int], tail: _Tail) -> Bridge:
         """The part of a tail that the action has not sampled."""
@@ -204,8 +261,8 @@ class Chat:
         ]
         return protected, mark
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """Messages as text, up to where the assistant begins.
+    def render(self, messages: Sequence[Message], tools: Any = None) -> str:
+        """Messages as text, up to where the assistant begins; `tools` are offered in place of the constructor's.
 
         Raises:
             ConfigError: the template refuses them; with the template's own message.
@@ -214,7 +271,8 @@ class Chat:
         if not self.has_template:
             return _plain(bare)
         needed: list[Any] | None = [] if self.template.needs_tools else None
-        return self._render(bare, self._tools if self._tools is not None else needed)
+        offered = tools or (self._tools if self._tools is not None else needed)
+        return self._render(bare, offered)
 
     def _render_tail(self, messages: Sequence[Message]) -> str:
         """A rendering of which the head, where tools are, is cut off: they are given only to a template in need."""
@@ -222,7 +280,7 @@ class Chat:
 
     def _render(self, messages: Sequence[Message], tools: Any) -> str:
         shaped = [as_parts(message) for message in messages] if self.template.parts else list(messages)
-        return render(self.tokenizer, shaped, tools=tools)
+        return render(self.tokenizer, shaped, tools=tools, variables=self.options.template_kwargs)
 
     def encode(self, text: str) -> list[int]:
         """Text as ids: nothing is put around them."""

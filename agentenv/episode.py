@@ -15,6 +15,7 @@ from typing import Any
 
 from agentenv.agent import AgentInstance, Engine, StepState, call
 from agentenv.chat import Chat
+from agentenv.dialogue import Dialogue
 from agentenv.errors import ConfigError, ContractError, DataError, EngineError, InfraError
 from agentenv.openrlhf import parse_step
 from agentenv.trajectory import EpisodeError, ErrorKind, Trajectory
@@ -131,8 +132,8 @@ class _Episode:
         )  # fmt: skip
         self.agent: AgentInstance | None = None
         self.where = "create"
-        self.prompt_ids: list[int] = []  # grows in place: the prompt of a turn extends the last one
-        self.prompt_text = ""
+        self.dialogue = Dialogue(chat, limits.max_length)
+        self.is_openrlhf = False  # the last step answered in OpenRLHF's form
         self.states: StepState = {}
         self.label: Any = None
         self.metadata: Mapping[str, Any] = {}
@@ -165,12 +166,13 @@ class _Episode:
 
     async def _turns(self, make_agent: AgentFactory) -> StopReason:
         await self._reset(make_agent)
-        if len(self.prompt_ids) >= self.limits.max_length:
+        num = len(self.dialogue.ids)
+        if num >= self.limits.max_length:
             raise DataError(
-                f"prompt: expected fewer than max_length={self.limits.max_length} tokens, got {len(self.prompt_ids)}. "
+                f"prompt: expected fewer than max_length={self.limits.max_length} tokens, got {num}. "
                 "Raise --max_length or drop the row."
             )
-        self.trajectory.append_observation(self.prompt_ids)
+        self.trajectory.append_observation(self.dialogue.ids)
         for turn_index in range(self.limits.max_turns):
             reason = await self._turn(turn_index)
             if reason is not None:
@@ -201,10 +203,11 @@ class _Episode:
                 "Return the states you were given, or {'observation': text_or_messages}."
             )
         self.where = "prompt"
-        self.prompt_ids = self.chat.prompt(states["observation"])
-        if not self.prompt_ids:
+        self.dialogue.begin(states["observation"], states.get("tools"))
+        self.trajectory.prompt = self.dialogue.observation
+        self.trajectory.tools = tuple(self.dialogue.tools or ())
+        if not self.dialogue.ids:
             raise DataError("prompt: expected at least one token, got an empty observation. Give the task a prompt.")
-        self.prompt_text = self.chat.decode(self.prompt_ids)
 
     async def _turn(self, turn_index: int) -> StopReason | None:
         """Generate, step, append; the reason why the episode ends with this turn, or None."""
@@ -222,18 +225,25 @@ class _Episode:
         if turn_index + 1 == self.limits.max_turns:
             return StopReason.MAX_TURNS
         self.sampling = result.sampling or self.sampling
-        reply_ids = self.chat.reply(action_ids, result.observation)
-        if trajectory.num_tokens + len(reply_ids) >= self.limits.max_length:
+        reply = self.dialogue.reply(
+            action_ids, trajectory.turns[-1].action, result.observation,
+            reserve=self.sampling.max_tokens, openrlhf=self.is_openrlhf,
+        )  # fmt: skip
+        if reply is None:
             return StopReason.MAX_LENGTH
-        trajectory.append_observation(reply_ids)
-        self.prompt_ids += reply_ids
-        self.prompt_text += self.chat.decode(reply_ids)
+        self.dialogue.take(reply)
+        if reply.opens_segment:
+            trajectory.open_segment(reply.ids, cut=reply.cut)
+        else:
+            trajectory.append_observation(
+                reply.ids, bridge=reply.kind, num_synthesised=reply.num_synthesised, cut=reply.cut
+            )
         return None
 
     async def _generate(self, turn_index: int) -> list[int] | None:
         """Sample an action and append it; None when the engine gave up on it."""
         self.where = "generate"
-        room = self.limits.max_length - len(self.prompt_ids)
+        room = self.limits.max_length - len(self.dialogue.ids)
         max_tokens = min(self.sampling.max_tokens or room, room)
         seed = None if self.sampling.seed is None else self.sampling.seed + turn_index
         sampling = replace(
@@ -265,7 +275,7 @@ class _Episode:
         try:
             async with asyncio.timeout(limit_s) as deadline:
                 return await self.engine.generate(
-                    self.prompt_ids, sampling, request_id=f"{self.key.episode_id}/{turn_index}"
+                    self.dialogue.ids, sampling, request_id=f"{self.key.episode_id}/{turn_index}"
                 )
         except TimeoutError as error:
             if not deadline.expired():
@@ -280,23 +290,24 @@ class _Episode:
         turn = self.trajectory.turns[-1]
         self.where = "step"
         self.states = {
-            "observation_text": self.prompt_text,
+            "observation_text": self.dialogue.text,
             "action_text": turn.action,
             "label": self.label,
             "sampling_params": self.sampling,
             "action_ids": list(action_ids),
             "finish_reason": turn.finish_reason,
             "turn_index": turn_index,
-            "tokens_left": self.limits.max_length - self.trajectory.num_tokens,
+            "tokens_left": self.limits.max_length - len(self.dialogue.ids) - len(action_ids),
             "metadata": self.metadata,
             "seed": self.key.seed,
         }
         started = time.perf_counter()
         agent = self._running_agent()
-        result = parse_step(await self._bounded(agent.step, self.states), f"{type(agent).__name__}.step")
+        value = await self._bounded(agent.step, self.states)
+        result = parse_step(value, f"{type(agent).__name__}.step")
+        self.is_openrlhf = not isinstance(value, StepResult)
         self.trajectory.set_result(result, time.perf_counter() - started)
-        self.prompt_ids += action_ids
-        self.prompt_text += self.chat.decode(action_ids)
+        self.dialogue.act(action_ids)
         return result
 
     async def _last_word(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 from agentenv.agent import AgentInstance, Engine, Tokenizer, create
-from agentenv.chat import Chat
+from agentenv.chat import Chat, PromptText
 from agentenv.episode import EpisodeKey, guarded, run_episode
 from agentenv.errors import ConfigError, ContractError
 from agentenv.openrlhf import from_response, merge_response, to_response, to_sampling
@@ -171,7 +171,9 @@ class AgentFunc:
 
     async def _execute(self, call: _Call, sampling: SamplingParams) -> None:
         task, chat = call.task, call.chat
-        prompt = task.prompt if isinstance(task.prompt, str) else chat.render(task.prompt)
+        prompt = task.prompt
+        if not isinstance(prompt, str):
+            prompt = PromptText(chat.render(prompt), prompt)
         execute = self._built(call).execute
         late = {
             "max_length": call.limits.max_length,

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -54,7 +55,16 @@ DUMMY_TOOLS: list[dict[str, Any]] = [
 
 CALL_FORMS: tuple[CallForm, ...] = ((False, None), (False, ""), (True, None), (True, ""))
 _USER, _ANSWER, _NEXT, _SYSTEM = "qzfirstqz", "qzANSWERqz", "qznextqz", "qzsystemqz"
-_CACHE: WeakKeyDictionary[Any, dict[tuple[str, tuple[int, ...]], Template]] = WeakKeyDictionary()
+_CACHE: WeakKeyDictionary[Any, dict[tuple[str, tuple[int, ...], str], Template]] = WeakKeyDictionary()
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_REASONING = (
+    ("<think>", "</think>", "\n</think>\n\n"),
+    ("<seed:think>", "</seed:think>", "\n</seed:think>\n\n"),
+    ("[THINK]", "[/THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>", "<|END_THINKING|>"),
+    ("<|channel>thought", "<channel|>", "\n<channel|>"),
+)
+"""How models write reasoning: what opens it, what closes it, and what closes it where it was cut off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +99,10 @@ class Template:
     renders_bos: bool = False
     adds_bos: bool = False
     """Encoding with special tokens puts a BOS in front: a second one, if the template has its own."""
+    generation_prompt: str = ""
+    """What stands between a user's content and the assistant's."""
+    reasoning: tuple[str, str, str] | None = None
+    """What opens reasoning, what closes it, and what closes it where it was cut off; None where it has none."""
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -96,14 +110,23 @@ class Template:
         return tuple(REASONS[code] for code in self.codes)
 
 
-def render(tokenizer: Tokenizer, messages: Sequence[Message], *, gen: bool = True, tools: Any = None) -> str:
-    """Messages as the template's text.
+def render(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    gen: bool = True,
+    tools: Any = None,
+    variables: Mapping[str, Any] = _NOTHING,
+) -> str:
+    """Messages as the template's text; `variables` are further ones that it may ask for.
 
     Raises:
         ConfigError: the template refuses them; with the template's own message.
     """
     try:
-        text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=gen, tools=tools)
+        text = tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=gen, tools=tools, **variables
+        )
     except Exception as error:
         roles = [message.get("role") for message in messages]
         raise ConfigError(
@@ -135,18 +158,20 @@ def calling(results: Sequence[Message], last_argument: str, form: CallForm) -> M
     return {"role": "assistant", "content": content, "tool_calls": calls}
 
 
-def probe(tokenizer: Tokenizer, stop_token_ids: Sequence[int] = ()) -> Template:
+def probe(
+    tokenizer: Tokenizer, stop_token_ids: Sequence[int] = (), variables: Mapping[str, Any] = _NOTHING
+) -> Template:
     """What the tokenizer's template does, from a cache after the first time. No template makes it fail.
 
-    `stop_token_ids` are those on which the engine stops besides EOS.
+    `stop_token_ids` are those on which the engine stops besides EOS; `variables` go to every rendering.
     """
-    key = (str(tokenizer.chat_template), tuple(stop_token_ids))
+    key = (str(tokenizer.chat_template), tuple(stop_token_ids), repr(sorted(variables.items())))
     try:
         cached = _CACHE.setdefault(tokenizer, {})
     except TypeError:  # cannot be referred to weakly
         cached = {}
     if key not in cached:
-        cached[key] = _Probe(tokenizer, stop_token_ids).run()
+        cached[key] = _Probe(tokenizer, stop_token_ids, variables).run()
     return cached[key]
 
 
@@ -177,6 +202,7 @@ class _Probe:
 
     tokenizer: Tokenizer
     stop_token_ids: Sequence[int]
+    variables: Mapping[str, Any] = field(default_factory=dict)
     parts: bool = False
     needs_tools: bool = False
     encoder: Encoder = field(init=False)
@@ -220,13 +246,16 @@ class _Probe:
             parts=self.parts,
             calls=tuple(form for form in CALL_FORMS if self._ends_calls(form, terminators)),
             text_markers=(rest.strip(),) if in_text and rest.strip() else (),
+            generation_prompt=prompt[prompt.find(_USER) + len(_USER) :],
+            reasoning=self._reasoning(),
             renders_bos=bool(bos) and prompt.startswith(str(bos)),
             adds_bos=bool(bos) and self.tokenizer.encode("x")[:1] == [getattr(self.tokenizer, "bos_token_id", None)],
         )
 
     def _render(self, messages: Sequence[Mapping[str, Any]], *, gen: bool = True, tools: Any = None) -> str:
         messages = [as_parts(message) for message in messages] if self.parts else messages
-        return render(self.tokenizer, messages, gen=gen, tools=tools or (DUMMY_TOOLS if self.needs_tools else None))
+        tools = tools or (DUMMY_TOOLS if self.needs_tools else None)
+        return render(self.tokenizer, messages, gen=gen, tools=tools, variables=self.variables)
 
     def _try(self, messages: Sequence[Mapping[str, Any]], *, gen: bool = True, tools: Any = None) -> str | None:
         key = repr((messages, gen, tools is None))
@@ -334,6 +363,11 @@ class _Probe:
                     return True
         middle = self._try([says("user", _USER), later[0], says("system", _SYSTEM), later[1]])
         return middle is not None and -1 < middle.find(_SYSTEM) < middle.find(_ANSWER)
+
+    def _reasoning(self) -> tuple[str, str, str] | None:
+        """The first way to write reasoning of which the template or the vocabulary knows the end."""
+        known = str(self.tokenizer.chat_template)
+        return next((way for way in _REASONING if way[1] in known or way[1] in self.encoder.added), None)
 
     def _accepts(self, new: Sequence[Mapping[str, Any]]) -> bool:
         """Whether some assistant's message before `new` renders once, and all of `new` after it, in order."""

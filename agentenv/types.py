@@ -117,6 +117,43 @@ class Limits:
         _check("Limits", checks)
 
 
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """How an episode's messages become tokens, where there is a choice."""
+
+    text_feedback: Literal["auto", "raw", "user"] = "auto"
+    """What a step's text becomes: raw tokens, a user message, or by the rule of `agentenv.dialogue`."""
+    history: Literal["keep", "rerender"] = "keep"
+    """keep: tokens are only ever appended; rerender: a template that rewrites what was said opens a new segment."""
+    open_reasoning: Literal["keep", "close"] = "keep"
+    """What becomes of reasoning that was cut off: it stays open, or is closed in the model's place."""
+    tool_role: Literal["refuse", "user"] = "refuse"
+    """Tool results where the template has no role for them: an error, or a user message."""
+    long_observation: Literal["end", "cut"] = "end"
+    """Messages that do not fit: the episode is truncated, or the middle of the longest content is cut out."""
+    max_observation_tokens: int | None = None
+    """Messages that become more tokens than this are cut in any case."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Further variables of the chat template, such as `enable_thinking`."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no option means."""
+        choices = {
+            "text_feedback": ("auto", "raw", "user"),
+            "history": ("keep", "rerender"),
+            "open_reasoning": ("keep", "close"),
+            "tool_role": ("refuse", "user"),
+            "long_observation": ("end", "cut"),
+        }
+        named = [
+            (name, getattr(self, name), getattr(self, name) in known, f"one of {', '.join(known)}")
+            for name, known in choices.items()
+        ]
+        most = self.max_observation_tokens
+        enough = most is None or most >= 1
+        _check("ChatOptions", [*named, ("max_observation_tokens", most, enough, "None or an integer >= 1")])
+
+
 def _check(where: str, checks: Sequence[tuple[str, Any, bool, str]]) -> None:
     for name, value, holds, expected in checks:
         if not holds:

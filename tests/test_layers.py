@@ -14,14 +14,17 @@ ROOT = Path(__file__).parents[1]
 LIBRARY = ROOT / "agentenv"
 LAYERS = (
     {"types", "trajectory", "errors"},
-    {"agent", "chat", "encoding", "openrlhf", "rewards", "sandbox", "template"},
+    {
+        "agent", "chat", "dialogue", "encoding", "openrlhf", "rewards", "sandbox", "template", "template_lines",
+        "tool_format", "tools",
+    },
     {"episode", "executor"},
     {"engines"},
     {
         "runner", "record", "serialize", "dataset", "loading", "catalog", "metrics", "progress", "report", "config",
-        "run", "doctor", "check", "gym", "testing", "interop", "trainer", "viewer",
+        "run", "doctor", "check", "certificate", "token_view", "token_diff", "replay", "gym", "testing", "interop", "trainer", "viewer",
     },
-    {"cli"},
+    {"cli", "cli_tokens"},
 )  # fmt: skip
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 HEAVY = {"torch", "transformers", "vllm", "ray", "openrlhf", "math_verify", "pyarrow", "datasets"}

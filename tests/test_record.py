@@ -51,7 +51,7 @@ def test_what_was_appended_is_read_back_in_order(tmp_path):
 def test_the_config_is_stored_with_schema_and_versions(tmp_path):
     write_run(tmp_path)
     stored = read_config(tmp_path)
-    assert stored["schema_version"] == 1
+    assert stored["schema_version"] == 2
     assert stored["config"] == CONFIG
     assert {"agentenv", "python"} <= stored["versions"].keys()
 

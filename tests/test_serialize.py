@@ -232,8 +232,8 @@ def test_byte_order_mark_and_crlf_change_nothing():
 
 def test_a_line_of_a_newer_schema_is_refused():
     episode = b'{"episode_id":"a","error":null,"what":"ever"}'
-    line = b'{"v":2,"crc":"%08x","episode":%b}\n' % (zlib.crc32(episode, 2), episode)
-    with pytest.raises(DataError, match=r"schema version up to 1, got 2\. Read them with the newer agentenv"):
+    line = b'{"v":3,"crc":"%08x","episode":%b}\n' % (zlib.crc32(episode, 3), episode)
+    with pytest.raises(DataError, match=r"schema version up to 2, got 3\. Read them with the newer agentenv"):
         decode_line(line)
 
 

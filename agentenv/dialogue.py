@@ -1,0 +1,230 @@
+"""The conversation of one episode as the tokens it has become: what the first observation and every reply add.
+
+A reply in messages is joined by `Chat.bridge`. A reply in text is raw tokens where the episode began with raw text, and
+a user message where it began with messages (or with a text that ends where the assistant begins: a rendering), with one
+exception: the `environment_feedback` of a step of OpenRLHF's form (a dict) that has role markers in it, such as
+`<|im_start|>` or a line that begins `Human:`, is raw, as its author wrote it for OpenRLHF. `ChatOptions.text_feedback`
+sets one of the two for good. Empty text adds nothing: the model goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentenv.chat import Chat, PromptText
+from agentenv.errors import ContractError
+from agentenv.types import BridgeKind, Message
+
+_CHARS_PER_TOKEN = 16
+"""More than text has, so that a search for what fits starts above it."""
+_NOTE = "\n[… {} characters left out …]\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the environment's answer adds to the tokens."""
+
+    ids: list[int]
+    """After the action; in a new segment all of it."""
+    kind: BridgeKind
+    num_synthesised: int = 0
+    cut: bool = False
+    """The middle of a content was left out."""
+
+    @property
+    def opens_segment(self) -> bool:
+        """The history was rendered anew, and is other than what the model has seen."""
+        return self.kind == "rerendered"
+
+
+class Dialogue:
+    """The tokens of one episode so far: the engine's next prompt, and how it goes on."""
+
+    def __init__(self, chat: Chat, max_length: int) -> None:
+        self.chat, self.max_length = chat, max_length
+        self.ids: list[int] = []
+        """The prompt of the next generation; grows in place, so that it extends the last one."""
+        self.text = ""
+        """The same as text, each piece decoded as it was added."""
+        self.observation: str | Sequence[Message] = ""
+        """The first one, as it was given."""
+        self.tools: Any = None
+        self._messages: list[Message] = []
+        self._is_raw = True
+
+    def begin(self, observation: str | Sequence[Message], tools: Any = None) -> None:
+        """Take the first observation.
+
+        Raises:
+            ConfigError: the chat template refuses it.
+            ContractError: tools are offered beside raw text, which has no place for them.
+        """
+        if isinstance(observation, PromptText):
+            observation = observation.messages
+        if tools and isinstance(observation, str):
+            raise ContractError(
+                f"reset: expected messages beside tools, got text {observation[:80]!r}. Return a list of messages."
+            )
+        self.observation, self.tools = deepcopy((observation, tools))
+        self._is_raw = isinstance(observation, str) and not self.chat.is_prompt(observation)
+        self._messages = [] if isinstance(observation, str) else list(observation)
+        self.ids = self.chat.prompt(observation, tools)
+        self.text = self.chat.decode(self.ids)
+
+    def act(self, action_ids: Sequence[int]) -> None:
+        """Take an action, as it was sampled."""
+        self.ids += action_ids
+        self.text += self.chat.decode(action_ids)
+
+    def reply(
+        self,
+        action_ids: Sequence[int],
+        action: str,
+        observation: str | Sequence[Message],
+        *,
+        reserve: int | None = None,
+        openrlhf: bool = False,
+    ) -> Reply | None:
+        """What the answer to the last action adds; None where that does not fit.
+
+        `action` is the action's text. Where an observation is cut, `reserve` tokens are left for the next action, half
+        the room at most. `openrlhf` says that the step had OpenRLHF's form.
+
+        Raises:
+            ConfigError: the chat template refuses the messages.
+        """
+        messages = self._as_messages(observation, openrlhf=openrlhf)
+        if isinstance(messages, str):
+            self._messages = []  # from here on there is no conversation that could be rendered anew
+            reply = self._joined(action_ids, messages)
+            return reply if self._size(reply) <= self._room else None
+        history = [*self._messages, self._said(action)]
+        is_rerendered = self.chat.options.history == "rerender" and bool(self._messages)
+
+        def made(new: Sequence[Message]) -> Reply:
+            """What these messages add."""
+            reply = self._joined(action_ids, new)
+            return self._rerendered(reply, [*history, *new]) if is_rerendered else reply
+
+        short = self._capped(action_ids, messages)
+        fitting = None if short is None else self._fitted(made, short, reserve)
+        if fitting is None:
+            return None
+        self._messages = [*history, *fitting] if self._messages else []
+        return replace(made(fitting), cut=fitting is not messages)
+
+    def take(self, reply: Reply) -> None:
+        """Take a reply."""
+        if reply.opens_segment:
+            self.ids, self.text = list(reply.ids), self.chat.decode(reply.ids)
+        else:
+            self.act(reply.ids)
+
+    def _as_messages(self, observation: str | Sequence[Message], *, openrlhf: bool) -> str | Sequence[Message]:
+        """Raw text as text, everything else as the messages that the template has roles for."""
+        if isinstance(observation, str) and self._stays_raw(observation, openrlhf=openrlhf):
+            return observation
+        messages = [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
+        if self.chat.options.tool_role == "user" and self.chat.has_template and "tool" not in self.chat.template.shapes:
+            return _without_tool_role(messages, merge="2xuser" not in self.chat.template.shapes)
+        return messages
+
+    def _stays_raw(self, text: str, *, openrlhf: bool) -> bool:
+        rule = self.chat.options.text_feedback
+        if not text or rule != "auto":
+            return not text or rule == "raw"
+        return self._is_raw or (openrlhf and self.chat.has_role_marker(text))
+
+    @property
+    def _room(self) -> int:
+        """Tokens that a reply may add, so that at least one is left for an action."""
+        return self.max_length - 1 - len(self.ids)
+
+    def _size(self, reply: Reply) -> int:
+        return len(reply.ids) - len(self.ids) if reply.opens_segment else len(reply.ids)
+
+    def _joined(self, action_ids: Sequence[int], observation: str | Sequence[Message]) -> Reply:
+        bridge = self.chat.bridge(action_ids, observation)
+        return Reply(bridge.ids, bridge.kind, bridge.num_synthesised)
+
+    def _capped(self, action_ids: Sequence[int], messages: Sequence[Message]) -> Sequence[Message] | None:
+        """The messages, cut to `max_observation_tokens`."""
+        most = self.chat.options.max_observation_tokens
+        if most is None:
+            return messages
+        return _cut(messages, lambda new: len(self._joined(action_ids, new).ids) <= most, most)
+
+    def _fitted(
+        self, made: Callable[[Sequence[Message]], Reply], messages: Sequence[Message], reserve: int | None
+    ) -> Sequence[Message] | None:
+        """The messages, cut to the room that there is, where the options allow it."""
+        room = self._room
+        if self._size(made(messages)) <= room:
+            return messages
+        if self.chat.options.long_observation == "end":
+            return None
+        most = room - min(room // 2, room if reserve is None else reserve)
+        return _cut(messages, lambda new: self._size(made(new)) <= most, max(most, 0))
+
+    def _said(self, action: str) -> Message:
+        """An action as a message; reasoning that the generation prompt opens is part of it."""
+        begun = self.chat.template.generation_prompt if self.chat.has_template else ""
+        opens, closes, _ = (self.chat.template.reasoning if begun else None) or ("", "", "")
+        opened = begun[begun.rfind(opens) :] if opens and begun.rfind(opens) > begun.rfind(closes) else ""
+        return {"role": "assistant", "content": opened + action, "trusted": True}
+
+    def _rerendered(self, reply: Reply, messages: Sequence[Message]) -> Reply:
+        """The reply itself where the template repeats what was said, else the conversation rendered anew."""
+        anew, kept = self.chat.prompt(messages, self.tools), [*self.ids, *reply.ids]
+        if anew == kept or self.chat.decode(anew) == self.chat.decode(kept):
+            return reply
+        return Reply(anew, "rerendered")
+
+
+def _without_tool_role(messages: Sequence[Message], *, merge: bool) -> list[Message]:
+    """Tool results as user messages, all that follow each other as one where the template wants roles to alternate."""
+    users: list[Message] = []
+    for message in messages:
+        content = message.get("content")
+        if message.get("role") != "tool" and not (merge and users and message.get("role") == "user"):
+            users.append(message)
+        elif merge and users and users[-1].get("role") == "user":
+            users[-1] = {**users[-1], "content": f"{users[-1].get('content')}\n\n{content}"}
+        else:
+            users.append({"role": "user", "content": content})
+    return users
+
+
+def _cut(
+    messages: Sequence[Message], fits: Callable[[Sequence[Message]], bool], max_tokens: int
+) -> Sequence[Message] | None:
+    """The messages with the middle of their longest contents left out, so that they just fit; None where none do."""
+    if fits(messages):
+        return messages
+    least, most = 0, min(max(_length(message) for message in messages), _CHARS_PER_TOKEN * max_tokens)
+    if not fits([_shortened(message, least) for message in messages]):
+        return None
+    while least < most:
+        middle = (least + most + 1) // 2
+        if fits([_shortened(message, middle) for message in messages]):
+            least = middle
+        else:
+            most = middle - 1
+    return [_shortened(message, least) for message in messages]
+
+
+def _length(message: Message) -> int:
+    content = message.get("content")
+    return len(content) if isinstance(content, str) else 0
+
+
+def _shortened(message: Message, num_chars: int) -> Message:
+    """The message with at most so many characters of its content, and a note in the place of those left out."""
+    content = message.get("content")
+    if not isinstance(content, str) or len(content) <= num_chars + len(_NOTE):
+        return message
+    head, tail = content[: num_chars - num_chars // 2], content[len(content) - num_chars // 2 :]
+    return {**message, "content": head + _NOTE.format(len(content) - num_chars) + tail}
