@@ -11,6 +11,7 @@ characters, unless the message has `"trusted": True`. Text that is no message is
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -295,6 +296,18 @@ class Chat:
         """An action as text: decoded from its ids, without the one terminator at its end."""
         closed = bool(token_ids) and (token_ids[-1] in self.special_ids or token_ids[-1] in stop_token_ids)
         return self.decode(token_ids[:-1] if closed else token_ids)
+
+
+@functools.cache
+def stop_token_ids_of(model: str, *, may_download: bool = False) -> tuple[int, ...]:
+    """The ids that end a turn by a model's generation config, where engines stop; empty where it has none."""
+    from transformers import GenerationConfig
+
+    try:
+        ids = GenerationConfig.from_pretrained(model, local_files_only=not may_download).eos_token_id
+    except (OSError, ValueError):
+        return ()
+    return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
 
 
 _USER: Message = {"role": "user", "content": "."}

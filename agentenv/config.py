@@ -9,7 +9,7 @@ from typing import Any, Literal
 from agentenv.engines import EngineName
 from agentenv.errors import ConfigError
 from agentenv.runner import ErrorPolicy
-from agentenv.types import Limits, SamplingParams
+from agentenv.types import ChatOptions, Limits, SamplingParams
 
 FREE_ON_RESUME = (
     "out", "resume", "concurrency", "progress", "json", "grace_s", "max_retries", "max_error_share", "base_url",
@@ -40,6 +40,21 @@ class RunConfig:
     """Take only the first LIMIT tasks."""
     apply_chat_template: bool = True
     """Make text prompts a user message in the model's chat template; off: send the text as it is."""
+    chat_template_kwargs: str = "{}"
+    """JSON object of variables for the chat template, such as {"enable_thinking": false}."""
+    text_feedback: Literal["auto", "raw", "user"] = "auto"
+    """What a step's text becomes: raw tokens, a user message, or (auto) raw after a raw prompt and where OpenRLHF's
+    feedback has role markers, else a user message."""
+    history: Literal["keep", "rerender"] = "keep"
+    """keep: tokens are only appended; rerender: where the template rewrites what was said, a new segment begins."""
+    open_reasoning: Literal["keep", "close"] = "keep"
+    """Reasoning that a limit cut off: it stays open, or is closed in the model's place."""
+    tool_role: Literal["refuse", "user"] = "refuse"
+    """Tool results where the template has no such role: an error, or a user message."""
+    long_observation: Literal["end", "cut"] = "end"
+    """Messages that do not fit: the episode is truncated, or the middle of the longest content is left out."""
+    max_observation_tokens: int | None = None
+    """Cut messages that become more tokens than this in one turn, whether they fit or not."""
 
     model: str = "tiny-math"
     """A model that ships with the package, a folder, or a Hugging Face id."""
@@ -126,8 +141,13 @@ class RunConfig:
             )
         if self.engine == "vllm_http" and not self.base_url:
             raise ConfigError("--base_url: expected the server's address, got none. Add --base_url http://HOST:8000")
+        if self.history == "rerender" and self.agent_func_path is not None:
+            raise ConfigError(
+                "--history: expected 'keep' with --agent_func_path, got 'rerender'. OpenRLHF's response holds one "
+                "sequence only; use --env for several."
+            )
         try:
-            _ = (self.sampling, self.limits)
+            _ = (self.sampling, self.limits, self.chat_options)
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
@@ -149,6 +169,19 @@ class RunConfig:
         """The limit flags."""
         return Limits(
             self.max_length, self.max_turns, self.step_timeout_s, self.episode_timeout_s, self.generate_timeout_s
+        )
+
+    @property
+    def chat_options(self) -> ChatOptions:
+        """The flags about messages."""
+        return ChatOptions(
+            text_feedback=self.text_feedback,
+            history=self.history,
+            open_reasoning=self.open_reasoning,
+            tool_role=self.tool_role,
+            long_observation=self.long_observation,
+            max_observation_tokens=self.max_observation_tokens,
+            template_kwargs=parse_json_object("--chat_template_kwargs", self.chat_template_kwargs),
         )
 
     @property

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 from agentenv.agent import AgentInstance, Engine, Tokenizer, create
-from agentenv.chat import Chat, PromptText
+from agentenv.chat import Chat, PromptText, stop_token_ids_of
 from agentenv.episode import EpisodeKey, guarded, run_episode
 from agentenv.errors import ConfigError, ContractError
 from agentenv.openrlhf import from_response, merge_response, to_response, to_sampling
@@ -133,7 +133,8 @@ class AgentExecutor:
         if self.max_steps is not None:
             limits = replace(limits, max_turns=self.max_steps)
         task = Task(prompt, label, images=tuple(images or ()))
-        return _Call(task, engine, Chat(tokenizer), limits, EpisodeKey(f"episode-{uuid4().hex}"))
+        chat = Chat(tokenizer, stop_token_ids=stop_token_ids_of(str(getattr(tokenizer, "name_or_path", ""))))
+        return _Call(task, engine, chat, limits, EpisodeKey(f"episode-{uuid4().hex}"))
 
 
 def as_agent(cls: Any) -> type[AgentInstance]:

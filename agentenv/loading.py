@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from agentenv.agent import AgentInstance, Engine, Tokenizer, create
-from agentenv.chat import Chat
+from agentenv.chat import Chat, stop_token_ids_of
 from agentenv.episode import EpisodeKey, run_episode
 from agentenv.errors import ConfigError
 from agentenv.executor import AgentExecutor, AgentFunc, as_agent
@@ -262,13 +262,7 @@ def load_tokenizer(model: str) -> Tokenizer:
 
 def load_stop_token_ids(model: str) -> tuple[int, ...]:
     """The ids that end a turn of this model by its generation config, where engines stop; empty where it has none."""
-    from transformers import GenerationConfig
-
-    try:
-        ids = GenerationConfig.from_pretrained(model).eos_token_id
-    except (OSError, ValueError):
-        return ()
-    return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
+    return stop_token_ids_of(model, may_download=True)
 
 
 def shipped_models() -> list[str]:

@@ -39,7 +39,7 @@ class Summary:
     error_message: str = ""
     num_turns: int = 0
     num_prompt_tokens: int = 0
-    """Tokens before the first action."""
+    """Tokens before the first action of each segment."""
     num_action_tokens: int = 0
     num_observation_tokens: int = 0
     """Tokens that the environment added after the first action."""
@@ -47,6 +47,8 @@ class Summary:
     """Tokens sent to the engine: the whole prompt of every turn."""
     num_cached_tokens: int = 0
     """Those of them that the engine still had."""
+    bridges: Mapping[str, int] = field(default_factory=dict)
+    """Replies by how their tokens were joined to the action (`Turn.bridge`), and "cut": those with a part left out."""
     generate_s: float = 0.0
     step_s: float = 0.0
     wait_s: float = 0.0
@@ -60,7 +62,7 @@ def summarize(trajectory: Trajectory) -> Summary:
     """The Summary of an episode."""
     turns, error = trajectory.turns, trajectory.error
     num_actions = sum(turn.end - turn.start for turn in turns)
-    num_prompt = turns[0].start if turns else trajectory.num_tokens
+    num_prompt = sum(s.end for i in range(len(trajectory.segments)) for s in trajectory.spans(i) if s.kind == "prompt")
     last: dict[str, float] = {}
     total: dict[str, float] = defaultdict(float)
     for turn in turns:
@@ -85,6 +87,9 @@ def summarize(trajectory: Trajectory) -> Summary:
         num_observation_tokens=trajectory.num_tokens - num_prompt - num_actions,
         num_input_tokens=sum(turn.start for turn in turns),
         num_cached_tokens=sum(turn.num_cached_tokens for turn in turns),
+        bridges=Counter(
+            [t.bridge for t in turns if t.bridge is not None] + ["cut" for t in turns if t.observation_cut]
+        ),
         generate_s=math.fsum(turn.generate_s for turn in turns),
         step_s=math.fsum(turn.step_s for turn in turns),
         wait_s=trajectory.wait_s,
@@ -260,6 +265,8 @@ class Metrics:
     """By k: all k passed."""
     turns_mean: float | None
     turns_max: int
+    bridges: dict[str, int]
+    """Replies by how their tokens were joined to the action, and "cut": those with a part left out."""
     tokens: Tokens
     time: Time
     info: dict[str, dict[str, float]]
@@ -301,6 +308,7 @@ def aggregate(
         pass_all_k=all_of,
         turns_mean=fmean(e.num_turns for e in rewarded) if rewarded else None,
         turns_max=max((e.num_turns for e in rewarded), default=0),
+        bridges=_histogram(name for e in episodes for name, num in e.bridges.items() for _ in range(num)),
         tokens=_tokens(episodes),
         time=_time(episodes, wall_s),
         info=_info(rewarded),

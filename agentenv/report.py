@@ -48,6 +48,8 @@ def _rows(m: Metrics) -> list[tuple[str, str]]:
     rows += [(f"pass@{k}", _estimate(m.pass_at_k[k])) for k in shown]
     if m.turns_mean is not None:
         rows.append(("turns", f"mean {m.turns_mean:.2f}, max {m.turns_max}"))
+    if set(m.bridges) - {"exact", "text"}:  # what a reader should know: actions that did not end as the template does
+        rows.append(("replies after", _histogram(m.bridges)))
     rows += [
         ("tokens", f"{m.tokens.num_input} in ({_share(m.tokens.cached_share)} cached), {m.tokens.num_action} out"),
         ("speed", _speed(m)),

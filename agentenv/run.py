@@ -105,7 +105,8 @@ async def _run(config: RunConfig, stdout: TextIO) -> int:
     tasks = load_tasks(config, source)
     model = resolve_model(config.model)
     tokenizer = load_tokenizer(resolve_model(config.tokenizer) if config.tokenizer else model)
-    chat = Chat(tokenizer, stop_token_ids=load_stop_token_ids(model))
+    chat = Chat(tokenizer, stop_token_ids=load_stop_token_ids(model), options=config.chat_options)
+    template = _described(chat, config)
     engine_name = choose_engine(config.engine, base_url=config.base_url)
     if engine_name == "vllm_local" and importlib.util.find_spec("vllm") is None:
         raise MissingDependency(
@@ -119,13 +120,13 @@ async def _run(config: RunConfig, stdout: TextIO) -> int:
     if context is not None:
         args.setdefault(context, config.max_length)
     out = Path(config.out or _default_out(config))
-    resolved = {"engine": engine_name, "tasks": _digest(tasks)}
+    resolved = {"engine": engine_name, "tasks": _digest(tasks), "template": template.pop("sha256")}
     free = [f"flags.{name}" for name in FREE_ON_RESUME]
     with RunWriter.open(
         out, {"flags": config.to_dict(), "resolved": resolved}, resume=config.resume, may_differ=free
     ) as writer:
         screen = _Screen(config, out, writer, tasks, stdout=stdout)
-        screen.launch({"engine": engine_name, "tokenizer": "chat template" if chat.has_template else "plain text"})
+        screen.launch({"engine": engine_name, **template})
         async with open_engine(
             engine_name,
             model,
@@ -146,6 +147,25 @@ async def _run(config: RunConfig, stdout: TextIO) -> int:
                 policy=config.policy,
             )
             return await _episodes(config, runner, tasks, screen)
+
+
+def _described(chat: Chat, config: RunConfig) -> dict[str, str]:
+    """What the probe of the chat template found, for the screen and the run directory.
+
+    Raises:
+        ConfigError: prompts are to be rendered, and the template cannot.
+    """
+    if not chat.has_template:
+        return {"template": "none: messages become plain paragraphs (User: …, Assistant:)", "sha256": ""}
+    template = chat.template
+    if template.kind == "unsupported" and config.apply_chat_template:
+        raise ConfigError(
+            f"--model: expected a chat template that renders user, assistant and user, got one of {config.model} that "
+            f"does not: {template.error}. Use another model or --tokenizer, or --no_apply_chat_template for raw text."
+        )
+    facts = "; ".join([*template.reasons, *([template.error] if template.error else [])])
+    said = f"{template.kind}{f' ({facts})' if facts else ''}, turns end with {template.close or 'nothing'!r}"
+    return {"template": said, "sha256": template.sha256}
 
 
 def _digest(tasks: list[Task]) -> str:

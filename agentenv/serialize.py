@@ -33,7 +33,8 @@ def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
     """A trajectory as JSON values, without loss but for what `jsonable` says and images, which are only counted.
 
     What follows from the rest is left out: there are spans instead of masks, log-probabilities and runs of
-    [policy version, count] of actions' tokens only. `reward` and `score` are for readers such as jq.
+    [policy version, count] of actions' tokens only; `prompt` is null where it is the task's. `reward` and `score` are
+    for readers such as jq.
     """
     task = trajectory.task
     return {  # the first two are what `record` looks for at the start of a line
@@ -47,7 +48,7 @@ def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
         "seed": trajectory.seed,
         "max_length": trajectory.max_length,
         "wait_s": trajectory.wait_s,
-        "prompt": jsonable(trajectory.prompt),
+        "prompt": None if trajectory.prompt == task.prompt else jsonable(trajectory.prompt),
         "tools": jsonable(trajectory.tools),
         "task": {
             "prompt": jsonable(task.prompt),
@@ -151,8 +152,8 @@ def trajectory_from_dict(values: Mapping[str, Any]) -> Trajectory:
             stop_reason=None if stop_reason is None else StopReason(stop_reason),
             error=EpisodeError(**values["error"]) if values["error"] else None,
             wait_s=values["wait_s"],
-            prompt=values.get("prompt", ""),
-            tools=values.get("tools", ()),
+            prompt=task["prompt"] if values.get("prompt") is None else values["prompt"],
+            tools=tuple(values.get("tools", ())),
         )
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise DataError(

@@ -235,13 +235,13 @@ def test_a_newer_schema_is_refused_in_config_and_in_lines(tmp_path):
     log = write_run(tmp_path, "a/0")
     payload = b'{"episode_id":"b/0","error":null,"new":"field"}'
     before = log.read_bytes()
-    log.write_bytes(before + b'{"v":2,"crc":"%08x","episode":%b}\n' % (zlib.crc32(payload, 2), payload))
-    with pytest.raises(DataError, match="schema version up to 1, got 2"):
+    log.write_bytes(before + b'{"v":3,"crc":"%08x","episode":%b}\n' % (zlib.crc32(payload, 3), payload))
+    with pytest.raises(DataError, match="schema version up to 2, got 3"):
         RunWriter.open(tmp_path, CONFIG, resume=True)
     log.write_bytes(before)
-    document = read_config(tmp_path) | {"schema_version": 2}
+    document = read_config(tmp_path) | {"schema_version": 3}
     (tmp_path / "config.json").write_text(json.dumps(document))
-    with pytest.raises(ConfigError, match="schema version up to 1, got 2"):
+    with pytest.raises(ConfigError, match="schema version up to 2, got 3"):
         RunWriter.open(tmp_path, CONFIG, resume=True)
 
 
