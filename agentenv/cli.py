@@ -1,32 +1,30 @@
-"""The command line: `agentenv run | list | doctor | check`. Flags become a frozen config; the work is done elsewhere.
+"""The command line, `agentenv run | list | doctor | check | tokens`: flags become a frozen config, others do the work.
 
 Exit codes: 0 done, 1 the run failed, 2 usage, 3 too many episodes failed, 130 and 143 interrupted (resumable).
 """
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import io
 import json
 import logging
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import tyro
 from rich.table import Table
 from rich.text import Text
 
 from agentenv import __version__
+from agentenv.cli_flags import parse, print_json
+from agentenv.cli_tokens import tokens
 from agentenv.config import RunConfig
 from agentenv.errors import AgentEnvError, ConfigError
 from agentenv.report import wide_console
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -98,45 +96,16 @@ def _dispatch(args: Sequence[str]) -> int:
 
 def _help() -> None:
     lines = ["usage: agentenv COMMAND [flags]        agentenv COMMAND --help for the flags", ""]
-    configs = {"run": RunConfig, "list": ListConfig, "doctor": DoctorConfig, "check": CheckConfig}
+    configs = {"run": RunConfig, "list": ListConfig, "doctor": DoctorConfig, "check": CheckConfig, "tokens": tokens}
     lines += [f"  {name:8} {(config.__doc__ or '').splitlines()[0]}" for name, config in configs.items()]
     sys.stdout.write("\n".join(lines) + "\n")
 
 
-def _parse(config: type[T], name: str, args: Sequence[str], default: T | None = None) -> T:
-    """Flags as a config; what tyro says in a box becomes one line."""
-    said = io.StringIO()
-    more: dict[str, Any] = {} if default is None else {"default": default}
-    try:
-        with contextlib.redirect_stderr(said):
-            parsed: T = tyro.cli(config, prog=f"agentenv {name}", args=list(args), use_underscores=True, **more)
-            return parsed
-    except SystemExit as stopped:
-        if not stopped.code:
-            raise
-        raise ConfigError(_one_line(said.getvalue(), name)) from None
-
-
-def _one_line(box: str, name: str) -> str:
-    """The problem in the first section of tyro's box, and the nearest flag where it offers one.
-
-    Where it cannot draw a box, the title stands above the first rule and not in the frame.
-    """
-    lines = [line.strip("│ ").strip() for line in box.strip().splitlines() if not line.startswith(("╭", "╰"))]
-    sections = " ".join("\n" if line.startswith(("──", "---")) else line for line in lines).split("\n")
-    if not box.lstrip().startswith("╭"):
-        sections = sections[1:]
-    problem = "".join(sections[:1]).strip().removeprefix("Error parsing RunConfig: ") or "expected other flags."
-    found = re.search(r"Perhaps you meant:\s+(--\w+)", " ".join(sections))
-    meant = f" Did you mean {found[1]}?" if found else ""
-    return f"agentenv {name}: {problem.rstrip('.')}.{meant} Run `agentenv {name} --help` for the flags."
-
-
 def _run(args: Sequence[str]) -> int:
-    config = _parse(RunConfig, "run", args)
+    config = parse(RunConfig, "run", args)
     stored = _stored(config) if config.resume else None
     if stored is not None:
-        config = _parse(RunConfig, "run", args, default=stored)
+        config = parse(RunConfig, "run", args, default=stored)
     logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     from agentenv.run import run
 
@@ -168,12 +137,12 @@ def _stored(config: RunConfig) -> RunConfig | None:
 
 
 def _list(args: Sequence[str]) -> int:
-    config = _parse(ListConfig, "list", args)
+    config = parse(ListConfig, "list", args)
     from agentenv.catalog import catalog
 
     rows = catalog()
     if config.json:
-        _print_json(rows)
+        print_json(rows)
         return 0
     table = Table("kind", "name", "what it is", "from", box=None, header_style="bold")
     for row in rows:
@@ -183,12 +152,12 @@ def _list(args: Sequence[str]) -> int:
 
 
 def _doctor(args: Sequence[str]) -> int:
-    config = _parse(DoctorConfig, "doctor", args)
+    config = parse(DoctorConfig, "doctor", args)
     from agentenv.doctor import diagnose
 
     findings = diagnose()
     if config.json:
-        _print_json([finding.to_dict() for finding in findings])
+        print_json([finding.to_dict() for finding in findings])
     else:
         table = Table("", "what", "state", "to mend it", box=None, header_style="bold")
         for finding in findings:
@@ -198,12 +167,12 @@ def _doctor(args: Sequence[str]) -> int:
 
 
 def _check(args: Sequence[str]) -> int:
-    config = _parse(CheckConfig, "check", args)
+    config = parse(CheckConfig, "check", args)
     from agentenv.check import check
 
     problems = check(config.target, env_kwargs=config.env_kwargs, prompt=config.prompt, label=_label(config.label))
     if config.json:
-        _print_json([problem.to_dict() for problem in problems])
+        print_json([problem.to_dict() for problem in problems])
     else:
         for problem in problems:
             sys.stdout.write(f"{problem}\n")
@@ -220,11 +189,9 @@ def _label(text: str) -> Any:
         return text
 
 
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
-
-
-_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"run": _run, "list": _list, "doctor": _doctor, "check": _check}
+_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "run": _run, "list": _list, "doctor": _doctor, "check": _check, "tokens": tokens,
+}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 A reply in messages is joined by `Chat.bridge`. A reply in text is raw tokens where the episode began with raw text, and
 a user message where it began with messages (or with a text that ends where the assistant begins: a rendering), with one
-exception: the `environment_feedback` of a step of OpenRLHF's form (a dict) that has role markers in it, such as
+exception: the feedback of a step of OpenRLHF's form (a dict) that has role markers in it, such as
 `<|im_start|>` or a line that begins `Human:`, is raw, as its author wrote it for OpenRLHF. `ChatOptions.text_feedback`
 sets one of the two for good. Empty text adds nothing: the model goes on.
 """
@@ -109,12 +109,17 @@ class Dialogue:
             reply = self._joined(action_ids, new)
             return self._rerendered(reply, [*history, *new]) if is_rerendered else reply
 
-        short = self._capped(action_ids, messages)
-        fitting = None if short is None else self._fitted(made, short, reserve)
+        fitting = self._capped(action_ids, messages)
         if fitting is None:
             return None
+        reply = made(fitting)
+        if self._size(reply) > self._room:
+            fitting = self._fitted(made, fitting, reserve)
+            if fitting is None:
+                return None
+            reply = made(fitting)
         self._messages = [*history, *fitting] if self._messages else []
-        return replace(made(fitting), cut=fitting is not messages)
+        return replace(reply, cut=fitting is not messages)
 
     def take(self, reply: Reply) -> None:
         """Take a reply."""
@@ -161,11 +166,9 @@ class Dialogue:
         self, made: Callable[[Sequence[Message]], Reply], messages: Sequence[Message], reserve: int | None
     ) -> Sequence[Message] | None:
         """The messages, cut to the room that there is, where the options allow it."""
-        room = self._room
-        if self._size(made(messages)) <= room:
-            return messages
         if self.chat.options.long_observation == "end":
             return None
+        room = self._room
         most = room - min(room // 2, room if reserve is None else reserve)
         return _cut(messages, lambda new: self._size(made(new)) <= most, max(most, 0))
 

@@ -22,10 +22,10 @@ LAYERS = (
     {"engines"},
     {
         "runner", "record", "serialize", "dataset", "loading", "catalog", "metrics", "progress", "report", "config",
-        "run", "doctor", "check", "certificate", "token_view", "token_diff", "replay", "gym", "testing", "interop",
+        "run", "doctor", "check", "certificate", "token_text", "token_view", "token_diff", "replay", "gym", "testing", "interop",
         "trainer", "viewer",
     },
-    {"cli", "cli_tokens"},
+    {"cli", "cli_flags", "cli_tokens"},
 )  # fmt: skip
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 HEAVY = {"torch", "transformers", "vllm", "ray", "openrlhf", "math_verify", "pyarrow", "datasets"}

@@ -1,0 +1,55 @@
+"""Flags to frozen configs, by tyro, with errors in one line; and JSON on stdout."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import tyro
+
+from agentenv.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def parse(config: type[T], name: str, args: Sequence[str], default: T | None = None) -> T:
+    """Flags as a config; what tyro says in a box becomes one line.
+
+    Raises:
+        ConfigError: the flags are wrong.
+    """
+    said = io.StringIO()
+    more: dict[str, Any] = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(said):
+            parsed: T = tyro.cli(config, prog=f"agentenv {name}", args=list(args), use_underscores=True, **more)
+            return parsed
+    except SystemExit as stopped:
+        if not stopped.code:
+            raise
+        raise ConfigError(_one_line(said.getvalue(), name)) from None
+
+
+def _one_line(box: str, name: str) -> str:
+    """The problem in the first section of tyro's box, and the nearest flag where it offers one.
+
+    Where it cannot draw a box, the title stands above the first rule and not in the frame.
+    """
+    lines = [line.strip("│ ").strip() for line in box.strip().splitlines() if not line.startswith(("╭", "╰"))]
+    sections = " ".join("\n" if line.startswith(("──", "---")) else line for line in lines).split("\n")
+    if not box.lstrip().startswith("╭"):
+        sections = sections[1:]
+    problem = "".join(sections[:1]).strip().removeprefix("Error parsing RunConfig: ") or "expected other flags."
+    found = re.search(r"Perhaps you meant:\s+(--\w+)", " ".join(sections))
+    meant = f" Did you mean {found[1]}?" if found else ""
+    return f"agentenv {name}: {problem.rstrip('.')}.{meant} Run `agentenv {name} --help` for the flags."
+
+
+def print_json(value: Any) -> None:
+    """A value as indented JSON on stdout."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
