@@ -131,7 +131,8 @@ class Chat:
             return False
         template = self.template
         ids = {*template.close_ids, *template.markers, *self._encoder.follow(template.generation_prompt)}
-        return any(name in text for name, i in self._encoder.added.items() if i in ids)
+        names = {name for name, i in self._encoder.added.items() if i in ids} - {*(template.reasoning or ())}
+        return any(marker in text for marker in (*names, *template.text_markers))
 
     def bridge(self, action_ids: Sequence[int], observation: str | Sequence[Message]) -> Bridge:
         """What follows an action: text as it is; messages with whatever the turn still lacks before them.

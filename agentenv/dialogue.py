@@ -4,7 +4,7 @@ A reply in messages is joined by `Chat.bridge`. A reply in text is raw tokens wh
 a user message where it began with messages (or with a text that ends where the assistant begins: a rendering), with one
 exception: the feedback of a step of OpenRLHF's form (a dict) that has role markers in it, such as
 `<|im_start|>` or a line that begins `Human:`, is raw, as its author wrote it for OpenRLHF. `ChatOptions.text_feedback`
-sets one of the two for good. Empty text adds nothing: the model goes on.
+sets one of the two for good. An empty observation adds nothing: the model goes on with its turn.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentenv.chat import Chat, PromptText
-from agentenv.errors import ContractError
+from agentenv.errors import ConfigError, ContractError
 from agentenv.types import BridgeKind, Message
 
 _CHARS_PER_TOKEN = 16
@@ -70,7 +70,7 @@ class Dialogue:
             )
         self.observation, self.tools = deepcopy((observation, tools))
         self._is_raw = isinstance(observation, str) and not self.chat.is_prompt(observation)
-        self._messages = [] if isinstance(observation, str) else list(observation)
+        self._messages = [] if isinstance(self.observation, str) else list(self.observation)
         self.ids = self.chat.prompt(observation, tools)
         self.text = self.chat.decode(self.ids)
 
@@ -130,6 +130,8 @@ class Dialogue:
 
     def _as_messages(self, observation: str | Sequence[Message], *, openrlhf: bool) -> str | Sequence[Message]:
         """Raw text as text, everything else as the messages that the template has roles for."""
+        if not observation:
+            return ""
         if isinstance(observation, str) and self._stays_raw(observation, openrlhf=openrlhf):
             return observation
         messages = [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
@@ -139,8 +141,8 @@ class Dialogue:
 
     def _stays_raw(self, text: str, *, openrlhf: bool) -> bool:
         rule = self.chat.options.text_feedback
-        if not text or rule != "auto":
-            return not text or rule == "raw"
+        if rule != "auto":
+            return rule == "raw"
         return self._is_raw or (openrlhf and self.chat.has_role_marker(text))
 
     @property
@@ -169,7 +171,7 @@ class Dialogue:
         if self.chat.options.long_observation == "end":
             return None
         room = self._room
-        most = room - min(room // 2, room if reserve is None else reserve)
+        most = room - max(0, min(room // 2, room if reserve is None else reserve))
         return _cut(messages, lambda new: self._size(made(new)) <= most, max(most, 0))
 
     def _said(self, action: str) -> Message:
@@ -180,8 +182,11 @@ class Dialogue:
         return {"role": "assistant", "content": opened + action, "trusted": True}
 
     def _rerendered(self, reply: Reply, messages: Sequence[Message]) -> Reply:
-        """The reply itself where the template repeats what was said, else the conversation rendered anew."""
-        anew, kept = self.chat.prompt(messages, self.tools), [*self.ids, *reply.ids]
+        """The reply itself where the template repeats what was said or cannot, else the conversation rendered anew."""
+        try:
+            anew, kept = self.chat.prompt(messages, self.tools), [*self.ids, *reply.ids]
+        except ConfigError:
+            return reply
         if anew == kept or self.chat.decode(anew) == self.chat.decode(kept):
             return reply
         return Reply(anew, "rerendered")
@@ -194,10 +199,12 @@ def _without_tool_role(messages: Sequence[Message], *, merge: bool) -> list[Mess
         content = message.get("content")
         if message.get("role") != "tool" and not (merge and users and message.get("role") == "user"):
             users.append(message)
-        elif merge and users and users[-1].get("role") == "user":
-            users[-1] = {**users[-1], "content": f"{users[-1].get('content')}\n\n{content}"}
-        else:
-            users.append({"role": "user", "content": content})
+            continue
+        last = users.pop() if merge and users and users[-1].get("role") == "user" else None
+        # What is merged is trusted only where both are: a result must not gain the trust of a question beside it.
+        trusted = {"trusted": True} if all(m is None or m.get("trusted") is True for m in (last, message)) else {}
+        said = content if last is None else f"{last.get('content')}\n\n{content}"
+        users.append({"role": "user", "content": said, **trusted})
     return users
 
 

@@ -305,6 +305,8 @@ class _Episode:
         agent = self._running_agent()
         value = await self._bounded(agent.step, self.states)
         result = parse_step(value, f"{type(agent).__name__}.step")
+        if not isinstance(result.observation, str):  # a copy: an environment may write into its messages later
+            result = replace(result, observation=deepcopy(result.observation))
         self.is_openrlhf = not isinstance(value, StepResult)
         self.trajectory.set_result(result, time.perf_counter() - started)
         self.dialogue.act(action_ids)

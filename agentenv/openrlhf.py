@@ -151,7 +151,15 @@ def to_response(trajectory: Trajectory) -> ResponseDict:
     """What OpenRLHF's trainer reads of an episode, every key present; numbers of the last turn's info as extra_logs.
 
     `rollout_log_probs` is None when a log-probability is missing: it is never filled with 0.0.
+
+    Raises:
+        ContractError: there are several segments, and the dict holds one sequence.
     """
+    if len(trajectory.segments) > 1:
+        raise ContractError(
+            f"to_response: expected one segment, got {len(trajectory.segments)}. Use history='keep', or train on the "
+            "trajectory itself."
+        )
     segment = trajectory.segments[0]
     complete = not any(math.isnan(x) for x in segment.logprobs)
     results = [turn.result for turn in trajectory.turns if turn.result is not None]

@@ -22,8 +22,8 @@ LAYERS = (
     {"engines"},
     {
         "runner", "record", "serialize", "dataset", "loading", "catalog", "metrics", "progress", "report", "config",
-        "run", "doctor", "check", "certificate", "token_text", "token_view", "token_diff", "replay", "gym", "testing", "interop",
-        "trainer", "viewer",
+        "run", "doctor", "check", "certificate", "token_text", "token_view", "token_diff", "replay", "gym", "testing",
+        "interop", "trainer", "viewer",
     },
     {"cli", "cli_flags", "cli_tokens"},
 )  # fmt: skip
