@@ -10,6 +10,7 @@ from array import array
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -17,8 +18,8 @@ from hypothesis import strategies as st
 
 from agentenv.errors import DataError
 from agentenv.serialize import decode_line, encode_line, jsonable, trajectory_from_dict, trajectory_to_dict
-from agentenv.trajectory import EpisodeError, Segment, Trajectory
-from agentenv.types import MAX_REWARD, Completion, SamplingParams, StepResult, StopReason, Task
+from agentenv.trajectory import EpisodeError, Trajectory
+from agentenv.types import MAX_REWARD, BridgeKind, Completion, SamplingParams, StepResult, StopReason, Task
 
 # Lone surrogates are text too; two that make a pair become one character in JSON.
 texts = st.text(st.characters(exclude_categories=()), max_size=12).filter(
@@ -80,14 +81,20 @@ def trajectories(draw):
     trajectory = Trajectory(
         draw(tasks), 10_000, draw(texts), draw(texts), draw(st.integers(0, 9)), draw(st.none() | st.integers())
     )
+    trajectory.prompt = draw(texts | messages)
+    trajectory.tools = tuple(draw(st.lists(st.dictionaries(texts, values, max_size=2), max_size=2)))
     for segment in range(draw(st.integers(1, 2))):
+        first = draw(st.lists(ids, min_size=1, max_size=4))
         if segment:
-            trajectory.segments.append(Segment())
-        trajectory.append_observation(draw(st.lists(ids, min_size=1, max_size=4)))
+            trajectory.open_segment(first, cut=draw(st.booleans()))
+        else:
+            trajectory.append_observation(first)
         for _ in range(draw(st.integers(0, 3))):
             trajectory.append_turn(draw(completions()), draw(texts), draw(st.floats(0, 9)))
             if draw(st.booleans()):
-                trajectory.append_observation(draw(st.lists(ids, max_size=4)))
+                reply = draw(st.lists(ids, max_size=4))
+                kind, num = draw(st.sampled_from(get_args(BridgeKind))), draw(st.integers(0, len(reply)))
+                trajectory.append_observation(reply, bridge=kind, num_synthesised=num, cut=draw(st.booleans()))
             trajectory.set_result(replace(draw(results), truncated=False), draw(st.floats(0, 9)))
     if trajectory.turns and draw(st.booleans()):
         trajectory.turns[-1] = replace(trajectory.turns[-1], result=None)
@@ -112,6 +119,8 @@ def facts(trajectory):
         "stop_reason",
         "error",
         "wait_s",
+        "prompt",
+        "tools",
     )
     arrays = [
         (s.token_ids, s.action_mask, s.logprobs.tobytes(), s.policy_versions, s.rewards.tobytes(), s.logprobs.typecode)
@@ -228,6 +237,20 @@ def test_any_changed_byte_shows(data):
 def test_byte_order_mark_and_crlf_change_nothing():
     line = encode_line(small())
     assert decode_line(b"\xef\xbb\xbf" + line[:-1] + b"\r\n") == decode_line(line) is not None
+
+
+def test_what_the_first_schema_wrote_is_read():
+    episode = json.loads(decode_line(encode_line(small())))
+    for key in ("prompt", "tools"):
+        del episode[key]
+    for turn in episode["turns"]:
+        for key in ("bridge", "num_synthesised", "observation_cut"):
+            del turn[key]
+    text = json.dumps(episode).encode()
+    line = b'{"v":1,"crc":"%08x","episode":%b}\n' % (zlib.crc32(text, 1), text)
+    back = trajectory_from_dict(json.loads(decode_line(line)))
+    assert (back.prompt, back.tools, back.turns[0].bridge) == (small().task.prompt, (), None)
+    assert back.turns[0].num_synthesised == 0
 
 
 def test_a_line_of_a_newer_schema_is_refused():

@@ -258,3 +258,88 @@ def test_an_aborted_episode_has_no_reward_even_after_a_turn_that_had_one():
     trajectory.set_result(StepResult(reward=1.0))
     trajectory.finish(StopReason.ABORTED)
     assert trajectory.reward is None
+
+
+def talk(*replies):
+    """An episode whose prompt [1, 2] and actions [3, 4] are followed by these replies: (ids, options) or a segment."""
+    trajectory = Trajectory(Task("q"), 99, prompt=[{"role": "user", "content": "q"}])
+    trajectory.append_observation([1, 2])
+    for number, reply in enumerate(replies):
+        trajectory.append_turn(Completion((3, 4), logprobs=(-1.0, -1.0)), f"a{number}")
+        said = "" if reply is None or (reply[1].get("bridge") == "exact" and not reply[0]) else f"r{number}"
+        trajectory.set_result(StepResult(said, reward=1.0))
+        if reply is not None and reply[1].get("new"):
+            trajectory.open_segment(reply[0])
+        elif reply is not None:
+            trajectory.append_observation(reply[0], **reply[1])
+    return trajectory
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans()), max_size=4))
+def test_spans_cover_every_token_once_and_in_order(shapes):
+    replies = [
+        ([9] * (close + num or 1), {"new": True} if new else {"bridge": "truncated", "num_synthesised": close})
+        for close, num, new in shapes
+    ]
+    trajectory = talk(*replies, None)
+    for index, segment in enumerate(trajectory.segments):
+        spans = trajectory.spans(index)
+        assert [i for span in spans for i in range(span.start, span.end)] == list(range(len(segment)))
+        acted = [(span.start, span.end) for span in spans if span.kind == "action"]
+        assert acted == [(turn.start, turn.end) for turn in trajectory.turns if turn.segment == index]
+        closes = sum(span.end - span.start for span in spans if span.kind == "close")
+        assert closes == sum(turn.num_synthesised for turn in trajectory.turns if turn.segment == index)
+    assert sum(span.kind == "prompt" for i in range(len(trajectory.segments)) for span in trajectory.spans(i)) == len(
+        trajectory.segments
+    )
+
+
+def test_a_span_says_whose_tokens_they_are():
+    spans = talk(([8, 9, 9], {"bridge": "truncated", "num_synthesised": 1}), None).spans()
+    assert [(s.kind, s.start, s.end, s.turn) for s in spans] == [
+        ("prompt", 0, 2, -1), ("action", 2, 4, 0), ("close", 4, 5, 0), ("feedback", 5, 7, 0), ("action", 7, 9, 1),
+    ]  # fmt: skip
+
+
+def test_a_new_segment_has_its_own_actions_and_rewards():
+    trajectory = talk(([7, 7, 7], {"new": True}), None)
+    first, second = trajectory.segments
+    assert (first.token_ids.tolist(), second.token_ids.tolist()) == ([1, 2, 3, 4], [7, 7, 7, 3, 4])
+    assert (first.rewards.tolist(), second.rewards.tolist()) == ([0, 0, 0, 1], [0, 0, 0, 0, 1])
+    assert [(turn.segment, turn.start, turn.bridge) for turn in trajectory.turns] == [
+        (0, 2, "rerendered"),
+        (1, 3, None),
+    ]
+    with pytest.raises(ValueError, match="expected one segment, got 2"):
+        _ = trajectory.token_ids
+
+
+def test_a_new_segment_has_the_whole_length_to_itself():
+    trajectory = Trajectory(Task("q"), 6)
+    trajectory.append_observation([1, 2])
+    trajectory.append_turn(Completion((3, 4, 5)), "a")
+    trajectory.set_result(StepResult("r"))
+    with pytest.raises(ValueError, match="at most 6 tokens, got 7"):
+        trajectory.open_segment([9] * 7)
+    trajectory.open_segment([9] * 5)
+    assert len(trajectory.segments[1]) == 5
+
+
+def test_the_conversation_has_a_role_for_everything_that_was_said():
+    said = talk(([8], {"bridge": "exact"}), None).messages
+    assert said == [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a0"},
+        {"role": "user", "content": "r0"},
+        {"role": "assistant", "content": "a1"},
+    ]
+
+
+def test_raw_text_in_a_conversation_has_no_role():
+    assert talk(([8], {"bridge": "text"}), None).messages is None
+    assert Trajectory(Task("q"), MAX_LENGTH, prompt="q").messages is None
+
+
+def test_after_an_empty_observation_the_turn_goes_on():
+    said = talk(([], {"bridge": "exact"}), None).messages
+    assert said == [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a0a1"}]
