@@ -1,0 +1,298 @@
+"""The proof of what a model's chat template does here: `certify` tries it out, `certificate_report` shows it.
+
+An example is exact when the ids that `Chat` puts after an action are those of the whole conversation as the tokenizer's
+own `apply_chat_template` renders it. A token is forged when a message that holds its text has an added token more than
+one that does not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+import agentenv
+from agentenv.agent import Tokenizer
+from agentenv.encoding import encoder_of
+from agentenv.errors import ConfigError
+from agentenv.serialize import jsonable
+from agentenv.template import FOLLOW_UPS, REASONS, Template, _Probe
+from agentenv.trial import Example, Injection, Trial
+
+CertificateKind = Literal["prefix-stable", "needs-bridge", "unsupported", "no template"]
+
+_SAMPLE = "Hello  world\n\n\tdef f(x): return 12345 # Ünïcode e\u0301 日本語 😀\r\n"
+_ADVICE = {
+    "unsupported": "Use a model whose template renders user, assistant and user messages, put such a template into its "
+    "folder (chat_template.jinja), or give prompts and observations as text, which needs no template.",
+    "no template": "Messages become 'User: …' and 'Assistant:' paragraphs. Put the template that the model was trained "
+    "with into its folder (chat_template.jinja), or give prompts and observations as text.",
+    "differs": "Do not train on messages with this template: give prompts and observations as text, and report it.",
+    "forged": "Do not give text of strangers to this model as messages: it can pass for the tokens above.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """What is known of a model's chat template, with the proof."""
+
+    model: str
+    kind: CertificateKind
+    template_sha256: str
+    tokenizer: Mapping[str, Any]
+    """class, vocab_size, num_added_tokens, sha256 (of the vocabulary, the added tokens and the ids of a sample)."""
+    versions: Mapping[str, str]
+    reasons: tuple[str, ...]
+    error: str
+    """Why it is unsupported, in the template's own words."""
+    close: str
+    close_ids: tuple[int, ...]
+    stops: tuple[tuple[int, str], ...]
+    """Ids that end a generation in the engine, with their texts."""
+    role_markers: tuple[tuple[int, str], ...]
+    """Role markers that end the assistant's turn."""
+    shapes: Mapping[str, str]
+    """What may follow an assistant's turn: "" when accepted, else the template's message."""
+    calls: tuple[str, ...]
+    """How an assistant's calls are put to the template; empty: its text comes before tool results."""
+    needs_tools: bool
+    parts: bool
+    renders_bos: bool
+    adds_bos: bool
+    generation_prompt: str
+    opens_think: bool
+    """The generation prompt leaves a `<think>` open, which the model goes on with."""
+    injection: Injection
+    examples: tuple[Example, ...]
+    added_tokens: tuple[str, ...]
+    """Texts of the added tokens that the examples hold."""
+    cold_ms: float
+    """Time of the first probe: with jinja's compiling, if the process has not used the template before."""
+    warm_ms: float
+
+    @property
+    def is_exact(self) -> bool:
+        """There are examples, and all of them are equal."""
+        return bool(self.examples) and all(example.equal for example in self.examples)
+
+    @property
+    def exit_code(self) -> int:
+        """1 when the template is unsupported, an example differs or a token can be forged; else 0."""
+        differs = self.kind != "no template" and not self.is_exact
+        return int(differs or bool(self.injection.forged))
+
+    @property
+    def verdict(self) -> str:
+        """All of it in one line."""
+        who, tried = self.model or "this tokenizer", self.injection
+        if self.kind == "unsupported":
+            return f"{who}: unsupported, {self.error}"
+        equal = sum(example.equal for example in self.examples)
+        exact = f"exact on {equal} of {len(self.examples)} examples" if self.examples else "plain paragraphs"
+        return f"{who}: {self.kind}, {exact}, {len(tried.forged)} of {tried.num_tried} added tokens can be forged"
+
+    @property
+    def advice(self) -> str:
+        """What to do; empty when there is nothing."""
+        differs = self.kind not in _ADVICE and not self.is_exact
+        found = [_ADVICE.get(self.kind), differs and _ADVICE["differs"], self.injection.forged and _ADVICE["forged"]]
+        return " ".join(text for text in found if text)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What does no harm here and may elsewhere, or cannot be helped."""
+        ids, found, tried = {i for i, _ in self.stops}, [], self.injection
+        ends = set(self.close_ids[-1:] or [i for i, _ in self.role_markers])
+        if ends and not ends & ids:
+            found.append(f"The engine does not stop at {self.close or 'a role marker'!r}, which ends the turn: set it.")
+        if self.renders_bos and self.adds_bos:
+            found.append("Encoding a rendering with special tokens gives it a second BOS; `Chat` adds none.")
+        if self.adds_bos and not self.renders_bos and self.kind not in _ADVICE:
+            found.append("The template has no BOS, though the tokenizer adds one to text: prompts begin without.")
+        if tried.text_markers or REASONS["t"] in self.reasons:
+            found.append(f"Role markers are plain text that anybody can write: {list(tried.text_markers) or 'none'}.")
+        if tried.altered:
+            found.append(f"The template changes messages that hold these texts: {list(tried.altered)}.")
+        return tuple(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The certificate as JSON can hold it, with what follows from its fields."""
+        derived = ("verdict", "is_exact", "exit_code", "advice", "warnings")
+        values: dict[str, Any] = jsonable({**{name: getattr(self, name) for name in derived}, **asdict(self)})
+        return values
+
+
+def certify(tokenizer: Tokenizer, *, model: str = "", stop_token_ids: Sequence[int] = ()) -> Certificate:
+    """Try out a tokenizer's chat template: its probe, an example of every shape, every added token in every message.
+
+    `stop_token_ids` are those on which the engine stops besides EOS. No template makes it fail.
+    """
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    template, cold_ms = _timed(tokenizer, stop_token_ids) if has_template else (Template("prefix-stable", ""), 0.0)
+    warm_ms = _timed(tokenizer, stop_token_ids)[1] if has_template else 0.0
+    trial = Trial(tokenizer, template, stop_token_ids)
+    unsupported, eos = template.kind == "unsupported", getattr(tokenizer, "eos_token_id", None)
+    generation_prompt = "Assistant:" if not has_template else "" if unsupported else trial.generation_prompt()
+    thinks = re.findall(r"<(/?)(?:\w+:)?think>", generation_prompt)
+    examples = trial.examples() if has_template and not unsupported else ()
+    seen = "".join(example.ours + example.template for example in examples)
+    return Certificate(
+        model=model,
+        kind=template.kind if has_template else "no template",
+        template_sha256=template.sha256,
+        tokenizer=_tokenizer_facts(tokenizer),
+        versions=_versions(),
+        reasons=template.reasons,
+        error=template.error,
+        close=template.close,
+        close_ids=template.close_ids,
+        stops=trial.texts({*stop_token_ids, *([] if eos is None else [eos])}),
+        role_markers=trial.texts(template.markers),
+        shapes={name: trial.refusal(name) for name in FOLLOW_UPS},
+        calls=tuple(f"arguments as {'JSON text' if j else 'a mapping'}, content {c!r}" for j, c in template.calls),
+        needs_tools=template.needs_tools,
+        parts=template.parts,
+        renders_bos=template.renders_bos,
+        adds_bos=template.adds_bos,
+        generation_prompt=generation_prompt,
+        opens_think=thinks[-1:] == [""],
+        injection=trial.injection(),
+        examples=examples,
+        added_tokens=tuple(text for text in encoder_of(tokenizer).added if text in seen),
+        cold_ms=round(cold_ms, 3),
+        warm_ms=round(warm_ms, 3),
+    )
+
+
+def _timed(tokenizer: Tokenizer, stop_token_ids: Sequence[int]) -> tuple[Template, float]:
+    started = time.perf_counter()
+    template = _Probe(tokenizer, stop_token_ids).run()
+    return template, (time.perf_counter() - started) * 1000
+
+
+def _versions() -> dict[str, str]:
+    versions = {"agentenv": agentenv.__version__}
+    for name in ("transformers", "tokenizers"):
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
+
+
+def _tokenizer_facts(tokenizer: Any) -> dict[str, Any]:
+    vocabulary = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    sample = list(tokenizer.encode(_SAMPLE, add_special_tokens=False))  # merges and normalizers show in it
+    known = [sorted(vocabulary.items()), sorted((int(i), repr(token)) for i, token in added.items()), sample]
+    return {
+        "class": type(tokenizer).__name__,
+        "vocab_size": len(vocabulary),
+        "num_added_tokens": len(added),
+        "sha256": hashlib.sha256(json.dumps(known).encode()).hexdigest(),
+    }
+
+
+def write_certificate(certificate: Certificate, path: str | Path) -> None:
+    """Write it as JSON, whole or not at all.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(json.dumps(certificate.to_dict(), indent=2) + "\n", encoding="ascii")
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise ConfigError(
+            f"certificate: expected a file that can be written, got {str(path)!r}: {error}. Choose another path."
+        ) from error
+
+
+def certificate_report(certificate: Certificate) -> RenderableType:
+    """The certificate for a terminal: the verdict, what to know, the facts, and the examples side by side."""
+    style = "bold red" if certificate.exit_code else "bold green"
+    notes = [Text(f"! {text}", style="yellow") for text in certificate.warnings]
+    advice = [Text(_visible(certificate.advice))] if certificate.advice else []
+    facts = Table.grid(padding=(0, 2))
+    for name, value in _facts(certificate):
+        facts.add_row(Text(name, style="bold"), Text(_visible(value)))
+    examples = [_examples(certificate)] if certificate.examples else []
+    return Group(Text(_visible(certificate.verdict), style=style), *notes, *advice, facts, *examples)
+
+
+def _facts(c: Certificate) -> list[tuple[str, str]]:
+    shapes = ", ".join(name for name, refusal in c.shapes.items() if not refusal)
+    wants = [text for wanted, text in ((c.needs_tools, "a list of tools"), (c.parts, "content as parts")) if wanted]
+    prompt = repr(c.generation_prompt) + (", which opens <think>" if c.opens_think else "")
+    bos = (
+        f"{'rendered' if c.renders_bos else 'not rendered'}, {'added' if c.adds_bos else 'not added'} by the tokenizer"
+    )
+    rows = [
+        ("template", f"sha256 {c.template_sha256[:16]}…" if c.template_sha256 else "none"),
+        ("tokenizer", ", ".join(f"{key} {str(value)[:24]}" for key, value in c.tokenizer.items())),
+        ("versions", ", ".join(f"{name} {version}" for name, version in c.versions.items())),
+        ("class", "; ".join([c.kind, *c.reasons])),
+        ("wants", " and ".join(wants)),
+        ("close", _named(zip(c.close_ids, [c.close], strict=False)) if len(c.close_ids) == 1 else repr(c.close)),
+        ("engine stops at", _named(c.stops)),
+        ("role markers", _named(c.role_markers)),
+        ("generation prompt", prompt),
+        ("BOS", bos),
+        ("accepts", shapes),
+        *((f"refuses {name}", refusal) for name, refusal in c.shapes.items() if refusal and c.kind != "unsupported"),
+        ("calls", "; ".join(c.calls)),
+        ("added tokens tried", f"{c.injection.num_tried} in {', '.join(c.injection.places) or 'nothing'}"),
+        ("forged", ", ".join(map(repr, c.injection.forged))),
+        ("probe", f"{c.cold_ms:.1f} ms the first time, {c.warm_ms:.1f} ms after"),
+    ]
+    return [(name, value) for name, value in rows if value and value != "''"]
+
+
+def _named(pairs: Iterable[tuple[int, str]]) -> str:
+    return ", ".join(f"{i} {text!r}" for i, text in pairs)
+
+
+def _examples(certificate: Certificate) -> Table:
+    table = Table(title="From the action on", title_justify="left", show_lines=True)
+    for name in ("example", "ours", "apply_chat_template"):
+        table.add_column(name)
+    tokens = "|".join(re.escape(_visible(text)) for text in sorted(certificate.added_tokens, key=len, reverse=True))
+    for example in certificate.examples:
+        what = Text(f"{example.shape} {example.ending}".strip(), style="bold")
+        what.append("\nequal" if example.equal else f"\n{_visible(example.difference)}", "" if example.equal else "red")
+        if example.bridge:
+            what.append(f"\n{example.compared}\n{example.bridge}, {example.num_synthesised} synthesised", style="dim")
+        table.add_row(what, *_side_by_side(example, tokens))
+    return table
+
+
+def _side_by_side(example: Example, tokens: str) -> list[Text]:
+    """Both texts: added tokens in colour, and what differs from the other."""
+    pairs = enumerate(zip(example.ours, example.template, strict=False))
+    same = next((i for i, (a, b) in pairs if a != b), min(len(example.ours), len(example.template)))
+    shown = []
+    for text in (example.ours, example.template):
+        both = Text(_visible(text[:same])).append(_visible(text[same:]), style="white on red")
+        if tokens:
+            both.highlight_regex(tokens, "cyan")
+        shown.append(both)
+    return shown
+
+
+def _visible(text: str) -> str:
+    """Text of which nothing acts on the terminal, its line ends shown."""
+    shown = "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
+    return shown.replace("\n", "⏎\n")
