@@ -197,7 +197,8 @@ class StepResult:
     """
 
     observation: str | Sequence[Message] = ""
-    """Text is appended as it is; messages go through the model's chat template. Dropped when the episode ends here."""
+    """Messages go through the model's chat template; text becomes a user message after messages, and after a raw prompt
+    is appended as it is (`agentenv.dialogue`). Dropped when the episode ends here."""
     reward: float = 0.0
     terminated: bool = False
     """The task came to its end."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.cli import _parse
+from agentenv.cli_flags import parse
 from agentenv.config import RunConfig
 from agentenv.dataset import read_tasks
 from agentenv.loading import builtin_datasets
@@ -128,7 +128,7 @@ def test_every_make_command_that_the_readme_names_is_there():
 
 def test_make_demo_runs_as_many_episodes_as_the_readme_says():
     flags = re.search(r"^demo:.*\n\t.*agentenv run (.*)$", MAKEFILE, re.MULTILINE)[1].split()
-    config = _parse(RunConfig, "run", flags)
+    config = parse(RunConfig, "run", flags)
     num_tasks = len(read_tasks("word_problems", builtin=builtin_datasets()))
     assert (config.env, config.limit, config.data) == ("math_retry", None, None)
     assert f"runs {num_tasks * config.n} episodes of {config.env}" in README
