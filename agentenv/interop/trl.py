@@ -1,0 +1,57 @@
+"""Episodes as rows of what TRL's GRPOTrainer takes from a `rollout_func`.
+
+Source: trl/trainer/grpo_trainer.py (RolloutFunc, `_generate`, `_generate_and_score_completions`), 1.10.0.dev0 of
+2026-07-24 (f2cd577). The function gives one dict of lists: `records.columns` of these rows. `env_mask` keeps
+observations out of the loss; every key that TRL does not know goes to the reward functions, one list each, so that a
+reward function need only give `reward` back. A failed episode is refused: TRL sums a reward of None to 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentenv.interop.records import Record, facts, joined, records, required_logprobs
+from agentenv.trajectory import Trajectory
+
+_WHERE = "interop.trl"
+
+
+def to_records(trajectory: Trajectory) -> list[dict[str, Any]]:
+    """One row for each segment; TRL itself takes one row a prompt, so episodes of several segments do not fit it.
+
+    Raises:
+        DataError: the episode failed or still runs, or a log-probability is missing.
+    """
+    return [
+        {
+            "prompt_ids": record.prompt_ids,
+            "completion_ids": record.response_ids,
+            "logprobs": required_logprobs(record, _WHERE)[record.num_prompt :],
+            "env_mask": record.response_mask,
+            "reward": record.reward,
+            **facts(record),
+        }
+        for record in records(trajectory, _WHERE)
+    ]
+
+
+def from_records(rows: Sequence[Mapping[str, Any]]) -> list[Record]:
+    """Records of rows; without an `env_mask` the whole completion is one action.
+
+    Raises:
+        DataError: lists of unequal length.
+    """
+    return [
+        Record(
+            **joined(
+                row["prompt_ids"],
+                row["completion_ids"],
+                row.get("env_mask") or [1] * len(row["completion_ids"]),
+                logprobs=row.get("logprobs"),
+                more=row,
+            ),
+            reward=row.get("reward"),
+        )
+        for row in rows
+    ]

@@ -1,0 +1,537 @@
+"""Episodes in seven trainers' records: a golden example of each, and there and back with the named losses only."""
+
+import itertools
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentenv.errors import DataError
+from agentenv.interop import areal, nemo_rl, skyrl, slime, trl, verifiers, verl
+from agentenv.interop.records import columns, records, runs
+from agentenv.trajectory import EpisodeError, Trajectory
+from agentenv.types import Completion, StepResult, StopReason, Task
+
+
+def decode(ids):
+    return " ".join(map(str, ids))
+
+
+def export(module, trajectory):
+    return module.to_records(trajectory, **({"decode": decode} if module in (nemo_rl, slime, verifiers) else {}))
+
+
+FORMATS = (areal, nemo_rl, skyrl, slime, trl, verifiers, verl)
+FLAGGING = (nemo_rl, slime)
+DEMANDING = (areal, nemo_rl, trl, verifiers)
+"""Formats that have no word for a missing log-probability."""
+LOST = {
+    areal: {"rewards", "truncated", "stop_reason", "finish_reason", "episode_id", "segment", "num_segments"},
+    skyrl: {"reward", "policy_versions", "truncated", "stop_reason", "episode_id", "segment", "num_segments"},
+}
+"""Fields of a Record that a format has no place for."""
+MASK_ONLY = (areal, skyrl)
+"""Formats in which two actions with nothing between them become one."""
+every_format = pytest.mark.parametrize("module", FORMATS, ids=lambda module: module.__name__.rsplit(".")[-1])
+
+
+# --- golden examples, worked out by hand ----------------------------------------------------------------------------
+
+
+def golden():
+    """Prompt 1 2, action 10 11 (cut, so 90 closes its turn), observation 3, action 12 13, a last observation 4."""
+    trajectory = Trajectory(Task("1 2", label="42", task_id="t"), max_length=32, episode_id="t/0", prompt="1 2")
+    trajectory.append_observation([1, 2])
+    first = Completion((10, 11), "length", logprobs=(-0.5, -0.25), policy_versions=(3, 4))
+    trajectory.append_turn(first, "10 11", generate_s=2.0)
+    trajectory.set_result(StepResult("3", reward=0.5), step_s=1.0)
+    trajectory.append_observation([90, 3], bridge="truncated", num_synthesised=1)
+    trajectory.append_turn(Completion((12, 13), logprobs=(-1.0, -2.0), policy_version=4), "12", generate_s=2.0)
+    trajectory.set_result(StepResult("4", reward=1.0), step_s=1.0)
+    trajectory.append_observation([4], bridge="text")
+    trajectory.finish(StopReason.MAX_TURNS)
+    return trajectory
+
+
+FACTS = {
+    "turn_scores": [0.5, 1.0],
+    "turn_spans": [[0, 2], [4, 6]],
+    "policy_versions": [3, 4, -1, -1, 4, 4],
+    "stop_reason": "max_turns",
+    "finish_reason": "stop",
+    "episode_id": "t/0",
+    "segment": 0,
+    "num_segments": 1,
+}
+
+
+def test_verl():
+    (row,) = export(verl, golden())
+    assert row == {
+        "prompt_ids": [1, 2],
+        "response_ids": [10, 11, 90, 3, 12, 13],
+        "response_mask": [1, 1, 0, 0, 1, 1],
+        "response_logprobs": [-0.5, -0.25, 0.0, 0.0, -1.0, -2.0],
+        "reward_score": 1.5,
+        "num_turns": 4,
+        "metrics": {"generate_sequences": 4.0, "tool_calls": 2.0},
+        "extra_fields": FACTS,
+    }
+
+
+def test_nemo_rl():
+    (row,) = export(nemo_rl, golden())
+    assert row == {
+        "message_log": [
+            {"role": "user", "content": "1 2", "token_ids": [1, 2]},
+            {"role": "assistant", "content": "10 11", "token_ids": [10, 11], "generation_logprobs": [-0.5, -0.25]},
+            {"role": "environment", "content": "90 3", "token_ids": [90, 3]},
+            {"role": "assistant", "content": "12 13", "token_ids": [12, 13], "generation_logprobs": [-1.0, -2.0]},
+        ],
+        "length": 8,
+        "loss_multiplier": 1.0,
+        "total_reward": 1.5,
+        "truncated": True,
+        "extra_env_info": FACTS,
+    }
+
+
+def test_trl():
+    rows = export(trl, golden())
+    assert columns(rows) == {
+        "prompt_ids": [[1, 2]],
+        "completion_ids": [[10, 11, 90, 3, 12, 13]],
+        "logprobs": [[-0.5, -0.25, 0.0, 0.0, -1.0, -2.0]],
+        "env_mask": [[1, 1, 0, 0, 1, 1]],
+        "reward": [1.5],
+        **{key: [value] for key, value in FACTS.items()},
+    }
+
+
+def test_verifiers():
+    steps = export(verifiers, golden())
+    shared = {"response": None, "advantage": None, "trajectory_id": "t/0"}
+    where = {"stop_reason": "max_turns", "finish_reason": "stop", "episode_id": "t/0", "segment": 0, "num_segments": 1}
+    unused = {"overlong_prompt": False, "routed_experts": None}
+    assert steps == [
+        {
+            **shared,
+            "prompt": "1 2",
+            "completion": "10 11",
+            "tokens": {
+                **unused,
+                "prompt_ids": [1, 2],
+                "prompt_mask": [0, 0],
+                "completion_ids": [10, 11],
+                "completion_mask": [1, 1],
+                "completion_logprobs": [-0.5, -0.25],
+                "is_truncated": True,
+            },
+            "reward": 0.5,
+            "is_truncated": True,
+            "extras": {**where, "reward": 1.5, "policy_versions": [3, 4]},
+        },
+        {
+            **shared,
+            "prompt": "1 2 10 11 90 3",
+            "completion": "12",
+            "tokens": {
+                **unused,
+                "prompt_ids": [1, 2, 10, 11, 90, 3],
+                "prompt_mask": [0] * 6,
+                "completion_ids": [12, 13],
+                "completion_mask": [1, 1],
+                "completion_logprobs": [-1.0, -2.0],
+                "is_truncated": False,
+            },
+            "reward": 1.0,
+            "is_truncated": False,
+            "extras": {**where, "reward": 1.5, "policy_versions": [4, 4]},
+        },
+    ]
+
+
+def test_skyrl():
+    rows = skyrl.to_records(golden(), trajectory_id="the input's")
+    assert columns(rows) == {
+        "prompt_token_ids": [[1, 2]],
+        "response_ids": [[10, 11, 90, 3, 12, 13]],
+        "rewards": [[0.0, 0.5, 0.0, 0.0, 0.0, 1.0]],
+        "loss_masks": [[1, 1, 0, 0, 1, 1]],
+        "stop_reasons": ["stop"],
+        "rollout_logprobs": [[-0.5, -0.25, 0.0, 0.0, -1.0, -2.0]],
+        "trajectory_ids": ["the input's"],
+        "is_last_step": [True],
+    }
+
+
+def test_areal():
+    (row,) = export(areal, golden())
+    assert row == {
+        "input_ids": [1, 2, 10, 11, 90, 3, 12, 13],
+        "loss_mask": [0, 0, 1, 1, 0, 0, 1, 1],
+        "logprobs": [0.0, 0.0, -0.5, -0.25, 0.0, 0.0, -1.0, -2.0],
+        "versions": [-1, -1, 3, 4, -1, -1, 4, 4],
+        "rewards": 1.5,
+        "attention_mask": [True] * 8,
+    }
+
+
+def test_slime():
+    (row,) = export(slime, golden())
+    assert row == {
+        "prompt": "1 2",
+        "tokens": [1, 2, 10, 11, 90, 3, 12, 13],
+        "response": "10 11 90 3 12 13",
+        "response_length": 6,
+        "label": "42",
+        "reward": 1.5,
+        "loss_mask": [1, 1, 0, 0, 1, 1],
+        "weight_versions": ["4", "4"],
+        "rollout_log_probs": [-0.5, -0.25, 0.0, 0.0, -1.0, -2.0],
+        "remove_sample": False,
+        "status": "truncated",
+        "metadata": FACTS,
+        "non_generation_time": 2.0,
+    }
+
+
+# --- there and back -------------------------------------------------------------------------------------------------
+
+IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=4)
+LOGPROB = st.floats(-30, 0, width=32)
+NEVER = st.just(False)
+ENDS = [StopReason.TERMINATED, StopReason.TRUNCATED_BY_ENV, StopReason.MAX_TURNS, StopReason.MAX_LENGTH]
+FAILURES = [StopReason.ERROR, StopReason.ABORTED, StopReason.STEP_TIMEOUT]
+BOOM = EpisodeError("infra", "EngineError", "it burned")
+
+
+@st.composite
+def completions(draw, missing):
+    ids = draw(IDS)
+    logprobs = draw(st.lists(LOGPROB, min_size=len(ids), max_size=len(ids)))
+    if missing:
+        logprobs[draw(st.integers(0, len(ids) - 1))] = math.nan
+    versions = draw(st.just(()) | st.lists(st.integers(0, 9), min_size=len(ids), max_size=len(ids)))
+    return Completion(
+        tuple(ids), draw(st.sampled_from(["stop", "length"])), logprobs=tuple(logprobs),
+        policy_versions=tuple(sorted(versions)), policy_version=draw(st.integers(0, 9)),
+    )  # fmt: skip
+
+
+def append_reply(trajectory, draw):
+    """What a step is followed by: nothing, tokens with or without a close made for the model, or a new segment."""
+    match draw(st.sampled_from(["nothing", "observation", "observation", "close", "text", "segment"])):
+        case "observation":
+            trajectory.append_observation(draw(IDS), bridge="exact")
+        case "text":
+            trajectory.append_observation(draw(IDS), bridge="text")
+        case "close":
+            trajectory.append_observation([90, *draw(IDS)], bridge="truncated", num_synthesised=1)
+        case "segment":
+            trajectory.open_segment(draw(IDS))
+
+
+@st.composite
+def trajectories(draw, missing=NEVER, ends=ENDS, min_turns=1):
+    messages = draw(st.booleans())
+    prompt = [{"role": "user", "content": "q"}] if messages else "q"
+    trajectory = Trajectory(Task(prompt, label=7), 1000, episode_id="task/1", prompt=prompt)
+    trajectory.append_observation(draw(IDS))
+    rewards = st.floats(-4, 4, allow_subnormal=False)
+    num_turns = draw(st.integers(min_turns, 5))
+    for index in range(num_turns):
+        trajectory.append_turn(draw(completions(draw(missing))), f"action {index}")
+        said = [{"role": "user", "content": "r"}] * draw(st.integers(0, 2)) if messages else "r"
+        said = said or "r"
+        trajectory.set_result(StepResult(said, reward=draw(rewards)))
+        if index < num_turns - 1 or draw(st.booleans()):
+            append_reply(trajectory, draw)
+    end = draw(st.sampled_from(ends))
+    if end is StopReason.STEP_TIMEOUT:
+        trajectory.append_turn(draw(completions(draw(missing))), "unanswered")
+    trajectory.finish(end, BOOM if end is StopReason.ERROR else None)
+    return trajectory
+
+
+def shared(module, record):
+    """What a format keeps of a record."""
+    spans = runs(record.mask) if module in MASK_ONLY else record.spans
+    return replace(record, spans=spans, **dict.fromkeys(LOST.get(module, ())))
+
+
+@every_format
+@settings(max_examples=100, deadline=None)
+@given(trajectory=trajectories())
+def test_there_and_back_keeps_every_field_that_the_format_has(module, trajectory):
+    known = [shared(module, record) for record in records(trajectory, "here")]
+    assert module.from_records(export(module, trajectory)) == known
+
+
+@every_format
+@settings(max_examples=60, deadline=None)
+@given(trajectory=trajectories())
+def test_the_records_are_plain_values(module, trajectory):
+    rows = export(module, trajectory)
+    assert json.loads(json.dumps(rows, allow_nan=False)) == rows
+
+
+@settings(max_examples=120, deadline=None)
+@given(trajectory=trajectories())
+def test_a_record_is_its_segment_up_to_the_end_of_the_last_action(trajectory):
+    with_actions = [s for i, s in enumerate(trajectory.segments) if any(t.segment == i for t in trajectory.turns)]
+    made = records(trajectory, "here")
+    for record, segment in zip(made, with_actions, strict=True):
+        end = len(segment) - bytes(segment.action_mask)[::-1].index(1)
+        assert record.token_ids == segment.token_ids[:end].tolist()
+        assert bytes(record.mask) == segment.action_mask[:end]
+        assert record.logprobs == segment.logprobs[:end].tolist()
+        assert record.policy_versions == segment.policy_versions[:end].tolist()
+        first = segment.action_mask.index(1)
+        assert (record.prompt_ids, record.num_prompt) == (segment.token_ids[:first].tolist(), first)
+        assert record.prompt_ids + record.response_ids == record.token_ids
+        assert record.response_mask[0] == record.response_mask[-1] == 1
+    assert [span for record in made for span in record.spans] == [(t.start, t.end) for t in trajectory.turns]
+    assert [(record.segment, record.num_segments) for record in made] == [(i, len(made)) for i in range(len(made))]
+
+
+@settings(max_examples=120, deadline=None)
+@given(trajectory=trajectories())
+def test_the_rewards_of_an_episodes_records_sum_to_its_reward(trajectory):
+    per_token = [row["rewards"] for row in export(skyrl, trajectory)]
+    assert math.fsum(reward for row in per_token for reward in row) == trajectory.reward
+    for row, mask in zip(per_token, (row["loss_masks"] for row in export(skyrl, trajectory)), strict=True):
+        assert all(taken or not reward for reward, taken in zip(row, mask, strict=True))
+    assert math.fsum(step["reward"] for step in export(verifiers, trajectory)) == trajectory.reward
+    scores = [score for row in export(verl, trajectory) for score in row["extra_fields"]["turn_scores"]]
+    assert math.fsum(scores) == trajectory.reward
+    for module, key in ((verl, "reward_score"), (nemo_rl, "total_reward"), (trl, "reward"), (slime, "reward")):
+        assert {row[key] for row in export(module, trajectory)} == {trajectory.reward}
+    assert {row["rewards"] for row in export(areal, trajectory)} == {trajectory.reward}
+
+
+@settings(max_examples=100, deadline=None)
+@given(trajectory=trajectories())
+def test_only_the_last_row_of_an_episode_is_skyrls_last_step(trajectory):
+    last = [row["is_last_step"] for row in export(skyrl, trajectory)]
+    assert last == [False] * (len(last) - 1) + [True]
+
+
+@settings(max_examples=100, deadline=None)
+@given(trajectory=trajectories())
+def test_verifiers_prompts_grow_by_what_went_before_them(trajectory):
+    steps = export(verifiers, trajectory)
+    assert [step["tokens"]["completion_ids"] for step in steps] == [
+        trajectory.segments[turn.segment].token_ids[turn.start : turn.end].tolist() for turn in trajectory.turns
+    ]
+    for before, after in itertools.pairwise(steps):
+        if before["extras"]["segment"] == after["extras"]["segment"]:
+            whole = before["tokens"]["prompt_ids"] + before["tokens"]["completion_ids"]
+            assert after["tokens"]["prompt_ids"][: len(whole)] == whole
+    messages = trajectory.messages
+    if messages is None:
+        assert [step["prompt"] for step in steps] == [decode(step["tokens"]["prompt_ids"]) for step in steps]
+    else:
+        whole = merged(messages)
+        for turn, step in zip(trajectory.turns, steps, strict=True):
+            *before, (role, text) = merged(step["prompt"] + step["completion"])
+            assert before == whole[: len(before)]
+            assert (role, text.endswith(turn.action)) == ("assistant", True)
+            assert whole[len(before)][1].startswith(text)
+            assert step["completion"] == [{"role": "assistant", "content": turn.action}]
+
+
+def merged(messages):
+    """Roles and texts, one for actions with nothing between them."""
+    parts = itertools.groupby(enumerate(messages), lambda pair: pair[0] if pair[1]["role"] == "user" else -1)
+    grouped = [[message for _, message in group] for _, group in parts]
+    return [(group[0]["role"], "".join(message["content"] for message in group)) for group in grouped]
+
+
+@settings(max_examples=100, deadline=None)
+@given(trajectory=trajectories())
+def test_verifiers_steps_of_others_are_split_where_a_prompt_does_not_extend_the_last(trajectory):
+    steps = [{**step, "extras": {}} for step in export(verifiers, trajectory)]
+    made = verifiers.from_records(steps)
+    assert [record.token_ids for record in made][-1] == records(trajectory, "here")[-1].token_ids
+    assert sum(len(record.spans) for record in made) == len(steps)
+
+
+def test_nothing_is_lost_where_one_action_follows_another_at_once():
+    trajectory = Trajectory(Task("q"), 32, prompt="q")
+    trajectory.append_observation([1])
+    for token, reward in ((2, 0.25), (3, 0.5)):
+        trajectory.append_turn(Completion((token,), logprobs=(-1.0,)), str(token))
+        trajectory.set_result(StepResult(reward=reward))
+    trajectory.finish(StopReason.TERMINATED)
+    spans = {module: module.from_records(export(module, trajectory))[0].spans for module in FORMATS}
+    assert {module for module in FORMATS if spans[module] == [(1, 3)]} == set(MASK_ONLY)
+    assert {module for module in FORMATS if spans[module] == [(1, 2), (2, 3)]} == set(FORMATS) - set(MASK_ONLY)
+    assert [m["role"] for m in export(nemo_rl, trajectory)[0]["message_log"]] == ["user", "assistant", "assistant"]
+    assert export(skyrl, trajectory)[0]["rewards"] == [0.25, 0.5]
+
+
+def test_a_segment_without_an_action_is_no_record():
+    trajectory = Trajectory(Task("q"), 32, prompt="q")
+    for ids in ([1], [1, 2, 5], [1, 2, 6]):
+        trajectory.append_observation(ids) if ids == [1] else trajectory.open_segment(ids)
+        if ids != [1, 2, 5]:
+            trajectory.append_turn(Completion((2,), logprobs=(-1.0,)), "2")
+            trajectory.set_result(StepResult(reward=0.5))
+    trajectory.finish(StopReason.MAX_LENGTH)
+    made = records(trajectory, "here")
+    assert [record.token_ids for record in made] == [[1, 2], [1, 2, 6, 2]]
+    assert [(record.segment, record.num_segments) for record in made] == [(0, 2), (1, 2)]
+    assert [record.finish_reason for record in made] == ["stop", "length"]
+    # The second prompt happens to begin with all of the first segment, and is a segment of its own nevertheless.
+    for module in set(FORMATS) - set(MASK_ONLY):
+        assert [record.token_ids for record in module.from_records(export(module, trajectory))] == [
+            [1, 2],
+            [1, 2, 6, 2],
+        ]
+    assert [row["metrics"]["generate_sequences"] for row in export(verl, trajectory)] == [0.0, 0.0]
+
+
+def test_seconds_are_those_of_the_segments_own_turns():
+    trajectory = Trajectory(Task("q"), 32, prompt="q")
+    trajectory.append_observation([1])
+    for seconds in (1.0, 2.0):
+        trajectory.append_turn(Completion((2,), logprobs=(-1.0,)), "2", generate_s=seconds)
+        trajectory.set_result(StepResult(), step_s=10 * seconds)
+        if seconds == 1.0:
+            trajectory.open_segment([5])
+    trajectory.finish(StopReason.TERMINATED)
+    metrics = [row["metrics"] for row in export(verl, trajectory)]
+    assert metrics == [
+        {"generate_sequences": 1.0, "tool_calls": 10.0},
+        {"generate_sequences": 2.0, "tool_calls": 20.0},
+    ]
+    assert [row["non_generation_time"] for row in export(slime, trajectory)] == [10.0, 20.0]
+
+
+# --- what a trainer must not be told --------------------------------------------------------------------------------
+
+
+@every_format
+@settings(max_examples=60, deadline=None)
+@given(trajectory=trajectories(missing=st.booleans()))
+def test_a_missing_log_probability_is_none_or_refused_and_never_a_number(module, trajectory):
+    acted = [segment for segment in trajectory.segments if 1 in segment.action_mask]
+    complete = [not any(map(math.isnan, segment.logprobs)) for segment in acted]
+    if module in DEMANDING and not all(complete):
+        with pytest.raises(DataError, match="expected a log-probability for every action token"):
+            export(module, trajectory)
+        return
+    back = module.from_records(export(module, trajectory))
+    assert [record.logprobs is not None for record in back] == complete
+
+
+@every_format
+@settings(max_examples=60, deadline=None)
+@given(trajectory=trajectories(missing=st.booleans(), ends=FAILURES, min_turns=0))
+def test_a_failed_episode_is_refused_or_flagged_and_never_given_a_reward(module, trajectory):
+    if module not in FLAGGING:
+        with pytest.raises(DataError, match="expected an episode with a reward"):
+            export(module, trajectory)
+        return
+    rows = export(module, trajectory)
+    assert rows
+    for row in rows:
+        assert row["loss_multiplier"] == 0.0 if module is nemo_rl else row["remove_sample"]
+        assert row["total_reward" if module is nemo_rl else "reward"] is None
+    assert [record.reward for record in module.from_records(rows)] == [None] * len(rows)
+    if module is slime:
+        wanted = "aborted" if trajectory.stop_reason is StopReason.ABORTED else "failed"
+        assert {row["status"] for row in rows} == {wanted}
+
+
+@pytest.mark.parametrize("module", FLAGGING, ids=["nemo_rl", "slime"])
+@settings(max_examples=60, deadline=None)
+@given(trajectory=trajectories(ends=FAILURES, min_turns=0))
+def test_a_failed_episode_comes_back_too(module, trajectory):
+    assert module.from_records(export(module, trajectory)) == records(trajectory, "here", keep_failed=True)
+
+
+def test_a_failure_says_what_failed():
+    trajectory = Trajectory(Task("q"), 32)
+    trajectory.finish(StopReason.ERROR, BOOM)
+    with pytest.raises(DataError, match=r"interop\.verl: .* got 'error' \(EngineError: it burned\)\. Leave failed"):
+        export(verl, trajectory)
+
+
+@every_format
+def test_an_episode_that_still_runs_is_refused(module):
+    with pytest.raises(DataError, match="expected an episode that ended"):
+        export(module, Trajectory(Task("q"), 32))
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "word"),
+    [
+        (StopReason.TERMINATED, "completed", "stop"),
+        (StopReason.MAX_TURNS, "truncated", "stop"),
+        (StopReason.MAX_LENGTH, "truncated", "length"),
+    ],
+)
+def test_the_end_of_an_episode_in_the_formats_own_words(end, status, word):
+    trajectory = golden()
+    trajectory.stop_reason = end
+    assert export(slime, trajectory)[0]["status"] == status
+    assert export(skyrl, trajectory)[0]["stop_reasons"] == word
+    assert export(nemo_rl, trajectory)[0]["truncated"] is (status == "truncated")
+
+
+# --- records that others made ---------------------------------------------------------------------------------------
+
+
+def test_a_record_without_our_facts_gives_what_it_says():
+    (verls,) = verl.from_records([{"prompt_ids": [1], "response_ids": [2, 3, 4], "response_mask": [1, 0, 1]}])
+    assert (verls.spans, verls.logprobs, verls.reward) == ([(1, 2), (3, 4)], None, None)
+    (row,) = slime.from_records([{"tokens": [1, 2, 3], "response_length": 2, "status": "truncated", "reward": 1.0}])
+    assert (row.spans, row.truncated, row.reward, row.stop_reason) == ([(1, 3)], True, 1.0, None)
+    (sky,) = skyrl.from_records(
+        [{"prompt_token_ids": [1], "response_ids": [2], "loss_masks": [1], "rewards": 1, "stop_reasons": "length"}]
+    )
+    assert (sky.reward, sky.rewards, sky.finish_reason) == (1.0, None, "length")
+    (done,) = trl.from_records([{"prompt_ids": [1], "completion_ids": [2, 3], "logprobs": [-1.0, -2.0]}])
+    assert (done.spans, done.logprobs) == ([(1, 3)], [0.0, -1.0, -2.0])
+    log = [
+        {"role": "user", "token_ids": [1]},
+        {"role": "assistant", "token_ids": [2]},
+        {"role": "user", "token_ids": [3]},
+    ]
+    (left_out,) = slime.from_records([{"tokens": [1, 2], "response_length": 1, "reward": 1.0, "remove_sample": True}])
+    assert left_out.reward is None
+    (masked,) = nemo_rl.from_records([{"message_log": log, "total_reward": 2.0, "loss_multiplier": 0.0}])
+    assert masked.reward is None
+    (nemo,) = nemo_rl.from_records([{"message_log": log, "total_reward": 2.0, "truncated": False}])
+    assert (nemo.token_ids, nemo.spans, nemo.logprobs, nemo.reward) == ([1, 2], [(1, 2)], None, 2.0)
+
+
+def test_lists_that_do_not_fit_each_other_are_refused():
+    (row,) = export(verl, golden())
+    with pytest.raises(DataError, match="lists as long as the response"):
+        verl.from_records([{**row, "response_mask": [1]}])
+    with pytest.raises(DataError, match="turn_spans that fit the mask"):
+        verl.from_records([{**row, "response_mask": [1] * 6}])
+    with pytest.raises(DataError, match="lists of one length"):
+        areal.from_records([{**export(areal, golden())[0], "versions": [0]}])
+    with pytest.raises(DataError, match="steps with tokens"):
+        verifiers.from_records([{"tokens": None}])
+    with pytest.raises(DataError, match="rows of the same keys"):
+        columns([{"a": 1}, {"b": 2}])
+    assert columns([]) == {}
+
+
+def test_the_exporters_need_no_heavy_library():
+    names = ", ".join(f"agentenv.interop.{module.__name__.rsplit('.')[-1]}" for module in FORMATS)
+    code = f"import sys, {names}; print([m for m in ('torch', 'numpy', 'transformers') if m in sys.modules])"
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert ran.stdout.strip() == "[]"
