@@ -47,6 +47,8 @@ class StepState(TypedDict, total=False):
     """Room in `Limits.max_length` after this action."""
     metadata: Mapping[str, Any]
     seed: int | None
+    tool_calls: Any
+    """Where `reset` offered tools: the action as `tools.ParsedAction`, its calls and those that cannot be read."""
 
 
 class StepDict(TypedDict, total=False):

@@ -22,6 +22,7 @@ from agentenv.agent import Tokenizer
 from agentenv.encoding import Encoder, encoder_of
 from agentenv.errors import ConfigError
 from agentenv.template import DUMMY_TOOLS, Template, as_parts, calling, probe, render
+from agentenv.tools import ToolFormat, tool_format
 from agentenv.types import BridgeKind, ChatOptions, Message
 
 _SENTINEL = "qzSENTINELqz"
@@ -95,6 +96,11 @@ class Chat:
     def template(self) -> Template:
         """What the chat template does; found out at the first use."""
         return probe(self.tokenizer, self._stop_token_ids, self.options.template_kwargs)
+
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        """How the model writes calls of tools; found out at the first use."""
+        return tool_format(self.tokenizer, self._stop_token_ids)
 
     @cached_property
     def _encoder(self) -> Encoder:

@@ -16,6 +16,7 @@ from typing import Any
 
 from agentenv.chat import Chat, PromptText
 from agentenv.errors import ConfigError, ContractError
+from agentenv.tools import ParsedAction, assistant_message
 from agentenv.types import BridgeKind, Message
 
 _CHARS_PER_TOKEN = 16
@@ -54,6 +55,7 @@ class Dialogue:
         self.tools: Any = None
         self._messages: list[Message] = []
         self._is_raw = True
+        self._parsed: ParsedAction | None = None  # the last action's calls, where tools were offered
 
     def begin(self, observation: str | Sequence[Message], tools: Any = None) -> None:
         """Take the first observation.
@@ -78,6 +80,11 @@ class Dialogue:
         """Take an action, as it was sampled."""
         self.ids += action_ids
         self.text += self.chat.decode(action_ids)
+
+    def parse(self, action: str, turn_index: int = 0) -> ParsedAction:
+        """The last action's calls of the tools that were offered."""
+        self._parsed = self.chat.tool_format.parse(action, turn_index=turn_index, tools=self.tools)
+        return self._parsed
 
     def reply(
         self,
@@ -175,7 +182,10 @@ class Dialogue:
         return _cut(messages, lambda new: self._size(made(new)) <= most, max(most, 0))
 
     def _said(self, action: str) -> Message:
-        """An action as a message; reasoning that the generation prompt opens is part of it."""
+        """An action as a message: with its calls apart, or with the reasoning that the generation prompt opens."""
+        if self._parsed is not None and self._parsed.items:
+            as_json = self.chat.tool_format.arguments_as_json
+            return {**assistant_message(self._parsed, as_json=as_json), "trusted": True}
         begun = self.chat.template.generation_prompt if self.chat.has_template else ""
         opens, closes, _ = (self.chat.template.reasoning if begun else None) or ("", "", "")
         opened = begun[begun.rfind(opens) :] if opens and begun.rfind(opens) > begun.rfind(closes) else ""

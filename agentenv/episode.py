@@ -301,6 +301,8 @@ class _Episode:
             "metadata": self.metadata,
             "seed": self.key.seed,
         }
+        if self.dialogue.tools:
+            self.states["tool_calls"] = self.dialogue.parse(turn.action, turn_index)
         started = time.perf_counter()
         agent = self._running_agent()
         value = await self._bounded(agent.step, self.states)

@@ -16,7 +16,7 @@ LAYERS = (
     {"types", "trajectory", "errors"},
     {
         "agent", "chat", "dialogue", "encoding", "openrlhf", "rewards", "sandbox", "template", "template_lines",
-        "tool_format", "tools",
+        "tool_formats", "tools",
     },
     {"episode", "executor"},
     {"engines"},

@@ -1,0 +1,180 @@
+"""What stands inside a call, read in each of the ways in which it is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from agentenv.tool_formats.literal import LiteralError, read, read_whole, skip_space
+from agentenv.tool_formats.syntax import NAME, Syntax, loose
+
+ARGUMENT_KEYS = ("arguments", "parameters")
+NAME_KEYS = ("name", "tool_name")
+_ID_KEYS = ("id", "tool_call_id")
+_BRACKETS = {"(": ")", "{": "}", "[": "]"}
+_NAME_IN_JSON = re.compile(rf'"name"\s*+:\s*+"({NAME})"')
+
+Schemas = Mapping[str, Any]
+"""JSON schemas of one tool's parameters, by name."""
+
+
+class Bad(Exception):
+    """A call that is none: why, how far it was read, and its name where one was."""
+
+    def __init__(self, problem: str, at: int, name: str = "") -> None:
+        super().__init__(problem)
+        self.problem, self.at, self.name = problem, at, name
+
+
+def mapping(text: str, at: int) -> tuple[dict[str, Any], int]:
+    """Arguments as a JSON object, and where it ends."""
+    value, end = read(text, at)
+    return _object(value, end), end
+
+
+def markup(syntax: Syntax, text: str, at: int, schemas: Schemas) -> tuple[dict[str, Any], int]:
+    """Arguments as an element each, and where the last ends.
+
+    A value ends where the next element or the end of the call follows its close, and never holds the start of a call.
+    """
+    arguments: dict[str, Any] = {}
+    while key := syntax.patterns.key.match(text, at):
+        end = syntax.patterns.value_end.search(text, key.end())
+        if not end or end["ok"] is None:
+            stop, close = end.start() if end else len(text), syntax.value_close.strip()
+            raise Bad(f"the value of {key['key']!r} is never closed with {close!r}", stop)
+        value = text[key.end() : end.start()]
+        if syntax.key_close.endswith("\n"):
+            value = value.removeprefix("\n")
+        if syntax.value_close.startswith("\n"):
+            value = value.removesuffix("\n")
+        arguments[key["key"]] = typed(value, _schema(schemas, key["key"]))
+        at = end.end()
+    return arguments, at
+
+
+def keywords(syntax: Syntax, text: str, at: int, schemas: Schemas) -> tuple[dict[str, Any], int]:
+    """Arguments as in a call in Python, from behind its bracket on, and where they end.
+
+    Raises:
+        LiteralError: they cannot be read.
+    """
+    arguments: dict[str, Any] = {}
+    close = _BRACKETS.get(text[at - 1], ")")
+    key_pattern = re.compile(rf"([\w.-]{{1,256}}+)\s*+{loose(syntax.key_close)}")
+    at = skip_space(text, at)
+    while text[at : at + 1] != close:
+        if arguments:
+            if text[at : at + 1] != ",":
+                raise LiteralError(f"expected ',' or {close!r}, got {text[at : at + 12]!r}", at)
+            at = skip_space(text, at + 1)
+        key = key_pattern.match(text, at)
+        if not key:
+            raise LiteralError(f"expected NAME{syntax.key_close.strip()}VALUE or {close!r}", at)
+        value, at = _value(syntax, text, key.end(), close)
+        schema = _schema(schemas, key[1])
+        arguments[key[1]] = typed(value, schema) if isinstance(value, str) and schema else value
+        at = skip_space(text, at)
+    return arguments, at + 1
+
+
+def _value(syntax: Syntax, text: str, at: int, close: str) -> tuple[Any, int]:
+    """A literal; where the template escapes nothing in strings, else what stands up to the first quote that fits."""
+    try:
+        value, end = read(text, at, python=True, quote=syntax.quote)
+        after = skip_space(text, end)
+        if syntax.escapes or text[after : after + 1] in (",", close):
+            return value, end
+        failed = LiteralError("text behind a value", end)
+    except LiteralError as error:
+        failed = error
+    start = skip_space(text, at) + 1
+    quote = text[start - 1 : start]
+    if syntax.escapes or quote not in ("'", '"'):
+        raise failed
+    ends = rf"(?P<ok>{quote}(?=\s*+(?:,\s*+[\w.-]++\s*+=|\{close})))|{syntax.patterns.call.pattern}"
+    found = re.compile(ends).search(text, start)
+    if not found or found["ok"] is None:
+        raise failed
+    return text[start : found.start()], found.end()
+
+
+def name_in(text: str) -> str:
+    """The name that JSON which cannot be read seems to give."""
+    found = _NAME_IN_JSON.search(text)
+    return found[1] if found else ""
+
+
+def is_call(value: Any) -> bool:
+    """Whether a value that stands alone is a call."""
+    return isinstance(value, dict) and any(k in value for k in NAME_KEYS) and any(k in value for k in ARGUMENT_KEYS)
+
+
+def call_in(value: Any, at: int) -> tuple[str, dict[str, Any], str]:
+    """The name, the arguments and the id in an object.
+
+    Raises:
+        Bad: it is no call.
+    """
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):  # as an OpenAI client writes it
+        value = {**value["function"], **{key: value[key] for key in _ID_KEYS if key in value}}
+    if not isinstance(value, dict):
+        raise Bad(f"a call is an object with the keys name and arguments, got {_short(value)}", at)
+    name = next((value[key] for key in NAME_KEYS if key in value), None)
+    if not isinstance(name, str) or not name:
+        raise Bad('it lacks the key "name" with the name of a tool', at)
+    known = [key for key in ARGUMENT_KEYS if key in value]
+    others = sorted(set(value) - {*NAME_KEYS, *_ID_KEYS, "type"})
+    if others and not known:
+        raise Bad(f'it lacks the key "arguments", got {others}', at, name)
+    given = next((str(value[key]) for key in _ID_KEYS if key in value), "")
+    try:
+        return name, _object(value[known[0]] if known else {}, at), given
+    except Bad as error:
+        raise Bad(error.problem, at, name) from error
+
+
+def _object(value: Any, at: int) -> dict[str, Any]:
+    """Arguments: an object, or one in a string."""
+    if isinstance(value, str):
+        try:
+            value = read(value, 0)[0]
+        except LiteralError as error:
+            raise Bad(f"its arguments cannot be read: {error}", at) from error
+    if not isinstance(value, dict):
+        raise Bad(f"its arguments are no object with the names of parameters, got {_short(value)}", at)
+    return value
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def typed(text: str, schema: Mapping[str, Any]) -> Any:
+    """The value of a parameter whose text does not tell strings from the rest, as its JSON schema has it."""
+    kinds = _kinds(schema)
+    if "string" in kinds and not ("null" in kinds and text in ("null", "None")):
+        return text
+    try:
+        return read_whole(text)
+    except LiteralError:
+        return text
+
+
+def _schema(schemas: Schemas, key: str) -> Mapping[str, Any]:
+    schema = schemas.get(key)
+    return schema if isinstance(schema, Mapping) else {}
+
+
+def _kinds(schema: Mapping[str, Any]) -> set[str]:
+    kind = schema.get("type", ())
+    kinds = {kind} if isinstance(kind, str) else set(kind)
+    for other in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+        kinds |= _kinds(other)
+    if schema.get("nullable"):
+        kinds.add("null")
+    if not kinds and schema.get("enum") and all(isinstance(value, str) for value in schema["enum"]):
+        kinds.add("string")
+    return kinds

@@ -1,0 +1,298 @@
+"""How a tokenizer's chat template writes calls, found out once by rendering dummy calls: `tool_format`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from agentenv.agent import Tokenizer
+from agentenv.encoding import encoder_of
+from agentenv.errors import ConfigError
+from agentenv.template import DUMMY_TOOLS, CallForm, Template, as_parts, probe, render
+from agentenv.tool_formats.parse import ToolFormat
+from agentenv.tool_formats.syntax import REASONING
+from agentenv.types import Message
+
+_USER, _CONTENT, _RESULT = "qzaskqz", "qzcontentqz", "qzresultqz"
+_NAMES = ("qznameaqz", "qznamebqz")
+_ARGUMENTS = {"qzkeyaqz": "qzvalueaqz", "qzkeybqz": "qzvaluebqz"}
+_KEYS, _VALUES = tuple(_ARGUMENTS), tuple(_ARGUMENTS.values())
+_IDS = ("qzid00001", "qzid00002")
+_CACHE: WeakKeyDictionary[Any, dict[tuple[str, tuple[int, ...]], ToolFormat]] = WeakKeyDictionary()
+
+
+def tool_format(tokenizer: Tokenizer, stop_token_ids: Sequence[int] = ()) -> ToolFormat:
+    """How the tokenizer's template writes calls, from a cache after the first time. No template makes it fail.
+
+    A template that renders no calls has the kind plain. `stop_token_ids` are those on which the engine stops besides
+    EOS.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        return ToolFormat()
+    key = (str(tokenizer.chat_template), tuple(stop_token_ids))
+    try:
+        cached = _CACHE.setdefault(tokenizer, {})
+    except TypeError:  # cannot be referred to weakly
+        cached = {}
+    if key not in cached:
+        cached[key] = _Learner(tokenizer, probe(tokenizer, stop_token_ids)).run()
+    return cached[key]
+
+
+class _Learner:
+    """One finding out."""
+
+    def __init__(self, tokenizer: Tokenizer, template: Template) -> None:
+        self.tokenizer, self.template = tokenizer, template
+        self.form: CallForm = (False, "")
+        self.id_is_name = False
+        added = sorted(encoder_of(tokenizer).added, key=len, reverse=True)
+        tags = (*map(re.escape, added), r"<[^<>\s]{1,64}>", r"</?[\w:.-]+=?", r"\s+", r"\w+", ".")
+        self.atoms = re.compile("|".join(tags), re.DOTALL)
+        ids = sorted(template.terminators)
+        texts = {str(tokenizer.decode([i], skip_special_tokens=False)) for i in ids}
+        self.ends = tuple(sorted({*texts, template.close.strip()} - {""}, key=len, reverse=True))
+
+    def run(self) -> ToolFormat:
+        """The format; plain, where the template renders no calls or writes them in no way that is known."""
+        base = ToolFormat(ends=self.ends, reasoning_close=self._reasoning())
+        renderings = []
+        for form in self.template.calls:
+            self.form = form
+            if (text := self._render(1)) is not None:
+                renderings.append((len(text), form, text))
+        for _, form, text in sorted(renderings, key=lambda rendering: rendering[0]):  # the longer ones say "None"
+            self.form = form
+            for id_is_name in (False, True):
+                self.id_is_name = id_is_name
+                if self._marker(0) in text and (found := self._learn(base, text)):
+                    return found
+        return base
+
+    def _learn(self, base: ToolFormat, text: str) -> ToolFormat | None:
+        base = replace(
+            base,
+            id_is_name=self.id_is_name,
+            has_ids=_IDS[0] in text,
+            strict_ids=self._render(1, ids=("0", "1")) is None,
+            arguments_as_json=self.form[0],
+            parallel=self._second() is not None,
+        )
+        whole = _object_around(text, (_VALUES[0], _NAMES[0]))
+        if whole and not self.id_is_name:
+            return self._json(base, text, whole)
+        arguments = _object_around(text, _KEYS)
+        if arguments and json.loads(text[arguments[0] : arguments[1]]) == _ARGUMENTS:
+            return self._named(base, text, arguments)
+        return self._parameters(base, text)
+
+    # --- the three ways
+
+    def _json(self, base: ToolFormat, text: str, span: tuple[int, int]) -> ToolFormat:
+        begin, end = span
+        before, after = text[:begin], text[end:]
+        listed = before.rstrip().endswith("[") and after.lstrip().startswith("]")
+        if listed:
+            before, after = before.rstrip()[:-1], after.lstrip()[1:]
+        second = self._second()
+        other = _object_around(second, (_NAMES[1],)) if second and not listed else None
+        first = _object_around(second, (_NAMES[0],)) if second and other else None
+        between = second[first[1] : other[0]] if second and first and other else None
+        return self._framed(
+            replace(base, kind="json"), before, after, between, gap=text[len(before) : text.find(_NAMES[0], begin)]
+        )
+
+    def _named(self, base: ToolFormat, text: str, span: tuple[int, int]) -> ToolFormat | None:
+        marker = self._marker(0)
+        at = text.rfind(marker, 0, span[0])
+        if at < 0:
+            return None
+        second, between = self._second(), None
+        if second:
+            first = _object_around(second, _KEYS)
+            between = second[first[1] : second.rfind(self._marker(1))] if first else None
+        base = replace(base, kind="named", after_name=text[at + len(marker) : span[0]])
+        return self._framed(base, text[:at], text[span[1] :], between)
+
+    def _parameters(self, base: ToolFormat, text: str) -> ToolFormat | None:
+        marks = [self._marker(0), _KEYS[0], _VALUES[0], _KEYS[1], _VALUES[1]]
+        found = re.compile("(.*?)".join(map(re.escape, marks)), re.DOTALL).search(text, text.rfind(_USER))
+        if not found:
+            return None
+        to_key, to_value, to_next = found.group(1), found.group(2), found.group(3)
+        after, second, between = text[found.end() :], self._second(), None
+        if second and (other := second.find(self._marker(1))) > (last := second.find(_VALUES[1])) >= 0:
+            between = second[last + len(_VALUES[1]) : other]
+        closing = self._shared_start(after, between) if between is not None else self._until_end(after)
+        key_open = self._shared_end(to_key, to_next)
+        value_close = self._shared_start(to_next, closing)
+        before = text[: found.start()]
+        if key_open.strip():
+            base = replace(
+                base,
+                kind="markup",
+                after_name=to_key.removesuffix(key_open),
+                key_open=key_open,
+                key_close=to_value,
+                value_close=value_close,
+            )
+            return self._framed(base, before, after.removeprefix(value_close), _cut(between, value_close))
+        first_atoms, value_atoms = self._split(to_next), self._split(to_value)
+        quote = first_atoms[0] if first_atoms and value_atoms and first_atoms[0] == value_atoms[-1] else ""
+        tail = after.removeprefix(quote)[1:]
+        base = replace(
+            base,
+            kind="keywords",
+            after_name=to_key,
+            key_close=to_value.removesuffix(quote),
+            quote=quote,
+            escapes=self._escapes(),
+        )
+        return self._framed(base, before, tail, None if between is None else between.removeprefix(quote)[1:])
+
+    def _framed(self, base: ToolFormat, before: str, after: str, between: str | None, *, gap: str = "") -> ToolFormat:
+        """The format with what stands around calls, told by what stands between two where the template renders two."""
+        start = self._start(before)
+        beside = self._beside(gap)
+        head = self._after_reasoning(before[start:])
+        lead, not_calls = "", frozenset[str]()
+        if not head.strip() and base.kind != "json" and between is not None:
+            call_open = self._shared_end(before, between).lstrip()
+            lead = call_open
+            section_open = ""
+            not_calls = self._addressees(base, before)
+        else:
+            if beside.strip():
+                head = self._shared_end(head, beside)
+            call_open = self._shared_end(head, between) if between is not None else head
+            section_open = head.removesuffix(call_open).strip()
+        after = self._until_end(after)
+        call_close = self._shared_start(after, between) if between is not None else after
+        return replace(
+            base,
+            section_open=section_open,
+            section_close=after.removeprefix(call_close),
+            call_open=call_open,
+            call_close=call_close,
+            lead=lead,
+            not_calls=not_calls,
+        )
+
+    # --- questions to the template
+
+    def _render(self, count: int, *, content: str = "", ids: Sequence[str] = _IDS, value: str = "") -> str | None:
+        """A message with calls, alone or, for templates that want it, with results behind."""
+        calls = []
+        for name, call_id in list(zip(_NAMES, ids, strict=True))[:count]:
+            arguments: Any = {**_ARGUMENTS, **({_KEYS[0]: value} if value else {})}
+            function = {"name": name, "arguments": json.dumps(arguments) if self.form[0] else arguments}
+            calls.append({"id": call_id, "type": "function", "function": function})
+        answer = {"role": "assistant", "content": content or self.form[1], "tool_calls": calls}
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "name": name, "content": _RESULT}
+            for call, name in zip(calls, _NAMES, strict=False)
+        ]
+        for follow in ([], results):
+            text = self._try([{"role": "user", "content": _USER}, answer, *follow])
+            if text is not None and (_VALUES[1] in text):
+                return text.partition(_RESULT)[0]
+        return None
+
+    def _try(self, messages: Sequence[Mapping[str, Any]], *, gen: bool = False) -> str | None:
+        shaped: list[Message] = [as_parts(message) if self.template.parts else message for message in messages]
+        try:
+            return render(self.tokenizer, shaped, gen=gen, tools=DUMMY_TOOLS if self.template.needs_tools else None)
+        except ConfigError:
+            return None
+
+    def _prompt(self) -> str:
+        return self._try([{"role": "user", "content": _USER}], gen=True) or ""
+
+    def _second(self) -> str | None:
+        """The rendering of two calls, if it says both."""
+        text = self._render(2)
+        return text if text and self._marker(1) in text else None
+
+    def _beside(self, gap: str) -> str:
+        """What stands between content and the first call, where the template puts content before; without the gap."""
+        text = self._render(1, content=_CONTENT) or ""
+        at, call = text.find(_CONTENT), text.find(self._marker(0))
+        return text[at + len(_CONTENT) : call].removesuffix(gap) if -1 < at < call else ""
+
+    def _addressees(self, base: ToolFormat, before: str) -> frozenset[str]:
+        """The name that the template gives to content, where it writes content like a call."""
+        text = self._render(1, content=_CONTENT) or ""
+        name, found, _ = text[self._start(before) :].partition(base.after_name)
+        return frozenset([name.strip()]) if found and _CONTENT not in name and name.strip() else frozenset()
+
+    def _escapes(self) -> bool:
+        odd = "qz\"'\\qz"
+        return odd not in (self._render(1, value=odd) or "")
+
+    def _reasoning(self) -> str:
+        """What closes the reasoning that the generation prompt leaves open."""
+        prompt = self._prompt()
+        for begin, end in REASONING:
+            if prompt.rfind(begin) > prompt.rfind(end):
+                return end
+        return ""
+
+    # --- texts
+
+    def _marker(self, index: int) -> str:
+        return (_IDS if self.id_is_name else _NAMES)[index]
+
+    def _split(self, text: str) -> list[str]:
+        return self.atoms.findall(text)
+
+    def _start(self, before: str) -> int:
+        """Where an action begins: behind the generation prompt, or what is left of it."""
+        return len(self._shared_start(self._prompt(), before))
+
+    def _after_reasoning(self, head: str) -> str:
+        return head[max(head.rfind(end) + len(end) if end in head else 0 for _, end in REASONING) :]
+
+    def _shared_start(self, one: str, other: str) -> str:
+        shared = ""
+        for left, right in zip(self._split(one), self._split(other), strict=False):
+            if left != right:
+                break
+            shared += left
+        return shared
+
+    def _shared_end(self, one: str, other: str) -> str:
+        shared = ""
+        for left, right in zip(reversed(self._split(one)), reversed(self._split(other)), strict=False):
+            if left != right:
+                break
+            shared = left + shared
+        return shared
+
+    def _until_end(self, text: str) -> str:
+        """The text up to what ends an action."""
+        return text[: min((at for end in self.ends if (at := text.find(end)) >= 0), default=len(text))]
+
+
+def _cut(text: str | None, start: str) -> str | None:
+    return None if text is None else text.removeprefix(start)
+
+
+def _object_around(text: str, inside: Sequence[str]) -> tuple[int, int] | None:
+    """Where the outermost JSON object that holds these texts begins and ends."""
+    start, decoder, found = text.rfind(_USER), json.JSONDecoder(), None
+    limit = min((text.find(word, start) for word in inside), default=-1)
+    at = text.rfind("{", start, limit) if limit >= 0 else -1
+    while at >= 0:
+        try:
+            value, end = decoder.raw_decode(text, at)
+        except ValueError:
+            value, end = None, at
+        said = json.dumps(value)
+        if isinstance(value, dict) and all(word in said for word in inside):
+            found = (at, end)
+        at = text.rfind("{", start, at)
+    return found
