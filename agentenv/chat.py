@@ -301,7 +301,7 @@ class Chat:
 
     def action_text(self, token_ids: Sequence[int], stop_token_ids: Sequence[int] = ()) -> str:
         """An action as text: decoded from its ids, without the one terminator at its end."""
-        closed = bool(token_ids) and (token_ids[-1] in self.special_ids or token_ids[-1] in stop_token_ids)
+        closed = bool(token_ids) and token_ids[-1] in {*self.special_ids, *self._stop_token_ids, *stop_token_ids}
         return self.decode(token_ids[:-1] if closed else token_ids)
 
 

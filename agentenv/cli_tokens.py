@@ -140,11 +140,12 @@ def _show(args: Sequence[str]) -> int:
 def _diff(args: Sequence[str]) -> int:
     config = parse(DiffConfig, "tokens diff", args)
     from agentenv.token_diff import diff_episode, diff_view
-    from agentenv.token_view import load_episode, load_run_tokenizer
+    from agentenv.token_view import load_episode, load_run_tokenizer, load_run_variables
 
     trajectory = load_episode(config.run, config.episode)
     tokenizer, stop_token_ids = load_run_tokenizer(config.run, config.tokenizer)
-    mismatches = diff_episode(trajectory, tokenizer, stop_token_ids=stop_token_ids)
+    variables = load_run_variables(config.run)
+    mismatches = diff_episode(trajectory, tokenizer, stop_token_ids=stop_token_ids, variables=variables)
     if config.json:
         print_json([mismatch.to_dict() for mismatch in mismatches])
     else:

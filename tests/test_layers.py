@@ -16,13 +16,13 @@ LAYERS = (
     {"types", "trajectory", "errors"},
     {
         "agent", "chat", "dialogue", "encoding", "openrlhf", "rewards", "sandbox", "template", "template_lines",
-        "tool_formats", "tools",
+        "tool_formats", "tools", "alignment", "token_text",
     },
     {"episode", "executor"},
     {"engines"},
     {
         "runner", "record", "serialize", "dataset", "loading", "catalog", "metrics", "progress", "report", "config",
-        "run", "doctor", "check", "certificate", "trial", "alignment", "token_text", "token_view", "token_diff",
+        "run", "doctor", "check", "certificate", "trial", "token_view", "token_diff",
         "replay", "gym", "testing", "interop", "trainer", "viewer",
     },
     {"cli", "cli_flags", "cli_tokens"},

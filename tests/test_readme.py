@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from agentenv.cli import CheckConfig
 from agentenv.cli_flags import parse
+from agentenv.cli_tokens import CertifyConfig, DiffConfig, ReplayConfig, ShowConfig
 from agentenv.config import RunConfig
 from agentenv.dataset import read_tasks
 from agentenv.loading import builtin_datasets
@@ -138,8 +140,8 @@ def test_every_flag_that_the_readme_names_exists():
     flags = set(
         re.findall(r"(?<![\w-])--([a-z_]+)\b(?!-)", re.sub(r"vllm serve.*|python -m vllm(.*\\\n)*.*", "", README))
     )
-    others = {"label"}  # of `agentenv check`
-    assert flags - others <= set(RunConfig.__dataclass_fields__) | {"agent_func_path"}
+    configs = (RunConfig, CheckConfig, CertifyConfig, ShowConfig, DiffConfig, ReplayConfig)
+    assert flags <= {name for config in configs for name in config.__dataclass_fields__}
 
 
 def test_every_file_that_the_readme_names_exists():
