@@ -4,16 +4,41 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from agentenv.agent import Engine, Tokenizer
 from agentenv.errors import ConfigError
+from agentenv.types import SamplingParams
 
 EngineName = Literal["auto", "hf", "vllm_local", "vllm_http", "scripted"]
 ENGINES = get_args(EngineName)[1:]
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """What gives log-probabilities of tokens that are there already; all engines with a model are one."""
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        """[T] log-probability of each token after those before it: the model's own, at temperature 1, nothing cut off.
+
+        NaN for the first token, which nothing comes before, and where the engine has none. Safe to call from many tasks
+        of one event loop, while it samples. `token_ids` is read before the call returns and never changed.
+
+        Raises:
+            EngineError: the tokens cannot be scored.
+        """
+
+
+def is_plain(sampling: SamplingParams) -> bool:
+    """Whether sampled tokens have the model's own log-probabilities: nothing was scaled, cut off or forbidden.
+
+    Greedy ones do too: engines report them as at temperature 1.
+    """
+    untouched = sampling.temperature == 1.0 and sampling.top_p == 1.0 and sampling.top_k <= 0 and sampling.min_p == 0.0
+    return (untouched or sampling.temperature == 0.0) and sampling.min_tokens == 0
 
 
 def choose_engine(name: str, *, base_url: str | None) -> str:

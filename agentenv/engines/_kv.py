@@ -198,17 +198,18 @@ class SlotModel:
         with torch.inference_mode():
             yield
 
-    def check_prompt(self, prompt: Sequence[int], where: str) -> None:
+    def check_prompt(self, prompt: Sequence[int], where: str, *, room: int = 1) -> None:
         """Refuse a prompt that the model cannot follow.
 
         Raises:
-            EngineError: it is empty, leaves no room for a token, or has ids that the model does not have.
+            EngineError: it is empty, leaves no room for `room` tokens, or has ids that the model does not have.
         """
         if not prompt:
             raise EngineError(f"{where}: expected at least one prompt token, got none. Give the model a prompt.")
-        if len(prompt) >= self.max_length:
+        if len(prompt) + room > self.max_length:
+            expected = "a prompt shorter than" if room else "at most"
             raise EngineError(
-                f"{where}: expected a prompt shorter than max_length={self.max_length}, got {len(prompt)} tokens. "
+                f"{where}: expected {expected} max_length={self.max_length}, got {len(prompt)} tokens. "
                 "Shorten it or raise max_length."
             )
         if min(prompt) < 0 or max(prompt) >= self.vocab_size:

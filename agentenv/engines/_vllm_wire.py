@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
 from agentenv.errors import AgentEnvError, ConfigError, EngineError
@@ -113,6 +113,69 @@ def _logprobs(choice: dict[str, Any], token_ids: tuple[int, ...], *, tokens_endp
     return tuple(math.nan if value is None or value <= MISSING_LOGPROB else float(value) for _, value in pairs)
 
 
+def score_body(token_ids: list[int]) -> dict[str, Any]:
+    """The request for log-probabilities of a prompt to `/v1/completions`, without the model's name."""
+    return {
+        "prompt": token_ids,
+        "max_tokens": 1,  # vLLM samples at least one
+        "temperature": 0.0,
+        "prompt_logprobs": 0,  # the prompt's own tokens' and no other
+        "return_token_ids": True,
+    }
+
+
+def scores_of(answer: dict[str, Any], token_ids: list[int]) -> list[float]:
+    """Read the answer to a `score_body`; EngineError where it is not about these tokens."""
+    choices = field_of(answer, "choices", list)
+    choice = choices[0] if len(choices) == 1 and isinstance(choices[0], dict) else {}
+    entries = choice.get("prompt_logprobs")
+    if choice.get("prompt_token_ids") != token_ids or not isinstance(entries, list) or len(entries) != len(token_ids):
+        raise EngineError(
+            f"The server's answer: expected prompt_logprobs of the {len(token_ids)} tokens sent, got "
+            f"{json.dumps(answer)[:200]}. Is it a vLLM server of version 0.10.2 or later?"
+        )
+    try:
+        values = [
+            entry[str(token)]["logprob"] if entry else None for entry, token in zip(entries, token_ids, strict=True)
+        ]
+        return [math.nan if value is None or value <= MISSING_LOGPROB else float(value) for value in values]
+    except (KeyError, TypeError) as error:
+        raise EngineError(
+            f"The server's answer: expected the tokens' own log-probabilities, got {json.dumps(entries)[:200]} "
+            f"({error!r}). Is it a vLLM server?"
+        ) from error
+
+
+def vllm_scoring() -> Any:
+    """Sampling parameters of vLLM for a request of which only the prompt's log-probabilities matter.
+
+    With them vLLM neither reads its prefix cache, which holds no log-probabilities, nor applies its processors.
+    """
+    from vllm import SamplingParams as VLLMSamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return VLLMSamplingParams(
+        temperature=0.0,
+        max_tokens=1,  # vLLM samples at least one
+        prompt_logprobs=0,  # the prompt's own tokens' and no other
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def scores_of_output(out: Any, token_ids: list[int]) -> list[float]:
+    """Read a RequestOutput of `vllm_scoring`: a log-probability for each prompt token, NaN for the first."""
+    echo, flat = list(out.prompt_token_ids or ()), out.prompt_logprobs
+    num = 0 if flat is None else len(flat.start_indices)
+    if echo != token_ids or num != len(token_ids):
+        raise EngineError(
+            f"VLLMEngine.score: expected log-probabilities of the {len(token_ids)} tokens sent, got {num} of "
+            f"{len(echo)} tokens. Report it with vLLM's version."
+        )
+    return list(_own(flat, token_ids))
+
+
 def vllm_sampling(sampling: SamplingParams) -> Any:
     """Ours as vLLM's own object."""
     from vllm import SamplingParams as VLLMSamplingParams
@@ -158,15 +221,20 @@ def completion_of_output(out: Any, prompt: list[int], policy_version: int) -> Co
 
 def _flat_logprobs(flat: Any, token_ids: tuple[int, ...]) -> tuple[float, ...]:
     """The sampled token's log-probability at each position; vLLM puts it first."""
-    starts, ends = (flat.start_indices, flat.end_indices) if flat is not None else ([], [])
-    if len(starts) != len(token_ids):
+    num = 0 if flat is None else len(flat.start_indices)
+    if num != len(token_ids):
         raise EngineError(
-            f"VLLMEngine.generate: expected {len(token_ids)} log-probabilities, got {len(starts)}. "
+            f"VLLMEngine.generate: expected {len(token_ids)} log-probabilities, got {num}. "
             "Report it with vLLM's version."
         )
+    return _own(flat, token_ids)
+
+
+def _own(flat: Any, token_ids: Sequence[int]) -> tuple[float, ...]:
+    """The first log-probability of each position, which is that of the token there."""
     return tuple(
         flat.logprobs[start] if start < end and flat.token_ids[start] == token_id else math.nan
-        for start, end, token_id in zip(starts, ends, token_ids, strict=True)
+        for start, end, token_id in zip(flat.start_indices, flat.end_indices, token_ids, strict=True)
     )
 
 

@@ -14,45 +14,21 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentenv.agent import Tokenizer
+from agentenv.engines._handover import Request, post, settle
 from agentenv.errors import EngineError, MissingDependency
 from agentenv.types import Completion, FinishReason, SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentenv.engines._sampling import StopStrings
+    from agentenv.engines._score import ScoreJob
 
 MAX_PREFILL_TOKENS = 4096
 """Prompt tokens, padding included, of one forward pass; longer prompts take several, with decode steps in between."""
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    """One generation on its way; its slot is its place in the running batch."""
-
-    token_ids: list[int]
-    """The prompt, then what was sampled."""
-    sampling: SamplingParams
-    max_tokens: int
-    stop_ids: frozenset[int]
-    episode: str
-    """The key of its prefix; empty when the request names no turn."""
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Completion]
-    rng: random.Random
-    stop_strings: StopStrings | None
-    num_prompt: int
-    num_computed: int = 0
-    """Tokens whose keys and values are in the slot."""
-    num_cached: int = 0
-    logprobs: list[float] = field(default_factory=list)
-    policy_versions: list[int] = field(default_factory=list)
-    cancelled: bool = False
 
 
 class HFEngine:
@@ -93,14 +69,14 @@ class HFEngine:
         try:
             from transformers import AutoTokenizer
 
-            from agentenv.engines import _kv, _sampling
+            from agentenv.engines import _kv, _sampling, _score
         except ImportError as error:
             raise MissingDependency(
                 f"HFEngine: expected torch and transformers, got {error}. pip install 'torch>=2.6' 'transformers>=4.56'"
             ) from error
         if tokenizer is None and isinstance(model, str | Path):
             tokenizer = AutoTokenizer.from_pretrained(str(model))
-        self._sampling, self._tokenizer = _sampling, tokenizer
+        self._sampling, self._tokenizer, self._new_job = _sampling, tokenizer, _score.ScoreJob
         self._slots = _kv.SlotModel(model, device=device, dtype=dtype, max_length=max_length)
         self._new_cache, self._prefixes = _kv.SlotCache, _kv.PrefixStore(prefix_cache_tokens)
         self._eos_id, self._eos_ids = _kv.eos_ids(self._slots.model, tokenizer)
@@ -109,11 +85,12 @@ class HFEngine:
         """Version of the weights in use; starts at 0, set by `update_weights`."""
         # The condition guards what both sides touch: queues and flags. The batch is the worker's alone.
         self._changed = threading.Condition()
-        self._waiting: deque[_Request] = deque()
+        self._waiting: deque[Request] = deque()
         self._commands: deque[tuple[Callable[[], None], asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
         self._cancelled = self._paused = self._closing = False
-        self._running: list[_Request] = []
-        self._outbox: list[tuple[_Request, Completion | EngineError]] = []
+        self._running: list[Request] = []
+        self._scores: deque[ScoreJob] = deque()
+        self._outbox: list[tuple[Request | ScoreJob, Any]] = []
         self._thread: threading.Thread | None = None
 
     async def generate(
@@ -140,6 +117,20 @@ class HFEngine:
                 request.cancelled = self._cancelled = True
                 self._changed.notify()
             raise
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        """The log-probability of each token after those before it; see `agentenv.engines.Scorer`.
+
+        One sequence after another, a piece at a time, between two forward passes for those that are being sampled.
+        """
+        loop, ids = asyncio.get_running_loop(), list(token_ids)
+        self._slots.check_prompt(ids, "HFEngine.score", room=0)
+        job = self._new_job(self._slots.model, ids, loop, loop.create_future())
+        with self._changed:
+            self._check_open()
+            self._scores.append(job)
+            self._changed.notify()
+        return await job.future
 
     async def pause(self) -> None:
         """Stop between two forward passes and keep all requests where they are; new ones queue."""
@@ -168,6 +159,8 @@ class HFEngine:
             self._prefixes.clear()
             for request in self._running:
                 request.num_computed = 0
+            for job in self._scores:
+                job.restart()
 
         await self._command(write)
 
@@ -201,7 +194,7 @@ class HFEngine:
 
     def _request(
         self, prompt: list[int], sampling: SamplingParams, request_id: str, loop: asyncio.AbstractEventLoop
-    ) -> _Request:
+    ) -> Request:
         where = f"HFEngine.generate({request_id!r})"
         self._slots.check_prompt(prompt, where)
         strings = None
@@ -210,7 +203,7 @@ class HFEngine:
                 raise EngineError(f"{where}: expected a tokenizer for stop strings, got none. Pass tokenizer=... .")
             strings = self._sampling.StopStrings(self._tokenizer, sampling, prompt)
         room = self._slots.max_length - len(prompt)
-        return _Request(
+        return Request(
             token_ids=prompt,
             sampling=sampling,
             max_tokens=min(room, sampling.max_tokens or room),
@@ -232,24 +225,26 @@ class HFEngine:
         with self._changed:
             late, self._commands = self._commands, deque()
         for _, loop, future in late:
-            _post(loop, _settle, [(future, EngineError("HFEngine: expected an open engine, got a closed one."))])
+            post(loop, settle, [(future, EngineError("HFEngine: expected an open engine, got a closed one."))])
 
     def _cycle(self) -> None:
         with self._changed:
             self._changed.wait_for(self._has_work)
             commands, self._commands = self._commands, deque()
         for action, loop, future in commands:
-            _post(loop, _settle, [(future, _attempt(action))])
+            post(loop, settle, [(future, _attempt(action))])
         try:
             self._remove_cancelled()
             if not self._paused and not self._closing:
                 self._step()
+                self._score()
         except Exception as error:  # noqa: BLE001 - carried to every caller, whose retry policy decides
             self._fail_all(f"expected a forward pass, got {type(error).__name__}: {error}. Try again.")
         self._deliver()
 
     def _has_work(self) -> bool:
-        return bool(self._commands or self._cancelled or (not self._paused and (self._waiting or self._running)))
+        sampling_or_scoring = self._waiting or self._running or self._scores
+        return bool(self._commands or self._cancelled or (not self._paused and sampling_or_scoring))
 
     def _remove_cancelled(self) -> None:
         with self._changed:
@@ -270,7 +265,17 @@ class HFEngine:
         if slots := [i for i, r in enumerate(self._running) if r.num_computed == len(r.token_ids) - 1]:
             self._forward(slots)
 
-    def _admit(self, request: _Request) -> None:
+    def _score(self) -> None:
+        """One piece of the first sequence to score; what goes wrong is its own."""
+        while self._scores and self._scores[0].future.cancelled():
+            self._scores.popleft()
+        if self._scores:
+            failed = _attempt(self._scores[0].advance)
+            if failed or self._scores[0].done:
+                job = self._scores.popleft()
+                self._outbox.append((job, failed or job.logprobs))
+
+    def _admit(self, request: Request) -> None:
         slot = len(self._running)
         common, saved = self._prefixes.take(request.episode, request.token_ids)
         if common:
@@ -316,7 +321,7 @@ class HFEngine:
         for slot in reversed(finished):
             self._free(slot)
 
-    def _append(self, request: _Request, token: int, logprob: float) -> bool:
+    def _append(self, request: Request, token: int, logprob: float) -> bool:
         """Take in one token; True when the request is finished, with its outcome in the outbox."""
         if not math.isfinite(logprob):
             error = f"HFEngine: expected finite logits, got {logprob} as a log-probability. Check the weights."
@@ -339,7 +344,7 @@ class HFEngine:
             return False
         return True
 
-    def _finish(self, request: _Request, reason: FinishReason, stop_reason: int | str | None) -> None:
+    def _finish(self, request: Request, reason: FinishReason, stop_reason: int | str | None) -> None:
         versions = tuple(request.policy_versions)
         completion = Completion(
             tuple(request.token_ids[request.num_prompt :]), reason, stop_reason,
@@ -362,8 +367,8 @@ class HFEngine:
 
     def _fail_all(self, message: str) -> None:
         with self._changed:
-            failed = [*self._running, *self._waiting]
-            self._running, self._waiting = [], deque()
+            failed: list[Request | ScoreJob] = [*self._running, *self._waiting, *self._scores]
+            self._running, self._waiting, self._scores = [], deque(), deque()
         self._slots.cache = self._new_cache()
         self._prefixes.clear()
         self._outbox += [(request, EngineError(f"HFEngine: {message}")) for request in failed]
@@ -373,23 +378,7 @@ class HFEngine:
         """Wake each event loop once for all that finished in a step."""
         outbox, self._outbox = self._outbox, []
         for loop in {request.loop for request, _ in outbox}:
-            _post(loop, _settle, [(request.future, outcome) for request, outcome in outbox if request.loop is loop])
-
-
-def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: Any) -> None:
-    # A loop that was closed meanwhile has nobody left who waits.
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(function, *args)
-
-
-def _settle(outcomes: Iterable[tuple[asyncio.Future[Any], Any]]) -> None:
-    for future, outcome in outcomes:
-        if future.done():
-            continue
-        if isinstance(outcome, Exception):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
+            post(loop, settle, [(request.future, outcome) for request, outcome in outbox if request.loop is loop])
 
 
 def _attempt(action: Callable[[], None]) -> Exception | None:

@@ -10,13 +10,15 @@ import random
 import socket
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
-from agentenv.engines._vllm_wire import completion_of, field_of, request_body
+from agentenv.engines import is_plain
+from agentenv.engines._vllm_wire import completion_of, field_of, request_body, score_body, scores_of
 from agentenv.errors import ConfigError, EngineError
 from agentenv.types import Completion, SamplingParams
 
@@ -124,10 +126,33 @@ class VLLMHTTPEngine:
             ConfigError: the address, key, model or version of the server is wrong; retrying cannot help.
         """
         prompt = list(prompt_token_ids)
+        async with self._deadline():
+            await self._look_once()
+            return await self._sample(prompt, sampling, request_id)
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        """The log-probability of each token after those before it, by `/v1/completions`; see `agentenv.engines.Scorer`.
+
+        vLLM samples a token after what it scores: of a sequence as long as its context, the last token gets NaN.
+
+        Raises:
+            EngineError: no valid answer within `timeout_s` and `max_retries`.
+            ConfigError: the address, key, model or version of the server is wrong; retrying cannot help.
+        """
+        ids = list(token_ids)
+        async with self._deadline():
+            await self._look_once()
+            full = len(ids) == self.max_model_len
+            scored = ids[:-1] if full else ids
+            body = {"model": self.model, **score_body(scored)}
+            answer = await self._request("POST", "/v1/completions", body=body, request_id="score")
+        return scores_of(_json(answer), scored) + [math.nan] * full
+
+    @asynccontextmanager
+    async def _deadline(self) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(self.timeout_s):
-                await self._look_once()
-                return await self._sample(prompt, sampling, request_id)
+                yield
         except TimeoutError as error:
             raise EngineError(
                 f"{self.base_url}: expected an answer within {self.timeout_s:g} s, got none. "
@@ -179,7 +204,7 @@ class VLLMHTTPEngine:
         body = {"model": self.model, **request_body(prompt, sampling, tokens_endpoint=self._tokens_endpoint)}
         answer = await self._request("POST", path, body=body, headers=headers, request_id=request_id)
         completion = completion_of(_json(answer), prompt, tokens_endpoint=self._tokens_endpoint)
-        if self.logprobs_mode == "raw" and not _is_plain(sampling):
+        if self.logprobs_mode == "raw" and not is_plain(sampling):
             # Those of the model, not of the distribution that was sampled from: missing, rather than wrong.
             completion = replace(completion, logprobs=(math.nan,) * len(completion.token_ids))
         return completion
@@ -281,9 +306,3 @@ def _json(response: httpx.Response) -> dict[str, Any]:
     if not isinstance(answer, dict):
         raise EngineError(f"{response.url}: expected a JSON object, got {response.text[:200]!r}. Is it a vLLM server?")
     return answer
-
-
-def _is_plain(sampling: SamplingParams) -> bool:
-    """Whether raw and processed log-probabilities are the same: nothing was scaled or cut off, or all was greedy."""
-    untouched = sampling.temperature == 1.0 and sampling.top_p == 1.0 and sampling.top_k <= 0 and sampling.min_p == 0.0
-    return untouched or sampling.temperature == 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import multiprocessing
 import os
 import signal
@@ -13,7 +14,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentenv.engines._vllm_wire import completion_of_output, vllm_sampling
+from agentenv.engines._vllm_wire import completion_of_output, scores_of_output, vllm_sampling, vllm_scoring
 from agentenv.errors import ConfigError, EngineError, MissingDependency
 from agentenv.types import Completion, SamplingParams
 
@@ -130,9 +131,35 @@ class VLLMEngine:
         """Sample one action; see `agentenv.agent.Engine`. Cancelling it aborts the request in vLLM."""
         prompt = list(prompt_token_ids)
         await self.start()
+        out = await self._answer(prompt, vllm_sampling(sampling), request_id)
+        return completion_of_output(out, prompt, self.policy_version)
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        """The log-probability of each token after those before it; see `agentenv.engines.Scorer`.
+
+        vLLM samples a token after what it scores: of a sequence as long as `max_model_len`, the last token gets NaN.
+        When weights are replaced meanwhile, all of it is scored again, with the new ones. On a GPU the logits of up to
+        `max_num_batched_tokens` tokens are in memory at once: lower that (engine_args) where it does not fit.
+
+        Raises:
+            EngineError: the tokens cannot be scored, or vLLM has died.
+        """
+        await self.start()
+        scored = list(token_ids)[: self._llm.model_config.max_model_len - 1]
+        unscored = len(token_ids) - len(scored)
+        if unscored > 1:
+            scored = list(token_ids)  # for vLLM to refuse, in its words
+        version = None
+        while version != self.policy_version:
+            version = self.policy_version
+            out = await self._answer(scored, vllm_scoring(), "score")
+        return scores_of_output(out, scored) + [math.nan] * unscored
+
+    async def _answer(self, prompt: list[int], params: Any, request_id: str) -> Any:
+        """The one output of vLLM for a prompt."""
         if self._half_updated:
             raise EngineError(
-                "VLLMEngine.generate: expected whole weights, got those of an update that failed. "
+                "VLLMEngine: expected whole weights, got those of an update that failed. "
                 "Update them again; if that fails too, make a new engine."
             )
         from vllm.exceptions import VLLMValidationError
@@ -143,21 +170,20 @@ class VLLMEngine:
 
         async def sample() -> Any:
             """Wait for the one final output."""
-            outputs = self._llm.generate(tokens_input(prompt), vllm_sampling(sampling), unique_id)
+            outputs = self._llm.generate(tokens_input(prompt), params, unique_id)
             return [output async for output in outputs][-1]  # FINAL_ONLY: there is one
 
         self._in_flight.add(unique_id)
         try:
-            out = await self._while_alive(sample())
+            return await self._while_alive(sample())
         except (VLLMValidationError, EngineGenerateError, ValueError) as error:
             cause = error.__cause__ or error
             raise EngineError(
-                f"VLLMEngine.generate: expected a request that vLLM can serve, got {type(cause).__name__} for "
+                f"VLLMEngine: expected a request that vLLM can serve, got {type(cause).__name__} for "
                 f"{len(prompt)} prompt tokens: {cause} Change the prompt, the limits or `max_model_len`."
             ) from error
         finally:
             self._in_flight.discard(unique_id)
-        return completion_of_output(out, prompt, self.policy_version)
 
     async def pause(self) -> None:
         """Stop sampling; requests in flight are kept and go on after `resume`, their prefix computed anew."""
@@ -238,7 +264,8 @@ class VLLMEngine:
             await llm.abort(list(self._in_flight))
             await asyncio.sleep(0)
         tasks = [self._death, *filter(None, [llm.output_handler])]
-        self._death.cancel()
+        for task in tasks:  # before vLLM ends, which its own task would log as an error
+            task.cancel()
         await asyncio.to_thread(llm.shutdown, timeout=SHUTDOWN_TIMEOUT_S)
         for process in self._processes:  # one that had to be killed is not yet gone
             await asyncio.to_thread(process.join, SHUTDOWN_TIMEOUT_S)

@@ -1,0 +1,301 @@
+"""Scoring: the model's own log-probabilities of given tokens, beside generations that it does not disturb."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+
+import httpx
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2ForCausalLM,
+)
+
+from agentenv.engines import Scorer, _score
+from agentenv.engines.hf import HFEngine
+from agentenv.engines.vllm_http import VLLMHTTPEngine
+from agentenv.errors import EngineError
+from agentenv.types import SamplingParams
+from tests.models import make_tiny_qwen2
+
+IDS = [40 + (7 * i * i) % 150 for i in range(200)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """On busy cores, two threads take ten times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_tiny_qwen2(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+async def engine(folder):
+    engine = HFEngine(folder, max_length=512)
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture
+def one_token_at_a_time(monkeypatch):
+    """So that scoring takes many pieces."""
+    monkeypatch.setattr(_score, "MAX_PIECE_TOKENS", 1)
+
+
+def by_transformers(model, token_ids):
+    """One forward pass over all of it."""
+    with torch.no_grad():
+        logprobs = model(torch.tensor([token_ids])).logits[0, :-1].float().log_softmax(-1)
+    return logprobs.gather(1, torch.tensor([token_ids[1:]]).T)[:, 0].tolist()
+
+
+def seeded(build, config):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return build(config).float().eval()
+
+
+def gpt2():
+    return seeded(GPT2LMHeadModel, GPT2Config(
+        vocab_size=200, n_embd=64, n_layer=2, n_head=4, n_positions=256, initializer_range=0.2, bos_token_id=None,
+        eos_token_id=None,
+    ))  # fmt: skip
+
+
+def mistral():
+    return seeded(MistralForCausalLM, MistralConfig(
+        vocab_size=200, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2, sliding_window=16,
+        bos_token_id=None, eos_token_id=None,
+    ))  # fmt: skip
+
+
+# --- hf ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64, 1024])
+@pytest.mark.parametrize("build", [gpt2, mistral, None])
+async def test_scores_are_those_of_one_plain_forward_pass(folder, monkeypatch, build, piece):
+    monkeypatch.setattr(_score, "MAX_PIECE_TOKENS", piece)
+    ids = IDS if build else [*IDS, *range(300, 384)]
+    expected = by_transformers(build() if build else AutoModelForCausalLM.from_pretrained(folder), ids)
+    engine = HFEngine(build() if build else folder)
+    try:
+        scores = await engine.score(tuple(ids))
+    finally:
+        await engine.close()
+    assert isinstance(engine, Scorer)
+    assert math.isnan(scores[0])
+    assert scores[1:] == pytest.approx(expected, abs=1e-4)
+
+
+async def test_pieces_are_as_long_as_their_logits_may_be(engine, monkeypatch):
+    calls = []
+    forward = Qwen2ForCausalLM.forward
+
+    def watched(self, *args, **kwargs):
+        output = forward(self, *args, **kwargs)
+        calls.append(output.logits.numel())
+        return output
+
+    monkeypatch.setattr(_score, "MAX_LOGITS", 384 * 50)
+    monkeypatch.setattr(Qwen2ForCausalLM, "forward", watched)
+    await engine.score(IDS)
+    assert calls == [384 * 50] * 3 + [384 * 49]
+
+
+async def test_sampled_tokens_score_what_was_recorded(engine):
+    sampling = SamplingParams(max_tokens=40, seed=4)
+    completion = await engine.generate(IDS[:30], sampling, request_id="0/0")
+    scores = await engine.score([*IDS[:30], *completion.token_ids])
+    assert scores[30:] == pytest.approx(completion.logprobs, abs=1e-5)
+
+
+async def test_generations_are_the_same_and_no_later_beside_scores(engine, one_token_at_a_time):
+    sampling = [GREEDY, SamplingParams(max_tokens=24, seed=1), SamplingParams(max_tokens=24, seed=2, temperature=0.8)]
+
+    async def sample():
+        return await asyncio.gather(
+            *(engine.generate(IDS[i : i + 30], each, request_id="one turn") for i, each in enumerate(sampling))
+        )
+
+    alone = await sample()
+    scoring = [asyncio.create_task(engine.score(IDS)) for _ in range(3)]
+    beside = await sample()
+    assert not any(task.done() for task in scoring)
+    for there, here in zip(beside, alone, strict=True):
+        assert there.token_ids == here.token_ids
+        assert there.logprobs == pytest.approx(here.logprobs, abs=1e-4)  # they may have shared other batches
+    scores = await asyncio.gather(*scoring)
+    assert all(each[1:] == pytest.approx(scores[0][1:], abs=1e-4) for each in scores)
+
+
+async def test_scores_are_of_one_policy_version_when_weights_change_meanwhile(engine, folder, one_token_at_a_time):
+    other = AutoModelForCausalLM.from_pretrained(make_tiny_qwen2(folder.parent / "other", seed=1))
+    scoring = asyncio.create_task(engine.score(IDS))
+    while not (engine._scores and len(engine._scores[0].logprobs) > 20):
+        await asyncio.sleep(0)
+    await engine.update_weights(list(other.state_dict().items()), 1)
+    assert not scoring.done()
+    assert (await scoring)[1:] == pytest.approx(by_transformers(other, IDS), abs=1e-5)
+
+
+async def test_cancelled_score_is_given_up(engine, one_token_at_a_time):
+    scoring = asyncio.create_task(engine.score(IDS))
+    while not engine._scores:
+        await asyncio.sleep(0)
+    scoring.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await scoring
+    assert len(await engine.score(IDS[:3])) == 3
+    assert not engine._scores
+
+
+async def test_scores_wait_while_the_engine_is_paused(engine):
+    await engine.pause()
+    scoring = asyncio.create_task(engine.score(IDS))
+    done, _ = await asyncio.wait([scoring], timeout=0.2)
+    assert not done
+    await engine.resume()
+    assert len(await scoring) == len(IDS)
+
+
+async def test_failed_score_is_nobody_elses(engine, monkeypatch):
+    advance = _score.ScoreJob.advance
+
+    def failing(job):
+        if len(job.token_ids) == 7:
+            raise RuntimeError("out of memory")
+        advance(job)
+
+    monkeypatch.setattr(_score.ScoreJob, "advance", failing)
+    alone = await engine.generate(IDS[:30], GREEDY, request_id="alone")
+    results = await asyncio.gather(
+        engine.generate(IDS[:30], GREEDY, request_id="beside"),
+        engine.score(IDS[:7]),
+        engine.score(IDS[:8]),
+        return_exceptions=True,
+    )
+    assert results[0].token_ids == alone.token_ids
+    assert (type(results[1]), len(results[2])) == (RuntimeError, 8)
+
+
+async def test_weights_that_are_not_finite_are_an_error(engine):
+    name, weight = next((n, w) for n, w in engine._slots.model.state_dict().items() if n.endswith("lm_head.weight"))
+    await engine.update_weights([(name, torch.full_like(weight, math.nan))], 1)
+    with pytest.raises(EngineError, match="finite logits"):
+        await engine.score(IDS)
+
+
+async def test_sequence_of_one_token_has_nothing_before_it(engine):
+    (score,) = await engine.score([5])
+    assert math.isnan(score)
+
+
+async def test_whole_context_can_be_scored_and_no_more(engine):
+    ids = [40 + i % 100 for i in range(512)]
+    assert len(await engine.score(ids)) == 512
+    with pytest.raises(EngineError, match="at most max_length=512, got 513"):
+        await engine.score([*ids, 1])
+    with pytest.raises(EngineError, match="at least one"):
+        await engine.score([])
+    with pytest.raises(EngineError, match="384"):
+        await engine.score([1, 384])
+
+
+async def test_close_fails_what_is_being_scored(folder, one_token_at_a_time):
+    engine = HFEngine(folder, max_length=512)
+    scoring = asyncio.create_task(engine.score(IDS))
+    while not engine._scores:
+        await asyncio.sleep(0)
+    await engine.close()
+    with pytest.raises(EngineError, match="open engine"):
+        await scoring
+    with pytest.raises(EngineError, match="closed"):
+        await engine.score(IDS)
+
+
+# --- vllm_http --------------------------------------------------------------------------------------------------------
+
+
+class Server:
+    """A vLLM in memory that answers `prompt_logprobs`; `change` may spoil a choice of its answer."""
+
+    def __init__(self, change=lambda choice: None):
+        self.change, self.bodies = change, []
+
+    async def __call__(self, request):
+        body = json.loads(request.content) if request.content else {}
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": "m", "root": "m", "max_model_len": 6}]})
+        if request.url.path == "/inference/v1/generate":
+            return httpx.Response(404, json={})
+        prompt = body["prompt"]
+        choice = {"finish_reason": "length", "prompt_token_ids": prompt, "token_ids": [9]}
+        if "prompt_logprobs" not in body:  # the engine looks at the server
+            choice["logprobs"] = {"tokens": ["token_id:9"], "token_logprobs": [0.0]}
+            return httpx.Response(200, json={"choices": [choice]})
+        self.bodies.append(body)
+        choice["prompt_logprobs"] = [None, *({str(t): {"logprob": -t / 4, "rank": 1}} for t in prompt[1:])]
+        self.change(choice)
+        return httpx.Response(200, json={"choices": [choice]})
+
+
+async def score_over_http(token_ids, change=lambda choice: None):
+    server = Server(change)
+    engine = VLLMHTTPEngine("http://server", transport=httpx.MockTransport(server), max_retries=0)
+    try:
+        return await engine.score(token_ids), server.bodies
+    finally:
+        await engine.close()
+
+
+async def test_http_scores_are_the_prompt_logprobs_of_the_tokens_sent():
+    scores, (body,) = await score_over_http((4, 2, 8))
+    assert math.isnan(scores[0])
+    assert scores[1:] == [-0.5, -2.0]
+    assert (body["prompt"], body["max_tokens"], body["prompt_logprobs"], body["model"]) == ([4, 2, 8], 1, 0, "m")
+
+
+async def test_http_score_of_a_full_context_lacks_its_last_token():
+    scores, (body,) = await score_over_http([1, 2, 3, 4, 5, 6])
+    assert body["prompt"] == [1, 2, 3, 4, 5]
+    assert scores[1:5] == [-0.5, -0.75, -1.0, -1.25]
+    assert [math.isnan(score) for score in scores] == [True, False, False, False, False, True]
+
+
+async def test_http_score_that_the_server_has_no_number_for_is_nan():
+    def clamp(choice):
+        choice["prompt_logprobs"][1] = {"2": {"logprob": -9999.0}}
+
+    scores, _ = await score_over_http([1, 2, 3], clamp)
+    assert [math.isnan(score) for score in scores] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda choice: choice.update(prompt_token_ids=[1, 2, 4]),
+        lambda choice: choice.update(prompt_logprobs=None),
+        lambda choice: choice["prompt_logprobs"].pop(),
+        lambda choice: choice.update(prompt_logprobs=[None, 1, 2]),
+        lambda choice: choice.update(prompt_logprobs=[None, {"2": {}}, {"3": {}}]),
+    ],
+)
+async def test_http_answer_about_other_tokens_is_refused(change):
+    with pytest.raises(EngineError, match="server's answer"):
+        await score_over_http([1, 2, 3], change)
