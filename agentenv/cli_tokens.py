@@ -80,7 +80,7 @@ class ReplayConfig:
     engine_args: str | None = None
     """JSON object of further arguments for the engine's constructor."""
     tolerance: float = 1e-3
-    """Largest difference that passes; in float32 1e-4 is usual, in bfloat16 0.1."""
+    """Largest difference that passes; float32: 1e-3 or less, bfloat16: 0.2."""
     concurrency: int = 64
     """Sequences in flight at once."""
     json: bool = False
@@ -106,8 +106,8 @@ def tokens(args: Sequence[str]) -> int:
 
 def _certify(args: Sequence[str]) -> int:
     config = parse(CertifyConfig, "tokens certify", args)
-    from agentenv.certificate import certificate_report, certify, write_certificate
     from agentenv.loading import load_stop_token_ids, load_tokenizer, resolve_model
+    from agentenv.tokens.certificate import certificate_report, certify, write_certificate
 
     model = resolve_model(config.model)
     tokenizer = load_tokenizer(resolve_model(config.tokenizer) if config.tokenizer else model)
@@ -125,7 +125,7 @@ def _certify(args: Sequence[str]) -> int:
 
 def _show(args: Sequence[str]) -> int:
     config = parse(ShowConfig, "tokens show", args)
-    from agentenv.token_view import episode_to_json, episode_view, load_episode, load_run_tokenizer
+    from agentenv.tokens.view import episode_to_json, episode_view, load_episode, load_run_tokenizer
 
     trajectory = load_episode(config.run, config.episode)
     tokenizer, _ = load_run_tokenizer(config.run, config.tokenizer)
@@ -139,8 +139,8 @@ def _show(args: Sequence[str]) -> int:
 
 def _diff(args: Sequence[str]) -> int:
     config = parse(DiffConfig, "tokens diff", args)
-    from agentenv.token_diff import diff_episode, diff_view
-    from agentenv.token_view import load_episode, load_run_tokenizer, load_run_variables
+    from agentenv.tokens.diff import diff_episode, diff_view
+    from agentenv.tokens.view import load_episode, load_run_tokenizer, load_run_variables
 
     trajectory = load_episode(config.run, config.episode)
     tokenizer, stop_token_ids = load_run_tokenizer(config.run, config.tokenizer)
@@ -155,7 +155,7 @@ def _diff(args: Sequence[str]) -> int:
 
 def _replay(args: Sequence[str]) -> int:
     config = parse(ReplayConfig, "tokens replay", args)
-    from agentenv.replay import replay_run
+    from agentenv.tokens.replay import replay_run
 
     engine: EngineName | None = config.engine
     report = asyncio.run(

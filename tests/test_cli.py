@@ -48,7 +48,10 @@ RUN = ["run", "--env", "good.py:A", "--data", "tasks.jsonl", "--model", "tok", "
 
 WRONG = {
     "unknown command": (["rnu"], "got 'rnu'. Did you mean 'run'?"),
-    "nothing like a command": (["zzz"], "expected one of run, list, doctor, check, tokens, got 'zzz'. Run `agentenv --help`."),
+    "nothing like a command": (
+        ["zzz"],
+        "expected one of run, list, doctor, check, tokens, got 'zzz'. Run `agentenv --help`.",
+    ),
     "flag with a slip": ([*RUN, "--tempratur", "1"], "Did you mean --temperature?"),
     "flag of nobody": ([*RUN, "--zzzzzz"], "Unrecognized options: --zzzzzz. Run `agentenv run --help`"),
     "stray word": ([*RUN, "word"], "Unrecognized options: word"),

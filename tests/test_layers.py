@@ -15,15 +15,14 @@ LIBRARY = ROOT / "agentenv"
 LAYERS = (
     {"types", "trajectory", "errors"},
     {
-        "agent", "chat", "dialogue", "encoding", "openrlhf", "rewards", "sandbox", "template", "template_lines",
-        "tool_formats", "tools", "alignment", "token_text",
+        "agent", "chat", "dialogue", "encoding", "openrlhf", "rewards", "sandbox", "template",
+        "tool_formats", "tools",
     },
     {"episode", "executor"},
     {"engines"},
     {
         "runner", "record", "serialize", "dataset", "loading", "catalog", "metrics", "progress", "report", "config",
-        "run", "doctor", "check", "certificate", "trial", "token_view", "token_diff",
-        "replay", "gym", "testing", "interop", "trainer", "viewer",
+        "run", "doctor", "check", "tokens", "gym", "testing", "interop", "trainer", "viewer",
     },
     {"cli", "cli_flags", "cli_tokens"},
 )  # fmt: skip

@@ -28,8 +28,8 @@ from agentenv.engines.vllm_local import VLLMEngine
 from agentenv.errors import EngineError
 from agentenv.loading import EnvSource, load_stop_token_ids, load_tokenizer, resolve_model
 from agentenv.record import RunWriter, read_trajectories
-from agentenv.replay import replay, replay_run
 from agentenv.runner import EpisodeRunner, plan
+from agentenv.tokens.replay import replay, replay_run
 from agentenv.trajectory import Trajectory
 from agentenv.types import SamplingParams, StepResult
 from tests.engines.test_vllm_real import models, server  # noqa: F401 - fixtures

@@ -21,7 +21,7 @@ from agentenv.encoding import encoder_of
 from agentenv.errors import ConfigError
 from agentenv.loading import load_stop_token_ids, load_tokenizer, resolve_model
 from agentenv.record import read_config, read_trajectories
-from agentenv.token_text import escaped, token_texts, visible
+from agentenv.tokens.text import escaped, token_texts, visible
 from agentenv.trajectory import Segment, Span, Trajectory, Turn
 
 if TYPE_CHECKING:

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from unicodedata import normalize
 
 from agentenv.agent import Tokenizer
-from agentenv.alignment import Gap, equal_runs, gaps_between, slid
 from agentenv.encoding import encoder_of
 from agentenv.errors import ConfigError
 from agentenv.template import Template, as_parts, probe, render
-from agentenv.template_lines import Emitted, source_line, template_lines
-from agentenv.token_text import TokenText, visible
+from agentenv.tokens.alignment import Gap, equal_runs, gaps_between, slid
+from agentenv.tokens.template_lines import Emitted, source_line, template_lines
+from agentenv.tokens.text import TokenText, visible
 from agentenv.trajectory import Span, Trajectory, Turn
 from agentenv.types import Message
 

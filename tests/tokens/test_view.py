@@ -14,13 +14,13 @@ from rich.console import Console
 
 from agentenv.errors import ConfigError
 from agentenv.record import RunWriter
-from agentenv.token_diff import diff_episode
-from agentenv.token_view import episode_to_json, episode_view, load_episode, load_run_tokenizer, load_run_variables
+from agentenv.tokens.diff import diff_episode
+from agentenv.tokens.view import episode_to_json, episode_view, load_episode, load_run_tokenizer, load_run_variables
 from agentenv.trajectory import EpisodeError
 from agentenv.types import ChatOptions, Completion, StepResult
 from tests.drivers import command
 from tests.families import load
-from tests.token_episodes import BY_NAME, Played, play, user
+from tests.tokens.episodes import BY_NAME, Played, play, user
 
 END = "<|im_end|>"
 REASONED = f"<think>\nhmm\n</think>\n\nHello{END}"

@@ -16,7 +16,7 @@ from agentenv.engines import is_plain
 from agentenv.engines.hf import HFEngine
 from agentenv.errors import ConfigError, DataError, EngineError
 from agentenv.record import RunWriter, read_trajectories
-from agentenv.replay import replay, replay_run
+from agentenv.tokens.replay import replay, replay_run
 from agentenv.trajectory import Trajectory
 from agentenv.types import SamplingParams, StepResult, StopReason, Task
 from tests.drivers import command, write_rows

@@ -28,7 +28,7 @@ from agentenv.encoding import encoder_of
 from agentenv.errors import ConfigError
 from agentenv.serialize import jsonable
 from agentenv.template import FOLLOW_UPS, REASONS, Template, _Probe
-from agentenv.trial import Example, Injection, Trial
+from agentenv.tokens.trial import Example, Injection, Trial
 
 CertificateKind = Literal["prefix-stable", "needs-bridge", "unsupported", "no template"]
 

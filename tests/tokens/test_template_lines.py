@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError
 from agentenv.template import as_parts, probe
-from agentenv.template_lines import source_line, template_lines, template_source
 from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.tokens.template_lines import source_line, template_lines, template_source
 from tests.families import FAMILIES, load
 from tests.test_families import ANSWER, NEXT, SUPPORTED, TOOLS, USER, asks, result, says
-from tests.token_episodes import BY_NAME
+from tests.tokens.episodes import BY_NAME
 
 CHARACTERS = st.characters(exclude_categories=["Cs", "Co"])
 TALK = [says("user", USER), says("assistant", ANSWER), says("user", NEXT)]

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.testing.tokenizers import ByteFallbackTokenizer, CharTokenizer, MergingTokenizer
-from agentenv.token_text import TokenText, escaped, token_texts, visible
+from agentenv.tokens.text import TokenText, escaped, token_texts, visible
 from tests.families import FAMILIES, load
-from tests.token_episodes import BY_NAME
+from tests.tokens.episodes import BY_NAME
 
 PIECES = ("日本", "😀", "é", "a b", "  x", "\n", "<|im_end|>", "م", "𝔘", "</s>", "<think>", " ", "\t")
 texts = st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=8).map("".join)

@@ -16,13 +16,13 @@ from rich.console import Console
 from agentenv.chat import Chat
 from agentenv.errors import ConfigError
 from agentenv.testing.tokenizers import CharTokenizer
-from agentenv.token_diff import diff_episode, diff_view
-from agentenv.token_text import TokenText
+from agentenv.tokens.diff import diff_episode, diff_view
+from agentenv.tokens.text import TokenText
 from agentenv.trajectory import Trajectory
 from agentenv.types import ChatOptions, Completion, Limits, StepResult, StopReason, Task
 from tests.families import load
 from tests.test_families import SUPPORTED, TOOLS, asks, says
-from tests.token_episodes import BY_NAME, play, tool, user
+from tests.tokens.episodes import BY_NAME, play, tool, user
 
 END = "<|im_end|>"
 CALL = '<tool_call>\n{"name": "lookup", "arguments": {"q": "x"}}\n</tool_call>'

@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 from tokenizers import AddedToken, normalizers
 
-from agentenv.certificate import Certificate, certificate_report, certify, write_certificate
 from agentenv.chat import Chat
 from agentenv.errors import ConfigError
 from agentenv.loading import load_stop_token_ids, load_tokenizer, resolve_model
 from agentenv.template import FOLLOW_UPS
 from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.tokens.certificate import Certificate, certificate_report, certify, write_certificate
 from tests.families import FAMILIES, load
 from tests.templates.family import Family
 

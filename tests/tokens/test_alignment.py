@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv import alignment
-from agentenv.alignment import equal_runs, gaps_between, slid
+from agentenv.tokens import alignment
+from agentenv.tokens.alignment import equal_runs, gaps_between, slid
 
 NUM = 30_000
 sequences = st.lists(st.integers(0, 6), max_size=40).map(tuple) | st.text("abc \n", max_size=40)
