@@ -137,7 +137,8 @@ class Chat:
             return False
         template = self.template
         ids = {*template.close_ids, *template.markers, *self._encoder.follow(template.generation_prompt)}
-        names = {name for name, i in self._encoder.added.items() if i in ids} - {*(template.reasoning or ())}
+        ways = " ".join(template.reasoning or ())
+        names = {name for name, i in self._encoder.added.items() if i in ids and name not in ways}
         return any(marker in text for marker in (*names, *template.text_markers))
 
     def bridge(self, action_ids: Sequence[int], observation: str | Sequence[Message]) -> Bridge:
@@ -300,9 +301,18 @@ class Chat:
         return str(self.tokenizer.decode(list(token_ids), **options)) if token_ids else ""
 
     def action_text(self, token_ids: Sequence[int], stop_token_ids: Sequence[int] = ()) -> str:
-        """An action as text: decoded from its ids, without the one terminator at its end."""
-        closed = bool(token_ids) and token_ids[-1] in {*self.special_ids, *self._stop_token_ids, *stop_token_ids}
-        return self.decode(token_ids[:-1] if closed else token_ids)
+        """An action as text: decoded from its ids, without the close of the turn or the one terminator at its end."""
+        return self.decode(token_ids[: len(token_ids) - self._num_closing(token_ids, stop_token_ids)])
+
+    def _num_closing(self, token_ids: Sequence[int], stop_token_ids: Sequence[int]) -> int:
+        """How many of an action's last ids end it and are no part of what it says."""
+        ends = {*self.special_ids, *self._stop_token_ids, *stop_token_ids}
+        if self.has_template:
+            close = list(self.template.close_ids)
+            if close and list(token_ids[-len(close) :]) == close:
+                return len(close)
+            ends |= self.template.terminators | ({*close} & self._encoder.added_ids)
+        return int(bool(token_ids) and token_ids[-1] in ends)
 
 
 @functools.cache

@@ -139,7 +139,8 @@ def _show(args: Sequence[str]) -> int:
 
 def _diff(args: Sequence[str]) -> int:
     config = parse(DiffConfig, "tokens diff", args)
-    from agentenv.tokens.diff import diff_episode, diff_view
+    from agentenv.tokens.diff import diff_episode
+    from agentenv.tokens.diff_view import diff_view
     from agentenv.tokens.view import load_episode, load_run_tokenizer, load_run_variables
 
     trajectory = load_episode(config.run, config.episode)

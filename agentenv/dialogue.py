@@ -71,8 +71,11 @@ class Dialogue:
                 f"reset: expected messages beside tools, got text {observation[:80]!r}. Return a list of messages."
             )
         self.observation, self.tools = deepcopy((observation, tools))
+        if not isinstance(observation, str):
+            observation = self._with_known_roles(observation)
+            self._check_tools(observation)
         self._is_raw = isinstance(observation, str) and not self.chat.is_prompt(observation)
-        self._messages = [] if isinstance(self.observation, str) else list(self.observation)
+        self._messages = [] if isinstance(observation, str) else list(deepcopy(observation))
         self.ids = self.chat.prompt(observation, tools)
         self.text = self.chat.decode(self.ids)
 
@@ -141,7 +144,22 @@ class Dialogue:
             return ""
         if isinstance(observation, str) and self._stays_raw(observation, openrlhf=openrlhf):
             return observation
-        messages = [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
+        return self._with_known_roles(
+            [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
+        )
+
+    def _check_tools(self, messages: Sequence[Message]) -> None:
+        names = [str((tool.get("function") or tool).get("name")) for tool in self.tools or ()]
+        text = self.chat.render(messages, self.tools) if names else ""
+        lost = [name for name in names if name not in text]
+        if lost:
+            raise ContractError(
+                f"reset: expected no tools for a chat template that renders none, got {lost}. Describe them in a "
+                "message, or use another model."
+            )
+
+    def _with_known_roles(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Tool results as user messages, where the options and the template's roles want it."""
         if self.chat.options.tool_role == "user" and self.chat.has_template and "tool" not in self.chat.template.shapes:
             return _without_tool_role(messages, merge="2xuser" not in self.chat.template.shapes)
         return messages

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
 import time
 import traceback
@@ -17,13 +18,15 @@ from agentenv.agent import AgentInstance, Engine, StepState, call
 from agentenv.chat import Chat
 from agentenv.dialogue import Dialogue
 from agentenv.errors import ConfigError, ContractError, DataError, EngineError, InfraError
-from agentenv.openrlhf import parse_step
+from agentenv.openrlhf import parse_step, text_or_messages
 from agentenv.trajectory import EpisodeError, ErrorKind, Trajectory
 from agentenv.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
 
 logger = logging.getLogger(__name__)
 
 _LIBRARY = str(Path(__file__).parent)
+_MAX_LOGPROB = 1e-3
+"""Rounding, and no more, may take an engine's log-probability above 0."""
 _CANCEL_GRACE_S = 1.0
 """Time for a cancelled call of an agent to let go of what it holds."""
 
@@ -203,7 +206,8 @@ class _Episode:
                 "Return the states you were given, or {'observation': text_or_messages}."
             )
         self.where = "prompt"
-        self.dialogue.begin(states["observation"], states.get("tools"))
+        where = f"{type(self.agent).__name__}.reset: observation"
+        self.dialogue.begin(text_or_messages(states["observation"], where), states.get("tools"))
         self.trajectory.prompt = self.dialogue.observation
         self.trajectory.tools = tuple(self.dialogue.tools or ())
         if not self.dialogue.ids:
@@ -258,6 +262,11 @@ class _Episode:
             raise EngineError(
                 f"generate: expected at most max_tokens={max_tokens} tokens, got {len(completion.token_ids)}. "
                 "Mend the engine."
+            )
+        wrong = [x for x in completion.logprobs or () if x > _MAX_LOGPROB or x == -math.inf]
+        if wrong:
+            raise EngineError(
+                f"generate: expected log-probabilities, finite and at most 0, got {wrong[0]!r}. Mend the engine."
             )
         aborted = completion.finish_reason == "abort"
         if aborted and not completion.token_ids:

@@ -32,7 +32,7 @@ def parse_step(value: Any, where: str) -> StepResult:
         ContractError: neither of the two, a key lacks, or a value is not what the contract says; names `where`.
     """
     if isinstance(value, StepResult):
-        _text(value.observation, f"{where}: observation")
+        text_or_messages(value.observation, f"{where}: observation")
         sampling = to_sampling(value.sampling, where)
         return value if sampling is value.sampling else replace(value, sampling=sampling)
     if not isinstance(value, Mapping):
@@ -50,7 +50,7 @@ def parse_step(value: Any, where: str) -> StepResult:
     try:
         done, truncated = _flag(value["done"], f"{where}: done"), _flag(value.get("truncated"), f"{where}: truncated")
         return StepResult(
-            observation=_text(value["environment_feedback"], f"{where}: environment_feedback"),
+            observation=text_or_messages(value["environment_feedback"], f"{where}: environment_feedback"),
             reward=scalar(value["rewards"], f"{where}: rewards"),
             terminated=done and not truncated,
             truncated=truncated,
@@ -83,10 +83,19 @@ def scalar(value: Any, where: str) -> float:
     return float(value)
 
 
-def _text(value: Any, where: str) -> Any:
+def text_or_messages(value: Any, where: str) -> Any:
+    """An observation, as it is.
+
+    Raises:
+        ContractError: it is neither text nor a list of messages.
+    """
     if isinstance(value, str):
         return value
-    if isinstance(value, Sequence) and all(isinstance(message, Mapping) for message in value):
+    if (
+        isinstance(value, Sequence)
+        and not isinstance(value, bytes)
+        and all(isinstance(message, Mapping) for message in value)
+    ):
         return value
     raise ContractError(f"{where}: expected text or messages, got {type(value).__name__}. Return '' for none.")
 

@@ -222,17 +222,17 @@ class Trajectory:
         if isinstance(self.prompt, str):
             return None
         messages = list(self.prompt)
-        begun = ""  # an action that an empty observation followed: the next one goes on with it
+        begun: str | None = None  # an action that an empty observation followed: the next one goes on with it
         for turn in self.turns:
             said = turn.result.observation if turn.bridge is not None and turn.result is not None else ""
             if said and turn.bridge == "text":
                 return None
-            begun += turn.action
+            begun = (begun or "") + turn.action
             if said:
                 new = [{"role": "user", "content": said}] if isinstance(said, str) else said
                 messages += [{"role": "assistant", "content": begun}, *new]
-                begun = ""
-        return messages if not begun else [*messages, {"role": "assistant", "content": begun}]
+                begun = None
+        return messages if begun is None else [*messages, {"role": "assistant", "content": begun}]
 
     def spans(self, segment: int = 0) -> list[Span]:
         """Spans that cover the segment's tokens without gap or overlap, in order; none is empty."""

@@ -668,6 +668,12 @@ def test_tool_results_within_a_turn_keep_the_reasoning_and_the_segment():
     assert "hm" not in run.chat.decode(run.trajectory.segments[1].token_ids.tolist())
 
 
+def test_reasoning_that_the_generation_prompt_opened_is_part_of_what_was_said():
+    run = Run("Qwen3.5-think", StepResult(FOLLOW_UPS["tool"]), ["hm\n</think>\n\none", "two"], history="rerender")
+    assert [turn.bridge for turn in run.trajectory.turns] == ["exact", None]
+    assert run.chat.decode(run.trajectory.token_ids.tolist()).count("<think>\nhm\n</think>\n\none") == 1
+
+
 @pytest.mark.parametrize("name", ["Qwen3", "Qwen3.5-think", "GLM-4.5", "Nemotron-3-Nano", "EXAONE-4", "LFM2.5"])
 def test_a_new_segment_begins_with_the_rendering_of_the_whole_conversation(name):
     family = BY_NAME[name]

@@ -17,10 +17,9 @@ why they differ:
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from unicodedata import normalize
 
 from agentenv.agent import Tokenizer
@@ -29,12 +28,10 @@ from agentenv.errors import ConfigError
 from agentenv.template import Template, as_parts, probe, render
 from agentenv.tokens.alignment import Gap, equal_runs, gaps_between, slid
 from agentenv.tokens.template_lines import Emitted, source_line, template_lines
-from agentenv.tokens.text import TokenText, visible
+from agentenv.tokens.text import TokenText
+from agentenv.tools import assistant_message, tool_format
 from agentenv.trajectory import Span, Trajectory, Turn
 from agentenv.types import Message
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 MismatchKind = Literal[
     "template",
@@ -54,8 +51,6 @@ _LONG = 16
 """Equal text of so many characters between two differences is no coincidence."""
 _CONTEXT = 24
 """Characters shown before and after a mismatch."""
-_SHOWN = 160
-"""Characters shown of a template's line."""
 _FOREIGN = ("foreign-terminator", "role-marker-mismatch", "non-canonical-close")
 
 
@@ -115,9 +110,10 @@ def diff_episode(
         )
     template = probe(tokenizer, stop_token_ids, variables or {})
     offered = list(trajectory.tools) or tools or ([] if template.needs_tools else None)
+    given = (offered, variables or {}, stop_token_ids)
     found: list[Mismatch] = []
     for segment in range(len(trajectory.segments)):
-        found += _Comparison(trajectory, segment, tokenizer, template, (offered, variables or {})).run(messages)
+        found += _Comparison(trajectory, segment, tokenizer, template, given).run(messages)
     return found
 
 
@@ -130,10 +126,10 @@ class _Comparison:
         segment: int,
         tokenizer: Tokenizer,
         template: Template,
-        given: tuple[Any, Mapping[str, Any]],
+        given: tuple[Any, Mapping[str, Any], Sequence[int]],
     ) -> None:
         self.trajectory, self.segment, self.tokenizer, self.template = trajectory, segment, tokenizer, template
-        self.tools, self.variables = given
+        self.tools, self.variables, self.stop_token_ids = given
         self.spans = trajectory.spans(segment) or [Span(0, 0, "prompt", -1)]
         self.ours = TokenText(tokenizer, trajectory.segments[segment].token_ids.tolist())
         self.added = encoder_of(tokenizer).added_ids
@@ -148,7 +144,11 @@ class _Comparison:
             said[index]["content"] = self._content(turn, str(said[index]["content"]))
         self.messages = said[: self._end(last, len(messages))]
         shaped = [as_parts(message) for message in self.messages] if self.template.parts else self.messages
-        self.rendered = render(self.tokenizer, shaped, tools=self.tools, variables=self.variables)
+        try:
+            self.rendered = render(self.tokenizer, shaped, tools=self.tools, variables=self.variables)
+        except ConfigError:  # some templates want the calls before results apart from the text
+            shaped = self._with_calls(shaped)
+            self.rendered = render(self.tokenizer, shaped, tools=self.tools, variables=self.variables)
         self.emitted = template_lines(
             self.tokenizer, shaped, tools=self.tools, add_generation_prompt=True, **self.variables
         )
@@ -159,6 +159,17 @@ class _Comparison:
                 self.theirs, whole = bare, self.rendered + action[1:]
         self.to_rendered = _Offsets(self.theirs.whole, whole)
         return [self._mismatch(gap, messages) for gap in self._gaps()]
+
+    def _with_calls(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with the actions' calls apart; the template's refusal stands where there are none."""
+        known = tool_format(self.tokenizer, self.stop_token_ids)
+        parsed = {index: known.parse(str(messages[index]["content"]), turn_index=turn, tools=self.tools)
+                  for turn, index in enumerate(self.says) if index < len(messages)}  # fmt: skip
+        as_json = known.arguments_as_json
+        return [
+            assistant_message(parsed[i], as_json=as_json) if i in parsed and parsed[i].items else message
+            for i, message in enumerate(messages)
+        ]
 
     def _encoded(self, action: str) -> TokenText:
         return TokenText(self.tokenizer, self.tokenizer.encode(self.rendered + action, add_special_tokens=False))
@@ -358,43 +369,6 @@ def _message_of_turns(trajectory: Trajectory) -> list[int]:
     at, found = len(trajectory.prompt), list[int]()
     for turn in trajectory.turns:
         found.append(at)
-        at += 1
-        if turn.bridge is not None and turn.result is not None:
-            said = turn.result.observation
-            at += 1 if isinstance(said, str) else len(said)
+        said = turn.result.observation if turn.bridge is not None and turn.result is not None else ""
+        at += 0 if not said else 2 if isinstance(said, str) else 1 + len(said)  # after nothing the turn goes on
     return found
-
-
-def diff_view(mismatches: Sequence[Mismatch]) -> RenderableType:
-    """The mismatches for a rich console: one block each, or that there are none."""
-    from rich.text import Text
-
-    if not mismatches:
-        return Text("No mismatch: the recorded tokens are those of the conversation rendered anew.")
-    view = Text(overflow="fold")
-    for number, one in enumerate(mismatches, 1):
-        message = "no message" if one.message is None else f"message {one.message} ({one.role})"
-        segment = f"segment {one.segment}, " if one.segment else ""
-        line = "unknown" if one.line is None else f"{one.line}: {_cropped(one.template_line)}"
-        place = f"{segment}tokens [{one.start}, {one.start + len(one.our_ids)})"
-        view.append(f"{number}. {one.kind}", style="bold yellow").append(f" · {message} · {place}\n")
-        view.append(f"   template line  {line}\n", style="dim")
-        for name, text, ids in (("recorded", one.ours, one.our_ids), ("rendered", one.theirs, one.their_ids)):
-            shown = visible(text).replace("\n", "") if ids else "nothing"
-            view.append(f"   {name}       {shown}  {_listed(ids)}\n")
-        view.append(f"   between        {_inline(one.before)} … {_inline(one.after)}\n", style="dim")
-    total = ", ".join(f"{kind} {number}" for kind, number in Counter(one.kind for one in mismatches).items())
-    return view.append(f"{len(mismatches)} mismatches: {total}", style="bold")
-
-
-def _listed(ids: Sequence[int]) -> str:
-    return f"[{', '.join(map(str, ids[:12]))}{f', … {len(ids)} in all' if len(ids) > 12 else ''}]"
-
-
-def _cropped(line: str) -> str:
-    """A line of a template that may be written all in one."""
-    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]} … ({len(line)} characters)"
-
-
-def _inline(text: str) -> str:
-    return visible(text).replace("\n", "") if text else "nothing"

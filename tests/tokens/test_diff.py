@@ -16,7 +16,8 @@ from rich.console import Console
 from agentenv.chat import Chat
 from agentenv.errors import ConfigError
 from agentenv.testing.tokenizers import CharTokenizer
-from agentenv.tokens.diff import diff_episode, diff_view
+from agentenv.tokens.diff import diff_episode
+from agentenv.tokens.diff_view import diff_view
 from agentenv.tokens.text import TokenText
 from agentenv.trajectory import Trajectory
 from agentenv.types import ChatOptions, Completion, Limits, StepResult, StopReason, Task
@@ -484,3 +485,27 @@ def test_mismatches_are_what_differs_and_nothing_else(family, said, action):
     # Some tokenizers put the space before an action there themselves.
     wholes = [rendered + action_text, rendered + action_text.removeprefix(" ")]
     assert [*rebuilt, *recorded[at:]] in [tokenizer.encode(whole, add_special_tokens=False) for whole in wholes]
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "Mistral-Nemo", "MiniMax-M2"])
+def test_templates_that_want_calls_apart_from_the_text_get_them_so(name):
+    family = BY_NAME[name]
+    chat = Chat(load(family), stop_token_ids=load(family).convert_tokens_to_ids(list(family.stop_tokens)))
+    as_json, content = chat.template.calls[0]
+    asked = [user("q"), asks(1, as_json=as_json, content=content), {**tool("RESULT"), "tool_call_id": "callid001"}]
+    whole = load(family).apply_chat_template(asked, tokenize=False, add_generation_prompt=True, tools=TOOLS)
+    head, tail = chat.render([user("q")], TOOLS), chat.decode(chat.reply([], asked[2:]))
+    action = whole[len(head) : whole.index("RESULT") - tail.index("RESULT")]
+    reply = StepResult([asked[2]])
+    played = play(name, [user("q")], [action + chat.template.close, "Done"], [reply], tools=TOOLS)
+    mismatches = diff_episode(played.trajectory, played.tokenizer, stop_token_ids=played.stop_token_ids)
+    kinds = {"tool state", "template", "foreign terminator", "generation prompt"}
+    assert {m.kind for m in mismatches} <= kinds, mismatches
+    assert "RESULT" in played.tokenizer.decode(played.trajectory.token_ids)
+
+
+def test_a_turn_that_went_on_after_nothing_is_one_message():
+    played = play("Qwen2.5", [user("q")], ["Hel", "lo" + END, "More" + END], ["", "next"])
+    assert [m["role"] for m in played.trajectory.messages] == ["user", "assistant", "user", "assistant"]
+    found = diff_episode(played.trajectory, played.tokenizer, stop_token_ids=played.stop_token_ids)
+    assert {mismatch.kind for mismatch in found} <= {"re-tokenization"}
