@@ -55,6 +55,8 @@ class Dialogue:
         self.tools: Any = None
         self._messages: list[Message] = []
         self._is_raw = True
+        self._turn_ids: list[int] = []
+        """The actions since the last reply that was not empty: one turn of the assistant."""
         self._parsed: ParsedAction | None = None  # the last action's calls, where tools were offered
 
     def begin(self, observation: str | Sequence[Message], tools: Any = None) -> None:
@@ -81,8 +83,12 @@ class Dialogue:
 
     def act(self, action_ids: Sequence[int]) -> None:
         """Take an action, as it was sampled."""
-        self.ids += action_ids
-        self.text += self.chat.decode(action_ids)
+        self._turn_ids += action_ids
+        self._append(action_ids)
+
+    def _append(self, token_ids: Sequence[int]) -> None:
+        self.ids += token_ids
+        self.text += self.chat.decode(token_ids)
 
     def parse(self, action: str, turn_index: int = 0) -> ParsedAction:
         """The last action's calls of the tools that were offered."""
@@ -101,7 +107,7 @@ class Dialogue:
         """What the answer to the last action adds; None where that does not fit.
 
         `action` is the action's text. Where an observation is cut, `reserve` tokens are left for the next action, half
-        the room at most. `openrlhf` says that the step had OpenRLHF's form.
+        of what its contents and the action share at most. `openrlhf` says that the step had OpenRLHF's form.
 
         Raises:
             ConfigError: the chat template refuses the messages.
@@ -136,7 +142,9 @@ class Dialogue:
         if reply.opens_segment:
             self.ids, self.text = list(reply.ids), self.chat.decode(reply.ids)
         else:
-            self.act(reply.ids)
+            self._append(reply.ids)
+        if reply.ids:
+            self._turn_ids = []
 
     def _as_messages(self, observation: str | Sequence[Message], *, openrlhf: bool) -> str | Sequence[Message]:
         """Raw text as text, everything else as the messages that the template has roles for."""
@@ -179,7 +187,7 @@ class Dialogue:
         return len(reply.ids) - len(self.ids) if reply.opens_segment else len(reply.ids)
 
     def _joined(self, action_ids: Sequence[int], observation: str | Sequence[Message]) -> Reply:
-        bridge = self.chat.bridge(action_ids, observation)
+        bridge = self.chat.bridge(self._turn_ids or action_ids, observation)
         return Reply(bridge.ids, bridge.kind, bridge.num_synthesised)
 
     def _capped(self, action_ids: Sequence[int], messages: Sequence[Message]) -> Sequence[Message] | None:
@@ -195,9 +203,11 @@ class Dialogue:
         """The messages, cut to the room that there is, where the options allow it."""
         if self.chat.options.long_observation == "end":
             return None
-        room = self._room
-        most = room - max(0, min(room // 2, room if reserve is None else reserve))
-        return _cut(messages, lambda new: self._size(made(new)) <= most, max(most, 0))
+        total = len(self.ids)
+        bare = total + self._size(made([_shortened(message, 0) for message in messages]))
+        free = max(0, self.max_length - 1 - bare)  # for contents and the next action
+        most = self.max_length - 1 - min(free // 2, free if reserve is None else reserve)
+        return _cut(messages, lambda new: total + self._size(made(new)) <= most, self.max_length)
 
     def _said(self, action: str) -> Message:
         """An action as a message: with its calls apart, or with the reasoning that the generation prompt opens."""

@@ -225,7 +225,7 @@ class Trajectory:
         begun: str | None = None  # an action that an empty observation followed: the next one goes on with it
         for turn in self.turns:
             said = turn.result.observation if turn.bridge is not None and turn.result is not None else ""
-            if said and turn.bridge == "text":
+            if said and isinstance(said, str) and turn.bridge == "text":
                 return None
             begun = (begun or "") + turn.action
             if said:

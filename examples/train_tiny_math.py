@@ -28,7 +28,11 @@ from agentenv_envs.math_retry.problems import TASK_SET, Problem, apply, make_pro
 from agentenv_envs.math_retry.texts import feedback_text, question_text
 
 CHAT_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if tools %}<|im_start|>system\nTools:\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
+    'Call one so: <tool_call>{"name": "...", "arguments": {...}}</tool_call><|im_end|>\n{% endif %}'
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] or '' }}"
+    "{% for call in m['tool_calls'] or [] %}<tool_call>{\"name\": {{ call.function.name | tojson }}, "
+    '"arguments": {{ call.function.arguments | tojson }}}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}'
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 # Source: tokenizer.json of Qwen/Qwen2-0.5B, and Qwen2Tokenizer of transformers 5.

@@ -466,8 +466,9 @@ def test_a_cut_observation_is_the_bridge_of_a_shorter_message(name, reserve):
     assert (turn.observation_cut, turn.bridge) == (True, "exact")
     assert run.trajectory.messages[2]["content"] == content
     room = limits.max_length - len(run.engine.requests[1].prompt_token_ids)
-    before = limits.max_length - 1 - turn.end
-    wanted = min(before // 2, before if reserve is None else reserve)
+    bare = run.chat.reply(run.action(), [says("user", f"\n[… {len(content)} {NOTE} …]\n")])
+    free = limits.max_length - 1 - turn.end - len(bare)  # for the content and the next action
+    wanted = min(free // 2, free if reserve is None else reserve)
     assert wanted + 1 <= room <= wanted + 1 + 12, "no more is cut than must be"
     assert all(len(segment) <= limits.max_length for segment in run.trajectory.segments)
 
@@ -672,6 +673,10 @@ def test_reasoning_that_the_generation_prompt_opened_is_part_of_what_was_said():
     run = Run("Qwen3.5-think", StepResult(FOLLOW_UPS["tool"]), ["hm\n</think>\n\none", "two"], history="rerender")
     assert [turn.bridge for turn in run.trajectory.turns] == ["exact", None]
     assert run.chat.decode(run.trajectory.token_ids.tolist()).count("<think>\nhm\n</think>\n\none") == 1
+    cut = Run("Qwen3.5-think", StepResult(FOLLOW_UPS["tool"]), ["hm…", "two"], history="rerender")
+    talk = [*Q, says("assistant", "<think>\nhm"), *FOLLOW_UPS["tool"]]
+    assert cut.trajectory.turns[0].bridge == "rerendered"
+    assert cut.engine.requests[1].prompt == render(cut.family, talk)
 
 
 @pytest.mark.parametrize("name", ["Qwen3", "Qwen3.5-think", "GLM-4.5", "Nemotron-3-Nano", "EXAONE-4", "LFM2.5"])
@@ -702,16 +707,26 @@ def test_every_segment_has_the_whole_budget_and_is_read_back_as_it_was():
     assert again.messages == anew.trajectory.messages
 
 
-def test_a_full_segment_goes_on_in_a_shorter_one_with_room_to_act():
-    action = "<think>\n" + "hm " * 300 + "\n</think>\n\none…"
+def test_a_full_segment_goes_on_in_a_shorter_one_only_with_room_to_act():
+    chat, going_on = chat_with("Qwen3"), 0
+    for num in range(1, 40):
+        action = "<think>\n" + "hm " * num + "\n</think>\n\none…"
+        limits = Limits(len(chat.prompt(Q)) + len(chat.encode(action[:-1])))
+        options = {"history": "rerender", "long_observation": "cut"}
+        run = Run("Qwen3", StepResult("日" * 900), [action, "two"], limits=limits, **options)
+        assert run.trajectory.turns[0].end == limits.max_length
+        assert run.trajectory.error is None
+        going_on += len(run.trajectory.segments) == 2
+    assert 0 < going_on < 39
+
+
+def test_an_observation_is_cut_to_the_room_of_the_new_segment():
+    action = "<think>\n" + "hm " * 200 + "\n</think>\n\none…"
     chat = chat_with("Qwen3")
     limits = Limits(len(chat.prompt(Q)) + len(chat.encode(action[:-1])))
     options = {"history": "rerender", "long_observation": "cut"}
-    run = Run("Qwen3", StepResult(LONG), [action, "two"], limits=limits, **options)
-    assert run.trajectory.turns[0].end == limits.max_length
-    assert (run.trajectory.error, len(run.trajectory.segments)) == (None, 2)
-    assert run.trajectory.turns[0].observation_cut
-    assert run.engine.requests[1].sampling.max_tokens >= 1
+    run = Run("Qwen3", StepResult("日" * 900), [action, "two"], limits=limits, max_tokens=None, **options)
+    assert len(run.engine.requests[1].prompt_token_ids) > limits.max_length // 3
 
 
 def test_several_segments_are_no_response_of_openrlhf():
