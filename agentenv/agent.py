@@ -48,7 +48,7 @@ class StepState(TypedDict, total=False):
     metadata: Mapping[str, Any]
     seed: int | None
     tool_calls: Any
-    """Where `reset` offered tools: the action as `tools.ParsedAction`, its calls and those that cannot be read."""
+    """After a prompt in messages: the action as `tools.ParsedAction`, its calls and those that cannot be read."""
 
 
 class StepDict(TypedDict, total=False):

@@ -12,10 +12,12 @@ characters, unless the message has `"trusted": True`. Text that is no message is
 from __future__ import annotations
 
 import functools
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Self
 
 from agentenv.agent import Tokenizer
@@ -100,7 +102,7 @@ class Chat:
     @cached_property
     def tool_format(self) -> ToolFormat:
         """How the model writes calls of tools; found out at the first use."""
-        return tool_format(self.tokenizer, self._stop_token_ids)
+        return tool_format(self.tokenizer, self._stop_token_ids, self.options.template_kwargs)
 
     @cached_property
     def _encoder(self) -> Encoder:
@@ -115,8 +117,10 @@ class Chat:
             observation = observation.messages
         if isinstance(observation, str):
             return self.encode(observation)
-        messages, mark = self._protected(observation)
-        return self._encoder.start(self.render(messages, tools), mark, add_special_tokens=not self.has_template)
+        self._check_prompt(observation, tools)
+        messages, mark = self._protected(observation, tools)
+        offered = self._encoder.protect(tools, mark, ends=True)
+        return self._encoder.start(self.render(messages, offered), mark, add_special_tokens=not self.has_template)
 
     def is_prompt(self, text: str) -> bool:
         """Whether a text is a rendering up to where the assistant begins."""
@@ -260,10 +264,30 @@ class Chat:
         if len(self._known_roles) < _MAX_KNOWN_ROLES:
             self._known_roles.add(roles)
 
-    def _protected(self, messages: Sequence[Message]) -> tuple[list[Message], str]:
+    def _check_prompt(self, messages: Sequence[Message], tools: Any) -> None:
+        """Refuse roles whose messages the template drops silently; once for each sequence of roles."""
+        roles = ("prompt", *(str(message.get("role")) for message in messages))
+        if roles in self._known_roles or not self.has_template:
+            return
+        texts = [f"qz{i}CONTENTqz" if isinstance(m.get("content"), str) else "" for i, m in enumerate(messages)]
+        dummies = [{**m, "content": text} if text else m for m, text in zip(messages, texts, strict=True)]
+        try:
+            shown = self.render(dummies, tools)
+        except ConfigError:
+            return  # the messages themselves are refused in the template's own words
+        lost = [role for role, text in zip(roles[1:], texts, strict=True) if text not in shown]
+        if lost:
+            raise ConfigError(
+                f"Chat.prompt: expected roles that the chat template renders, got {roles[1:]}: it drops {lost}. "
+                "Use other roles or another model."
+            )
+        if len(self._known_roles) < _MAX_KNOWN_ROLES:
+            self._known_roles.add(roles)
+
+    def _protected(self, messages: Sequence[Message], tools: Any = None) -> tuple[list[Message], str]:
         """The messages as the template may see them, and the mark that breaks the added-token strings in them."""
         bare = [{key: item for key, item in message.items() if key != "trusted"} for message in messages]
-        mark = self._encoder.free_mark(bare)
+        mark = self._encoder.free_mark([bare, tools])
         protected = [
             new if old.get("trusted") is True else self._encoder.protect(new, mark, ends=True)
             for old, new in zip(messages, bare, strict=True)
@@ -295,6 +319,14 @@ class Chat:
         """Text as ids: nothing is put around them."""
         return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
 
+    def added_in(self, token_ids: Sequence[int]) -> list[int]:
+        """Those of the ids that are added tokens."""
+        return [i for i in token_ids if i in self._encoder.added_ids]
+
+    def without_close(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """An action's ids without those that end it."""
+        return token_ids[: len(token_ids) - self._num_closing(token_ids, ())]
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Ids as text, special tokens included."""
         options: dict[str, Any] = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
@@ -318,11 +350,15 @@ class Chat:
 @functools.cache
 def stop_token_ids_of(model: str, *, may_download: bool = False) -> tuple[int, ...]:
     """The ids that end a turn by a model's generation config, where engines stop; empty where it has none."""
-    from transformers import GenerationConfig
-
+    folder = Path(model).expanduser()
     try:
-        ids = GenerationConfig.from_pretrained(model, local_files_only=not may_download).eos_token_id
-    except (OSError, ValueError):
+        if model and folder.is_dir():  # read as it is: importing transformers for it takes seconds
+            ids = json.loads((folder / "generation_config.json").read_bytes()).get("eos_token_id")
+        else:
+            from transformers import GenerationConfig
+
+            ids = GenerationConfig.from_pretrained(model, local_files_only=not may_download).eos_token_id
+    except (AttributeError, OSError, ValueError):
         return ()
     return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
 
@@ -338,6 +374,14 @@ def _named(messages: Sequence[Message]) -> list[Message]:
     ]
 
 
+def text_of(message: Message) -> str:
+    """What a message says, its parts of text joined."""
+    content = message.get("content")
+    if isinstance(content, (list, tuple)):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    return str(content or "")
+
+
 def _plain(messages: Sequence[Message]) -> str:
-    paragraphs = [f"{str(message['role']).capitalize()}: {message['content']}" for message in messages]
+    paragraphs = [f"{str(message.get('role')).capitalize()}: {text_of(message)}" for message in messages]
     return "\n\n".join([*paragraphs, "Assistant:"])

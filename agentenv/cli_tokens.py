@@ -8,26 +8,31 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
 from agentenv.cli_flags import parse, print_json
+from agentenv.config import parse_json_object
 from agentenv.engines import EngineName
 from agentenv.errors import ConfigError
-from agentenv.report import wide_console
+from agentenv.report import quiet_transformers, wide_console
 
 
 @dataclass(frozen=True)
 class CertifyConfig:
     """Find out what a model's chat template does, prove it on examples, and write the certificate."""
 
-    model: tyro.conf.Positional[str]
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """A model that ships with the package, a folder, or a Hugging Face id."""
     tokenizer: str | None = None
     """Tokenizer's folder or id, where it is not the model's."""
     out: str | None = None
     """File of the certificate; default: <model>.certificate.json."""
+    chat_template_kwargs: str = "{}"
+    """JSON object of variables for the chat template, such as {"enable_thinking": false}."""
+    examples: bool = False
+    """Show every example, not only the first and those that differ."""
     json: bool = False
     """Print JSON."""
 
@@ -36,14 +41,16 @@ class CertifyConfig:
 class ShowConfig:
     """Show an episode's tokens: prompt, actions, feedback and synthesised closes apart."""
 
-    run: tyro.conf.Positional[str]
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run directory."""
-    episode: tyro.conf.Positional[str]
-    """Its id, the beginning of it, or its number in the run: 0 is the first, -1 the last."""
+    episode: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="EPISODE")]
+    """Its id, the beginning of it, or its place among those recorded: 0 is the first that ended, -1 the last."""
     logprobs: bool = False
     """Also the log-probability, mask and policy version of each token."""
+    segment: int | None = None
+    """Only this segment, from 0."""
     max_tokens: int | None = None
-    """Show at most so many tokens of each piece."""
+    """Show at most so many tokens of each piece; JSON has them all."""
     tokenizer: str | None = None
     """Tokenizer's folder or id, where it is not the run's."""
     json: bool = False
@@ -54,10 +61,10 @@ class ShowConfig:
 class DiffConfig:
     """Say where an episode's tokens differ from the conversation rendered anew, and why."""
 
-    run: tyro.conf.Positional[str]
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run directory."""
-    episode: tyro.conf.Positional[str]
-    """Its id, the beginning of it, or its number in the run: 0 is the first, -1 the last."""
+    episode: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="EPISODE")]
+    """Its id, the beginning of it, or its place among those recorded: 0 is the first that ended, -1 the last."""
     tokenizer: str | None = None
     """Tokenizer's folder or id, where it is not the run's."""
     json: bool = False
@@ -68,7 +75,7 @@ class DiffConfig:
 class ReplayConfig:
     """Score a run's stored tokens once more and compare with the recorded log-probabilities."""
 
-    run: tyro.conf.Positional[str]
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run directory."""
     engine: Literal["hf", "vllm_local", "vllm_http"] | None = None
     """What scores; default: what the run was sampled with."""
@@ -101,6 +108,7 @@ def tokens(args: Sequence[str]) -> int:
             f"agentenv tokens: expected one of {', '.join(_COMMANDS)}, got {name!r}."
             + (f" Did you mean {close[0]!r}?" if close else " Run `agentenv tokens --help`.")
         )
+    quiet_transformers()
     return _COMMANDS[name][1](args[1:])
 
 
@@ -111,14 +119,16 @@ def _certify(args: Sequence[str]) -> int:
 
     model = resolve_model(config.model)
     tokenizer = load_tokenizer(resolve_model(config.tokenizer) if config.tokenizer else model)
-    certificate = certify(tokenizer, model=config.model, stop_token_ids=load_stop_token_ids(model))
+    variables = parse_json_object("--chat_template_kwargs", config.chat_template_kwargs)
+    stops = load_stop_token_ids(model)
+    certificate = certify(tokenizer, model=config.model, stop_token_ids=stops, variables=variables)
     path = Path(config.out or f"{Path(config.model).name}.certificate.json")
     write_certificate(certificate, path)
     if config.json:
         print_json(certificate.to_dict())
     else:
         console = wide_console()
-        console.print(certificate_report(certificate))
+        console.print(certificate_report(certificate, examples=config.examples))
         console.print(f"certificate: {path}", soft_wrap=True, highlight=False, markup=False)
     return certificate.exit_code
 
@@ -130,10 +140,10 @@ def _show(args: Sequence[str]) -> int:
     trajectory = load_episode(config.run, config.episode)
     tokenizer, _ = load_run_tokenizer(config.run, config.tokenizer)
     if config.json:
-        print_json(episode_to_json(trajectory, tokenizer))
+        print_json(episode_to_json(trajectory, tokenizer, segment=config.segment))
     else:
-        view = episode_view(trajectory, tokenizer, logprobs=config.logprobs, max_tokens=config.max_tokens)
-        wide_console().print(view)
+        only = {"max_tokens": config.max_tokens, "segment": config.segment}
+        wide_console().print(episode_view(trajectory, tokenizer, logprobs=config.logprobs, **only))
     return 0
 
 

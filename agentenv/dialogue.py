@@ -9,17 +9,17 @@ sets one of the two for good. An empty observation adds nothing: the model goes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentenv.chat import Chat, PromptText
+from agentenv.chat import Chat, PromptText, text_of
 from agentenv.errors import ConfigError, ContractError
 from agentenv.tools import ParsedAction, assistant_message
 from agentenv.types import BridgeKind, Message
 
-_CHARS_PER_TOKEN = 16
+_CHARS_PER_TOKEN = 32
 """More than text has, so that a search for what fits starts above it."""
 _NOTE = "\n[… {} characters left out …]\n"
 
@@ -54,10 +54,11 @@ class Dialogue:
         """The first one, as it was given."""
         self.tools: Any = None
         self._messages: list[Message] = []
-        self._is_raw = True
+        self.is_raw = True
+        """The episode began with raw text."""
         self._turn_ids: list[int] = []
         """The actions since the last reply that was not empty: one turn of the assistant."""
-        self._parsed: ParsedAction | None = None  # the last action's calls, where tools were offered
+        self._parsed: ParsedAction | None = None  # the last action's calls
 
     def begin(self, observation: str | Sequence[Message], tools: Any = None) -> None:
         """Take the first observation.
@@ -76,7 +77,7 @@ class Dialogue:
         if not isinstance(observation, str):
             observation = self._with_known_roles(observation)
             self._check_tools(observation)
-        self._is_raw = isinstance(observation, str) and not self.chat.is_prompt(observation)
+        self.is_raw = isinstance(observation, str) and not self.chat.is_prompt(observation)
         self._messages = [] if isinstance(observation, str) else list(deepcopy(observation))
         self.ids = self.chat.prompt(observation, tools)
         self.text = self.chat.decode(self.ids)
@@ -91,8 +92,8 @@ class Dialogue:
         self.text += self.chat.decode(token_ids)
 
     def parse(self, action: str, turn_index: int = 0) -> ParsedAction:
-        """The last action's calls of the tools that were offered."""
-        self._parsed = self.chat.tool_format.parse(action, turn_index=turn_index, tools=self.tools)
+        """The last action's calls of tools, by their schemas where they were offered."""
+        self._parsed = self.chat.tool_format.parse(action, turn_index=turn_index, tools=self.tools or None)
         return self._parsed
 
     def reply(
@@ -112,29 +113,33 @@ class Dialogue:
         Raises:
             ConfigError: the chat template refuses the messages.
         """
-        messages = self._as_messages(observation, openrlhf=openrlhf)
+        messages = self._as_messages(observation, action, openrlhf=openrlhf)
         if isinstance(messages, str):
-            self._messages = []  # from here on there is no conversation that could be rendered anew
+            if messages:  # from here on there is no conversation that could be rendered anew
+                self._messages = []
+            if len(messages) > _CHARS_PER_TOKEN * max(self._room, 0):
+                return None
             reply = self._joined(action_ids, messages)
             return reply if self._size(reply) <= self._room else None
-        history = [*self._messages, self._said(action)]
         is_rerendered = self.chat.options.history == "rerender" and bool(self._messages)
+        history = [*self._messages, self._said(action_ids, action)] if is_rerendered else []
 
         def made(new: Sequence[Message]) -> Reply:
             """What these messages add."""
             reply = self._joined(action_ids, new)
             return self._rerendered(reply, [*history, *new]) if is_rerendered else reply
 
-        fitting = self._capped(action_ids, messages)
-        if fitting is None:
+        short = self._readable(messages)
+        if short is None:
             return None
+        fitting = self._capped(action_ids, short)
         reply = made(fitting)
         if self._size(reply) > self._room:
-            fitting = self._fitted(made, fitting, reserve)
-            if fitting is None:
+            shorter = self._fitted(made, fitting, reserve)
+            if shorter is None:
                 return None
-            reply = made(fitting)
-        self._messages = [*history, *fitting] if self._messages else []
+            fitting, reply = shorter, made(shorter)
+        self._messages = [*history, *fitting] if is_rerendered else []
         return replace(reply, cut=fitting is not messages)
 
     def take(self, reply: Reply) -> None:
@@ -146,24 +151,31 @@ class Dialogue:
         if reply.ids:
             self._turn_ids = []
 
-    def _as_messages(self, observation: str | Sequence[Message], *, openrlhf: bool) -> str | Sequence[Message]:
+    def _as_messages(
+        self, observation: str | Sequence[Message], action: str, *, openrlhf: bool
+    ) -> str | Sequence[Message]:
         """Raw text as text, everything else as the messages that the template has roles for."""
         if not observation:
             return ""
-        if isinstance(observation, str) and self._stays_raw(observation, openrlhf=openrlhf):
+        if isinstance(observation, str) and self._stays_raw(observation, action, openrlhf=openrlhf):
             return observation
         return self._with_known_roles(
             [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
         )
 
     def _check_tools(self, messages: Sequence[Message]) -> None:
-        names = [str((tool.get("function") or tool).get("name")) for tool in self.tools or ()]
-        text = self.chat.render(messages, self.tools) if names else ""
-        lost = [name for name in names if name not in text]
-        if lost:
+        if not self.tools:
+            return
+        if not isinstance(self.tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in self.tools):
             raise ContractError(
-                f"reset: expected no tools for a chat template that renders none, got {lost}. Describe them in a "
-                "message, or use another model."
+                f"reset: expected a list of tool schemas under 'tools', got {self.tools!r:.200}. "
+                "Make them with agentenv.tools.schema_of(function)."
+            )
+        # A template that renders tools says the same ones twice when given twice.
+        if self.chat.render(messages, self.tools) == self.chat.render(messages, [*self.tools, *self.tools]):
+            raise ContractError(
+                f"reset: expected no tools for a chat template that renders none, got {len(self.tools)}. Describe them "
+                "in a message: states['tool_calls'] reads <tool_call>{…}</tool_call> then; or use another model."
             )
 
     def _with_known_roles(self, messages: Sequence[Message]) -> Sequence[Message]:
@@ -172,11 +184,13 @@ class Dialogue:
             return _without_tool_role(messages, merge="2xuser" not in self.chat.template.shapes)
         return messages
 
-    def _stays_raw(self, text: str, *, openrlhf: bool) -> bool:
+    def _stays_raw(self, text: str, action: str, *, openrlhf: bool) -> bool:
         rule = self.chat.options.text_feedback
         if rule != "auto":
             return rule == "raw"
-        return self._is_raw or (openrlhf and self.chat.has_role_marker(text))
+        # What it quotes of the action says nothing about how its author meant it.
+        written = text.replace(action, "") if action else text
+        return self.is_raw or (openrlhf and self.chat.has_role_marker(written))
 
     @property
     def _room(self) -> int:
@@ -187,15 +201,41 @@ class Dialogue:
         return len(reply.ids) - len(self.ids) if reply.opens_segment else len(reply.ids)
 
     def _joined(self, action_ids: Sequence[int], observation: str | Sequence[Message]) -> Reply:
-        bridge = self.chat.bridge(self._turn_ids or action_ids, observation)
+        try:
+            bridge = self.chat.bridge(self._turn_ids or action_ids, observation)
+        except ConfigError as error:
+            results = not isinstance(observation, str) and any(m.get("role") == "tool" for m in observation)
+            if not results or "tool" in self.chat.template.shapes:
+                raise
+            raise ConfigError(
+                f"{error} It has no role for tool results: --tool_role user (ChatOptions.tool_role) makes them user "
+                "messages."
+            ) from error
         return Reply(bridge.ids, bridge.kind, bridge.num_synthesised)
 
-    def _capped(self, action_ids: Sequence[int], messages: Sequence[Message]) -> Sequence[Message] | None:
+    def _readable(self, messages: Sequence[Message]) -> Sequence[Message] | None:
+        """The messages, without what is so long that encoding it would only hold other episodes up."""
+        options = self.chat.options
+        bound = _CHARS_PER_TOKEN * max(self._room, self.max_length, options.max_observation_tokens or 0)
+        if all(_length(message) <= bound for message in messages):
+            return messages
+        if options.long_observation == "end" and options.max_observation_tokens is None:
+            return None
+        return [_shortened(message, bound) for message in messages]
+
+    def _capped(self, action_ids: Sequence[int], messages: Sequence[Message]) -> Sequence[Message]:
         """The messages, cut to `max_observation_tokens`."""
         most = self.chat.options.max_observation_tokens
         if most is None:
             return messages
-        return _cut(messages, lambda new: len(self._joined(action_ids, new).ids) <= most, most)
+        short = _cut(messages, lambda new: len(self._joined(action_ids, new).ids) <= most, most)
+        if short is None:
+            least = len(self._joined(action_ids, [_shortened(message, 0) for message in messages]).ids)
+            raise ConfigError(
+                f"--max_observation_tokens: expected at least {least}, what the template puts around messages and the "
+                f"note of what was left out, got {most}. Raise it."
+            )
+        return short
 
     def _fitted(
         self, made: Callable[[Sequence[Message]], Reply], messages: Sequence[Message], reserve: int | None
@@ -209,15 +249,26 @@ class Dialogue:
         most = self.max_length - 1 - min(free // 2, free if reserve is None else reserve)
         return _cut(messages, lambda new: total + self._size(made(new)) <= most, self.max_length)
 
-    def _said(self, action: str) -> Message:
-        """An action as a message: with its calls apart, or with the reasoning that the generation prompt opens."""
-        if self._parsed is not None and self._parsed.items:
-            as_json = self.chat.tool_format.arguments_as_json
-            return {**assistant_message(self._parsed, as_json=as_json), "trusted": True}
+    def _said(self, action_ids: Sequence[int], action: str) -> Message:
+        """The assistant's turn as a message.
+
+        It is trusted where its text, encoded, has the added tokens that were sampled: what the model only spelled out
+        must not become a token by being encoded.
+        """
+        if len(self._turn_ids) > len(action_ids):  # empty observations lie between: one turn of several actions
+            action, self._parsed = self.chat.action_text(self._turn_ids), None
+        message = self._as_message(action)
+        sampled = self.chat.added_in(self.chat.without_close(self._turn_ids or action_ids))
+        return {**message, "trusted": True} if self.chat.added_in(self.chat.encode(action)) == sampled else message
+
+    def _as_message(self, action: str) -> Message:
+        """With its calls apart, or with the reasoning that the generation prompt opens."""
+        if self.tools and self._parsed is not None and self._parsed.items:
+            return assistant_message(self._parsed, as_json=self.chat.tool_format.arguments_as_json)
         begun = self.chat.template.generation_prompt if self.chat.has_template else ""
         opens, closes, _ = (self.chat.template.reasoning if begun else None) or ("", "", "")
         opened = begun[begun.rfind(opens) :] if opens and begun.rfind(opens) > begun.rfind(closes) else ""
-        return {"role": "assistant", "content": opened + action, "trusted": True}
+        return {"role": "assistant", "content": opened + action}
 
     def _rerendered(self, reply: Reply, messages: Sequence[Message]) -> Reply:
         """The reply itself where the template repeats what was said or cannot, else the conversation rendered anew."""
@@ -241,7 +292,7 @@ def _without_tool_role(messages: Sequence[Message], *, merge: bool) -> list[Mess
         last = users.pop() if merge and users and users[-1].get("role") == "user" else None
         # What is merged is trusted only where both are: a result must not gain the trust of a question beside it.
         trusted = {"trusted": True} if all(m is None or m.get("trusted") is True for m in (last, message)) else {}
-        said = content if last is None else f"{last.get('content')}\n\n{content}"
+        said = content if last is None else f"{text_of(last)}\n\n{text_of(message)}"
         users.append({"role": "user", "content": said, **trusted})
     return users
 
@@ -266,13 +317,28 @@ def _cut(
 
 def _length(message: Message) -> int:
     content = message.get("content")
+    if isinstance(content, (list, tuple)):
+        return max((len(str(part.get("text") or "")) for part in content), default=0)
     return len(content) if isinstance(content, str) else 0
 
 
 def _shortened(message: Message, num_chars: int) -> Message:
-    """The message with at most so many characters of its content, and a note in the place of those left out."""
+    """The message with at most so many characters of its content, or of each part of it that is text."""
     content = message.get("content")
-    if not isinstance(content, str) or len(content) <= num_chars + len(_NOTE):
+    if isinstance(content, (list, tuple)):
+        parts = [
+            {**p, "text": _cut_text(p["text"], num_chars)} if isinstance(p.get("text"), str) else p for p in content
+        ]
+        return message if parts == list(content) else {**message, "content": parts}
+    if not isinstance(content, str):
         return message
-    head, tail = content[: num_chars - num_chars // 2], content[len(content) - num_chars // 2 :]
-    return {**message, "content": head + _NOTE.format(len(content) - num_chars) + tail}
+    short = _cut_text(content, num_chars)
+    return message if short == content else {**message, "content": short}
+
+
+def _cut_text(text: str, num_chars: int) -> str:
+    """At most so many characters of a text, with a note in the place of those left out of its middle."""
+    if len(text) <= num_chars + len(_NOTE):
+        return text
+    head, tail = text[: num_chars - num_chars // 2], text[len(text) - num_chars // 2 :]
+    return head + _NOTE.format(len(text) - num_chars) + tail

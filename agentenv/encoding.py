@@ -16,6 +16,10 @@ from typing import Any
 from agentenv.agent import Tokenizer
 
 _ANCHORS = ("\ue000", "\n", ".", "a")
+_WORDS = ("role", "type")
+"""Keys whose values a template compares with words of its own."""
+_NAMED = ("arguments", "properties")
+"""Keys below which keys are names that somebody chose."""
 _PRIVATE_USE = range(0xE001, 0xF8FF)
 
 
@@ -53,20 +57,23 @@ class Encoder:
         seen = ascii(values)
         return next(chr(i) for i in _PRIVATE_USE if f"\\u{i:04x}" not in seen)
 
-    def protect(self, value: Any, mark: str, *, ends: bool = False) -> Any:
+    def protect(self, value: Any, mark: str, *, ends: bool = False, named: bool = False) -> Any:
         """The value with `mark` after the first character of every added-token string in it, at any depth.
 
-        With `ends`, also where a string begins or ends like a part of one, which the template's text may complete.
+        With `ends`, also where a string begins or ends like a part of one, which the template's text may complete. Keys
+        are left as they are but for those that a stranger named (`named`: the arguments of a call).
         """
         if isinstance(value, str):
             return self._protect_text(value, mark, ends=ends)
         if isinstance(value, Mapping):
             return {
-                self.protect(key, mark): self.protect(item, mark, ends=ends and key in ("content", "text"))
+                self.protect(key, mark, ends=ends and named): self.protect(
+                    item, mark, ends=ends and key not in _WORDS, named=named or key in _NAMED
+                )
                 for key, item in value.items()
             }
         if isinstance(value, (list, tuple)):
-            return [self.protect(item, mark, ends=ends) for item in value]
+            return [self.protect(item, mark, ends=ends, named=named) for item in value]
         return value
 
     def _protect_text(self, text: str, mark: str, *, ends: bool) -> str:

@@ -107,7 +107,7 @@ def _record(trajectory: Trajectory, error: BaseException, where: str) -> None:
         kind = "infra"
     elif isinstance(error, ContractError):
         kind = "contract"
-    elif isinstance(error, DataError):
+    elif isinstance(error, DataError) or (isinstance(error, ConfigError) and where == "prompt"):
         kind = "data"
     timed_out = isinstance(error, _StepTimeout)
     name = "StepTimeout" if timed_out else type(error).__name__
@@ -310,7 +310,7 @@ class _Episode:
             "metadata": self.metadata,
             "seed": self.key.seed,
         }
-        if self.dialogue.tools:
+        if not self.dialogue.is_raw:
             self.states["tool_calls"] = self.dialogue.parse(turn.action, turn_index)
         started = time.perf_counter()
         agent = self._running_agent()

@@ -116,7 +116,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     file_path = Path(path) / CONFIG
     try:
         document = json.loads(file_path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"{path}: expected a run directory, got no {CONFIG} in it. Check the path.") from None
     except ValueError as error:
         raise ConfigError(f"{file_path}: expected JSON, got {error}. Restore it, or use another --out.") from error
@@ -239,8 +239,9 @@ class RunWriter:
     def append(self, trajectory: Trajectory) -> Summary:
         """Add the line of a finished episode; gives the Summary that holds for it.
 
-        One that is there and has not failed stays: a result that comes twice, or late, changes nothing. What is added
-        survives a kill of the process; a power cut takes the last second at most.
+        One that is there and has not failed stays: a result that comes twice, or late, changes nothing; nor does the
+        failure of an earlier attempt. What is added survives a kill of the process; a power cut takes the last second
+        at most.
 
         Raises:
             ValueError: the episode is not finished, has no id, or the writer is closed.
@@ -253,6 +254,8 @@ class RunWriter:
             known = self.summaries.get(trajectory.episode_id)
             if known is not None and known.error_kind is None:
                 return known
+            if known is not None and trajectory.error is not None and trajectory.attempt < known.attempt:
+                return known  # a resumed run counts its attempts on from the last one
             line, summary = encode_line(trajectory), summarize(trajectory)
             self._write(line)
             self.summaries[trajectory.episode_id] = summary
@@ -345,6 +348,8 @@ def _check_config(path: Path, old: Mapping[str, Any], new: Mapping[str, Any], ma
     ]
     if changed:
         more = [f"and {len(changed) - 8} more"] if len(changed) > 8 else []
+        if any(key not in was for key in now):
+            more.append("(a flag that was absent: another version of agentenv started this run)")
         raise ConfigError(
             f"{path}: expected the configuration that this run was started with, got changes: "
             f"{'; '.join(changed[:8] + more)}. Take them back, or start a new run with another --out."

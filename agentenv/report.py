@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping
 
 from rich.console import Console
@@ -93,6 +95,16 @@ def _histogram(counts: Mapping[str, int]) -> str:
 
 
 def wide_console(*, stderr: bool = False) -> Console:
-    """A console as wide as the terminal, and wide enough for whole sentences where there is none."""
+    """A console as wide as the terminal or COLUMNS, and wide enough for whole sentences where there is neither."""
     console = Console(stderr=stderr)
-    return console if console.is_terminal else Console(stderr=stderr, width=140)
+    known = console.is_terminal or os.environ.get("COLUMNS", "").isdigit()
+    return console if known else Console(stderr=stderr, width=140)
+
+
+def quiet_transformers() -> None:
+    """Keep its progress bars and advice out of the screen, which is the run's."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)

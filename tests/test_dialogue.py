@@ -10,6 +10,7 @@ import copy
 import importlib.util
 import json
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -492,10 +493,21 @@ def test_an_observation_is_cut_to_the_most_that_is_allowed(name, most):
 
 
 def test_a_message_that_cannot_be_made_short_enough_ends_the_episode():
-    run = Run("Qwen3", StepResult(LONG), max_observation_tokens=12)
-    assert (run.trajectory.stop_reason, run.trajectory.error) == (StopReason.MAX_LENGTH, None)
     run = Run("Qwen3", StepResult(LONG), limits=Limits(40), long_observation="cut")
     assert run.trajectory.stop_reason is StopReason.MAX_LENGTH
+
+
+def test_a_cap_below_the_templates_own_tokens_is_an_error_that_names_the_least():
+    run = Run("Qwen3", StepResult(LONG), max_observation_tokens=12)
+    assert run.trajectory.error.type == "ConfigError"
+    least = int(re.search(r"--max_observation_tokens: expected at least (\d+)", run.trajectory.error.message)[1])
+    assert Run("Qwen3", StepResult(LONG), max_observation_tokens=least - 1).trajectory.error is not None
+    assert Run("Qwen3", StepResult(LONG), max_observation_tokens=least).trajectory.error is None
+
+
+def test_without_a_role_for_results_the_error_names_the_option():
+    run = Run("Gemma", StepResult([FOLLOW_UPS["tool"][0]]))
+    assert "--tool_role user" in run.trajectory.error.message
 
 
 def test_raw_text_is_never_cut():
@@ -895,3 +907,111 @@ def test_a_first_observation_that_is_neither_text_nor_messages_breaks_the_contra
 def test_reasoning_opened_before_an_empty_observation_is_closed_too():
     run = Run("Qwen3", [StepResult(""), StepResult("more")], ["<think>a…", "b…", "c"], open_reasoning="close")
     assert run.chat.decode(run.feedback(1)).startswith("\n</think>\n\n<|im_end|>")
+
+
+# --- what is refused, and whose fault it is ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": "no role"},
+        {"role": 5, "content": "x"},
+        {"role": "user", "content": 5},
+        {"role": "user", "content": {}},
+    ],
+)
+def test_messages_without_a_role_or_with_other_content_are_a_contract_error(message):
+    for run in (Run("Qwen3", StepResult([message])), Run("Qwen3", END, reset={"observation": [message]})):
+        assert run.trajectory.error.kind == "contract"
+        assert "expected messages with a role and content" in run.trajectory.error.message
+
+
+def test_a_prompt_of_which_the_template_drops_a_message_is_refused():
+    run = Run("Qwen3", END, prompt=[{"role": "narrator", "content": "Once upon a time"}, *Q])
+    assert (run.trajectory.error.kind, run.trajectory.error.type) == ("data", "ConfigError")
+    assert "it drops ['narrator']" in run.trajectory.error.message
+
+
+def test_a_row_that_the_template_refuses_is_the_datas_fault():
+    run = Run("Gemma", END, prompt=[says("system", "s"), *Q])
+    assert (run.trajectory.error.kind, run.trajectory.error.where) == ("data", "prompt")
+
+
+@pytest.mark.parametrize("tools", [5, {"name": "f"}, [1], [len]])
+def test_tools_that_are_no_schemas_are_a_contract_error(tools):
+    run = Run("Qwen3", END, reset={"observation": Q, "tools": tools})
+    assert run.trajectory.error.kind == "contract"
+    assert "expected a list of tool schemas" in run.trajectory.error.message
+
+
+def test_tools_with_short_names_are_refused_too_where_the_template_renders_none():
+    tool = {"type": "function", "function": {"name": "e", "description": "d", "parameters": {}}}
+    run = Run("Gemma", END, reset={"observation": Q, "tools": [tool]})
+    assert "renders none" in run.trajectory.error.message
+
+
+def test_without_tools_a_step_still_finds_calls_in_hermes_form():
+    run = Run("Gemma", END, said=['<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'])
+    assert [call.name for call in run.env.seen[0]["tool_calls"].calls] == ["add"]
+
+
+def test_after_a_raw_prompt_actions_are_not_searched_for_calls():
+    assert "tool_calls" not in Run("Qwen3", END, prompt="raw").env.seen[0]
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """A tokenizer that counts the characters it is given to encode."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer, self.num_chars = tokenizer, 0
+
+    def __getattr__(self, name):
+        return getattr(self._tokenizer, name)
+
+    def __len__(self):
+        return len(self._tokenizer)
+
+    def encode(self, text, **options):
+        self.num_chars += len(text)
+        return self._tokenizer.encode(text, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"long_observation": "cut"}, {"max_observation_tokens": 50}])
+@pytest.mark.parametrize("is_raw", [False, True])
+def test_megabytes_of_observation_are_not_encoded(options, is_raw):
+    tokenizer = Counting(load(BY_NAME["Qwen3"]))
+    dialogue = Dialogue(Chat(tokenizer, options=ChatOptions(**options)), 500)
+    dialogue.begin("raw" if is_raw else Q)
+    action = [1, 2, 3]
+    dialogue.act(action)
+    before = tokenizer.num_chars
+    reply = dialogue.reply(action, "x", "word " * 2_000_000 if is_raw else [says("user", "word " * 2_000_000)])
+    assert tokenizer.num_chars - before < 1_000_000
+    assert (reply is not None and reply.cut) == (bool(options) and not is_raw)
+
+
+def test_parts_of_text_are_cut_like_text():
+    parts = [{"type": "text", "text": LONG}, {"type": "image"}]
+    run = Run("Qwen3-VL", StepResult([{"role": "user", "content": parts}]), max_observation_tokens=100)
+    assert run.trajectory.turns[0].observation_cut
+    assert NOTE in run.chat.decode(run.feedback())
+
+
+def test_merged_results_are_their_text_also_where_they_come_in_parts():
+    parts = [{"type": "text", "text": "the result"}]
+    new = [{**FOLLOW_UPS["tool"][0], "content": parts}, says("user", "go on")]
+    run = Run("Gemma", StepResult(new), tool_role="user")
+    assert "the result\n\ngo on" in run.chat.decode(run.feedback())
+
+
+def test_feedback_that_quotes_the_action_is_no_raw_text_for_it():
+    feedback = {"rewards": 0.0, "done": False}
+    said = "<|im_start|>user\nI win"
+    quoting = Run("Qwen3", {**feedback, "environment_feedback": f"You said: {said}"}, said=[f"{said}…", "two"])
+    assert quoting.trajectory.turns[0].bridge == "truncated"
+    own = {**feedback, "environment_feedback": "<|im_end|>\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n"}
+    assert Run("Qwen3", own, said=[f"{said}…", "two"]).trajectory.turns[0].bridge == "text"

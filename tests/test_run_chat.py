@@ -176,6 +176,13 @@ def test_variables_of_the_template_are_passed_on(place):
     assert texts().count("<no>") == 3
 
 
+def test_a_variable_that_the_template_does_not_know_is_refused(place, capsys):
+    assert run("--chat_template_kwargs", '{"enable_thinkin": false}') == 2
+    assert "--chat_template_kwargs: expected variables that the chat template reads, got ['enable_thinkin']" in (
+        capsys.readouterr().err
+    )
+
+
 def test_a_long_observation_ends_the_episode_or_is_cut(place):
     say(place, "word " * 2000)
     assert run("--max_length", 200, "--max_tokens", 20) == 0
@@ -215,7 +222,7 @@ def test_every_flag_is_an_option_of_the_chat(flags):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"max_observation_tokens": 0}, "ChatOptions.max_observation_tokens: expected None or an integer >= 1, got 0"),
+        ({"max_observation_tokens": 0}, "--max_observation_tokens: expected None or an integer >= 1, got 0"),
         ({"chat_template_kwargs": "[1]"}, "--chat_template_kwargs: expected a JSON object"),
     ],
 )

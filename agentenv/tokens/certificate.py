@@ -50,6 +50,8 @@ class Certificate:
     model: str
     kind: CertificateKind
     template_sha256: str
+    variables: Mapping[str, Any]
+    """Further ones that the template was given."""
     tokenizer: Mapping[str, Any]
     """class, vocab_size, num_added_tokens, sha256 (of the vocabulary, the added tokens and the ids of a sample)."""
     versions: Mapping[str, str]
@@ -62,10 +64,14 @@ class Certificate:
     """Ids that end a generation in the engine, with their texts."""
     role_markers: tuple[tuple[int, str], ...]
     """Role markers that end the assistant's turn."""
+    opening_system: str
+    """A system message at the beginning: "" when accepted, else the template's message."""
     shapes: Mapping[str, str]
     """What may follow an assistant's turn: "" when accepted, else the template's message."""
     calls: tuple[str, ...]
     """How an assistant's calls are put to the template; empty: its text comes before tool results."""
+    call_format: str
+    """How the model writes calls, which `Chat.tool_format` reads: kind, and what stands around a call."""
     needs_tools: bool
     parts: bool
     renders_bos: bool
@@ -115,13 +121,23 @@ class Certificate:
         ids, found, tried = {i for i, _ in self.stops}, [], self.injection
         ends = set(self.close_ids[-1:] or [i for i, _ in self.role_markers])
         if ends and not ends & ids:
-            found.append(f"The engine does not stop at {self.close or 'a role marker'!r}, which ends the turn: set it.")
+            names = repr(self.close) if self.close else " or ".join(repr(text) for _, text in self.role_markers)
+            found.append(
+                f"In history a turn ends with {names}, and the engine stops only at {_named(self.stops) or 'nothing'} "
+                "(eos_token_id in the model's generation_config.json). Add it there if the model is trained to end its "
+                "turns so; one that writes channels (gpt-oss) is not."
+            )
         if self.renders_bos and self.adds_bos:
             found.append("Encoding a rendering with special tokens gives it a second BOS; `Chat` adds none.")
         if self.adds_bos and not self.renders_bos and self.kind not in _ADVICE:
             found.append("The template has no BOS, though the tokenizer adds one to text: prompts begin without.")
         if tried.text_markers or REASONS["t"] in self.reasons:
-            found.append(f"Role markers are plain text that anybody can write: {list(tried.text_markers) or 'none'}.")
+            markers = list(tried.text_markers)
+            found.append(
+                f"Role markers are plain text that anybody can write: {markers}."
+                if markers
+                else "Nothing tells a user's words from the assistant's: the template has no role markers."
+            )
         if tried.altered:
             found.append(f"The template changes messages that hold these texts: {list(tried.altered)}.")
         return tuple(found)
@@ -133,15 +149,25 @@ class Certificate:
         return values
 
 
-def certify(tokenizer: Tokenizer, *, model: str = "", stop_token_ids: Sequence[int] = ()) -> Certificate:
+def certify(
+    tokenizer: Tokenizer,
+    *,
+    model: str = "",
+    stop_token_ids: Sequence[int] = (),
+    variables: Mapping[str, Any] | None = None,
+) -> Certificate:
     """Try out a tokenizer's chat template: its probe, an example of every shape, every added token in every message.
 
-    `stop_token_ids` are those on which the engine stops besides EOS. No template makes it fail.
+    `stop_token_ids` are those on which the engine stops besides EOS, `variables` go to every rendering. No template
+    makes it fail.
     """
+    given = dict(variables or {})
     has_template = bool(getattr(tokenizer, "chat_template", None))
-    template, cold_ms = _timed(tokenizer, stop_token_ids) if has_template else (Template("prefix-stable", ""), 0.0)
-    warm_ms = _timed(tokenizer, stop_token_ids)[1] if has_template else 0.0
-    trial = Trial(tokenizer, template, stop_token_ids)
+    template, cold_ms = (
+        _timed(tokenizer, stop_token_ids, given) if has_template else (Template("prefix-stable", ""), 0.0)
+    )
+    warm_ms = _timed(tokenizer, stop_token_ids, given)[1] if has_template else 0.0
+    trial = Trial(tokenizer, template, stop_token_ids, given)
     unsupported, eos = template.kind == "unsupported", getattr(tokenizer, "eos_token_id", None)
     generation_prompt = "Assistant:" if not has_template else "" if unsupported else trial.generation_prompt()
     thinks = re.findall(r"<(/?)(?:\w+:)?think>", generation_prompt)
@@ -151,6 +177,7 @@ def certify(tokenizer: Tokenizer, *, model: str = "", stop_token_ids: Sequence[i
         model=model,
         kind=template.kind if has_template else "no template",
         template_sha256=template.sha256,
+        variables=given,
         tokenizer=_tokenizer_facts(tokenizer),
         versions=_versions(),
         reasons=template.reasons,
@@ -159,8 +186,10 @@ def certify(tokenizer: Tokenizer, *, model: str = "", stop_token_ids: Sequence[i
         close_ids=template.close_ids,
         stops=trial.texts({*stop_token_ids, *([] if eos is None else [eos])}),
         role_markers=trial.texts(template.markers),
+        opening_system=trial.opening_system(),
         shapes={name: trial.refusal(name) for name in FOLLOW_UPS},
         calls=tuple(f"arguments as {'JSON text' if j else 'a mapping'}, content {c!r}" for j, c in template.calls),
+        call_format=trial.call_format() if has_template and not unsupported else "",
         needs_tools=template.needs_tools,
         parts=template.parts,
         renders_bos=template.renders_bos,
@@ -175,9 +204,9 @@ def certify(tokenizer: Tokenizer, *, model: str = "", stop_token_ids: Sequence[i
     )
 
 
-def _timed(tokenizer: Tokenizer, stop_token_ids: Sequence[int]) -> tuple[Template, float]:
+def _timed(tokenizer: Tokenizer, stop_token_ids: Sequence[int], variables: Mapping[str, Any]) -> tuple[Template, float]:
     started = time.perf_counter()
-    template = _Probe(tokenizer, stop_token_ids).run()
+    template = _Probe(tokenizer, stop_token_ids, variables).run()
     return template, (time.perf_counter() - started) * 1000
 
 
@@ -221,16 +250,23 @@ def write_certificate(certificate: Certificate, path: str | Path) -> None:
         ) from error
 
 
-def certificate_report(certificate: Certificate) -> RenderableType:
-    """The certificate for a terminal: the verdict, what to know, the facts, and the examples side by side."""
+def certificate_report(certificate: Certificate, *, examples: bool = False) -> RenderableType:
+    """The certificate for a terminal: the verdict, what to know, the facts, and examples side by side.
+
+    Of these the first that follows an action and all that differ, or, with `examples`, every one.
+    """
     style = "bold red" if certificate.exit_code else "bold green"
     notes = [Text(f"! {text}", style="yellow") for text in certificate.warnings]
     advice = [Text(_visible(certificate.advice))] if certificate.advice else []
     facts = Table.grid(padding=(0, 2))
     for name, value in _facts(certificate):
         facts.add_row(Text(name, style="bold"), Text(_visible(value)))
-    examples = [_examples(certificate)] if certificate.examples else []
-    return Group(Text(_visible(certificate.verdict), style=style), *notes, *advice, facts, *examples)
+    first = [example for example in certificate.examples if example.ending][:1]
+    shown = [e for e in certificate.examples if examples or not e.equal or e in first]
+    equal = [f"{e.shape} {e.ending}".strip() for e in certificate.examples if e not in shown]
+    more = [Text(f"Equal too: {', '.join(equal)}. Show them: --examples")] if equal else []
+    tables = [_examples(certificate, shown)] if shown else []
+    return Group(Text(_visible(certificate.verdict), style=style), *notes, *advice, facts, *tables, *more)
 
 
 def _facts(c: Certificate) -> list[tuple[str, str]]:
@@ -242,6 +278,7 @@ def _facts(c: Certificate) -> list[tuple[str, str]]:
     )
     rows = [
         ("template", f"sha256 {c.template_sha256[:16]}…" if c.template_sha256 else "none"),
+        ("variables", ", ".join(f"{name} {value}" for name, value in c.variables.items())),
         ("tokenizer", ", ".join(f"{key} {str(value)[:24]}" for key, value in c.tokenizer.items())),
         ("versions", ", ".join(f"{name} {version}" for name, version in c.versions.items())),
         ("class", "; ".join([c.kind, *c.reasons])),
@@ -251,9 +288,10 @@ def _facts(c: Certificate) -> list[tuple[str, str]]:
         ("role markers", _named(c.role_markers)),
         ("generation prompt", prompt),
         ("BOS", bos),
-        ("accepts", shapes),
-        *((f"refuses {name}", refusal) for name, refusal in c.shapes.items() if refusal and c.kind != "unsupported"),
-        ("calls", "; ".join(c.calls)),
+        ("opening system", c.opening_system or "accepted"),
+        ("after a turn", f"{shapes}   (tools: two results; 2xuser: two user messages)" if shapes else ""),
+        *((f"not {name}", refusal) for name, refusal in c.shapes.items() if refusal and c.kind != "unsupported"),
+        ("calls", c.call_format),
         ("added tokens tried", f"{c.injection.num_tried} in {', '.join(c.injection.places) or 'nothing'}"),
         ("forged", ", ".join(map(repr, c.injection.forged))),
         ("probe", f"{c.cold_ms:.1f} ms the first time, {c.warm_ms:.1f} ms after"),
@@ -265,12 +303,12 @@ def _named(pairs: Iterable[tuple[int, str]]) -> str:
     return ", ".join(f"{i} {text!r}" for i, text in pairs)
 
 
-def _examples(certificate: Certificate) -> Table:
+def _examples(certificate: Certificate, shown: Sequence[Example]) -> Table:
     table = Table(title="From the action on", title_justify="left", show_lines=True)
     for name in ("example", "ours", "apply_chat_template"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     tokens = "|".join(re.escape(_visible(text)) for text in sorted(certificate.added_tokens, key=len, reverse=True))
-    for example in certificate.examples:
+    for example in shown:
         what = Text(f"{example.shape} {example.ending}".strip(), style="bold")
         what.append("\nequal" if example.equal else f"\n{_visible(example.difference)}", "" if example.equal else "red")
         if example.bridge:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _SHOWN = 160
-"""Characters shown of a template's line."""
+"""Characters shown of a template's line and of a text."""
 
 
 def diff_view(mismatches: Sequence[Mismatch]) -> RenderableType:
@@ -31,7 +31,7 @@ def diff_view(mismatches: Sequence[Mismatch]) -> RenderableType:
         view.append(f"{number}. {one.kind}", style="bold yellow").append(f" · {message} · {place}\n")
         view.append(f"   template line  {line}\n", style="dim")
         for name, text, ids in (("recorded", one.ours, one.our_ids), ("rendered", one.theirs, one.their_ids)):
-            shown = visible(text).replace("\n", "") if ids else "nothing"
+            shown = _cropped(visible(text).replace("\n", "")) if ids else "nothing"
             view.append(f"   {name}       {shown}  {_listed(ids)}\n")
         view.append(f"   between        {_inline(one.before)} … {_inline(one.after)}\n", style="dim")
     total = ", ".join(f"{kind} {number}" for kind, number in Counter(one.kind for one in mismatches).items())
@@ -43,8 +43,8 @@ def _listed(ids: Sequence[int]) -> str:
 
 
 def _cropped(line: str) -> str:
-    """A line of a template that may be written all in one."""
-    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]} … ({len(line)} characters)"
+    """A line of a template that may be written all in one, or a text that was cut out."""
+    return line if len(line) <= 2 * _SHOWN else f"{line[:_SHOWN]} … {line[-_SHOWN:]} ({len(line)} characters)"
 
 
 def _inline(text: str) -> str:

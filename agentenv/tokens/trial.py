@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from agentenv.agent import Tokenizer
 from agentenv.chat import Chat
 from agentenv.encoding import encoder_of
 from agentenv.errors import ConfigError
 from agentenv.template import DUMMY_TOOLS, FOLLOW_UPS, Template, as_parts, calling, render, says
-from agentenv.types import Message
+from agentenv.types import ChatOptions, Message
 
 Ending = Literal["", "stop", "length"]
 Compared = Literal["whole", "from the close on"]
@@ -88,10 +88,17 @@ class _Whole(NamedTuple):
 class Trial:
     """One tokenizer and its Chat, put to the test."""
 
-    def __init__(self, tokenizer: Tokenizer, template: Template, stop_token_ids: Sequence[int]) -> None:
-        self._tokenizer, self._template = tokenizer, template
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: Template,
+        stop_token_ids: Sequence[int],
+        variables: Mapping[str, Any],
+    ) -> None:
+        self._tokenizer, self._template, self._variables = tokenizer, template, variables
         self._tools = DUMMY_TOOLS if template.needs_tools else None
-        self._chat = Chat(tokenizer, stop_token_ids=stop_token_ids, tools=self._tools)
+        options = ChatOptions(template_kwargs=variables)
+        self._chat = Chat(tokenizer, stop_token_ids=stop_token_ids, tools=self._tools, options=options)
         self._encoder = encoder_of(tokenizer)
 
     def texts(self, ids: Iterable[int]) -> tuple[tuple[int, str], ...]:
@@ -118,6 +125,22 @@ class Trial:
         except ConfigError as error:
             return str(error.__cause__ or error)
         return "it does not render all of it after the assistant's turn, in order"
+
+    def call_format(self) -> str:
+        """How the model writes calls of tools, as its template shows it."""
+        found = self._chat.tool_format
+        how = f"{found.kind}, {found.section_open}{found.call_open} … {found.call_close}{found.section_close}"
+        return how if self._template.calls else f"the template renders none; read in Hermes' form, {how}"
+
+    def opening_system(self) -> str:
+        """Why a system message at the beginning is not accepted; empty when it is."""
+        if not self._chat.has_template or self._template.kind == "unsupported":
+            return self._template.error
+        try:
+            text = self._render([says("system", "qzSYSTEMqz"), *_FIRST])
+        except ConfigError as error:
+            return str(error.__cause__ or error)
+        return "" if "qzSYSTEMqz" in text else "it is dropped"
 
     def examples(self) -> tuple[Example, ...]:
         """A prompt, and every accepted shape after a clean stop and after a cut."""
@@ -186,7 +209,7 @@ class Trial:
 
     def _render(self, messages: Sequence[Message], *, gen: bool = True) -> str:
         shaped = [as_parts(message) for message in messages] if self._template.parts else messages
-        return render(self._tokenizer, shaped, gen=gen, tools=self._tools)
+        return render(self._tokenizer, shaped, gen=gen, tools=self._tools, variables=self._variables)
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
@@ -205,7 +228,9 @@ class Trial:
         for role in ("user", "tool"):
             if plain or role in self._template.shapes:
                 new = FOLLOW_UPS[role][0]
-                places[role] = lambda text, new=new: chat.reply([], [{**new, "content": text}])  # type: ignore[misc]
+                with suppress(ConfigError):  # some take it only after what the engine's stops would tell
+                    chat.reply([], [new])
+                    places[role] = lambda text, new=new: chat.reply([], [{**new, "content": text}])  # type: ignore[misc]
         if self._template.kind == "unsupported":
             places = {}
         texts = list(self._encoder.added) if places else []

@@ -46,7 +46,7 @@ def load_episode(run: str | Path, episode: str | int) -> Trajectory:
         DataError: the record is of a newer schema.
     """
     wanted = str(episode)
-    index = int(wanted) if re.fullmatch(r"-?\d{1,9}", wanted) else None
+    index = int(wanted) if re.fullmatch(r"0|-?[1-9]\d{0,8}", wanted) else None
     last: deque[Trajectory] = deque(maxlen=max(1, -(index or 0)))
     ids: list[str] = []
     at_index: Trajectory | None = None

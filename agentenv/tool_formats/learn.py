@@ -17,15 +17,19 @@ from agentenv.tool_formats.parse import ToolFormat
 from agentenv.tool_formats.syntax import REASONING
 from agentenv.types import Message
 
+NOTHING: Mapping[str, Any] = {}
+
 _USER, _CONTENT, _RESULT = "qzaskqz", "qzcontentqz", "qzresultqz"
 _NAMES = ("qznameaqz", "qznamebqz")
 _ARGUMENTS = {"qzkeyaqz": "qzvalueaqz", "qzkeybqz": "qzvaluebqz"}
 _KEYS, _VALUES = tuple(_ARGUMENTS), tuple(_ARGUMENTS.values())
 _IDS = ("qzid00001", "qzid00002")
-_CACHE: WeakKeyDictionary[Any, dict[tuple[str, tuple[int, ...]], ToolFormat]] = WeakKeyDictionary()
+_CACHE: WeakKeyDictionary[Any, dict[tuple[str, tuple[int, ...], str], ToolFormat]] = WeakKeyDictionary()
 
 
-def tool_format(tokenizer: Tokenizer, stop_token_ids: Sequence[int] = ()) -> ToolFormat:
+def tool_format(
+    tokenizer: Tokenizer, stop_token_ids: Sequence[int] = (), variables: Mapping[str, Any] = NOTHING
+) -> ToolFormat:
     """How the tokenizer's template writes calls, from a cache after the first time. No template makes it fail.
 
     A template that renders no calls has the kind plain. `stop_token_ids` are those on which the engine stops besides
@@ -33,21 +37,21 @@ def tool_format(tokenizer: Tokenizer, stop_token_ids: Sequence[int] = ()) -> Too
     """
     if not getattr(tokenizer, "chat_template", None):
         return ToolFormat()
-    key = (str(tokenizer.chat_template), tuple(stop_token_ids))
+    key = (str(tokenizer.chat_template), tuple(stop_token_ids), repr(sorted(variables.items())))
     try:
         cached = _CACHE.setdefault(tokenizer, {})
     except TypeError:  # cannot be referred to weakly
         cached = {}
     if key not in cached:
-        cached[key] = _Learner(tokenizer, probe(tokenizer, stop_token_ids)).run()
+        cached[key] = _Learner(tokenizer, probe(tokenizer, stop_token_ids, variables), variables).run()
     return cached[key]
 
 
 class _Learner:
     """One finding out."""
 
-    def __init__(self, tokenizer: Tokenizer, template: Template) -> None:
-        self.tokenizer, self.template = tokenizer, template
+    def __init__(self, tokenizer: Tokenizer, template: Template, variables: Mapping[str, Any]) -> None:
+        self.tokenizer, self.template, self.variables = tokenizer, template, variables
         self.form: CallForm = (False, "")
         self.id_is_name = False
         added = sorted(encoder_of(tokenizer).added, key=len, reverse=True)
@@ -205,7 +209,8 @@ class _Learner:
     def _try(self, messages: Sequence[Mapping[str, Any]], *, gen: bool = False) -> str | None:
         shaped: list[Message] = [as_parts(message) if self.template.parts else message for message in messages]
         try:
-            return render(self.tokenizer, shaped, gen=gen, tools=DUMMY_TOOLS if self.template.needs_tools else None)
+            tools = DUMMY_TOOLS if self.template.needs_tools else None
+            return render(self.tokenizer, shaped, gen=gen, tools=tools, variables=self.variables)
         except ConfigError:
             return None
 
