@@ -6,3 +6,4 @@ from agentenv_envs.math_retry import MathRetry
 
 class AgentExecutor(_AgentExecutor):
     agent_cls = MathRetry
+    logs = {"correct": "last", "first_correct": "first", "attempts": "last", "has_answer": "last"}  # noqa: RUF012

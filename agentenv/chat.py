@@ -269,7 +269,8 @@ class Chat:
         roles = ("prompt", *(str(message.get("role")) for message in messages))
         if roles in self._known_roles or not self.has_template:
             return
-        texts = [f"qz{i}CONTENTqz" if isinstance(m.get("content"), str) else "" for i, m in enumerate(messages)]
+        said = [isinstance(m.get("content"), str) and not m.get("tool_calls") for m in messages]  # calls may be all
+        texts = [f"qz{i}CONTENTqz" if says else "" for i, says in enumerate(said)]
         dummies = [{**m, "content": text} if text else m for m, text in zip(messages, texts, strict=True)]
         try:
             shown = self.render(dummies, tools)

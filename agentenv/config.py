@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from agentenv.engines import EngineName
+from agentenv.engines.pool import PoolPolicy
+from agentenv.engines.ray_actor import EngineBackend, RayConfig
 from agentenv.errors import ConfigError
 from agentenv.runner import ErrorPolicy
 from agentenv.types import ChatOptions, Limits, SamplingParams
 
 FREE_ON_RESUME = (
     "out", "resume", "concurrency", "progress", "json", "grace_s", "max_retries", "max_error_share", "base_url",
-    "device", "log_level", "generate_timeout_s",
+    "device", "log_level", "generate_timeout_s", "stall_timeout_s", "num_engines", "ray_address",
+    "engine_cpus", "engine_gpus",
 )  # fmt: skip
 """Flags that may differ when a run is resumed: they change how it runs, not what it measures."""
 
@@ -54,14 +58,25 @@ class RunConfig:
     long_observation: Literal["end", "cut"] = "end"
     """Messages that do not fit: the episode is truncated, or the middle of the longest content is left out."""
     max_observation_tokens: int | None = None
-    """Cut messages that become more tokens than this in one turn, whether they fit or not."""
+    """Cut messages that become more tokens than this in one turn, role markers and the note of what was left out
+    included, whether they fit or not. Raw text is never cut."""
 
     model: str = "tiny-math"
     """A model that ships with the package, a folder, or a Hugging Face id."""
     tokenizer: str | None = None
     """Tokenizer's folder or id, where it is not the model's."""
     engine: EngineName = "auto"
-    """What samples: auto is vllm_http with --base_url, vllm_local with a GPU and vLLM, else hf."""
+    """What samples: auto is vllm_http with --base_url, vllm_local with a GPU and vLLM, else hf; ray: actors of Ray."""
+    engine_backend: EngineBackend = "hf"
+    """For ray: what runs inside each actor."""
+    num_engines: int = 1
+    """For ray: actors."""
+    engine_cpus: float = 1.0
+    """For ray: CPU cores of each actor."""
+    engine_gpus: float | None = None
+    """For ray: GPUs of each actor; None: one where the cluster has them, else 0."""
+    ray_address: str | None = None
+    """For ray: "auto", "ray://HOST:10001" …; None: RAY_ADDRESS where it is set, else one of our own on this machine."""
     base_url: str | None = None
     """Address of a vLLM server, for vllm_http."""
     device: str = "auto"
@@ -100,6 +115,9 @@ class RunConfig:
     """How often an episode is run again after an infrastructure error."""
     max_error_share: float = 0.2
     """Stop when more than this share of the episodes failed."""
+    stall_timeout_s: float = 600.0
+    """When no episode went on for so long, what they wait for goes to stall-1.txt in --out; the run stops after as long
+    again, and after generate_timeout_s and step_timeout_s."""
     grace_s: float = 30.0
     """After Ctrl-C, time for episodes in flight to end before they are cancelled."""
     pass_score: float = 1.0
@@ -124,6 +142,7 @@ class RunConfig:
             ("--limit", self.limit, self.limit is None or self.limit >= 1, "an integer >= 1"),
             ("--max_retries", self.max_retries, self.max_retries >= 0, "an integer >= 0"),
             ("--max_error_share", self.max_error_share, 0 <= self.max_error_share <= 1, "a number in [0, 1]"),
+            ("--stall_timeout_s", self.stall_timeout_s, self.stall_timeout_s > 0, "seconds > 0"),
             ("--grace_s", self.grace_s, self.grace_s >= 0, "seconds >= 0"),
         )
         for flag, value, holds, expected in checks:
@@ -147,9 +166,9 @@ class RunConfig:
                 "sequence only; use --env for several."
             )
         try:
-            _ = (self.sampling, self.limits, self.chat_options)
+            _ = (self.sampling, self.limits, self.chat_options, self.ray)
         except ValueError as error:
-            raise ConfigError(str(error)) from error
+            raise ConfigError(re.sub(r"^ChatOptions\.", "--", str(error))) from error
 
     @property
     def sampling(self) -> SamplingParams:
@@ -182,6 +201,15 @@ class RunConfig:
             long_observation=self.long_observation,
             max_observation_tokens=self.max_observation_tokens,
             template_kwargs=parse_json_object("--chat_template_kwargs", self.chat_template_kwargs),
+        )
+
+    @property
+    def ray(self) -> RayConfig:
+        """The flags about actors."""
+        # A little before the episode gives up on its generation, so that the pool knows first who is to blame.
+        pool = PoolPolicy(stall_s=0.9 * self.generate_timeout_s)
+        return RayConfig(
+            self.num_engines, self.engine_backend, self.ray_address, self.engine_cpus, self.engine_gpus, pool=pool
         )
 
     @property

@@ -46,7 +46,7 @@ def diagnose() -> list[Finding]:
     """Look at everything; takes seconds where vLLM is installed, because it is really imported."""
     findings = [_python(), *(_package(name, "", required=True) for name in _REQUIRED)]
     findings += [_package(name, extra) for name, extra in _OPTIONAL]
-    findings += [_device(), _hf(), _vllm(), _http(), _grader(), *_isolation()]
+    findings += [_device(), _hf(), _vllm(), _http(), _ray(), _grader(), *_isolation()]
     return findings
 
 
@@ -108,6 +108,12 @@ def _http() -> Finding:
     return Finding(
         "engine vllm_http", "ok", "needs a server, such as: vllm serve MODEL --logprobs-mode processed_logprobs"
     )
+
+
+def _ray() -> Finding:
+    if importlib.util.find_spec("ray") is None:
+        return Finding("engine ray", "missing", "ray is not installed", "pip install 'agentenv[ray]'")
+    return _in_subprocess("engine ray", "import ray", "pip install --force-reinstall 'agentenv[ray]'")
 
 
 def _grader() -> Finding:

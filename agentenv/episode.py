@@ -17,7 +17,7 @@ from typing import Any
 from agentenv.agent import AgentInstance, Engine, StepState, call
 from agentenv.chat import Chat
 from agentenv.dialogue import Dialogue
-from agentenv.errors import ConfigError, ContractError, DataError, EngineError, InfraError
+from agentenv.errors import ConfigError, ContractError, DataError, EngineError, InfraError, RunStopped
 from agentenv.openrlhf import parse_step, text_or_messages
 from agentenv.trajectory import EpisodeError, ErrorKind, Trajectory
 from agentenv.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
@@ -83,8 +83,8 @@ class _StepTimeout(Exception):
 async def guarded(work: Awaitable[None], trajectory: Trajectory, where: Callable[[], str]) -> None:
     """Await `work` and record on the trajectory what it raises: the one `except` that makes an error data.
 
-    A cancellation of this task passes, and an engine's ConfigError, which is no single episode's. A CancelledError that
-    the work made itself is an error like any other.
+    A cancellation of this task passes, and what an engine says of the whole run (ConfigError, RunStopped). A
+    CancelledError that the work made itself is an error like any other.
     """
     try:
         await work
@@ -96,7 +96,7 @@ async def guarded(work: Awaitable[None], trajectory: Trajectory, where: Callable
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        if isinstance(error, ConfigError) and where() == "generate":
+        if isinstance(error, (ConfigError, RunStopped)) and where() == "generate":
             raise
         _record(trajectory, error, where())
 

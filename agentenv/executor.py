@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import functools
 import inspect
+import logging
+from collections import Counter
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 from uuid import uuid4
+from zlib import crc32
 
-from agentenv.agent import AgentInstance, Engine, Tokenizer, create
+from agentenv.agent import AgentInstance, Engine, ResponseDict, Tokenizer, create
 from agentenv.chat import Chat, PromptText, stop_token_ids_of
+from agentenv.engines.openrlhf import LLMEngine, VLLMStyleSampling, as_engine, last_of
 from agentenv.episode import EpisodeKey, guarded, run_episode
-from agentenv.errors import ConfigError, ContractError
-from agentenv.openrlhf import from_response, merge_response, to_response, to_sampling
+from agentenv.errors import ConfigError, ContractError, InfraError
+from agentenv.openrlhf import (
+    LogRule,
+    NeutralSample,
+    check_logs,
+    from_response,
+    merge_response,
+    to_response,
+    to_sampling,
+    training_response,
+)  # fmt: skip
+from agentenv.openrlhf_module import register
 from agentenv.trajectory import Trajectory
 from agentenv.types import Limits, SamplingParams, Task
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -55,11 +72,15 @@ class _ResultQueue:
 class AgentExecutor:
     """Runs the episodes of one agent class; subclass it in an agent_func.py and name the class.
 
+    The same file runs under `agentenv run` and inside OpenRLHF. There a sample must always be given, whatever became of
+    the episode, and its group must keep its size: `on_error`, `logs` and `max_concurrent` are for that.
+
     Example::
 
         class AgentExecutor(AgentExecutor):
             agent_cls = MathRetry
             agent_kwargs = {"max_attempts": 3}
+            logs = {"correct": "last"}
     """
 
     agent_cls: ClassVar[type[AgentInstance] | None] = None
@@ -68,6 +89,24 @@ class AgentExecutor:
     """Arguments of its constructor."""
     limits: ClassVar[Limits] = Limits(max_turns=10_000)
     """Budgets where the caller gives none; `max_length` is the caller's."""
+    on_error: ClassVar[Literal["mask", "raise"]] = "mask"
+    """What OpenRLHF gets for an episode that failed. mask: a sample of one action token with `failed_reward`, and the
+    log `failed` says 1.0 (it still counts in its group's mean); raise: an InfraError, which ends OpenRLHF's job."""
+    failed_reward: ClassVar[float] = 0.0
+    logs: ClassVar[Mapping[str, LogRule]] = {}
+    """Numbers of the turns' infos that OpenRLHF logs beside `num_turns` and `failed`; every sample has all of them."""
+    max_failed_in_a_row: ClassVar[int] = 64
+    """So many failures without a success between them raise whatever `on_error` says: the set-up is broken."""
+    max_concurrent: ClassVar[int] = 256
+    """Episodes alive at once when OpenRLHF calls, which starts those of a whole rollout batch together."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Check what the subclass sets, and let OpenRLHF, where it is imported, accept it as its own."""
+        super().__init_subclass__(**kwargs)
+        check_logs(cls.logs, cls.__name__)
+        if cls.on_error not in ("mask", "raise"):
+            raise ContractError(f"{cls.__name__}.on_error: expected mask or raise, got {cls.on_error!r}. Change it.")
+        register(cls)
 
     def __init__(
         self,
@@ -82,6 +121,11 @@ class AgentExecutor:
         self.agent_instance_cls = agent_instance_cls or type(self).agent_cls
         self.max_steps, self.max_length = max_steps, max_length
         self.llm_engine, self.hf_tokenizer, self.result_queue = llm_engine, hf_tokenizer, result_queue
+        self._slots: asyncio.Semaphore | None = None
+        self._seen: Counter[int] = Counter()
+        self._failed_in_a_row = 0
+        self._chat: Chat | None = None
+        self._undeclared: set[str] = set()
 
     async def execute(
         self,
@@ -98,7 +142,33 @@ class AgentExecutor:
         Raises:
             ConfigError: the agent class, the engine or the tokenizer is not known.
         """
-        call = _CALL.get() or self._call(prompt, label, max_length, hf_tokenizer, llm_engine, images)
+        call = _CALL.get()
+        if call is not None:
+            await self._run(call, prompt, label, sampling_params)
+            response = to_response(_made(call))
+        else:
+            call = self._call(prompt, label, max_length, hf_tokenizer, llm_engine, images)
+            call.engine = as_engine(call.engine, sampling_params)
+            if self._slots is None:
+                self._slots = asyncio.Semaphore(type(self).max_concurrent)
+            async with self._slots:
+                await self._run(call, prompt, label, sampling_params)
+            response = self._for_training(_made(call), sampling_params, call.chat)
+        if self.result_queue is not None:
+            await self.result_queue.put(response)
+        return response
+
+    async def generate(self, prompt_token_ids: Any, sampling_params: Any) -> Any:
+        """One generation, as the queue era's overrides of `execute` ask for it; gives vLLM's RequestOutput in shape."""
+        call = _CALL.get()
+        if call is not None:
+            engine: Any = LLMEngine(call.engine, call.chat, call.key.episode_id)
+            return await engine.generate(prompt_token_ids, sampling_params)
+        prompt = {"prompt_token_ids": list(prompt_token_ids)}
+        return await last_of(self.llm_engine.generate(prompt, sampling_params, request_id=uuid4().hex))
+
+    async def _run(self, call: _Call, prompt: Any, label: Any, sampling_params: Any) -> None:
+        """Run the episode and keep its record in the call."""
         if self.agent_instance_cls is None:
             raise ConfigError(
                 f"{type(self).__name__}: expected `agent_cls`, got None. "
@@ -113,10 +183,36 @@ class AgentExecutor:
             limits=call.limits,
             key=call.key,
         )
-        response = to_response(call.trajectory)
-        if self.result_queue is not None:
-            await self.result_queue.put(response)
+
+    def _for_training(self, trajectory: Trajectory, sampling_params: Any, chat: Chat) -> ResponseDict:
+        """The response that OpenRLHF can train on, whatever became of the episode."""
+        cls, eos = type(self), chat.tokenizer.eos_token_id
+        response, problem = training_response(
+            trajectory,
+            logs=cls.logs,
+            wants_logprobs=getattr(sampling_params, "logprobs", 0) is not None,
+            neutral=NeutralSample(0 if eos is None else eos, cls.failed_reward),
+        )
+        self._tell_undeclared(trajectory)
+        self._failed_in_a_row = 0 if problem is None else self._failed_in_a_row + 1
+        if problem is not None:
+            told = f"{cls.__name__}.execute: expected an episode to train on, got one that failed: {problem}"
+            if cls.on_error == "raise" or self._failed_in_a_row >= cls.max_failed_in_a_row:
+                raise InfraError(f"{told} Failures in a row: {self._failed_in_a_row}. Mend what failed.")
+            logger.warning("%s A neutral sample with the reward %s stands for it.", told, cls.failed_reward)
         return response
+
+    def _tell_undeclared(self, trajectory: Trajectory) -> None:
+        """Say once of every number in the turns' infos that it is not logged."""
+        infos = [turn.result.info for turn in trajectory.turns if turn.result is not None]
+        numbers = {name for info in infos for name, value in info.items() if not isinstance(value, str)}
+        new = numbers - set(type(self).logs) - self._undeclared
+        if new:
+            self._undeclared |= new
+            logger.warning(
+                "%s.logs: expected the names of all numbers that OpenRLHF shall log, got none for %s. "
+                "Add them, each with how the turns' values are joined.", type(self).__name__, sorted(new),
+            )  # fmt: skip
 
     def _call(
         self, prompt: Any, label: Any, max_length: int | None, hf_tokenizer: Any, llm_engine: Any, images: Any
@@ -132,9 +228,38 @@ class AgentExecutor:
         limits = replace(type(self).limits, max_length=max_length)
         if self.max_steps is not None:
             limits = replace(limits, max_turns=self.max_steps)
+        if images and hasattr(tokenizer, "image_processor"):
+            raise ConfigError(
+                f"{type(self).__name__}.execute: expected text only, got {len(images)} images and a processor for "
+                "them. agentenv does not sample from images yet: leave data.image_key unset."
+            )
         task = Task(prompt, label, images=tuple(images or ()))
-        chat = Chat(tokenizer, stop_token_ids=stop_token_ids_of(str(getattr(tokenizer, "name_or_path", ""))))
-        return _Call(task, engine, chat, limits, EpisodeKey(f"episode-{uuid4().hex}"))
+        return _Call(
+            task,
+            engine,
+            self._chat_of(tokenizer),
+            limits,
+            EpisodeKey(f"episode-{uuid4().hex}", seed=self._seed(prompt)),
+        )
+
+    def _chat_of(self, tokenizer: Tokenizer) -> Chat:
+        """One for all samples of a prompt; OpenRLHF sends another copy of the tokenizer with every prompt."""
+        if self._chat is None or self._chat.tokenizer is not tokenizer:
+            stops = stop_token_ids_of(str(getattr(tokenizer, "name_or_path", "")))
+            self._chat = Chat(tokenizer, stop_token_ids=stops)
+        return self._chat
+
+    def _seed(self, prompt: Any) -> int:
+        """Of the environment: another for every sample of a prompt, and the same when the job is run again."""
+        task = crc32(repr(prompt).encode(errors="surrogatepass"))
+        self._seen[task] += 1
+        return (task + 7919 * self._seen[task]) % 2**31
+
+
+def _made(call: _Call) -> Trajectory:
+    if call.trajectory is None:
+        raise ContractError("AgentExecutor.execute: expected a record, got none. Report this as a bug.")
+    return call.trajectory
 
 
 def as_agent(cls: Any) -> type[AgentInstance]:
@@ -179,10 +304,11 @@ class AgentFunc:
         late = {
             "max_length": call.limits.max_length,
             "hf_tokenizer": chat.tokenizer,
-            "llm_engine": call.engine,
+            "llm_engine": LLMEngine(call.engine, chat, call.key.episode_id),
             "images": list(task.images) or None,
         }
-        response = await execute(prompt, task.label, sampling, **_accepted(execute, late))
+        asked = VLLMStyleSampling.of(sampling)
+        response = await execute(prompt, task.label, asked, **_accepted(execute, late))
         response = call.queued if response is None else response
         if response is not None or call.trajectory is None:
             self._take(response, call)

@@ -21,7 +21,7 @@ from agentenv.chat import Chat, stop_token_ids_of
 from agentenv.episode import EpisodeKey, run_episode
 from agentenv.errors import ConfigError
 from agentenv.executor import AgentExecutor, AgentFunc, as_agent
-from agentenv.openrlhf import install_shim
+from agentenv.openrlhf_module import stand_in
 from agentenv.trajectory import Trajectory
 from agentenv.types import Limits, SamplingParams, Task
 
@@ -151,11 +151,13 @@ def _env_class(value: Any, spec: str) -> type[AgentInstance]:
 def load_agent_func(path: str | Path) -> AgentFunc:
     """The `AgentExecutor` of an OpenRLHF agent_func.py, ready to run episodes, with or without OpenRLHF installed.
 
+    While the file is loaded, `openrlhf.utils.agent` is our stand-in; afterwards an installed OpenRLHF is as it was.
+
     Raises:
         ConfigError: no such file, it cannot be imported, or it defines no AgentExecutor class.
     """
-    install_shim(AgentExecutor, AgentInstance)
-    module = load_file(path)
+    with stand_in(AgentExecutor, AgentInstance):
+        module = load_file(path)
     executor = getattr(module, "AgentExecutor", None)
     if not inspect.isclass(executor) or not callable(getattr(executor, "execute", None)):
         classes = [name for name, value in vars(module).items() if inspect.isclass(value)]

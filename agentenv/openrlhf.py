@@ -1,19 +1,14 @@
-"""OpenRLHF's dicts to and from our types: the only home of its key names, and of the module that stands in for it.
+"""OpenRLHF's dicts to and from our types: the only home of its key names.
 
-Source: openrlhf/utils/agent.py and trainer/ppo_utils/samples_generator.py, 0.9.1 to 0.11.2; docs of 0.8.7 to 0.9.0 for
-the queue-era constructor.
+Source: openrlhf/utils/agent.py and trainer/ppo_utils/samples_generator.py, 0.9.1 to 0.11.2.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
-import types
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from importlib.machinery import ModuleSpec
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from agentenv.agent import ResponseDict
 from agentenv.errors import ContractError
@@ -91,11 +86,16 @@ def text_or_messages(value: Any, where: str) -> Any:
     """
     if isinstance(value, str):
         return value
-    if (
-        isinstance(value, Sequence)
-        and not isinstance(value, bytes)
-        and all(isinstance(message, Mapping) for message in value)
-    ):
+    if isinstance(value, Sequence) and not isinstance(value, bytes) and all(isinstance(m, Mapping) for m in value):
+        for message in value:
+            role, content = message.get("role"), message.get("content")
+            is_text = isinstance(content, (str, type(None)))
+            is_parts = isinstance(content, (list, tuple)) and all(isinstance(part, Mapping) for part in content)
+            if not isinstance(role, str) or not (is_text or is_parts):
+                raise ContractError(
+                    f"{where}: expected messages with a role and content of text or parts, got {dict(message)!r:.200}. "
+                    "Write {'role': 'user', 'content': 'text'}."
+                )
         return value
     raise ContractError(f"{where}: expected text or messages, got {type(value).__name__}. Return '' for none.")
 
@@ -170,7 +170,7 @@ def to_response(trajectory: Trajectory) -> ResponseDict:
             "trajectory itself."
         )
     segment = trajectory.segments[0]
-    complete = not any(math.isnan(x) for x in segment.logprobs)
+    complete = not math.isnan(sum(segment.logprobs))  # at the speed of C: one NaN makes the sum NaN
     results = [turn.result for turn in trajectory.turns if turn.result is not None]
     info = results[-1].info if results else {}
     return {
@@ -186,6 +186,108 @@ def to_response(trajectory: Trajectory) -> ResponseDict:
         "images": list(trajectory.task.images) or None,
         "mm_train_inputs": None,
     }
+
+
+LogRule = Literal["first", "last", "sum", "mean", "max"]
+"""How the values that the turns give under one name become the episode's."""
+_RULES: dict[str, Callable[[list[float]], float]] = {
+    "first": lambda values: values[0],
+    "last": lambda values: values[-1],
+    "sum": math.fsum,
+    "mean": lambda values: math.fsum(values) / len(values),
+    "max": max,
+}
+_TRAINERS_NAMES = frozenset({
+    "reward", "score", "return", "kl", "logprobs_diff", "group_reward_std", "response_clip_ratio", "response_length",
+    "total_length", "policy_loss", "actor_lr", "actor_grad_norm", "entropy_loss", "aux_loss", "kl_loss", "ptx_loss",
+    "ppo_clip_ratio", "ppo_kl", "vllm_kl", "is_filter_ratio", "critic_loss", "values", "critic_lr", "num_turns",
+    "failed",
+})  # fmt: skip
+"""Names of the trainer's own metrics, which extra logs would overwrite, and of those that every episode has."""
+
+
+def check_logs(logs: Mapping[str, Any], where: str) -> None:
+    """Refuse what no log can be.
+
+    Raises:
+        ContractError: a name is the trainer's own, or a rule is not one of `LogRule`; names `where`.
+    """
+    taken = sorted(set(logs) & _TRAINERS_NAMES)
+    unknown = {name: rule for name, rule in logs.items() if rule not in _RULES}
+    if taken or unknown:
+        raise ContractError(
+            f"{where}.logs: expected names that are not the trainer's own, each with one of {', '.join(_RULES)}, got "
+            f"{taken or unknown}. Rename them."
+        )
+
+
+def training_response(
+    trajectory: Trajectory, *, logs: Mapping[str, LogRule], wants_logprobs: bool, neutral: NeutralSample
+) -> tuple[ResponseDict, str | None]:
+    """The response that OpenRLHF can train on, and what stood in its way, as text; None where nothing did.
+
+    The neutral sample stands for an episode that failed.
+    """
+    response = to_response(trajectory)
+    problem = _problem(trajectory, response, wants_logprobs=wants_logprobs)
+    if problem is not None:
+        response = {**response, **_neutral(trajectory, neutral)}
+    if not wants_logprobs:
+        response["rollout_log_probs"] = None
+    response["extra_logs"] = _fixed_logs(trajectory, logs, failed=problem is not None)
+    return response, problem
+
+
+def _problem(trajectory: Trajectory, response: ResponseDict, *, wants_logprobs: bool) -> str | None:
+    if response["reward"] is None:
+        error = trajectory.error
+        return f"{error.where}: {error.type}: {error.message}" if error else f"it ended as {trajectory.stop_reason}."
+    if wants_logprobs and response["rollout_log_probs"] is None:
+        return "the engine gave no log-probability for some of the tokens."
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class NeutralSample:
+    """What stands for a failed episode where a group must keep its size: one action token, with this reward.
+
+    The token is the first that was sampled, or else the terminator. It is not marked as truncated, for which OpenRLHF
+    may give a penalty.
+    """
+
+    terminator: int
+    reward: float = 0.0
+
+
+def _neutral(trajectory: Trajectory, neutral: NeutralSample) -> ResponseDict:
+    segment, turns = trajectory.segments[0], trajectory.turns
+    ids = segment.token_ids.tolist()
+    if turns:
+        start, logprob = turns[0].start, segment.logprobs[turns[0].start]
+        ids = ids[: start + 1]
+    else:  # the engine or the environment failed before the first action; room for a token is there, or nothing at all
+        ids, logprob = [*(ids or [neutral.terminator]), neutral.terminator], 0.0
+        start = len(ids) - 1
+    return {
+        "observation_tokens": ids,
+        "action_ranges": [(start, start + 1)],
+        "rollout_log_probs": [0.0] * start + [0.0 if math.isnan(logprob) else logprob],
+        "reward": float(neutral.reward),
+        "scores": float(neutral.reward),
+        "truncated": False,
+    }
+
+
+def _fixed_logs(trajectory: Trajectory, logs: Mapping[str, LogRule], *, failed: bool) -> dict[str, float]:
+    """The same names for every episode, whatever became of it: OpenRLHF's batches break where a sample lacks one."""
+    infos = [turn.result.info for turn in trajectory.turns if turn.result is not None]
+    found = {name: [float(info[name]) for info in infos if _is_number(info.get(name))] for name in logs}
+    made = {name: _RULES[logs[name]](values) if values else 0.0 for name, values in found.items()}
+    return {"num_turns": float(len(trajectory.turns)), "failed": float(failed), **made}
+
+
+def _is_number(value: Any) -> bool:
+    return value is not None and not isinstance(value, str)
 
 
 def merge_response(response: Mapping[str, Any], trajectory: Trajectory) -> bool:
@@ -258,33 +360,3 @@ def _final_result(response: Mapping[str, Any], where: str) -> StepResult:
         score=None if scores is None else scalar(scores, f"{where}: scores"),
         info=_info(response.get("extra_logs"), where),
     )
-
-
-def register(executor_cls: type) -> None:
-    """Make OpenRLHF's `issubclass` check accept our executor; does nothing where OpenRLHF is not imported."""
-    module = sys.modules.get("openrlhf.utils.agent")
-    base = getattr(module, "AgentExecutorBase", None)
-    if base is not None and hasattr(base, "register"):
-        base.register(executor_cls)
-
-
-def install_shim(executor_base: type, instance_base: type) -> None:
-    """Offer `openrlhf.utils.agent` where OpenRLHF is not installed, so that its agent_func.py files load unmodified.
-
-    With OpenRLHF installed nothing is replaced.
-    """
-    if "openrlhf" in sys.modules or importlib.util.find_spec("openrlhf") is not None:
-        return
-    package, utils = types.ModuleType("openrlhf"), types.ModuleType("openrlhf.utils")
-    agent = types.ModuleType("openrlhf.utils.agent", "agentenv's stand-in for OpenRLHF's module of this name.")
-    package.__path__, utils.__path__ = [], []
-    package.utils, utils.agent = utils, agent  # type: ignore[attr-defined]
-    for module in (package, utils, agent):
-        module.__spec__ = ModuleSpec(module.__name__, None)  # without one, find_spec("openrlhf") raises
-    for name, cls in (
-        ("AgentExecutorBase", executor_base),
-        ("MultiTurnAgentExecutor", executor_base),
-        ("AgentInstanceBase", instance_base),
-    ):
-        setattr(agent, name, cls)
-    sys.modules.update({"openrlhf": package, "openrlhf.utils": utils, "openrlhf.utils.agent": agent})

@@ -7,15 +7,13 @@ import contextlib
 import hashlib
 import importlib.util
 import json
-import logging
 import os
 import shlex
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -38,11 +36,14 @@ from agentenv.loading import (
 )
 from agentenv.metrics import Metrics, Summary, aggregate
 from agentenv.progress import JSONProgress, LiveProgress, PlainProgress, Progress, Stats
-from agentenv.record import RunWriter
-from agentenv.report import final_table, header, wide_console
+from agentenv.record import METRICS, RunWriter
+from agentenv.report import final_table, header, quiet_transformers, wide_console
 from agentenv.runner import EpisodeRunner, plan
+from agentenv.serialize import jsonable
+from agentenv.signals import interruptible
 from agentenv.trajectory import Trajectory
 from agentenv.types import Task
+from agentenv.watchdog import Watchdog
 
 _END_GRACE_S = 5.0
 """Time at the end for calls that were given up to let go."""
@@ -56,7 +57,7 @@ def run(config: RunConfig) -> int:
         RunStopped: too many episodes failed; what ended before is in the run directory.
     """
     if config.log_level in ("warning", "error"):
-        _quiet_transformers()
+        quiet_transformers()
     if not config.json:
         return asyncio.run(_then_end(config, sys.stdout))
     stdout = sys.stdout
@@ -88,15 +89,6 @@ async def _then_end(config: RunConfig, stdout: TextIO) -> int:
     return code
 
 
-def _quiet_transformers() -> None:
-    """Keep its progress bars and advice out of the screen, which is the run's."""
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-
-
 async def _run(config: RunConfig, stdout: TextIO) -> int:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         # Ctrl-C interrupts an import or the load of a model at once; asyncio's own handler waits for its end.
@@ -116,7 +108,8 @@ async def _run(config: RunConfig, stdout: TextIO) -> int:
     if isinstance(source, EnvSource):
         await _try_constructor(source)
     args = parse_json_object("--engine_args", config.engine_args)
-    context = {"vllm_local": "max_model_len", "hf": "max_length"}.get(engine_name)
+    inside = config.engine_backend if engine_name == "ray" else engine_name
+    context = {"vllm_local": "max_model_len", "hf": "max_length"}.get(inside)
     if context is not None:
         args.setdefault(context, config.max_length)
     out = Path(config.out or _default_out(config))
@@ -135,6 +128,7 @@ async def _run(config: RunConfig, stdout: TextIO) -> int:
             device=config.device,
             dtype=config.dtype,
             args=args,
+            ray=config.ray,
         ) as engine:
             _look_at(engine, config, screen.note)
             runner = EpisodeRunner(
@@ -157,6 +151,12 @@ def _described(chat: Chat, config: RunConfig) -> dict[str, str]:
     """
     if not chat.has_template:
         return {"template": "none: messages become plain paragraphs (User: …, Assistant:)", "sha256": ""}
+    unknown = [name for name in config.chat_options.template_kwargs if name not in str(chat.tokenizer.chat_template)]
+    if unknown:
+        raise ConfigError(
+            f"--chat_template_kwargs: expected variables that the chat template reads, got {unknown}. "
+            "Check their names."
+        )
     template = chat.template
     if template.kind == "unsupported" and config.apply_chat_template:
         raise ConfigError(
@@ -217,9 +217,12 @@ async def _episodes(config: RunConfig, runner: EpisodeRunner, tasks: list[Task],
     work = asyncio.ensure_future(runner.run(planned, screen.episode))
     screen.progress.start()
     try:
-        with _interruptible(runner, work, config.grace_s, screen.note) as signals:
+        with (
+            Watchdog(runner, folder=screen.out, stall_timeout_s=config.stall_timeout_s, tell=screen.note) as watchdog,
+            interruptible(runner, work, config.grace_s, screen.note) as signals,
+        ):
             try:
-                await work
+                await watchdog.guard(work)
             except asyncio.CancelledError:
                 if not signals:
                     raise
@@ -272,40 +275,6 @@ def load_tasks(config: RunConfig, source: EpisodeSource) -> list[Task]:
 def _default_out(config: RunConfig) -> str:
     name = Path(config.env or config.agent_func_path or "run").stem.replace(":", "-")
     return f"runs/{name}-{Path(config.model).name}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-@contextmanager
-def _interruptible(
-    runner: EpisodeRunner, work: asyncio.Future[None], grace_s: float, note: Callable[[str], None]
-) -> Iterator[list[int]]:
-    """Signals end the run: the first lets episodes in flight finish for `grace_s`, the second cancels them."""
-    loop, received = asyncio.get_running_loop(), list[int]()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-
-    def handle(number: int) -> None:
-        """Drain at the first signal, cancel at the second, die at the third."""
-        received.append(number)
-        if len(received) > 1:
-            work.cancel()
-            # From now on the signal does what it always does: whatever hangs, one more ends the process.
-            for each in numbers:
-                loop.remove_signal_handler(each)
-                signal.signal(each, signal.SIG_DFL)
-            return
-        runner.drain()
-        note(
-            f"{signal.Signals(number).name}: finishing {runner.num_running} episodes in flight, at most {grace_s:g} s. "
-            "Once more cancels them."
-        )
-        loop.call_later(grace_s, work.cancel)
-
-    for number in numbers:
-        loop.add_signal_handler(number, handle, int(number))
-    try:
-        yield received
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
 
 
 class _Screen:
@@ -371,13 +340,22 @@ class _Screen:
         metrics = aggregate(self.writer.summaries.values(), **counts, wall_s=wall_s, pass_score=self.config.pass_score)
         session = aggregate(self._session, **counts, wall_s=wall_s, pass_score=self.config.pass_score)
         metrics = replace(metrics, time=session.time)
-        self.writer.write_metrics(metrics.to_dict())
+        if self._session or not self._is_told(metrics):
+            self.writer.write_metrics(metrics.to_dict())
         if self.config.json:
             self._event("done", {"out": str(self.out), "metrics": metrics.to_dict()})
         else:
             self.console.print(final_table(metrics))
             self.console.print(f"run directory: {self.out}", soft_wrap=True, highlight=False, markup=False)
         return metrics
+
+    def _is_told(self, metrics: Metrics) -> bool:
+        """Whether `metrics.json` says this, but for the times, which are those of the session that did the work."""
+        try:
+            known = json.loads((self.out / METRICS).read_bytes())
+        except (OSError, ValueError):
+            return False
+        return isinstance(known, dict) and known | {"time": None} == jsonable(metrics.to_dict()) | {"time": None}
 
     def _event(self, name: str, facts: Mapping[str, Any]) -> None:
         self.stdout.write(json.dumps({"event": name, **facts}) + "\n")

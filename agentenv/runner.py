@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from agentenv.agent import Engine
 from agentenv.chat import Chat
@@ -82,6 +83,8 @@ class EpisodeRunner:
         self.sampling, self.limits, self.concurrency, self.policy = sampling, limits, concurrency, policy
         self.num_running = self.num_done = self.num_failed = self.num_retries = 0
         self.errors: Counter[str] = Counter()
+        self.in_flight: dict[str, asyncio.Task[Any] | None] = {}
+        """The task that runs an episode, by the episode's id, until its record has been handed over."""
         self._draining = asyncio.Event()
 
     async def run(self, planned: Iterable[PlannedEpisode], on_end: OnEnd) -> None:
@@ -126,17 +129,24 @@ class EpisodeRunner:
 
     async def _work(self, pending: Iterator[PlannedEpisode], on_end: OnEnd) -> None:
         while not self.draining and (planned := next(pending, None)) is not None:
-            self.num_running += 1
+            self.in_flight[planned.episode_id] = asyncio.current_task()
             try:
-                trajectory = await self._episode(planned)
+                await self._run_one(planned, on_end)
             finally:
-                self.num_running -= 1
-            self._count(trajectory)
-            ended = on_end(trajectory)
-            if ended is not None:
-                await ended
+                del self.in_flight[planned.episode_id]
             if self.num_done >= self.policy.min_episodes:
                 self.check_error_share()
+
+    async def _run_one(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
+        self.num_running += 1
+        try:
+            trajectory = await self._episode(planned)
+        finally:
+            self.num_running -= 1
+        self._count(trajectory)
+        ended = on_end(trajectory)
+        if ended is not None:
+            await ended
 
     async def _episode(self, planned: PlannedEpisode) -> Trajectory:
         """Run an episode, again where infrastructure failed, and give its last attempt."""

@@ -15,7 +15,7 @@ from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode import EpisodeKey
 from agentenv.errors import ConfigError, InfraError
 from agentenv.executor import AgentExecutor, AgentFunc, as_agent
-from agentenv.openrlhf import install_shim
+from agentenv.openrlhf_module import install_shim
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
 
@@ -230,7 +230,7 @@ OWN = {
 async def test_an_override_may_make_the_episode_itself():
     class Executor(AgentExecutor):
         async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine, images=None):
-            assert (max_length, type(hf_tokenizer), type(llm_engine), images) == (
+            assert (max_length, type(hf_tokenizer), type(llm_engine.engine), images) == (
                 600,
                 CharTokenizer,
                 ScriptedEngine,
@@ -414,10 +414,10 @@ async def test_execute_names_what_it_was_not_given(missing):
         await Judging().execute("p", "42", SamplingParams(), **arguments)
 
 
-async def test_a_failed_episode_gives_a_foreign_trainer_every_key_and_no_reward():
+async def test_a_failed_episode_gives_a_foreign_trainer_every_key():
     response = await Judging().execute("p", "42", SamplingParams(), **foreign([Completion((5,), "error")]))
     assert response.keys() == ResponseDict.__annotations__.keys()
-    assert response["reward"] is None
+    assert (response["reward"], response["extra_logs"]["failed"]) == (0.0, 1.0)
 
 
 def test_the_constructor_takes_the_queue_eras_keywords():

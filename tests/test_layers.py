@@ -15,14 +15,15 @@ LIBRARY = ROOT / "agentenv"
 LAYERS = (
     {"types", "trajectory", "errors"},
     {
-        "agent", "chat", "dialogue", "encoding", "openrlhf", "rewards", "sandbox", "template",
+        "agent", "chat", "dialogue", "encoding", "openrlhf", "openrlhf_module", "rewards", "sandbox", "template",
         "tool_formats", "tools",
     },
-    {"episode", "executor"},
-    {"engines"},
+    {"episode"},
+    {"endpoint", "engines", "executor"},
     {
         "runner", "record", "serialize", "dataset", "loading", "catalog", "metrics", "progress", "report", "config",
         "run", "doctor", "check", "tokens", "gym", "testing", "interop", "trainer", "viewer",
+        "watchdog", "signals",
     },
     {"cli", "cli_flags", "cli_tokens"},
 )  # fmt: skip

@@ -352,7 +352,7 @@ def test_a_file_without_an_executor_is_told_what_to_define(tmp_path, text, class
         load_agent_func(write(tmp_path / "file.py", text))
 
 
-def test_where_openrlhf_is_installed_nothing_of_it_is_replaced_and_its_classes_are_used(tmp_path):
+def test_where_openrlhf_is_installed_a_file_gets_our_classes_and_everybody_else_openrlhfs(tmp_path):
     agent = """
     from abc import ABC, abstractmethod
 
@@ -384,11 +384,12 @@ def test_where_openrlhf_is_installed_nothing_of_it_is_replaced_and_its_classes_a
         import openrlhf, openrlhf.utils.agent as agent
         from agentenv.executor import AgentExecutor
         print(openrlhf.REAL, agent.__file__, issubclass(func.executor_cls, agent.AgentExecutorBase))
+        print(issubclass(func.executor_cls, AgentExecutor), openrlhf.utils.agent is agent)
         print(agent.AgentExecutorBase.__mro__[1].__name__, issubclass(AgentExecutor, agent.AgentInstanceBase))
         """,
         tmp_path / "site",
     )
-    assert said == f"True {tmp_path / 'site/openrlhf/utils/agent.py'} True\nABC False"
+    assert said == f"True {tmp_path / 'site/openrlhf/utils/agent.py'} False\nTrue True\nABC False"
 
 
 # --- models -------------------------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode import EpisodeKey, run_episode
 from agentenv.errors import ContractError, EngineError
 from agentenv.executor import AgentExecutor
-from agentenv.openrlhf import from_response, install_shim, parse_step, register, scalar, to_response, to_sampling
+from agentenv.openrlhf import from_response, parse_step, scalar, to_response, to_sampling
+from agentenv.openrlhf_module import install_shim, register
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.trajectory import EpisodeError, Trajectory
 from agentenv.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
@@ -397,16 +398,15 @@ def test_the_shim_leaves_an_installed_openrlhf_alone(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("no_openrlhf")
-def test_register_makes_openrlhfs_own_check_accept_an_executor():
+def test_openrlhfs_own_check_accepts_every_subclass_of_our_executor():
     from abc import ABC
 
     agent = types.ModuleType("openrlhf.utils.agent")
     agent.AgentExecutorBase = type("AgentExecutorBase", (ABC,), {})
     sys.modules["openrlhf.utils.agent"] = agent
-    ours = type("Ours", (AgentExecutor,), {})
-    assert not issubclass(ours, agent.AgentExecutorBase)
-    register(ours)
-    assert issubclass(ours, agent.AgentExecutorBase)
+    assert not issubclass(AgentExecutor, agent.AgentExecutorBase)
+    assert issubclass(type("Ours", (AgentExecutor,), {}), agent.AgentExecutorBase)
+    assert not issubclass(AgentExecutor, agent.AgentExecutorBase)
 
 
 @pytest.mark.usefixtures("no_openrlhf")

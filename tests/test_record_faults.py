@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
-from test_record import CONFIG, episode, read_ids, write_run
 
 from agentenv import record
 from agentenv.errors import ConfigError, RunStopped
 from agentenv.record import ReadReport, RunWriter, read_trajectories
+from tests.test_record import CONFIG, episode, read_ids, write_run
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
 HELPERS = f"""

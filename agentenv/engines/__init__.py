@@ -7,13 +7,16 @@ import inspect
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
 from agentenv.agent import Engine, Tokenizer
 from agentenv.errors import ConfigError
 from agentenv.types import SamplingParams
 
-EngineName = Literal["auto", "hf", "vllm_local", "vllm_http", "scripted"]
+if TYPE_CHECKING:
+    from agentenv.engines.ray_actor import RayConfig
+
+EngineName = Literal["auto", "hf", "vllm_local", "vllm_http", "ray", "scripted"]
 ENGINES = get_args(EngineName)[1:]
 
 
@@ -64,6 +67,7 @@ async def open_engine(
     device: str = "auto",
     dtype: str = "auto",
     args: Mapping[str, Any] | None = None,
+    ray: RayConfig | None = None,
 ) -> AsyncIterator[Engine]:
     """The engine of that name with the model loaded, closed at the end.
 
@@ -75,12 +79,24 @@ async def open_engine(
         device: for hf.
         dtype: for hf and vllm_local.
         args: further arguments of the engine's constructor.
+        ray: where the actors run and what runs inside them, for ray.
 
     Raises:
         ConfigError: no such engine, it does not take these arguments, or the server serves another model.
         MissingDependency: its library is not installed.
     """
-    engine = _make(name, model, tokenizer, base_url=base_url or "", device=device, dtype=dtype, args=dict(args or {}))
+    if name == "ray":
+        from agentenv.engines.ray_actor import ActorSpec, RayConfig, open_pool
+
+        config = ray or RayConfig()
+        async with open_pool(
+            ActorSpec(config.backend, model, tokenizer, device, dtype, dict(args or {})), config
+        ) as pool:
+            yield pool
+        return
+    engine = make_engine(
+        name, model, tokenizer, base_url=base_url or "", device=device, dtype=dtype, args=dict(args or {})
+    )
     try:
         if hasattr(engine, "start"):
             await engine.start()
@@ -91,9 +107,17 @@ async def open_engine(
         await engine.close()
 
 
-def _make(
-    name: str, model: str, tokenizer: Tokenizer, *, base_url: str, device: str, dtype: str, args: dict[str, Any]
+def make_engine(
+    name: str,
+    model: str,
+    tokenizer: Tokenizer,
+    *,
+    base_url: str = "",
+    device: str = "auto",
+    dtype: str = "auto",
+    args: dict[str, Any],
 ) -> Any:
+    """An engine of this process, not yet started; see `open_engine`."""
     try:
         if name == "hf":
             from agentenv.engines.hf import HFEngine

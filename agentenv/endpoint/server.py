@@ -1,0 +1,242 @@
+"""Endpoint: sessions served over HTTP on 127.0.0.1, in OpenAI's form, on the event loop of the engine.
+
+Routes: `/s/SESSION/v1/chat/completions`, `/s/SESSION/v1/models`, `/health`; without `/s/SESSION`, the session is the
+`x-session-id` header or the API key. A stream begins when the generation is complete: its chunks are the response in
+pieces, so that an error still has its status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from agentenv.endpoint.session import Session
+from agentenv.endpoint.wire import (
+    BodyTooLarge,
+    ChatRequest,
+    RequestError,
+    UnknownSession,
+    chunks_of,
+    error_body,
+    read_request,
+)
+from agentenv.errors import AgentEnvError, InfraError, MissingDependency
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+_MAX_BODY_BYTES = 32 * 1024 * 1024
+_CLOSE_S = 5.0
+"""Longest that closing waits for connections."""
+_CLIENT_CLOSED = 499
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where an agent finds its session."""
+
+    base_url: str
+    """For OpenAI's SDKs: ends in /v1."""
+    api_key: str
+    """The session's id; on the server's own URL it is what names the session."""
+
+
+class Endpoint:
+    """A server of sessions; `async with` starts and stops it.
+
+    Example::
+
+        async with Endpoint() as endpoint:
+            with endpoint.open(session) as address:
+                client = AsyncOpenAI(base_url=address.base_url, api_key=address.api_key)
+    """
+
+    def __init__(self, *, max_body_bytes: int = _MAX_BODY_BYTES) -> None:
+        self.max_body_bytes = max_body_bytes
+        self.port = 0
+        """Of the running server."""
+        self._sessions: dict[str, Session] = {}
+        self._socket: socket.socket | None = None
+        self._server: Any = None
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        """The server's, without a path."""
+        return f"http://127.0.0.1:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Listen on a free port of 127.0.0.1.
+
+        Raises:
+            MissingDependency: starlette or uvicorn is not installed.
+        """
+        self._server = self._made()
+        # asyncio switches Nagle's algorithm off only where the protocol is named; with it every answer waits 40 ms.
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        self._socket.bind(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="agentenv-endpoint")
+        while not self._server.started:
+            if self._serving.done():
+                await self._serving
+                raise InfraError("endpoint: expected to listen on 127.0.0.1, got an early end. Look at uvicorn's log.")
+            await asyncio.sleep(0.005)
+
+    async def close(self) -> None:
+        """Stop listening; requests that are still being answered are cancelled. May be called again."""
+        serving, self._serving = self._serving, None
+        if serving is not None:
+            self._server.should_exit = True
+            done, _ = await asyncio.wait({serving}, timeout=_CLOSE_S)
+            if not done:
+                serving.cancel()
+                await asyncio.wait({serving}, timeout=_CLOSE_S)
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    @contextlib.contextmanager
+    def open(self, session: Session) -> Iterator[Address]:
+        """Serve a session until the end of the block, under an id that cannot be guessed."""
+        name = secrets.token_urlsafe(16)
+        self._sessions[name] = session
+        try:
+            yield Address(f"{self.url}/s/{name}/v1", name)
+        finally:
+            del self._sessions[name]
+
+    def _made(self) -> Any:
+        """The server of the application, which leaves signals to whoever handles them now."""
+        try:
+            import uvicorn
+            from starlette.applications import Starlette
+            from starlette.exceptions import HTTPException
+            from starlette.routing import Route
+        except ImportError as error:
+            raise MissingDependency(
+                f"endpoint: expected starlette and uvicorn, got {error}. Run: pip install 'agentenv[endpoint]'"
+            ) from error
+
+        class Server(uvicorn.Server):
+            """A server inside of somebody else's program."""
+
+            @contextlib.contextmanager
+            def capture_signals(self) -> Iterator[None]:
+                """Take no signal: Ctrl-C is the runner's."""
+                yield
+
+        routes = [Route("/health", self._health)]
+        for prefix in ("", "/s/{session}"):
+            routes += [
+                Route(f"{prefix}/v1/models", self._models),
+                Route(f"{prefix}/v1/chat/completions", self._completions, methods=["POST"]),
+            ]
+        app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error, AgentEnvError: _our_error})
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
+        )
+        return Server(config)
+
+    async def _health(self, request: Request) -> Response:
+        return _json({"status": "ok", "sessions": len(self._sessions)})
+
+    async def _models(self, request: Request) -> Response:
+        model = {"id": self._session(request).options.model, "object": "model", "created": 0, "owned_by": "agentenv"}
+        return _json({"object": "list", "data": [model]})
+
+    async def _completions(self, request: Request) -> Response:
+        session = self._session(request)
+        read = read_request(await self._body(request))
+        response = await _unless_gone(request, session.complete(read))
+        if response is None:
+            return _json(
+                error_body("the client closed the request", kind="cancelled", code="cancelled"), _CLIENT_CLOSED
+            )
+        return _streamed(response, read) if read.stream else _json(response)
+
+    def _session(self, request: Request) -> Session:
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        named = request.path_params.get("session") or request.headers.get("x-session-id")
+        name = named or (key.strip() if scheme.lower() == "bearer" else "")
+        session = self._sessions.get(name)
+        if session is None:
+            raise UnknownSession(
+                f"session: expected the id of an open session, got {name!r:.80}. Use the given base URL."
+            )
+        return session
+
+    async def _body(self, request: Request) -> Any:
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > self.max_body_bytes:
+                raise BodyTooLarge(f"body: expected at most {self.max_body_bytes} bytes, got more. Shorten it.")
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"body: expected JSON, got {bytes(body[:80])!r}: {error}. Mend it.") from error
+
+
+async def _unless_gone(request: Request, work: Any) -> dict[str, Any] | None:
+    """What `work` gives; it is cancelled, and None given, when the client goes away."""
+    answer: asyncio.Future[dict[str, Any]] = asyncio.ensure_future(work)
+    gone: asyncio.Future[None] = asyncio.ensure_future(_gone(request))
+    both: tuple[asyncio.Future[Any], ...] = (answer, gone)
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        return answer.result() if answer.done() else None
+    finally:
+        for task in both:
+            task.cancel()
+        await asyncio.wait(both)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _json(body: Mapping[str, Any], status: int = 200) -> Response:
+    from starlette.responses import JSONResponse
+
+    return JSONResponse(body, status)
+
+
+def _streamed(response: Mapping[str, Any], read: ChatRequest) -> Response:
+    from starlette.responses import StreamingResponse
+
+    async def events() -> AsyncIterator[str]:
+        """The chunks as server-sent events."""
+        for chunk in chunks_of(response, include_usage=read.include_usage):
+            yield f"data: {json.dumps(chunk)}\n\n"
+        yield "data: [DONE]\n\n"
+
+    return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
+
+
+async def _http_error(request: Request, error: Any) -> Response:
+    return _json(error_body(str(error.detail), kind="invalid_request_error", code="http_error"), error.status_code)
+
+
+async def _our_error(request: Request, error: Any) -> Response:
+    """Errors by whose they are: the request's 4xx, infrastructure's 503, a wrong set-up 500."""
+    if isinstance(error, RequestError):
+        return _json(error_body(str(error), kind="invalid_request_error", code=error.code), error.status)
+    if isinstance(error, InfraError):
+        return _json(error_body(str(error), kind="server_error", code="engine_failed"), 503)
+    return _json(error_body(str(error), kind="server_error", code="set_up_wrongly"), 500)

@@ -1,0 +1,194 @@
+"""Agents with a loop of their own, run as episodes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+
+from agentenv.endpoint.agent import ChatAgentSource
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode import EpisodeKey
+from agentenv.errors import ConfigError, InfraError
+from agentenv.types import Limits, SamplingParams, StepResult, StopReason, Task
+from tests.endpoint.scenes import assert_exact, chat_of, user
+
+CLOSED = []
+
+
+class Agent:
+    """Asks until the answer is the label."""
+
+    def __init__(self, tries=3):
+        self.tries = tries
+
+    async def run(self, context):
+        messages = context.messages
+        async with httpx.AsyncClient(base_url=context.base_url, timeout=30) as http:
+            for _ in range(self.tries):
+                answer = await http.post("chat/completions", json={"messages": messages, "model": context.model})
+                answer.raise_for_status()
+                message = answer.json()["choices"][0]["message"]
+                if message["content"] == context.label:
+                    return StepResult(reward=1.0, score=1.0, info={"tries": float(len(messages))})
+                messages = [*messages, message, user("Try again.")]
+        return 0.0
+
+    async def close(self):
+        CLOSED.append(self)
+
+
+async def episode(cls, script, *, limits=None, **kwargs):
+    chat = chat_of("Qwen3")
+    engine = script if isinstance(script, ScriptedEngine) else ScriptedEngine(script, chat.tokenizer)
+    source = ChatAgentSource(cls, kwargs)
+    trajectory = await source.episode(
+        Task("What is 6 x 7?", "42"),
+        engine=engine,
+        chat=chat,
+        sampling=SamplingParams(),
+        limits=limits or Limits(),
+        key=EpisodeKey("e1", "g1", 2, 3),
+    )
+    assert source._endpoint is None
+    return trajectory, engine
+
+
+async def test_an_agents_episode_is_a_trajectory_like_any_other():
+    del CLOSED[:]
+    trajectory, engine = await episode(Agent, ["41", "42"])
+    assert (trajectory.reward, trajectory.score, trajectory.stop_reason) == (1.0, 1.0, StopReason.TERMINATED)
+    assert (trajectory.episode_id, trajectory.group_id, trajectory.attempt, trajectory.seed) == ("e1", "g1", 2, 3)
+    assert len(trajectory.turns) == 2
+    assert trajectory.turns[-1].result.info == {"tries": 3.0}
+    assert_exact(trajectory, engine)
+    assert len(CLOSED) == 1
+
+
+async def test_a_plain_run_is_a_thread_and_may_give_a_number():
+    class Plain(Agent):
+        def run(self, context):
+            with httpx.Client(timeout=30) as http:
+                body = {"messages": context.messages}
+                answer = http.post(f"{context.base_url}/chat/completions", json=body)
+            return int(answer.json()["choices"][0]["message"]["content"] == context.label)
+
+    trajectory, _ = await episode(Plain, ["42"])
+    assert trajectory.reward == 1.0
+
+
+async def test_what_an_agent_raises_is_recorded_with_its_place_and_it_is_closed():
+    class Broken(Agent):
+        async def run(self, context):
+            await super().run(context)
+            raise KeyError("oops")
+
+    del CLOSED[:]
+    trajectory, _ = await episode(Broken, ["41", "42"])
+    assert (trajectory.stop_reason, trajectory.error.kind, trajectory.error.where) == (StopReason.ERROR, "env", "run")
+    assert "test_endpoint_agent.py" in trajectory.error.place
+    assert (trajectory.reward, len(trajectory.turns), len(CLOSED)) == (None, 2, 1)
+
+
+async def test_an_agents_infra_error_is_infrastructures():
+    class Broken(Agent):
+        async def run(self, context):
+            raise InfraError("search: expected an answer, got none. Retry.")
+
+    trajectory, _ = await episode(Broken, ["41"])
+    assert trajectory.error.kind == "infra"
+
+
+async def test_an_agent_that_asked_nothing_or_gave_nothing_broke_the_contract():
+    class Silent(Agent):
+        async def run(self, context):
+            return 1.0
+
+    class Mute(Agent):
+        async def run(self, context):
+            await super().run(context)
+
+    for cls in (Silent, Mute):
+        trajectory, _ = await episode(cls, ["42"])
+        assert (trajectory.error.kind, trajectory.reward) == ("contract", None)
+
+
+async def test_a_failed_engine_is_infrastructures_even_where_the_agent_gives_a_reward():
+    class Calm(Agent):
+        async def run(self, context):
+            try:
+                return await super().run(context)
+            except httpx.HTTPStatusError:
+                return 0.0
+
+    chat = chat_of("Qwen3")
+    trajectory, _ = await episode(Calm, ScriptedEngine(["41"], chat.tokenizer, crash_at=[1]))
+    assert (trajectory.error.kind, trajectory.reward) == ("infra", None)
+
+
+async def test_an_agent_that_runs_out_of_turns_is_truncated_and_has_a_last_word():
+    class Graded(Agent):
+        async def on_truncate(self, context):
+            return 0.25
+
+    trajectory, _ = await episode(Agent, ["41"], limits=Limits(max_turns=2))
+    assert (trajectory.stop_reason, trajectory.error, trajectory.reward) == (StopReason.MAX_TURNS, None, None)
+    trajectory, _ = await episode(Graded, ["41"], limits=Limits(max_turns=2))
+    assert (trajectory.stop_reason, trajectory.reward) == (StopReason.MAX_TURNS, 0.25)
+    trajectory, _ = await episode(Graded, ["41"], limits=Limits(max_length=40))
+    assert (trajectory.stop_reason, trajectory.reward) == (StopReason.MAX_LENGTH, 0.25)
+
+
+async def test_time_that_runs_out_cancels_the_agent_and_its_generation():
+    chat = chat_of("Qwen3")
+    engine = ScriptedEngine(["41"], chat.tokenizer, latency_s=30)
+    trajectory, _ = await episode(Agent, engine, limits=Limits(episode_timeout_s=0.2))
+    assert (trajectory.stop_reason, trajectory.error) == (StopReason.EPISODE_TIMEOUT, None)
+    assert engine.num_cancelled == 1
+
+
+async def test_cancelling_an_episode_closes_its_agent_and_the_server():
+    del CLOSED[:]
+    chat = chat_of("Qwen3")
+    engine = ScriptedEngine(["41"], chat.tokenizer, latency_s=30)
+    before = asyncio.all_tasks()
+    work = asyncio.ensure_future(episode(Agent, engine))
+    await asyncio.sleep(0.3)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    await asyncio.sleep(0.05)
+    assert (len(CLOSED), engine.num_cancelled) == (1, 1)
+    assert asyncio.all_tasks() == before
+
+
+async def test_an_engine_that_is_set_up_wrongly_ends_the_run():
+    def script(request):
+        return ConfigError("engine: expected a model, got none. Give one.")
+
+    with pytest.raises(ConfigError, match="expected a model"):
+        await episode(Agent, script)
+
+
+async def test_episodes_at_the_same_time_share_one_server():
+    chat = chat_of("Qwen3")
+    engine = ScriptedEngine(lambda r: "42" if "again" in r.prompt else "41", chat.tokenizer, latency_s=0.01)
+    source = ChatAgentSource(Agent)
+
+    async def one(number):
+        return await source.episode(
+            Task("What is 6 x 7?", "42"), engine=engine, chat=chat, sampling=SamplingParams(), limits=Limits(),
+            key=EpisodeKey(f"e{number}"),
+        )  # fmt: skip
+
+    trajectories = await asyncio.gather(*(one(number) for number in range(24)))
+    assert [t.reward for t in trajectories] == [1.0] * 24
+    assert source._endpoint is None
+
+
+def test_a_class_without_run_and_wrong_arguments_are_refused():
+    with pytest.raises(ConfigError, match="run"):
+        ChatAgentSource(int)
+    with pytest.raises(ConfigError, match="trys"):
+        ChatAgentSource(Agent, {"trys": 1})

@@ -1,0 +1,102 @@
+"""agent_func.py files of every OpenRLHF version run by command, whether OpenRLHF is installed or not."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.with_openrlhf.where import FOLDER, ROOT
+
+EXPECTED = {
+    "template": [None, 6, 1.0, "terminated"],
+    "math_agent": [None, 2, 1.0, "terminated"],
+    "readme_form": [None, 2, 1.0, "terminated"],
+    "game": [None, 2, 1.0, "terminated"],
+    "own_loop": [None, 2, 1.0, "terminated"],
+    "own_loop_queue": [None, 1, 0.0, "terminated"],
+}
+"""error, turns, reward and stop reason of every episode."""
+NAMES = ("AgentExecutorBase", "AgentInstanceBase", "MultiTurnAgentExecutor")
+
+
+@pytest.fixture(params=["without", "with abstract bases of that name", "with OpenRLHF 0.11.2"])
+def installed(request, tmp_path):
+    """The folder of an installed OpenRLHF, or None."""
+    if request.param == "without":
+        return None
+    if request.param == "with OpenRLHF 0.11.2":
+        if not FOLDER.is_dir():
+            pytest.skip(f"OpenRLHF is not in {FOLDER}: make test-slow installs it")
+        return FOLDER
+    package = tmp_path / "site/openrlhf/utils"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").write_text("")
+    (package / "__init__.py").write_text("")
+    classes = "".join(f"class {name}(ABC):\n    @abstractmethod\n    def x(self): ...\n" for name in NAMES)
+    (package / "agent.py").write_text(f"from abc import ABC, abstractmethod\n{classes}")
+    return tmp_path / "site"
+
+
+def test_files_of_both_contracts_run_by_command(installed, tmp_path):
+    path = [str(ROOT), str(ROOT / "envs"), *([str(installed)] if installed else [])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(Path(__file__).parent / "run_files.py"), str(tmp_path), *EXPECTED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("FILE ", "MODULE "))]
+    for kind, text in lines[:-1]:
+        name, code, episodes = json.loads(text)
+        assert (kind, name, code, episodes) == ("FILE", name, 0, [EXPECTED[name]] * 2)
+    file, modules = json.loads(lines[-1][1])
+    if installed:
+        assert file == str(installed / "openrlhf/utils/agent.py")
+        assert modules == ["openrlhf.utils.agent"] * 3
+    else:
+        assert (file, modules) == (None, ["agentenv.executor", "agentenv.agent", "agentenv.executor"])
+
+
+def test_a_file_loads_where_openrlhfs_own_imports_fail(tmp_path):
+    """Its package may need flash_attn or deepspeed: the file gets our module without them."""
+    package = tmp_path / "site/openrlhf/utils"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").write_text("")
+    (package / "__init__.py").write_text("raise ImportError('no flash_attn')")
+    program = (
+        "import sys; from agentenv.loading import load_agent_func; "
+        f"f = load_agent_func({str(ROOT / 'tests/agent_funcs/template.py')!r}); "
+        "print(f.executor_cls.__mro__[1].__module__, [n for n in sys.modules if n.startswith('openrlhf')])"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path / "site")])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "agentenv.executor []", done.stderr[-2000:]
+
+
+def test_a_real_module_that_was_imported_before_is_back_afterwards(tmp_path):
+    package = tmp_path / "site/openrlhf/utils"
+    package.mkdir(parents=True)
+    for name in ("__init__.py", "utils/__init__.py"):
+        (package.parent / name).write_text("")
+    (package / "agent.py").write_text("class AgentExecutorBase: ...\nclass AgentInstanceBase: ...\n")
+    broken = tmp_path / "broken.py"
+    broken.write_text("from openrlhf.utils.agent import AgentExecutorBase\nraise ValueError\n")
+    program = f"""
+import openrlhf.utils, openrlhf.utils.agent as before
+from agentenv.errors import ConfigError
+from agentenv.loading import load_agent_func
+def same():
+    import sys, openrlhf.utils.agent as after
+    from openrlhf.utils import agent
+    return before is after is agent is sys.modules["openrlhf.utils.agent"]
+loaded = load_agent_func({str(ROOT / "tests/agent_funcs/math_agent.py")!r})
+first = same()
+try:
+    load_agent_func({str(broken)!r})
+except ConfigError:
+    print(first, same(), issubclass(loaded.executor_cls, before.AgentExecutorBase))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path / "site")])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "True True False", done.stderr[-2000:]

@@ -1,0 +1,133 @@
+"""agent_funcs/math_retry.py inside OpenRLHF 0.11.2: its actor, its loader, its Experiences, on a real vLLM."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.models import make_tiny_qwen2
+from tests.with_openrlhf.where import needs_openrlhf, python
+
+pytestmark = [pytest.mark.slow, needs_openrlhf]
+
+FOLDER = Path(__file__).parent
+MAX_LENGTH, CAP, NUM = 500, 20, 2
+QUESTIONS = [("What is 1 + 1?", "2"), ("What is 2 + 2?", "4"), ("What is the label of this row?", "")]
+"""The last row's label is no answer, so its episodes fail."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_tiny_qwen2(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module", params=["token", "off"])
+def rollout(request, model, tmp_path_factory):
+    """The Experiences of a rollout batch, and what vLLM sampled and the environment paid for them."""
+    record = tmp_path_factory.mktemp("rollout") / "record.jsonl"
+    rows = [{"prompt": f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n", "label": a} for q, a in QUESTIONS]
+    arguments = {
+        "model": str(model), "agent_func": str(FOLDER / "files/recorded_math_retry.py"), "rows": rows,
+        "max_len": MAX_LENGTH, "max_new_tokens": CAP, "level": request.param,
+    }  # fmt: skip
+    said = python(FOLDER / "rollout.py", json.dumps(arguments), RECORD=str(record), VLLM_CPU_KVCACHE_SPACE="1")
+    experiences = [json.loads(line.removeprefix("EXPERIENCE ")) for line in said.splitlines() if "EXPERIENCE" in line]
+    return experiences, [json.loads(line) for line in record.read_text().splitlines()], request.param
+
+
+def ids_of(experience):
+    return experience["sequences"][0]
+
+
+def turns_of(experience, notes):
+    """What vLLM was asked for this sequence, in order: the requests whose prompt it begins with."""
+    ids = ids_of(experience)
+    asked = [
+        n for n in notes if "sampled" in n and ids[: len(n["prompt"]) + len(n["sampled"])] == n["prompt"] + n["sampled"]
+    ]
+    return sorted(asked, key=lambda note: len(note["prompt"]))
+
+
+def failed(experience):
+    return experience["info"]["failed"] == [1.0]
+
+
+def test_every_sample_of_every_prompt_becomes_an_experience(rollout):
+    experiences, _, _ = rollout
+    assert len(experiences) == NUM * len(QUESTIONS)
+    assert sorted(e["labels"][0] for e in experiences) == ["", "", "2", "2", "4", "4"]
+    assert [failed(e) for e in experiences] == [e["labels"] == [""] for e in experiences]
+
+
+def test_the_action_mask_covers_what_vllm_sampled_and_nothing_else(rollout):
+    experiences, notes, _ = rollout
+    for experience in (e for e in experiences if not failed(e)):
+        turns, mask = turns_of(experience, notes), [0, *experience["action_mask"][0]]
+        assert len(turns) == 3
+        expected = [0] * len(ids_of(experience))
+        for turn in turns:
+            start = len(turn["prompt"])
+            expected[start : start + len(turn["sampled"])] = [1] * len(turn["sampled"])
+        assert mask == expected
+
+
+def test_the_log_probabilities_are_vllms_own_at_the_actions_and_zero_elsewhere(rollout):
+    experiences, notes, level = rollout
+    for experience in experiences:
+        if level == "off":
+            assert experience["rollout_log_probs"] is None
+            continue
+        expected = [0.0] * len(ids_of(experience))
+        if failed(experience):
+            first = next(
+                n
+                for n in notes
+                if n.get("prompt") == ids_of(experience)[:-1] and n["sampled"][0] == ids_of(experience)[-1]
+            )
+            expected[-1] = first["logprobs"][0]
+        else:
+            for turn in turns_of(experience, notes):
+                start = len(turn["prompt"])
+                expected[start : start + len(turn["sampled"])] = turn["logprobs"]
+        assert [0.0, *experience["rollout_log_probs"][0]] == pytest.approx(expected, rel=1e-6)
+
+
+def test_rewards_and_scores_are_what_the_environment_paid(rollout):
+    experiences, notes, _ = rollout
+    for experience in (e for e in experiences if not failed(e)):
+        actions = [turn["sampled"] for turn in turns_of(experience, notes)]
+        paid = [
+            next(n for n in notes if n.get("action_ids") == action and n["turn"] == i)
+            for i, action in enumerate(actions)
+        ]
+        assert experience["rewards"] == [pytest.approx(sum(note["paid"] for note in paid))]
+        assert experience["scores"] == [paid[-1]["score"]]
+        assert experience["info"]["reward"] == experience["rewards"]
+
+
+def test_a_failed_episode_is_a_sample_of_one_action_token_with_a_neutral_reward(rollout):
+    experiences, _, _ = rollout
+    for experience in filter(failed, experiences):
+        assert sum(experience["action_mask"][0]) == experience["action_mask"][0][-1] == 1
+        assert (experience["rewards"], experience["truncated"]) == ([0.0], [False])
+
+
+def test_every_turn_keeps_to_its_cap_and_every_sequence_to_its_length(rollout):
+    experiences, notes, _ = rollout
+    assert all(len(note["sampled"]) <= note["max_tokens"] <= CAP for note in notes if "sampled" in note)
+    assert all(len(ids_of(experience)) <= MAX_LENGTH for experience in experiences)
+
+
+def test_all_samples_have_the_same_logs(rollout):
+    experiences, _, _ = rollout
+    names = {"num_turns", "failed", "correct", "first_correct", "attempts", "has_answer"}
+    assert all(e["info"].keys() == names | {"response_clip_ratio", "reward", "score"} for e in experiences)
+
+
+def test_our_loop_gives_the_dict_of_openrlhfs_own_where_none_of_its_traps_bites():
+    said = python(FOLDER / "compare.py")
+    theirs, ours = [json.loads(line.split(" ", 1)[1]) for line in said.splitlines() if line.startswith("RESPONSE")]
+    assert ours == theirs
+    assert (len(ours["action_ranges"]), ours["reward"], ours["extra_logs"]) == (3, 1.25, 3)

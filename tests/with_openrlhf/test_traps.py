@@ -1,0 +1,448 @@
+"""The traps of OpenRLHF's own agent loop and batches, by their number in the project's list, inside OpenRLHF's call.
+
+Each test calls `AgentExecutor.execute` as OpenRLHF 0.10.0 to 0.11.2 do. Not here, since they are the trainer's own
+arithmetic, after the dict was read: 18 (its loop copies the sequence and the sampling parameters every turn: ours is
+measured in benchmarks/), 19 (it sends the tokenizer with every prompt), 29 (GAE over masked tokens), 31 (its pass@k),
+32 (shape of rewards from an HTTP server), 33 (0 times infinity in IcePop until 0.11.0).
+"""
+
+import asyncio
+import copy
+import math
+import time
+
+import pytest
+
+from agentenv.agent import AgentInstance, ResponseDict
+from agentenv.errors import ConfigError, ContractError, InfraError
+from agentenv.executor import AgentExecutor
+from agentenv.testing.tokenizers import CharTokenizer, MergingTokenizer
+from agentenv.types import Limits, StepResult
+from tests.with_openrlhf.fakes import DONE, LLM, AsyncLLM, Env, Params, execute, executor, reply, siblings
+
+TOKENIZER = CharTokenizer()
+
+
+def sound(response, max_length=200):
+    """What OpenRLHF's batches and losses need of any sample; see research: requirements 1 and 7."""
+    ids, ranges = response["observation_tokens"], response["action_ranges"]
+    assert response.keys() == ResponseDict.__annotations__.keys()
+    assert type(ids) is list
+    assert all(type(i) is int for i in ids)
+    assert len(ids) <= max_length
+    assert ranges
+    assert ranges[0][0] >= 1
+    assert all(start < end for start, end in ranges)
+    assert ranges[-1][1] <= len(ids)
+    logprobs = response["rollout_log_probs"]
+    assert logprobs is None or (len(logprobs) == len(ids) and all(map(math.isfinite, logprobs)))
+    assert type(response["reward"]) is type(response["scores"]) is float
+    assert type(response["truncated"]) is bool
+    assert all(type(value) is float for value in response["extra_logs"].values())
+    return response
+
+
+def failed(response):
+    return response["extra_logs"]["failed"] == 1.0
+
+
+async def test_01_siblings_with_prompts_of_different_lengths_share_sampling_parameters_unharmed():
+    lengths = iter([1, 30, 60, 90])
+
+    class Agent(AgentInstance):
+        async def reset(self, states):
+            return {"observation": "p" * next(lengths)}
+
+        async def step(self, states):
+            return DONE
+
+    made, llm, params = type("Executor", (AgentExecutor,), {"agent_cls": Agent})(), LLM("hi"), Params()
+    responses = await siblings(made, llm, params=params)
+    assert [len(prompt) for prompt, _ in llm.requests] == [1, 30, 60, 90]
+    assert [sampling.max_tokens for _, sampling in llm.requests] == [199, 170, 140, 110]
+    assert [response["action_ranges"] for response in responses] == [[(n, n + 3)] for n in (1, 30, 60, 90)]
+    assert params == Params()
+
+
+async def test_02_what_one_episode_changes_in_the_sampling_reaches_no_sibling():
+    params = Params()
+    cool = reply("a", sampling_params=Params(temperature=0.25))
+    llm = LLM("hi")
+    await asyncio.gather(
+        execute(executor(cool, reply(done=True)), llm, params=params),
+        execute(executor(reply("b"), reply(done=True)), llm, params=params),
+    )
+    second = {ids[-1]: sampling.temperature for ids, sampling in llm.requests[2:]}
+    assert second == {TOKENIZER.encode("a")[0]: 0.25, TOKENIZER.encode("b")[0]: 1.0}
+    assert params == Params()
+
+
+async def test_02_every_request_has_sampling_parameters_of_its_own():
+    llm, params = LLM("hi"), Params()
+    await siblings(executor(reply("a"), reply(done=True)), llm, params=params)
+    assert len({id(sampling) for _, sampling in llm.requests} | {id(params)}) == len(llm.requests) + 1
+
+
+async def test_03_max_new_tokens_is_a_cap_of_every_turn():
+    response = sound(
+        await execute(executor(reply("a"), limits=Limits(max_turns=3)), LLM("x" * 99), params=Params(max_tokens=8))
+    )
+    assert [end - start for start, end in response["action_ranges"]] == [8, 8, 8]
+
+
+async def test_04_max_new_tokens_as_large_as_the_context_still_generates():
+    llm = LLM("hi")
+    response = sound(await execute(executor(DONE), llm, params=Params(max_tokens=500), max_length=20), 20)
+    assert (llm.requests[0][1].max_tokens, response["reward"]) == (14, 1.0)
+
+
+async def test_05_empty_actions_and_feedback_end_by_the_limit_of_turns():
+    response = sound(await execute(executor(reply(""), limits=Limits(max_turns=5)), LLM("")))
+    assert (len(response["action_ranges"]), response["truncated"]) == (5, True)
+
+
+async def test_06_the_environment_is_told_of_an_action_that_was_cut():
+    made = executor(reply(done=True))
+    await execute(made, LLM("x" * 99), params=Params(max_tokens=8))
+    assert made.agents[0].seen[0]["finish_reason"] == "length"
+
+
+async def test_07_the_text_that_the_environment_sees_is_that_of_the_tokens():
+    made = executor(reply("a"), reply(done=True))
+    response = await execute(made, LLM("hi", text="NOT THE TOKENS' TEXT"))
+    first, second = made.agents[0].seen
+    assert (first["action_text"], first["action_ids"][-1]) == ("hi", TOKENIZER.eos_token_id)
+    before = response["observation_tokens"][: response["action_ranges"][1][0]]
+    assert second["observation_text"] == TOKENIZER.decode(before) == "prompthi<|im_end|>a"
+
+
+async def test_08_actions_are_never_tokenized_again():
+    merging = MergingTokenizer()
+    apart = [merging.encode(letter)[0] for letter in "abc"]
+    assert merging.encode("abc") != apart
+    llm = LLM("abc", token_ids=[*apart, 0])
+    made = executor(reply("ab"), reply(done=True))
+    response = sound(await execute(made, llm, tokenizer=merging))
+    assert [response["observation_tokens"][start:end] for start, end in response["action_ranges"]] == [[*apart, 0]] * 2
+    assert made.agents[0].seen[0]["action_text"] == "abc"
+
+
+async def test_09_feedback_of_the_last_step_is_not_appended():
+    response = sound(await execute(executor(reply("y" * 500, rewards=1.0, done=True)), LLM("hi")))
+    assert response["action_ranges"][-1][1] == len(response["observation_tokens"])
+    assert (response["reward"], response["truncated"]) == (1.0, False)
+
+
+@pytest.mark.parametrize("num", [191, 192, 500])
+async def test_10_feedback_that_does_not_fit_truncates_and_the_environment_has_the_last_word(num):
+    class Agent(Env):
+        def __init__(self):
+            super().__init__(reply("y" * num, rewards=0.25))
+
+        async def on_truncate(self, states):
+            return StepResult(reward=0.5)
+
+    response = sound(await execute(type("Executor", (AgentExecutor,), {"agent_cls": Agent})(), LLM("hi")))
+    assert (response["reward"], response["truncated"]) == (0.75, True)
+
+
+async def test_11_every_response_says_whether_it_was_truncated():
+    done = await execute(executor(reply("a"), reply(done=True)), LLM("hi"))
+    out_of_turns = await execute(executor(reply("a"), limits=Limits(max_turns=2)), LLM("hi"))
+    by_environment = await execute(executor(StepResult(truncated=True)), LLM("hi"))
+    assert [sound(r)["truncated"] for r in (done, out_of_turns, by_environment)] == [False, True, True]
+
+
+async def test_12_without_log_probabilities_there_are_none_in_any_sample():
+    llm = LLM(lambda ids: RuntimeError("down") if len(ids) > 6 else "hi")
+    params = Params(logprobs=None)
+    good = sound(await execute(executor(DONE), llm, params=params))
+    bad = sound(await execute(executor(reply("a")), llm, params=params))
+    assert (good["rollout_log_probs"], bad["rollout_log_probs"]) == (None, None)
+    assert (failed(good), failed(bad)) == (False, True)
+
+
+async def test_12_with_log_probabilities_every_sample_has_them_at_its_actions():
+    response = sound(await execute(executor(reply("a"), reply(done=True)), LLM("hi", logprob=-0.25)))
+    values = response["rollout_log_probs"]
+    inside = {i for start, end in response["action_ranges"] for i in range(start, end)}
+    assert [i for i, value in enumerate(values) if value] == sorted(inside)
+    assert {values[i] for i in inside} == {-0.25}
+
+
+@pytest.mark.parametrize(
+    "logprobs", [[], [{106: -0.5}], None, [{1: -0.5}] * 3], ids=["none", "one", "absent", "others"]
+)
+async def test_12_lost_or_misaligned_log_probabilities_are_never_trained_on(logprobs):
+    response = sound(await execute(executor(DONE), LLM("hi", logprobs=logprobs)))
+    assert failed(response)
+    assert response["rollout_log_probs"] is not None
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+async def test_13_the_engine_gets_lists_and_may_answer_with_tuples(kind):
+    llm = LLM("hi", token_ids=kind([106, 107, 0]))
+    response = sound(await execute(executor(DONE), llm))
+    assert type(llm.requests[0][0]) is list
+    assert response["observation_tokens"][-3:] == [106, 107, 0]
+
+
+async def test_14_a_prompt_that_does_not_fit_is_never_cut_and_fails_alone():
+    llm = LLM("hi")
+    response = sound(await execute(executor(DONE, prompt="x" * 300), llm))
+    assert failed(response)
+    assert llm.requests == []
+
+
+async def test_15_a_step_that_blocks_does_not_stop_the_engines_loop():
+    class Agent(AgentInstance):
+        def step(self, states):
+            time.sleep(0.3)
+            return DONE
+
+    ticks = 0
+
+    async def tick():
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0.01)
+
+    ticking = asyncio.create_task(tick())
+    started = time.perf_counter()
+    await siblings(type("Executor", (AgentExecutor,), {"agent_cls": Agent})(), LLM("hi"), 8)
+    ticking.cancel()
+    assert time.perf_counter() - started < 8 * 0.3
+    assert ticks > 5
+
+
+async def test_16_no_more_episodes_than_max_concurrent_live_at_once():
+    llm = LLM("hi", latency_s=0.005)
+    responses = await siblings(executor(reply("a"), reply(done=True), max_concurrent=3), llm, 12)
+    assert len(responses) == 12
+    assert llm.most_live == 3
+
+
+@pytest.mark.parametrize("fault", [ValueError("no"), SystemExit(2), asyncio.CancelledError()], ids=repr)
+async def test_17_an_episode_that_fails_takes_no_sibling_along_and_keeps_its_place(fault):
+    def sometimes(states):
+        if states["seed"] % 2:
+            raise fault
+        return DONE
+
+    made = executor(sometimes)
+    responses = await siblings(made, LLM("hi"), 8)
+    assert [failed(sound(response)) for response in responses].count(True) == 4
+    assert {response["reward"] for response in responses if not failed(response)} == {1.0}
+
+
+async def test_17_agents_are_closed_whatever_happens():
+    closed = []
+
+    class Agent(AgentInstance):
+        async def step(self, states):
+            raise ValueError("no")
+
+        async def close(self):
+            closed.append(self)
+
+    await siblings(type("Executor", (AgentExecutor,), {"agent_cls": Agent})(), LLM("hi"), 3)
+    assert len(closed) == 3
+
+
+async def test_17_on_error_raise_tells_openrlhf_what_failed():
+    def boom(_):
+        raise ValueError("no licence")
+
+    with pytest.raises(InfraError, match="step: ValueError: no licence"):
+        await execute(executor(boom, on_error="raise"), LLM("hi"))
+
+
+async def test_17_failures_in_a_row_are_no_bad_luck_and_raise():
+    answers = iter([ValueError("no"), DONE, ValueError("no"), ValueError("no")])
+
+    def step(_):
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    made = executor(step, max_failed_in_a_row=2)
+    responses = [await execute(made, LLM("hi")) for _ in range(3)]
+    assert [failed(response) for response in responses] == [True, False, True]
+    with pytest.raises(InfraError, match=r"step: ValueError: no.* Failures in a row: 2"):
+        await execute(made, LLM("hi"))
+
+
+def test_17_on_error_is_one_of_two():
+    with pytest.raises(ContractError, match="expected mask or raise, got 'ignore'"):
+        executor(on_error="ignore")
+
+
+async def test_20_an_agents_arguments_are_set_on_the_executor():
+    class Agent(AgentInstance):
+        def __init__(self, word):
+            self.word = word
+
+        async def step(self, states):
+            return StepResult(reward=float(self.word in states["action_text"]), terminated=True)
+
+    made = type("Executor", (AgentExecutor,), {"agent_cls": Agent, "agent_kwargs": {"word": "hi"}})()
+    assert (await execute(made, LLM("hi")))["reward"] == 1.0
+
+
+LOGS = {"a": "sum", "b": "last", "c": "first", "d": "mean", "e": "max"}
+
+
+async def test_21_every_sample_has_the_same_logs_whatever_its_steps_said():
+    steps = [
+        reply("x", extra_logs={"a": 1, "c": 5, "d": 1, "e": 7}),
+        reply("x", extra_logs={"a": 2, "b": 3, "d": 2, "e": 1}),
+        reply(done=True, extra_logs={"unknown": 1}),
+    ]
+    full = sound(await execute(executor(*steps, logs=LOGS), LLM("hi")))
+    none = sound(await execute(executor(reply(done=True), logs=LOGS), LLM("hi")))
+    gone = sound(await execute(executor(DONE, prompt="", logs=LOGS), LLM("hi")))
+    assert full["extra_logs"] == {"num_turns": 3.0, "failed": 0.0, "a": 3.0, "b": 3.0, "c": 5.0, "d": 1.5, "e": 7.0}
+    assert list(full["extra_logs"]) == list(none["extra_logs"]) == list(gone["extra_logs"])
+    assert (none["extra_logs"]["a"], gone["extra_logs"]["failed"]) == (0.0, 1.0)
+
+
+async def test_21_numbers_that_are_not_declared_are_left_out_and_named_once(caplog):
+    made = executor(reply("x", extra_logs={"a": 1.0, "b": 2.0, "c": "text"}), reply(done=True), logs={"a": "last"})
+    responses = await siblings(made, LLM("hi"), 3)
+    assert {tuple(response["extra_logs"]) for response in responses} == {("num_turns", "failed", "a")}
+    assert caplog.text.count("got none for ['b']") == 1
+
+
+async def test_22_text_among_the_logs_is_left_out():
+    response = sound(await execute(executor(reply(done=True, extra_logs={"a": "text"}), logs={"a": "last"}), LLM("hi")))
+    assert response["extra_logs"]["a"] == 0.0
+
+
+@pytest.mark.parametrize("name", ["reward", "score", "response_clip_ratio", "kl", "failed"])
+async def test_22_logs_never_overwrite_the_trainers_own(name):
+    with pytest.raises(ContractError, match=f"expected names that are not the trainer's own.*{name}"):
+        executor(logs={name: "last"})
+    response = sound(await execute(executor(reply(done=True, extra_logs={name: 7.0})), LLM("hi")))
+    assert response["extra_logs"] == {"num_turns": 1.0, "failed": 0.0}
+
+
+def test_22_a_rule_that_is_none_is_refused():
+    with pytest.raises(ContractError, match="first, last, sum, mean, max"):
+        executor(logs={"a": "median"})
+
+
+async def test_23_scores_and_rewards_are_numbers_in_every_sample():
+    responses = [
+        await execute(executor(reply(done=True)), LLM("hi")),
+        await execute(executor(reply(done=True, scores=0.5)), LLM("hi")),
+        await execute(executor(reply(done=True)), LLM(RuntimeError("down"))),
+        await execute(executor(StepResult(terminated=True)), LLM("", finish_reason="abort", token_ids=[], logprobs=[])),
+    ]
+    assert [sound(response)["scores"] for response in responses] == [0.0, 0.5, 0.0, 0.0]
+
+
+async def test_24_rewards_are_floats_where_environments_give_integers():
+    response = sound(await execute(executor(reply(rewards=1, scores=True, done=True)), LLM("hi")))
+    assert (response["reward"], response["scores"]) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "llm",
+    [LLM("", token_ids=[], finish_reason="abort"), LLM(RuntimeError("down")), LLM("hi", finish_reason=None)],
+    ids=["aborted", "down", "unfinished"],
+)
+async def test_25_every_sample_has_an_action_token(llm):
+    response = sound(await execute(executor(DONE), llm))
+    assert failed(response)
+    assert [end - start for start, end in response["action_ranges"]] == [1]
+
+
+async def test_25_a_failed_episodes_token_is_the_first_that_was_sampled():
+    def boom(_):
+        raise ValueError("no")
+
+    response = sound(await execute(executor(reply("a"), boom, failed_reward=-1), LLM("hi", logprob=-0.25)))
+    assert response["observation_tokens"] == TOKENIZER.encode("prompth")
+    assert response["rollout_log_probs"] == [0.0] * 6 + [-0.25]
+    assert response["reward"] == -1.0
+
+
+@pytest.mark.parametrize("max_length", [2, 3, 7])
+@pytest.mark.parametrize("prompt", ["", "p", "promptprompt"])
+async def test_26_and_27_no_action_stands_first_and_nothing_passes_the_length(prompt, max_length):
+    llm = LLM("x" * 99)
+    sound(await execute(executor(reply("a"), prompt=prompt), llm, max_length=max_length), max_length)
+    sound(
+        await execute(executor(reply("a"), prompt=prompt), LLM(RuntimeError("down")), max_length=max_length), max_length
+    )
+
+
+async def test_27_the_last_action_is_whole_so_the_reward_stays_with_it():
+    response = sound(await execute(executor(reply("a", rewards=1.0)), LLM("x" * 99), max_length=50), 50)
+    assert response["action_ranges"][-1][1] == len(response["observation_tokens"]) == 50
+
+
+async def test_28_the_number_of_turns_is_logged_beside_openrlhfs_response_length():
+    response = await execute(executor(reply("long feedback"), reply(done=True)), LLM("hi"))
+    assert response["extra_logs"]["num_turns"] == 2.0
+
+
+async def test_30_the_reward_is_the_sum_over_the_turns():
+    steps = reply("a", rewards=0.25), reply("a", rewards=0.5), reply(done=True)
+    assert (await execute(executor(*steps), LLM("hi")))["reward"] == 0.75
+
+
+# --- what the requirements ask beyond the traps -----------------------------------------------------------------------
+
+
+async def test_images_of_none_are_accepted_and_pictures_for_a_processor_refused():
+    tokenizer = CharTokenizer()
+    tokenizer.image_processor = object()
+    arguments = {
+        "prompt": "p", "label": "l", "sampling_params": Params(), "max_length": 99, "hf_tokenizer": tokenizer,
+        "llm_engine": LLM("hi"),
+    }  # fmt: skip
+    assert sound(await executor(DONE).execute(**arguments, images=None))["images"] is None
+    with pytest.raises(ConfigError, match="expected text only, got 1 images"):
+        await executor(DONE).execute(**arguments, images=["cat.png"])
+
+
+async def test_every_sample_of_a_prompt_has_a_seed_of_its_own_and_the_same_in_a_second_run():
+    runs = []
+    for _ in range(2):
+        made = executor(DONE)
+        await siblings(made, LLM("hi"), 4)
+        runs.append([agent.seen[0]["seed"] for agent in made.agents])
+    assert runs[0] == runs[1]
+    assert len(set(runs[0])) == 4
+
+
+async def test_a_cancelled_rollout_cancels_its_episodes_and_gives_no_sample():
+    task = asyncio.create_task(siblings(executor(DONE), LLM("hi", latency_s=60)))
+    await asyncio.sleep(0.02)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_wrong_set_up_is_no_sample():
+    with pytest.raises(ConfigError, match="expected `agent_cls`, got None"):
+        await execute(type("Executor", (AgentExecutor,), {})(), LLM("hi"))
+
+
+async def test_vllms_own_engine_of_the_queue_era_is_read_to_its_last_output():
+    llm, queue = AsyncLLM("hi"), asyncio.Queue()
+    agent_cls = executor(reply("a"), reply(done=True, rewards=1.0)).agent_instance_cls
+    made = type("Executor", (AgentExecutor,), {})(
+        agent_cls, max_steps=10, max_length=200, llm_engine=llm, hf_tokenizer=CharTokenizer(), result_queue=queue
+    )
+    params = Params(max_tokens=50)
+    kept = copy.deepcopy(params)
+    await asyncio.gather(*(made.execute("prompt", "l", params) for _ in range(2)))
+    responses = [queue.get_nowait() for _ in range(2)]
+    assert [sound(response)["reward"] for response in responses] == [1.0, 1.0]
+    assert [end - start for start, end in responses[0]["action_ranges"]] == [3, 3]
+    assert len({request_id for *_, request_id in llm.requests}) == 4
+    assert params == kept
