@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from agentenv.agent import Tokenizer
-from agentenv.encoding import Encoder, encoder_of
+from agentenv.encoding import Encoder, decode_of, encode_of, encoder_of
 from agentenv.errors import ConfigError
 from agentenv.template import DUMMY_TOOLS, Template, as_parts, calling, probe, render
 from agentenv.tools import ToolFormat, tool_format
@@ -87,6 +87,7 @@ class Chat:
         options: ChatOptions | None = None,
     ) -> None:
         self.tokenizer, self.options = tokenizer, options or ChatOptions()
+        self._encode, self._decode = encode_of(tokenizer), decode_of(tokenizer)
         self.has_template = bool(getattr(tokenizer, "chat_template", None))
         eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.special_ids = frozenset([*tokenizer.all_special_ids, *eos])
@@ -318,7 +319,7 @@ class Chat:
 
     def encode(self, text: str) -> list[int]:
         """Text as ids: nothing is put around them."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
+        return list(self._encode(text, add_special_tokens=False)) if text else []
 
     def added_in(self, token_ids: Sequence[int]) -> list[int]:
         """Those of the ids that are added tokens."""
@@ -330,22 +331,31 @@ class Chat:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Ids as text, special tokens included."""
-        options: dict[str, Any] = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        return str(self.tokenizer.decode(list(token_ids), **options)) if token_ids else ""
+        return str(self._decode(list(token_ids))) if token_ids else ""
 
     def action_text(self, token_ids: Sequence[int], stop_token_ids: Sequence[int] = ()) -> str:
         """An action as text: decoded from its ids, without the close of the turn or the one terminator at its end."""
         return self.decode(token_ids[: len(token_ids) - self._num_closing(token_ids, stop_token_ids)])
 
+    def closing_text(self, token_ids: Sequence[int], stop_token_ids: Sequence[int] = ()) -> str:
+        """The rest of an action's text: what `action_text` leaves out."""
+        return self.decode(token_ids[len(token_ids) - self._num_closing(token_ids, stop_token_ids) :])
+
     def _num_closing(self, token_ids: Sequence[int], stop_token_ids: Sequence[int]) -> int:
         """How many of an action's last ids end it and are no part of what it says."""
-        ends = {*self.special_ids, *self._stop_token_ids, *stop_token_ids}
-        if self.has_template:
-            close = list(self.template.close_ids)
-            if close and list(token_ids[-len(close) :]) == close:
-                return len(close)
-            ends |= self.template.terminators | ({*close} & self._encoder.added_ids)
-        return int(bool(token_ids) and token_ids[-1] in ends)
+        close, ends = self._ends_of_actions
+        if close and tuple(token_ids[-len(close) :]) == close:
+            return len(close)
+        return int(bool(token_ids) and (token_ids[-1] in ends or token_ids[-1] in stop_token_ids))
+
+    @cached_property
+    def _ends_of_actions(self) -> tuple[tuple[int, ...], frozenset[int]]:
+        """The ids that close a turn together, and those of which each ends an action alone."""
+        ends = self.special_ids | {*self._stop_token_ids}
+        if not self.has_template:
+            return (), ends
+        close = tuple(self.template.close_ids)
+        return close, ends | self.template.terminators | ({*close} & self._encoder.added_ids)
 
 
 @functools.cache

@@ -82,14 +82,11 @@ class Dialogue:
         self.ids = self.chat.prompt(observation, tools)
         self.text = self.chat.decode(self.ids)
 
-    def act(self, action_ids: Sequence[int]) -> None:
-        """Take an action, as it was sampled."""
+    def act(self, action_ids: Sequence[int], text: str | None = None) -> None:
+        """Take an action, as it was sampled; `text` is the whole of it, where that is known."""
         self._turn_ids += action_ids
-        self._append(action_ids)
-
-    def _append(self, token_ids: Sequence[int]) -> None:
-        self.ids += token_ids
-        self.text += self.chat.decode(token_ids)
+        self.ids += action_ids
+        self.text += self.chat.decode(action_ids) if text is None else text
 
     def parse(self, action: str, turn_index: int = 0) -> ParsedAction:
         """The last action's calls of tools, by their schemas where they were offered."""
@@ -147,7 +144,8 @@ class Dialogue:
         if reply.opens_segment:
             self.ids, self.text = list(reply.ids), self.chat.decode(reply.ids)
         else:
-            self._append(reply.ids)
+            self.ids += reply.ids
+            self.text += self.chat.decode(reply.ids)
         if reply.ids:
             self._turn_ids = []
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from agentenv.agent import Tokenizer
@@ -27,7 +27,7 @@ class Encoder:
     """The added tokens of one tokenizer, and its two ways to encode: from the start, and as a continuation."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._encode = tokenizer.encode
+        self._encode = encode_of(tokenizer)
         self.added, self.special_ids = _added_tokens(tokenizer)
         """Text to id of the added tokens; the ids among them that are special."""
         self.added_ids = frozenset(self.added.values())
@@ -126,6 +126,38 @@ class Encoder:
             if list(self._encode(anchor + "word", add_special_tokens=False)) == ids + word:
                 return []
         return anchors
+
+
+def encode_of(tokenizer: Any) -> Callable[..., list[int]]:
+    """What `tokenizer.encode` does, without the tensors and batches that transformers goes through for one text."""
+    if _backend(tokenizer, "encode", "_encode_plus", "_batch_encode_plus") is None:
+        return tokenizer.encode  # type: ignore[no-any-return]
+
+    def encode(text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Text to ids."""
+        backend = tokenizer.backend_tokenizer
+        if backend.truncation is not None or backend.padding is not None or backend.encode_special_tokens:
+            return tokenizer.encode(text, add_special_tokens=add_special_tokens)  # type: ignore[no-any-return]
+        return backend.encode(text, add_special_tokens=add_special_tokens).ids  # type: ignore[no-any-return]
+
+    return encode
+
+
+def decode_of(tokenizer: Any) -> Callable[[list[int]], str]:
+    """What `tokenizer.decode` does with special tokens kept, without transformers' look at the type of every id."""
+    if _backend(tokenizer, "decode", "_decode") is None:
+        return functools.partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return lambda ids: tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=False)  # type: ignore[no-any-return]
+
+
+def _backend(tokenizer: Any, *methods: str) -> Any:
+    """The `tokenizers` object behind a tokenizer that leaves these methods as transformers has them; None elsewhere."""
+    cls = type(tokenizer)
+    names = ("PreTrainedTokenizerFast", "TokenizersBackend")
+    base = next((c for c in cls.__mro__ if c.__name__ in names and c.__module__.startswith("transformers.")), None)
+    own = [m for m in methods if getattr(cls, m, None) is not getattr(base, m, None) or m in vars(tokenizer)]
+    split = getattr(tokenizer, "split_special_tokens", False)
+    return None if base is None or own or split else tokenizer.backend_tokenizer
 
 
 def encoder_of(tokenizer: Any) -> Encoder:

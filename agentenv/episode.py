@@ -8,7 +8,7 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +29,9 @@ _MAX_LOGPROB = 1e-3
 """Rounding, and no more, may take an engine's log-probability above 0."""
 _CANCEL_GRACE_S = 1.0
 """Time for a cancelled call of an agent to let go of what it holds."""
+
+_DEFAULTS = frozenset([AgentInstance.reset, AgentInstance.on_truncate, AgentInstance.close])
+"""They do nothing, which needs no deadline."""
 
 AgentFactory = Callable[[], Awaitable[AgentInstance]]
 """Makes the agent instance of one episode."""
@@ -114,11 +117,13 @@ def _record(trajectory: Trajectory, error: BaseException, where: str) -> None:
     logger.warning("episode %s: %s failed: %s: %s", trajectory.episode_id, where, name, error)
     logger.debug("episode %s", trajectory.episode_id, exc_info=error)
     reason = StopReason.STEP_TIMEOUT if timed_out else StopReason.ERROR
-    trajectory.finish(reason, EpisodeError(kind, name, str(error) or repr(error), where, _place(error)))
+    trajectory.finish(reason, EpisodeError(kind, name, str(error) or repr(error), where, place_of(error)))
 
 
-def _place(error: BaseException) -> str:
-    """file:line of the innermost frame that is neither agentenv's nor a library's."""
+def place_of(error: BaseException) -> str:
+    """file:line of the innermost frame that is neither agentenv's nor a library's; errors of actors bring theirs."""
+    if (place := getattr(error, "place", None)) is not None:
+        return str(place)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith((_LIBRARY, sys.base_prefix, sys.prefix, "<"))]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
@@ -263,11 +268,7 @@ class _Episode:
                 f"generate: expected at most max_tokens={max_tokens} tokens, got {len(completion.token_ids)}. "
                 "Mend the engine."
             )
-        wrong = [x for x in completion.logprobs or () if x > _MAX_LOGPROB or x == -math.inf]
-        if wrong:
-            raise EngineError(
-                f"generate: expected log-probabilities, finite and at most 0, got {wrong[0]!r}. Mend the engine."
-            )
+        _check_logprobs(completion.logprobs or ())
         aborted = completion.finish_reason == "abort"
         if aborted and not completion.token_ids:
             return None
@@ -320,7 +321,8 @@ class _Episode:
             result = replace(result, observation=deepcopy(result.observation))
         self.is_openrlhf = not isinstance(value, StepResult)
         self.trajectory.set_result(result, time.perf_counter() - started)
-        self.dialogue.act(action_ids)
+        closing = self.chat.closing_text(action_ids, self.sampling.stop_token_ids)
+        self.dialogue.act(action_ids, turn.action + closing)
         return result
 
     async def _last_word(self) -> None:
@@ -348,19 +350,42 @@ class _Episode:
 
         It runs in a task of its own: one that ignores being cancelled is left behind and holds nobody up.
         """
-        limit_s = self.limits.step_timeout_s
-        work = asyncio.ensure_future(call(method, *args))
+        if getattr(method, "__func__", None) in _DEFAULTS:
+            return await method(*args)
+        limit_s, loop = self.limits.step_timeout_s, asyncio.get_running_loop()
+        work = loop.create_task(call(method, *args))
+        over: asyncio.Future[None] = loop.create_future()  # what asyncio.wait does, for one task: this is every turn's
+
+        def end(_: Any) -> None:
+            """Wake the episode: the work is done, or its time is up."""
+            if not over.done():
+                over.set_result(None)
+
         work.add_done_callback(_forget)
+        work.add_done_callback(end)
+        timer = loop.call_later(limit_s, end, None)
         try:
-            await asyncio.wait({work}, timeout=limit_s)
+            await over
             if work.done():
                 return work.result()
         finally:
+            timer.cancel()
             if not work.done():
                 work.cancel()
                 await asyncio.wait({work}, timeout=_CANCEL_GRACE_S)
         name = getattr(method, "__qualname__", self.where)
         raise _StepTimeout(f"{name}: expected an answer within {limit_s:g} s, got none. Raise step_timeout_s.")
+
+
+def _check_logprobs(logprobs: Sequence[float]) -> None:
+    # At the speed of C first: where the sum is finite no value is NaN or infinite, and `max` can be trusted.
+    if math.isfinite(sum(logprobs)) and max(logprobs, default=0.0) <= _MAX_LOGPROB:
+        return
+    wrong = [x for x in logprobs if x > _MAX_LOGPROB or x == -math.inf]
+    if wrong:
+        raise EngineError(
+            f"generate: expected log-probabilities, finite and at most 0, got {wrong[0]!r}. Mend the engine."
+        )
 
 
 def _forget(work: asyncio.Future[Any]) -> None:

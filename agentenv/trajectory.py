@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agentenv.types import BridgeKind, Completion, FinishReason, Message, StepResult, StopReason, Task
 
 NO_VERSION = -1
 """Policy version of a token that no policy sampled."""
+_NO_VERSION, _ZERO = array("i", [NO_VERSION]), array("f", [0.0])
+"""Arrays of one element, to be multiplied: what most tokens have."""
 
 ErrorKind = Literal["infra", "env", "contract", "data"]
 """Whose failure: infrastructure's (retried), the environment's, its contract's, or the dataset row's."""
@@ -40,9 +42,9 @@ class EpisodeError:
     """File and line of the environment's code in which it arose, where it did."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Turn:
-    """One generation and the reply to it."""
+    """One generation and the reply to it; written by the trajectory's methods alone."""
 
     start: int
     end: int
@@ -107,9 +109,9 @@ class Segment:
         num = len(token_ids)
         self.token_ids.extend(array("i", token_ids))  # made first: extending by a list stops halfway at a wrong id
         self.action_mask.extend(bytes(num))
-        self.logprobs.extend([0.0] * num)
-        self.policy_versions.extend([NO_VERSION] * num)
-        self.rewards.extend([0.0] * num)
+        self.logprobs.extend(_ZERO * num)
+        self.policy_versions.extend(_NO_VERSION * num)
+        self.rewards.extend(_ZERO * num)
 
     def append_action(self, completion: Completion) -> tuple[int, int]:
         """Add an engine's tokens untouched; gives their span (start, end).
@@ -119,7 +121,7 @@ class Segment:
         """
         num, start = len(completion.token_ids), len(self.token_ids)
         logprobs = completion.logprobs if completion.logprobs is not None else (math.nan,) * num
-        versions = completion.policy_versions or (completion.policy_version,) * num
+        versions = completion.policy_versions or array("i", [completion.policy_version]) * num
         if num == 0 or start == 0:
             raise ValueError(
                 f"Segment.append_action: expected at least one token after at least one prompt token, got {num} after "
@@ -135,7 +137,7 @@ class Segment:
         self.action_mask.extend(b"\x01" * num)
         self.logprobs.extend(new[1])
         self.policy_versions.extend(new[2])
-        self.rewards.extend([0.0] * num)
+        self.rewards.extend(_ZERO * num)
         return start, start + num
 
 
@@ -281,9 +283,8 @@ class Trajectory:
 
     def _note(self, bridge: BridgeKind | None, num_synthesised: int, *, cut: bool) -> None:
         if self.turns and bridge is not None:
-            self.turns[-1] = replace(
-                self.turns[-1], bridge=bridge, num_synthesised=num_synthesised, observation_cut=cut
-            )
+            turn = self.turns[-1]
+            turn.bridge, turn.num_synthesised, turn.observation_cut = bridge, num_synthesised, cut
 
     def append_turn(self, completion: Completion, action: str, generate_s: float = 0.0) -> None:
         """Add an action, its text beside it; its result follows with `set_result`.
@@ -302,7 +303,7 @@ class Trajectory:
     def set_result(self, result: StepResult, step_s: float = 0.0) -> None:
         """Give the last turn its result and put its reward on the action's last token."""
         turn = self.turns[-1]
-        self.turns[-1] = replace(turn, result=result, step_s=turn.step_s + step_s)
+        turn.result, turn.step_s = result, turn.step_s + step_s
         self.segments[turn.segment].rewards[turn.end - 1] = result.reward
 
     def finish(self, stop_reason: StopReason, error: EpisodeError | None = None) -> None:

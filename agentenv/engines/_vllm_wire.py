@@ -240,6 +240,9 @@ def _own(flat: Any, token_ids: Sequence[int]) -> tuple[float, ...]:
 
 def versions_of(spans: Iterable[tuple[str, int, int]], length: int, *, default: int) -> dict[str, Any]:
     """`Completion`'s two policy version fields, from vLLM's spans (version, start, end) over `length` tokens."""
+    spans = list(spans)
+    if not spans:
+        return {"policy_version": default}
     versions = [default] * length
     for version, start, end in spans:
         if version.isdecimal():  # vLLM's own first name for the weights is no number

@@ -6,10 +6,13 @@ AsyncLLMEngine, whose `generate` yields outputs.
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import inspect
 import itertools
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -25,12 +28,15 @@ from agentenv.types import Completion, FinishReason, SamplingParams
 def as_engine(llm_engine: Any, sampling_params: Any) -> Engine:
     """What a trainer hands to `execute`, as an Engine: ours are passed through, OpenRLHF's and vLLM's adapted."""
     generate = getattr(llm_engine, "generate", None)
-    if inspect.isasyncgenfunction(generate) or (
-        generate is not None and "request_id" not in inspect.signature(generate).parameters
-    ):
+    if generate is not None and _is_foreign(getattr(generate, "__func__", generate)):
         return OpenRLHFEngine(llm_engine, sampling_params)
     engine: Engine = llm_engine
     return engine
+
+
+@functools.lru_cache(maxsize=64)  # of a function, not of the engine's bound method, which would keep the engine
+def _is_foreign(generate: Callable[..., Any]) -> bool:
+    return inspect.isasyncgenfunction(generate) or "request_id" not in inspect.signature(generate).parameters
 
 
 async def last_of(outputs: AsyncIterator[Any]) -> Any:
@@ -54,7 +60,7 @@ class OpenRLHFEngine:
     """
 
     def __init__(self, llm_engine: Any, sampling_params: Any) -> None:
-        self._llm, self._asked = llm_engine, deepcopy(sampling_params)
+        self._llm, self._asked = llm_engine, copy(sampling_params)
         self._known = to_sampling(self._asked) or SamplingParams()
         self._yields = inspect.isasyncgenfunction(llm_engine.generate)
 
@@ -62,7 +68,7 @@ class OpenRLHFEngine:
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
     ) -> Completion:
         """Sample one action; see `agentenv.agent.Engine`. The log-probabilities are None where none were asked for."""
-        prompt = list(prompt_token_ids)
+        prompt = list(prompt_token_ids)  # a copy: the episode's own grows, and whose engine this is nobody knows
         out = await self._output(prompt, self._params(sampling), request_id)
         if out is None or len(getattr(out, "outputs", ())) != 1:
             raise EngineError(
@@ -84,18 +90,21 @@ class OpenRLHFEngine:
             if (value := getattr(sampling, name)) != getattr(self._known, name)
         }
         changed |= {"max_tokens": sampling.max_tokens, "min_tokens": sampling.min_tokens}
+        anew = bool(changed.keys() - {"max_tokens", "min_tokens", "seed"}) and hasattr(self._asked, "__post_init__")
         # Their actor makes a deep copy of its own before vLLM sees it; vLLM itself writes into what it is given.
-        params = deepcopy(self._asked) if self._yields else copy(self._asked)
+        params = deepcopy(self._asked) if self._yields or anew else copy(self._asked)
         for name, value in changed.items():
             setattr(params, name, list(value) if isinstance(value, tuple) else value)
-        if changed.keys() - {"max_tokens", "min_tokens", "seed"} and hasattr(params, "__post_init__"):
+        if anew:
             params.__post_init__()  # vLLM derives fields of its own from these
+        if hasattr(params, "detokenize") and not sampling.stop:
+            params.detokenize = False  # the loop decodes the ids; vLLM's way, token by token, costs its event loop more
         return params
 
 
 def _completion(out: Any, prompt: list[int]) -> Completion:
     echo = getattr(out, "prompt_token_ids", None)
-    if echo is not None and list(echo) != prompt:
+    if echo is not None and echo is not prompt and list(echo) != prompt:
         raise EngineError(
             f"llm_engine.generate: expected an action after the {len(prompt)} prompt tokens sent, got one after "
             f"{len(echo)} others. Something between here and the model changes the prompt."
@@ -135,6 +144,10 @@ def _logprobs(entries: Any, token_ids: tuple[int, ...]) -> tuple[float, ...] | N
 
 
 # --- the other way round ----------------------------------------------------------------------------------------------
+
+
+_MAX_TALKS = 512
+"""Conversations that are remembered; of one that is forgotten the next turn may go to another engine of a pool."""
 
 
 @dataclass(slots=True)
@@ -205,15 +218,42 @@ class RequestOutput:
     finished: bool = True
 
 
+class _Talks:
+    """Conversations known by their tokens: which of them a prompt goes on with, and at which turn."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._last: OrderedDict[int, tuple[int, list[int]]] = OrderedDict()
+
+    def of(self, prompt: list[int]) -> tuple[int, int]:
+        """Number and turn; a new number where the prompt begins with nothing that was kept."""
+        for talk, (turn, ids) in reversed(self._last.items()):
+            if len(ids) < len(prompt) and prompt[len(ids) - 1] == ids[-1] and prompt[: len(ids)] == ids:
+                del self._last[talk]  # of two that say the same, each is gone on with once
+                return talk, turn + 1
+        return next(self._numbers), 0
+
+    def keep(self, talk: int, turn: int, ids: list[int]) -> None:
+        """Remember where a conversation stands."""
+        self._last[talk] = (turn, ids)
+        if len(self._last) > _MAX_TALKS:
+            self._last.popitem(last=False)
+
+
 class LLMEngine:
     """An Engine as files of OpenRLHF 0.9.1 to 0.11.2 call it in an `execute` of their own.
 
-    Calls in our own form, with `request_id`, go to the engine itself.
+    Calls in our own form, with `request_id`, go to the engine itself. Calls from another event loop, such as that of a
+    server in a thread, reach the engine on the loop that this was made on, where the engine lives.
     """
 
     def __init__(self, engine: Engine, chat: Chat, episode_id: str) -> None:
         self.engine, self._chat, self._episode_id = engine, chat, episode_id
-        self._turns = itertools.count()
+        self._turns, self._talks = itertools.count(), _Talks()
+        try:
+            self._home: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            self._home = None  # made outside of any: the caller's loop is the engine's
 
     async def generate(
         self,
@@ -227,14 +267,41 @@ class LLMEngine:
         if isinstance(prompt_token_ids, Mapping):
             prompt_token_ids = prompt_token_ids["prompt_token_ids"]
         if isinstance(sampling_params, SamplingParams) and request_id is not None:
-            return await self.engine.generate(prompt_token_ids, sampling_params, request_id=request_id)
+            return (await self._sampled(prompt_token_ids, sampling_params, request_id))[0]
         if multi_modal_data:
             raise EngineError("llm_engine.generate: expected no images, got some. agentenv samples from text only yet.")
         prompt = list(map(int, prompt_token_ids))
         sampling = to_sampling(sampling_params, "llm_engine.generate") or SamplingParams()
-        request_id = request_id or f"{self._episode_id}/{next(self._turns)}"
-        completion = await self.engine.generate(prompt, sampling, request_id=request_id)
+        completion, request_id = await self._sampled(prompt, sampling, request_id)
         return RequestOutput(request_id, prompt, [self._output(completion)])
+
+    async def _sampled(
+        self, prompt: Sequence[int], sampling: SamplingParams, request_id: str | None
+    ) -> tuple[Completion, str]:
+        """The engine's answer, and the id of the request; from another loop, cancelling and errors cross over."""
+        if self._home is None or asyncio.get_running_loop() is self._home:
+            request_id = request_id or f"{self._episode_id}/{next(self._turns)}"
+            return await self.engine.generate(prompt, sampling, request_id=request_id), request_id
+        work = self._served(list(prompt), sampling, request_id)
+        try:
+            crossing = asyncio.run_coroutine_threadsafe(work, self._home)
+        except RuntimeError as error:
+            work.close()
+            raise EngineError(
+                "llm_engine.generate: expected the event loop of the run, got one that is closed. End the server "
+                "with its episodes."
+            ) from error
+        return await asyncio.wrap_future(crossing)
+
+    async def _served(
+        self, prompt: list[int], sampling: SamplingParams, request_id: str | None
+    ) -> tuple[Completion, str]:
+        """As `_sampled`, at home: a server that all episodes share does not say whose request it is."""
+        talk, turn = self._talks.of(prompt)
+        request_id = request_id or f"{self._episode_id}-served-{talk}/{turn}"
+        completion = await self.engine.generate(prompt, sampling, request_id=request_id)
+        self._talks.keep(talk, turn, [*prompt, *completion.token_ids])
+        return completion, request_id
 
     def _output(self, completion: Completion) -> CompletionOutput:
         ids = list(completion.token_ids)

