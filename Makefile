@@ -21,6 +21,11 @@ bench: $(VENV)/installed-slow
 	$(BIN)/python benchmarks/engines.py
 	$(BIN)/python benchmarks/math_grader.py
 	$(BIN)/python benchmarks/chat_bridge.py
+	$(BIN)/python benchmarks/loop_overhead.py
+	$(BIN)/python benchmarks/blocking_env.py
+	$(BIN)/python benchmarks/live_memory.py
+	$(BIN)/python benchmarks/engine_utilisation.py
+	$(BIN)/python benchmarks/soak.py --resume
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

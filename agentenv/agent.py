@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypedDict
 
-from agentenv.errors import ContractError
+from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.types import Completion, Message, SamplingParams, StepResult
+
+_THREAD_WAITS_S = (0.05, 0.2, 0.8)
+"""Waits for a thread where the machine gives none: others may end meanwhile."""
 
 
 class ResetState(TypedDict, total=False):
@@ -170,11 +173,30 @@ async def create(cls: type[AgentInstance], kwargs: Mapping[str, Any]) -> AgentIn
     return instance
 
 
+def check_arguments(cls: type[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments that the constructor of `cls` does not take, before the first episode.
+
+    Raises:
+        ConfigError: with those that it takes.
+    """
+    try:
+        inspect.signature(cls).bind(**kwargs)
+    except TypeError as error:
+        takes = [name for name in inspect.signature(cls).parameters if name not in ("args", "kwargs")]
+        raise ConfigError(
+            f"--env_kwargs: expected arguments of {cls.__name__} {takes}, got {dict(kwargs)!r}: {error}. "
+            "Change the JSON."
+        ) from error
+
+
 async def call(function: Callable[..., Any], *args: Any) -> Any:
     """Await `function(*args)` if it is async; run it in a thread of its own if it is plain.
 
     A daemon thread per call and not a pool: a call that never returns costs its thread, but neither a pool slot that
     other episodes wait for nor the end of the interpreter.
+
+    Raises:
+        InfraError: no thread can be had; the function was not called.
     """
     if inspect.iscoroutinefunction(function):
         try:
@@ -205,9 +227,22 @@ async def call(function: Callable[..., Any], *args: Any) -> Any:
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, error)
 
-    threading.Thread(target=run, name=f"agentenv-{getattr(function, '__qualname__', 'call')}", daemon=True).start()
+    await _start_thread(run, getattr(function, "__qualname__", "call"))
     result = await future
     return await result if inspect.isawaitable(result) else result
+
+
+async def _start_thread(run: Callable[[], None], name: str) -> None:
+    for wait_s in (*_THREAD_WAITS_S, None):
+        try:
+            return threading.Thread(target=run, name=f"agentenv-{name}", daemon=True).start()
+        except RuntimeError as error:
+            if wait_s is None:
+                raise InfraError(
+                    f"{name}: expected a thread to run in, got {error} ({threading.active_count()} are there). "
+                    "Lower --concurrency, or raise the limit on processes (ulimit -u)."
+                ) from error
+        await asyncio.sleep(wait_s)
 
 
 def _as_error(function: Callable[..., Any], stopped: BaseException) -> Exception:

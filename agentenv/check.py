@@ -1,4 +1,7 @@
-"""`agentenv check`: run an agent against a scripted policy, watch every call, and name what breaks the contract."""
+"""`agentenv check`: run an agent against a scripted policy, watch every call, and name what breaks the contract.
+
+An agent with a loop of its own is run against an endpoint of that policy; its errors are those of its record.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,19 @@ from typing import Any
 from agentenv.agent import AgentInstance, Tokenizer, call
 from agentenv.chat import Chat
 from agentenv.config import parse_json_object
+from agentenv.endpoint.agent import ChatAgentSource
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode import EpisodeKey
 from agentenv.errors import ConfigError, ContractError
 from agentenv.executor import AgentFunc, as_agent
-from agentenv.loading import EnvSource, EpisodeSource, load_agent_func, load_env
+from agentenv.loading import EnvSource, EpisodeSource, env_source, load_agent_func, load_tokenizer, resolve_model
 from agentenv.openrlhf import parse_step
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.trajectory import Trajectory
 from agentenv.types import Limits, SamplingParams, StepResult, StopReason, Task
 
 _ACTIONS = ("I do not know.", "The answer is 42.\n#### 42", "", "é 漢 \x00 {}[]<|im_start|>", "7 " * 200)
+_CALL_OF_NOTHING = '<tool_call>\n{"name": "no_such_tool", "arguments": {"x": [1, null]}}\n</tool_call>'
 _LIMITS = Limits(max_length=20_000, max_turns=12, step_timeout_s=10.0, episode_timeout_s=60.0)
 
 
@@ -66,28 +71,31 @@ def check(target: str, *, env_kwargs: str = "{}", prompt: str = "", label: Any =
     """
     source, cls = _load(target, env_kwargs)
     task = Task([{"role": "user", "content": prompt or "What is 6 times 7?"}], label, task_id="check")
-    problems = _static(cls)
+    own_loop = isinstance(source, ChatAgentSource)
+    problems = _static_run(cls) if own_loop else _static(cls)
     if problems:
         return problems  # running it would only say the same again
-    actions = (*_ACTIONS, str(label), f"#### {label}")
+    actions = (*_ACTIONS, str(label), f"#### {label}", *([_CALL_OF_NOTHING] if own_loop else ()))
+    tokenizer = load_tokenizer(resolve_model("tiny-math")) if own_loop else CharTokenizer()  # whose template has tools
     for first in range(len(actions)):
         seen: list[_Seen] = []
-        trajectory = asyncio.run(_episode(_watched(source, cls, seen), task, [*actions[first:], *actions[:first]]))
-        problems += _judge(cls, seen, trajectory)
-        if trajectory.stop_reason is StopReason.STEP_TIMEOUT:
+        watched = source if own_loop else _watched(source, cls, seen)
+        trajectory = asyncio.run(_episode(watched, task, [*actions[first:], *actions[:first]], tokenizer))
+        problems += _judge_run(cls, trajectory) if own_loop else _judge(cls, seen, trajectory)
+        if trajectory.stop_reason in (StopReason.STEP_TIMEOUT, StopReason.EPISODE_TIMEOUT):
             break  # each further episode would hang as long
     unique = {(p.where, p.line, p.expected): p for p in problems}
     return sorted(unique.values(), key=lambda p: (p.file, p.line))
 
 
-def _load(target: str, env_kwargs: str) -> tuple[EpisodeSource, type[AgentInstance]]:
+def _load(target: str, env_kwargs: str) -> tuple[EpisodeSource, type[Any]]:
     path = Path(target)
     if path.suffix == ".py" and path.is_file() and "AgentExecutor" in path.read_text(errors="replace"):
         func = load_agent_func(path)
         cls = _agent_class(func, target)
         return func, cls
-    cls = load_env(target)
-    return EnvSource(cls, parse_json_object("--env_kwargs", env_kwargs)), cls
+    source = env_source(target, parse_json_object("--env_kwargs", env_kwargs))
+    return source, source.cls
 
 
 def _agent_class(func: AgentFunc, target: str) -> type[AgentInstance]:
@@ -136,8 +144,7 @@ def _watched(source: EpisodeSource, cls: type[AgentInstance], seen: list[_Seen])
     return source.with_agent(watcher) if isinstance(source, AgentFunc) else EnvSource(watcher, source.kwargs)  # type: ignore[attr-defined]
 
 
-async def _episode(source: EpisodeSource, task: Task, actions: list[str]) -> Trajectory:
-    tokenizer: Tokenizer = CharTokenizer()
+async def _episode(source: EpisodeSource, task: Task, actions: list[str], tokenizer: Tokenizer) -> Trajectory:
     engine = ScriptedEngine(actions * 3, tokenizer)
     return await source.episode(
         task,
@@ -164,6 +171,38 @@ def _static(cls: type[AgentInstance]) -> list[Problem]:
                 _problem(cls, name, "to be called with the states", takes, f"Write `{name}(self, states)`.")
             )
     return problems
+
+
+def _static_run(cls: type[Any]) -> list[Problem]:
+    try:
+        inspect.signature(cls.run).bind(None, None)
+    except TypeError as error:
+        takes = f"def run{inspect.signature(cls.run)} ({error})"
+        return [_problem(cls, "run", "to be called with the context", takes, "Write `run(self, context)`.")]
+    return []
+
+
+def _judge_run(cls: type[Any], trajectory: Trajectory) -> list[Problem]:
+    """What one episode of an agent with a loop of its own broke."""
+    if trajectory.stop_reason is StopReason.EPISODE_TIMEOUT:
+        mend = "Give up after a bounded number of requests, and where the endpoint refuses one."
+        return [_problem(cls, "run", f"an end within {_LIMITS.episode_timeout_s:g} s", "none", mend)]
+    error = trajectory.error
+    if error is not None:
+        method = {"create": "__init__"}.get(error.where, error.where)
+        where = f"{cls.__name__}.{method}"
+        if error.message.startswith(f"{where}: expected "):
+            return [_problem(cls, method, *_read(error.message, where))]
+        file, line = _place(cls, method)
+        path, _, number = error.place.rpartition(":")
+        mend = "Handle every answer a policy may give: empty, cut, a call of a tool that is not there."
+        mend = mend if method == "run" else "Mend it."
+        got = f"{error.type}: {error.message}".rstrip(".")
+        return [Problem(_short(path or file), int(number or line), where, "no exception", got, mend)]
+    score = trajectory.score
+    if score is not None and not 0.0 <= score <= 1.0:
+        return [_problem(cls, "run", "a score in [0, 1]", f"{score!r}", "Score quality; put the rest in the reward.")]
+    return []
 
 
 def _judge(cls: type[AgentInstance], seen: list[_Seen], trajectory: Trajectory) -> list[Problem]:
@@ -199,7 +238,7 @@ def _judge_step(cls: type[AgentInstance], value: Any) -> list[Problem]:
     try:
         result = parse_step(value, where)
     except ContractError as error:
-        return [_problem(cls, "step", *_read(error, where))]
+        return [_problem(cls, "step", *_read(str(error), where))]
     problems = []
     if result.score is not None and not 0.0 <= result.score <= 1.0:
         problems.append(
@@ -233,9 +272,9 @@ def _judge_info(cls: type[AgentInstance], result: StepResult) -> list[Problem]:
     return [_problem(cls, "step", "finite numbers or text in info", f"{bad!r}", "Convert them, or leave them out.")]
 
 
-def _read(error: ContractError, where: str) -> tuple[str, str, str]:
+def _read(message: str, where: str) -> tuple[str, str, str]:
     """What a message of ours expected, what it got and how to mend it."""
-    subject, _, rest = str(error).removeprefix(f"{where}: ").partition("expected ")
+    subject, _, rest = message.removeprefix(f"{where}: ").partition("expected ")
     facts, _, mend = rest.rpartition(". ")
     expected, _, got = facts.partition(", got ")
     return subject + expected, got, mend
@@ -250,7 +289,7 @@ def _raised(cls: type[AgentInstance], method: str, error: BaseException) -> Prob
         trace = trace.tb_next
     where, got = f"{cls.__name__}.{method}", f"{type(error).__name__}: {error}"
     if isinstance(error, ContractError) and ", got " in got:
-        return Problem(_short(file), line, where, *_read(error, where))
+        return Problem(_short(file), line, where, *_read(str(error), where))
     mend = "Handle every action a policy may sample: empty, cut, in any language." if method == "step" else "Mend it."
     return Problem(_short(file), line, where, "no exception", got, mend)
 

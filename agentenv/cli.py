@@ -1,4 +1,4 @@
-"""The command line, `agentenv run | list | doctor | check | tokens`: flags become a frozen config, others do the work.
+"""The command line, `agentenv run | list | doctor | check | tokens | launch`: flags become frozen configs.
 
 Exit codes: 0 done, 1 the run failed, 2 usage, 3 too many episodes failed, 130 and 143 interrupted (resumable).
 """
@@ -21,6 +21,7 @@ from rich.text import Text
 
 from agentenv import __version__
 from agentenv.cli_flags import parse, print_json
+from agentenv.cli_launch import launch
 from agentenv.cli_tokens import tokens
 from agentenv.config import RunConfig
 from agentenv.errors import AgentEnvError, ConfigError
@@ -48,7 +49,7 @@ class CheckConfig:
     """Find what breaks the contract in an agent_func.py or an environment, before training does."""
 
     target: tyro.conf.Positional[str]
-    """agent_func.py, or an environment: installed, module:Attr, path/file.py:Attr."""
+    """agent_func.py, or an environment or an agent with `run`: installed, module:Attr, path/file.py:Attr."""
     env_kwargs: str = "{}"
     """JSON object of arguments for the environment's constructor."""
     prompt: str = "What is 6 times 7?"
@@ -96,7 +97,10 @@ def _dispatch(args: Sequence[str]) -> int:
 
 def _help() -> None:
     lines = ["usage: agentenv COMMAND [flags]        agentenv COMMAND --help for the flags", ""]
-    configs = {"run": RunConfig, "list": ListConfig, "doctor": DoctorConfig, "check": CheckConfig, "tokens": tokens}
+    configs = {
+        "run": RunConfig, "list": ListConfig, "doctor": DoctorConfig, "check": CheckConfig, "tokens": tokens,
+        "launch": launch,
+    }  # fmt: skip
     lines += [f"  {name:8} {(config.__doc__ or '').splitlines()[0]}" for name, config in configs.items()]
     sys.stdout.write("\n".join(lines) + "\n")
 
@@ -190,7 +194,7 @@ def _label(text: str) -> Any:
 
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "run": _run, "list": _list, "doctor": _doctor, "check": _check, "tokens": tokens,
+    "run": _run, "list": _list, "doctor": _doctor, "check": _check, "tokens": tokens, "launch": launch,
 }  # fmt: skip
 
 

@@ -44,10 +44,11 @@ def _one_line(box: str, name: str) -> str:
     sections = " ".join("\n" if line.startswith(("──", "---")) else line for line in lines).split("\n")
     if not box.lstrip().startswith("╭"):
         sections = sections[1:]
-    problem = "".join(sections[:1]).strip().removeprefix("Error parsing RunConfig: ") or "expected other flags."
+    problem = re.sub(r"^Error parsing \w+Config: ", "", "".join(sections[:1]).strip()) or "expected other flags."
     found = re.search(r"Perhaps you meant:\s+(--\w+)", " ".join(sections))
     meant = f" Did you mean {found[1]}?" if found else ""
-    return f"agentenv {name}: {problem.rstrip('.')}.{meant} Run `agentenv {name} --help` for the flags."
+    end = "" if problem.endswith("?") else "."
+    return f"agentenv {name}: {problem.rstrip('.')}{end}{meant} Run `agentenv {name} --help` for the flags."
 
 
 def print_json(value: Any) -> None:

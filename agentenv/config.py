@@ -7,6 +7,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from agentenv.cluster import ClusterConfig, Placement
 from agentenv.engines import EngineName
 from agentenv.engines.pool import PoolPolicy
 from agentenv.engines.ray_actor import EngineBackend, RayConfig
@@ -17,7 +18,7 @@ from agentenv.types import ChatOptions, Limits, SamplingParams
 FREE_ON_RESUME = (
     "out", "resume", "concurrency", "progress", "json", "grace_s", "max_retries", "max_error_share", "base_url",
     "device", "log_level", "generate_timeout_s", "stall_timeout_s", "num_engines", "ray_address",
-    "engine_cpus", "engine_gpus",
+    "engine_cpus", "engine_gpus", "env_actors", "env_actor_cpus", "ray_runtime_env", "ray_placement", "ray_wait_s",
 )  # fmt: skip
 """Flags that may differ when a run is resumed: they change how it runs, not what it measures."""
 
@@ -27,7 +28,8 @@ class RunConfig:
     """Run episodes of an environment with a model and see what happened."""
 
     env: str | None = None
-    """Environment: an installed one (`agentenv list`), module:Attr, or path/file.py[:Attr]."""
+    """Environment: an installed one (`agentenv list`), module:Attr, or path/file.py[:Attr]; or such a class with `run`,
+    an agent with a loop of its own over an OpenAI client."""
     env_kwargs: str = "{}"
     """JSON object of arguments for the environment's constructor."""
     agent_func_path: str | None = None
@@ -74,9 +76,20 @@ class RunConfig:
     engine_cpus: float = 1.0
     """For ray: CPU cores of each actor."""
     engine_gpus: float | None = None
-    """For ray: GPUs of each actor; None: one where the cluster has them, else 0."""
+    """For ray: GPUs of each actor; None: as many as it computes on where the cluster has any, else 0."""
+    env_actors: int = 0
+    """Ray actors in which environments run, each for many episodes; 0: they run in this process."""
+    env_actor_cpus: float = 1.0
+    """CPU cores of each of them."""
     ray_address: str | None = None
-    """For ray: "auto", "ray://HOST:10001" …; None: RAY_ADDRESS where it is set, else one of our own on this machine."""
+    """Ray's cluster: "auto", HOST:6379, "ray://HOST:10001"; None: RAY_ADDRESS where it is set, else one of our own on
+    this machine."""
+    ray_runtime_env: str = "{}"
+    """JSON object that all actors run in, such as {"working_dir": "."}, which takes the files of this folder there."""
+    ray_placement: Placement = "PACK"
+    """How Ray places engines, and environments' actors: on few nodes, or spread over them."""
+    ray_wait_s: float = 60.0
+    """Longest wait for room on the cluster."""
     base_url: str | None = None
     """Address of a vLLM server, for vllm_http."""
     device: str = "auto"
@@ -144,6 +157,8 @@ class RunConfig:
             ("--max_error_share", self.max_error_share, 0 <= self.max_error_share <= 1, "a number in [0, 1]"),
             ("--stall_timeout_s", self.stall_timeout_s, self.stall_timeout_s > 0, "seconds > 0"),
             ("--grace_s", self.grace_s, self.grace_s >= 0, "seconds >= 0"),
+            ("--env_actors", self.env_actors, self.env_actors >= 0, "an integer >= 0"),
+            ("--env_actor_cpus", self.env_actor_cpus, self.env_actor_cpus >= 0, "a number >= 0"),
         )
         for flag, value, holds, expected in checks:
             if not holds:
@@ -209,7 +224,19 @@ class RunConfig:
         # A little before the episode gives up on its generation, so that the pool knows first who is to blame.
         pool = PoolPolicy(stall_s=0.9 * self.generate_timeout_s)
         return RayConfig(
-            self.num_engines, self.engine_backend, self.ray_address, self.engine_cpus, self.engine_gpus, pool=pool
+            self.num_engines, self.engine_backend, self.engine_cpus, self.engine_gpus, pool=pool, cluster=self.cluster
+        )
+
+    @property
+    def cluster(self) -> ClusterConfig:
+        """The flags about Ray itself."""
+        engines_cpus = self.num_engines * self.engine_cpus if self.engine == "ray" else 0.0
+        return ClusterConfig(
+            self.ray_address,
+            parse_json_object("--ray_runtime_env", self.ray_runtime_env),
+            self.ray_placement,
+            self.ray_wait_s,
+            cpus=engines_cpus + self.env_actors * self.env_actor_cpus,
         )
 
     @property

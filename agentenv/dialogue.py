@@ -112,6 +112,8 @@ class Dialogue:
         """
         messages = self._as_messages(observation, action, openrlhf=openrlhf)
         if isinstance(messages, str):
+            if openrlhf:
+                messages = self._without_close(action_ids, messages)
             if messages:  # from here on there is no conversation that could be rendered anew
                 self._messages = []
             if len(messages) > _CHARS_PER_TOKEN * max(self._room, 0):
@@ -189,6 +191,13 @@ class Dialogue:
         # What it quotes of the action says nothing about how its author meant it.
         written = text.replace(action, "") if action else text
         return self.is_raw or (openrlhf and self.chat.has_role_marker(written))
+
+    def _without_close(self, action_ids: Sequence[int], text: str) -> str:
+        """A text without the close of the turn at its start, where the action has it.
+
+        OpenRLHF's files are shown actions without the close, and add it themselves: it would stand there twice.
+        """
+        return text.removeprefix(self.chat.closing_text(action_ids))
 
     @property
     def _room(self) -> int:

@@ -147,7 +147,7 @@ def decode_of(tokenizer: Any) -> Callable[[list[int]], str]:
     """What `tokenizer.decode` does with special tokens kept, without transformers' look at the type of every id."""
     if _backend(tokenizer, "decode", "_decode") is None:
         return functools.partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    return lambda ids: tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=False)  # type: ignore[no-any-return]
+    return lambda ids: tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def _backend(tokenizer: Any, *methods: str) -> Any:

@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import sys
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agentenv.agent import AgentInstance, Engine, StepState, call
+from agentenv.agent import AgentInstance, Engine, StepState
 from agentenv.chat import Chat
+from agentenv.deadlines import StepTimeout, bounded, sample
 from agentenv.dialogue import Dialogue
 from agentenv.errors import ConfigError, ContractError, DataError, EngineError, InfraError, RunStopped
 from agentenv.openrlhf import parse_step, text_or_messages
 from agentenv.trajectory import EpisodeError, ErrorKind, Trajectory
-from agentenv.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
+from agentenv.types import Limits, SamplingParams, StepResult, StopReason, Task
 
 logger = logging.getLogger(__name__)
 
 _LIBRARY = str(Path(__file__).parent)
-_MAX_LOGPROB = 1e-3
-"""Rounding, and no more, may take an engine's log-probability above 0."""
-_CANCEL_GRACE_S = 1.0
-"""Time for a cancelled call of an agent to let go of what it holds."""
-
 _DEFAULTS = frozenset([AgentInstance.reset, AgentInstance.on_truncate, AgentInstance.close])
 """They do nothing, which needs no deadline."""
 
@@ -79,10 +74,6 @@ async def run_episode(
     return trajectory
 
 
-class _StepTimeout(Exception):
-    """A method of the agent took longer than `step_timeout_s`."""
-
-
 async def guarded(work: Awaitable[None], trajectory: Trajectory, where: Callable[[], str]) -> None:
     """Await `work` and record on the trajectory what it raises: the one `except` that makes an error data.
 
@@ -112,8 +103,7 @@ def _record(trajectory: Trajectory, error: BaseException, where: str) -> None:
         kind = "contract"
     elif isinstance(error, DataError) or (isinstance(error, ConfigError) and where == "prompt"):
         kind = "data"
-    timed_out = isinstance(error, _StepTimeout)
-    name = "StepTimeout" if timed_out else type(error).__name__
+    timed_out, name = isinstance(error, StepTimeout), type(error).__name__
     logger.warning("episode %s: %s failed: %s: %s", trajectory.episode_id, where, name, error)
     logger.debug("episode %s", trajectory.episode_id, exc_info=error)
     reason = StopReason.STEP_TIMEOUT if timed_out else StopReason.ERROR
@@ -259,16 +249,11 @@ class _Episode:
             self.sampling, max_tokens=max_tokens, min_tokens=min(self.sampling.min_tokens, max_tokens), seed=seed
         )
         started = time.perf_counter()
-        completion = await self._sample(sampling, turn_index)
+        completion = await sample(
+            self.engine, self.dialogue.ids, sampling,
+            request_id=f"{self.key.episode_id}/{turn_index}", limit_s=self.limits.generate_timeout_s,
+        )  # fmt: skip
         generate_s = time.perf_counter() - started
-        if completion.finish_reason == "error":
-            raise EngineError("generate: expected a completion, got finish reason 'error'. Look at the engine's log.")
-        if len(completion.token_ids) > max_tokens:
-            raise EngineError(
-                f"generate: expected at most max_tokens={max_tokens} tokens, got {len(completion.token_ids)}. "
-                "Mend the engine."
-            )
-        _check_logprobs(completion.logprobs or ())
         aborted = completion.finish_reason == "abort"
         if aborted and not completion.token_ids:
             return None
@@ -278,22 +263,6 @@ class _Episode:
         except ValueError as error:
             raise EngineError(f"generate: {error}") from error
         return None if aborted else list(completion.token_ids)
-
-    async def _sample(self, sampling: SamplingParams, turn_index: int) -> Completion:
-        """One call of the engine, for at most `generate_timeout_s`."""
-        limit_s = self.limits.generate_timeout_s
-        try:
-            async with asyncio.timeout(limit_s) as deadline:
-                return await self.engine.generate(
-                    self.dialogue.ids, sampling, request_id=f"{self.key.episode_id}/{turn_index}"
-                )
-        except TimeoutError as error:
-            if not deadline.expired():
-                raise
-            raise EngineError(
-                f"generate: expected a completion within {limit_s:g} s, got none. "
-                "Look at the engine, or raise generate_timeout_s."
-            ) from error
 
     async def _step(self, turn_index: int, action_ids: list[int]) -> StepResult:
         """Hand the last action to the environment and record its reply."""
@@ -346,49 +315,7 @@ class _Episode:
         return self.agent
 
     async def _bounded(self, method: Callable[..., Any], *args: Any) -> Any:
-        """Call a method of the agent, for at most `step_timeout_s`.
-
-        It runs in a task of its own: one that ignores being cancelled is left behind and holds nobody up.
-        """
+        """Call a method of the agent, for at most `step_timeout_s`."""
         if getattr(method, "__func__", None) in _DEFAULTS:
             return await method(*args)
-        limit_s, loop = self.limits.step_timeout_s, asyncio.get_running_loop()
-        work = loop.create_task(call(method, *args))
-        over: asyncio.Future[None] = loop.create_future()  # what asyncio.wait does, for one task: this is every turn's
-
-        def end(_: Any) -> None:
-            """Wake the episode: the work is done, or its time is up."""
-            if not over.done():
-                over.set_result(None)
-
-        work.add_done_callback(_forget)
-        work.add_done_callback(end)
-        timer = loop.call_later(limit_s, end, None)
-        try:
-            await over
-            if work.done():
-                return work.result()
-        finally:
-            timer.cancel()
-            if not work.done():
-                work.cancel()
-                await asyncio.wait({work}, timeout=_CANCEL_GRACE_S)
-        name = getattr(method, "__qualname__", self.where)
-        raise _StepTimeout(f"{name}: expected an answer within {limit_s:g} s, got none. Raise step_timeout_s.")
-
-
-def _check_logprobs(logprobs: Sequence[float]) -> None:
-    # At the speed of C first: where the sum is finite no value is NaN or infinite, and `max` can be trusted.
-    if math.isfinite(sum(logprobs)) and max(logprobs, default=0.0) <= _MAX_LOGPROB:
-        return
-    wrong = [x for x in logprobs if x > _MAX_LOGPROB or x == -math.inf]
-    if wrong:
-        raise EngineError(
-            f"generate: expected log-probabilities, finite and at most 0, got {wrong[0]!r}. Mend the engine."
-        )
-
-
-def _forget(work: asyncio.Future[Any]) -> None:
-    # Of a call that was given up nobody asks for the exception, which asyncio would complain about.
-    if not work.cancelled():
-        work.exception()
+        return await bounded(method, *args, limit_s=self.limits.step_timeout_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import functools
 import inspect
 import logging
@@ -30,10 +29,11 @@ from agentenv.openrlhf import (
     to_response,
     to_sampling,
     training_response,
+    with_items,
 )  # fmt: skip
 from agentenv.openrlhf_module import register
 from agentenv.trajectory import Trajectory
-from agentenv.types import Limits, SamplingParams, Task
+from agentenv.types import ChatOptions, Limits, SamplingParams, StopReason, Task
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +99,10 @@ class AgentExecutor:
     """So many failures without a success between them raise whatever `on_error` says: the set-up is broken."""
     max_concurrent: ClassVar[int] = 256
     """Episodes alive at once when OpenRLHF calls, which starts those of a whole rollout batch together."""
+    chat_options: ClassVar[ChatOptions] = ChatOptions()
+    """How messages become tokens when OpenRLHF calls; under `agentenv run` its flags say that. `history` stays keep:
+    a sample of OpenRLHF's is one sequence."""
+    _one_sequence: ClassVar[bool] = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Check what the subclass sets, and let OpenRLHF, where it is imported, accept it as its own."""
@@ -106,6 +110,11 @@ class AgentExecutor:
         check_logs(cls.logs, cls.__name__)
         if cls.on_error not in ("mask", "raise"):
             raise ContractError(f"{cls.__name__}.on_error: expected mask or raise, got {cls.on_error!r}. Change it.")
+        if cls._one_sequence and cls.chat_options.history != "keep":
+            raise ContractError(
+                f"{cls.__name__}.chat_options: expected history='keep', got {cls.chat_options.history!r}. Leave "
+                "it out: OpenRLHF takes one sequence of an episode."
+            )
         register(cls)
 
     def __init__(
@@ -149,11 +158,11 @@ class AgentExecutor:
         else:
             call = self._call(prompt, label, max_length, hf_tokenizer, llm_engine, images)
             call.engine = as_engine(call.engine, sampling_params)
-            if self._slots is None:
-                self._slots = asyncio.Semaphore(type(self).max_concurrent)
-            async with self._slots:
-                await self._run(call, prompt, label, sampling_params)
-            response = self._for_training(_made(call), sampling_params, call.chat)
+            trajectory = await self._run_for_trainer(call, sampling_params)
+            response, problem = self._sample(trajectory, sampling_params, call.chat)
+            self._note(trajectory, problem)
+            if self.result_queue is not None:
+                with_items(response)
         if self.result_queue is not None:
             await self.result_queue.put(response)
         return response
@@ -184,15 +193,30 @@ class AgentExecutor:
             key=call.key,
         )
 
-    def _for_training(self, trajectory: Trajectory, sampling_params: Any, chat: Chat) -> ResponseDict:
-        """The response that OpenRLHF can train on, whatever became of the episode."""
+    async def _run_for_trainer(self, call: _Call, sampling_params: Any) -> Trajectory:
+        """As `_run`, once fewer than `max_concurrent` episodes are alive."""
+        if self._slots is None:
+            self._slots = asyncio.Semaphore(type(self).max_concurrent)
+        async with self._slots:
+            await self._run(call, call.task.prompt, call.task.label, sampling_params)
+        return _made(call)
+
+    def _sample(
+        self, trajectory: Trajectory, sampling_params: Any, chat: Chat, segment_index: int | None = None
+    ) -> tuple[ResponseDict, str | None]:
+        """The response that a trainer can learn from, whatever became of the episode, and what stood in its way."""
         cls, eos = type(self), chat.tokenizer.eos_token_id
-        response, problem = training_response(
+        return training_response(
             trajectory,
             logs=cls.logs,
             wants_logprobs=getattr(sampling_params, "logprobs", 0) is not None,
             neutral=NeutralSample(0 if eos is None else eos, cls.failed_reward),
+            segment_index=segment_index,
         )
+
+    def _note(self, trajectory: Trajectory, problem: str | None) -> None:
+        """Count a failed episode, and tell of it or raise."""
+        cls = type(self)
         self._tell_undeclared(trajectory)
         self._failed_in_a_row = 0 if problem is None else self._failed_in_a_row + 1
         if problem is not None:
@@ -200,7 +224,6 @@ class AgentExecutor:
             if cls.on_error == "raise" or self._failed_in_a_row >= cls.max_failed_in_a_row:
                 raise InfraError(f"{told} Failures in a row: {self._failed_in_a_row}. Mend what failed.")
             logger.warning("%s A neutral sample with the reward %s stands for it.", told, cls.failed_reward)
-        return response
 
     def _tell_undeclared(self, trajectory: Trajectory) -> None:
         """Say once of every number in the turns' infos that it is not logged."""
@@ -246,7 +269,7 @@ class AgentExecutor:
         """One for all samples of a prompt; OpenRLHF sends another copy of the tokenizer with every prompt."""
         if self._chat is None or self._chat.tokenizer is not tokenizer:
             stops = stop_token_ids_of(str(getattr(tokenizer, "name_or_path", "")))
-            self._chat = Chat(tokenizer, stop_token_ids=stops)
+            self._chat = Chat(tokenizer, stop_token_ids=stops, options=type(self).chat_options)
         return self._chat
 
     def _seed(self, prompt: Any) -> int:
@@ -281,6 +304,7 @@ class AgentFunc:
     def __init__(self, executor_cls: type) -> None:
         self.executor_cls = executor_cls
         self._executor: Any = None
+        self._agent_cls: type[AgentInstance] | None = None
 
     async def episode(
         self, task: Task, *, engine: Engine, chat: Chat, sampling: SamplingParams, limits: Limits, key: EpisodeKey
@@ -289,8 +313,15 @@ class AgentFunc:
         call = _Call(task, engine, chat, limits, key)
         record = Trajectory(task, limits.max_length, key.episode_id, key.group_id, attempt=key.attempt, seed=key.seed)
         token = _CALL.set(call)
+        # The loop keeps the limits itself; this one is for files with a loop of their own.
+        limit_s = limits.episode_timeout_s + 3 * limits.step_timeout_s
         try:
-            await guarded(self._execute(call, sampling), record, lambda: "execute")
+            async with asyncio.timeout(limit_s) as deadline:
+                await guarded(self._execute(call, sampling), record, lambda: "execute")
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            record.finish(StopReason.EPISODE_TIMEOUT)
         finally:
             _CALL.reset(token)
         return record if record.stop_reason is not None else call.trajectory or record
@@ -323,6 +354,8 @@ class AgentFunc:
                 "result_queue": _ResultQueue(),
             }
             self._executor = self.executor_cls(**_accepted(self.executor_cls, context))
+            if self._agent_cls is not None:
+                self._executor.agent_instance_cls = self._agent_cls
         return self._executor
 
     def agent_class(self, engine: Engine, tokenizer: Tokenizer) -> Any:
@@ -332,9 +365,8 @@ class AgentFunc:
 
     def with_agent(self, agent_cls: type[AgentInstance]) -> AgentFunc:
         """The same file with another class for its agent instances."""
-        other = copy.copy(self)
-        other._executor = copy.copy(self._executor)
-        other._executor.agent_instance_cls = agent_cls
+        other = AgentFunc(self.executor_cls)
+        other._agent_cls = agent_cls
         return other
 
     def _take(self, response: Any, call: _Call) -> None:

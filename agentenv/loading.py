@@ -15,9 +15,11 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
+from zlib import crc32
 
-from agentenv.agent import AgentInstance, Engine, Tokenizer, create
+from agentenv.agent import AgentInstance, Engine, Tokenizer, check_arguments, create
 from agentenv.chat import Chat, stop_token_ids_of
+from agentenv.endpoint.agent import ChatAgentSource, owns_its_loop
 from agentenv.episode import EpisodeKey, run_episode
 from agentenv.errors import ConfigError
 from agentenv.executor import AgentExecutor, AgentFunc, as_agent
@@ -47,14 +49,12 @@ class EnvSource:
 
     def __post_init__(self) -> None:
         """Refuse arguments that the constructor does not take, before the first episode."""
-        try:
-            inspect.signature(self.cls).bind(**self.kwargs)
-        except TypeError as error:
-            takes = [name for name in inspect.signature(self.cls).parameters if name not in ("args", "kwargs")]
-            raise ConfigError(
-                f"--env_kwargs: expected arguments of {self.cls.__name__} {takes}, got {dict(self.kwargs)!r}: {error}. "
-                "Change the JSON."
-            ) from error
+        check_arguments(self.cls, self.kwargs)
+
+    @property
+    def datasets(self) -> Mapping[str, str | Path]:
+        """Data that comes with the environment, by name."""
+        return self.cls.datasets
 
     async def episode(
         self, task: Task, *, engine: Engine, chat: Chat, sampling: SamplingParams, limits: Limits, key: EpisodeKey
@@ -104,11 +104,13 @@ def _normal(name: str) -> str:
     return name.replace("-", "_")
 
 
-def load_env(spec: str) -> type[AgentInstance]:
-    """The environment class behind an id: an entry point's name, `path/file.py[:Attr]` or `module:Attr`.
+def load_env(spec: str) -> type[Any]:
+    """The class behind an id: an entry point's name, `path/file.py[:Attr]` or `module:Attr`.
+
+    It is an AgentInstance, or an agent with a loop of its own (`run` and no `step`).
 
     Raises:
-        ConfigError: there is none, or it is no environment; names what was tried and the nearest name.
+        ConfigError: there is none, or it is neither; names what was tried and the nearest name.
     """
     path, _, attribute = spec.partition(":")
     if path.endswith(".py"):
@@ -125,26 +127,41 @@ def load_env(spec: str) -> type[AgentInstance]:
     )
 
 
+def env_source(spec: str, kwargs: Mapping[str, Any]) -> EnvSource | ChatAgentSource:
+    """What runs the episodes of the class behind an id, made with these arguments.
+
+    Raises:
+        ConfigError: as `load_env`; or the constructor does not take the arguments.
+        MissingDependency: an agent with a loop of its own needs a server, whose libraries are not installed.
+    """
+    cls = load_env(spec)
+    return ChatAgentSource(cls, kwargs) if owns_its_loop(cls) else EnvSource(cls, kwargs)
+
+
 def _attribute(module: ModuleType, attribute: str, spec: str) -> Any:
     if attribute:
         return getattr(module, attribute, None)
-    own = [
-        cls
-        for cls in vars(module).values()
-        if inspect.isclass(cls) and issubclass(cls, AgentInstance) and cls.__module__ == module.__name__
+    classes: list[Any] = [
+        cls for cls in vars(module).values() if inspect.isclass(cls) and cls.__module__ == module.__name__
     ]
+    own = [cls for cls in classes if issubclass(cls, AgentInstance)] or [c for c in classes if owns_its_loop(c)]
     if len(own) == 1:
         return own[0]
     names = [cls.__name__ for cls in own]
-    raise ConfigError(f"--env: expected one AgentInstance in {spec}, got {names}. Write {spec}:ClassName.")
+    raise ConfigError(
+        f"--env: expected one AgentInstance in {spec}, or one class with `run`, got {names}. Write {spec}:ClassName."
+    )
 
 
-def _env_class(value: Any, spec: str) -> type[AgentInstance]:
+def _env_class(value: Any, spec: str) -> type[Any]:
+    if owns_its_loop(value):
+        cls: type[Any] = value
+        return cls
     if inspect.isclass(value) and (issubclass(value, AgentInstance) or hasattr(value, "step")):
         return as_agent(value)
     raise ConfigError(
         f"--env: expected {spec!r} to name a class with a `step` method, got {value!r}. "
-        "Give the class, a subclass of agentenv.AgentInstance."
+        "Give the class, a subclass of agentenv.AgentInstance, or one with `run` where the agent has a loop of its own."
     )
 
 
@@ -161,9 +178,12 @@ def load_agent_func(path: str | Path) -> AgentFunc:
     executor = getattr(module, "AgentExecutor", None)
     if not inspect.isclass(executor) or not callable(getattr(executor, "execute", None)):
         classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
+        old = " A function `step` is the form of OpenRLHF 0.8.0 to 0.8.6, which agentenv does not run: write a class."
         raise ConfigError(
             f"{path}: expected a class AgentExecutor with an `execute` method, got the classes {classes}. "
             "Define `class AgentExecutor(AgentExecutor): agent_cls = YourEnvironment`, or use --env FILE.py:Class."
+            + old
+            * inspect.isroutine(getattr(module, "step", None))
         )
     return AgentFunc(executor)
 
@@ -180,7 +200,7 @@ def load_file(path: str | Path) -> ModuleType:
     file = Path(path).expanduser().resolve()
     if file.suffix != ".py" or not file.is_file():
         raise ConfigError(f"{path}: expected an existing .py file, got none. Check the path.")
-    name = f"agentenv_file_{file.stem}_{abs(hash(str(file))):x}"
+    name = f"agentenv_file_{file.stem}_{crc32(str(file).encode()):x}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
@@ -231,7 +251,8 @@ def builtin_datasets() -> dict[str, Path]:
     found: dict[str, Path] = {}
     for entry in _offered():
         with contextlib.suppress(ConfigError):
-            found.update({_normal(key): Path(path) for key, path in load_env(entry.value).datasets.items()})
+            own = getattr(load_env(entry.value), "datasets", {})
+            found.update({_normal(key): Path(path) for key, path in own.items()})
     return found
 
 

@@ -1,4 +1,4 @@
-"""Numbers of a run: `summarize` makes a small Summary of each episode, `aggregate` makes the Metrics of them all.
+"""Numbers of a run: `summarize` makes a small Summary of each episode, a `Tally` of them makes the Metrics.
 
 What counts how:
 - reward, score and pass@k: each task counts once, whatever number of its episodes has a reward; episodes without one
@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
-from statistics import fmean, variance
+from statistics import fmean
 from typing import Any
 
+from agentenv.estimates import Estimate, Moments, mean_over_tasks, pass_all_k, pass_at_k, share_over_tasks
+from agentenv.id_set import IdSet
 from agentenv.trajectory import ErrorKind, Trajectory
 from agentenv.types import StopReason
-
-_Z = 1.959963984540054
-_T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,93 +109,6 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
-    """Probability that at least one of k samples passes: 1 - C(n-c, k) / C(n, k), unbiased, in exact integers.
-
-    Source: Chen et al. 2021, Evaluating Large Language Models Trained on Code, equation 1.
-
-    Raises:
-        ValueError: not 0 <= num_passed <= num_samples, or not 1 <= k <= num_samples.
-    """
-    _check_counts(num_samples, num_passed, k)
-    drawn = math.comb(num_samples, k)
-    return (drawn - math.comb(num_samples - num_passed, k)) / drawn
-
-
-def pass_all_k(num_samples: int, num_passed: int, k: int) -> float:
-    """Probability that all of k samples pass, also written pass^k: C(c, k) / C(n, k), unbiased.
-
-    Source: Yao et al. 2024, tau-bench, section 4.
-
-    Raises:
-        ValueError: as `pass_at_k`.
-    """
-    _check_counts(num_samples, num_passed, k)
-    return math.comb(num_passed, k) / math.comb(num_samples, k)
-
-
-def _check_counts(num_samples: int, num_passed: int, k: int) -> None:
-    if not 0 <= num_passed <= num_samples or not 1 <= k <= num_samples:
-        raise ValueError(
-            f"pass@k: expected 0 <= num_passed <= num_samples and 1 <= k <= num_samples, got n={num_samples}, "
-            f"num_passed={num_passed}, k={k}. Leave out tasks with fewer than k samples."
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A mean over tasks with its 95 % confidence interval."""
-
-    mean: float | None
-    """None without a task."""
-    ci95_low: float | None
-    """None with fewer than two tasks, from which nothing about other tasks follows."""
-    ci95_high: float | None
-    num_tasks: int
-    """Tasks that it is the mean of."""
-
-
-def mean_over_tasks(values: Sequence[float]) -> Estimate:
-    """Mean and Student t interval of one value per task (for a task with several samples: their mean)."""
-    if len(values) < 2:
-        return Estimate(values[0] if values else None, None, None, len(values))
-    half = _student_t(len(values) - 1) * math.sqrt(variance(values) / len(values))
-    mean = fmean(values)
-    return Estimate(mean, mean - half, mean + half, len(values))
-
-
-def share_over_tasks(values: Sequence[float], num_samples: int) -> Estimate:
-    """Mean and Wilson interval of one value in [0, 1] per task, each estimated from some of `num_samples` episodes.
-
-    The interval uses the effective sample size mean (1 - mean) / (variance of the mean over tasks), at most
-    `num_samples`, and the number of tasks where every value is 0 or every value is 1: ten tasks that all passed show
-    [0.72, 1.0], not [1.0, 1.0]. Source: Wilson 1927; Franco et al. 2019, doi:10.1093/jssam/smy019.
-    """
-    if len(values) < 2:
-        return Estimate(values[0] if values else None, None, None, len(values))
-    mean, spread = fmean(values), variance(values) / len(values)
-    size: float = len(values)
-    if 0.0 < mean < 1.0:
-        size = min(mean * (1.0 - mean) / spread, num_samples) if spread > 0.0 else num_samples
-    scale = 1.0 + _Z**2 / size
-    middle = (mean + _Z**2 / (2.0 * size)) / scale
-    half = _Z * math.sqrt(mean * (1.0 - mean) / size + _Z**2 / (4.0 * size**2)) / scale
-    return Estimate(mean, max(0.0, min(mean, middle - half)), min(1.0, max(mean, middle + half)), len(values))
-
-
-def _student_t(degrees: int) -> float:
-    # 97.5 % quantile: a table, then Abramowitz and Stegun 26.7.5, which is within 0.002 from there on.
-    if degrees <= len(_T):
-        return _T[degrees - 1]
-    z, n = _Z, float(degrees)
-    return (
-        z
-        + (z**3 + z) / (4 * n)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """Tokens of all episodes."""
@@ -278,119 +191,210 @@ class Metrics:
         return asdict(self)
 
 
-def aggregate(
-    summaries: Iterable[Summary], *, num_tasks: int, num_samples: int, wall_s: float, pass_score: float = 1.0
-) -> Metrics:
-    """The Metrics of a run that planned `num_samples` episodes for each of `num_tasks` tasks and took `wall_s`."""
-    episodes = list(summaries)
-    rewarded = [e for e in episodes if e.reward is not None]
-    scored = [e for e in rewarded if e.score is not None]
-    kinds = Counter(e.error_kind for e in episodes if e.error_kind)
-    truncated = sum(e.stop_reason is not None and e.stop_reason.truncated for e in episodes)
-    at_least_one, all_of = _passes(rewarded, num_samples, pass_score)
-    return Metrics(
-        num_tasks=num_tasks,
-        num_samples=num_samples,
-        num_episodes=len(episodes),
-        num_missing=max(0, num_tasks * num_samples - len(episodes)),
-        num_rewarded=len(rewarded),
-        num_no_reward=len(episodes) - len(rewarded),
-        num_infra_errors=kinds["infra"],
-        num_env_errors=kinds.total() - kinds["infra"],
-        error_types=_histogram(f"{e.error_kind}:{e.error_type}" for e in episodes if e.error_kind),
-        stop_reasons=_histogram(str(e.stop_reason) if e.stop_reason else "unfinished" for e in episodes),
-        truncated_share=_ratio(truncated, len(episodes)),
-        reward=mean_over_tasks([fmean(e.reward or 0.0 for e in group) for group in _by_task(rewarded)]),
-        score=_score(scored),
-        num_scored=len(scored),
-        pass_score=pass_score,
-        pass_at_k=at_least_one,
-        pass_all_k=all_of,
-        turns_mean=fmean(e.num_turns for e in rewarded) if rewarded else None,
-        turns_max=max((e.num_turns for e in rewarded), default=0),
-        bridges=_histogram(name for e in episodes for name, num in e.bridges.items() for _ in range(num)),
-        tokens=_tokens(episodes),
-        time=_time(episodes, wall_s),
-        info=_info(rewarded),
-    )
+@dataclass(slots=True)
+class _Group:
+    """The episodes of a task as far as they are counted."""
+
+    num: int = 0
+    rewards: list[float] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    num_passed: int = 0
 
 
-def _score(scored: Sequence[Summary]) -> Estimate:
-    """The mean score; its interval is that of a share where every score is in [0, 1], as it should be."""
-    values = [fmean(e.score or 0.0 for e in group) for group in _by_task(scored)]
-    in_range = all(0.0 <= value <= 1.0 for value in values)
-    return share_over_tasks(values, len(scored)) if in_range else mean_over_tasks(values)
+_COUNTED = (
+    "num_prompt_tokens", "num_action_tokens", "num_observation_tokens", "num_input_tokens", "num_cached_tokens",
+)  # fmt: skip
+_TIMED = ("generate_s", "step_s", "wait_s")
 
 
-def _histogram(names: Iterable[str]) -> dict[str, int]:
-    return dict(Counter(names).most_common())
+class _Counts:
+    """What the Metrics are made of. A task's episodes are folded into it, and forgotten, when all of them are there."""
 
+    def __init__(self, pass_score: float, group_size: int | None) -> None:
+        self.pass_score, self.group_size = pass_score, group_size
+        self.num_episodes = self.num_truncated = self.turns = self.turns_max = 0
+        self.tokens: Counter[str] = Counter()
+        self.seconds = {name: Moments() for name in _TIMED}
+        self.error_types, self.stop_reasons, self.bridges = Counter[str](), Counter[str](), Counter[str]()
+        self.info: dict[str, tuple[Moments, Moments]] = {}
+        self.rewards, self.scores = Moments(), Moments()  # of episodes
+        self.task_rewards, self.task_scores = Moments(), Moments()
+        self.scores_in_range = True
+        self.passes: Counter[tuple[int, int]] = Counter()  # tasks by their numbers of rewarded and passed episodes
+        self.open: dict[str, _Group] = {}
 
-def _tokens(episodes: Sequence[Summary]) -> Tokens:
-    num_input = sum(e.num_input_tokens for e in episodes)
-    return Tokens(
-        num_prompt=sum(e.num_prompt_tokens for e in episodes),
-        num_action=sum(e.num_action_tokens for e in episodes),
-        num_observation=sum(e.num_observation_tokens for e in episodes),
-        num_input=num_input,
-        cached_share=_ratio(sum(e.num_cached_tokens for e in episodes), num_input),
-    )
+    def add(self, e: Summary) -> None:
+        """Count an episode."""
+        self.num_episodes += 1
+        self.num_truncated += e.stop_reason is not None and e.stop_reason.truncated
+        self.stop_reasons[str(e.stop_reason) if e.stop_reason else "unfinished"] += 1
+        if e.error_kind:
+            self.error_types[f"{e.error_kind}:{e.error_type}"] += 1
+        self.bridges.update(e.bridges)
+        for name in _COUNTED:
+            self.tokens[name] += getattr(e, name)
+        for name, seconds in self.seconds.items():
+            seconds.add(getattr(e, name))
+        if e.reward is not None:
+            self._add_rewarded(e)
+        self._add_to_group(e)
 
+    def _add_rewarded(self, e: Summary) -> None:
+        self.turns, self.turns_max = self.turns + e.num_turns, max(self.turns_max, e.num_turns)
+        for key, value in e.info_last.items():
+            last, total = self.info.setdefault(key, (Moments(), Moments()))
+            last.add(value)
+            total.add(e.info_sum[key])
 
-def _time(episodes: Sequence[Summary], wall_s: float) -> Time:
-    generate_s = math.fsum(e.generate_s for e in episodes)
-    step_s = math.fsum(e.step_s for e in episodes)
-    wait_s = math.fsum(e.wait_s for e in episodes)
-    total_s = generate_s + step_s + wait_s
-    return Time(
-        wall_s=wall_s,
-        episodes_per_s=_ratio(len(episodes), wall_s),
-        action_tokens_per_s=_ratio(sum(e.num_action_tokens for e in episodes), wall_s),
-        input_tokens_per_s=_ratio(sum(e.num_input_tokens for e in episodes), wall_s),
-        generate_share=_ratio(generate_s, total_s),
-        step_share=_ratio(step_s, total_s),
-        wait_share=_ratio(wait_s, total_s),
-    )
+    def _add_to_group(self, e: Summary) -> None:
+        key = e.group_id or e.episode_id
+        group = self.open.setdefault(key, _Group())
+        group.num += 1
+        if e.reward is not None:
+            self.rewards.add(e.reward)
+            group.rewards.append(e.reward)
+            # Without the reward, an environment that scores only what it finished would lose its truncated episodes.
+            group.num_passed += (e.score if e.score is not None else e.reward) >= self.pass_score
+            if e.score is not None:
+                self.scores.add(e.score)
+                group.scores.append(e.score)
+        if group.num == self.group_size:
+            self._fold(self.open.pop(key))
+
+    def _fold(self, group: _Group) -> None:
+        if group.rewards:
+            self.task_rewards.add(fmean(group.rewards))
+            self.passes[len(group.rewards), group.num_passed] += 1
+        if group.scores:
+            score = fmean(group.scores)
+            self.task_scores.add(score)
+            self.scores_in_range &= 0.0 <= score <= 1.0
+
+    def metrics(self, num_tasks: int, num_samples: int, wall_s: float) -> Metrics:
+        """The Metrics of what was counted; nothing can be counted after it."""
+        while self.open:
+            self._fold(self.open.popitem()[1])
+        num, num_rewarded = self.num_episodes, self.rewards.num
+        num_infra = sum(times for name, times in self.error_types.items() if name.startswith("infra:"))
+        at_least_one, all_of = self._passes(num_samples)
+        return Metrics(
+            num_tasks=num_tasks,
+            num_samples=num_samples,
+            num_episodes=num,
+            num_missing=max(0, num_tasks * num_samples - num),
+            num_rewarded=num_rewarded,
+            num_no_reward=num - num_rewarded,
+            num_infra_errors=num_infra,
+            num_env_errors=self.error_types.total() - num_infra,
+            error_types=dict(self.error_types.most_common()),
+            stop_reasons=dict(self.stop_reasons.most_common()),
+            truncated_share=_ratio(self.num_truncated, num),
+            reward=mean_over_tasks(self.task_rewards),
+            score=self._score(),
+            num_scored=self.scores.num,
+            pass_score=self.pass_score,
+            pass_at_k=at_least_one,
+            pass_all_k=all_of,
+            turns_mean=_ratio(self.turns, num_rewarded),
+            turns_max=self.turns_max,
+            bridges=dict(self.bridges.most_common()),
+            tokens=self._tokens(),
+            time=self._time(wall_s),
+            info={
+                key: {"last": last.mean or 0.0, "sum": total.mean or 0.0, "num_episodes": last.num}
+                for key, (last, total) in sorted(self.info.items())
+            },
+        )
+
+    def _score(self) -> Estimate:
+        if self.scores_in_range:  # as they should be: then it is a share
+            return share_over_tasks(self.task_scores, self.scores.num)
+        return mean_over_tasks(self.task_scores)
+
+    def _passes(self, num_samples: int) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
+        at_least_one, all_of = {}, {}
+        for k in range(1, num_samples + 1):
+            one, every, num_episodes = Moments(), Moments(), 0
+            for (num, passed), times in self.passes.items():
+                if num >= k:
+                    one.add(pass_at_k(num, passed, k), times)
+                    every.add(pass_all_k(num, passed, k), times)
+                    num_episodes += num * times
+            at_least_one[str(k)] = share_over_tasks(one, num_episodes)
+            all_of[str(k)] = share_over_tasks(every, num_episodes)
+        return at_least_one, all_of
+
+    def _tokens(self) -> Tokens:
+        prompt, action, observation, sent, cached = (self.tokens[name] for name in _COUNTED)
+        return Tokens(prompt, action, observation, sent, cached_share=_ratio(cached, sent))
+
+    def _time(self, wall_s: float) -> Time:
+        generate_s, step_s, wait_s = (self.seconds[name].total for name in _TIMED)
+        total_s = generate_s + step_s + wait_s
+        return Time(
+            wall_s=wall_s,
+            episodes_per_s=_ratio(self.num_episodes, wall_s),
+            action_tokens_per_s=_ratio(self.tokens["num_action_tokens"], wall_s),
+            input_tokens_per_s=_ratio(self.tokens["num_input_tokens"], wall_s),
+            generate_share=_ratio(generate_s, total_s),
+            step_share=_ratio(step_s, total_s),
+            wait_share=_ratio(wait_s, total_s),
+        )
 
 
 def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole > 0 else None
 
 
-def _by_task(episodes: Iterable[Summary]) -> list[list[Summary]]:
-    groups: dict[str, list[Summary]] = defaultdict(list)
-    for episode in episodes:
-        groups[episode.group_id or episode.episode_id].append(episode)
-    return list(groups.values())
+class Tally:
+    """The episodes of a run as they end, for its Metrics; what it holds does not grow with those that succeed.
+
+    An episode that failed is kept, since a later attempt may take its place; one that succeeded is counted, exactly and
+    once, and forgotten when all `group_size` episodes of its task are counted.
+
+    Args:
+        group_size: episodes planned per task; None keeps every task open, for any number of them.
+        pass_score: as `Metrics.pass_score`.
+    """
+
+    def __init__(self, group_size: int | None = None, *, pass_score: float = 1.0) -> None:
+        self.failed: dict[str, Summary] = {}
+        """Episodes whose last attempt failed, by id."""
+        self.finished = IdSet()
+        """Episodes that did not fail."""
+        self._counts = _Counts(pass_score, group_size)
+
+    def add(self, summary: Summary) -> None:
+        """Count an episode, in place of its failed attempts."""
+        if (key := summary.episode_id) in self.finished:
+            return
+        if summary.error_kind is not None:
+            self.failed[key] = summary
+        else:
+            self.failed.pop(key, None)
+            self.finished.add(key)
+            self._counts.add(summary)
+
+    def __len__(self) -> int:
+        return len(self.finished) + len(self.failed)
+
+    def values(self) -> tuple[Moments, Moments]:
+        """Rewards and scores of the finished episodes that have one."""
+        return self._counts.rewards, self._counts.scores
+
+    def metrics(self, *, num_tasks: int, num_samples: int, wall_s: float) -> Metrics:
+        """The Metrics of a run that planned `num_samples` episodes for each of `num_tasks` tasks and took `wall_s`."""
+        counts = deepcopy(self._counts)
+        for summary in self.failed.values():
+            counts.add(summary)
+        return counts.metrics(num_tasks, num_samples, wall_s)
 
 
-def _passes(
-    rewarded: Sequence[Summary], num_samples: int, pass_score: float
-) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
-    counts = [(len(group), sum(_passed(e, pass_score) for e in group)) for group in _by_task(rewarded)]
-    at_least_one, all_of = {}, {}
-    for k in range(1, num_samples + 1):
-        usable = [(num, passed) for num, passed in counts if num >= k]
-        num_episodes = sum(num for num, _ in usable)
-        at_least_one[str(k)] = share_over_tasks([pass_at_k(*count, k) for count in usable], num_episodes)
-        all_of[str(k)] = share_over_tasks([pass_all_k(*count, k) for count in usable], num_episodes)
-    return at_least_one, all_of
-
-
-def _passed(episode: Summary, pass_score: float) -> bool:
-    # Without the reward, an environment that scores only what it finished would have its truncated episodes left out.
-    value = episode.score if episode.score is not None else episode.reward
-    return value is not None and value >= pass_score
-
-
-def _info(episodes: Iterable[Summary]) -> dict[str, dict[str, float]]:
-    last: dict[str, list[float]] = defaultdict(list)
-    total: dict[str, list[float]] = defaultdict(list)
-    for episode in episodes:
-        for key, value in episode.info_last.items():
-            last[key].append(value)
-            total[key].append(episode.info_sum[key])
-    return {
-        key: {"last": fmean(last[key]), "sum": fmean(total[key]), "num_episodes": len(last[key])}
-        for key in sorted(last)
-    }
+def aggregate(
+    summaries: Iterable[Summary], *, num_tasks: int, num_samples: int, wall_s: float, pass_score: float = 1.0
+) -> Metrics:
+    """The Metrics of these episodes, each of which must come once; the rest as in `Tally.metrics`."""
+    counts = _Counts(pass_score, group_size=None)
+    for summary in summaries:
+        counts.add(summary)
+    return counts.metrics(num_tasks, num_samples, wall_s)

@@ -64,8 +64,10 @@ def scalar(value: Any, where: str) -> float:
     Raises:
         ContractError: it is not one finite number.
     """
+    if type(value) is float and math.isfinite(value):  # most are
+        return value
     if hasattr(value, "reshape") and hasattr(value, "tolist"):
-        value = value.reshape(-1).tolist()
+        value = value.tolist() if getattr(value, "ndim", 1) == 0 else value.reshape(-1).tolist()
     while isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 1:
         value = value[0]
     if not isinstance(value, (int, float)) and hasattr(value, "item"):
@@ -156,20 +158,21 @@ def to_sampling(value: Any, where: str = "sampling_params") -> SamplingParams | 
     )
 
 
-def to_response(trajectory: Trajectory) -> ResponseDict:
+def to_response(trajectory: Trajectory, segment_index: int | None = None) -> ResponseDict:
     """What OpenRLHF's trainer reads of an episode, every key present; numbers of the last turn's info as extra_logs.
 
-    `rollout_log_probs` is None when a log-probability is missing: it is never filled with 0.0.
+    `rollout_log_probs` is None when a log-probability is missing: it is never filled with 0.0. With an index the tokens
+    are those of that segment; reward, score and logs stay the whole episode's.
 
     Raises:
-        ContractError: there are several segments, and the dict holds one sequence.
+        ContractError: there are several segments and no index: the dict holds one sequence.
     """
-    if len(trajectory.segments) > 1:
+    if segment_index is None and len(trajectory.segments) > 1:
         raise ContractError(
             f"to_response: expected one segment, got {len(trajectory.segments)}. Use history='keep', or train on the "
             "trajectory itself."
         )
-    segment = trajectory.segments[0]
+    segment = trajectory.segments[segment_index or 0]
     complete = not math.isnan(sum(segment.logprobs))  # at the speed of C: one NaN makes the sum NaN
     results = [turn.result for turn in trajectory.turns if turn.result is not None]
     info = results[-1].info if results else {}
@@ -177,7 +180,7 @@ def to_response(trajectory: Trajectory) -> ResponseDict:
         "prompt": trajectory.task.prompt,
         "label": trajectory.task.label,
         "observation_tokens": segment.token_ids.tolist(),
-        "action_ranges": [(turn.start, turn.end) for turn in trajectory.turns],
+        "action_ranges": [(t.start, t.end) for t in trajectory.turns if t.segment == (segment_index or 0)],
         "rollout_log_probs": segment.logprobs.tolist() if complete else None,
         "reward": trajectory.reward,
         "scores": trajectory.reward if trajectory.score is None else trajectory.score,
@@ -222,13 +225,18 @@ def check_logs(logs: Mapping[str, Any], where: str) -> None:
 
 
 def training_response(
-    trajectory: Trajectory, *, logs: Mapping[str, LogRule], wants_logprobs: bool, neutral: NeutralSample
+    trajectory: Trajectory,
+    *,
+    logs: Mapping[str, LogRule],
+    wants_logprobs: bool,
+    neutral: NeutralSample,
+    segment_index: int | None = None,
 ) -> tuple[ResponseDict, str | None]:
     """The response that OpenRLHF can train on, and what stood in its way, as text; None where nothing did.
 
     The neutral sample stands for an episode that failed.
     """
-    response = to_response(trajectory)
+    response = to_response(trajectory, segment_index)
     problem = _problem(trajectory, response, wants_logprobs=wants_logprobs)
     if problem is not None:
         response = {**response, **_neutral(trajectory, neutral)}
@@ -236,6 +244,13 @@ def training_response(
         response["rollout_log_probs"] = None
     response["extra_logs"] = _fixed_logs(trajectory, logs, failed=problem is not None)
     return response, problem
+
+
+def with_items(response: ResponseDict) -> None:
+    """Give the logs' numbers the method `item`, which OpenRLHF's trainer of 0.8.7 to 0.9.0 calls."""
+    import numpy as np
+
+    response["extra_logs"] = {name: np.float64(value) for name, value in response["extra_logs"].items()}
 
 
 def _problem(trajectory: Trajectory, response: ResponseDict, *, wants_logprobs: bool) -> str | None:
@@ -314,7 +329,7 @@ def merge_response(response: Mapping[str, Any], trajectory: Trajectory) -> bool:
 def from_response(response: Mapping[str, Any], task: Task, *, max_length: int, decode: Any) -> Trajectory:
     """The trajectory behind a response that a custom `execute` made itself.
 
-    The dict keeps only the sum of the rewards, so it stands on the last turn.
+    The dict keeps only the sum of the rewards, so it stands on the last turn; that has no result where it is None.
 
     Raises:
         ContractError: a key lacks, or the action ranges do not fit the tokens.
@@ -339,15 +354,16 @@ def _from_response(response: Mapping[str, Any], trajectory: Trajectory, decode: 
             f"{None if logprobs is None else len(logprobs)}. Count both in tokens of observation_tokens."
         )
     trajectory.max_length = max(trajectory.max_length, len(ids))
-    position = 0
-    for start, end in ranges:
+    position, is_rewarded = 0, any(response.get(key) is not None for key in ("reward", "scores"))
+    for index, (start, end) in enumerate(ranges):
         trajectory.append_observation(ids[position:start])
         span = None if logprobs is None else tuple(map(float, logprobs[start:end]))
         trajectory.append_turn(Completion(tuple(ids[start:end]), logprobs=span), decode(ids[start:end]))
-        trajectory.set_result(StepResult())
+        if is_rewarded or index + 1 < len(ranges):
+            trajectory.set_result(StepResult())
         position = end
     trajectory.append_observation(ids[position:])
-    if ranges:
+    if ranges and is_rewarded:  # OpenRLHF takes None where a reward function of its own is asked later
         trajectory.set_result(_final_result(response, where))
     trajectory.finish(StopReason.TRUNCATED_BY_ENV if response.get("truncated") else StopReason.TERMINATED)
     return trajectory

@@ -6,6 +6,7 @@ Source: openrlhf/utils/agent.py, 0.9.1 to 0.11.2; docs of 0.8.7 to 0.9.0 for the
 from __future__ import annotations
 
 import importlib.util
+import logging
 import sys
 import threading
 import types
@@ -30,7 +31,8 @@ def register(executor_cls: type) -> None:
 def install_shim(executor_base: type, instance_base: type) -> None:
     """Offer `openrlhf.utils.agent` where OpenRLHF is not installed, so that its agent_func.py files load unmodified.
 
-    With OpenRLHF installed nothing is replaced; see `stand_in`.
+    Its logger comes along; a file that needs more of OpenRLHF needs OpenRLHF. Where that is installed nothing is
+    replaced; see `stand_in`.
     """
     if "openrlhf" in sys.modules or importlib.util.find_spec("openrlhf") is not None:
         return
@@ -38,9 +40,12 @@ def install_shim(executor_base: type, instance_base: type) -> None:
     agent = _stand_in(executor_base, instance_base)
     package.__path__, utils.__path__ = [], []
     package.utils, utils.agent = utils, agent  # type: ignore[attr-defined]
-    for module in (package, utils):
+    loggers = types.ModuleType("openrlhf.utils.logging_utils")
+    loggers.init_logger = logging.getLogger  # type: ignore[attr-defined]
+    utils.logging_utils = loggers  # type: ignore[attr-defined]
+    for module in (package, utils, loggers):
         module.__spec__ = ModuleSpec(module.__name__, None)  # without one, find_spec("openrlhf") raises
-    sys.modules.update({"openrlhf": package, "openrlhf.utils": utils, _AGENT: agent})
+    sys.modules.update({module.__name__: module for module in (package, utils, agent, loggers)})
 
 
 def _stand_in(executor_base: type, instance_base: type) -> types.ModuleType:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from agentenv.metrics import Summary
+from agentenv.metrics import Summary, Tally
 
 _LINE_EVERY_S = 5.0
 
@@ -22,16 +22,15 @@ _LINE_EVERY_S = 5.0
 class Stats:
     """Running counts of a run."""
 
-    def __init__(self, total: int, kept: Iterable[Summary] = ()) -> None:
+    def __init__(self, total: int, kept: Tally | None = None) -> None:
         """Count from the episodes that an earlier session left finished."""
-        self.total = total
+        kept = kept if kept is not None else Tally()
+        rewards, scores = kept.values()
+        self.total, self.num_kept = total, len(kept.finished)
         self.num_done = self.num_errors = self.num_infra = self.num_tokens = 0
-        self._rewards = self._scores = 0.0
-        self._num_rewards = self._num_scores = 0
+        self._rewards, self._num_rewards = rewards.total, rewards.num
+        self._scores, self._num_scores = scores.total, scores.num
         self._started = time.monotonic()
-        for summary in kept:
-            self.add(summary)
-        self.num_kept, self.num_done, self.num_tokens = self.num_done, 0, 0
 
     def begin(self) -> None:
         """Count the time from now: the engine is loaded."""

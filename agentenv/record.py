@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, Self
 
 import agentenv
 from agentenv.errors import ConfigError, RunStopped
-from agentenv.metrics import Summary, summarize
+from agentenv.metrics import Summary, Tally, summarize
 from agentenv.serialize import MAX_LINE_BYTES, SCHEMA_VERSION, decode_line, encode_line, jsonable, trajectory_from_dict
 from agentenv.trajectory import Trajectory
 
@@ -77,15 +77,15 @@ def read_trajectories(path: str | Path, *, report: ReadReport | None = None) -> 
                 "%s: skipped %d broken lines (%s); their episodes count as not finished",
                 file_path, len(report.corrupt_lines), ", ".join(map(str, report.corrupt_lines[:10])),
             )  # fmt: skip
-        for offset in offsets:
+        for offset in sorted(offsets.values()):
             file.seek(offset)
             episode = decode_line(file.readline(MAX_LINE_BYTES))
             if episode is not None:
                 yield trajectory_from_dict(json.loads(episode))
 
 
-def _scan(file: BinaryIO, report: ReadReport) -> list[int]:
-    # Offsets of the lines that count, in the order of the file. A second reading then needs one line in memory.
+def _scan(file: BinaryIO, report: ReadReport) -> dict[bytes, int]:
+    # Offsets of the lines that count, by the id as it is written. A second reading then needs one line in memory.
     best: dict[bytes, tuple[bool, int]] = {}  # has not failed, offset
     offset = number = 0
     while line := file.readline(MAX_LINE_BYTES):
@@ -104,7 +104,7 @@ def _scan(file: BinaryIO, report: ReadReport) -> list[int]:
             report.torn_bytes = offset - start
         elif line.strip():
             report.corrupt_lines.append(number)
-    return sorted(start for _, start in best.values())
+    return {key: start for key, (_, start) in best.items()}
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -142,13 +142,15 @@ class RunWriter:
             writer.write_metrics(metrics.to_dict())
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tally: Tally | None = None) -> None:
         self.path = path
-        self.summaries: dict[str, Summary] = {}
-        """All episodes in the file by id, those that failed among them; `append` adds to it."""
+        self.tally = tally if tally is not None else Tally()
+        """All episodes in the file; `append` adds to it."""
+        self.finished, self.failed = self.tally.finished, self.tally.failed
+        """Ids that a resumed run need not repeat; by id, the Summary of those whose last attempt failed."""
         self.report = ReadReport()
         """What was found on opening."""
-        self._guard = threading.Lock()  # the file's end, `summaries`, metrics.json's temporary name
+        self._guard = threading.Lock()  # the file's end, the tally, metrics.json's temporary name
         self._lock_fd = self._fd = -1
         self._size = 0
         self._torn = False
@@ -156,19 +158,20 @@ class RunWriter:
 
     @classmethod
     def open(
-        cls, path: str | Path, config: Mapping[str, Any], *, resume: bool = False, may_differ: Collection[str] = ()
-    ) -> Self:
+        cls, path: str | Path, config: Mapping[str, Any], *, resume: bool = False, may_differ: Collection[str] = (),
+        tally: Tally | None = None,
+    ) -> Self:  # fmt: skip
         """Start a run in `path`, or go on with the one that is there; a directory without an episode is started anew.
 
         `may_differ` are the keys of `config` (dotted for nested ones; a key stands for what is below it) that a resumed
-        run may change. What does not belong to this run in the directory is left alone.
+        run may change. `tally`, an empty one, counts the episodes. What does not belong to this run is left alone.
 
         Raises:
             ConfigError: another run writes there; there are episodes and `resume` is false; the configuration, but for
                 `may_differ`, is another; the schema is newer; or the directory cannot be written.
             DataError: a line is of a newer schema.
         """
-        writer = cls(Path(path))
+        writer = cls(Path(path), tally)
         # A forked child that outlives this process must not keep the lock.
         os.register_at_fork(after_in_child=functools.partial(_close_in_child, weakref.ref(writer)))
         try:
@@ -177,7 +180,7 @@ class RunWriter:
             writer._begin(jsonable(config), resume, may_differ)
         except OSError as error:
             writer._close_files()
-            message = f"{path}: expected a directory that can be written, got {error}. Use another --out."
+            message = f"{path}: expected a directory that can be written, got {error}. Mend it, or use another --out."
             raise ConfigError(message) from error
         except BaseException:
             writer._close_files()
@@ -218,7 +221,7 @@ class RunWriter:
             _write_json(self.path / CONFIG, document)
         self._fd = os.open(log, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         for trajectory in read_trajectories(self.path, report=self.report):
-            self.summaries[trajectory.episode_id] = summarize(trajectory)
+            self.tally.add(summarize(trajectory))
         self._mend_tail()
         os.fsync(self._fd)
         _sync_directory(self.path)
@@ -230,11 +233,6 @@ class RunWriter:
             os.ftruncate(self._fd, self._size)
         if self._size and os.pread(self._fd, 1, self._size - 1) != b"\n":
             self._size += os.write(self._fd, b"\n")
-
-    @property
-    def finished(self) -> dict[str, Summary]:
-        """Episodes that a resumed run need not repeat: those of `summaries` that have not failed."""
-        return {key: summary for key, summary in self.summaries.items() if summary.error_kind is None}
 
     def append(self, trajectory: Trajectory) -> Summary:
         """Add the line of a finished episode; gives the Summary that holds for it.
@@ -251,17 +249,23 @@ class RunWriter:
         if trajectory.stop_reason is None or not trajectory.episode_id:
             raise ValueError("RunWriter.append: expected a finished episode with an id, got another. Call `finish`.")
         with self._guard:
-            known = self.summaries.get(trajectory.episode_id)
-            if known is not None and known.error_kind is None:
-                return known
+            if trajectory.episode_id in self.finished:
+                return self._read(trajectory.episode_id)
+            known = self.failed.get(trajectory.episode_id)
             if known is not None and trajectory.error is not None and trajectory.attempt < known.attempt:
                 return known  # a resumed run counts its attempts on from the last one
             line, summary = encode_line(trajectory), summarize(trajectory)
             self._write(line)
-            self.summaries[trajectory.episode_id] = summary
+            self.tally.add(summary)
             if time.monotonic() - self._synced_s >= _SYNC_INTERVAL_S:
                 self._sync()
         return summary
+
+    def _read(self, episode_id: str) -> Summary:
+        # From the file: of an episode that is over nothing is kept, and that one comes twice is rare.
+        with (self.path / TRAJECTORIES).open("rb") as file:
+            file.seek(_scan(file, ReadReport())[json.dumps(episode_id).encode()])
+            return summarize(trajectory_from_dict(json.loads(decode_line(file.readline(MAX_LINE_BYTES)) or b"")))
 
     def _write(self, line: bytes) -> None:
         if self._fd < 0:
@@ -290,7 +294,7 @@ class RunWriter:
 
     def _stopped(self, expected: str, error: OSError) -> RunStopped:
         return RunStopped(
-            f"{self.path}: expected {expected}, got {error}. The {len(self.summaries)} episodes before are kept: "
+            f"{self.path}: expected {expected}, got {error}. The {len(self.tally)} episodes before are kept: "
             "make room, then go on with --resume."
         )
 

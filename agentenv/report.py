@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Mapping
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from agentenv.config import RunConfig
-from agentenv.metrics import Estimate, Metrics
+from agentenv.estimates import Estimate
+from agentenv.metrics import Metrics
 from agentenv.progress import clock
 
 
@@ -99,6 +102,42 @@ def wide_console(*, stderr: bool = False) -> Console:
     console = Console(stderr=stderr)
     known = console.is_terminal or os.environ.get("COLUMNS", "").isdigit()
     return console if known else Console(stderr=stderr, width=140)
+
+
+class LastingStream:
+    """A standard stream that takes text even when its terminal is gone (EIO) or nobody reads its pipe (EPIPE).
+
+    A run is worth more than what it shows. From the first failure on all goes to the null device, what other code
+    writes to the same descriptor too, so that neither its prints nor the interpreter's last flush fail.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write, or not."""
+        try:
+            return self._stream.write(text)
+        except OSError:
+            self._give_up()
+            return len(text)
+
+    def flush(self) -> None:
+        """Flush, or not."""
+        try:
+            self._stream.flush()
+        except OSError:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+            self._stream.flush()
 
 
 def quiet_transformers() -> None:

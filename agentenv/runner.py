@@ -153,7 +153,7 @@ class EpisodeRunner:
         for num_retried in range(self.policy.max_retries + 1):
             trajectory = await self._attempt(planned, planned.first_attempt + num_retried)
             failed = trajectory.error is not None and trajectory.error.kind == "infra"
-            if not failed or self.draining or num_retried == self.policy.max_retries:
+            if not failed or num_retried == self.policy.max_retries:
                 break
             await self._pause(self.policy.retry_wait_s * 2**num_retried)
             if self.draining:

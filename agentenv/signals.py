@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +20,8 @@ def interruptible(
     """Signals end the run: the first lets episodes in flight finish for `grace_s`, the second cancels them.
 
     The third kills the process, whatever hangs, the event loop among it: signals are counted where Python handles them,
-    not on the loop. Gives the list of the signals that came. SIGHUP counts too, unless `nohup` has it ignored.
+    not on the loop. Gives the list of the signals that came. SIGHUP counts when it is the first, unless `nohup` has it
+    ignored.
     """
     loop, received = asyncio.get_running_loop(), list[int]()
     numbers = [each for each in _NUMBERS if each != signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN]
@@ -29,25 +29,22 @@ def interruptible(
     def drain(number: int) -> None:
         """What the first signal does, on the loop."""
         runner.drain()
-        note(
-            f"{signal.Signals(number).name}: finishing {runner.num_running} episodes in flight, at most {grace_s:g} s. "
-            "Once more cancels them."
-        )
         loop.call_later(grace_s, work.cancel)
+        name, num = signal.Signals(number).name, len(runner.in_flight)
+        note(f"{name}: finishing {num} episodes in flight, at most {grace_s:g} s. Once more cancels them.")
 
     def arrived(number: int, frame: FrameType | None) -> None:
-        """Drain at the first signal, cancel at the second, die at the third."""
+        """Drain at the first signal, cancel at the second."""
+        if number == signal.SIGHUP and received:
+            return  # a terminal that closes sends it twice: through the shell, and when the shell is gone
         received.append(number)
         if len(received) == 1:
             loop.call_soon_threadsafe(drain, number)
             return
-        if len(received) == 2:
-            loop.call_soon_threadsafe(work.cancel)
+        loop.call_soon_threadsafe(work.cancel)
         # From now on the signal does what it always does: whatever hangs, one more ends the process.
         for each in numbers:
             signal.signal(each, signal.SIG_DFL)
-        if len(received) > 2:
-            os.kill(os.getpid(), number)
 
     before = {number: signal.signal(number, arrived) for number in numbers}
     try:

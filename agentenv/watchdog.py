@@ -30,6 +30,8 @@ LAG_S = 1.0
 WARN_EVERY_S = 60.0
 _BEAT_S = 0.1
 _CANCEL_GRACE_S = 5.0
+_SAVE_GRACE_S = 5.0
+"""Longest wait for a dump to be written: what stalls may be the disk."""
 _STDERR_FD = 2
 _LIBRARY = str(Path(__file__).parent)
 
@@ -185,11 +187,27 @@ def write_dump(path: Path, title: str, waiting: list[Waiting]) -> str:
     for ident, frame in sys._current_frames().items():
         stack = "".join(traceback.format_stack(frame)).rstrip()
         lines += ["", f"thread {names.get(ident, ident)}", stack]
+    return _save(path, "\n".join(lines) + "\n")
+
+
+def _save(path: Path, text: str) -> str:
+    said: list[str] = []
+
+    def save() -> None:
+        """Write, in a thread that may never return."""
+        try:
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+            said.append(f"Stacks: {path}")
+        except OSError as error:
+            said.append(f"{path} cannot be written ({error}).")
+
     try:
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
+        thread = threading.Thread(target=save, name="agentenv-dump", daemon=True)
+        thread.start()
+    except RuntimeError as error:
         return f"{path} cannot be written ({error})."
-    return f"Stacks: {path}"
+    thread.join(_SAVE_GRACE_S)
+    return said[0] if said else f"{path} cannot be written (the disk does not answer)."
 
 
 def state_of(episode_id: str, task: asyncio.Task[Any] | None) -> State:
@@ -238,13 +256,19 @@ class _LagMonitor:
         self._beat_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._armed = False
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin, on the running loop and in this thread."""
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self._beat()
-        self._thread = threading.Thread(target=self._listen, name="agentenv-watchdog", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._listen, name="agentenv-watchdog", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._watchdog.tell(f"the event loop is not watched, only the episodes are: {error}")
+            return
+        self._thread = thread
 
     def stop(self) -> None:
         """End; the thread is gone when this returns."""
@@ -253,7 +277,8 @@ class _LagMonitor:
             self._timer.cancel()
         if self._armed:
             faulthandler.cancel_dump_traceback_later()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def arm(self, seconds: float) -> None:
         """Have all stacks on stderr in so many seconds, even where the GIL is never let go; until armed again."""

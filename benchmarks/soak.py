@@ -5,7 +5,7 @@
 Every episode has two turns, one in ten a plain `step` (a thread), one in a hundred an engine that fails once (a retry);
 each record is written as `agentenv run` writes it, under the same watchdog. The resident memory (RSS) is read after
 each twentieth of the episodes, when the collector has run; the slope is that of the line through the last three
-quarters, in bytes per episode. What a run must keep is its table of results: it is weighed apart, as `summaries`.
+quarters, in bytes per episode. `--resume` opens the record once more at the end and compares what it says.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ import sys
 import tempfile
 import threading
 import time
-import tracemalloc
 from pathlib import Path
 from typing import Any
+
+from common import machine
 
 from agentenv.agent import AgentInstance
 from agentenv.chat import Chat
 from agentenv.engines.scripted import Request, ScriptedEngine
 from agentenv.errors import EngineError
 from agentenv.loading import EnvSource
+from agentenv.metrics import Tally
+from agentenv.outbox import Outbox
 from agentenv.record import RunWriter
 from agentenv.runner import EpisodeRunner, ErrorPolicy, plan
 from agentenv.testing.tokenizers import CharTokenizer
@@ -90,22 +93,9 @@ def slope(points: list[tuple[int, int]]) -> float:
     return sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
 
 
-def weigh_summaries(writer: RunWriter) -> float:
-    """Bytes per episode of the table of results, by making a copy of what is in it."""
-    import pickle
-
-    some = {key: pickle.dumps(value) for key, value in list(writer.summaries.items())[:2000]}
-    gc.collect()
-    tracemalloc.start()
-    held = {key: pickle.loads(value) for key, value in some.items()}
-    size, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return size / max(len(held), 1)
-
-
-async def soak(num: int, concurrency: int, folder: Path, *, keep: bool) -> None:
+def make_runner(concurrency: int) -> EpisodeRunner:
     tokenizer = CharTokenizer()
-    runner = EpisodeRunner(
+    return EpisodeRunner(
         EnvSource(Turns, {}),
         engine=Engine(make_script(), tokenizer),
         chat=Chat(tokenizer),
@@ -114,44 +104,61 @@ async def soak(num: int, concurrency: int, folder: Path, *, keep: bool) -> None:
         concurrency=concurrency,
         policy=ErrorPolicy(retry_wait_s=0.01),
     )
+
+
+async def soak(num: int, concurrency: int, folder: Path, *, resume: bool) -> None:
+    runner, tally = make_runner(concurrency), Tally(1)
     points: list[tuple[int, dict[str, int]]] = []
     tasks = (Task(f"What is {i}?", label=str(i), task_id=f"{i:06d}") for i in range(num))
     begun = time.perf_counter()
-    with RunWriter.open(folder, {}) as writer:
+    async with Outbox(RunWriter.open(folder, {}, tally=tally)) as outbox:
 
         async def on_end(trajectory: Trajectory) -> None:
-            await asyncio.to_thread(writer.append, trajectory)
-            if not keep:
-                writer.summaries.pop(trajectory.episode_id, None)
+            await outbox.append(trajectory)
             if runner.num_done >= (len(points) + 1) * num / 20:
                 gc.collect()
                 points.append((runner.num_done, facts()))
 
         with Watchdog(runner, folder=folder, stall_timeout_s=600.0, tell=lambda text: print(text)) as watchdog:
             await watchdog.guard(asyncio.ensure_future(runner.run(plan(tasks, 1), on_end)))
+        await outbox.settle()
         wall_s = time.perf_counter() - begun
-        per_summary = weigh_summaries(writer)
-    print(f"{'episodes':>9} {'RSS MiB':>8} {'fds':>4} {'tasks':>6} {'threads':>8}")
+    report(points, f"{runner.num_retries} retries, {runner.num_failed} failed", wall_s)
+    if resume:
+        begun = time.perf_counter()
+        again = Tally(1)
+        with RunWriter.open(folder, {}, resume=True, tally=again):
+            counts = {"num_tasks": num, "num_samples": 1, "wall_s": 1.0}
+            same = again.metrics(**counts) == tally.metrics(**counts) and len(again) == num
+        print(
+            f"\nopened again in {time.perf_counter() - begun:.1f} s: {'the same metrics' if same else 'OTHER METRICS'}"
+        )
+
+
+def report(points: list[tuple[int, dict[str, int]]], counts: str, wall_s: float) -> None:
+    num, at_end = points[-1][0], facts()
+    print("| episodes | RSS MiB | fds | tasks | threads |\n|---:|---:|---:|---:|---:|")
     for done, fact in points:
-        print(f"{done:>9} {fact['rss'] / 2**20:>8.1f} {fact['fds']:>4} {fact['tasks']:>6} {fact['threads']:>8}")
+        print(f"| {done:,} | {fact['rss'] / 2**20:.1f} | {fact['fds']} | {fact['tasks']} | {fact['threads']} |")
     late = points[len(points) // 4 :]
-    counts = f"{runner.num_retries} retries, {runner.num_failed} failed"
-    print(f"{num} episodes in {wall_s:.1f} s: {num / wall_s:.0f}/s, {counts}")
-    print(f"RSS slope {slope([(done, fact['rss']) for done, fact in late]):.1f} bytes an episode, "
-          f"of which summaries {per_summary if keep else 0:.0f}")  # fmt: skip
+    print(f"\n{num:,} episodes in {wall_s:.1f} s: {num / wall_s:.0f}/s, {counts}")
+    print(f"RSS slope {slope([(done, fact['rss']) for done, fact in late]):.1f} bytes an episode")
     for name in ("fds", "tasks", "threads"):
         values = [fact[name] for _, fact in late]
-        print(f"{name}: {min(values)} to {max(values)}, at the end {facts()[name]}")
+        print(f"{name}: {min(values)} to {max(values)}, at the end {at_end[name]}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=100_000)
     parser.add_argument("--concurrency", type=int, default=64)
-    parser.add_argument("--forget", action="store_true", help="drop the table of results, to see what else grows")
+    parser.add_argument("--small", action="store_true", help="2,000 episodes, to see that it works")
+    parser.add_argument("--resume", action="store_true", help="open the record once more at the end, and compare")
     options = parser.parse_args()
+    print(machine(), end="\n\n", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(soak(options.episodes, options.concurrency, Path(folder), keep=not options.forget))
+        num = 2_000 if options.small else options.episodes
+        asyncio.run(soak(num, options.concurrency, Path(folder), resume=options.resume))
 
 
 if __name__ == "__main__":

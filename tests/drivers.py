@@ -54,6 +54,13 @@ class Running:
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.process.pid, number)
 
+    def signal_until_dead(self, number: signal.Signals, timeout_s: float = 60.0) -> None:
+        """Send it again and again, as an impatient person does; two that come at once count as one."""
+        deadline = time.monotonic() + timeout_s
+        while self.alive and time.monotonic() < deadline:
+            self.signal(number)
+            self.process.join(0.3)
+
     def wait(self, timeout_s: float = 60.0) -> int:
         """The exit code."""
         self.process.join(timeout_s)

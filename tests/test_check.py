@@ -434,3 +434,78 @@ def test_the_policy_of_a_check_also_says_the_label(tmp_path):
     )
     (problem,) = check(f"{tmp_path / 'agent.py'}:Agent", label="7")
     assert "the branch that rewards" in problem.got
+
+
+# --- agents with a loop of their own --------------------------------------------------------------------------------
+
+RUN_HEAD = """\
+import httpx
+from agentenv import StepResult
+
+class Base:
+    async def ask(self, context, **more):
+        async with httpx.AsyncClient(timeout=30) as http:
+            answer = await http.post(
+                f"{context.base_url}/chat/completions", json={"messages": context.messages, **more}
+            )
+            answer.raise_for_status()
+            return answer.json()["choices"][0]["message"]
+"""
+RUN_BREACHES = {
+    "no context": ("async def run(self):  # HERE\n        return 1.0", "run", "to be called with the context"),
+    "no number": ("async def run(self, context):  # HERE\n        await self.ask(context)", "run", "one finite number"),
+    "no request": ("async def run(self, context):  # HERE\n        return 1.0", "run", "a chat completion or more"),
+    "one answer breaks it": (
+        "async def run(self, context):\n        answer = (await self.ask(context))['content']\n"
+        "        return float(len(answer.split()[0]) > 0)  # HERE",
+        "run", "no exception",
+    ),
+    "an unknown tool breaks it": (
+        "async def run(self, context):\n"
+        "        tool = {'type': 'function', 'function': {'name': 'add', 'parameters': {'type': 'object'}}}\n"
+        "        for call in (await self.ask(context, tools=[tool])).get('tool_calls', ()):\n"
+        "            {'add': 1}[call['function']['name']]  # HERE\n"
+        "        return 0.0",
+        "run", "no exception",
+    ),
+    "a score of 3": (
+        "async def run(self, context):  # HERE\n        await self.ask(context)\n"
+        "        return StepResult(reward=1.0, score=3.0)",
+        "run", "a score in [0, 1]",
+    ),
+    "the constructor raises": (
+        "def __init__(self):\n        raise ValueError('no')  # HERE\n"
+        "    async def run(self, context):\n        return 1.0",
+        "__init__", "no exception",
+    ),
+}  # fmt: skip
+
+
+def write_run(folder, body):
+    text = f"{RUN_HEAD}\nclass Agent(Base):\n    {body}\n"
+    (folder / "agent.py").write_text(text)
+    return next((i for i, line in enumerate(text.splitlines(), 1) if "# HERE" in line), None)
+
+
+@pytest.mark.parametrize("kind", RUN_BREACHES)
+def test_a_breach_of_an_agent_with_a_loop_of_its_own_is_named_with_its_line(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    body, method, expected = RUN_BREACHES[kind]
+    line = write_run(tmp_path, body)
+    (problem,) = check("agent.py:Agent")
+    assert (problem.file, problem.line, problem.where) == ("agent.py", line, f"Agent.{method}")
+    assert problem.expected == expected
+    assert str(problem).count("expected") == 1
+
+
+def test_an_agent_with_a_loop_of_its_own_that_takes_every_answer_has_no_problem(tmp_path):
+    body = "async def run(self, context):\n        return float((await self.ask(context))['content'] == context.label)"
+    write_run(tmp_path, body)
+    assert check(str(tmp_path / "agent.py:Agent"), label="42") == []
+
+
+def test_an_agent_with_a_loop_of_its_own_that_hangs_is_named_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("agentenv.check._LIMITS", replace(check_module._LIMITS, episode_timeout_s=0.5))
+    line = write_run(tmp_path, "def run(self, context):  # HERE\n        import time\n        time.sleep(5)")
+    (problem,) = check(f"{tmp_path / 'agent.py'}:Agent")
+    assert (problem.line, problem.expected) == (line, "an end within 0.5 s")

@@ -448,3 +448,39 @@ async def test_a_response_that_an_override_puts_on_the_queue_is_the_episodes():
         for i in range(3)
     ]
     assert [(t.episode_id, t.reward) for t in await asyncio.gather(*runs)] == [("0", 0.25), ("1", 0.25), ("2", 0.25)]
+
+
+async def of_own_execute(execute, **limits):
+    tokenizer = CharTokenizer()
+    return await AgentFunc(type("AgentExecutor", (), {"execute": execute})).episode(
+        Task("Q", "7"),
+        engine=ScriptedEngine(["hi"], tokenizer),
+        chat=Chat(tokenizer),
+        sampling=SamplingParams(),
+        limits=Limits(**limits),
+        key=EpisodeKey("t/0"),
+    )
+
+
+async def test_a_response_without_a_reward_is_an_episode_without_one():
+    async def execute(self, prompt, label, sampling_params, llm_engine):
+        ids = (await llm_engine.generate([5, 6], sampling_params)).outputs[0].token_ids
+        return {
+            "observation_tokens": [5, 6, *ids],
+            "action_ranges": [(2, 2 + len(ids))],
+            "rollout_log_probs": [0.0] * (2 + len(ids)),
+            "reward": None,
+            "scores": None,
+        }
+
+    trajectory = await of_own_execute(execute)
+    assert (trajectory.error, trajectory.reward, trajectory.stop_reason) == (None, None, StopReason.TERMINATED)
+    assert [turn.action for turn in trajectory.turns] == ["hi"]
+
+
+async def test_an_execute_of_its_own_that_hangs_is_given_up():
+    async def execute(self, prompt, label, sampling_params):
+        await asyncio.sleep(3600)
+
+    trajectory = await of_own_execute(execute, episode_timeout_s=0.1, step_timeout_s=0.01)
+    assert (trajectory.error, trajectory.stop_reason) == (None, StopReason.EPISODE_TIMEOUT)

@@ -12,12 +12,14 @@ import pytest
 
 from agentenv.agent import AgentInstance
 from agentenv.chat import Chat
+from agentenv.endpoint.agent import ChatAgentSource
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode import EpisodeKey
 from agentenv.errors import ConfigError
 from agentenv.loading import (
     EnvSource,
     builtin_datasets,
+    env_source,
     installed_envs,
     load_agent_func,
     load_env,
@@ -421,3 +423,23 @@ def test_the_shipped_model_wins_over_a_folder_of_its_name(tmp_path, monkeypatch)
 def test_a_folder_without_a_tokenizer_is_one_line(tmp_path):
     with pytest.raises(ConfigError, match="--model: expected a model's folder"):
         load_tokenizer(str(tmp_path))
+
+
+# --- agents with a loop of their own --------------------------------------------------------------------------------
+
+
+def test_a_class_with_run_and_no_step_is_an_agent_with_a_loop_of_its_own(tmp_path):
+    text = "class Agent:\n    async def run(self, context): ...\nclass Helper: ...\n"
+    path = write(tmp_path / "agent.py", text)
+    for spec in (f"{path}:Agent", str(path)):
+        assert isinstance(env_source(spec, {}), ChatAgentSource)
+
+
+def test_an_environment_that_also_has_run_stays_an_environment(tmp_path):
+    text = (
+        ENV.format(name="Env")
+        + "    async def run(self, context): ...\nclass Agent:\n    def run(self, context): ...\n"
+    )
+    path = write(tmp_path / "env.py", text)
+    assert isinstance(env_source(str(path), {}), EnvSource)
+    assert isinstance(env_source(f"{path}:Agent", {}), ChatAgentSource)

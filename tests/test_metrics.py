@@ -4,21 +4,14 @@ import itertools
 import json
 import math
 from fractions import Fraction
-from statistics import fmean, stdev
+from statistics import fmean, stdev, variance
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.metrics import (
-    Summary,
-    aggregate,
-    mean_over_tasks,
-    pass_all_k,
-    pass_at_k,
-    share_over_tasks,
-    summarize,
-)
+from agentenv.estimates import Moments, mean_over_tasks, pass_all_k, pass_at_k, share_over_tasks
+from agentenv.metrics import Summary, Tally, aggregate, summarize
 from agentenv.trajectory import EpisodeError, Trajectory
 from agentenv.types import Completion, StepResult, StopReason, Task
 
@@ -252,3 +245,90 @@ def test_metrics_are_json_by_their_field_names(summaries):
     assert json.loads(json.dumps(values, allow_nan=False)) == values
     assert set(values["reward"]) == {"mean", "ci95_low", "ci95_high", "num_tasks"}
     assert set(values["pass_at_k"]) == {"1", "2"}
+
+
+FINITE = st.floats(-1e300, 1e300) | st.floats(-1.0, 1.0)
+
+
+@given(st.lists(FINITE, min_size=2, max_size=40))
+def test_moments_are_those_of_statistics_to_the_last_bit(values):
+    moments = Moments(values)
+    assert (moments.num, moments.total, moments.mean) == (len(values), math.fsum(values), fmean(values))
+    squared = moments.variance if max(map(abs, values)) < 1e150 else None
+    assert squared is None or squared == variance(values)
+
+
+def test_a_value_counted_several_times_is_as_many_values():
+    moments = Moments()
+    moments.add(0.1, times=3)
+    moments.add(0.7)
+    assert (moments.mean, moments.variance) == (fmean([0.1] * 3 + [0.7]), variance([0.1] * 3 + [0.7]))
+
+
+FACTS = st.fixed_dictionaries(
+    {
+        "reward": st.none() | st.floats(-2.0, 2.0),
+        "score": st.none() | st.floats(0.0, 1.0),
+        "num_turns": st.integers(0, 5),
+        "num_action_tokens": st.integers(0, 100),
+        "generate_s": st.floats(0.0, 10.0),
+        "bridges": st.dictionaries(st.sampled_from(["exact", "cut"]), st.integers(1, 3)),
+        "info": st.dictionaries(st.sampled_from("ab"), st.floats(-1.0, 1.0)),
+        "failed": st.booleans(),
+    }
+)
+
+
+def summary_of(task, sample, facts, *, attempt=0, failed=False):
+    facts = dict(facts)
+    info, was = facts.pop("info"), facts.pop("failed")
+    if failed or was:
+        facts |= {"reward": None, "error_kind": "infra", "error_type": "EngineError"}
+    facts["score"] = None if facts["reward"] is None else facts["score"]
+    return episode(f"t{task:02d}", sample, info_last=info, info_sum=info, attempt=attempt, **facts)
+
+
+@given(st.lists(st.lists(FACTS, min_size=3, max_size=3), max_size=6), st.randoms(use_true_random=False))
+def test_a_tally_that_forgets_gives_the_metrics_of_all_summaries(tasks, rng):
+    """Whatever the order, and whatever failed before it succeeded."""
+    last = [summary_of(i, j, facts, attempt=1) for i, task in enumerate(tasks) for j, facts in enumerate(task)]
+    first = [summary_of(i, j, task[j], failed=True) for i, task in enumerate(tasks) for j in range(2)]
+    rng.shuffle(last)
+    counts = {"num_tasks": len(tasks), "num_samples": 3, "wall_s": 2.0}
+    tally = Tally(3, pass_score=0.5)
+    for summary in [*first, *last]:
+        tally.add(summary)
+    assert tally.metrics(**counts) == aggregate(last, **counts, pass_score=0.5)
+    assert tally.metrics(**counts) == tally.metrics(**counts), "asking changes nothing"
+    assert len(tally) == len(last)
+
+
+def test_a_tally_holds_nothing_of_tasks_that_are_over():
+    tally = Tally(2)
+    for task in range(50):
+        for sample in range(2):
+            tally.add(episode(f"{task:03d}", sample, info_last={"x": 1.0}, info_sum={"x": 1.0}))
+    assert not tally._counts.open
+    assert not tally.failed
+    assert len(tally.finished._ranges) == 2, "a range for each sample index"
+
+
+def test_a_success_that_comes_twice_counts_once_and_no_failure_takes_its_place():
+    tally = Tally(1)
+    tally.add(episode("a", reward=1.0))
+    tally.add(episode("a", reward=0.0))
+    assert tally.metrics(num_tasks=1, num_samples=1, wall_s=1.0).reward.mean == 1.0
+    tally.add(episode("a", reward=None, error_kind="infra"))
+    assert (len(tally), tally.failed) == (1, {})
+
+
+def test_pass_at_k_is_the_share_of_one_value_per_task_whatever_equal_tasks_are_counted_together():
+    passed = [0, 1, 1, 1, 2, 2]
+    metrics = run(
+        *(episode(f"{task}", index, float(index < num)) for task, num in enumerate(passed) for index in range(2)),
+        num_tasks=6,
+        num_samples=2,
+    )
+    for k in (1, 2):
+        assert metrics.pass_at_k[str(k)] == share_over_tasks([pass_at_k(2, num, k) for num in passed], 12)
+        assert metrics.pass_all_k[str(k)] == share_over_tasks([pass_all_k(2, num, k) for num in passed], 12)

@@ -330,7 +330,7 @@ RESPONSE = {"observation_tokens": [1, 2, 3, 4], "action_ranges": [(1, 2), (3, 4)
         {"rollout_log_probs": [0.0, None, 0.0, None]},
         {"observation_tokens": ["a", "b", "c", "d"]},
         {"observation_tokens": None},
-        {"reward": None},
+        {"reward": None, "scores": 1.0},
         {"reward": "1"},
         {"reward": math.nan},
         {"scores": math.inf},

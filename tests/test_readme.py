@@ -1,7 +1,7 @@
 """README.md as a newcomer follows it: every block is run, in order, in an empty folder.
 
 A block is marked in the line before it: `run` executes it, `run: file NAME` writes it to NAME, `run: slow, vllm` runs
-it with the slow tests where vLLM is installed.
+it with the slow tests where vLLM is installed, `run: slow, ray` where Ray is.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ def test_every_block_says_how_it_is_run():
     assert len(BLOCKS) >= 8
     assert README.count("```") % 2 == 0
     for block in BLOCKS:
-        assert block.mark in ("run", "run: slow, vllm") or re.fullmatch(r"run: file [\w.]+", block.mark or ""), block
+        assert re.fullmatch(r"run|run: slow, (vllm|ray)|run: file [\w.]+", block.mark or ""), block
         assert block.language in ("bash", "python"), block
 
 
@@ -80,9 +80,11 @@ def test_a_block_does_what_it_says(block, folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 @pytest.mark.parametrize("block", named(block for block in BLOCKS if block.slow))
-def test_a_block_with_vllm_does_what_it_says(block, tmp_path):
+def test_a_block_with_vllm_or_ray_does_what_it_says(block, tmp_path):
+    needed = block.mark.rpartition(" ")[2]
+    if importlib.util.find_spec(needed) is None:
+        pytest.skip(f"{needed} is not installed")
     execute(block, tmp_path, timeout_s=600)
 
 
@@ -139,7 +141,8 @@ def test_make_demo_runs_as_many_episodes_as_the_readme_says():
 def test_every_flag_that_the_readme_names_exists():
     flags = set(
         re.findall(
-            r"(?<![\w-])--([a-z_]+)\b(?!-)", re.sub(r"vllm serve.*|python -m vllm(.*\\\n)*.*|--train\.\w+", "", README)
+            r"(?<![\w-])--([a-z_]+)\b(?!-)",
+            re.sub(r"vllm serve.*|python -m vllm(.*\\\n)*.*|\| 0\.\d+\.\d+.*", "", README),
         )
     )
     configs = (RunConfig, CheckConfig, CertifyConfig, ShowConfig, DiffConfig, ReplayConfig)

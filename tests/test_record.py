@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 import sys
 import threading
 import time
@@ -69,10 +70,11 @@ def test_a_resumed_run_knows_what_is_finished_and_what_failed(tmp_path):
         writer.append(episode("a/0"))
         writer.append(episode("a/1", error="infra"))
     with RunWriter.open(tmp_path, CONFIG, resume=True) as writer:
-        assert set(writer.summaries) == {"a/0", "a/1"}
         assert set(writer.finished) == {"a/0"}
-        assert writer.summaries["a/0"].reward == 1.0
-        assert writer.summaries["a/1"].error_kind == "infra"
+        assert writer.failed.keys() == {"a/1"}
+        assert writer.failed["a/1"].error_kind == "infra"
+        metrics = writer.tally.metrics(num_tasks=1, num_samples=2, wall_s=1.0)
+        assert (metrics.num_episodes, metrics.num_infra_errors, metrics.reward.mean) == (2, 1, 1.0)
         assert writer.report == ReadReport(num_lines=2)
 
 
@@ -86,9 +88,11 @@ def test_resuming_a_complete_run_changes_no_file(tmp_path):
 def test_an_episode_that_comes_twice_is_written_once(tmp_path):
     with RunWriter.open(tmp_path, CONFIG) as writer:
         first = writer.append(episode("a/0", reward=1.0))
-        assert writer.append(episode("a/0", reward=0.0, attempt=1)) is first
-        assert writer.append(episode("a/0", error="infra", attempt=2)) is first
-    assert len((tmp_path / "trajectories.jsonl").read_bytes().splitlines()) == 1
+        writer.append(episode("b/0", reward=0.5))
+        assert writer.append(episode("a/0", reward=0.0, attempt=1)) == first
+        assert writer.append(episode("a/0", error="infra", attempt=2)) == first
+        assert writer.tally.metrics(num_tasks=2, num_samples=1, wall_s=1.0).reward.mean == 0.75
+    assert len((tmp_path / "trajectories.jsonl").read_bytes().splitlines()) == 2
 
 
 def test_a_failed_episode_gives_way_to_a_later_one_even_from_another_run(tmp_path):
@@ -146,18 +150,60 @@ def test_threads_may_append_at_once(tmp_path):
 
 
 def test_the_file_is_synced_at_most_once_a_second_and_on_close(tmp_path, monkeypatch):
-    syncs = []
+    syncs, now_s = [], time.monotonic()
     monkeypatch.setattr(record, "_fdatasync", syncs.append)
+    monkeypatch.setattr(record.time, "monotonic", lambda: now_s)
     with RunWriter.open(tmp_path, CONFIG) as writer:
         for index in range(20):
             writer.append(episode(f"a/{index}"))
         assert syncs == []
-        later_s = time.monotonic() + 1.5
-        monkeypatch.setattr(record.time, "monotonic", lambda: later_s)
+        now_s += 1.5
         writer.append(episode("b/0"))
         writer.append(episode("b/1"))
         assert len(syncs) == 1
     assert len(syncs) == 2
+
+
+def test_metrics_are_on_the_disk_before_their_name_is_and_the_name_before_the_call_returns(tmp_path, monkeypatch):
+    """What a power cut leaves is the old file or the new one, never a name without content."""
+    calls, fsync, replace = [], os.fsync, Path.replace
+
+    def synced(fd):
+        calls.append("directory" if stat.S_ISDIR(os.fstat(fd).st_mode) else "content")
+        fsync(fd)
+
+    def replaced(path, target):
+        calls.append("name")
+        return replace(path, target)
+
+    with RunWriter.open(tmp_path, CONFIG) as writer:
+        monkeypatch.setattr(record.os, "fsync", synced)
+        monkeypatch.setattr(record.Path, "replace", replaced)
+        writer.write_metrics({"a": 1})
+        assert calls == ["content", "name", "directory"]
+        monkeypatch.undo()
+
+
+def test_an_episode_that_two_threads_bring_at_once_is_written_once(tmp_path, monkeypatch):
+    writing, may_write, write = threading.Event(), threading.Event(), os.write
+
+    def slow(fd, data):
+        writing.set()
+        may_write.wait(60)
+        return write(fd, data)
+
+    with RunWriter.open(tmp_path, CONFIG) as writer:
+        monkeypatch.setattr(record.os, "write", slow)
+        threads = [threading.Thread(target=writer.append, args=(episode("a/0"),)) for _ in range(2)]
+        threads[0].start()
+        assert writing.wait(60)
+        threads[1].start()
+        threads[1].join(0.3)
+        assert threads[1].is_alive(), "it waits for the first"
+        may_write.set()
+        for thread in threads:
+            thread.join(60)
+    assert len((tmp_path / record.TRAJECTORIES).read_bytes().splitlines()) == 1
 
 
 def test_a_second_writer_is_refused_and_told_who_writes(tmp_path):
@@ -186,7 +232,7 @@ def test_a_run_that_recorded_nothing_may_be_started_anew_with_another_config(tmp
 
 def test_resuming_where_nothing_is_starts_a_run(tmp_path):
     with RunWriter.open(tmp_path / "new", CONFIG, resume=True) as writer:
-        assert writer.finished == {}
+        assert not writer.finished
 
 
 @pytest.mark.parametrize("content", ['{"model_type": "qwen2"}', "[]", "not json", ""])

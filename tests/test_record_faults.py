@@ -100,7 +100,7 @@ def test_byte_order_mark_crlf_blank_lines_and_an_empty_file_are_read(tmp_path):
     for content in (b"", b"\xef\xbb\xbf"):
         log.write_bytes(content)
         with RunWriter.open(tmp_path, CONFIG, resume=True) as writer:
-            assert writer.finished == {}
+            assert not writer.finished
             writer.append(episode("b/0"))
         assert read_ids(tmp_path) == ["b/0"]
 
@@ -148,6 +148,8 @@ def test_a_run_killed_at_random_moments_loses_and_repeats_nothing(tmp_path):
             [sys.executable, "-c", HELPERS + APPENDING, tmp_path], stdout=subprocess.PIPE, env=ENV
         ) as process:
             assert process.stdout.readline() == b"open\n"
+            if kill % 5:  # else perhaps before the first episode
+                acknowledged.add(int(process.stdout.readline()))
             time.sleep(rng.random() * 0.02)
             process.kill()
             acknowledged.update(int(line) for line in process.stdout.read().split())
@@ -157,7 +159,7 @@ def test_a_run_killed_at_random_moments_loses_and_repeats_nothing(tmp_path):
         assert numbers == list(range(len(numbers)))
         assert (report.num_superseded, report.corrupt_lines) == (0, [])
         assert len(numbers) <= len(acknowledged) + kill + 1
-    assert len(numbers) > 25
+    assert len(numbers) >= 20
 
 
 FILLING = """

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import random
+import re
 import shlex
 import signal
 import subprocess
@@ -312,7 +313,7 @@ def test_metrics_of_a_resumed_run_cover_all_its_episodes(place, flags, capsys):
 def test_a_run_that_is_killed_again_and_again_ends_with_every_episode_once(place, flags):
     make_data(place, ["ok"] * 150)
     run, moments = place / "out", random.Random(20)
-    start = [*flags, "--n", 3, "--concurrency", 4, "--env_kwargs", '{"wait_s": 0.02}']
+    start = [*flags, "--n", 3, "--concurrency", 4, "--env_kwargs", '{"wait_s": 0.05}']
     num_kills, sizes = 0, [0]
     while num_kills < 10:
         with forked(resume() if num_kills else start, place) as running:
@@ -330,7 +331,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_every_episode_once(place
     assert all(before <= after for before, after in pairwise(sizes))
     assert sum(before < after for before, after in pairwise(sizes)) >= 6
     assert sizes[-1] < 450
-    with forked(resume(), place) as running:
+    with forked(resume("--concurrency", 200), place) as running:
         assert running.wait() == 0
     assert ids(run) == sorted(f"{task:06d}/{sample}" for task in range(150) for sample in range(3))
     assert json.loads((run / "metrics.json").read_text())["num_episodes"] == 450
@@ -346,14 +347,15 @@ def test_a_signal_lets_episodes_in_flight_end_and_names_the_command_that_goes_on
     with forked([*flags, "--concurrency", 4, "--env_kwargs", '{"wait_s": 0.1}'], place) as running:
         running.until(lambda: len(lines(run)) >= 4)
         running.signal(number)
-        assert running.wait(20) == code
+        assert running.wait(25) == code, "well before the grace of 30 s is over"
         stderr = running.stderr
-        assert f"{number.name}: finishing 4 episodes in flight, at most 30 s. Once more cancels them." in stderr
+        told = rf"{number.name}: finishing [1-4] episodes in flight, at most 30 s\. Once more cancels them\."
+        assert re.search(told, stderr)
         kept = lines(run)
         assert f"interrupted: {len(kept)} episodes are kept." in stderr
         assert "Traceback" not in stderr
         assert "Result" in running.stdout
-    assert 4 <= len(kept) < 100
+    assert 4 <= len(kept) < 400
     assert {e["stop_reason"] for e in kept} == {"terminated"}
     assert json.loads((run / "metrics.json").read_text())["num_episodes"] == len(kept)
     argv = shlex.split(stderr.rpartition("Go on with: agentenv ")[2])
@@ -379,11 +381,11 @@ def test_a_second_interrupt_cancels_at_once(place, flags):
     with hanging(place, flags) as running:
         running.until(lambda: all_in_flight(place))
         running.signal(signal.SIGINT)
-        running.until(lambda: "finishing 18 episodes" in running.stderr)
+        running.until(lambda: re.search("finishing (18|19|20) episodes", running.stderr))  # two may just be written
         time.sleep(0.3)
         assert running.alive
         running.signal(signal.SIGINT)
-        assert running.wait(5) == 130
+        assert running.wait(25) == 130, "well before the grace of 30 s is over"
         assert "interrupted: 2 episodes are kept" in running.stderr
         assert "Traceback" not in running.stderr
     assert ids(place / "out") == ["000000/0", "000000/1"]
@@ -391,11 +393,13 @@ def test_a_second_interrupt_cancels_at_once(place, flags):
 
 STUBBORN = """
 import asyncio
+from pathlib import Path
 from agentenv import AgentInstance
 
 
 class Stubborn(AgentInstance):
     async def step(self, states):
+        Path("started").touch()
         while True:
             try:
                 await asyncio.sleep(3600)
@@ -416,7 +420,7 @@ def test_a_run_ends_although_a_step_ignores_being_cancelled(place, flags):
 def test_a_failed_run_ends_although_a_step_ignores_being_cancelled(place, flags):
     (place / "stubborn.py").write_text(STUBBORN)
     with forked([*flags, "--env", "stubborn.py:Stubborn", "--step_timeout_s", 0.2], place) as running:
-        assert running.wait(30) == 3
+        assert running.wait() == 3
         assert "ignored being cancelled" in running.stderr
         assert "agentenv: error: run: expected at most 20% of the episodes to fail, got 20 of 20" in running.stderr
 
@@ -424,14 +428,11 @@ def test_a_failed_run_ends_although_a_step_ignores_being_cancelled(place, flags)
 def test_a_third_signal_ends_the_process_whatever_hangs(place, flags):
     (place / "stubborn.py").write_text(STUBBORN)
     with forked([*flags, "--env", "stubborn.py:Stubborn"], place) as running:
-        running.until(lambda: (place / "out/config.json").exists())
-        time.sleep(1.0)
+        running.until(lambda: (place / "started").exists())
         running.signal(signal.SIGINT)
         running.until(lambda: "finishing" in running.stderr)
-        running.signal(signal.SIGINT)
-        time.sleep(0.3)
-        running.signal(signal.SIGINT)
-        assert running.wait(3) == -signal.SIGINT
+        running.signal_until_dead(signal.SIGINT)
+        assert running.wait() == -signal.SIGINT
 
 
 def test_a_resumed_run_with_nothing_left_shows_no_speed(place, flags, capsys):
@@ -461,7 +462,7 @@ def test_episodes_that_do_not_end_within_the_grace_are_cancelled(place, flags):
     with hanging(place, flags, "--grace_s", 0.2) as running:
         running.until(lambda: all_in_flight(place))
         running.signal(signal.SIGTERM)
-        assert running.wait(10) == 143
+        assert running.wait(25) == 143
     assert ids(place / "out") == ["000000/0", "000000/1"]
 
 
@@ -469,7 +470,7 @@ def test_json_stays_json_when_a_run_is_interrupted(place, flags):
     with hanging(place, flags, "--grace_s", 0, "--json") as running:
         running.until(lambda: all_in_flight(place))
         running.signal(signal.SIGINT)
-        assert running.wait(10) == 130
+        assert running.wait(25) == 130
         events = [json.loads(line)["event"] for line in running.stdout.splitlines()]
     assert (events[0], events[-1]) == ("launch", "done")
 
@@ -485,7 +486,7 @@ def test_interrupting_the_start_ends_at_once_without_a_traceback(place, flags):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         running.send_signal(signal.SIGINT)
-        out, err = running.communicate(timeout=10)
+        out, err = running.communicate(timeout=60)
     finally:
         running.kill()
         running.communicate()

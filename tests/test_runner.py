@@ -104,7 +104,20 @@ async def test_never_more_episodes_than_the_concurrency_and_as_many_where_there_
     ended = await run_all(runner, plan(make_tasks(20), 1))
     assert len(ended) == 20
     assert log.most_open == concurrency
-    assert (log.open, runner.num_running) == (0, 0)
+    assert (log.open, runner.num_running, runner.in_flight) == (0, 0, {})
+
+
+async def test_an_episode_is_in_flight_until_its_record_has_been_taken():
+    seen = []
+
+    async def on_end(trajectory):
+        await asyncio.sleep(0)
+        seen.append((trajectory.episode_id in runner.in_flight, runner.num_running, runner.num_done))
+
+    runner = make_runner(concurrency=1)
+    await runner.run(plan(make_tasks(2), 1), on_end)
+    assert seen == [(True, 0, 1), (True, 0, 2)]
+    assert runner.in_flight == {}
 
 
 async def test_a_plan_is_pulled_only_as_far_as_episodes_can_start():
@@ -127,11 +140,15 @@ async def test_a_plan_is_pulled_only_as_far_as_episodes_can_start():
 
 
 async def test_a_slow_episode_holds_no_other_up():
+    ended = []
+
     async def behave(states):
-        await asyncio.sleep(0.3 if states["label"] == "0" else 0)
+        while states["label"] == "0" and len(ended) < 29:
+            await asyncio.sleep(0.001)
         return END
 
-    ended = await run_all(make_runner(behave, concurrency=2), plan(make_tasks(30), 1))
+    runner = make_runner(behave, concurrency=2)
+    await asyncio.wait_for(runner.run(plan(make_tasks(30), 1), ended.append), 60)
     assert ended[-1].episode_id == "t0/0"
 
 
@@ -307,7 +324,7 @@ async def test_drain_lets_episodes_in_flight_end_and_starts_none():
     while runner.num_running < 3:
         await asyncio.sleep(0)
     runner.drain()
-    await asyncio.wait_for(running, 10)
+    await asyncio.wait_for(running, 60)
     assert len(ended) == 3
     assert all(t.error is None and t.stop_reason.terminated for t in ended)
     assert len(runner.engine.requests) == 3
@@ -317,12 +334,17 @@ async def test_drain_ends_the_wait_for_a_retry_and_tries_no_more():
     log = Log()
     policy = ErrorPolicy(max_retries=5, retry_wait_s=60.0, max_error_share=1.0)
     runner = make_runner(raises(InfraError("down")), log=log, policy=policy)
-    ended = []
+    ended, paused, pause = [], asyncio.Event(), runner._pause
+
+    async def pausing(wait_s):
+        paused.set()
+        await pause(wait_s)
+
+    runner._pause = pausing
     running = asyncio.ensure_future(runner.run(plan(make_tasks(1), 1), ended.append))
-    while log.open or not log.env_seeds:
-        await asyncio.sleep(0.001)
+    await asyncio.wait_for(paused.wait(), 60)
     runner.drain()
-    await asyncio.wait_for(running, 10)
+    await asyncio.wait_for(running, 60)
     assert [(t.error.kind, t.attempt) for t in ended] == [("infra", 0)]
     assert len(log.env_seeds) == 1
     assert runner.num_retries == 0

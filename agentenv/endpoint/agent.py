@@ -14,14 +14,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from agentenv.agent import Engine, call
+from agentenv.agent import Engine, check_arguments, create
 from agentenv.chat import Chat
-from agentenv.endpoint.server import Endpoint
+from agentenv.deadlines import StepTimeout, bounded
+from agentenv.endpoint.server import Endpoint, require_server
 from agentenv.endpoint.session import Session, SessionOptions
 from agentenv.episode import EpisodeKey, guarded
 from agentenv.errors import ConfigError, ContractError
@@ -29,8 +32,10 @@ from agentenv.openrlhf import parse_step, scalar
 from agentenv.trajectory import EpisodeError, Trajectory
 from agentenv.types import Limits, Message, SamplingParams, StepResult, StopReason, Task
 
-_CANCEL_GRACE_S = 1.0
-"""Time for a cancelled agent to let go of what it holds."""
+
+def owns_its_loop(value: Any) -> bool:
+    """Whether this is a class of agents that ask for completions themselves: it has `run`, and no `step`."""
+    return inspect.isclass(value) and callable(getattr(value, "run", None)) and not hasattr(value, "step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,11 @@ class AgentContext:
         """The prompt as messages: text is a user's."""
         return [{"role": "user", "content": self.prompt}] if isinstance(self.prompt, str) else list(self.prompt)
 
+    @property
+    def environ(self) -> dict[str, str]:
+        """The variables by which OpenAI's SDKs find the session in another process: add them to its environment."""
+        return {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": self.api_key}
+
 
 @dataclass
 class ChatAgentSource:
@@ -60,28 +70,30 @@ class ChatAgentSource:
 
     The class has `run(context)`, async or plain (which runs in a thread), that gives the reward, or a StepResult with
     it. It may have `on_truncate(context)`, asked for the reward when time or room is out, and `close()`. One server is
-    shared by the episodes that run at the same time, and stops with the last of them.
+    shared by the episodes that run at the same time, and stops with the last of them; `serving` keeps it up between.
     """
 
-    cls: type
+    cls: type[Any]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     options: SessionOptions = field(default_factory=SessionOptions)
     _endpoint: asyncio.Task[Endpoint] | None = field(default=None, init=False, repr=False)
     _num_users: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse a class without `run`, and arguments that its constructor does not take."""
-        if not callable(getattr(self.cls, "run", None)):
+        """Refuse a class without `run`, arguments that its constructor does not take, and a server that lacks."""
+        if not owns_its_loop(self.cls):
             raise ConfigError(
-                f"--env: expected a class with a `run` method, got {self.cls!r}. Write `run(self, context)`."
+                f"--env: expected a class with a `run` method and no `step`, got {self.cls!r}. "
+                "Write `run(self, context)`."
             )
-        try:
-            inspect.signature(self.cls).bind(**self.kwargs)
-        except TypeError as error:
-            raise ConfigError(
-                f"--env_kwargs: expected arguments of {self.cls.__name__}, got {dict(self.kwargs)!r}: {error}. "
-                "Change the JSON."
-            ) from error
+        check_arguments(self.cls, self.kwargs)
+        require_server()
+
+    @property
+    def datasets(self) -> Mapping[str, str | Path]:
+        """Data that comes with the agent, by name."""
+        found: Mapping[str, str | Path] = getattr(self.cls, "datasets", {})
+        return found
 
     async def episode(
         self, task: Task, *, engine: Engine, chat: Chat, sampling: SamplingParams, limits: Limits, key: EpisodeKey
@@ -93,7 +105,8 @@ class ChatAgentSource:
             MissingDependency: the server's libraries are not installed.
         """
         session = Session(chat, engine, sampling=sampling, limits=limits, task=task, key=key, options=self.options)
-        async with self._running() as endpoint:
+        started = time.perf_counter()
+        async with self.serving() as endpoint:
             with endpoint.open(session) as address:
                 prompt, label, metadata = deepcopy((task.prompt, task.label, task.metadata))
                 context = AgentContext(
@@ -102,10 +115,12 @@ class ChatAgentSource:
                 trajectory = await _Run(self, session, context, limits).trajectory()
         if session.fatal is not None:
             raise session.fatal
+        worked = sum(turn.generate_s + turn.step_s for turn in trajectory.turns)
+        trajectory.wait_s = max(0.0, time.perf_counter() - started - worked)
         return trajectory
 
     @contextlib.asynccontextmanager
-    async def _running(self) -> AsyncIterator[Endpoint]:
+    async def serving(self) -> AsyncIterator[Endpoint]:
         """The shared server, started by the first who needs it and closed by the last."""
         if self._endpoint is None:
             self._endpoint = asyncio.create_task(_started())
@@ -126,10 +141,6 @@ async def _started() -> Endpoint:
     return endpoint
 
 
-class _TimedOut(Exception):
-    """A method of the agent took longer than it may."""
-
-
 class _Run:
     """One agent in one session."""
 
@@ -146,7 +157,7 @@ class _Run:
             error = await self._guarded(self._run())
             if error is not None and self.session.limit is not None and self.where == "run":
                 error, self.stop_reason = None, self.session.limit  # it raised what the endpoint told it
-            if self.stop_reason is not None and self.stop_reason is not StopReason.TRUNCATED_BY_ENV:
+            if error is None and self.stop_reason not in (None, StopReason.TRUNCATED_BY_ENV):
                 error = await self._guarded(self._last_word())
         finally:
             self.session.is_closed = True
@@ -156,23 +167,28 @@ class _Run:
             word.reward if word else None,
             word.score if word else None,
             word.info if word else None,
-            stop_reason=StopReason.ERROR if error else self.stop_reason,
+            stop_reason=self.stop_reason,
             error=error,
         )
 
     async def _guarded(self, work: Awaitable[None]) -> EpisodeError | None:
-        """What `work` raised, as the loop would record it."""
+        """What `work` raised, as the loop would record it; the stop reason follows it."""
         session = self.session
         record = Trajectory(session.task, self.limits.max_length, session.key.episode_id)
         await guarded(work, record, lambda: self.where)
+        self.stop_reason = record.stop_reason or self.stop_reason
         return record.error
 
+    async def _create(self) -> None:
+        self.agent = await create(self.source.cls, deepcopy(dict(self.source.kwargs)))
+
     async def _run(self) -> None:
-        self.agent = self.source.cls(**deepcopy(dict(self.source.kwargs)))
+        await bounded(self._create, limit_s=self.limits.step_timeout_s)
         self.where = "run"
+        limit_s = self.limits.episode_timeout_s
         try:
-            value = await _bounded(self.agent.run, self.context, limit_s=self.limits.episode_timeout_s)
-        except _TimedOut:
+            value = await bounded(self.agent.run, self.context, limit_s=limit_s, flag="episode_timeout_s")
+        except StepTimeout:
             self.stop_reason = StopReason.EPISODE_TIMEOUT
             return
         self.result = _result(value, f"{self.source.cls.__name__}.run")
@@ -186,14 +202,14 @@ class _Run:
     async def _last_word(self) -> None:
         self.where, self.session.is_closed = "on_truncate", True
         ask = getattr(self.agent, "on_truncate", None)
-        value = None if ask is None else await _bounded(ask, self.context, limit_s=self.limits.step_timeout_s)
+        value = None if ask is None else await bounded(ask, self.context, limit_s=self.limits.step_timeout_s)
         if value is not None:
             self.result = _result(value, f"{self.source.cls.__name__}.on_truncate")
 
     async def _close(self) -> None:
         self.where = "close"
         if getattr(self.agent, "close", None) is not None:
-            await _bounded(self.agent.close, limit_s=self.limits.step_timeout_s)
+            await bounded(self.agent.close, limit_s=self.limits.step_timeout_s)
 
 
 def _result(value: Any, where: str) -> StepResult:
@@ -201,24 +217,3 @@ def _result(value: Any, where: str) -> StepResult:
     if isinstance(value, StepResult | Mapping):
         return parse_step(value, where)
     return StepResult(reward=scalar(value, where))
-
-
-async def _bounded(method: Callable[..., Any], *args: Any, limit_s: float) -> Any:
-    """Call a method of the agent; one that ignores being cancelled is left behind and holds nobody up."""
-    work = asyncio.ensure_future(call(method, *args))
-    work.add_done_callback(_forget)
-    try:
-        await asyncio.wait({work}, timeout=limit_s)
-        if work.done():
-            return work.result()
-    finally:
-        if not work.done():
-            work.cancel()
-            await asyncio.wait({work}, timeout=_CANCEL_GRACE_S)
-    raise _TimedOut(f"{method.__qualname__}: expected an end within {limit_s:g} s, got none. Raise the limit.")
-
-
-def _forget(work: asyncio.Future[Any]) -> None:
-    # Of a call that was given up nobody asks for the exception, which asyncio would complain about.
-    if not work.cancelled():
-        work.exception()

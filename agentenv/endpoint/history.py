@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from agentenv.types import Message
 
@@ -23,6 +23,15 @@ system: another system prompt; tools: other tools; tool_call: a call of an answe
 dropped: messages are missing, with or without others in their place (compaction). edited: messages were changed or
 put in.
 """
+
+
+MISMATCH = "mismatch"
+"""Where a record keeps it: in the info of the turn that was answered last before the segment."""
+
+
+def began_anew(info: Mapping[str, Any]) -> bool:
+    """Whether the turn of this info is the last before a conversation that an agent began anew."""
+    return info.get(MISMATCH) in get_args(Mismatch)
 
 
 def fingerprint(value: Any) -> str:

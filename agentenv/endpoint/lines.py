@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from agentenv.dialogue import Dialogue, Reply
-from agentenv.endpoint.history import Mismatch, chain, message_fingerprint
+from agentenv.endpoint.history import MISMATCH, Mismatch, chain, message_fingerprint
 from agentenv.endpoint.wire import ChatRequest
 from agentenv.trajectory import Trajectory
 from agentenv.types import Completion, Message, StepResult
@@ -50,7 +50,7 @@ class Call:
     """What it added to the tokens; all of them where it begins a segment."""
     opens: bool
     messages: Sequence[Message]
-    """Those that came with it, for readers."""
+    """Those that came with it, for readers; all of the conversation where it begins a segment."""
     completion: Completion
     action: str
     started: float
@@ -98,15 +98,11 @@ class Work:
     """All that the model sees."""
 
 
-def facts_of(call: Call) -> dict[str, float | str]:
-    """What is noted of a turn: why its segment was begun."""
-    return {} if call.mismatch is None else {"mismatch": str(call.mismatch)}
-
-
 def record(lines: Sequence[Line], trajectory: Trajectory) -> list[Call]:
     """Fill an empty trajectory: a segment for each line, in the order of their last answers; gives the turns' calls.
 
-    Every turn but the last gets a result: the messages that came next, and reward 0.
+    Every turn but the last gets a result: the messages that came next, all of them where they begin a segment, then
+    with the reason in its info (`mismatch`), and reward 0.
     """
     ordered = sorted((line for line in lines if line.calls), key=lambda line: line.calls[-1].number)
     calls = [call for line in ordered for call in line.calls]
@@ -126,7 +122,8 @@ def record(lines: Sequence[Line], trajectory: Trajectory) -> list[Call]:
         trajectory.append_turn(call.completion, call.action, call.generate_s)
         if after is not None:
             waited = max(0.0, after.started - call.started - call.generate_s)
-            trajectory.set_result(StepResult(list(after.messages), info=facts_of(call)), waited)
+            info: dict[str, float | str] = {} if after.mismatch is None else {MISMATCH: after.mismatch}
+            trajectory.set_result(StepResult(list(after.messages), info=info), waited)
     return calls
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import secrets
 import socket
@@ -36,6 +37,20 @@ _MAX_BODY_BYTES = 32 * 1024 * 1024
 _CLOSE_S = 5.0
 """Longest that closing waits for connections."""
 _CLIENT_CLOSED = 499
+
+
+def require_server() -> None:
+    """Refuse to go on where the server's libraries lack.
+
+    Raises:
+        MissingDependency: with the command that installs them.
+    """
+    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingDependency(
+            f"endpoint: expected {' and '.join(missing)}, which serve agents with a loop of their own, got none. "
+            "Install them: pip install 'agentenv[endpoint]'"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +137,11 @@ class Endpoint:
 
     def _made(self) -> Any:
         """The server of the application, which leaves signals to whoever handles them now."""
-        try:
-            import uvicorn
-            from starlette.applications import Starlette
-            from starlette.exceptions import HTTPException
-            from starlette.routing import Route
-        except ImportError as error:
-            raise MissingDependency(
-                f"endpoint: expected starlette and uvicorn, got {error}. Run: pip install 'agentenv[endpoint]'"
-            ) from error
+        require_server()
+        import uvicorn
+        from starlette.applications import Starlette
+        from starlette.exceptions import HTTPException
+        from starlette.routing import Route
 
         class Server(uvicorn.Server):
             """A server inside of somebody else's program."""
@@ -230,7 +241,13 @@ def _streamed(response: Mapping[str, Any], read: ChatRequest) -> Response:
 
 
 async def _http_error(request: Request, error: Any) -> Response:
-    return _json(error_body(str(error.detail), kind="invalid_request_error", code="http_error"), error.status_code)
+    told = str(error.detail)
+    if error.status_code == 404:
+        told = (
+            f"{request.method} {request.url.path}: expected one of /v1/chat/completions and /v1/models, got none of "
+            "them. Use the SDK's chat completions."
+        )
+    return _json(error_body(told, kind="invalid_request_error", code="http_error"), error.status_code)
 
 
 async def _our_error(request: Request, error: Any) -> Response:

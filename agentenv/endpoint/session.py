@@ -8,8 +8,6 @@ after the other, the one that was spoken in last at the end; the reward goes to 
 
 from __future__ import annotations
 
-import asyncio
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,9 +15,10 @@ from typing import Any
 
 from agentenv.agent import Engine
 from agentenv.chat import Chat
+from agentenv.deadlines import sample
 from agentenv.dialogue import Dialogue, Reply
 from agentenv.endpoint.history import Mismatch, chain, classify, link, message_fingerprint, num_shared
-from agentenv.endpoint.lines import Asked, Call, Line, Point, Work, asked, facts_of, record
+from agentenv.endpoint.lines import Asked, Call, Line, Point, Work, asked, record
 from agentenv.endpoint.wire import (
     ChatRequest,
     OutOfRoom,
@@ -38,8 +37,6 @@ from agentenv.tools import ParsedAction, assistant_message
 from agentenv.trajectory import EpisodeError, Trajectory
 from agentenv.types import Completion, Limits, Message, SamplingParams, StepResult, StopReason, Task
 
-_MAX_LOGPROB = 1e-3
-"""Rounding, and no more, may take an engine's log-probability above 0."""
 _HOW_TO_SAMPLE = ("temperature", "top_p", "top_k", "min_p", "seed")
 
 
@@ -148,7 +145,7 @@ class Session:
             number=work.number,
             reply=work.reply,
             opens=is_first,
-            messages=work.asked.new,
+            messages=self._shown(work.asked) if is_first else work.asked.new,
             completion=completion,
             action=self.chat.action_text(completion.token_ids, sampling.stop_token_ids),
             started=started,
@@ -219,11 +216,8 @@ class Session:
     def _rendered(self, asked: Asked) -> Work:
         """The messages rendered from the beginning, in a segment of their own."""
         dialogue = Dialogue(self.chat, self.limits.max_length)
-        messages = [
-            self._as_rendered(message, one) for message, one in zip(asked.request.messages, asked.prints, strict=True)
-        ]
         try:
-            dialogue.begin(messages, list(asked.request.tools) or None)
+            dialogue.begin(self._shown(asked), list(asked.request.tools) or None)
         except (ConfigError, ContractError) as error:
             raise RequestError(f"messages: {error}") from error
         return self._opened(asked, Line(dialogue, self._mismatch(asked)))
@@ -235,6 +229,12 @@ class Session:
         self._lines.append(line)
         self._points.setdefault(asked.key, Point(line, len(line.messages), len(ids), None))
         return work
+
+    def _shown(self, asked: Asked) -> list[Message]:
+        """The messages of a request as the template takes them."""
+        return [
+            self._as_rendered(message, one) for message, one in zip(asked.request.messages, asked.prints, strict=True)
+        ]
 
     def _as_rendered(self, message: Message, one: str) -> Message:
         """A message of the agent's as the template takes it: our own answers as they were said."""
@@ -278,18 +278,16 @@ class Session:
             raise RequestError(f"request: {error}") from error
 
     async def _generate(self, prompt: list[int], sampling: SamplingParams, number: int) -> Completion:
-        limit_s = self.limits.generate_timeout_s
-        try:
-            async with asyncio.timeout(limit_s) as deadline:
-                completion = await self.engine.generate(prompt, sampling, request_id=f"{self.key.episode_id}/{number}")
-        except TimeoutError as error:
-            if not deadline.expired():
-                raise
+        completion = await sample(
+            self.engine, prompt, sampling,
+            request_id=f"{self.key.episode_id}/{number}", limit_s=self.limits.generate_timeout_s,
+        )  # fmt: skip
+        if completion.finish_reason == "abort" or not completion.token_ids:
             raise EngineError(
-                f"generate: expected a completion within {limit_s:g} s, got none. "
-                "Look at the engine, or raise generate_timeout_s."
-            ) from error
-        return _checked(completion, sampling.max_tokens or 0)
+                f"generate: expected a completion, got finish reason {completion.finish_reason!r} and "
+                f"{len(completion.token_ids)} tokens. Look at the engine's log."
+            )
+        return completion
 
     def _take(self, work: Work, call: Call) -> dict[str, Any]:
         """Write an answer down; gives it as OpenAI's message."""
@@ -350,13 +348,13 @@ class Session:
         """Close the session and give its record; without a reward, the last turn has no result.
 
         A budget that a request was refused for is the stop reason, and an engine's failure that no later request made
-        good is the error, whatever the agent says.
+        good is the error, whatever the agent says or raises.
 
         Raises:
             ContractError: the reward, the score or the info is not what a StepResult takes.
         """
         self.is_closed = True
-        error = error or next(iter(self._failures.values()), None)
+        error = next(iter(self._failures.values()), error)
         reason = stop_reason or (StopReason.ERROR if error else self.limit or StopReason.TERMINATED)
         key = self.key
         trajectory = Trajectory(
@@ -367,29 +365,10 @@ class Session:
             result = StepResult(
                 reward=reward,
                 score=score,
-                info={**facts_of(calls[-1]), **(info or {})},
+                info=dict(info or {}),
                 terminated=reason is StopReason.TERMINATED,
                 truncated=reason is StopReason.TRUNCATED_BY_ENV,
             )
             trajectory.set_result(result)
         trajectory.finish(reason, error)
         return trajectory
-
-
-def _checked(completion: Completion, max_tokens: int) -> Completion:
-    """The completion, if it is one that can be recorded."""
-    num, logprobs = len(completion.token_ids), completion.logprobs
-    if completion.finish_reason in ("error", "abort") or num == 0:
-        raise EngineError(
-            f"generate: expected a completion, got finish reason {completion.finish_reason!r} and {num} tokens. "
-            "Look at the engine's log."
-        )
-    if num > max_tokens:
-        raise EngineError(f"generate: expected at most max_tokens={max_tokens} tokens, got {num}. Mend the engine.")
-    wrong = [x for x in logprobs or () if x > _MAX_LOGPROB or x == -math.inf]
-    if wrong or (logprobs is not None and len(logprobs) != num):
-        raise EngineError(
-            f"generate: expected one log-probability a token, finite and at most 0, got "
-            f"{wrong[:1] or len(logprobs or ())} for {num} tokens. Mend the engine."
-        )
-    return completion

@@ -59,9 +59,11 @@ class EnginePool:
 
     Args:
         engines: the engines, at least one.
-        make: a new engine for the place of that index, not yet started, with the weights that the pool has now; None
-            leaves the place of a dead engine empty.
+        make: a new engine for the place of that index, not yet started, with the weights that the pool has now unless
+            they are shared; None leaves the place of a dead engine empty.
         policy: its numbers.
+        share: brings new weights, as (name, tensor) pairs, where all engines find them; what it gives is what their
+            `update_weights` get, and is kept for successors.
     """
 
     def __init__(
@@ -70,12 +72,14 @@ class EnginePool:
         *,
         make: Callable[[int], Engine] | None = None,
         policy: PoolPolicy = PoolPolicy(),
+        share: Callable[[list[tuple[str, Any]]], Awaitable[Any]] | None = None,
     ) -> None:
         self._slots = [Slot(index, engine) for index, engine in enumerate(engines)]
         if not self._slots:
             raise ValueError("EnginePool: expected at least one engine, got none. Pass some.")
         self._dispatch = Dispatch(self._slots, max_in_flight=policy.max_in_flight, max_skew=policy.max_skew)
-        self._make, self.policy = make, policy
+        self._make, self.policy, self._share = make, policy, share
+        self._weights: Any = None  # the last that were shared
         self.policy_version = getattr(self._slots[0].engine, "policy_version", 0)
         """Version of the weights of all engines; set by `update_weights`."""
         self.num_restarts = 0
@@ -155,8 +159,10 @@ class EnginePool:
         Raises:
             EngineError: an engine could not take them; one that died of it is replaced instead.
         """
-        tensors = list(named_tensors)
+        tensors: Any = list(named_tensors)
         async with self._control:
+            if self._share is not None:
+                tensors = self._weights = await self._share(tensors)
             await self._everywhere(lambda engine: engine.update_weights(tensors, policy_version))
             self.policy_version = policy_version
 
@@ -280,6 +286,9 @@ class EnginePool:
 
     async def _join(self, slot: Slot, engine: Any) -> None:
         version = getattr(engine, "policy_version", self.policy_version)
+        if version != self.policy_version and self._weights is not None:
+            await engine.update_weights(self._weights, self.policy_version)
+            version = self.policy_version
         if version != self.policy_version:
             raise EngineError(
                 f"EnginePool: expected a new engine with weights of version {self.policy_version}, got {version}. "

@@ -1,56 +1,58 @@
 """Engines in Ray actors: `open_pool` starts N of them, here or on a cluster, as one engine that outlives their deaths.
 
-What runs inside an actor is HFEngine or VLLMEngine as ever; only token ids and completions travel. Nothing of Ray is
-written to stdout, and only what was started here is shut down.
+What runs inside an actor is HFEngine or VLLMEngine as ever; only token ids and completions travel.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 import os
-import signal
-import socket
-import threading
 from array import array
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from agentenv import __version__
 from agentenv.agent import Tokenizer
+from agentenv.cluster import (
+    ClusterConfig,
+    Need,
+    answer_of,
+    check_node,
+    death_said,
+    hear_of_children,
+    import_ray,
+    ray_session,
+    reserve,
+    without_package,
+)
 from agentenv.engines.pool import EngineDead, EnginePool, PoolPolicy
-from agentenv.errors import AgentEnvError, ConfigError, EngineError, MissingDependency
+from agentenv.errors import AgentEnvError, ConfigError, EngineError
 from agentenv.types import Completion, SamplingParams
 
 EngineBackend = Literal["hf", "vllm_local"]
 
-_LOCAL_STORE_BYTES = 256 << 20
-"""Ray's object store on this machine; completions are small and go past it."""
 _CLOSE_TIMEOUT_S = 20.0
-_CONNECT_TIMEOUT_S = 10.0
 _NUM_CONTROL_CALLS = 16
 """Calls that an actor takes at once besides its requests: pause, weights, close."""
 
 
 @dataclass(frozen=True, slots=True)
 class RayConfig:
-    """Where the actors run and what each gets."""
+    """What the actors run, and what each gets of the cluster."""
 
     num_engines: int = 1
     backend: EngineBackend = "hf"
     """What runs inside each actor."""
-    address: str | None = None
-    """None: RAY_ADDRESS where it is set, else a Ray of our own on this machine; "auto", "ray://HOST:10001", …"""
     cpus: float = 1.0
     """CPU cores of each engine."""
     gpus: float | None = None
-    """GPUs of each engine; None: as many as it computes on where the cluster has them, else 0."""
+    """GPUs of each engine; None: as many as it computes on where the cluster has any, else 0."""
     pool: PoolPolicy = field(default_factory=PoolPolicy)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
     def __post_init__(self) -> None:
         """Refuse numbers that mean nothing."""
@@ -83,19 +85,50 @@ async def open_pool(spec: ActorSpec, config: RayConfig) -> AsyncIterator[EngineP
         ConfigError: no cluster is at the address, this machine lacks the resources, or an engine refuses its arguments.
         EngineError: an engine could not start.
     """
-    with ray_session(config):
-        options = _actor_options(spec, config)
+    cluster = replace(config.cluster, cpus=max(config.cluster.cpus, config.num_engines * config.cpus))
+    with ray_session(cluster):
+        need = Need("--num_engines, --engine_cpus, --engine_gpus", config.num_engines, config.cpus, _gpus(spec, config))
+        async with reserve(need, cluster) as places:
+            spec = _computing_here(spec)
+            calls = {"max_concurrency": config.pool.max_in_flight + _NUM_CONTROL_CALLS}
 
-        def make(_index: int) -> RayEngine:
-            """One more engine of the same kind."""
-            return RayEngine(spec, options)
+            def make(index: int) -> RayEngine:
+                """One more engine of the same kind, in the place of that index."""
+                return RayEngine(spec, calls | places[index])
 
-        pool = EnginePool([make(index) for index in range(config.num_engines)], make=make, policy=config.pool)
-        try:
-            await pool.start()
-            yield pool
-        finally:
-            await pool.close()
+            engines = [make(index) for index in range(config.num_engines)]
+            pool = EnginePool(engines, make=make, policy=config.pool, share=_share)
+            try:
+                await pool.start()
+                yield pool
+            finally:
+                await pool.close()
+
+
+def _gpus(spec: ActorSpec, config: RayConfig) -> float:
+    """GPUs of each engine: asked for, or as many as it computes on where the cluster has any."""
+    if config.gpus is not None:
+        return config.gpus
+    if spec.device == "cpu" or not import_ray().cluster_resources().get("GPU", 0.0):
+        return 0.0
+    return float(_world_size(spec))
+
+
+def _world_size(spec: ActorSpec) -> int:
+    return math.prod(int(spec.args.get(f"{kind}_parallel_size", 1)) for kind in ("tensor", "pipeline"))
+
+
+def _computing_here(spec: ActorSpec) -> ActorSpec:
+    """Have vLLM compute on the GPUs of its own actor: in a place that Ray holds, it would start an actor for each."""
+    if spec.backend != "vllm_local" or _world_size(spec) == 1:
+        return spec
+    return replace(spec, args={"distributed_executor_backend": "mp", **spec.args})
+
+
+async def _share(named_tensors: list[tuple[str, Any]]) -> Any:
+    """Weights in Ray's object store: put there once, fetched by every node once."""
+    tensors = [(name, tensor.detach().cpu()) for name, tensor in named_tensors]
+    return await asyncio.to_thread(import_ray().put, tensors)
 
 
 class RayEngine:
@@ -114,15 +147,12 @@ class RayEngine:
 
     async def start(self) -> None:
         """Place the actor and load the model in it."""
-        ray = _ray()
+        ray = import_ray()
         # Ray's own restarts would bring an actor back without its engine; the pool makes a whole new one.
         cls = ray.remote(EngineActor).options(max_restarts=0, max_task_retries=0, **self._options)
         self._actor = cls.remote(self._spec)
         self.pid, self.policy_version, version = await self._ask("start")
-        if version != __version__:
-            raise ConfigError(
-                f"--engine ray: expected agentenv {__version__} on every node, got {version}. Install the same there."
-            )
+        check_node("--engine ray", version)
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
@@ -144,14 +174,15 @@ class RayEngine:
         await self._ask("resume")
 
     async def update_weights(self, named_tensors: Iterable[tuple[str, Any]], policy_version: int) -> None:
-        """See the engine's own; the tensors travel through Ray's object store, once per engine."""
-        tensors = [(name, tensor.detach().cpu()) for name, tensor in named_tensors]
-        await self._ask("update_weights", tensors, policy_version)
+        """See the engine's own; tensors that are in Ray's object store already are fetched from there."""
+        known = isinstance(named_tensors, import_ray().ObjectRef)
+        shared = named_tensors if known else await _share(list(named_tensors))
+        await self._ask("update_weights", shared, policy_version)
         self.policy_version = policy_version
 
     async def close(self) -> None:
         """Close the engine where it still answers, then end the actor's process."""
-        actor, ray = self._actor, _ray()
+        actor, ray = self._actor, import_ray()
         if actor is None:
             return
         try:
@@ -164,16 +195,11 @@ class RayEngine:
 
     async def _ask(self, method: str, *args: Any) -> Any:
         """A method of the actor, with Ray's errors as ours."""
-        ray = _ray()
+        ray = import_ray()
         if self._actor is None:
             raise EngineDead("RayEngine: expected a started engine, got none or a closed one. Make a new one.")
         try:
-            answer = getattr(self._actor, method).remote(*args)
-            try:
-                return await answer
-            except asyncio.CancelledError:
-                ray.cancel(answer)
-                raise
+            return await answer_of(getattr(self._actor, method).remote(*args))
         except ray.exceptions.RayTaskError as error:
             cause = error.cause
             if isinstance(cause, AgentEnvError):
@@ -200,6 +226,7 @@ class EngineActor:
         """Load the model; process id, policy version, and the version of agentenv."""
         from agentenv.engines import make_engine
 
+        hear_of_children()
         spec = self._spec
         self._engine = make_engine(
             spec.backend, spec.model, spec.tokenizer, device=spec.device, dtype=spec.dtype, args=dict(spec.args)
@@ -251,118 +278,5 @@ def _death_told() -> Iterator[None]:
 
 
 def _as_death(method: str, error: Exception) -> AgentEnvError:
-    first = str(error).strip().partition("\n")[0]
-    said = str(error)
-    if "ModuleNotFoundError" in said and "agentenv" in said:
-        return ConfigError(
-            f"--engine ray: expected agentenv {__version__} on every node, got one without it. "
-            f"Install it there: pip install 'agentenv[ray]=={__version__}'"
-        )
-    return EngineDead(f"RayEngine.{method}: expected a living actor, got {type(error).__name__}: {first}")
-
-
-@contextmanager
-def ray_session(config: RayConfig) -> Iterator[None]:
-    """A running Ray: the one that is there already, else the one at the address, else one of our own, ended after.
-
-    Raises:
-        MissingDependency: Ray is not installed.
-        ConfigError: nothing answers at the address.
-    """
-    ray = _ray()
-    if ray.is_initialized():
-        yield
-        return
-    address = config.address or os.environ.get("RAY_ADDRESS") or "local"
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "runtime_env": _runtime_env()}
-    if address == "local":
-        options |= {
-            "num_cpus": max(os.cpu_count() or 1, math.ceil(config.num_engines * config.cpus)),
-            "include_dashboard": False,
-            "object_store_memory": _LOCAL_STORE_BYTES,
-            # vLLM's processes end with their actor, however that ends.
-            "_system_config": {"kill_child_processes_on_worker_exit_with_raylet_subreaper": True},
-        }
-    try:
-        _knock(address)
-        with _own_sigterm():
-            ray.init(address=address, **options)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        first = str(error).strip().partition("\n")[0]
-        raise ConfigError(
-            f"--ray_address: expected a Ray cluster at {address!r}, got {type(error).__name__}: {first} "
-            "Start one (ray start --head), or leave the flag out for one of our own."
-        ) from error
-    _keep_stdout_clean()
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def _knock(address: str) -> None:
-    """Fail at once where nothing listens; Ray itself tries for minutes."""
-    host, _, port = address.removeprefix("ray://").partition("/")[0].rpartition(":")
-    if host and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
-
-
-@contextmanager
-def _own_sigterm() -> Iterator[None]:
-    """Ray sets its own handler, which ends the process at once; ours stays."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-
-
-def _keep_stdout_clean() -> None:
-    """Ray prints the death of a worker on stdout even where it was told not to log to the driver."""
-    from ray._private import worker
-
-    if hasattr(worker, "_worker_logs_enabled"):
-        worker._worker_logs_enabled = False
-
-
-def _runtime_env() -> dict[str, Any]:
-    """Actors find this package as this process did; an installed one is expected on every node, like Ray itself."""
-    root = Path(__file__).resolve().parents[2]
-    if root.name in ("site-packages", "dist-packages"):
-        return {}
-    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return {"env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys([str(root), *filter(None, known)]))}}
-
-
-def _actor_options(spec: ActorSpec, config: RayConfig) -> dict[str, Any]:
-    """Resources of one actor, where they can be had."""
-    ray = _ray()
-    there = ray.cluster_resources()
-    wanted, gpus = config.num_engines, config.gpus
-    if gpus is None:
-        each = int(spec.args.get("tensor_parallel_size", 1)) if spec.device != "cpu" else 0
-        gpus = float(each) if there.get("GPU", 0.0) >= each * wanted else 0.0
-    elif len(ray.nodes()) == 1 and there.get("GPU", 0.0) < gpus * wanted:
-        raise ConfigError(
-            f"--engine_gpus: expected {gpus * wanted:g} GPUs for {wanted} engines, got {there.get('GPU', 0.0):g}. "
-            "Use fewer engines, or a share of a GPU each."
-        )
-    return {
-        "num_cpus": config.cpus,
-        "num_gpus": gpus,
-        "max_concurrency": config.pool.max_in_flight + _NUM_CONTROL_CALLS,
-    }
-
-
-def _ray() -> Any:
-    try:
-        import ray
-        import ray.exceptions
-    except ImportError as error:
-        raise MissingDependency(
-            f"--engine ray: expected Ray, got {error}. Install it: pip install 'agentenv[ray]'"
-        ) from error
-    return ray
+    absent = without_package("--engine ray", error)
+    return absent or EngineDead(f"RayEngine.{method}: expected a living actor, got {death_said(error)}")

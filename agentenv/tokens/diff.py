@@ -19,11 +19,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, Literal
 from unicodedata import normalize
 
 from agentenv.agent import Tokenizer
 from agentenv.encoding import encoder_of
+from agentenv.endpoint.history import began_anew
 from agentenv.errors import ConfigError
 from agentenv.template import Template, as_parts, probe, render
 from agentenv.tokens.alignment import Gap, equal_runs, gaps_between, slid
@@ -133,14 +135,19 @@ class _Comparison:
         self.spans = trajectory.spans(segment) or [Span(0, 0, "prompt", -1)]
         self.ours = TokenText(tokenizer, trajectory.segments[segment].token_ids.tolist())
         self.added = encoder_of(tokenizer).added_ids
-        self.says = _message_of_turns(trajectory)
+        says = _message_of_turns(trajectory)
+        self.first = _first_message(trajectory, segment, says)
+        self.says = [index - self.first for index in says]
 
     def run(self, messages: Sequence[Message]) -> list[Mismatch]:
         """The mismatches in the order of the tokens."""
         last = self.spans[-1]
         action = self.ours.text(last.start, last.end) if last.kind == "action" else ""
+        messages = messages[self.first :]
         said = [{key: item for key, item in message.items() if key != "trusted"} for message in messages]
         for turn, index in zip(self.trajectory.turns, self.says, strict=True):
+            if index < 0:
+                continue  # of a conversation before this one
             said[index]["content"] = self._content(turn, str(said[index]["content"]))
         self.messages = said[: self._end(last, len(messages))]
         shaped = [as_parts(message) for message in self.messages] if self.template.parts else self.messages
@@ -164,7 +171,7 @@ class _Comparison:
         """The messages with the actions' calls apart; the template's refusal stands where there are none."""
         known = tool_format(self.tokenizer, self.stop_token_ids)
         parsed = {index: known.parse(str(messages[index]["content"]), turn_index=turn, tools=self.tools)
-                  for turn, index in enumerate(self.says) if index < len(messages)}  # fmt: skip
+                  for turn, index in enumerate(self.says) if 0 <= index < len(messages)}  # fmt: skip
         as_json = known.arguments_as_json
         return [
             assistant_message(parsed[i], as_json=as_json) if i in parsed and parsed[i].items else message
@@ -247,7 +254,7 @@ class _Comparison:
         return Mismatch(
             kind=self._kind(gap, role, written),
             segment=self.segment,
-            message=index,
+            message=None if index is None else index + self.first,
             role=role,
             line=line,
             template_line=written,
@@ -372,3 +379,13 @@ def _message_of_turns(trajectory: Trajectory) -> list[int]:
         said = turn.result.observation if turn.bridge is not None and turn.result is not None else ""
         at += 0 if not said else 2 if isinstance(said, str) else 1 + len(said)  # after nothing the turn goes on
     return found
+
+
+def _first_message(trajectory: Trajectory, segment: int, says: Sequence[int]) -> int:
+    """Where the conversation of a segment begins: at the prompt, or where an agent of the endpoint began anew."""
+    first = 0
+    for index, (turn, after) in enumerate(pairwise(trajectory.turns)):
+        opened = turn.segment < after.segment <= segment
+        if opened and turn.result is not None and began_anew(turn.result.info):
+            first = says[index] + 1
+    return first

@@ -308,7 +308,9 @@ def _flags(path: str | Path) -> tuple[RunConfig, EngineName]:
     try:
         flags: Mapping[str, Any] = stored["flags"]
         known = {key: tuple(value) if isinstance(value, list) else value for key, value in flags.items()}
-        return RunConfig(**known), stored["resolved"]["engine"]  # type: ignore[arg-type]
+        engine: EngineName = stored["resolved"]["engine"]
+        # What sampled was inside Ray's actors; to score once, one engine in this process does.
+        return RunConfig(**known), flags["engine_backend"] if engine == "ray" else engine  # type: ignore[arg-type]
     except (KeyError, TypeError) as error:
         raise ConfigError(
             f"{path}: expected the flags of `agentenv run` in its config.json, got {error!r}. "

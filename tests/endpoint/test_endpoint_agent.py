@@ -192,3 +192,52 @@ def test_a_class_without_run_and_wrong_arguments_are_refused():
         ChatAgentSource(int)
     with pytest.raises(ConfigError, match="trys"):
         ChatAgentSource(Agent, {"trys": 1})
+
+
+async def test_an_agent_that_dies_of_a_failed_engine_is_an_infrastructure_error():
+    """Its own exception says the same later and with less: the run tries the episode again."""
+    chat = chat_of("Qwen3")
+    trajectory, _ = await episode(Agent, ScriptedEngine(["41"], chat.tokenizer, crash_at=[1]))
+    assert (trajectory.stop_reason, trajectory.error.kind, trajectory.error.type) == (
+        StopReason.ERROR, "infra", "EngineError",
+    )  # fmt: skip
+
+
+async def test_a_constructor_may_be_async_and_has_a_deadline():
+    class Slow(Agent):
+        async def __init__(self, wait_s=0.0):
+            await asyncio.sleep(wait_s)
+            super().__init__()
+
+    trajectory, _ = await episode(Slow, ["42"])
+    assert trajectory.reward == 1.0
+    trajectory, _ = await episode(Slow, ["42"], limits=Limits(step_timeout_s=0.05), wait_s=30)
+    assert (trajectory.stop_reason, trajectory.error.type, trajectory.error.where) == (
+        StopReason.STEP_TIMEOUT, "StepTimeout", "create",
+    )  # fmt: skip
+
+
+async def test_a_last_word_or_a_close_that_hangs_is_given_up():
+    class Hanging(Agent):
+        async def on_truncate(self, context):
+            await asyncio.sleep(30)
+
+    trajectory, _ = await episode(Hanging, ["41"], limits=Limits(max_turns=2, step_timeout_s=0.05))
+    assert (trajectory.stop_reason, trajectory.error.type) == (StopReason.STEP_TIMEOUT, "StepTimeout")
+    assert (trajectory.error.where, len(trajectory.turns)) == ("on_truncate", 2)
+    assert trajectory.wait_s > 0
+
+
+async def test_a_server_that_is_kept_up_serves_one_episode_after_another():
+    chat = chat_of("Qwen3")
+    engine = ScriptedEngine(["42"], chat.tokenizer)
+    source, ports = ChatAgentSource(Agent), set()
+    async with source.serving() as endpoint:
+        for number in range(3):
+            trajectory = await source.episode(
+                Task("What is 6 x 7?", "42"), engine=engine, chat=chat, sampling=SamplingParams(), limits=Limits(),
+                key=EpisodeKey(f"e{number}"),
+            )  # fmt: skip
+            assert trajectory.reward == 1.0
+            ports.add((await source._endpoint).port)
+    assert (ports, source._endpoint) == ({endpoint.port}, None)

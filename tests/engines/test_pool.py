@@ -80,6 +80,31 @@ def hang(request):
 # --- dispatch -------------------------------------------------------------------------------------------------------
 
 
+async def test_weights_are_shared_once_and_a_successor_gets_them():
+    shared, made = [], []
+
+    async def share(tensors):
+        shared.append(tensors)
+        return [("shared", len(tensors))]
+
+    def make(index):
+        made.append(Fragile())
+        return made[-1]
+
+    engines = [Fragile(), Fragile()]
+    pool = EnginePool(engines, make=make, policy=QUICK, share=share)
+    await pool.update_weights(iter([("a", 1), ("b", 2)]), 3)
+    assert shared == [[("a", 1), ("b", 2)]]
+    assert [engine.calls for engine in engines] == [[[("shared", 2)]]] * 2
+    engines[0].dead = True
+    for index in range(4):
+        await asyncio.wait_for(pool.generate([1, 2], SAMPLING, request_id=f"{index}/0"), 5)
+    await until(lambda: pool.num_alive == 2)
+    assert made[0].calls == [[("shared", 2)]]
+    assert made[0].policy_version == 3
+    await pool.close()
+
+
 async def test_requests_go_to_the_least_loaded_engine():
     engines = [Fragile(hang), Fragile(hang), Fragile(hang)]
     pool = EnginePool(engines, policy=QUICK)

@@ -13,9 +13,11 @@ import pytest
 TESTS = Path(__file__).parents[1]
 EPISODE, RUNNER, RUN = "test_episode.py", "test_runner.py", "test_run.py"
 RECORD, RECORD_FAULTS = "test_record.py", "test_record_faults.py"
+OUTBOX = "test_outbox.py"
 HTTP, VLLM, HF, POOL = (
     "engines/test_vllm_http.py", "engines/test_vllm_real.py", "engines/test_hf.py", "rewards/test_math_pool.py",
 )  # fmt: skip
+RAY, ENGINE_POOL = "engines/test_ray.py", "engines/test_pool.py"
 ENGINES, LOG, RUNS, STALLS = (
     "faults/test_engine_faults.py", "faults/test_log_faults.py", "faults/test_run_faults.py", "faults/test_stalls.py",
 )  # fmt: skip
@@ -154,8 +156,21 @@ FAULTS = {
     ),
     14: Fault(
         "Ray actor killed, node or object lost, constructor fails",
-        {},
-        "Ray actors: issue 4, item 3, tests/engines/test_ray.py.",
+        {
+            RAY: [
+                "test_an_actor_that_is_gone_is_replaced_and_its_requests_are_served",
+                "test_what_an_actor_cannot_do_is_one_clear_error",
+                "test_a_run_loses_nothing_when_one_of_its_two_actors_is_killed",
+                "test_killing_the_driver_ends_the_engines_and_the_ray_that_it_started",
+            ],
+            ENGINE_POOL: [
+                "test_the_requests_of_an_engine_that_dies_move_to_another_at_once",
+                "test_an_engine_that_cannot_start_again_is_tried_with_longer_waits",
+                "test_one_death_more_than_allowed_stops_the_run",
+                "test_an_engine_that_cannot_start_fails_the_start_and_closes_the_others",
+            ],
+        },
+        "A node lost is its actors killed; objects hold weights alone, which every successor is given anew.",
     ),
     15: Fault(
         "one sample of a group fails",
@@ -204,7 +219,7 @@ FAULTS = {
             POOL: ["test_a_worker_killed_once_in_a_check_is_replaced_and_the_check_repeated"],
             VLLM: ["test_death_of_vllm_is_named_ctrl_c_is_ours_and_stdout_stays_clean"],
         },
-        "Sandboxes: issue 6; actors: as 14.",
+        "Sandboxes: issue 6; actors: 14.",
     ),
     21: Fault(
         "kill during a write, before every call of it",
@@ -214,9 +229,12 @@ FAULTS = {
         "A trainer's checkpoint: issue 5.",
     ),
     22: Fault(
-        "ENOSPC, EDQUOT, EROFS, EIO, EMFILE, ENOMEM",
+        "ENOSPC, EDQUOT, EROFS, EIO, EMFILE, ENOMEM; a disk that hangs",
         {
             LOG: [
+                "test_a_run_whose_disk_hangs_ends_after_a_signal_and_names_what_is_not_stored",
+                "test_a_run_whose_disk_hangs_is_stopped_by_the_watchdog_without_a_signal",
+                "test_a_run_whose_last_sync_hangs_says_so_and_ends",
                 "test_every_error_of_the_disk_stops_the_run_keeps_what_is_there_and_is_over_when_it_is",
                 "test_every_error_on_opening_is_one_line_of_configuration_and_leaves_no_lock",
             ],
@@ -225,6 +243,7 @@ FAULTS = {
                 "test_a_full_disk_stops_the_run_and_keeps_every_earlier_line",
                 "test_no_file_descriptor_left_is_a_config_error",
             ],
+            OUTBOX: ["test_an_append_that_hangs_is_named_and_neither_the_metrics_nor_the_end_wait_for_it"],
         },
         "Checkpoints: issue 5; the sandbox's folder: issue 6.",
     ),
@@ -248,16 +267,21 @@ FAULTS = {
         {
             STALLS: [
                 "test_deadlines_and_intervals_are_measured_with_clocks_that_never_jump",
+                "test_time_in_which_the_process_was_stopped_is_no_lag_and_time_in_which_it_was_not_is",
                 "test_a_run_under_a_jumping_clock_is_as_any_other",
             ],
         },
     ),
     25: Fault(
-        "SIGINT once, twice, three times, SIGTERM, SIGHUP",
+        "SIGINT once, twice, three times, SIGTERM, SIGHUP with a terminal that is gone",
         {
             RUNS: [
                 "test_one_signal_drains_and_leaves_no_process",
                 "test_a_closed_terminal_means_nothing_to_a_run_under_nohup",
+                "test_a_terminal_that_closes_drains_the_run_which_records_all_the_same",
+                "test_a_terminal_that_hangs_up_twice_still_drains",
+                "test_a_run_whose_output_nobody_reads_any_more_goes_on_to_its_end",
+                "test_a_signal_wakes_an_idle_event_loop_and_the_handlers_are_given_back",
             ],
             RUN: [
                 "test_a_second_interrupt_cancels_at_once",
@@ -271,9 +295,12 @@ FAULTS = {
     26: Fault(
         "SIGSTOP, then SIGCONT",
         {
-            STALLS: ["test_a_run_that_is_stopped_and_continued_dispatches_nothing_twice_and_stalls_not"],
+            STALLS: [
+                "test_a_run_that_is_stopped_and_continued_dispatches_nothing_twice_and_stalls_not",
+                "test_a_stall_is_counted_in_looks_so_that_a_stopped_process_is_none",
+            ],
         },
-        "2.5 s instead of 60. Deadlines of steps and generations count the stopped time, the stall watchdog does not.",
+        "5 s instead of 60. Deadlines of steps and generations count the stopped time, the stall watchdog does not.",
     ),
     27: Fault(
         "unknown host, half-open TCP, RST, slowloris",
@@ -306,7 +333,7 @@ FAULTS = {
         {
             ENGINES: ["test_an_exception_that_cannot_be_pickled_keeps_its_type_message_and_place"],
         },
-        "The maths grader's workers speak JSON and never pickle; actors: as 14.",
+        "The maths grader's workers speak JSON and never pickle.",
     ),
     33: Fault(
         "shutdown with many in flight returns within the grace",
@@ -355,7 +382,12 @@ FAULTS = {
     38: Fault(
         "no further process or thread can be had",
         {
-            RUNS: ["test_no_thread_to_be_had_is_infrastructure"],
+            RUNS: [
+                "test_a_thread_that_cannot_be_had_at_once_is_waited_for",
+                "test_no_thread_to_be_had_is_infrastructure",
+                "test_episodes_are_stored_although_no_thread_can_be_had_any_more",
+            ],
+            OUTBOX: ["test_where_no_thread_can_be_had_episodes_are_stored_all_the_same"],
             POOL: ["test_a_missing_interpreter_is_a_failure"],
         },
         "Sandboxes: issue 6.",

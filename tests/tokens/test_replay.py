@@ -360,6 +360,16 @@ def test_run_directory_is_replayed_with_its_own_flags(run_directory):
     assert (report.exit_code, report.num_episodes, report.num_turns) == (0, 4, 8)
 
 
+def test_a_run_on_ray_is_replayed_on_what_ran_inside_its_actors(run_directory):
+    path = run_directory / "config.json"
+    document = json.loads(path.read_text())
+    document["config"]["resolved"]["engine"] = document["config"]["flags"]["engine"] = "ray"
+    document["config"]["flags"]["engine_backend"] = "hf"
+    path.write_text(json.dumps(document))
+    report = asyncio.run(replay_run(run_directory, tolerance=1e-4))  # with its engine's arguments, too
+    assert (report.exit_code, report.num_episodes) == (0, 4)
+
+
 def test_tampered_run_directory_differs(run_directory, tmp_path):
     trajectories = list(read_trajectories(run_directory))
     trajectories[1].segments[0].logprobs[trajectories[1].turns[1].start] -= 0.1

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,11 @@ EXPECTED = {
     "game": [None, 2, 1.0, "terminated"],
     "own_loop": [None, 2, 1.0, "terminated"],
     "own_loop_queue": [None, 1, 0.0, "terminated"],
+    "retrying": [None, 3, 1.0, "terminated"],
+    "screens": [None, 3, 1.0, "terminated"],
 }
 """error, turns, reward and stop reason of every episode."""
+GUIDE = ROOT.parent / "shared/seeds/openrlhf-custom-rewards-guide.txt"
 NAMES = ("AgentExecutorBase", "AgentInstanceBase", "MultiTurnAgentExecutor")
 
 
@@ -37,6 +41,7 @@ def installed(request, tmp_path):
     (package / "__init__.py").write_text("")
     classes = "".join(f"class {name}(ABC):\n    @abstractmethod\n    def x(self): ...\n" for name in NAMES)
     (package / "agent.py").write_text(f"from abc import ABC, abstractmethod\n{classes}")
+    (package / "logging_utils.py").write_text("from logging import getLogger as init_logger\n")
     return tmp_path / "site"
 
 
@@ -44,7 +49,7 @@ def test_files_of_both_contracts_run_by_command(installed, tmp_path):
     path = [str(ROOT), str(ROOT / "envs"), *([str(installed)] if installed else [])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, str(Path(__file__).parent / "run_files.py"), str(tmp_path), *EXPECTED]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("FILE ", "MODULE "))]
     for kind, text in lines[:-1]:
@@ -56,6 +61,28 @@ def test_files_of_both_contracts_run_by_command(installed, tmp_path):
         assert modules == ["openrlhf.utils.agent"] * 3
     else:
         assert (file, modules) == (None, ["agentenv.executor", "agentenv.agent", "agentenv.executor"])
+
+
+@pytest.mark.skipif(not GUIDE.is_file(), reason="the guide lies beside the repository, not in it")
+@pytest.mark.parametrize(
+    ("name", "heading", "own"),
+    [
+        ("template", "**Template** (`agent_func.py`)", {"def calculate_reward(action_text, label):"}),
+        ("math_agent", "### Example: Math Problem Solving Agent", {"# agent_func_math.py"}),
+    ],
+)
+def test_the_files_of_the_guide_are_the_guides_own(name, heading, own):
+    """Its text has lost indentation and backslashes: line by line nothing else differs."""
+
+    def lines(text):
+        told = [" ".join(line.replace("\\", "").split()).rstrip(",") for line in text.splitlines()]
+        return [line for line in told if line and line not in own]
+
+    guide = GUIDE.read_text().split(heading)[1].split("```python\n")[1].split("```")[0]
+    file = (ROOT / f"tests/agent_funcs/{name}.py").read_text().replace("    return float(label in action_text)\n", "")
+    head, _, body = file.partition("\nfrom ")
+    assert all(line.startswith("#") for line in head.splitlines())
+    assert lines("from " + body) == lines(guide)
 
 
 def test_a_file_loads_where_openrlhfs_own_imports_fail(tmp_path):
@@ -70,7 +97,7 @@ def test_a_file_loads_where_openrlhfs_own_imports_fail(tmp_path):
         "print(f.executor_cls.__mro__[1].__module__, [n for n in sys.modules if n.startswith('openrlhf')])"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path / "site")])}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=240)
     assert done.stdout.strip() == "agentenv.executor []", done.stderr[-2000:]
 
 
@@ -98,5 +125,14 @@ except ConfigError:
     print(first, same(), issubclass(loaded.executor_cls, before.AgentExecutorBase))
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path / "site")])}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=240)
     assert done.stdout.strip() == "True True False", done.stderr[-2000:]
+
+
+@pytest.mark.skipif(not FOLDER.is_dir(), reason=f"OpenRLHF is not in {FOLDER}: make test-slow installs it")
+def test_openrlhf_has_the_flags_that_the_readme_names_for_it():
+    known = set(re.findall(r'"--([\w.]+)"', (FOLDER / "openrlhf/cli/train_ppo_ray.py").read_text()))
+    named = re.findall(r"^\| 0\.(?:11\.2|10\.2 to) .*", (ROOT / "README.md").read_text(), re.MULTILINE)
+    flags = set(re.findall(r"--([\w.]+)", " ".join(named)))
+    assert len(flags) == 5
+    assert flags - known == {"algo.advantage.is_correction_enable"}  # up to 0.11.1

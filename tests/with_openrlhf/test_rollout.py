@@ -10,31 +10,49 @@ import pytest
 from tests.models import make_tiny_qwen2
 from tests.with_openrlhf.where import needs_openrlhf, python
 
-pytestmark = [pytest.mark.slow, needs_openrlhf]
+pytestmark = [pytest.mark.slow, needs_openrlhf, pytest.mark.timeout(900)]  # the first test waits for vLLM
 
 FOLDER = Path(__file__).parent
-MAX_LENGTH, CAP, NUM = 500, 20, 2
-QUESTIONS = [("What is 1 + 1?", "2"), ("What is 2 + 2?", "4"), ("What is the label of this row?", "")]
-"""The last row's label is no answer, so its episodes fail."""
+CAP, NUM = 20, 2
+BATCHES = {
+    "token": {
+        "level": "token",
+        "max_len": 500,
+        "questions": [("What is 1 + 1?", "2"), ("And 2 + 2?", "4"), ("Who?", "")],
+    },
+    "off": {"level": "off", "max_len": 500, "questions": [("What is 3 + 3?", "6"), ("What is this?", "")]},
+    "short": {"level": "token", "max_len": 60, "questions": [("What is 4 + 4?", "8")]},
+}
+"""With log-probabilities and without, and one with room for a single turn. No answer "": those episodes fail."""
+
+
+def rows_of(questions):
+    return [{"prompt": f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n", "label": a} for q, a in questions]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return make_tiny_qwen2(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture(scope="module", params=["token", "off"])
-def rollout(request, model, tmp_path_factory):
-    """The Experiences of a rollout batch, and what vLLM sampled and the environment paid for them."""
+def rollouts(tmp_path_factory):
+    """All Experiences by batch, and what vLLM sampled and the environment paid: one start of Ray and vLLM for all."""
     record = tmp_path_factory.mktemp("rollout") / "record.jsonl"
-    rows = [{"prompt": f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n", "label": a} for q, a in QUESTIONS]
+    batches = {
+        name: {"rows": rows_of(b["questions"]), "max_len": b["max_len"], "max_new_tokens": CAP, "level": b["level"]}
+        for name, b in BATCHES.items()
+    }
     arguments = {
-        "model": str(model), "agent_func": str(FOLDER / "files/recorded_math_retry.py"), "rows": rows,
-        "max_len": MAX_LENGTH, "max_new_tokens": CAP, "level": request.param,
+        "model": str(make_tiny_qwen2(tmp_path_factory.mktemp("model") / "tiny")),
+        "agent_func": str(FOLDER / "files/recorded_math_retry.py"), "batches": batches,
     }  # fmt: skip
-    said = python(FOLDER / "rollout.py", json.dumps(arguments), RECORD=str(record), VLLM_CPU_KVCACHE_SPACE="1")
+    variables = {"RECORD": str(record), "VLLM_CPU_KVCACHE_SPACE": "1"}
+    said = python(FOLDER / "rollout.py", json.dumps(arguments), timeout=840, **variables)
     experiences = [json.loads(line.removeprefix("EXPERIENCE ")) for line in said.splitlines() if "EXPERIENCE" in line]
-    return experiences, [json.loads(line) for line in record.read_text().splitlines()], request.param
+    return experiences, [json.loads(line) for line in record.read_text().splitlines()]
+
+
+@pytest.fixture(params=BATCHES)
+def rollout(request, rollouts):
+    """The Experiences of one batch, the notes, and the batch's name."""
+    experiences, notes = rollouts
+    return [e for e in experiences if e["batch"] == request.param], notes, request.param
 
 
 def ids_of(experience):
@@ -55,17 +73,17 @@ def failed(experience):
 
 
 def test_every_sample_of_every_prompt_becomes_an_experience(rollout):
-    experiences, _, _ = rollout
-    assert len(experiences) == NUM * len(QUESTIONS)
-    assert sorted(e["labels"][0] for e in experiences) == ["", "", "2", "2", "4", "4"]
+    experiences, _, name = rollout
+    answers = [answer for _, answer in BATCHES[name]["questions"]]
+    assert sorted(e["labels"][0] for e in experiences) == sorted(answers * NUM)
     assert [failed(e) for e in experiences] == [e["labels"] == [""] for e in experiences]
 
 
 def test_the_action_mask_covers_what_vllm_sampled_and_nothing_else(rollout):
-    experiences, notes, _ = rollout
+    experiences, notes, name = rollout
     for experience in (e for e in experiences if not failed(e)):
         turns, mask = turns_of(experience, notes), [0, *experience["action_mask"][0]]
-        assert len(turns) == 3
+        assert [len(turns)] == experience["info"]["num_turns"] == [1 if name == "short" else 3]
         expected = [0] * len(ids_of(experience))
         for turn in turns:
             start = len(turn["prompt"])
@@ -74,9 +92,9 @@ def test_the_action_mask_covers_what_vllm_sampled_and_nothing_else(rollout):
 
 
 def test_the_log_probabilities_are_vllms_own_at_the_actions_and_zero_elsewhere(rollout):
-    experiences, notes, level = rollout
+    experiences, notes, name = rollout
     for experience in experiences:
-        if level == "off":
+        if BATCHES[name]["level"] == "off":
             assert experience["rollout_log_probs"] is None
             continue
         expected = [0.0] * len(ids_of(experience))
@@ -111,13 +129,20 @@ def test_a_failed_episode_is_a_sample_of_one_action_token_with_a_neutral_reward(
     experiences, _, _ = rollout
     for experience in filter(failed, experiences):
         assert sum(experience["action_mask"][0]) == experience["action_mask"][0][-1] == 1
+        assert experience["attention_mask"] == [[1] * len(ids_of(experience))]
         assert (experience["rewards"], experience["truncated"]) == ([0.0], [False])
 
 
+def test_an_episode_without_room_for_its_next_turn_says_that_it_was_truncated(rollout):
+    experiences, _, name = rollout
+    assert [e["truncated"] for e in experiences] == [[name == "short"]] * len(experiences)
+
+
 def test_every_turn_keeps_to_its_cap_and_every_sequence_to_its_length(rollout):
-    experiences, notes, _ = rollout
+    experiences, notes, name = rollout
     assert all(len(note["sampled"]) <= note["max_tokens"] <= CAP for note in notes if "sampled" in note)
-    assert all(len(ids_of(experience)) <= MAX_LENGTH for experience in experiences)
+    assert all(len(ids_of(experience)) <= BATCHES[name]["max_len"] for experience in experiences)
+    assert all(experience["info"]["response_clip_ratio"] == [False] for experience in experiences)
 
 
 def test_all_samples_have_the_same_logs(rollout):

@@ -1,23 +1,28 @@
 """The traps of OpenRLHF's own agent loop and batches, by their number in the project's list, inside OpenRLHF's call.
 
-Each test calls `AgentExecutor.execute` as OpenRLHF 0.10.0 to 0.11.2 do. Not here, since they are the trainer's own
-arithmetic, after the dict was read: 18 (its loop copies the sequence and the sampling parameters every turn: ours is
-measured in benchmarks/), 19 (it sends the tokenizer with every prompt), 29 (GAE over masked tokens), 31 (its pass@k),
-32 (shape of rewards from an HTTP server), 33 (0 times infinity in IcePop until 0.11.0).
+Each test calls `AgentExecutor.execute` as OpenRLHF 0.10.0 to 0.11.2 do. Not here, since they are the trainer's own,
+after the dict was read: 29 (GAE over masked tokens) and 31 (its pass@k wants prompts that are text). What 18 costs in
+time is measured in benchmarks/.
 """
 
 import asyncio
 import copy
+import importlib.util
 import math
+import pickle
 import time
+from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentenv.agent import AgentInstance, ResponseDict
 from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.executor import AgentExecutor
 from agentenv.testing.tokenizers import CharTokenizer, MergingTokenizer
-from agentenv.types import Limits, StepResult
+from agentenv.types import ChatOptions, Limits, StepResult
 from tests.with_openrlhf.fakes import DONE, LLM, AsyncLLM, Env, Params, execute, executor, reply, siblings
 
 TOKENIZER = CharTokenizer()
@@ -90,6 +95,12 @@ async def test_03_max_new_tokens_is_a_cap_of_every_turn():
     assert [end - start for start, end in response["action_ranges"]] == [8, 8, 8]
 
 
+async def test_03_min_tokens_never_pass_what_a_turn_may_have():
+    llm = LLM("hi")
+    await execute(executor(DONE), llm, params=Params(min_tokens=500, max_tokens=8))
+    assert (llm.requests[0][1].min_tokens, llm.requests[0][1].max_tokens) == (8, 8)
+
+
 async def test_04_max_new_tokens_as_large_as_the_context_still_generates():
     llm = LLM("hi")
     response = sound(await execute(executor(DONE), llm, params=Params(max_tokens=500), max_length=20), 20)
@@ -116,6 +127,21 @@ async def test_07_the_text_that_the_environment_sees_is_that_of_the_tokens():
     assert second["observation_text"] == TOKENIZER.decode(before) == "prompthi<|im_end|>a"
 
 
+@pytest.mark.parametrize("max_tokens", [8, 2], ids=["sampled", "cut"])
+async def test_07_a_close_that_the_file_adds_stands_there_once(max_tokens):
+    """It is shown the action without its close, and cannot know whether that was sampled."""
+
+    def step(states):
+        assert "<|im_end|>" not in states["action_text"]
+        return reply("<|im_end|>\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n")
+
+    made = executor(step, reply(done=True))
+    response = sound(await execute(made, LLM("hi!!"), params=Params(max_tokens=max_tokens)))
+    said = "hi!!" if max_tokens == 8 else "hi"
+    text = TOKENIZER.decode(response["observation_tokens"])
+    assert text.startswith(f"prompt{said}<|im_end|>\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n{said}")
+
+
 async def test_08_actions_are_never_tokenized_again():
     merging = MergingTokenizer()
     apart = [merging.encode(letter)[0] for letter in "abc"]
@@ -125,6 +151,8 @@ async def test_08_actions_are_never_tokenized_again():
     response = sound(await execute(made, llm, tokenizer=merging))
     assert [response["observation_tokens"][start:end] for start, end in response["action_ranges"]] == [[*apart, 0]] * 2
     assert made.agents[0].seen[0]["action_text"] == "abc"
+    ids = response["observation_tokens"]
+    assert [asked for asked, _ in llm.requests] == [ids[:start] for start, _ in response["action_ranges"]]
 
 
 async def test_09_feedback_of_the_last_step_is_not_appended():
@@ -250,6 +278,19 @@ async def test_17_agents_are_closed_whatever_happens():
     assert len(closed) == 3
 
 
+@pytest.mark.parametrize("limit", ["step_timeout_s", "episode_timeout_s", "generate_timeout_s"])
+async def test_17_limits_of_the_class_end_what_hangs(limit):
+    class Agent(AgentInstance):
+        async def step(self, states):
+            await asyncio.sleep(0 if limit == "generate_timeout_s" else 3600)
+            return DONE
+
+    llm = LLM("hi", latency_s=3600 if limit == "generate_timeout_s" else 0)
+    attributes = {"agent_cls": Agent, "limits": Limits(**{limit: 0.05})}
+    responses = await asyncio.wait_for(siblings(type("Executor", (AgentExecutor,), attributes)(), llm, 2), 60)
+    assert [failed(sound(response)) for response in responses] == [True, True]
+
+
 async def test_17_on_error_raise_tells_openrlhf_what_failed():
     def boom(_):
         raise ValueError("no licence")
@@ -277,6 +318,40 @@ async def test_17_failures_in_a_row_are_no_bad_luck_and_raise():
 def test_17_on_error_is_one_of_two():
     with pytest.raises(ContractError, match="expected mask or raise, got 'ignore'"):
         executor(on_error="ignore")
+
+
+async def test_18_what_a_turn_copies_does_not_grow_with_the_sampling_parameters():
+    copies, nums = [], []
+
+    class Counted(Params):
+        def __deepcopy__(self, memo):
+            copies.append(self)
+            return copy.copy(self)
+
+    for num_turns in (1, 9):
+        made = executor(*[reply("a")] * (num_turns - 1), reply(done=True))
+        before = len(copies)
+        await execute(made, LLM("hi"), params=Counted())
+        nums.append(len(copies) - before)
+    assert nums[0] == nums[1]
+
+
+async def test_19_samples_of_a_prompt_share_what_is_found_out_about_their_tokenizer():
+    """OpenRLHF sends another copy of the tokenizer with every prompt."""
+
+    class Counted(CharTokenizer):
+        num = 0
+
+        def apply_chat_template(self, *args, **kwargs):
+            self.num += 1
+            return super().apply_chat_template(*args, **kwargs)
+
+    nums = []
+    for num in (1, 8):
+        tokenizer = Counted()
+        await siblings(executor(reply("a"), reply(done=True)), LLM("hi"), num, tokenizer=tokenizer)
+        nums.append(tokenizer.num)
+    assert nums[0] == nums[1] > 0
 
 
 async def test_20_an_agents_arguments_are_set_on_the_executor():
@@ -394,6 +469,51 @@ async def test_30_the_reward_is_the_sum_over_the_turns():
     assert (await execute(executor(*steps), LLM("hi")))["reward"] == 0.75
 
 
+PIECES = st.text("ab", max_size=30)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    prompt=PIECES, action=PIECES, feedback=PIECES, max_length=st.integers(2, 80), num_turns=st.integers(1, 4),
+    max_tokens=st.one_of(st.none(), st.integers(1, 40)), fails=st.sampled_from(["never", "engine", "environment"]),
+)  # fmt: skip
+def test_25_to_27_any_episode_is_a_sound_sample_of_what_was_sampled(
+    prompt, action, feedback, max_length, num_turns, max_tokens, fails
+):
+    def last(_):
+        if fails == "environment":
+            raise ValueError("no")
+        return reply(rewards=1, done=True)
+
+    llm = LLM(action)
+    good = llm.output
+    llm.output = lambda *asked: good(*asked) if fails != "engine" or len(llm.requests) < num_turns else None
+    made = executor(*[reply(feedback, rewards=0.5)] * (num_turns - 1), last)
+    calls = execute(made, llm, params=Params(max_tokens=max_tokens), max_length=max_length, prompt=prompt)
+    response = sound(asyncio.run(calls), max_length)
+    ids, ranges = response["observation_tokens"], response["action_ranges"]
+    if failed(response):
+        assert response["reward"] == 0.0
+        return
+    # Every action stands right after the prompt that it was sampled for.
+    assert [ids[:start] for start, _ in ranges] == [asked for asked, _ in llm.requests]
+    assert all(end - start <= (max_tokens or max_length) for start, end in ranges)
+    assert [i for i, value in enumerate(response["rollout_log_probs"]) if value] == [
+        i for start, end in ranges for i in range(start, end)
+    ]
+
+
+@pytest.mark.parametrize("wrap", [lambda x: [[x]], lambda x: torch.tensor([[x]]), lambda x: torch.tensor(x)])
+async def test_32_rewards_and_scores_are_plain_numbers_whatever_their_shape(wrap):
+    response = sound(await execute(executor(reply(rewards=wrap(0.5), scores=wrap(1), done=True)), LLM("hi")))
+    assert (response["reward"], response["scores"]) == (0.5, 1.0)
+
+
+@pytest.mark.parametrize("logprob", [-math.inf, math.inf, math.nan])
+async def test_33_log_probabilities_that_would_make_nan_in_the_loss_are_never_trained_on(logprob):
+    assert failed(sound(await execute(executor(DONE), LLM("hi", logprob=logprob))))
+
+
 # --- what the requirements ask beyond the traps -----------------------------------------------------------------------
 
 
@@ -442,7 +562,62 @@ async def test_vllms_own_engine_of_the_queue_era_is_read_to_its_last_output():
     kept = copy.deepcopy(params)
     await asyncio.gather(*(made.execute("prompt", "l", params) for _ in range(2)))
     responses = [queue.get_nowait() for _ in range(2)]
+    for response in responses:  # its trainer calls `item` of every log
+        response["extra_logs"] = {name: value.item() for name, value in response["extra_logs"].items()}
+        assert response["extra_logs"] == {"num_turns": 2.0, "failed": 0.0}
     assert [sound(response)["reward"] for response in responses] == [1.0, 1.0]
     assert [end - start for start, end in responses[0]["action_ranges"]] == [3, 3]
     assert len({request_id for *_, request_id in llm.requests}) == 4
     assert params == kept
+
+
+async def test_the_call_of_0_9_1_which_has_no_images_is_understood():
+    made, llm = executor(reply("a"), reply(done=True, rewards=1.0)), LLM("hi")
+    response = await made.execute(
+        prompt="prompt", label="l", sampling_params=Params(), max_length=200, hf_tokenizer=CharTokenizer(),
+        llm_engine=llm,
+    )  # fmt: skip
+    assert (sound(response)["reward"], len(response["action_ranges"]), len(llm.requests)) == (1.0, 2, 2)
+
+
+async def test_our_own_file_loads_as_openrlhf_loads_it_and_its_agent_can_be_sent():
+    """OpenRLHF leaves the file's module out of sys.modules, so that nothing defined in it could be pickled."""
+    file = Path(__file__).parents[2] / "agent_funcs/math_retry.py"
+    spec = importlib.util.spec_from_file_location("agent_module", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made = module.AgentExecutor()
+    assert pickle.loads(pickle.dumps(made.agent_instance_cls)) is made.agent_instance_cls
+    response = sound(await execute(made, LLM("It is \\boxed{42}."), max_length=600, prompt="6 x 7?", label="42"), 600)
+    assert (response["reward"], response["extra_logs"]["correct"]) == (1.0, 1.0)
+
+
+# --- the options of the chat ------------------------------------------------------------------------------------------
+
+MESSAGES = [{"role": "user", "content": "p"}]
+
+
+def said_after(response):
+    """The text after the first action."""
+    return TOKENIZER.decode(response["observation_tokens"][response["action_ranges"][0][1] :])
+
+
+async def test_chat_options_of_the_class_say_how_messages_become_tokens():
+    steps = [StepResult([{"role": "user", "content": "x" * 400}]), DONE]
+    ended = sound(await execute(executor(*steps), LLM("hi"), prompt=MESSAGES))
+    options = ChatOptions(long_observation="cut")
+    cut = sound(await execute(executor(*steps, chat_options=options), LLM("hi"), prompt=MESSAGES))
+    assert (ended["truncated"], said_after(ended)) == (True, "")
+    assert cut["truncated"] is False
+    assert "characters left out" in said_after(cut)
+
+
+async def test_text_feedback_of_the_class_may_be_a_message():
+    made = executor(reply("again"), reply(done=True), chat_options=ChatOptions(text_feedback="user"))
+    response = sound(await execute(made, LLM("hi")))
+    assert said_after(response).startswith("\n<|im_start|>user\nagain<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_chat_options_that_open_segments_are_refused():
+    with pytest.raises(ContractError, match=r"chat_options: expected history='keep', got 'rerender'"):
+        executor(DONE, chat_options=ChatOptions(history="rerender"))

@@ -1,0 +1,87 @@
+"""What happens to rewards and groups before advantages: penalties for length, and dynamic filtering by score.
+
+Shapes: E episodes. Penalties are what to add to an episode's reward (`advantages.add_at_the_end`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agentenv.errors import ConfigError
+
+
+def overlong_penalty(num_tokens_E: Tensor, *, max_tokens: int, buffer_tokens: int, factor: float = 1.0) -> Tensor:
+    """float64[E] in [-factor, 0]: falls linearly over the last `buffer_tokens` before `max_tokens`.
+
+    `num_tokens_E` are the tokens the policy sampled: observations are not its doing and are not punished.
+    Source: soft overlong punishment of DAPO, Yu et al. 2025, arXiv:2503.14476, eq. 13.
+
+    Raises:
+        ConfigError: a buffer that is empty or longer than `max_tokens`.
+    """
+    if not 0 < buffer_tokens <= max_tokens:
+        raise ConfigError(
+            f"overlong_buffer_len: expected 1 to {max_tokens} tokens, got {buffer_tokens}. Shorten the buffer."
+        )
+    over_E = num_tokens_E.double() - (max_tokens - buffer_tokens)
+    return -over_E.clamp(0, buffer_tokens) / buffer_tokens * factor
+
+
+def truncation_penalty(rewards_E: Tensor, truncated_E: Tensor, coef: float) -> Tensor:
+    """float64[E] what turns a truncated episode's reward R into coef·R, or, where coef < 0, into coef itself.
+
+    Source: ProRL's "stop properly" penalty, as OpenRLHF has it.
+
+    Raises:
+        ConfigError: a coefficient above 1.
+    """
+    if coef > 1:
+        raise ConfigError(f"stop_properly_penalty_coef: expected a number up to 1, got {coef!r}. Lower it.")
+    rewards_E = rewards_E.double()
+    target_E = torch.full_like(rewards_E, coef) if coef < 0 else coef * rewards_E
+    return torch.where(truncated_E.bool(), target_E - rewards_E, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Filtered:
+    """Which groups are worth training on."""
+
+    kept: tuple[int, ...]
+    """Indices of groups whose mean score lies inside the range."""
+    num_low: int
+    """Groups rejected because the mean is at or under the range's lower end."""
+    num_high: int
+    """Groups rejected because the mean is at or over its upper end."""
+    num_unscored: int
+    """Groups rejected because no member has a score."""
+
+    @property
+    def rejection_rate(self) -> float:
+        """Share of the groups that were rejected; 0.0 of none."""
+        rejected = self.num_low + self.num_high + self.num_unscored
+        return rejected / max(1, rejected + len(self.kept))
+
+
+def filter_groups(scores: Sequence[Sequence[float | None]], *, low: float, high: float) -> Filtered:
+    """Keep groups with low < mean score < high, both strictly; a member without a score does not count.
+
+    A group that is all solved or all failed has no member better than another, so nothing to learn from.
+    Source: dynamic sampling of DAPO, arXiv:2503.14476, section 3.2.
+
+    Raises:
+        ConfigError: an empty range.
+    """
+    if not low < high:
+        raise ConfigError(f"dynamic_filtering_reward_range: expected low < high, got {low} and {high}. Widen it.")
+    known = [[score for score in group if score is not None] for group in scores]
+    means = [sum(group) / len(group) if group else None for group in known]
+    return Filtered(
+        kept=tuple(i for i, mean in enumerate(means) if mean is not None and low < mean < high),
+        num_low=sum(mean is not None and mean <= low for mean in means),
+        num_high=sum(mean is not None and mean >= high for mean in means),
+        num_unscored=means.count(None),
+    )

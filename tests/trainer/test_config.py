@@ -1,0 +1,297 @@
+"""TrainConfig and its flags: by any of their names, within bounds, and never contradicting each other."""
+
+import dataclasses
+import json
+import math
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.cli_flags import parse
+from agentenv.errors import ConfigError
+from agentenv.trainer import config_checks
+from agentenv.trainer.config import TrainConfig
+from agentenv.trainer.flags import ALIASES, CORRECTION, LENGTHS, resolve
+from agentenv.trainer.openrlhf_flags import DOTTED, NO_COUNTERPART
+from tests.trainer.openrlhf_parser import DATA
+
+AGENT = "--agent_func_path a.py "
+OPENRLHF = json.loads(DATA.read_text())
+FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
+
+
+def config(line):
+    return parse(TrainConfig, "train", resolve(shlex.split(line), TrainConfig))
+
+
+def wrong(line):
+    with pytest.raises(ConfigError) as raised:
+        config(line)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def changed(line):
+    """The fields that a line sets to something else than their defaults."""
+    flags = dataclasses.asdict(config(line))
+    return {name: value for name, value in flags.items() if value != FIELDS[name].default}
+
+
+# --- the guide's command lines ----------------------------------------------------------------------------------------
+
+GUIDE = {
+    "code": (
+        "--remote_rm_url ./reward_func_code_gen.py --label_key test_cases "
+        "--pretrain codellama/CodeLlama-7b-Instruct-hf "
+        "--prompt_data code-generation-dataset --advantage_estimator reinforce"
+    ),
+    "math": (
+        "--remote_rm_url ./reward_func_math.py --label_key answers --pretrain deepseek-ai/deepseek-math-7b-base "
+        "--prompt_data gsm8k --advantage_estimator reinforce_baseline --n_samples_per_prompt 4"
+    ),
+    "agent": (
+        "--async_train --agent_func_path ./agent_func_math.py --label_key answers "
+        "--pretrain deepseek-ai/deepseek-math-7b-base --prompt_data gsm8k --advantage_estimator reinforce --max_steps 3"
+    ),
+    "logging": "--agent_func_path a.py --use_wandb token --wandb_project custom-rewards-debug",
+}
+
+
+@pytest.mark.parametrize("case", GUIDE)
+def test_the_guides_command_lines_parse_as_printed(case):
+    words = shlex.split(GUIDE[case])
+    flags = dataclasses.asdict(config(GUIDE[case]))
+    for flag, value in zip(words, [*words[1:], "--"], strict=True):
+        if flag.startswith("--"):
+            expected = True if value.startswith("--") else value
+            assert str(flags[flag[2:]]) == str(expected)
+
+
+def test_model_and_data_are_those_that_ship_where_nothing_else_is_said():
+    from agentenv.loading import builtin_datasets, shipped_models
+
+    plain = config(AGENT)
+    assert plain.pretrain in shipped_models()
+    assert plain.prompt_data in builtin_datasets()
+
+
+# --- names --------------------------------------------------------------------------------------------------------
+
+
+def test_every_flag_of_every_version_of_openrlhf_is_known_or_refused_by_name():
+    known = {*FIELDS, *LENGTHS, *CORRECTION, "bf16"} | {name for name, field in ALIASES.items() if field in FIELDS}
+    unknown = {flag[2:] for flag in OPENRLHF["flags"]} - known - NO_COUNTERPART
+    assert unknown == set()
+    assert NO_COUNTERPART & known == set()
+    assert {flag[2:] for flag in OPENRLHF["flags"]} >= NO_COUNTERPART
+
+
+def test_every_other_name_is_of_a_field():
+    launch_only = {"actor_num_nodes", "actor_num_gpus_per_node", "colocate_all_models"}
+    assert set(ALIASES.values()) <= FIELDS.keys() | launch_only
+    assert set(DOTTED) <= FIELDS.keys()
+
+
+@pytest.mark.parametrize("name", DOTTED)
+def test_a_dotted_name_sets_what_the_flat_one_sets(name):
+    flat, dotted = (resolve(["--env", "e", f"--{given}", "4"], TrainConfig) for given in (name, DOTTED[name]))
+    assert flat == dotted
+    assert flat == ["--env", "e", f"--{name}", "4"]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--prompt_key question", {"input_key": "question"}),
+        ("--max-steps=3", {"max_steps": 3}),
+        ("--max_turns 3", {"max_steps": 3}),
+        ("--model m --data d --n 4", {"pretrain": "m", "prompt_data": "d", "n_samples_per_prompt": 4}),
+        ("--use_wandb", {"use_wandb": "True"}),
+        ("--use_wandb --seed 1", {"use_wandb": "True", "seed": 1}),
+        ("--no_ray", {"ray": False}),
+        ("--bf16", {"param_dtype": "bf16"}),
+        ("--train.async_enable", {"async_train": True}),
+        ("--advantage_estimator grpo", {"advantage_estimator": "group_norm"}),
+        ("--prompt_max_len 100 --generate_max_len 50", {"max_len": 150}),
+        ("--generate_max_len 76", {"max_len": 1100}),
+        ("--enable_vllm_is_correction", {"is_correction": "tis"}),
+        ("--enable_vllm_is_correction --use_icepop", {"is_correction": "icepop"}),
+        ("--enable_vllm_is_correction --vllm_is_correction_type mis", {"is_correction": "seq-mask-tis"}),
+        ("--vllm_is_correction_type icepop", {}),
+        (
+            "--enable_vllm_is_correction --vllm_is_truncated_threshold 2",
+            {"is_correction": "tis", "is_correction_threshold": (0.0, 2.0)},
+        ),
+        (
+            "--algo.advantage.is_correction_enable --algo.advantage.is_correction_type icepop "
+            "--algo.advantage.is_correction_threshold 0.1 3",
+            {"is_correction": "icepop", "is_correction_threshold": (0.1, 3.0)},
+        ),
+        ("--algo.advantage.is_correction_level token", {"is_correction": "icepop"}),
+        (
+            "--algo.advantage.is_correction_level token --algo.advantage.is_correction_mode clip",
+            {"is_correction": "tis"},
+        ),
+        ("--algo.advantage.is_correction_level seq", {"is_correction": "seq-mask-tis"}),
+        ("--algo.advantage.is_correction_level off", {}),
+        ("--dynamic_filtering --dynamic_filtering_reward_range 0.1 0.9",
+         {"dynamic_filtering": True, "dynamic_filtering_reward_range": (0.1, 0.9)}),
+        ("--target_modules q_proj v_proj", {"target_modules": ("q_proj", "v_proj")}),
+    ],
+)  # fmt: skip
+def test_other_names_say_the_same(line, expected):
+    assert changed(AGENT + line) == {"agent_func_path": "a.py", **expected}
+
+
+# --- what is wrong ------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "slip": ("--n_sample_per_prompt 4", "got --n_sample_per_prompt. Did you mean --n_samples_per_prompt?"),
+    "slip in a dotted name": ("--train.agent_path x", "Did you mean --train.agent_func_path?"),
+    "half a name": ("--learning_rate 1", "Did you mean --actor_learning_rate?"),
+    "another trainer's": ("--num_generations 4", "Did you mean --n_samples_per_prompt?"),
+    "nobody's": ("--zzzzzz 1", "got --zzzzzz. Run `agentenv train --help` for the flags."),
+    "only OpenRLHF's": ("--zero_stage 3", "--zero_stage: expected a flag of agentenv train, got one that only"),
+    "stray": ("word", "word"),
+    "two names": ("--input_key a --prompt_key b", "got --input_key as well, which means the same"),
+    "lengths twice": ("--max_len 9 --prompt_max_len 4", "expected no --prompt_max_len beside it"),
+    "lengths no number": ("--prompt_max_len x", "--prompt_max_len: expected a number of tokens, got 'x'"),
+    "correction twice": ("--is_correction tis --enable_vllm_is_correction", "They say the same"),
+    "gating": ("--algo.advantage.is_correction_gating tv", "expected 'ratio', got 'tv'"),
+    "clip of sequences": (
+        "--algo.advantage.is_correction_level seq --algo.advantage.is_correction_mode clip",
+        "got 'seq' with mode 'clip'",
+    ),
+    "both": ("--env math_retry", "expected one of --agent_func_path, --env and --remote_rm_url"),
+    "reward function too": ("--remote_rm_url r.py", "got --agent_func_path a.py, --remote_rm_url r.py"),
+    "kwargs": ("--env_kwargs '{\"a\": 1}'", "--env_kwargs: expected --env beside it"),
+    "estimator": ("--advantage_estimator ppo2", "Expected one of ('reinforce', 'reinforce_baseline'"),
+    "group of one": ("--n_samples_per_prompt 1", "expected at least 2 for reinforce_baseline, got 1"),
+    "filter of one": (
+        "--advantage_estimator reinforce --n_samples_per_prompt 1 --dynamic_filtering", "at least 2 with --dynamic_fil",
+    ),
+    "range reversed": ("--dynamic_filtering_reward_range 1 0", "expected LOW HIGH with LOW < HIGH, got (1.0, 0.0)"),
+    "batch too large": ("--train_batch_size 256", "x --n_samples_per_prompt = 128, got 256"),
+    "batch no divisor": ("--train_batch_size 100", "expected a divisor of"),
+    "oversampling too little": (
+        "--async_train --vllm_generate_batch_size 8", "expected at least --rollout_batch_size 16, got 8",
+    ),
+    "oversampling alone": ("--vllm_generate_batch_size 32", "expected --async_train beside it"),
+    "queue alone": ("--async_queue_size 2", "--async_queue_size: expected --async_train beside it"),
+    "staleness alone": ("--max_staleness 2", "--max_staleness: expected --async_train beside it"),
+    "staleness 0": ("--async_train --max_staleness 0", "0 is training without --async_train"),
+    "partial alone": ("--partial_rollout", "--partial_rollout: expected --async_train beside it"),
+    "sleep": ("--async_train --vllm_enable_sleep", "expected no --async_train beside it"),
+    "KL loss of nothing": ("--use_kl_loss", "--init_kl_coef: expected a number > 0 with --use_kl_loss"),
+    "critic of nobody": ("--critic_pretrain m", "--critic_pretrain: expected --advantage_estimator gae beside it"),
+    "lambda of nobody": ("--lambd 0.9", "Only gae has a critic"),
+    "freezing for nobody": ("--freezing_actor_steps 3", "Only gae has a critic"),
+    "evaluation of nothing": ("--eval_steps 5", "--eval_steps: expected --eval_dataset beside it"),
+    "no room": ("--max_len 64 --max_new_tokens 64", "--max_new_tokens: expected less than --max_len, got 64"),
+    "no turn": ("--max_steps 0", "--max_steps: expected an integer >= 1"),
+    "no tokens": ("--max_len 1", "--max_len: expected an integer >= 2"),
+    "greedy": ("--temperature 0", "--temperature: expected a number > 0, got 0.0"),
+    "no process": ("--no_ray --vllm_num_engines 2", "Leave --no_ray out"),
+    "dual clip": ("--dual_clip 1", "--dual_clip: expected a number > 1"),
+    "clip pair": ("--eps_clip_low_high 0 0.2", "--eps_clip_low_high: expected two numbers > 0"),
+    "penalty": ("--stop_properly_penalty_coef 2", "expected a number <= 1"),
+    "correction bound": ("--is_correction_threshold -1 2", "expected bounds >= 0"),
+    "JSON": ("--ray_runtime_env x", "--ray_runtime_env: expected a JSON object"),
+    "template JSON": ("--chat_template_kwargs x", "--chat_template_kwargs: expected a JSON object"),
+    "observation": ("--max_observation_tokens 0", "--max_observation_tokens: expected"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_said_with_the_flag_to_change(case):
+    line, said = WRONG[case]
+    assert said in wrong(AGENT + line)
+
+
+@pytest.mark.parametrize("line", ["", "--seed 1"])
+def test_nothing_to_train_is_said(line):
+    assert "expected one of --agent_func_path, --env and --remote_rm_url, got none" in wrong(line)
+
+
+def test_an_agent_func_is_a_file():
+    assert "expected a path ending in .py, got 'package.module'" in wrong("--agent_func_path package.module")
+
+
+@pytest.mark.parametrize("name", [*config_checks.COUNTS, *config_checks.OFF_OR_COUNT])
+def test_counts_begin_at_one(name):
+    with pytest.raises(ConfigError, match=f"^--{name}: expected an integer >= 1"):
+        TrainConfig(env="e", **{name: 0})
+
+
+@pytest.mark.parametrize(
+    "name", [*config_checks.FROM_ZERO, *config_checks.ABOVE_ZERO, *config_checks.SHARES, "vllm_gpu_memory_utilization"]
+)
+@pytest.mark.parametrize("value", [-1, math.nan, math.inf])
+def test_numbers_out_of_bounds_are_refused(name, value):
+    with pytest.raises(ConfigError, match=f"^--{name}: expected a number"):
+        TrainConfig(env="e", **{name: value})
+
+
+def test_every_number_has_a_bound():
+    named = {name for group in ("COUNTS", "FROM_ZERO", "ABOVE_ZERO", "SHARES", "OFF_OR_COUNT", "RANGES")
+             for name in getattr(config_checks, group)}  # fmt: skip
+    alone = {"dual_clip", "vllm_gpu_memory_utilization", "lora_dropout", "adam_betas", "eps_clip_low_high",
+             "stop_properly_penalty_coef", "seed"}  # fmt: skip
+    of_types = {"max_steps", "max_len", "max_new_tokens", "top_p", "step_timeout_s", "episode_timeout_s",
+                "generate_timeout_s", "max_observation_tokens"}  # fmt: skip
+    numbers = {name for name, field in FIELDS.items() if "int" in field.type or "float" in field.type}
+    assert numbers - named - alone - of_types == set()
+
+
+@pytest.mark.parametrize("name", ["step_timeout_s", "episode_timeout_s", "generate_timeout_s"])
+def test_timeouts_are_positive(name):
+    with pytest.raises(ConfigError, match=f"^--{name}: expected"):
+        TrainConfig(env="e", **{name: 0})
+
+
+# --- what follows from the flags --------------------------------------------------------------------------------------
+
+
+@given(batch=st.integers(1, 64), n=st.integers(2, 16), parts=st.integers(1, 8))
+def test_an_optimiser_step_takes_a_part_of_a_train_step(batch, n, parts):
+    samples = batch * n
+    if samples % parts:
+        return
+    made = TrainConfig(env="e", rollout_batch_size=batch, n_samples_per_prompt=n, train_batch_size=samples // parts)
+    assert made.num_samples == samples
+    assert made.optimizer_batch_size * parts == samples
+    assert TrainConfig(env="e", rollout_batch_size=batch, n_samples_per_prompt=n).optimizer_batch_size == samples
+
+
+def test_staleness_is_bounded_by_the_queue_unless_said_otherwise():
+    assert config("--env e").staleness_bound == 0
+    assert config("--env e --async_train").staleness_bound == 1
+    assert config("--env e --async_train --async_queue_size 3").staleness_bound == 3
+    assert config("--env e --async_train --async_queue_size 3 --max_staleness 2").staleness_bound == 2
+
+
+def test_the_groups_hold_the_flags_values():
+    made = config("--env e --max_steps 3 --max_len 99 --max_new_tokens 7 --temperature 0.5 --top_p 0.9 --eps_clip 0.1")
+    assert (made.limits.max_turns, made.limits.max_length) == (3, 99)
+    assert (made.sampling.max_tokens, made.sampling.temperature, made.sampling.top_p) == (7, 0.5, 0.9)
+    assert made.clip_range == (0.1, 0.1)
+    assert config("--env e --eps_clip_low_high 0.2 0.3").clip_range == (0.2, 0.3)
+    assert config("--env e --max_retries 5").policy.max_retries == 5
+    assert config("--env e --tool_role user").chat_options.tool_role == "user"
+
+
+def test_what_is_written_down_has_no_api_key_and_is_json():
+    made = config("--env e --use_wandb secret-key --target_modules a b")
+    text = json.dumps(made.to_dict())
+    assert "secret" not in text
+    again = {key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(text).items()}
+    assert dataclasses.replace(made, use_wandb="True") == TrainConfig(**again)
+
+
+def test_help_names_every_flag_once(capsys):
+    with pytest.raises(SystemExit):
+        config("--help")
+    out = capsys.readouterr().out
+    assert all(f"--{name}" in out for name in FIELDS)
