@@ -23,6 +23,7 @@ from agentenv.episode import EpisodeKey
 from agentenv.errors import ConfigError, ContractError
 from agentenv.executor import AgentFunc, as_agent
 from agentenv.loading import EnvSource, EpisodeSource, env_source, load_agent_func, load_tokenizer, resolve_model
+from agentenv.molt_files import Env as MoltEnv
 from agentenv.openrlhf import parse_step
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.trajectory import Trajectory
@@ -90,7 +91,8 @@ def check(target: str, *, env_kwargs: str = "{}", prompt: str = "", label: Any =
 
 def _load(target: str, env_kwargs: str) -> tuple[EpisodeSource, type[Any]]:
     path = Path(target)
-    if path.suffix == ".py" and path.is_file() and "AgentExecutor" in path.read_text(errors="replace"):
+    code = path.read_text(errors="replace") if path.suffix == ".py" and path.is_file() else ""
+    if "AgentExecutor" in code or "AgentRunner" in code:
         func = load_agent_func(path)
         cls = _agent_class(func, target)
         return func, cls
@@ -249,6 +251,7 @@ def _judge_step(cls: type[AgentInstance], value: Any) -> list[Problem]:
     problems += _judge_info(cls, result)
     if (
         isinstance(value, Mapping)
+        and not issubclass(cls, MoltEnv)
         and isinstance(value["rewards"], (int, float))
         and not hasattr(value["rewards"], "item")
     ):

@@ -301,6 +301,9 @@ class AgentFunc:
     The file sees what OpenRLHF would show it, the prompt as text above all; our limits, keys and record go around it.
     """
 
+    llm_engine_cls: ClassVar[type[LLMEngine]] = LLMEngine
+    """What the file's own code asks for tokens."""
+
     def __init__(self, executor_cls: type) -> None:
         self.executor_cls = executor_cls
         self._executor: Any = None
@@ -335,7 +338,7 @@ class AgentFunc:
         late = {
             "max_length": call.limits.max_length,
             "hf_tokenizer": chat.tokenizer,
-            "llm_engine": LLMEngine(call.engine, chat, call.key.episode_id),
+            "llm_engine": self.llm_engine_cls(call.engine, chat, call.key.episode_id),
             "images": list(task.images) or None,
         }
         asked = VLLMStyleSampling.of(sampling)
@@ -365,7 +368,7 @@ class AgentFunc:
 
     def with_agent(self, agent_cls: type[AgentInstance]) -> AgentFunc:
         """The same file with another class for its agent instances."""
-        other = AgentFunc(self.executor_cls)
+        other = type(self)(self.executor_cls)
         other._agent_cls = agent_cls
         return other
 

@@ -17,12 +17,14 @@ from types import ModuleType
 from typing import Any, Protocol
 from zlib import crc32
 
+from agentenv import molt_files
 from agentenv.agent import AgentInstance, Engine, Tokenizer, check_arguments, create
 from agentenv.chat import Chat, stop_token_ids_of
 from agentenv.endpoint.agent import ChatAgentSource, owns_its_loop
 from agentenv.episode import EpisodeKey, run_episode
 from agentenv.errors import ConfigError
 from agentenv.executor import AgentExecutor, AgentFunc, as_agent
+from agentenv.molt_files import MoltFunc
 from agentenv.openrlhf_module import stand_in
 from agentenv.trajectory import Trajectory
 from agentenv.types import Limits, SamplingParams, Task
@@ -166,26 +168,26 @@ def _env_class(value: Any, spec: str) -> type[Any]:
 
 
 def load_agent_func(path: str | Path) -> AgentFunc:
-    """The `AgentExecutor` of an OpenRLHF agent_func.py, ready to run episodes, with or without OpenRLHF installed.
+    """The `AgentExecutor` of an OpenRLHF agent_func.py, or the `AgentRunner` of a Molt file, ready to run episodes.
 
-    While the file is loaded, `openrlhf.utils.agent` is our stand-in; afterwards an installed OpenRLHF is as it was.
+    Neither has to be installed. While the file is loaded, `openrlhf.utils.agent` and `molt.agents` are our stand-ins;
+    afterwards what is installed is as it was.
 
     Raises:
-        ConfigError: no such file, it cannot be imported, or it defines no AgentExecutor class.
+        ConfigError: no such file, it cannot be imported, or it defines neither class.
     """
-    with stand_in(AgentExecutor, AgentInstance):
+    with stand_in(AgentExecutor, AgentInstance), molt_files.stand_in():
         module = load_file(path)
-    executor = getattr(module, "AgentExecutor", None)
+    executor = getattr(module, "AgentExecutor", None) or getattr(module, "AgentRunner", None)
     if not inspect.isclass(executor) or not callable(getattr(executor, "execute", None)):
         classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
         old = " A function `step` is the form of OpenRLHF 0.8.0 to 0.8.6, which agentenv does not run: write a class."
         raise ConfigError(
             f"{path}: expected a class AgentExecutor with an `execute` method, got the classes {classes}. "
-            "Define `class AgentExecutor(AgentExecutor): agent_cls = YourEnvironment`, or use --env FILE.py:Class."
-            + old
-            * inspect.isroutine(getattr(module, "step", None))
+            "Define `class AgentExecutor(AgentExecutor): agent_cls = YourEnvironment` (for Molt AgentRunner), or use "
+            "--env FILE.py:Class." + old * inspect.isroutine(getattr(module, "step", None))
         )
-    return AgentFunc(executor)
+    return MoltFunc(executor) if issubclass(executor, molt_files.Runner) else AgentFunc(executor)
 
 
 def load_file(path: str | Path) -> ModuleType:

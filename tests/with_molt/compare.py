@@ -1,0 +1,110 @@
+"""Molt's own loader, loop and Experiences, over a fake of its router: what they make of ours. Run by a test.
+
+Prints JSON: `theirs` and `ours` are what Molt makes of the same episode played by its StepEnvRunner and by our runner.
+"""
+
+import asyncio
+import json
+import sys
+
+import numpy as np
+import torch
+from molt.agents.base import Env, Result, Runner, StepEnvRunner, load_agent_runner
+from molt.trainer.algorithm.experience import make_experience_batch, split_experience_batch
+from molt.trainer.rollout.samples_generator import SamplesGenerator
+
+from agentenv.agent import AgentInstance
+from agentenv.molt import AgentRunner
+from agentenv.types import ChatOptions, StepResult
+from tests.endpoint.scenes import chat_of
+from tests.with_molt.fakes import Router, rollout
+
+FIELDS = (
+    "sequences", "attention_mask", "action_mask", "rollout_log_probs", "routed_experts", "rewards", "scores",
+    "truncated", "response_length", "total_length",
+)  # fmt: skip
+TOKENIZER = chat_of("Qwen3").tokenizer
+FEEDBACK = "\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n"
+PROMPT = "<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def words(text):
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+class Molts(Env):
+    """Twice no, then the end."""
+
+    def __init__(self):
+        self.turn = 0
+
+    async def step(self, state, **kwargs):
+        self.turn += 1
+        done = self.turn == 3
+        return Result(reward=torch.tensor(0.5), score=0.25, observation="" if done else FEEDBACK, terminated=done)
+
+
+class Ours(AgentInstance):
+    """The same."""
+
+    def __init__(self):
+        self.turn = 0
+
+    async def step(self, states):
+        self.turn += 1
+        done = self.turn == 3
+        return StepResult("" if done else FEEDBACK, reward=0.5, score=0.25, terminated=done)
+
+
+class OurRunner(AgentRunner):
+    agent_cls = Ours
+    chat_options = ChatOptions(text_feedback="raw")
+
+
+class Routed(Router):
+    """Also says which experts each token of prompt and action went to, the last one excepted."""
+
+    async def generate(self, prompt_token_ids, sampling_params, multi_modal_data=None, session_id=None):
+        out, stale = await super().generate(prompt_token_ids, sampling_params, multi_modal_data, session_id)
+        num = len(prompt_token_ids) + len(out.outputs[0].token_ids) - 1
+        out.outputs[0].routed_experts = np.arange(num * 2, dtype=np.uint8).reshape(num, 2, 1)
+        return out, stale
+
+
+class Rewritten(OurRunner):
+    """Its template takes the reasoning out of what was said."""
+
+    chat_options = ChatOptions(history="rerender", text_feedback="user")
+
+
+def experience(sample):
+    """What Molt makes of a Trajectory for its trainer, or why it drops it."""
+    sample.group_id, sample.rollout_id = "group", "rollout"
+    made, reason = SamplesGenerator._process_response_into_experience(sample, set(), 2_000)
+    if made is None:
+        return reason
+    batch = make_experience_batch(split_experience_batch(make_experience_batch([made, made])))
+    assert batch.sequences.shape[0] == 2
+    values = {name: getattr(made, name) for name in FIELDS}
+    return {name: None if value is None else value.tolist() for name, value in values.items()}
+
+
+async def main(file):
+    runner = load_agent_runner(file)
+    said = words("<think>\nhm\n</think>\n\none<|im_end|>")
+    answers = {}
+    for name, each, prompt in (
+        ("theirs", StepEnvRunner(Molts), PROMPT),
+        ("ours", OurRunner(), PROMPT),
+        ("segments", Rewritten(), [{"role": "user", "content": "1 + 1?"}]),
+    ):
+        llm = Routed("x", token_ids=said, stale=[0, 2, 0])
+        made = await rollout(each, llm, prompt=prompt, tokenizer=TOKENIZER, max_length=2_000)
+        answers[name] = [experience(sample) for sample in (made if isinstance(made, list) else [made])]
+    answers["loaded"] = [type(runner).__name__, isinstance(runner, Runner), runner.PRERENDER_PROMPT]
+    answers["said"] = said
+    print("ANSWERS " + json.dumps(answers))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))
