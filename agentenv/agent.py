@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -126,6 +127,16 @@ class AgentInstance:
 
     async def close(self) -> None:
         """Let go of what the episode held. Always called, once."""
+
+
+def as_agent(cls: Any) -> type[AgentInstance]:
+    """A foreign agent class with our defaults for the methods it lacks; ours are passed through."""
+    return cls if issubclass(cls, AgentInstance) else _completed(cls)
+
+
+@functools.cache
+def _completed(cls: Any) -> type[AgentInstance]:
+    return type(cls.__name__, (cls, AgentInstance), {})
 
 
 class Engine(Protocol):

@@ -14,14 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentenv.agent import AgentInstance, Tokenizer, call
+from agentenv.agent import AgentInstance, Tokenizer, as_agent, call
 from agentenv.chat import Chat
 from agentenv.config import parse_json_object
 from agentenv.endpoint.agent import ChatAgentSource
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode import EpisodeKey
 from agentenv.errors import ConfigError, ContractError
-from agentenv.executor import AgentFunc, as_agent
+from agentenv.executor import AgentFunc
 from agentenv.loading import EnvSource, EpisodeSource, env_source, load_agent_func, load_tokenizer, resolve_model
 from agentenv.molt_files import Env as MoltEnv
 from agentenv.openrlhf import parse_step

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import logging
 from collections import Counter
@@ -15,11 +14,11 @@ from typing import Any, ClassVar, Literal
 from uuid import uuid4
 from zlib import crc32
 
-from agentenv.agent import AgentInstance, Engine, ResponseDict, Tokenizer, create
+from agentenv.agent import AgentInstance, Engine, ResponseDict, Tokenizer, as_agent, create
 from agentenv.chat import Chat, PromptText, stop_token_ids_of
 from agentenv.engines.openrlhf import LLMEngine, VLLMStyleSampling, as_engine, last_of
 from agentenv.episode import EpisodeKey, guarded, run_episode
-from agentenv.errors import ConfigError, ContractError, InfraError
+from agentenv.errors import ConfigError, ContractError, InfraError, RunStopped
 from agentenv.openrlhf import (
     LogRule,
     NeutralSample,
@@ -48,6 +47,10 @@ class _Call:
     limits: Limits
     key: EpisodeKey
     trajectory: Trajectory | None = None
+    llm_engine: Any = None
+    """One for all generations of the episode, which it numbers."""
+    fatal: ConfigError | RunStopped | None = None
+    """What the engine said of the whole run, whatever the file made of it."""
     queued: Any = None
     """What the file's own `execute` put on the queue instead of returning it, as the queue era did."""
 
@@ -171,8 +174,7 @@ class AgentExecutor:
         """One generation, as the queue era's overrides of `execute` ask for it; gives vLLM's RequestOutput in shape."""
         call = _CALL.get()
         if call is not None:
-            engine: Any = LLMEngine(call.engine, call.chat, call.key.episode_id)
-            return await engine.generate(prompt_token_ids, sampling_params)
+            return await call.llm_engine.generate(prompt_token_ids, sampling_params)
         prompt = {"prompt_token_ids": list(prompt_token_ids)}
         return await last_of(self.llm_engine.generate(prompt, sampling_params, request_id=uuid4().hex))
 
@@ -183,15 +185,20 @@ class AgentExecutor:
                 f"{type(self).__name__}: expected `agent_cls`, got None. "
                 "Set it in the class, or pass the class to super().__init__."
             )
-        call.trajectory = await run_episode(
-            partial(create, as_agent(self.agent_instance_cls), type(self).agent_kwargs),
-            replace(call.task, prompt=prompt, label=label),
-            engine=call.engine,
-            chat=call.chat,
-            sampling=to_sampling(sampling_params) or SamplingParams(),
-            limits=call.limits,
-            key=call.key,
-        )
+        task, sampling = replace(call.task, prompt=prompt, label=label), to_sampling(sampling_params)
+        try:
+            call.trajectory = await run_episode(
+                partial(create, as_agent(self.agent_instance_cls), type(self).agent_kwargs),
+                task,
+                engine=call.engine,
+                chat=call.chat,
+                sampling=sampling or SamplingParams(),
+                limits=call.limits,
+                key=call.key,
+            )
+        except (ConfigError, RunStopped) as error:  # of the engine: `run_episode` records all others
+            call.fatal = error
+            raise
 
     async def _run_for_trainer(self, call: _Call, sampling_params: Any) -> Trajectory:
         """As `_run`, once fewer than `max_concurrent` episodes are alive."""
@@ -285,16 +292,6 @@ def _made(call: _Call) -> Trajectory:
     return call.trajectory
 
 
-def as_agent(cls: Any) -> type[AgentInstance]:
-    """A foreign agent class with our defaults for the methods it lacks; ours are passed through."""
-    return cls if issubclass(cls, AgentInstance) else _completed(cls)
-
-
-@functools.cache
-def _completed(cls: Any) -> type[AgentInstance]:
-    return type(cls.__name__, (cls, AgentInstance), {})
-
-
 class AgentFunc:
     """An agent_func's `AgentExecutor`, built once and asked for episodes, of whatever OpenRLHF version.
 
@@ -327,6 +324,9 @@ class AgentFunc:
             record.finish(StopReason.EPISODE_TIMEOUT)
         finally:
             _CALL.reset(token)
+        fatal = call.fatal or (call.llm_engine and call.llm_engine.fatal)
+        if fatal is not None:
+            raise fatal
         return record if record.stop_reason is not None else call.trajectory or record
 
     async def _execute(self, call: _Call, sampling: SamplingParams) -> None:
@@ -335,10 +335,11 @@ class AgentFunc:
         if not isinstance(prompt, str):
             prompt = PromptText(chat.render(prompt), prompt)
         execute = self._built(call).execute
+        call.llm_engine = self.llm_engine_cls(call.engine, chat, call.key.episode_id, sampling.seed)
         late = {
             "max_length": call.limits.max_length,
             "hf_tokenizer": chat.tokenizer,
-            "llm_engine": self.llm_engine_cls(call.engine, chat, call.key.episode_id),
+            "llm_engine": call.llm_engine,
             "images": list(task.images) or None,
         }
         asked = VLLMStyleSampling.of(sampling)

@@ -18,12 +18,12 @@ from typing import Any, Protocol
 from zlib import crc32
 
 from agentenv import molt_files
-from agentenv.agent import AgentInstance, Engine, Tokenizer, check_arguments, create
+from agentenv.agent import AgentInstance, Engine, Tokenizer, as_agent, check_arguments, create
 from agentenv.chat import Chat, stop_token_ids_of
 from agentenv.endpoint.agent import ChatAgentSource, owns_its_loop
 from agentenv.episode import EpisodeKey, run_episode
 from agentenv.errors import ConfigError
-from agentenv.executor import AgentExecutor, AgentFunc, as_agent
+from agentenv.executor import AgentExecutor, AgentFunc
 from agentenv.molt_files import MoltFunc
 from agentenv.openrlhf_module import stand_in
 from agentenv.trajectory import Trajectory

@@ -19,7 +19,7 @@ from typing import Any
 from agentenv.estimates import Estimate, Moments, mean_over_tasks, pass_all_k, pass_at_k, share_over_tasks
 from agentenv.id_set import IdSet
 from agentenv.trajectory import ErrorKind, Trajectory
-from agentenv.types import StopReason
+from agentenv.types import MAX_REWARD, StopReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def _number(value: Any) -> float | None:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= MAX_REWARD else None  # sums of larger ones would be infinite
 
 
 @dataclass(frozen=True, slots=True)

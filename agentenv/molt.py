@@ -13,10 +13,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from agentenv.agent import AgentInstance, ResetState, ResponseDict, call
+from agentenv.agent import AgentInstance, ResetState, ResponseDict, as_agent, call
 from agentenv.engines.openrlhf import LLMEngine, OpenRLHFEngine
 from agentenv.errors import ConfigError, EngineError
-from agentenv.executor import AgentExecutor, as_agent
+from agentenv.executor import AgentExecutor
 from agentenv.trajectory import Trajectory
 from agentenv.types import Completion, SamplingParams
 

@@ -21,8 +21,10 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
+from agentenv.endpoint.agent import ChatAgentSource
 from agentenv.episode import run_episode
 from agentenv.errors import RunStopped
+from agentenv.loading import EnvSource
 from agentenv.runner import EpisodeRunner
 
 LAG_S = 1.0
@@ -34,6 +36,7 @@ _SAVE_GRACE_S = 5.0
 """Longest wait for a dump to be written: what stalls may be the disk."""
 _STDERR_FD = 2
 _LIBRARY = str(Path(__file__).parent)
+_OWN_LOOP = ChatAgentSource.episode.__code__
 
 
 class State(NamedTuple):
@@ -77,7 +80,9 @@ class Watchdog:
     ) -> None:
         self.runner, self.folder, self.stall_timeout_s, self.tell = runner, folder, stall_timeout_s, tell
         limits = runner.limits
-        deadlines = (limits.generate_timeout_s, limits.step_timeout_s, stall_timeout_s)
+        # A loop of its own is seen from outside only: nothing but its episode's deadline ends it.
+        whole_s = 0.0 if isinstance(runner.source, EnvSource) else limits.episode_timeout_s + 3 * limits.step_timeout_s
+        deadlines = (limits.generate_timeout_s, limits.step_timeout_s, stall_timeout_s, whole_s)
         # What a deadline will end is left to it.
         self.stop_after_s = stall_timeout_s + max(deadline for deadline in deadlines if deadline is not None)
         self.num_dumps = 0
@@ -220,6 +225,8 @@ def state_of(episode_id: str, task: asyncio.Task[Any] | None) -> State:
             # The turn of an action that the environment still judges is that action's.
             judged = num_turns == 0 or trajectory.turns[-1].result is not None
             return State(episode_id, trajectory.attempt, episode.where, num_turns - (not judged), num_tokens)
+        if frame.f_code is _OWN_LOOP and (session := frame.f_locals.get("session")) is not None:
+            return State(episode_id, session.key.attempt, "run", session.num_requests, 0)
     return State(episode_id, 0, "runner", 0, 0)
 
 

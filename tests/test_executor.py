@@ -9,12 +9,12 @@ from types import MappingProxyType
 
 import pytest
 
-from agentenv.agent import AgentInstance, ResponseDict
+from agentenv.agent import AgentInstance, ResponseDict, as_agent
 from agentenv.chat import Chat
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode import EpisodeKey
 from agentenv.errors import ConfigError, InfraError
-from agentenv.executor import AgentExecutor, AgentFunc, as_agent
+from agentenv.executor import AgentExecutor, AgentFunc
 from agentenv.openrlhf_module import install_shim
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task

@@ -32,7 +32,7 @@ from agentenv.endpoint.wire import (
     shaped_call,
 )
 from agentenv.episode import EpisodeKey
-from agentenv.errors import ConfigError, ContractError, EngineError
+from agentenv.errors import AgentEnvError, ConfigError, ContractError, EngineError, InfraError, RunStopped
 from agentenv.tools import ParsedAction, assistant_message
 from agentenv.trajectory import EpisodeError, Trajectory
 from agentenv.types import Completion, Limits, Message, SamplingParams, StepResult, StopReason, Task
@@ -78,13 +78,13 @@ class Session:
         self.is_closed = False
         self.limit: StopReason | None = None
         """The budget that a request was refused for."""
-        self.fatal: ConfigError | None = None
+        self.fatal: ConfigError | RunStopped | None = None
         """The engine is set up wrongly; whoever runs the session raises it again."""
         self._lines: list[Line] = []
         self._points: dict[str, Point] = {}
         self._said: dict[str, Message] = {}
         self._failures: dict[str, EpisodeError] = {}
-        self._num_requests = 0
+        self.num_requests = 0
         self._num_busy = 0
 
     @property
@@ -119,10 +119,10 @@ class Session:
         self._num_busy += 1
         try:
             return await self._answer(work, self._sampling(work))
-        except ConfigError as error:
+        except (ConfigError, RunStopped) as error:
             self.fatal = error
             raise
-        except EngineError as error:
+        except InfraError as error:
             self._failures[work.asked.key] = EpisodeError("infra", type(error).__name__, str(error), "generate")
             raise
         finally:
@@ -185,8 +185,8 @@ class Session:
     def _work(self, asked: Asked, line: Line, reply: Reply, prompt: list[int], *, opens: bool) -> Work:
         if len(prompt) >= self.limits.max_length:
             raise self._no_room()
-        self._num_requests += 1
-        return Work(asked, line, reply, opens, self._num_requests - 1, prompt)
+        self.num_requests += 1
+        return Work(asked, line, reply, opens, self.num_requests - 1, prompt)
 
     def _no_room(self) -> OutOfRoom:
         self.limit = StopReason.MAX_LENGTH
@@ -278,10 +278,17 @@ class Session:
             raise RequestError(f"request: {error}") from error
 
     async def _generate(self, prompt: list[int], sampling: SamplingParams, number: int) -> Completion:
-        completion = await sample(
-            self.engine, prompt, sampling,
-            request_id=f"{self.key.episode_id}/{number}", limit_s=self.limits.generate_timeout_s,
-        )  # fmt: skip
+        try:
+            completion = await sample(
+                self.engine, prompt, sampling,
+                request_id=f"{self.key.episode_id}/{number}", limit_s=self.limits.generate_timeout_s,
+            )  # fmt: skip
+        except AgentEnvError:
+            raise
+        except Exception as error:  # an engine's, as in the loop
+            raise EngineError(
+                f"generate: expected a completion, got {type(error).__name__}: {error}. Look at the engine."
+            ) from error
         if completion.finish_reason == "abort" or not completion.token_ids:
             raise EngineError(
                 f"generate: expected a completion, got finish reason {completion.finish_reason!r} and "

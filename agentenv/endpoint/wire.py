@@ -98,25 +98,25 @@ def read_request(body: Any) -> ChatRequest:
         raise RequestError(
             "messages: expected the last one to be no assistant's, got one. Answers are never begun here."
         )
-    most = body.get("max_completion_tokens", body.get("max_tokens"))
+    names = [name for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
+    options = body.get("stream_options")
     return ChatRequest(
         read,
         tuple(_tools(body.get("tools") or [])),
         _sampling(body),
-        None
-        if most is None
-        else _number(body, "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens", int),
+        _number(body, names[0], int) if names else None,
         wants_calls=body.get("tool_choice") != "none",
         logprobs=bool(body.get("logprobs")),
         stream=bool(body.get("stream")),
-        include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
+        include_usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
         model=str(body.get("model") or ""),
     )
 
 
 def _number(body: Mapping[str, Any], name: str, kind: Callable[[Any], Any]) -> Any:
     value = body[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or kind(value) != value:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or kind(value) != value:
         raise RequestError(f"{name}: expected {'an integer' if kind is int else 'a number'}, got {value!r}. Change it.")
     return kind(value)
 
@@ -127,8 +127,8 @@ def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
     found = {name: _number(body, name, kind) for name, kind in kinds.items() if body.get(name) is not None}
     stop = body.get("stop")
-    stops = [stop] if isinstance(stop, str) else list(stop or ())
-    if not all(isinstance(text, str) and text for text in stops):
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
         raise RequestError(f"stop: expected text or a list of texts, none empty, got {stop!r:.200}. Change it.")
     return {**found, "stop": tuple(stops)} if stops else found
 
@@ -138,6 +138,8 @@ def _tools(tools: Any) -> Iterator[Mapping[str, Any]]:
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise RequestError(f"tools[{index}]: expected a function with a name, got {tool!r:.200}. Complete it.")
+        if not isinstance(function.get("parameters") or {}, Mapping):
+            raise RequestError(f"tools[{index}]: expected parameters as a JSON schema, got {tool!r:.200}. Mend it.")
         yield {"type": "function", "function": function}
 
 
@@ -152,7 +154,10 @@ def read_message(message: Any, where: str) -> Message:
     }
     if role == "assistant":
         reasoning = message.get("reasoning_content")
-        calls = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.get("tool_calls") or ())]
+        given = message.get("tool_calls") or []
+        if not isinstance(given, list):
+            raise RequestError(f"{where}.tool_calls: expected a list, got {given!r:.200}. Send one.")
+        calls = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(given)]
         read |= {"reasoning_content": reasoning} if isinstance(reasoning, str) and reasoning else {}
         read |= {"tool_calls": calls} if calls else {}
     if role == "tool":

@@ -88,6 +88,8 @@ class Dispatch:
 
     def _pick(self, episode: str, avoid: Slot | None) -> Slot | None:
         """The episode's own engine unless it is much more loaded, else the least loaded; None where all are full."""
+        if not any(slot.engine is not None and slot is not avoid for slot in self._slots):
+            avoid = None  # the one that failed is the only one left
         free = [
             slot
             for slot in self._slots

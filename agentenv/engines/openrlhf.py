@@ -14,13 +14,13 @@ import math
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from copy import copy, deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from agentenv.agent import Engine
 from agentenv.chat import Chat
 from agentenv.engines._vllm_wire import versions_of
-from agentenv.errors import EngineError
+from agentenv.errors import ConfigError, EngineError, RunStopped
 from agentenv.openrlhf import to_sampling
 from agentenv.types import Completion, FinishReason, SamplingParams
 
@@ -247,9 +247,11 @@ class LLMEngine:
     server in a thread, reach the engine on the loop that this was made on, where the engine lives.
     """
 
-    def __init__(self, engine: Engine, chat: Chat, episode_id: str) -> None:
-        self.engine, self._chat, self._episode_id = engine, chat, episode_id
+    def __init__(self, engine: Engine, chat: Chat, episode_id: str, seed: int | None = None) -> None:
+        self.engine, self._chat, self._episode_id, self._seed = engine, chat, episode_id, seed
         self._turns, self._talks = itertools.count(), _Talks()
+        self.fatal: ConfigError | RunStopped | None = None
+        """What the engine said of the whole run."""
         try:
             self._home: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:
@@ -272,7 +274,11 @@ class LLMEngine:
             raise EngineError("llm_engine.generate: expected no images, got some. agentenv samples from text only yet.")
         prompt = list(map(int, prompt_token_ids))
         sampling = to_sampling(sampling_params, "llm_engine.generate") or SamplingParams()
-        completion, request_id = await self._sampled(prompt, sampling, request_id)
+        try:
+            completion, request_id = await self._sampled(prompt, sampling, request_id)
+        except (ConfigError, RunStopped) as error:
+            self.fatal = error
+            raise
         return RequestOutput(request_id, prompt, [self._output(completion)])
 
     async def _sampled(
@@ -280,7 +286,11 @@ class LLMEngine:
     ) -> tuple[Completion, str]:
         """The engine's answer, and the id of the request; from another loop, cancelling and errors cross over."""
         if self._home is None or asyncio.get_running_loop() is self._home:
-            request_id = request_id or f"{self._episode_id}/{next(self._turns)}"
+            if request_id is None:
+                turn = next(self._turns)
+                request_id = f"{self._episode_id}/{turn}"
+                if sampling.seed is not None and sampling.seed == self._seed:  # the run's: each call gets other tokens
+                    sampling = replace(sampling, seed=sampling.seed + turn)
             return await self.engine.generate(prompt, sampling, request_id=request_id), request_id
         work = self._served(list(prompt), sampling, request_id)
         try:

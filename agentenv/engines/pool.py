@@ -247,6 +247,7 @@ class EnginePool:
             settle(outcome, EngineDead(failure))
         if self._lost is not None:
             return
+        self._dispatch.wake()  # who waited for this engine may go back to the one that failed
         restart = asyncio.ensure_future(self._replace(slot, engine, reason))
         self._restarts.add(restart)
         restart.add_done_callback(self._restarts.discard)

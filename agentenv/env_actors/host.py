@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from agentenv import __version__
-from agentenv.agent import AgentInstance, Tokenizer, call, create
+from agentenv.agent import AgentInstance, Tokenizer, as_agent, call, create
 from agentenv.cluster import hear_of_children
 from agentenv.episode import place_of
 from agentenv.errors import ConfigError
-from agentenv.executor import as_agent
 from agentenv.loading import load_agent_func, load_env
 
 
@@ -79,7 +78,8 @@ class Failure:
     def of(cls, error: BaseException) -> Failure:
         """An exception with its traceback."""
         known = (each for each in type(error).__mro__ if each.__module__ in ("builtins", "agentenv.errors"))
-        base = next((each for each in known if issubclass(each, Exception)), Exception)
+        plain = (each for each in known if issubclass(each, Exception) and not issubclass(each, BaseExceptionGroup))
+        base = next(plain, Exception)
         trace = "".join(traceback.format_exception(error))
         return cls(type(error).__name__, base, str(error) or repr(error), place_of(error), trace)
 

@@ -342,7 +342,7 @@ def test_hostile_text_is_read_in_linear_time(piece, frame):
     answer = extract_answer(text)
     if answer is not None:
         read_number(answer)
-    assert time.perf_counter() - started < 1.0
+    assert time.perf_counter() - started < 10.0  # quadratic time would take minutes
 
 
 def test_importing_the_grader_imports_nothing_heavy():
