@@ -10,7 +10,7 @@ demo: $(VENV)/installed
 	$(BIN)/agentenv run --env math_retry --n 2 --max_tokens 160
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile
 
 # Real vLLM on the CPU, on servers and in processes of its own.
 test-slow: $(VENV)/installed-slow

@@ -200,6 +200,14 @@ def check_arguments(cls: type[Any], kwargs: Mapping[str, Any]) -> None:
         ) from error
 
 
+def accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that `function` names, or all of them where it takes any."""
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return dict(arguments)
+    return {name: value for name, value in arguments.items() if name in parameters}
+
+
 async def call(function: Callable[..., Any], *args: Any) -> Any:
     """Await `function(*args)` if it is async; run it in a thread of its own if it is plain.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections import Counter
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from uuid import uuid4
 from zlib import crc32
 
-from agentenv.agent import AgentInstance, Engine, ResponseDict, Tokenizer, as_agent, create
+from agentenv.agent import AgentInstance, Engine, ResponseDict, Tokenizer, accepted, as_agent, create
 from agentenv.chat import Chat, PromptText, stop_token_ids_of
 from agentenv.engines.openrlhf import LLMEngine, VLLMStyleSampling, as_engine, last_of
 from agentenv.episode import EpisodeKey, guarded, run_episode
@@ -29,6 +28,7 @@ from agentenv.openrlhf import (
     to_sampling,
     training_response,
     with_items,
+    without_reward,
 )  # fmt: skip
 from agentenv.openrlhf_module import register
 from agentenv.trajectory import Trajectory
@@ -292,6 +292,16 @@ def _made(call: _Call) -> Trajectory:
     return call.trajectory
 
 
+def _judged(made: Trajectory | None, record: Trajectory) -> Trajectory:
+    """The loop's record, with what `record` says of the file's own code: where that failed, the reward is unknown."""
+    if made is None:
+        return record
+    if record.stop_reason is not None and made.error is None:
+        made.stop_reason, made.error = record.stop_reason, record.error
+        without_reward(made)
+    return made
+
+
 class AgentFunc:
     """An agent_func's `AgentExecutor`, built once and asked for episodes, of whatever OpenRLHF version.
 
@@ -327,7 +337,7 @@ class AgentFunc:
         fatal = call.fatal or (call.llm_engine and call.llm_engine.fatal)
         if fatal is not None:
             raise fatal
-        return record if record.stop_reason is not None else call.trajectory or record
+        return _judged(call.trajectory, record)
 
     async def _execute(self, call: _Call, sampling: SamplingParams) -> None:
         task, chat = call.task, call.chat
@@ -343,7 +353,7 @@ class AgentFunc:
             "images": list(task.images) or None,
         }
         asked = VLLMStyleSampling.of(sampling)
-        response = await execute(prompt, task.label, asked, **_accepted(execute, late))
+        response = await execute(prompt, task.label, asked, **accepted(execute, late))
         response = call.queued if response is None else response
         if response is not None or call.trajectory is None:
             self._take(response, call)
@@ -357,7 +367,7 @@ class AgentFunc:
                 "hf_tokenizer": call.chat.tokenizer,
                 "result_queue": _ResultQueue(),
             }
-            self._executor = self.executor_cls(**_accepted(self.executor_cls, context))
+            self._executor = self.executor_cls(**accepted(self.executor_cls, context))
             if self._agent_cls is not None:
                 self._executor.agent_instance_cls = self._agent_cls
         return self._executor
@@ -386,11 +396,3 @@ class AgentFunc:
         made.episode_id, made.group_id, made.attempt = call.key.episode_id, call.key.group_id, call.key.attempt
         made.seed = call.key.seed
         call.trajectory = made
-
-
-def _accepted(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that `function` names, or all of them where it takes any."""
-    parameters = inspect.signature(function).parameters
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return dict(arguments)
-    return {name: value for name, value in arguments.items() if name in parameters}

@@ -317,6 +317,9 @@ def merge_response(response: Mapping[str, Any], trajectory: Trajectory) -> bool:
     last = trajectory.turns[-1].result if trajectory.turns else None
     if last is None or own["reward"] is None:
         return True  # a failed episode stays one, whatever it is given
+    if response.get("reward", 0) is None:
+        without_reward(trajectory)
+        return True
     where = "AgentExecutor.execute"
     added = scalar(response.get("reward"), f"{where}: reward") - own["reward"]
     score = response.get("scores")
@@ -324,6 +327,13 @@ def merge_response(response: Mapping[str, Any], trajectory: Trajectory) -> bool:
     info = {**last.info, **_info(response.get("extra_logs"), where)}
     trajectory.set_result(replace(last, reward=last.reward + added, score=score, info=info))
     return True
+
+
+def without_reward(trajectory: Trajectory) -> None:
+    """Take the last turn's result away: its reward, and so the episode's, is unknown."""
+    if trajectory.turns:
+        last = trajectory.turns[-1]
+        last.result, trajectory.segments[last.segment].rewards[last.end - 1] = None, 0.0
 
 
 def from_response(response: Mapping[str, Any], task: Task, *, max_length: int, decode: Any) -> Trajectory:

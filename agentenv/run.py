@@ -18,10 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from agentenv.agent import Engine, call, create
+from agentenv.agent import Engine, create
 from agentenv.chat import Chat
 from agentenv.config import FREE_ON_RESUME, RunConfig, parse_json_object
 from agentenv.dataset import read_tasks
+from agentenv.deadlines import StepTimeout, bounded
 from agentenv.endpoint.agent import ChatAgentSource
 from agentenv.engines import choose_engine, open_engine
 from agentenv.env_actors.source import in_actors
@@ -108,7 +109,7 @@ async def _run(config: RunConfig, stdout: TextIO) -> int:
     template = _described(chat, config)
     engine_name, args = _engine_of(config)
     if isinstance(source, EnvSource | ChatAgentSource):
-        await _try_constructor(source)
+        await _try_constructor(source, config.limits.step_timeout_s)
     out = Path(config.out or _default_out(config))
     resolved = {"engine": engine_name, "tasks": _digest(tasks), "template": template.pop("sha256")}
     async with Outbox(_open_run(config, out, resolved)) as outbox:
@@ -219,14 +220,19 @@ def _look_at(engine: Engine, config: RunConfig, note: Callable[[str], None]) -> 
         )
 
 
-async def _try_constructor(source: EnvSource | ChatAgentSource) -> None:
+async def _try_constructor(source: EnvSource | ChatAgentSource, limit_s: float) -> None:
     """Make an agent and drop it: a wrong argument is one clear line now and not an error in every episode."""
+    where = "__init__"
     try:
-        close = getattr(await create(source.cls, source.kwargs), "close", None)
+        made = await bounded(create, source.cls, source.kwargs, limit_s=limit_s)
+        where, close = "close", getattr(made, "close", None)
         if close is not None:
-            await call(close)
+            await bounded(close, limit_s=limit_s)
     except AgentEnvError:
         raise
+    except StepTimeout as error:
+        told = f"{source.cls.__name__}.{where}: expected an end within {limit_s:g} s, got none."
+        raise ConfigError(f"{told} Mend the class, or raise --step_timeout_s.") from error
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigError(

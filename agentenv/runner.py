@@ -13,10 +13,10 @@ from typing import Any
 from agentenv.agent import Engine
 from agentenv.chat import Chat
 from agentenv.episode import EpisodeKey
-from agentenv.errors import RunStopped
+from agentenv.errors import DataError, RunStopped
 from agentenv.loading import EpisodeSource
-from agentenv.trajectory import Trajectory
-from agentenv.types import Limits, SamplingParams, Task
+from agentenv.trajectory import EpisodeError, Trajectory
+from agentenv.types import Limits, SamplingParams, StopReason, Task
 
 logger = logging.getLogger(__name__)
 
@@ -144,9 +144,14 @@ class EpisodeRunner:
         finally:
             self.num_running -= 1
         self._count(trajectory)
-        ended = on_end(trajectory)
-        if ended is not None:
-            await ended
+        try:
+            await _handed_over(trajectory, on_end)
+        except DataError as error:
+            bare = _without_content(trajectory, error)
+            self.num_done -= 1
+            self.num_failed -= trajectory.error is not None
+            self._count(bare)
+            await _handed_over(bare, on_end)
 
     async def _episode(self, planned: PlannedEpisode) -> Trajectory:
         """Run an episode, again where infrastructure failed, and give its last attempt."""
@@ -188,6 +193,19 @@ class EpisodeRunner:
             error = trajectory.error
             place = f" at {error.place}" if error.place else ""
             self.errors[f"{error.where}{place}: {error.type}: {error.message}"] += 1
+
+
+async def _handed_over(trajectory: Trajectory, on_end: OnEnd) -> None:
+    ended = on_end(trajectory)
+    if ended is not None:
+        await ended
+
+
+def _without_content(trajectory: Trajectory, error: DataError) -> Trajectory:
+    """An episode that no record can hold as one that failed: its tokens and actions, nothing of the environment's."""
+    turns = [replace(turn, result=None) for turn in trajectory.turns]
+    failed = EpisodeError("data", type(error).__name__, str(error), "record")
+    return replace(trajectory, turns=turns, prompt="", tools=(), stop_reason=StopReason.ERROR, error=failed)
 
 
 def derive_seed(*parts: object) -> int:

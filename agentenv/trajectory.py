@@ -37,7 +37,7 @@ class EpisodeError:
     """Class name of the exception."""
     message: str
     where: str = ""
-    """create, reset, prompt, generate, step, on_truncate or execute."""
+    """create, reset, prompt, generate, step, on_truncate, execute or record."""
     place: str = ""
     """File and line of the environment's code in which it arose, where it did."""
 

@@ -13,7 +13,7 @@ from agentenv.agent import AgentInstance, ResponseDict, as_agent
 from agentenv.chat import Chat
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode import EpisodeKey
-from agentenv.errors import ConfigError, InfraError
+from agentenv.errors import ConfigError, InfraError, RunStopped
 from agentenv.executor import AgentExecutor, AgentFunc
 from agentenv.openrlhf_module import install_shim
 from agentenv.testing.tokenizers import CharTokenizer
@@ -484,3 +484,106 @@ async def test_an_execute_of_its_own_that_hangs_is_given_up():
 
     trajectory = await of_own_execute(execute, episode_timeout_s=0.1, step_timeout_s=0.01)
     assert (trajectory.error, trajectory.stop_reason) == (None, StopReason.EPISODE_TIMEOUT)
+
+
+# --- what an engine says, and files that fail after the loop ------------------------------------------------------
+
+
+class Alone(AgentExecutor):
+    """Samples four candidates itself, and takes whatever its engine raises for an answer of nothing."""
+
+    async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine, **_):
+        tokens, said = hf_tokenizer.encode(prompt), []
+        for _ in range(4):
+            try:
+                said.append(await self.ask(llm_engine, tokens, sampling_params))
+            except Exception:
+                said.append([7])
+        return {
+            "observation_tokens": tokens + said[0],
+            "action_ranges": [(len(tokens), len(tokens) + len(said[0]))],
+            "reward": 1.0,
+        }
+
+    async def ask(self, llm_engine, tokens, sampling_params):
+        return (await llm_engine.generate(tokens, sampling_params)).outputs[0].token_ids
+
+
+class OfTheQueueEra(Alone):
+    async def ask(self, llm_engine, tokens, sampling_params):
+        return (await self.generate(tokens, sampling_params)).outputs[0].token_ids
+
+
+class InOurForm(Alone):
+    async def ask(self, llm_engine, tokens, sampling_params):
+        sampling = SamplingParams(max_tokens=sampling_params.max_tokens)
+        return list((await llm_engine.generate(tokens, sampling, request_id="e/0")).token_ids)
+
+
+@pytest.mark.parametrize("executor_cls", [Judging, Alone, OfTheQueueEra, InOurForm])
+@pytest.mark.parametrize("kind", [RunStopped, ConfigError])
+async def test_what_an_engine_says_of_the_whole_run_ends_it_whatever_the_file_makes_of_it(executor_cls, kind):
+    with pytest.raises(kind, match="no engine is left"):
+        await play(executor_cls, [kind("pool: no engine is left.")])
+
+
+@pytest.mark.parametrize("executor_cls", [Alone, OfTheQueueEra])
+async def test_candidates_that_a_file_samples_differ_under_the_runs_seed_and_are_numbered(executor_cls):
+    tokenizer = CharTokenizer()
+    engine = ScriptedEngine(lambda request: f"seed {request.sampling.seed}", tokenizer)
+    trajectory = await AgentFunc(executor_cls).episode(
+        TASK, engine=engine, chat=Chat(tokenizer), sampling=SamplingParams(seed=7), limits=Limits(), key=KEY
+    )
+    assert trajectory.error is None
+    assert [request.sampling.seed for request in engine.requests] == [7, 8, 9, 10]
+    assert [request.request_id for request in engine.requests] == [f"task-0/3/{turn}" for turn in range(4)]
+
+
+def afterwards(spoil):
+    class Spoiled(Judging):
+        async def execute(self, *args, **kwargs):
+            response = await super().execute(*args, **kwargs)
+            await spoil(response)
+            return response
+
+    return Spoiled
+
+
+async def test_a_file_that_raises_after_the_loop_keeps_the_turns_and_has_no_reward():
+    async def spoil(response):
+        raise RuntimeError("the reward server is down")
+
+    trajectory = await play(afterwards(spoil), ["no", "it is 42"])
+    assert (trajectory.stop_reason, trajectory.reward) == (StopReason.ERROR, None)
+    assert (trajectory.error.kind, trajectory.error.message) == ("env", "the reward server is down")
+    assert [turn.action for turn in trajectory.turns] == ["no", "it is 42"]
+    assert (trajectory.turns[0].result.reward, trajectory.turns[1].result) == (0.0, None)
+    assert not any(trajectory.segments[0].rewards)
+
+
+async def test_a_file_that_hangs_after_the_loop_keeps_the_turns_and_has_no_reward():
+    async def spoil(response):
+        await asyncio.Event().wait()
+
+    limits = Limits(max_length=600, episode_timeout_s=1.0, step_timeout_s=1.0)
+    trajectory = await play(afterwards(spoil), ["it is 42"], limits=limits)
+    assert (trajectory.stop_reason, trajectory.error) == (StopReason.EPISODE_TIMEOUT, None)
+    assert ([turn.action for turn in trajectory.turns], trajectory.reward) == (["it is 42"], None)
+
+
+async def test_a_file_that_fails_over_a_failed_episode_leaves_that_its_error():
+    async def spoil(response):
+        response["reward"] *= 2  # it is None
+
+    engine = ScriptedEngine(["42"], CharTokenizer(), crash_at=0)
+    trajectory = await play(afterwards(spoil), engine=engine)
+    assert (trajectory.error.kind, trajectory.error.type) == ("infra", "EngineError")
+
+
+async def test_a_reward_that_a_file_takes_away_is_none():
+    async def spoil(response):
+        response["reward"] = None
+
+    trajectory = await play(afterwards(spoil), ["no", "it is 42"])
+    assert (trajectory.stop_reason, trajectory.error, trajectory.reward) == (StopReason.TERMINATED, None, None)
+    assert len(trajectory.turns) == 2

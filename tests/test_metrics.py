@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import sys
 from fractions import Fraction
 from statistics import fmean, stdev, variance
 
@@ -87,6 +88,23 @@ def test_pass_at_k_and_pass_all_k_equal_the_enumeration_of_all_draws(case):
     draws = list(itertools.combinations(outcomes, k))
     assert pass_at_k(num_samples, num_passed, k) == float(Fraction(sum(map(any, draws)), len(draws)))
     assert pass_all_k(num_samples, num_passed, k) == float(Fraction(sum(map(all, draws)), len(draws)))
+
+
+def test_an_info_near_the_largest_float_makes_no_sum_infinite():
+    tally = Tally(1)
+    for index in range(3):
+        trajectory = Trajectory(Task("p"), max_length=100, episode_id=f"t{index}/0", group_id=f"t{index}")
+        trajectory.append_observation([1])
+        for turn in range(2):
+            trajectory.append_turn(Completion((2,)), "x")
+            info = {"best": sys.float_info.max, "fine": 2.0}
+            trajectory.set_result(StepResult(terminated=turn == 1, info=info))
+        trajectory.finish(StopReason.TERMINATED)
+        tally.add(summarize(trajectory))
+    info = json.loads(json.dumps(tally.metrics(num_tasks=3, num_samples=1, wall_s=1.0).to_dict(), allow_nan=False))[
+        "info"
+    ]
+    assert set(info) == {"fine"}
 
 
 def test_pass_at_k_stays_exact_for_many_samples():

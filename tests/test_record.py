@@ -110,6 +110,21 @@ def test_a_failed_episode_gives_way_to_a_later_one_even_from_another_run(tmp_pat
     assert (report.num_lines, report.num_superseded) == (3, 1)
 
 
+def test_a_run_with_an_info_near_the_largest_float_is_gone_on_with(tmp_path):
+    for number in range(2):
+        with RunWriter.open(tmp_path, CONFIG, resume=number > 0) as writer:
+            assert len(writer.tally) == number
+            trajectory = Trajectory(Task("p"), max_length=100, episode_id=f"t{number}/0", group_id=f"t{number}")
+            trajectory.append_observation([1])
+            for turn in range(2):
+                trajectory.append_turn(Completion((2,)), "x")
+                trajectory.set_result(StepResult(terminated=turn == 1, info={"best": 1.7e308}))
+            trajectory.finish(StopReason.TERMINATED)
+            writer.append(trajectory)
+            writer.write_metrics(writer.tally.metrics(num_tasks=2, num_samples=1, wall_s=1.0).to_dict())
+    assert read_ids(tmp_path) == ["t0/0", "t1/0"]
+
+
 def test_duplicated_lines_count_once_and_the_first_holds(tmp_path):
     log = write_run(tmp_path / "a", "a/0")
     other = write_run(tmp_path / "b", "x/0")

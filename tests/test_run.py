@@ -1,5 +1,6 @@
 """`agentenv run` as a user meets it: what it leaves on the disk, how it ends, and how it goes on."""
 
+import asyncio
 import io
 import json
 import os
@@ -14,8 +15,12 @@ from itertools import pairwise
 
 import pytest
 
+from agentenv.agent import AgentInstance
+from agentenv.errors import ConfigError
+from agentenv.loading import EnvSource
 from agentenv.progress import clock
 from agentenv.record import read_trajectories
+from agentenv.run import _try_constructor
 from tests.drivers import command, forked, ids, lines, without_times, write_rows
 from tests.models import make_tiny_qwen2, make_tiny_tokenizer
 
@@ -614,3 +619,13 @@ def test_progress_of_a_resumed_run_counts_what_was_kept(place, flags, capfd):
     capfd.readouterr()
     assert command(resume()) == 0
     assert "20/20 episodes · reward 1.000 · score 1.000 ·" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["__init__", "close"])
+async def test_a_constructor_or_a_close_that_hangs_is_a_clear_error_before_the_run(method):
+    async def hang(self):
+        await asyncio.Event().wait()
+
+    cls = type("Hanging", (AgentInstance,), {method: hang})
+    with pytest.raises(ConfigError, match=rf"Hanging\.{method}: expected an end within 0\.2 s.*--step_timeout_s"):
+        await asyncio.wait_for(_try_constructor(EnvSource(cls), 0.2), 60)

@@ -14,9 +14,11 @@ from agentenv.chat import Chat
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.errors import InfraError, RunStopped
 from agentenv.loading import EnvSource
+from agentenv.outbox import Outbox
+from agentenv.record import RunWriter, read_trajectories
 from agentenv.runner import EpisodeRunner, ErrorPolicy, PlannedEpisode, derive_seed, plan
 from agentenv.testing.tokenizers import CharTokenizer
-from agentenv.types import Limits, SamplingParams, StepResult, Task
+from agentenv.types import Limits, SamplingParams, StepResult, StopReason, Task
 
 QUICK = ErrorPolicy(retry_wait_s=0.0)
 END = StepResult(reward=1.0, score=1.0, terminated=True)
@@ -437,3 +439,23 @@ async def test_two_thousand_episodes_leave_no_task_no_thread_and_no_memory_behin
             thread.join(5)
     assert threading.active_count() <= num_threads
     assert after - before < 200_000  # bytes; a leak of 125 bytes an episode would show
+
+
+async def test_an_episode_that_no_record_can_hold_fails_alone_and_is_told_as_data(tmp_path):
+    def behave(states):
+        info = []
+        info.append(info)
+        text = [{"role": "user", "content": "x", "extra": info}] if states["label"] == "1" else "x"
+        return StepResult(text, reward=1.0, terminated=True)
+
+    runner = make_runner(behave)
+    async with Outbox(RunWriter.open(tmp_path, {})) as outbox:
+        await runner.run(plan(make_tasks(4), 1), outbox.append)
+    kept = {trajectory.episode_id: trajectory for trajectory in read_trajectories(tmp_path)}
+    assert (len(kept), runner.num_done, runner.num_failed) == (4, 4, 1)
+    bad = kept.pop("t1/0")
+    assert (bad.stop_reason, bad.error.kind, bad.reward) == (StopReason.ERROR, "data", None)
+    assert "Put plain numbers" in bad.error.message
+    assert [turn.action for turn in bad.turns] == [turn.action for turn in kept["t0/0"].turns]
+    assert {trajectory.reward for trajectory in kept.values()} == {1.0}
+    assert "record: DataError" in next(iter(runner.errors))

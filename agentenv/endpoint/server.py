@@ -127,13 +127,14 @@ class Endpoint:
 
     @contextlib.contextmanager
     def open(self, session: Session) -> Iterator[Address]:
-        """Serve a session until the end of the block, under an id that cannot be guessed."""
+        """Serve a session until the end of the block, which closes it, under an id that cannot be guessed."""
         name = secrets.token_urlsafe(16)
         self._sessions[name] = session
         try:
             yield Address(f"{self.url}/s/{name}/v1", name)
         finally:
             del self._sessions[name]
+            session.close()
 
     def _made(self) -> Any:
         """The server of the application, which leaves signals to whoever handles them now."""
@@ -204,12 +205,18 @@ class Endpoint:
 
 
 async def _unless_gone(request: Request, work: Any) -> dict[str, Any] | None:
-    """What `work` gives; it is cancelled, and None given, when the client goes away."""
+    """What `work` gives; it is cancelled, and None given, when the client goes away.
+
+    Raises:
+        UnknownSession: its session ended meanwhile.
+    """
     answer: asyncio.Future[dict[str, Any]] = asyncio.ensure_future(work)
     gone: asyncio.Future[None] = asyncio.ensure_future(_gone(request))
     both: tuple[asyncio.Future[Any], ...] = (answer, gone)
     try:
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if answer.cancelled():
+            raise UnknownSession("session: expected an open one, got one that has ended meanwhile. Open another.")
         return answer.result() if answer.done() else None
     finally:
         for task in both:
@@ -223,9 +230,10 @@ async def _gone(request: Request) -> None:
 
 
 def _json(body: Mapping[str, Any], status: int = 200) -> Response:
-    from starlette.responses import JSONResponse
+    from starlette.responses import Response
 
-    return JSONResponse(body, status)
+    text = json.dumps(body, allow_nan=False)  # escaped: a model's call may hold half of a surrogate pair
+    return Response(text, status, media_type="application/json")
 
 
 def _streamed(response: Mapping[str, Any], read: ChatRequest) -> Response:

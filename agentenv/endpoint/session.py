@@ -8,10 +8,11 @@ after the other, the one that was spoken in last at the end; the reward goes to 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from agentenv.agent import Engine
 from agentenv.chat import Chat
@@ -26,6 +27,7 @@ from agentenv.endpoint.wire import (
     UnknownSession,
     answer_message,
     chat_completion,
+    check_text,
     logprobs_of,
     read_message,
     read_request,
@@ -85,6 +87,7 @@ class Session:
         self._said: dict[str, Message] = {}
         self._failures: dict[str, EpisodeError] = {}
         self.num_requests = 0
+        self._running: set[asyncio.Task[Any]] = set()
         self._num_busy = 0
 
     @property
@@ -117,6 +120,8 @@ class Session:
         work = self._begin(asked(read))
         work.line.is_busy = True
         self._num_busy += 1
+        running = cast(asyncio.Task[Any], asyncio.current_task())
+        self._running.add(running)
         try:
             return await self._answer(work, self._sampling(work))
         except (ConfigError, RunStopped) as error:
@@ -126,11 +131,18 @@ class Session:
             self._failures[work.asked.key] = EpisodeError("infra", type(error).__name__, str(error), "generate")
             raise
         finally:
+            self._running.discard(running)
             work.line.is_busy = False
             self._num_busy -= 1
             if not work.line.calls:  # it was in vain: a line that nobody answered in is none
                 self._lines.remove(work.line)
                 self._points = {key: point for key, point in self._points.items() if point.line is not work.line}
+
+    def close(self) -> None:
+        """Answer nothing more; generations that still run, for whoever they are, are cancelled."""
+        self.is_closed = True
+        for running in self._running:
+            running.cancel()
 
     def _check_open(self) -> None:
         if self.is_closed:
@@ -243,6 +255,7 @@ class Session:
         bare = {key: value for key, value in message.items() if key != "reasoning_content"}
         if "tool_calls" not in bare:
             return bare
+        check_text(bare["tool_calls"], "tool_calls")  # here only: what the model said goes back as it was said
         as_json = self.chat.has_template and self.chat.tool_format.arguments_as_json
         return {**bare, "tool_calls": [shaped_call(call, as_json=as_json) for call in bare["tool_calls"]]}
 
@@ -302,6 +315,8 @@ class Session:
         if not work.opens:
             line.dialogue.take(work.reply)
         line.pending = None
+        if self.limit is StopReason.MAX_LENGTH:
+            self.limit = None  # the agent went on with less: what it was refused ended nothing
         parsed = None
         if request.tools and request.wants_calls:
             parsed = line.dialogue.parse(call.action, call.number)

@@ -140,6 +140,7 @@ def _tools(tools: Any) -> Iterator[Mapping[str, Any]]:
             raise RequestError(f"tools[{index}]: expected a function with a name, got {tool!r:.200}. Complete it.")
         if not isinstance(function.get("parameters") or {}, Mapping):
             raise RequestError(f"tools[{index}]: expected parameters as a JSON schema, got {tool!r:.200}. Mend it.")
+        check_text(function, f"tools[{index}]")
         yield {"type": "function", "function": function}
 
 
@@ -168,13 +169,28 @@ def read_message(message: Any, where: str) -> Message:
 
 
 def _content(content: Any, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
     if isinstance(content, list) and all(isinstance(part, Mapping) for part in content):
         texts = [part.get("text") for part in content if part.get("type") == "text"]
         if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
-            return "".join(map(str, texts))
+            content = "".join(map(str, texts))
+    if content is None or isinstance(content, str):
+        check_text(content or "", f"{where}.content")
+        return content or ""
     raise RequestError(f"{where}.content: expected text or text parts, got {content!r:.200}. Send text.")
+
+
+def check_text(value: Any, where: str) -> None:
+    """Refuse half of a surrogate pair, which JSON can say and no tokenizer takes.
+
+    Raises:
+        RequestError: there is one in the text, or in the texts of a JSON value.
+    """
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        got = text[max(0, error.start - 20) : error.start + 20]
+        raise RequestError(f"{where}: expected Unicode text, got a lone surrogate in {got!r}. Mend it.") from error
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
@@ -183,7 +199,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
         raise RequestError(f"{where}: expected a call of a function, got {call!r:.200}. Complete it.")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        with contextlib.suppress(ValueError):  # kept as text: the agent may quote what the model wrote
+        with contextlib.suppress(ValueError, RecursionError):  # kept as text: the agent may quote what the model wrote
             arguments = json.loads(arguments)
     named = {"name": function["name"], "arguments": {} if arguments is None else arguments}
     return {"id": str(call.get("id") or ""), "type": "function", "function": named}

@@ -274,17 +274,23 @@ class LLMEngine:
             raise EngineError("llm_engine.generate: expected no images, got some. agentenv samples from text only yet.")
         prompt = list(map(int, prompt_token_ids))
         sampling = to_sampling(sampling_params, "llm_engine.generate") or SamplingParams()
-        try:
-            completion, request_id = await self._sampled(prompt, sampling, request_id)
-        except (ConfigError, RunStopped) as error:
-            self.fatal = error
-            raise
+        completion, request_id = await self._sampled(prompt, sampling, request_id)
         return RequestOutput(request_id, prompt, [self._output(completion)])
 
     async def _sampled(
         self, prompt: Sequence[int], sampling: SamplingParams, request_id: str | None
     ) -> tuple[Completion, str]:
-        """The engine's answer, and the id of the request; from another loop, cancelling and errors cross over."""
+        """The engine's answer, and the id of the request."""
+        try:
+            return await self._asked(prompt, sampling, request_id)
+        except (ConfigError, RunStopped) as error:
+            self.fatal = error
+            raise
+
+    async def _asked(
+        self, prompt: Sequence[int], sampling: SamplingParams, request_id: str | None
+    ) -> tuple[Completion, str]:
+        """As `_sampled`; from another loop, cancelling and errors cross over."""
         if self._home is None or asyncio.get_running_loop() is self._home:
             if request_id is None:
                 turn = next(self._turns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import httpx
 import pytest
@@ -10,9 +11,9 @@ import pytest
 from agentenv.endpoint.agent import ChatAgentSource
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode import EpisodeKey
-from agentenv.errors import ConfigError, InfraError
+from agentenv.errors import ConfigError, InfraError, RunStopped
 from agentenv.types import Limits, SamplingParams, StepResult, StopReason, Task
-from tests.endpoint.scenes import assert_exact, chat_of, user
+from tests.endpoint.scenes import assert_exact, chat_of, until, user
 
 CLOSED = []
 
@@ -142,8 +143,8 @@ async def test_an_agent_that_runs_out_of_turns_is_truncated_and_has_a_last_word(
 
 async def test_time_that_runs_out_cancels_the_agent_and_its_generation():
     chat = chat_of("Qwen3")
-    engine = ScriptedEngine(["41"], chat.tokenizer, latency_s=30)
-    trajectory, _ = await episode(Agent, engine, limits=Limits(episode_timeout_s=0.2))
+    engine = ScriptedEngine(["41"], chat.tokenizer, latency_s=600)
+    trajectory, _ = await episode(Agent, engine, limits=Limits(episode_timeout_s=3))
     assert (trajectory.stop_reason, trajectory.error) == (StopReason.EPISODE_TIMEOUT, None)
     assert engine.num_cancelled == 1
 
@@ -154,21 +155,67 @@ async def test_cancelling_an_episode_closes_its_agent_and_the_server():
     engine = ScriptedEngine(["41"], chat.tokenizer, latency_s=30)
     before = asyncio.all_tasks()
     work = asyncio.ensure_future(episode(Agent, engine))
-    await asyncio.sleep(0.3)
+    await until(lambda: engine.requests)
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
         await work
-    await asyncio.sleep(0.05)
+    await until(lambda: asyncio.all_tasks() == before)
     assert (len(CLOSED), engine.num_cancelled) == (1, 1)
-    assert asyncio.all_tasks() == before
 
 
-async def test_an_engine_that_is_set_up_wrongly_ends_the_run():
-    def script(request):
-        return ConfigError("engine: expected a model, got none. Give one.")
+@pytest.mark.parametrize("kind", [ConfigError, RunStopped])
+async def test_what_an_engine_says_of_the_whole_run_ends_it_whatever_the_agent_makes_of_it(kind):
+    class Calm(Agent):
+        async def run(self, context):
+            with contextlib.suppress(httpx.HTTPStatusError):
+                await super().run(context)
+            return 0.0
 
-    with pytest.raises(ConfigError, match="expected a model"):
-        await episode(Agent, script)
+    for cls in (Agent, Calm):
+        with pytest.raises(kind, match="expected a model"):
+            await episode(cls, [kind("engine: expected a model, got none. Give one.")])
+
+
+async def test_a_bug_of_an_engine_is_an_infrastructure_error():
+    trajectory, _ = await episode(Agent, [ValueError("a bug")])
+    assert (trajectory.error.kind, trajectory.error.type) == ("infra", "EngineError")
+    assert "ValueError: a bug" in trajectory.error.message
+
+
+async def test_an_agent_that_compacts_what_was_too_long_ends_like_any_other():
+    class Compacting(Agent):
+        async def run(self, context):
+            async with httpx.AsyncClient(base_url=context.base_url, timeout=30) as http:
+                for text in ("x " * 5000, "short"):
+                    answer = await http.post("chat/completions", json={"messages": [user(text)]})
+            return float(answer.status_code == 200)
+
+    trajectory, _ = await episode(Compacting, ["42"])
+    assert (trajectory.stop_reason, trajectory.reward) == (StopReason.TERMINATED, 1.0)
+
+
+async def test_a_generation_that_nobody_waits_for_ends_with_its_episode():
+    http = httpx.AsyncClient(timeout=60)
+
+    class Impatient(Agent):
+        async def run(self, context):
+            def ask(text):
+                url = f"{context.base_url}/chat/completions"
+                return asyncio.ensure_future(http.post(url, json={"messages": [user(text)]}))
+
+            await ask("short")
+            self.left = ask("long")
+            await until(lambda: len(engine.requests) == 2)
+            return 1.0
+
+    async def script(request):
+        await asyncio.sleep(600 if "long" in request.prompt else 0)
+        return "42"
+
+    engine = ScriptedEngine(script, chat_of("Qwen3").tokenizer)
+    async with http:
+        trajectory, _ = await episode(Impatient, engine)
+    assert (trajectory.reward, len(trajectory.turns), engine.num_cancelled) == (1.0, 1, 1)
 
 
 async def test_episodes_at_the_same_time_share_one_server():
@@ -211,7 +258,7 @@ async def test_a_constructor_may_be_async_and_has_a_deadline():
 
     trajectory, _ = await episode(Slow, ["42"])
     assert trajectory.reward == 1.0
-    trajectory, _ = await episode(Slow, ["42"], limits=Limits(step_timeout_s=0.05), wait_s=30)
+    trajectory, _ = await episode(Slow, ["42"], limits=Limits(step_timeout_s=2), wait_s=600)
     assert (trajectory.stop_reason, trajectory.error.type, trajectory.error.where) == (
         StopReason.STEP_TIMEOUT, "StepTimeout", "create",
     )  # fmt: skip
@@ -220,9 +267,9 @@ async def test_a_constructor_may_be_async_and_has_a_deadline():
 async def test_a_last_word_or_a_close_that_hangs_is_given_up():
     class Hanging(Agent):
         async def on_truncate(self, context):
-            await asyncio.sleep(30)
+            await asyncio.sleep(600)
 
-    trajectory, _ = await episode(Hanging, ["41"], limits=Limits(max_turns=2, step_timeout_s=0.05))
+    trajectory, _ = await episode(Hanging, ["41"], limits=Limits(max_turns=2, step_timeout_s=2))
     assert (trajectory.stop_reason, trajectory.error.type) == (StopReason.STEP_TIMEOUT, "StepTimeout")
     assert (trajectory.error.where, len(trajectory.turns)) == ("on_truncate", 2)
     assert trajectory.wait_s > 0

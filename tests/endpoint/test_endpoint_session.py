@@ -16,8 +16,9 @@ from agentenv.endpoint.wire import OutOfRoom, RequestError, UnknownSession
 from agentenv.errors import ConfigError, EngineError
 from agentenv.serialize import trajectory_from_dict, trajectory_to_dict
 from agentenv.types import ChatOptions, Completion, Limits, SamplingParams, StopReason
-from tests.endpoint.scenes import CALLS, NAMES, TOOL, ask, assert_exact, chat_of, session_of, system, user
+from tests.endpoint.scenes import CALLS, NAMES, TOOL, ask, assert_exact, chat_of, session_of, system, until, user
 
+CALL_OF_HALF_A_PAIR = {"id": "1", "function": {"name": "f", "arguments": '{"x": "\\ud800"}'}}
 families = pytest.mark.parametrize("name", NAMES)
 
 
@@ -234,17 +235,58 @@ async def test_an_engine_failure_that_nothing_made_good_is_the_episodes():
 
 
 async def test_cancelling_cancels_the_generation_and_the_conversation_stays():
-    session, engine = session_of(lambda r: "a", latency_s=0.2)
+    session, engine = session_of(lambda r: "a")
     _, messages = await ask(session, [user("Q")])
+    engine.latency_s = 60
     work = asyncio.ensure_future(ask(session, [*messages, user("Q2")]))
-    await asyncio.sleep(0.05)
+    await until(lambda: len(engine.requests) == 2)
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
         await work
     assert engine.num_cancelled == 1
+    engine.latency_s = 0
     await ask(session, [*messages, user("Q2")])
     assert session.mismatches == []
     assert session.finish(1.0).error is None
+
+
+async def test_closing_a_session_cancels_what_is_being_generated():
+    session, engine = session_of(["a"], latency_s=60)
+    works = [asyncio.ensure_future(ask(session, [user(f"Q{number}")])) for number in range(2)]
+    await until(lambda: len(engine.requests) == 2)
+    session.close()
+    await asyncio.wait(works)
+    assert (engine.num_cancelled, [work.cancelled() for work in works]) == (2, [True, True])
+    with pytest.raises(UnknownSession):
+        await ask(session, [user("Q")])
+
+
+async def test_an_agent_that_goes_on_with_less_after_a_refusal_is_not_truncated():
+    session, _ = session_of(["a"], limits=Limits(max_length=64, max_turns=8))
+    with pytest.raises(OutOfRoom, match="max_length=64"):
+        await ask(session, [user("long " * 100)])
+    assert session.limit is StopReason.MAX_LENGTH
+    await ask(session, [user("Q")])
+    assert session.finish(1.0).stop_reason is StopReason.TERMINATED
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), MemoryError(), EngineError("generate: gone.")], ids=repr)
+async def test_whatever_an_engine_raises_is_an_infrastructure_error(error):
+    session, _ = session_of([error])
+    with pytest.raises(EngineError):
+        await ask(session, [user("Q")])
+    trajectory = session.finish(1.0)
+    assert (trajectory.error.kind, trajectory.error.type, trajectory.reward) == ("infra", "EngineError", None)
+
+
+async def test_half_of_a_surrogate_pair_that_the_model_wrote_goes_back_as_it_was():
+    said = '<tool_call>\n{"name": "lookup", "arguments": {"query": "\\ud800"}}\n</tool_call>'
+    session, engine = session_of([said, "ok"])
+    response, messages = await ask(session, [user("Q")], tools=TOOL)
+    (call,) = response["choices"][0]["message"]["tool_calls"]
+    await ask(session, [*messages, {"role": "tool", "tool_call_id": call["id"], "content": "t"}], tools=TOOL)
+    assert session.mismatches == []
+    assert_exact(session.finish(1.0), engine)
 
 
 async def test_a_length_cut_answer_is_closed_for_the_model():
@@ -356,6 +398,17 @@ async def test_untrusted_text_forges_no_token():
         {"messages": [user("Q")], "temperature": "hot"},
         {"messages": [user("Q")], "temperature": -1},
         {"messages": [user("Q")], "max_tokens": 0},
+        {"messages": [user("Q")], "max_tokens": math.inf},
+        {"messages": [user("Q")], "seed": math.inf},
+        {"messages": [user("Q")], "temperature": math.inf},
+        {"messages": [user("Q")], "top_p": math.nan},
+        {"messages": [user("Q")], "stop": 5},
+        {"messages": [user("Q"), {"role": "assistant", "content": "a", "tool_calls": 5}, user("R")]},
+        {"messages": [user("Q")], "tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]},
+        {"messages": [user("Q")], "tools": [{"type": "function", "function": {"name": "f", "description": "\ud800"}}]},
+        {"messages": [user("Q \ud800")]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "\udc00"}]}]},
+        {"messages": [user("Q"), {"role": "assistant", "tool_calls": [CALL_OF_HALF_A_PAIR]}, user("R")]},
         {"messages": [user("Q")], "tool_choice": "required"},
         {"messages": [user("Q")], "response_format": {"type": "json_object"}},
         {"messages": [user("Q")], "tools": [{"type": "web_search"}]},
@@ -401,6 +454,15 @@ async def test_the_record_survives_being_written():
     again = trajectory_from_dict(json.loads(json.dumps(trajectory_to_dict(trajectory))))
     assert [list(s.token_ids) for s in again.segments] == [list(s.token_ids) for s in trajectory.segments]
     assert again.turns[0].result.info == {"mismatch": "separate"}
+
+
+async def test_an_odd_option_of_streams_is_passed_over_and_a_null_cap_is_none():
+    session, engine = session_of(["one two three"])
+    response, _ = await ask(
+        session, [user("Q")], stream_options="x", max_completion_tokens=None, max_tokens=1, stop=None
+    )
+    assert engine.requests[0].sampling.max_tokens == 1
+    assert response["usage"]["completion_tokens"] == 1
 
 
 MOVES = st.lists(

@@ -18,6 +18,14 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
 ]
+BOTH = '''
+
+class Both(Compacting):
+    """One run for two kinds of agents: vLLM starts once."""
+
+    async def run(self, context):
+        return await (Retry if int(context.label) % 2 else Compacting).run(self, context)
+'''
 VLLM = ["--engine", "vllm_local", "--engine_args", json.dumps({"enforce_eager": True})]
 
 
@@ -32,18 +40,20 @@ def agentenv(folder, *arguments):
     return done.stdout
 
 
-@pytest.mark.parametrize("agent", ["Retry", "Compacting"])
-def test_what_vllm_sampled_for_an_agent_replays_exactly(agent, tmp_path):
-    (tmp_path / "agents.py").write_text(AGENTS)
+def test_what_vllm_sampled_for_agents_replays_exactly(tmp_path):
+    (tmp_path / "agents.py").write_text(AGENTS + BOTH)
     rows = [{"prompt": f"What is {number} plus 2?", "label": str(number + 2)} for number in range(8)]
     write_rows(tmp_path / "tasks.jsonl", rows)
     agentenv(
-        tmp_path, "run", "--env", f"agents.py:{agent}", "--data", "tasks.jsonl", "--n", 2, "--max_tokens", 40,
+        tmp_path, "run", "--env", "agents.py:Both", "--data", "tasks.jsonl", "--n", 2, "--max_tokens", 40,
         "--max_length", 512, "--dtype", "float32", "--out", "run", "--progress", "none", *VLLM,
     )  # fmt: skip
     trajectories = list(read_trajectories(tmp_path / "run"))
-    assert len(trajectories) == 16
     assert {t.error for t in trajectories} == {None}
-    assert sum(len(t.turns) for t in trajectories) > 16
+    retrying = [t for t in trajectories if int(t.task.label) % 2]
+    compacting = [t for t in trajectories if not int(t.task.label) % 2]
+    assert (len(retrying), len(compacting)) == (8, 8)
+    assert sum(len(t.turns) for t in retrying) > 8
+    assert all(len(t.segments) > 1 for t in compacting)
     for engine in (VLLM, ["--engine", "hf"]):
         agentenv(tmp_path, "tokens", "replay", "run", "--tolerance", 1e-4, *engine)

@@ -217,6 +217,22 @@ async def test_what_two_engines_fail_at_is_the_requests_own_fault():
     assert pool.num_alive == 3
 
 
+async def test_a_request_that_failed_over_goes_back_to_the_engine_that_is_left():
+    first, second = Fragile(crash_at=0), Fragile(hang)
+    pool = EnginePool([first, second], policy=PoolPolicy(max_in_flight=1))
+    pool._slots[0].num_served = 1  # so that the first to come goes to the second engine
+    hanging = ask(pool, "x/0")
+    await until(lambda: second.requests)
+    work = ask(pool, "y/0")
+    await until(lambda: first.requests and pool._dispatch._waiting)
+    second.dead = True
+    pool._lose(pool._slots[1], second, "gone. ")
+    assert (await asyncio.wait_for(work, 10)).token_ids
+    assert (await asyncio.wait_for(hanging, 10)).token_ids
+    assert Counter(episodes(first)) == {"y/0": 2, "x/0": 1}
+    await pool.close()
+
+
 async def test_a_single_living_engine_is_asked_once():
     engine = Fragile(crash_at=0)
     with pytest.raises(EngineError, match="a crash at call 0"):

@@ -81,6 +81,7 @@ def test_an_agent_with_a_loop_of_its_own_is_refused():
         (DataError("x"), DataError),
         (UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), UnicodeDecodeError),
         (KeyError("x"), KeyError),
+        (ExceptionGroup("unhandled errors", [ValueError("inner")]), Exception),
         (asyncio.CancelledError(), Exception),
         (SystemExit(3), Exception),
         (OSError(28, "full"), OSError),

@@ -8,13 +8,19 @@ import threading
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from agentenv import watchdog as watchdog_module
+from agentenv.endpoint.agent import ChatAgentSource
+from agentenv.engines.scripted import ScriptedEngine
 from agentenv.errors import RunStopped
-from agentenv.runner import plan
-from agentenv.watchdog import Watchdog
+from agentenv.executor import AgentExecutor, AgentFunc
+from agentenv.runner import EpisodeRunner, ErrorPolicy, plan
+from agentenv.types import Limits, SamplingParams, StopReason
+from agentenv.watchdog import Watchdog, state_of
 from tests.drivers import forked, ids, lines
+from tests.endpoint.scenes import chat_of, user
 from tests.faults.places import FLAGS, RESUME, make_place, rows
 from tests.test_runner import END, make_runner, make_tasks
 
@@ -439,3 +445,65 @@ def test_a_run_that_is_stopped_and_continued_dispatches_nothing_twice_and_stalls
     assert ids(place / "out") == [f"{i:06d}/0" for i in range(40)]
     assert (place / "started").read_text() == "x" * 40
     assert {episode["attempt"] for episode in lines(place / "out")} == {0}
+
+
+# --- agents with a loop of their own ------------------------------------------------------------------------------
+
+
+class Slow:
+    """Asks the endpoint again and again, longer in all than a stall may be."""
+
+    pause_s = 1.0
+
+    async def run(self, context):
+        async with httpx.AsyncClient(base_url=context.base_url, timeout=60) as http:
+            messages = context.messages
+            for _ in range(6):
+                answer = await http.post("chat/completions", json={"messages": messages})
+                messages = [*messages, answer.raise_for_status().json()["choices"][0]["message"], user("more")]
+                await asyncio.sleep(self.pause_s)
+        return 1.0
+
+
+class SlowFile(AgentExecutor):
+    """Asks its engine again and again; from outside nothing is seen of that."""
+
+    async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine, **_):
+        tokens = hf_tokenizer.encode(prompt)
+        for _ in range(6):
+            said = (await llm_engine.generate(tokens, sampling_params)).outputs[0].token_ids
+            await asyncio.sleep(1.0)
+        spans = [(len(tokens), len(tokens) + len(said))]
+        return {"observation_tokens": tokens + said, "action_ranges": spans, "reward": 1.0}
+
+
+def own_loops(source):
+    chat = chat_of("Qwen3")
+    limits = Limits(max_length=4096, step_timeout_s=3, generate_timeout_s=3, episode_timeout_s=600)
+    return EpisodeRunner(
+        source, engine=ScriptedEngine(["41"], chat.tokenizer), chat=chat, sampling=SamplingParams(), limits=limits,
+        concurrency=2, policy=ErrorPolicy(max_retries=0),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [lambda: ChatAgentSource(Slow), lambda: AgentFunc(SlowFile)], ids=["agent", "file"])
+async def test_agents_with_a_loop_of_their_own_are_not_stopped_while_their_deadline_is_not_over(make, tmp_path):
+    runner, ended = own_loops(make()), []
+    watchdog, _ = make_watchdog(runner, tmp_path, stall_timeout_s=0.9)
+    with watchdog:
+        await watchdog.guard(asyncio.ensure_future(runner.run(plan(make_tasks(2), 1), ended.append)))
+    assert [trajectory.error for trajectory in ended if trajectory.stop_reason is not StopReason.TERMINATED] == []
+    assert len(ended) == 2
+
+
+async def test_requests_of_an_agent_with_a_loop_of_its_own_are_progress(tmp_path):
+    runner = own_loops(ChatAgentSource(type("Quick", (Slow,), {"pause_s": 0.3})))
+    watchdog, seen = make_watchdog(runner, tmp_path, stall_timeout_s=60)[0], set()
+    work = asyncio.ensure_future(runner.run(plan(make_tasks(1), 1), lambda _: None))
+    with watchdog:
+        guard = asyncio.ensure_future(watchdog.guard(work))
+        while not guard.done():
+            await asyncio.sleep(0.05)
+            seen |= {state_of(key, task) for key, task in runner.in_flight.items()}
+    await guard
+    assert len({state.turn_index for state in seen if state.where == "run"} & {1, 2, 3, 4, 5}) > 1

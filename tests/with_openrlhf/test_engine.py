@@ -62,6 +62,15 @@ async def test_what_only_the_callers_parameters_know_is_kept():
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("stop", [(), ("END",)])
+@pytest.mark.parametrize("kind", [LLM, AsyncLLM])
+async def test_vllm_makes_text_of_tokens_only_where_stop_strings_are_looked_for_in_it(kind, stop):
+    llm, params = kind("hi"), VLLMStyleSampling()
+    await ask(llm, SamplingParams(max_tokens=50, stop=stop), params=params)
+    assert llm.requests[0][1].detokenize is bool(stop)
+    assert params.detokenize is True
+
+
 @given(asked=samplings, wanted=samplings)
 def test_a_request_means_what_the_episode_wants(asked, wanted):
     caller = VLLMStyleSampling.of(asked)
