@@ -48,7 +48,7 @@ from agentenv.serialize import jsonable
 from agentenv.signals import interruptible
 from agentenv.trajectory import Trajectory
 from agentenv.types import Task
-from agentenv.watchdog import Watchdog
+from agentenv.watchdog import Watchdog, end_process
 
 _END_GRACE_S = 5.0
 """Time at the end for calls that were given up to let go."""
@@ -247,12 +247,11 @@ async def _episodes(config: RunConfig, runner: EpisodeRunner, tasks: list[Task],
     planned = plan(tasks, config.n, finished=finished, attempts=attempts)
     runner.num_done = len(finished)  # the share of failed episodes is the whole run's, not this session's
     work = asyncio.ensure_future(runner.run(planned, screen.episode))
+    stall_s = config.stall_timeout_s
+    watchdog = Watchdog(runner, folder=screen.out, stall_timeout_s=stall_s, tell=screen.note, end=end_process)
     screen.progress.start()
     try:
-        with (
-            Watchdog(runner, folder=screen.out, stall_timeout_s=config.stall_timeout_s, tell=screen.note) as watchdog,
-            interruptible(runner, work, config.grace_s, screen.note) as signals,
-        ):
+        with watchdog, interruptible(runner, work, config.grace_s, screen.note) as signals:
             try:
                 await watchdog.guard(work)
             except asyncio.CancelledError:

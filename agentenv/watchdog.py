@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
+import os
 import sys
 import threading
 import time
@@ -73,12 +74,21 @@ class Watchdog:
         folder: gets `stall-<n>.txt`.
         stall_timeout_s: a stall is told when no episode went on for so long.
         tell: shows a line to the person at the terminal; called from any thread.
+        end: ends the process, with a line that says why, from a thread: where code blocks the event loop for good, no
+            deadline and no exception can. None leaves such a process to whoever started it.
     """
 
     def __init__(
-        self, runner: EpisodeRunner, *, folder: Path, stall_timeout_s: float, tell: Callable[[str], None]
+        self,
+        runner: EpisodeRunner,
+        *,
+        folder: Path,
+        stall_timeout_s: float,
+        tell: Callable[[str], None],
+        end: Callable[[str], None] | None = None,
     ) -> None:
         self.runner, self.folder, self.stall_timeout_s, self.tell = runner, folder, stall_timeout_s, tell
+        self.end = end
         limits = runner.limits
         # A loop of its own is seen from outside only: nothing but its episode's deadline ends it.
         whole_s = 0.0 if isinstance(runner.source, EnvSource) else limits.episode_timeout_s + 3 * limits.step_timeout_s
@@ -175,6 +185,14 @@ class Watchdog:
             f"stalled: {len(waiting)} episodes in flight and none went on for {idle_s:.1f} s; the first, "
             f"{first.episode_id}, waits in {first.where} of turn {first.turn_index}. {saved}"
         )
+
+
+def end_process(reason: str) -> None:
+    """End the process as a run that was stopped, from any thread and whatever the others do: as the command would."""
+    with contextlib.suppress(OSError, ValueError):  # nobody reads it
+        sys.stderr.write(f"agentenv: error: {reason}\n")
+        sys.stderr.flush()
+    os._exit(RunStopped.exit_code)
 
 
 def write_dump(path: Path, title: str, waiting: list[Waiting]) -> str:
@@ -315,19 +333,30 @@ class _LagMonitor:
             elif not dumped:
                 dumped = True
                 self._dump(lag_s)
+            elif lag_s > self._watchdog.stop_after_s and self._watchdog.end is not None:
+                self._watchdog.end(
+                    f"run: expected the event loop to be free within {self._watchdog.stop_after_s:g} s, got one held "
+                    f"up {self._where()}. Mend it and --resume."
+                )
 
-    def _warn(self, lag_s: float) -> None:
+    def _where(self) -> str:
+        """Who holds the loop: the innermost code that is neither ours nor a library's."""
         frame = sys._current_frames().get(self._loop_thread)
         if frame is None:
-            return
+            return "its thread is gone"
         stack = traceback.extract_stack(frame)
         libraries = (_LIBRARY, sys.base_prefix, sys.prefix, "<")
         own = [each for each in stack if not each.filename.startswith(libraries)] or stack
         inner = stack[-1]
+        return (
+            f"by {own[-1].name} at {own[-1].filename}:{own[-1].lineno} "
+            f"(now in {inner.name}, {inner.filename}:{inner.lineno})"
+        )
+
+    def _warn(self, lag_s: float) -> None:
         self._watchdog.tell(
-            f"the event loop, on which all episodes run, is held up for {lag_s:.1f} s by {own[-1].name} at "
-            f"{own[-1].filename}:{own[-1].lineno} (now in {inner.name}, {inner.filename}:{inner.lineno}). "
-            "Make it a plain `def` method, which runs in a thread, or await instead."
+            f"the event loop, on which all episodes run, is held up for {lag_s:.1f} s {self._where()}. Make it a plain "
+            "`def` method, which runs in a thread, or await instead: no time limit can end it here."
         )
 
     def _dump(self, lag_s: float) -> None:

@@ -96,6 +96,10 @@ def forked(argv: Iterable[object], cwd: Path) -> Iterator[Running]:
 
 def _in_child(argv: list[str], cwd: str, stdout: str, stderr: str) -> None:
     os.chdir(cwd)
+    # As from a shell: other tests' folders are on no path, and no signal is ignored, as pytest's may be (nohup).
+    sys.path[:] = [entry for entry in sys.path if "pytest-of-" not in entry]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     for path, number in ((stdout, 1), (stderr, 2)):
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
         os.dup2(file, number)

@@ -224,17 +224,21 @@ class AgentExecutor(Base):
     agent_cls = Env
 
     async def execute(self, *args, **kwargs):
-        await asyncio.sleep(3600)
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except BaseException:
+                pass
 """
 
 
 def test_a_stalled_run_stops_with_3_names_the_file_and_is_resumable(place):
-    """An agent_func.py whose own `execute` hangs has no deadline of ours: the watchdog is the last one."""
+    """An agent_func.py whose own `execute` ignores its deadline: the watchdog's is the last one."""
     (place / "hang.py").write_text(OVERRIDE)
     flags = [
         *(each for each in FLAGS if each not in ("--env", "env.py:Env")), "--agent_func_path", "hang.py",
         "--stall_timeout_s", 1.5,
-        "--step_timeout_s", 0.4, "--generate_timeout_s", 0.4, "--episode_timeout_s", 3600,
+        "--step_timeout_s", 0.4, "--generate_timeout_s", 0.4, "--episode_timeout_s", 1.0,
     ]  # fmt: skip
     with forked(flags, place) as running:
         assert running.wait() == 3
@@ -276,6 +280,22 @@ def test_a_third_signal_ends_a_run_whose_event_loop_is_blocked(place):
         assert running.wait() == -signal.SIGINT
         assert re.search(r"by step at .*env\.py:11", running.stderr)
     assert ids(place / "out") == [f"{i:06d}/0" for i in range(3)]
+
+
+def test_a_run_whose_event_loop_is_blocked_for_good_ends_with_3_and_names_the_line(place):
+    """No deadline can end it: they all run on that loop."""
+    (place / "env.py").write_text(BLOCKING)
+    rows(place, ["ok"] * 3 + ["hang"])
+    limits = ["--stall_timeout_s", 1.0, "--step_timeout_s", 1.0, "--generate_timeout_s", 1.0]
+    with forked([*FLAGS, "--concurrency", 1, *limits], place) as running:
+        assert running.wait(120) == 3
+        assert re.search(r"error: run: expected the event loop to be free .* by step at .*env\.py:11", running.stderr)
+        assert "--resume" in running.stderr
+    assert ids(place / "out") == [f"{i:06d}/0" for i in range(3)]
+    (place / "env.py").write_text(BLOCKING.replace("time.sleep(3600)", "pass"))
+    with forked(RESUME, place) as running:
+        assert running.wait() == 0
+    assert ids(place / "out") == [f"{i:06d}/0" for i in range(4)]
 
 
 HOLDS_THE_GIL = BLOCKING.replace("async def", "def").replace(
