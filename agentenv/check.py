@@ -19,8 +19,8 @@ from agentenv.chat import Chat
 from agentenv.config import parse_json_object
 from agentenv.endpoint.agent import ChatAgentSource
 from agentenv.engines.scripted import ScriptedEngine
-from agentenv.episode import EpisodeKey
-from agentenv.errors import ConfigError, ContractError
+from agentenv.episode import EpisodeKey, place_of
+from agentenv.errors import AgentEnvError, ConfigError, ContractError
 from agentenv.executor import AgentFunc
 from agentenv.loading import EnvSource, EpisodeSource, env_source, load_agent_func, load_tokenizer, resolve_model
 from agentenv.molt_files import Env as MoltEnv
@@ -102,7 +102,15 @@ def _load(target: str, env_kwargs: str) -> tuple[EpisodeSource, type[Any]]:
 
 def _agent_class(func: AgentFunc, target: str) -> type[AgentInstance]:
     tokenizer = CharTokenizer()
-    cls = func.agent_class(ScriptedEngine([""], tokenizer), tokenizer)
+    try:
+        cls = func.agent_class(ScriptedEngine([""], tokenizer), tokenizer)
+    except AgentEnvError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{target}: expected AgentExecutor to be made, got {type(error).__name__}: {error} at {place_of(error)}. "
+            "Mend its constructor."
+        ) from error
     if not inspect.isclass(cls):
         raise ConfigError(
             f"{target}: expected AgentExecutor to name its agent class, got {cls!r}. "

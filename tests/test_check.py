@@ -390,6 +390,17 @@ def test_an_executor_that_names_no_agent_class_is_refused(tmp_path):
 # --- the command --------------------------------------------------------------------------------------------------
 
 
+def test_an_executor_whose_constructor_raises_is_refused_with_the_line(tmp_path):
+    """A bug once: the command ended in a traceback."""
+    file = tmp_path / "broken.py"
+    file.write_text(
+        "from agentenv.executor import AgentExecutor as Base\n\n\nclass AgentExecutor(Base):\n"
+        "    def __init__(self):\n        self.nope\n"
+    )
+    with pytest.raises(ConfigError, match=r"AgentExecutor to be made, got AttributeError: .*nope.* at .*broken\.py:6"):
+        check(str(file))
+
+
 def test_the_command_prints_a_line_per_problem_and_exits_with_1(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     line = write(tmp_path, BREACHES["score above 1"][0])
