@@ -1,10 +1,11 @@
-"""The command line, `agentenv run | list | doctor | check | tokens | launch`: flags become frozen configs.
+"""The command line, `agentenv run | train | list | doctor | check | tokens | launch`: flags become frozen configs.
 
 Exit codes: 0 done, 1 the run failed, 2 usage, 3 too many episodes failed, 130 and 143 interrupted (resumable).
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import io
 import json
@@ -23,6 +24,7 @@ from agentenv import __version__
 from agentenv.cli_flags import parse, print_json
 from agentenv.cli_launch import launch
 from agentenv.cli_tokens import tokens
+from agentenv.cli_train import train
 from agentenv.config import RunConfig
 from agentenv.errors import AgentEnvError, ConfigError
 from agentenv.report import wide_console
@@ -56,6 +58,8 @@ class CheckConfig:
     """Prompt of the task it is tried on."""
     label: str = "42"
     """Label of that task: text, or a JSON list or object."""
+    step_timeout_s: float = 30.0
+    """Longest one call of the agent may take; an agent with a loop of its own has twice as long."""
     json: bool = False
     """Print JSON."""
 
@@ -98,7 +102,7 @@ def _dispatch(args: Sequence[str]) -> int:
 def _help() -> None:
     lines = ["usage: agentenv COMMAND [flags]        agentenv COMMAND --help for the flags", ""]
     configs = {
-        "run": RunConfig, "list": ListConfig, "doctor": DoctorConfig, "check": CheckConfig, "tokens": tokens,
+        "run": RunConfig, "train": train, "list": ListConfig, "doctor": DoctorConfig, "check": CheckConfig, "tokens": tokens,
         "launch": launch,
     }  # fmt: skip
     lines += [f"  {name:8} {(config.__doc__ or '').splitlines()[0]}" for name, config in configs.items()]
@@ -174,15 +178,28 @@ def _check(args: Sequence[str]) -> int:
     config = parse(CheckConfig, "check", args)
     from agentenv.check import check
 
-    problems = check(config.target, env_kwargs=config.env_kwargs, prompt=config.prompt, label=_label(config.label))
-    if config.json:
-        print_json([problem.to_dict() for problem in problems])
-    else:
-        for problem in problems:
-            sys.stdout.write(f"{problem}\n")
+    out = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):  # what the agent prints, also in a thread that is left behind
+        problems = check(
+            config.target,
+            env_kwargs=config.env_kwargs,
+            prompt=config.prompt,
+            label=_label(config.label),
+            step_timeout_s=config.step_timeout_s,
+            tell=lambda line: _tell(f"agentenv check: {line}"),
+        )
+        if config.json:
+            out.write(json.dumps([problem.to_dict() for problem in problems], indent=2) + "\n")
+            return int(bool(problems))
         name = config.target if len(config.target) < 60 else Path(config.target).name
-        sys.stdout.write(f"{name}: {len(problems) or 'no'} contract error{'s' if len(problems) != 1 else ''}\n")
+        found = f"{name}: {len(problems) or 'no'} contract error{'s' if len(problems) != 1 else ''}"
+        out.write("".join(f"{line}\n" for line in (*problems, found)))
     return int(bool(problems))
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def _label(text: str) -> Any:
@@ -194,7 +211,7 @@ def _label(text: str) -> Any:
 
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "run": _run, "list": _list, "doctor": _doctor, "check": _check, "tokens": tokens, "launch": launch,
+    "run": _run, "train": train, "list": _list, "doctor": _doctor, "check": _check, "tokens": tokens, "launch": launch,
 }  # fmt: skip
 
 

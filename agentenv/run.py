@@ -4,41 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import importlib.util
 import json
-import os
 import shlex
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from agentenv.agent import Engine, create
+from agentenv.agent import Engine
 from agentenv.chat import Chat
 from agentenv.config import FREE_ON_RESUME, RunConfig, parse_json_object
-from agentenv.dataset import read_tasks
-from agentenv.deadlines import StepTimeout, bounded
 from agentenv.endpoint.agent import ChatAgentSource
 from agentenv.engines import choose_engine, open_engine
 from agentenv.env_actors.source import in_actors
-from agentenv.errors import AgentEnvError, ConfigError, MissingDependency
+from agentenv.errors import ConfigError, MissingDependency
 from agentenv.id_set import IdSet
 from agentenv.loading import (
     EnvSource,
-    EpisodeSource,
-    builtin_datasets,
-    env_source,
-    load_agent_func,
     load_stop_token_ids,
     load_tokenizer,
     resolve_model,
 )
 from agentenv.metrics import Metrics, Tally
+from agentenv.opening import described, digest, load_source, load_tasks, then_end, try_constructor
 from agentenv.outbox import Outbox
 from agentenv.progress import JSONProgress, LiveProgress, PlainProgress, Progress, Stats
 from agentenv.record import METRICS, RunWriter
@@ -50,8 +42,6 @@ from agentenv.trajectory import Trajectory
 from agentenv.types import Task
 from agentenv.watchdog import Watchdog, end_process
 
-_END_GRACE_S = 5.0
-"""Time at the end for calls that were given up to let go."""
 _SWITCH_S = 0.0005
 """After which a thread lets others have the interpreter; Python's own is ten times as long."""
 
@@ -70,31 +60,7 @@ def run(config: RunConfig) -> int:
     sys.setswitchinterval(_SWITCH_S)
     # What environments print must not stand between the JSON lines.
     with contextlib.redirect_stdout(stderr if config.json else stdout), contextlib.redirect_stderr(stderr):
-        return asyncio.run(_then_end(config, stdout))
-
-
-async def _then_end(config: RunConfig, stdout: TextIO) -> int:
-    """Run, and end even where an environment's call ignores being cancelled: asyncio would wait for it forever."""
-    code, failure = 0, None
-    try:
-        code = await _run(config, stdout)
-    except AgentEnvError as error:
-        code, failure = error.exit_code, error
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    stuck = (await asyncio.wait(left, timeout=_END_GRACE_S))[1] if left else set()
-    if stuck:
-        names = ", ".join(sorted({getattr(task.get_coro(), "__qualname__", "?") for task in stuck}))
-        sys.stderr.write(f"agentenv: {len(stuck)} calls ignored being cancelled ({names}); ending without them\n")
-        if failure is not None:
-            sys.stderr.write(f"agentenv: error: {' '.join(str(failure).split())}\n")
-        stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    if failure is not None:
-        raise failure
-    return code
+        return asyncio.run(then_end(_run(config, stdout), stdout))
 
 
 async def _run(config: RunConfig, stdout: TextIO) -> int:
@@ -106,12 +72,12 @@ async def _run(config: RunConfig, stdout: TextIO) -> int:
     model = resolve_model(config.model)
     tokenizer = load_tokenizer(resolve_model(config.tokenizer) if config.tokenizer else model)
     chat = Chat(tokenizer, stop_token_ids=load_stop_token_ids(model), options=config.chat_options)
-    template = _described(chat, config)
+    template = described(chat, config)
     engine_name, args = _engine_of(config)
     if isinstance(source, EnvSource | ChatAgentSource):
-        await _try_constructor(source, config.limits.step_timeout_s)
+        await try_constructor(source, config.limits.step_timeout_s)
     out = Path(config.out or _default_out(config))
-    resolved = {"engine": engine_name, "tasks": _digest(tasks), "template": template.pop("sha256")}
+    resolved = {"engine": engine_name, "tasks": digest(tasks), "template": template.pop("sha256")}
     async with Outbox(_open_run(config, out, resolved)) as outbox:
         screen = _Screen(config, out, outbox, tasks, stdout=stdout)
         screen.launch({"engine": engine_name, **template})
@@ -168,39 +134,6 @@ def _open_run(config: RunConfig, out: Path, resolved: Mapping[str, str]) -> RunW
     return RunWriter.open(out, stored, resume=config.resume, may_differ=free, tally=tally)
 
 
-def _described(chat: Chat, config: RunConfig) -> dict[str, str]:
-    """What the probe of the chat template found, for the screen and the run directory.
-
-    Raises:
-        ConfigError: prompts are to be rendered, and the template cannot.
-    """
-    if not chat.has_template:
-        return {"template": "none: messages become plain paragraphs (User: …, Assistant:)", "sha256": ""}
-    unknown = [name for name in config.chat_options.template_kwargs if name not in str(chat.tokenizer.chat_template)]
-    if unknown:
-        raise ConfigError(
-            f"--chat_template_kwargs: expected variables that the chat template reads, got {unknown}. "
-            "Check their names."
-        )
-    template = chat.template
-    if template.kind == "unsupported" and config.apply_chat_template:
-        raise ConfigError(
-            f"--model: expected a chat template that renders user, assistant and user, got one of {config.model} that "
-            f"does not: {template.error}. Use another model or --tokenizer, or --no_apply_chat_template for raw text."
-        )
-    facts = "; ".join([*template.reasons, *([template.error] if template.error else [])])
-    said = f"{template.kind}{f' ({facts})' if facts else ''}, turns end with {template.close or 'nothing'!r}"
-    return {"template": said, "sha256": template.sha256}
-
-
-def _digest(tasks: list[Task]) -> str:
-    """What the tasks are, in a few letters, so that a run is not resumed on other data."""
-    content = hashlib.blake2b(digest_size=8)
-    for task in tasks:
-        content.update(repr((task.task_id, task.prompt, task.label)).encode("utf-8", "surrogatepass"))
-    return f"{len(tasks)} tasks, {content.hexdigest()}"
-
-
 def _look_at(engine: Engine, config: RunConfig, note: Callable[[str], None]) -> None:
     """Say what a server's settings mean for this run.
 
@@ -220,27 +153,6 @@ def _look_at(engine: Engine, config: RunConfig, note: Callable[[str], None]) -> 
         )
 
 
-async def _try_constructor(source: EnvSource | ChatAgentSource, limit_s: float) -> None:
-    """Make an agent and drop it: a wrong argument is one clear line now and not an error in every episode."""
-    where = "__init__"
-    try:
-        made = await bounded(create, source.cls, source.kwargs, limit_s=limit_s)
-        where, close = "close", getattr(made, "close", None)
-        if close is not None:
-            await bounded(close, limit_s=limit_s)
-    except AgentEnvError:
-        raise
-    except StepTimeout as error:
-        told = f"{source.cls.__name__}.{where}: expected an end within {limit_s:g} s, got none."
-        raise ConfigError(f"{told} Mend the class, or raise --step_timeout_s.") from error
-    except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        raise ConfigError(
-            f"{place.filename}:{place.lineno}: expected {source.cls.__name__} to be made with {dict(source.kwargs)!r}, "
-            f"got {type(error).__name__}: {error}. Change --env_kwargs, or mend the class."
-        ) from error
-
-
 async def _episodes(config: RunConfig, runner: EpisodeRunner, tasks: list[Task], screen: _Screen) -> int:
     """Run what the run directory does not hold yet, with signals handled, and report."""
     finished, attempts = screen.kept()
@@ -251,7 +163,7 @@ async def _episodes(config: RunConfig, runner: EpisodeRunner, tasks: list[Task],
     watchdog = Watchdog(runner, folder=screen.out, stall_timeout_s=stall_s, tell=screen.note, end=end_process)
     screen.progress.start()
     try:
-        with watchdog, interruptible(runner, work, config.grace_s, screen.note) as signals:
+        with watchdog, interruptible(runner.drain, work, config.grace_s, screen.note) as signals:
             try:
                 await watchdog.guard(work)
             except asyncio.CancelledError:
@@ -265,48 +177,6 @@ async def _episodes(config: RunConfig, runner: EpisodeRunner, tasks: list[Task],
         return 128 + signals[0]
     runner.check_error_share()
     return 0
-
-
-def load_source(config: RunConfig) -> EpisodeSource:
-    """What runs the episodes: the agent_func, or the environment with its arguments."""
-    if config.agent_func_path is not None:
-        return load_agent_func(config.agent_func_path)
-    if config.env is None:
-        raise ConfigError("run: expected --env or --agent_func_path, got neither. `agentenv list` shows environments.")
-    source = env_source(config.env, parse_json_object("--env_kwargs", config.env_kwargs))
-    if isinstance(source, ChatAgentSource) and config.history != "keep":
-        raise ConfigError(
-            f"--history: expected keep for an agent with a loop of its own, got {config.history!r}. Leave it out: what "
-            "such an agent rewrites begins a segment anyway."
-        )
-    return source
-
-
-def load_tasks(config: RunConfig, source: EpisodeSource) -> list[Task]:
-    """The tasks of --data, or of the environment's own data; text prompts as user messages unless that is off."""
-    builtin = builtin_datasets()
-    data = config.data
-    if data is None:
-        own = list(getattr(source, "datasets", ()))
-        if len(own) != 1:
-            raise ConfigError(
-                f"--data: expected tasks, got none. Add --data FILE.jsonl or a built-in name ({', '.join(builtin)})."
-            )
-        data = own[0]
-    tasks = read_tasks(
-        data,
-        prompt_key=config.prompt_key,
-        label_key=config.label_key,
-        limit=config.limit,
-        split=config.split,
-        builtin=builtin,
-    )
-    if not config.apply_chat_template:
-        return tasks
-    return [
-        replace(task, prompt=[{"role": "user", "content": task.prompt}]) if isinstance(task.prompt, str) else task
-        for task in tasks
-    ]
 
 
 def _default_out(config: RunConfig) -> str:

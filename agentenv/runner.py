@@ -101,9 +101,10 @@ class EpisodeRunner:
         except ExceptionGroup as group:
             raise group.exceptions[0] from None  # one worker ended the run; the others were only cancelled
 
-    def drain(self) -> None:
-        """Start no further episode; `run` returns when those in flight are over."""
+    def drain(self) -> str:
+        """Start no further episode; `run` returns when those in flight are over. Gives what these are, for people."""
         self._draining.set()
+        return f"{len(self.in_flight)} episodes in flight"
 
     @property
     def draining(self) -> bool:
@@ -129,13 +130,21 @@ class EpisodeRunner:
 
     async def _work(self, pending: Iterator[PlannedEpisode], on_end: OnEnd) -> None:
         while not self.draining and (planned := next(pending, None)) is not None:
-            self.in_flight[planned.episode_id] = asyncio.current_task()
-            try:
-                await self._run_one(planned, on_end)
-            finally:
-                del self.in_flight[planned.episode_id]
-            if self.num_done >= self.policy.min_episodes:
-                self.check_error_share()
+            await self.run_one(planned, on_end)
+
+    async def run_one(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
+        """Run one episode, again where infrastructure failed, and hand its record to `on_end`.
+
+        Raises:
+            RunStopped: more than the policy's share of the episodes failed so far.
+        """
+        self.in_flight[planned.episode_id] = asyncio.current_task()
+        try:
+            await self._run_one(planned, on_end)
+        finally:
+            del self.in_flight[planned.episode_id]
+        if self.num_done >= self.policy.min_episodes:
+            self.check_error_share()
 
     async def _run_one(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
         self.num_running += 1

@@ -7,17 +7,16 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-
-from agentenv.runner import EpisodeRunner
+from typing import Any
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
 def interruptible(
-    runner: EpisodeRunner, work: asyncio.Future[None], grace_s: float, note: Callable[[str], None]
+    drain: Callable[[], str], work: asyncio.Future[Any], grace_s: float, note: Callable[[str], None]
 ) -> Iterator[list[int]]:
-    """Signals end the run: the first lets episodes in flight finish for `grace_s`, the second cancels them.
+    """Signals end `work`: the first calls `drain` and lets what that names finish for `grace_s`, the second cancels.
 
     The third kills the process, whatever hangs, the event loop among it: signals are counted where Python handles them,
     not on the loop. Gives the list of the signals that came. SIGHUP counts when it is the first, unless `nohup` has it
@@ -26,12 +25,11 @@ def interruptible(
     loop, received = asyncio.get_running_loop(), list[int]()
     numbers = [each for each in _NUMBERS if each != signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN]
 
-    def drain(number: int) -> None:
+    def first(number: int) -> None:
         """What the first signal does, on the loop."""
-        runner.drain()
+        left = drain()
         loop.call_later(grace_s, work.cancel)
-        name, num = signal.Signals(number).name, len(runner.in_flight)
-        note(f"{name}: finishing {num} episodes in flight, at most {grace_s:g} s. Once more cancels them.")
+        note(f"{signal.Signals(number).name}: finishing {left}, at most {grace_s:g} s. Once more cancels.")
 
     def arrived(number: int, frame: FrameType | None) -> None:
         """Drain at the first signal, cancel at the second."""
@@ -39,7 +37,7 @@ def interruptible(
             return  # a terminal that closes sends it twice: through the shell, and when the shell is gone
         received.append(number)
         if len(received) == 1:
-            loop.call_soon_threadsafe(drain, number)
+            loop.call_soon_threadsafe(first, number)
             return
         loop.call_soon_threadsafe(work.cancel)
         # From now on the signal does what it always does: whatever hangs, one more ends the process.

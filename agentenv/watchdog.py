@@ -106,7 +106,7 @@ class Watchdog:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._lag.stop()
 
-    async def guard(self, work: asyncio.Future[None]) -> None:
+    async def guard(self, work: asyncio.Future[Any]) -> None:
         """Await `work`, the runner's, while `watch` watches; cancelling this cancels it.
 
         Raises:
@@ -117,7 +117,8 @@ class Watchdog:
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
-                return work.result()
+                work.result()
+                return
             work.cancel()
             await asyncio.wait({work}, timeout=_CANCEL_GRACE_S)
             return watch.result()

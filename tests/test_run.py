@@ -18,9 +18,9 @@ import pytest
 from agentenv.agent import AgentInstance
 from agentenv.errors import ConfigError
 from agentenv.loading import EnvSource
+from agentenv.opening import try_constructor
 from agentenv.progress import clock
 from agentenv.record import read_trajectories
-from agentenv.run import _try_constructor
 from tests.drivers import command, forked, ids, lines, without_times, write_rows
 from tests.models import make_tiny_qwen2, make_tiny_tokenizer
 
@@ -354,7 +354,7 @@ def test_a_signal_lets_episodes_in_flight_end_and_names_the_command_that_goes_on
         running.signal(number)
         assert running.wait(25) == code, "well before the grace of 30 s is over"
         stderr = running.stderr
-        told = rf"{number.name}: finishing [1-4] episodes in flight, at most 30 s\. Once more cancels them\."
+        told = rf"{number.name}: finishing [1-4] episodes in flight, at most 30 s\. Once more cancels\."
         assert re.search(told, stderr)
         kept = lines(run)
         assert f"interrupted: {len(kept)} episodes are kept." in stderr
@@ -628,4 +628,4 @@ async def test_a_constructor_or_a_close_that_hangs_is_a_clear_error_before_the_r
 
     cls = type("Hanging", (AgentInstance,), {method: hang})
     with pytest.raises(ConfigError, match=rf"Hanging\.{method}: expected an end within 0\.2 s.*--step_timeout_s"):
-        await asyncio.wait_for(_try_constructor(EnvSource(cls), 0.2), 60)
+        await asyncio.wait_for(try_constructor(EnvSource(cls), 0.2), 60)

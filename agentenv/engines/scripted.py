@@ -105,6 +105,10 @@ class ScriptedEngine:
             raise reply
         return self._completion(reply, sampling)
 
+    async def update_weights(self, named_tensors: Iterable[tuple[str, Any]], policy_version: int) -> None:
+        """What is sampled from now on carries `policy_version`; the script stays what it is."""
+        self.policy_version = policy_version
+
     async def close(self) -> None:
         """Nothing is held; remembered for tests."""
         self.closed = True

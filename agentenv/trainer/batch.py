@@ -11,7 +11,8 @@ place 0, a Segment refuses that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -144,6 +145,18 @@ class MicroBatch:
     """int64[n] which sequence of the micro-batch, from 0."""
     index_n: Tensor
     """int64[n] index of the token in the batch's N: `advantages_N[index_n]`."""
+    last_s: Tensor
+    """int64[s] index into the B·T places of each sequence's last token, which is an action's."""
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """The same with all its tensors on a device."""
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        return MicroBatch(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in values.items()})
+
+    @property
+    def packed(self) -> bool:
+        """Whether sequences stand one after the other in one row."""
+        return self.attention_mask_BT is None
 
     @property
     def num_places(self) -> int:
@@ -152,22 +165,31 @@ class MicroBatch:
 
 
 def micro_batches(
-    batch: Batch, *, max_tokens: int, packed: bool, pad_token_id: int = 0, sequences: Sequence[int] | None = None
+    batch: Batch,
+    *,
+    max_tokens: int,
+    packed: bool,
+    pad_token_id: int = 0,
+    max_sequences: int | None = None,
+    sequences: Sequence[int] | None = None,
 ) -> list[MicroBatch]:
     """Micro-batches of at most `max_tokens` places, long sequences first; a longer sequence is alone in its own.
+
+    With `max_sequences` none has more sequences than that.
 
     Every trained action token is in exactly one; sequences without one are left out. To split a micro-batch that did
     not fit into memory, give its `sequences` and a smaller budget: the loss does not change.
     """
-    trained = torch.unique(batch.sequence_N[batch.trained_N]).tolist()
-    wanted = trained if sequences is None else [s for s in sequences if s in set(trained)]
+    trained = set(torch.unique(batch.sequence_N[batch.trained_N]).tolist())
+    wanted = trained if sequences is None else trained.intersection(sequences)
     ordered = sorted(wanted, key=lambda s: (-len(batch.sequences[s]), s))
-    plan = _pack(batch, ordered, max_tokens) if packed else _pad(batch, ordered, max_tokens)
+    most = max_sequences or len(ordered)
+    plan = _pack(batch, ordered, max_tokens, most) if packed else _pad(batch, ordered, max_tokens, most)
     return [_micro_batch(batch, rows, packed=packed, pad_token_id=pad_token_id) for rows in plan]
 
 
-def _pack(batch: Batch, ordered: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """First fit of the longest first: at most 22 % more rows than the best there is, plus one."""
+def _pack(batch: Batch, ordered: Sequence[int], max_tokens: int, max_sequences: int) -> list[list[int]]:
+    """First fit of the longest first: at most 22 % more rows than the best there is, plus one (by tokens alone)."""
     plan: list[list[int]] = []
     room: list[int] = []
     for sequence in ordered:
@@ -178,15 +200,16 @@ def _pack(batch: Batch, ordered: Sequence[int], max_tokens: int) -> list[list[in
             room.append(max_tokens)
             fit = len(plan) - 1
         plan[fit].append(sequence)
-        room[fit] -= length
+        room[fit] = room[fit] - length if len(plan[fit]) < max_sequences else 0
     return plan
 
 
-def _pad(batch: Batch, ordered: Sequence[int], max_tokens: int) -> list[list[int]]:
+def _pad(batch: Batch, ordered: Sequence[int], max_tokens: int, max_sequences: int) -> list[list[int]]:
     """Neighbours by length: the first is the longest, which is what all rows are padded to."""
     plan: list[list[int]] = []
     for sequence in ordered:
-        if plan and (len(plan[-1]) + 1) * len(batch.sequences[plan[-1][0]]) <= max_tokens:
+        rows = len(plan[-1]) + 1 if plan else 0
+        if 0 < rows <= max_sequences and rows * len(batch.sequences[plan[-1][0]]) <= max_tokens:
             plan[-1].append(sequence)
         else:
             plan.append([sequence])
@@ -206,7 +229,9 @@ def _micro_batch(batch: Batch, rows: Sequence[int], *, packed: bool, pad_token_i
         width = input_ids_BT.shape[1]
         attention_mask_BT = (torch.arange(width) < torch.tensor(lengths)[:, None]).long()
         starts = [row * width for row in range(len(rows))]
-    indices = [((batch.sequence_N == row) & batch.trained_N).nonzero()[:, 0] for row in rows]
+    begins = torch.searchsorted(batch.sequence_N, torch.tensor(rows)).tolist()
+    ends = torch.searchsorted(batch.sequence_N, torch.tensor(rows), right=True).tolist()
+    indices = [i + batch.trained_N[i:end].nonzero()[:, 0] for i, end in zip(begins, ends, strict=True)]
     index_n = torch.cat(indices)
     sequence_n = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(index) for index in indices]))
     return MicroBatch(
@@ -218,4 +243,18 @@ def _micro_batch(batch: Batch, rows: Sequence[int], *, packed: bool, pad_token_i
         token_ids_n=batch.token_ids_N[index_n],
         sequence_n=sequence_n,
         index_n=index_n,
+        last_s=torch.tensor(starts) + torch.tensor(lengths) - 1,
     )
+
+
+def plain(record: Any) -> dict[str, Any]:
+    """A dataclass of tensors as dicts and lists of them on the CPU: what `torch.load(weights_only=True)` takes."""
+    found: dict[str, Any] = {}
+    for name in (field.name for field in fields(record)):
+        value = getattr(record, name)
+        if isinstance(value, Tensor):
+            value = value.detach().cpu()
+        elif is_dataclass(value):
+            value = plain(value)
+        found[name] = list(value) if isinstance(value, tuple) else value
+    return found

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from agentenv.cluster import Placement
-from agentenv.config import parse_json_object
+from agentenv.config import RunConfig, parse_json_object
 from agentenv.errors import ConfigError
 from agentenv.runner import ErrorPolicy
 from agentenv.trainer.config_checks import check
@@ -238,7 +238,10 @@ class TrainConfig:
     """Checkpoints kept."""
     load_checkpoint: bool = False
     """Go on from the newest checkpoint, where there is one."""
+    save_samples: int = 8
+    """Episodes of each train step that are kept in trajectories.jsonl, for `agentenv tokens show`."""
     logging_steps: int = 1
+    """How often W&B, TensorBoard and MLflow are told; metrics.jsonl has every train step."""
     use_wandb: str | None = None
     """Log to Weights & Biases: its API key, or True for who is logged in."""
     wandb_org: str | None = None
@@ -294,6 +297,25 @@ class TrainConfig:
     def policy(self) -> ErrorPolicy:
         """What becomes of episodes that fail."""
         return ErrorPolicy(max_retries=self.max_retries, max_error_share=self.max_error_share)
+
+    @property
+    def episodes(self) -> RunConfig:
+        """The flags about episodes, as `agentenv run` has them; the engine is chosen when it is opened."""
+        same = {field.name for field in fields(RunConfig)} & {field.name for field in fields(self)} - {"engine"}
+        return RunConfig(
+            **{name: getattr(self, name) for name in same},
+            resume=self.remote_rm_url is not None,  # no environment is named then
+            data=self.prompt_data,
+            split=self.prompt_split,
+            prompt_key=self.input_key,
+            limit=self.max_samples,
+            model=self.pretrain,
+            num_engines=self.vllm_num_engines,
+            n=self.n_samples_per_prompt,
+            max_tokens=self.max_new_tokens,
+            max_length=self.max_len,
+            max_turns=self.max_steps,
+        )
 
     @property
     def num_samples(self) -> int:

@@ -24,6 +24,7 @@ COUNTS = (
 FROM_ZERO = (
     "init_kl_coef", "entropy_loss_coef", "overlong_penalty_factor", "l2", "max_norm", "lora_rank", "max_retries",
     "engine_cpus", "engine_gpus", "env_actors", "env_actor_cpus", "eval_temperature", "ray_wait_s", "max_staleness",
+    "save_samples",
 )  # fmt: skip
 ABOVE_ZERO = ("actor_learning_rate", "critic_learning_rate", "temperature", "eps_clip", "value_clip")
 SHARES = ("gamma", "lambd", "lr_warmup_ratio", "max_error_share")

@@ -114,7 +114,7 @@ async def test_a_signal_wakes_an_idle_event_loop_and_the_handlers_are_given_back
 
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
     begun = time.monotonic()
-    with interruptible(runner, work, 0.0, note) as received:
+    with interruptible(runner.drain, work, 0.0, note) as received:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
         await asyncio.wait({work}, timeout=60)
     assert work.cancelled()

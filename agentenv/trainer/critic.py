@@ -1,0 +1,56 @@
+"""The critic of gae: what the rest of an episode is worth, said at every action token.
+
+Shapes: B×T a micro-batch's tokens, n its action tokens, s its sequences, D hidden size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from agentenv.trainer.batch import MicroBatch
+from agentenv.trainer.scoring import autocast, backbone_states, best_attention, check_packing, open_model, pick_dtype
+
+if TYPE_CHECKING:
+    from agentenv.trainer.config import TrainConfig
+
+
+class Critic(nn.Module):
+    """A model's layers under a linear head that starts at 0: every state is worth nothing until something is seen."""
+
+    def __init__(self, config: TrainConfig, path: str, *, device: torch.device) -> None:
+        """Load the layers from `config.critic_pretrain`, or from the policy's `path`.
+
+        Raises:
+            ConfigError: the model cannot be loaded, or cannot be packed where that is asked for.
+        """
+        super().__init__()
+        self.device, self._dtype = device, pick_dtype(config.param_dtype, device)
+        attention = best_attention(packed=config.packing_samples, device=device, dtype=self._dtype)
+        self.backbone: Any = open_model(
+            config.critic_pretrain or path, head=False, dtype=torch.float32, device=device, attention=attention
+        )
+        if config.packing_samples:
+            vocab_size = self.backbone.get_input_embeddings().num_embeddings
+            check_packing(self.backbone, dtype=self._dtype, vocab_size=vocab_size)
+        if config.gradient_checkpointing:
+            self.backbone.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.head = nn.Linear(self.backbone.config.get_text_config().hidden_size, 1, device=device)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def values(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        """float32[n] the value before each action token, and float32[s] after the last one of each sequence."""
+        self.train(torch.is_grad_enabled())
+        positions = micro.position_ids_BT if micro.packed else None
+        values_x: Tensor = self(micro.input_ids_BT, positions, torch.cat([micro.predicts_n, micro.last_s]))
+        return values_x[: len(micro.predicts_n)], values_x[len(micro.predicts_n) :]
+
+    def forward(self, input_ids_BT: Tensor, position_ids_BT: Tensor | None, places_x: Tensor) -> Tensor:
+        """float32[x] the value at some of the B·T places."""
+        with autocast(self.device, self._dtype):
+            states_xD = backbone_states(self.backbone, input_ids_BT, position_ids_BT)[places_x]
+        values_x1: Tensor = self.head(states_xD.float())
+        return values_x1[:, 0]

@@ -1,0 +1,214 @@
+"""The training loop: take a batch of groups, learn from it, give the engines the new weights; log, evaluate, save.
+
+One loop for both modes. `Rollouts` decides what is in flight while the learner trains: nothing (synchronous), or up to
+the allowed number of batches (--async_train). Step k trains weights k-1 into weights k; records count steps from 1, and
+step 0 is the evaluation before any training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from agentenv.agent import Tokenizer
+from agentenv.errors import RunStopped
+from agentenv.metrics import summarize
+from agentenv.record import RunWriter
+from agentenv.trainer.checkpoint import Checkpoints
+from agentenv.trainer.config import TrainConfig
+from agentenv.trainer.evaluate import Evaluation, numbers_of, shares_of
+from agentenv.trainer.journal import Journal
+from agentenv.trainer.rollouts import Rollouts
+from agentenv.trainer.screen import TrainScreen
+from agentenv.trajectory import Group
+
+if TYPE_CHECKING:
+    from agentenv.trainer.batch import Batch
+
+
+class Learns(Protocol):
+    """What the loop asks of a learner; `learner.Learner` is the one."""
+
+    def train_step(self, batch: Batch) -> dict[str, float]:
+        """Change the weights; gives the numbers of the step."""
+
+    def weights(self) -> Iterable[tuple[str, Any]]:
+        """All of the weights, by the checkpoint's names."""
+
+    def save_model(self, folder: Path, tokenizer: Any) -> None:
+        """Write the model in Hugging Face format."""
+
+    def state(self) -> dict[str, Any]:
+        """What `load_state` goes on from."""
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Where a training is written down."""
+
+    journal: Journal
+    checkpoints: Checkpoints
+    samples: RunWriter
+    """Gets --save_samples episodes of each train step."""
+    folder: Path
+
+
+class Loop:
+    """A training; `run` is all of it."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        learner: Learns,
+        rollouts: Rollouts,
+        evaluation: Evaluation | None,
+        records: Records,
+        screen: TrainScreen,
+        num_steps: int,
+    ) -> None:
+        self.config, self.learner, self.rollouts, self.evaluation = config, learner, rollouts, evaluation
+        self.records, self.screen, self.num_steps = records, screen, num_steps
+        self.step = self._saved_step = 0
+        """Train steps done."""
+        self._seconds: dict[str, float] = {}
+        self._step_began = time.monotonic()
+
+    async def resume(self) -> None:
+        """Go on from the newest checkpoint; the engines get its weights.
+
+        Raises:
+            ConfigError: the checkpoint is of another training.
+        """
+        path = self.records.checkpoints.newest()
+        if path is None:
+            return
+        step, state, trajectories = await asyncio.to_thread(self.records.checkpoints.load, path)
+        await asyncio.to_thread(self.learner.load_state, state["learner"])
+        self.rollouts.load_state(state["rollouts"], trajectories)
+        engine: Any = self.rollouts.runner.engine
+        await engine.update_weights(await asyncio.to_thread(lambda: list(self.learner.weights())), step)
+        self.step = self._saved_step = step
+
+    async def run(self) -> bool:
+        """Train to the last step; False when the runner was told to drain before.
+
+        Raises:
+            RunStopped: too many episodes failed, nothing is left to learn from, or a loss is no number.
+        """
+        self.screen.start(self.num_steps, self.step + 1)
+        self._step_began = time.monotonic()
+        if self.step == 0 and self.evaluation is not None:
+            self._log(0, await self._evaluate())
+        while self.step < self.num_steps:
+            try:
+                with self._timed("wait_s"):
+                    groups = await self.rollouts.take()
+            except RunStopped:
+                await self._save()
+                raise
+            if groups is None:
+                break
+            numbers = await self._train(groups)
+            self.step += 1
+            if self._is_due(self.config.eval_steps):
+                numbers |= await self._evaluate()
+            self._log(self.step, numbers)
+            if self._is_due(self.config.save_steps):
+                await self._save()
+        await self._save()
+        return self.step == self.num_steps
+
+    async def _train(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Learn from the groups and bring the new weights to the engines; the numbers of both."""
+        from agentenv.trainer.batch import build
+
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        for trajectory in trajectories[: self.config.save_samples]:
+            self.records.samples.append(trajectory)
+        batch = build(trajectories, need_logprobs=self.config.is_correction != "off")
+        with self._timed("train_s"):
+            learned = await asyncio.to_thread(self.learner.train_step, batch)
+        rolled = numbers_of(map(summarize, trajectories), num_samples=self.config.n_samples_per_prompt)
+        numbers = {f"train/{key}": value for key, value in learned.items()}
+        numbers |= {f"rollout/{key}": value for key, value in (rolled | self._ages(batch, len(groups))).items()}
+        numbers |= {f"time/{key}": value for key, value in shares_of(trajectories).items()}
+        with self._timed("sync_s"):
+            weights = await asyncio.to_thread(lambda: list(self.learner.weights()))
+            await self.rollouts.update_weights(weights, self.step + 1)
+        return numbers
+
+    def _ages(self, batch: Batch, num_groups: int) -> dict[str, float]:
+        """How many updates the sampled tokens are behind, and how many groups were rejected for each batch."""
+        rejected, self.rollouts.rejected = self.rollouts.rejected, type(self.rollouts.rejected)()
+        ages_N = (self.step - batch.policy_versions_N).float()
+        num = rejected.total()
+        return {
+            "staleness_mean": float(ages_N.mean()) if len(ages_N) else 0.0,
+            "staleness_max": float(ages_N.max()) if len(ages_N) else 0.0,
+            "rejection_rate": num / (num + num_groups),
+            **{f"num_rejected_{reason}": float(count) for reason, count in rejected.items() if count},
+        }
+
+    async def _evaluate(self) -> dict[str, float]:
+        if self.evaluation is None:
+            return {}
+        with self._timed("eval_s"):
+            numbers = await self.evaluation.run()
+        if self.rollouts.runner.draining:
+            return {}  # cut short: the share of what is easy is no estimate
+        return {f"eval/{key}": value for key, value in numbers.items()}
+
+    def _is_due(self, every: int) -> bool:
+        return every > 0 and (self.step % every == 0 or self.step == self.num_steps)
+
+    async def _save(self) -> None:
+        """A checkpoint of this step, after its line: what is saved has always been told."""
+        if self.step == self._saved_step:
+            return
+        with self._timed("save_s"):
+            facts, trajectories = self.rollouts.state()
+            state = {"learner": await asyncio.to_thread(self.learner.state), "rollouts": facts}
+            self.records.journal.sync()
+            await asyncio.to_thread(self.records.checkpoints.save, self.step, state, trajectories)
+        self._saved_step = self.step
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began
+
+    def _log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Write a step's line; its seconds are those since the line before, a checkpoint's among them."""
+        now = time.monotonic()
+        wall_s = now - self._step_began
+        times = {"wall_s": wall_s, "wait_s": 0.0, "train_s": 0.0, "sync_s": 0.0, "eval_s": 0.0, "save_s": 0.0}
+        speed = {}
+        if step and wall_s > 0:
+            num = numbers.get("rollout/num_episodes", 0.0)
+            speed = {
+                "throughput/samples_per_s": num / wall_s,
+                "throughput/tokens_per_s": num * numbers.get("rollout/action_tokens", 0.0) / wall_s,
+            }
+        line = {**numbers, **{f"time/{key}": value for key, value in (times | self._seconds).items()}, **speed}
+        self.records.journal.log(step, line)
+        self.screen.step(step, line)
+        self._seconds, self._step_began = {}, now
+
+
+def save_model(learner: Learns, folder: Path, tokenizer: Tokenizer) -> Path:
+    """Write the trained model beside the metrics, in a folder that transformers and vLLM load."""
+    target = folder / "model"
+    learner.save_model(target, tokenizer)
+    return target

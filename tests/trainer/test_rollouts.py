@@ -1,0 +1,235 @@
+"""Rollouts: which groups are in flight when, how stale a batch is, what is rejected, and what a checkpoint holds."""
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentenv.agent import AgentInstance
+from agentenv.chat import Chat
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.errors import ConfigError, InfraError, RunStopped
+from agentenv.loading import EnvSource
+from agentenv.runner import EpisodeRunner, ErrorPolicy
+from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.trainer.rollouts import RolloutOptions, Rollouts, Tickets
+from agentenv.types import Limits, SamplingParams, StepResult, Task
+
+
+class Judge(AgentInstance):
+    """Scores by the label: the n-th sample of a task gets 1.0 when the sampled text is in it."""
+
+    async def step(self, states):
+        if states["label"] == "raises":
+            raise InfraError("nobody there")
+        score = float(states["action_text"] in str(states["label"]))
+        return StepResult(reward=score, score=score, terminated=True)
+
+
+def make_tasks(labels):
+    return [Task("q", label=label, task_id=f"t{index}") for index, label in enumerate(labels)]
+
+
+def make_rollouts(
+    tasks, *, script=("x",), latency_s=0.0, on_episode=lambda summary: None, max_error_share=1.0, **options
+):
+    tokenizer = CharTokenizer()
+    engine = ScriptedEngine(script, tokenizer, latency_s=latency_s)
+    runner = EpisodeRunner(
+        EnvSource(Judge), engine=engine, chat=Chat(tokenizer), sampling=SamplingParams(seed=0),
+        limits=Limits(max_length=60, max_turns=3),
+        policy=ErrorPolicy(max_retries=0, retry_wait_s=0.0, max_error_share=max_error_share),
+    )  # fmt: skip
+    defaults = {"batch_groups": 2, "num_samples": 2, "concurrency": 8}
+    return Rollouts(runner, tasks, RolloutOptions(**(defaults | options)), on_episode)
+
+
+def ids(groups):
+    return [group.group_id for group in groups]
+
+
+def versions(groups):
+    return {v for group in groups for t in group.trajectories for v in t.segments[0].policy_versions if v >= 0}
+
+
+async def steps(rollouts, num, *, start=0):
+    """What `num` train steps got, each followed by an update."""
+    batches = []
+    for step in range(start, start + num):
+        batches.append(await rollouts.take())
+        await rollouts.update_weights([], step + 1)
+    await rollouts.close()
+    return batches
+
+
+async def test_every_pass_takes_each_task_once_in_an_order_of_its_own():
+    tickets = Tickets(make_tasks("abcdefgh"), seed=3)
+    passes = [[tickets.task(lap * 8 + place) for place in range(8)] for lap in range(3)]
+    assert [Counter(task.label for task in lap) for lap in passes] == [Counter("abcdefgh")] * 3
+    assert len({tuple(task.label for task in lap) for lap in passes}) == 3
+    assert len({task.task_id for lap in passes for task in lap}) == 24, "an episode of another pass is another episode"
+    assert [tickets.task(n).task_id for n in range(8)] == [task.task_id for task in passes[0]], (
+        "whatever was asked before"
+    )
+
+
+async def test_without_async_nothing_is_sampled_while_the_learner_trains():
+    rollouts = make_rollouts(make_tasks("xxxxxx"))
+    engine = rollouts.runner.engine
+    assert versions(await rollouts.take()) == {0}
+    asked = len(engine.requests)
+    await asyncio.sleep(0.02)
+    assert (asked, len(engine.requests), rollouts.runner.num_running) == (4, 4, 0)
+    await rollouts.update_weights([], 1)
+    assert versions(await rollouts.take()) == {1}
+    await rollouts.close()
+
+
+async def test_a_batch_ahead_is_sampled_while_the_learner_trains_and_no_more():
+    rollouts = make_rollouts(make_tasks("x" * 20), max_ahead=1)
+    await rollouts.take()
+    await asyncio.sleep(0.02)
+    assert len(rollouts.runner.engine.requests) == 8, "the batch that was taken and the next one"
+    await rollouts.update_weights([], 1)
+    assert versions(await rollouts.take()) == {0}
+    await rollouts.close()
+
+
+async def test_nothing_is_sampled_for_a_batch_after_the_last():
+    rollouts = make_rollouts(make_tasks("x" * 20), max_ahead=3, num_batches=2)
+    await steps(rollouts, 2)
+    assert len(rollouts.runner.engine.requests) == 8
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    batch=st.integers(1, 4),
+    max_ahead=st.integers(0, 3),
+    partial=st.booleans(),
+    num_extra=st.integers(0, 3),
+    filtered=st.booleans(),
+)
+async def test_no_batch_is_staler_than_allowed_and_no_group_comes_twice(
+    seed, batch, max_ahead, partial, num_extra, filtered
+):
+    draw = random.Random(seed)
+    labels = ["x" if draw.random() < 0.6 else "y" for _ in range(7)] + ["x"]
+
+    async def script(request):
+        for _ in range(draw.choice([0, 0, 1, 5, 30])):
+            await asyncio.sleep(0)
+        return "x"
+
+    rollouts = make_rollouts(
+        make_tasks(labels), script=script, batch_groups=batch, max_ahead=max_ahead, partial=partial,
+        num_extra=num_extra if max_ahead else 0, score_range=(0.0, 2.0) if filtered else None, concurrency=3, seed=seed,
+    )  # fmt: skip
+    seen = []
+    for step in range(8):
+        groups = await rollouts.take()
+        assert len(groups) == batch
+        assert all(step - max_ahead <= version <= step for version in versions(groups))
+        if filtered:
+            assert {group.trajectories[0].task.label for group in groups} == {"x"}
+        seen += ids(groups)
+        for _ in range(draw.choice([0, 3, 20])):
+            await asyncio.sleep(0)
+        await rollouts.update_weights([], step + 1)
+    await rollouts.close()
+    assert len(set(seen)) == len(seen) == 8 * batch
+
+
+async def test_without_partial_rollouts_an_episode_is_of_one_version():
+    tasks = make_tasks("x" * 8)
+    rollouts = make_rollouts(tasks, max_ahead=2, latency_s=0.01, concurrency=3)
+    batches = await steps(rollouts, 5)
+    mixed = [t for groups in batches for g in groups for t in g.trajectories if len(versions([g])) > 1]
+    assert all(len({v for v in t.segments[0].policy_versions if v >= 0}) == 1 for t in mixed)
+
+
+async def test_groups_outside_the_range_of_scores_are_refilled_and_counted():
+    rollouts = make_rollouts(make_tasks("xyyxyx"), score_range=(0.0, 2.0), batch_groups=3)
+    groups = await rollouts.take()
+    assert {t.task.label for g in groups for t in g.trajectories} == {"x"}
+    assert rollouts.rejected["low"] >= 1
+    await rollouts.close()
+
+
+async def test_a_group_without_enough_rewarded_episodes_is_replaced():
+    rollouts = make_rollouts(
+        [*make_tasks("xx"), Task("q", label="raises", task_id="bad")], batch_groups=2, min_rewarded=2
+    )
+    for step in range(3):
+        groups = await rollouts.take()
+        assert all(t.error is None for g in groups for t in g.trajectories)
+        await rollouts.update_weights([], step + 1)
+    assert rollouts.rejected["failed"] >= 1
+    await rollouts.close()
+
+
+async def test_nothing_to_learn_from_ends_the_training_and_says_why():
+    rollouts = make_rollouts(make_tasks("yy"), score_range=(0.0, 1.0))
+    with pytest.raises(RunStopped, match=r"40 in a row without one\. No sample of theirs is good"):
+        await rollouts.take()
+    await rollouts.close()
+
+
+async def test_an_environment_that_always_fails_ends_the_training():
+    tasks = [Task("q", label="raises", task_id=f"t{index}") for index in range(30)]
+    rollouts = make_rollouts(tasks, max_error_share=0.2)
+    with pytest.raises(RunStopped, match="nobody there"):
+        await rollouts.take()
+    await rollouts.close()
+
+
+async def test_draining_wakes_the_loop():
+    rollouts = make_rollouts(make_tasks("xx"), latency_s=60.0)
+    waiting = asyncio.ensure_future(rollouts.take())
+    await asyncio.sleep(0.01)
+    rollouts.runner.drain()
+    rollouts.wake()
+    assert await asyncio.wait_for(waiting, 5) is None
+    await rollouts.close()
+    assert rollouts.runner.engine.num_cancelled == 4
+    assert rollouts.runner.in_flight == {}
+
+
+async def test_a_checkpoint_keeps_what_is_finished_and_samples_again_what_was_in_flight():
+    async def script(request):
+        if request.sampling.seed is not None and "t1" in request.episode_id:
+            await asyncio.sleep(60)
+        return "x"
+
+    tasks = make_tasks("x" * 4)
+    first = make_rollouts(tasks, script=script, max_ahead=1, batch_groups=2)
+    first._admit()
+    await asyncio.sleep(0.02)
+    facts, trajectories = first.state()
+    await first.close()
+    assert len(facts["ready"]) == 3
+    assert len(facts["again"]) == 1
+    assert len(trajectories) == 6
+
+    second = make_rollouts(tasks, max_ahead=1, batch_groups=2)
+    second.load_state(facts, trajectories)
+    batches = await steps(second, 2)
+    asked = [request.episode_id.split("/")[0] for request in second.runner.engine.requests]
+    assert not {"t0", "t2", "t3"} & set(asked), "the finished ones are not sampled again"
+    assert sorted(ids(batches[0]) + ids(batches[1])) == ["t0", "t1", "t2", "t3"]
+
+
+async def test_no_task_is_an_error():
+    with pytest.raises(ConfigError, match="--prompt_data: expected at least one task"):
+        make_rollouts([])
+
+
+async def test_every_episode_is_told_once():
+    told = []
+    rollouts = make_rollouts(make_tasks("xxxx"), on_episode=told.append)
+    await rollouts.take()
+    await rollouts.close()
+    assert sorted(Counter(summary.group_id for summary in told).values()) == [2, 2]
