@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import zlib
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -68,12 +69,12 @@ class Checkpoints:
             DataError: a trajectory cannot be stored.
             RunStopped: the disk is full or fails; the checkpoints before are untouched.
         """
-        _check_storable(state, "state")
-        revisions = [revision for found, revision, _ in self._found() if found == step]
-        name = f"step-{step:08d}" + (f".{max(revisions) + 1}" if revisions else "")
-        temporary, path = self.folder / f"{_TEMPORARY}{name}", self.folder / name
+        _check_storable(dict(state), "state")
+        temporary, path = self.folder / f"{_TEMPORARY}{step}", self.folder / f"step-{step:08d}"
         try:
             self._clean()
+            if revisions := [revision for found, revision, _ in self._found() if found == step]:
+                path = path.with_name(f"{path.name}.{max(revisions) + 1}")
             temporary.mkdir()
             _write(temporary, step, dict(state), trajectories)
             temporary.rename(path)
@@ -270,8 +271,8 @@ def _check_storable(value: Any, where: str) -> None:
     # Found now, and not when the training is to go on: torch.load(weights_only=True) takes little else.
     import torch
 
-    if type(value) in (dict, list, tuple) or isinstance(value, Mapping):
-        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+    if type(value) in (dict, OrderedDict, list, tuple):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in items:
             _check_storable(key, f"the keys of {where}")
             _check_storable(item, f"{where}[{key!r}]")

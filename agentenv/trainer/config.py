@@ -195,7 +195,7 @@ class TrainConfig:
     vllm_num_engines: int = 1
     vllm_tensor_parallel_size: int = 1
     vllm_gpu_memory_utilization: float = 0.9
-    """Share of a GPU's memory that an engine takes."""
+    """Share of a GPU's memory that an engine takes; left at that, 0.45 where the learner is on the same GPU."""
     enable_prefix_caching: bool = True
     """Turns of an episode share what the engine computed for the turns before."""
     enforce_eager: bool = False

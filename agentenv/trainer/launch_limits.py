@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentenv.errors import ConfigError
@@ -22,6 +24,7 @@ IN_THE_FILE = {
 OURS_ALONE = {
     "max_retries", "max_error_share", "engine_cpus", "engine_gpus", "env_actors", "env_actor_cpus", "ray_address",
     "ray_runtime_env", "ray_placement", "ray_wait_s", "progress", "log_level", "max_staleness",
+    "save_samples",
 }  # fmt: skip
 """Fields about how agentenv runs, which nothing of OpenRLHF's depends on, or which are checked below."""
 LAST = VERSIONS[-1]
@@ -123,6 +126,28 @@ def _addresses(config: LaunchConfig) -> bool:
     return "," in (config.remote_rm_url or "")
 
 
+def _lacks_images(path: str | None) -> bool:
+    """Whether an `execute` in the file takes no `images`; also where the file is not here, or cannot be read."""
+    if path is None:
+        return False
+    try:
+        tree = ast.parse(Path(path).expanduser().read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return True
+    methods = [each for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for each in node.body]
+    return any(
+        isinstance(each, ast.AsyncFunctionDef | ast.FunctionDef)
+        and each.name == "execute"
+        and not _takes_images(each.args)
+        for each in methods
+    )
+
+
+def _takes_images(arguments: ast.arguments) -> bool:
+    named = [each.arg for each in (*arguments.args, *arguments.kwonlyargs)]
+    return arguments.kwarg is not None or "images" in named
+
+
 _Trap = tuple[str, str, Callable[["LaunchConfig"], object], str]
 """The first and the last release that has it, the flags that it touches, and what it is."""
 _TRAPS: tuple[_Trap, ...] = (
@@ -168,7 +193,7 @@ _TRAPS: tuple[_Trap, ...] = (
     (
         "0.10.0",
         LAST,
-        lambda c: c.agent_func_path,
+        lambda c: _lacks_images(c.agent_func_path),
         "--agent_func_path: execute() is called with images=; a file's own must accept it.",
     ),
     (
@@ -260,7 +285,17 @@ def traps(config: LaunchConfig, release: str) -> list[str]:
         for first, last, touches, text in _TRAPS
         if touches(config) and VERSIONS.index(first) <= at <= VERSIONS.index(last)
     ]
-    return [f"OpenRLHF {release}: {text}" for text in said] + _in_the_file(config)
+    return [f"OpenRLHF {release}: {text}" for text in said] + _in_the_file(config) + _elsewhere(config)
+
+
+def _elsewhere(config: LaunchConfig) -> list[str]:
+    """Files that are not here: they may be where the job runs, or nowhere."""
+    paths = {name: getattr(config, name) for name in ("agent_func_path", "remote_rm_url")}
+    return [
+        f"--{name}: {path} is not here; it has to be where the job runs."
+        for name, path in paths.items()
+        if path is not None and path.endswith(".py") and not Path(path).expanduser().is_file()
+    ]
 
 
 def _in_the_file(config: LaunchConfig) -> list[str]:

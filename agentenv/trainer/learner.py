@@ -25,7 +25,7 @@ from agentenv.trainer.critic import Critic
 from agentenv.trainer.losses import token_weights
 from agentenv.trainer.objective import Known, Share, critic_share, policy_share
 from agentenv.trainer.optimizer import Optimizer, learning_rate_factor
-from agentenv.trainer.policy import Policy
+from agentenv.trainer.policy import Layout, Policy
 from agentenv.trainer.scoring import pick_device
 from agentenv.trainer.sweep import Sweep
 
@@ -274,9 +274,9 @@ class Learner:
 
     # --- weights, files, going on ---
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The policy's weights for engines: complete, by the checkpoint's names, adapters added in."""
-        return self.policy.weights()
+    def weights(self, *, layout: Layout = "checkpoint") -> Iterator[tuple[str, Tensor]]:
+        """The policy's weights for engines: complete, adapters added in; see `Policy.weights` for the names."""
+        return self.policy.weights(layout=layout)
 
     def save_model(self, folder: Path, tokenizer: Any) -> None:
         """Write the policy in Hugging Face format, which vLLM serves."""

@@ -29,6 +29,7 @@ from agentenv.trajectory import Group
 
 if TYPE_CHECKING:
     from agentenv.trainer.batch import Batch
+    from agentenv.trainer.policy import Layout
 
 
 class Learns(Protocol):
@@ -37,8 +38,8 @@ class Learns(Protocol):
     def train_step(self, batch: Batch) -> dict[str, float]:
         """Change the weights; gives the numbers of the step."""
 
-    def weights(self) -> Iterable[tuple[str, Any]]:
-        """All of the weights, by the checkpoint's names."""
+    def weights(self, *, layout: Layout) -> Iterable[tuple[str, Any]]:
+        """All of the weights, by the names of a checkpoint or of transformers' module."""
 
     def save_model(self, folder: Path, tokenizer: Any) -> None:
         """Write the model in Hugging Face format."""
@@ -74,9 +75,11 @@ class Loop:
         records: Records,
         screen: TrainScreen,
         num_steps: int,
+        layout: Layout = "checkpoint",
     ) -> None:
         self.config, self.learner, self.rollouts, self.evaluation = config, learner, rollouts, evaluation
         self.records, self.screen, self.num_steps = records, screen, num_steps
+        self._layout: Layout = layout
         self.step = self._saved_step = 0
         """Train steps done."""
         self._seconds: dict[str, float] = {}
@@ -95,7 +98,7 @@ class Loop:
         await asyncio.to_thread(self.learner.load_state, state["learner"])
         self.rollouts.load_state(state["rollouts"], trajectories)
         engine: Any = self.rollouts.runner.engine
-        await engine.update_weights(await asyncio.to_thread(lambda: list(self.learner.weights())), step)
+        await engine.update_weights(await self._weights(), step)
         self.step = self._saved_step = step
 
     async def run(self) -> bool:
@@ -142,9 +145,11 @@ class Loop:
         numbers |= {f"rollout/{key}": value for key, value in (rolled | self._ages(batch, len(groups))).items()}
         numbers |= {f"time/{key}": value for key, value in shares_of(trajectories).items()}
         with self._timed("sync_s"):
-            weights = await asyncio.to_thread(lambda: list(self.learner.weights()))
-            await self.rollouts.update_weights(weights, self.step + 1)
+            await self.rollouts.update_weights(await self._weights(), self.step + 1)
         return numbers
+
+    async def _weights(self) -> list[tuple[str, Any]]:
+        return await asyncio.to_thread(lambda: list(self.learner.weights(layout=self._layout)))
 
     def _ages(self, batch: Batch, num_groups: int) -> dict[str, float]:
         """How many updates the sampled tokens are behind, and how many groups were rejected for each batch."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from agentenv.trainer.scoring import TokenScorer, best_attention, check_packing,
 
 if TYPE_CHECKING:
     from agentenv.trainer.config import TrainConfig
+
+Layout = Literal["checkpoint", "module"]
 
 
 class Policy:
@@ -78,11 +80,23 @@ class Policy:
         with self._adapters.disable_adapter():
             return self.score(micro).logprobs_n
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight under its name in the checkpoint, adapters added in, tied ones once; nothing here is changed.
+    def weights(self, *, layout: Layout = "checkpoint") -> Iterator[tuple[str, Tensor]]:
+        """Every weight under its name, adapters added in, tied ones once; nothing here is changed.
 
         On a GPU they have the checkpoint's dtype, which is what engines compute in; on a CPU they stay float32.
+
+        Args:
+            layout: "checkpoint" for what reads files, such as vLLM; "module" for another model of transformers, which
+                has other names for a few (GPT-NeoX), and the experts of a layer in one tensor.
         """
+        if layout == "module" or not getattr(self.model, "_weight_conversions", None):
+            yield from self._module_weights()
+            return
+        from transformers.core_model_loading import revert_weight_conversion
+
+        yield from revert_weight_conversion(self.model, dict(self._module_weights())).items()
+
+    def _module_weights(self) -> Iterator[tuple[str, Tensor]]:
         own = self.model.state_dict()
         for name, tensor in own.items():
             if ".lora_" in name or _is_tied(self.model, name, own):
@@ -106,11 +120,12 @@ class Policy:
         """
         from transformers import AutoConfig
 
-        weights = dict(self.weights())
+        weights = dict(self._module_weights())
         with torch.device("meta"):
             shell = type(self.model)(AutoConfig.from_pretrained(self.path))
         floating = next((t.dtype for t in weights.values() if t.is_floating_point()), torch.float32)
         shell = shell.to(floating)
+        shell._weight_conversions = getattr(self.model, "_weight_conversions", None)
         shell.generation_config = self.model.generation_config
         shell.save_pretrained(folder, state_dict=weights)
         tokenizer.save_pretrained(folder)

@@ -70,10 +70,11 @@ class TrainScreen:
     def step(self, step: int, numbers: Mapping[str, float]) -> None:
         """Show a train step that ended, with its numbers as they are logged."""
         self._step = step
-        self._ends_s = [*self._ends_s[-_ETA_STEPS:], time.monotonic()]
+        # Before step 1 there is an evaluation, which says nothing of how long a step takes.
+        self._ends_s = [*(self._ends_s[-_ETA_STEPS:] if step else ()), time.monotonic()]
         self._num_ended = self._num_failed = self._num_scores = 0
         self._scores = 0.0
-        self.note(self._head(step) + " · " + describe(numbers) + self._eta())
+        self.note(" · ".join(filter(None, (self._head(step), describe(numbers), self._eta()))))
 
     def note(self, text: str) -> None:
         """Show a line of text, above the live one."""
@@ -96,17 +97,17 @@ class TrainScreen:
         return f"step {step:>{len(str(self._num_steps))}}/{self._num_steps}"
 
     def _eta(self) -> str:
-        seconds, left = self._ends_s[-1] - self._ends_s[0], self._num_steps - self._step
-        return f" · ETA {clock(left * seconds / (len(self._ends_s) - 1))}" if left > 0 else ""
+        seconds, num, left = self._ends_s[-1] - self._ends_s[0], len(self._ends_s) - 1, self._num_steps - self._step
+        return f"ETA {clock(left * seconds / num)}" if left > 0 and num else ""
 
     def _draw(self) -> Table:
-        bar = ProgressBar(total=max(self._num_steps, 1), completed=self._step, width=24)
+        bar = ProgressBar(total=max(self._num_steps, 1), completed=self._step, width=16)
         parts = [self._head(min(self._step + 1, self._num_steps)), f"{self._num_ended}/{self._num_samples} episodes"]
         if self._num_scores:
             parts.append(f"score {self._scores / self._num_scores:.3f} so far")
         if self._num_failed:
             parts.append(f"{self._num_failed} failed")
-        parts.append(f"{clock(time.monotonic() - self._ends_s[-1])} since the last step")
+        parts.append(clock(time.monotonic() - self._ends_s[-1]))
         grid = Table.grid(padding=(0, 1))
         grid.add_row(bar, Text(" · ".join(parts)))
         return grid

@@ -51,6 +51,8 @@ FIXED_ON_RESUME = (
     "target_modules",
 )  # fmt: skip
 """Flags that a training keeps when it goes on from a checkpoint; all others may change."""
+_SHARE_BESIDE_LEARNER = 0.45
+"""Of the GPU's memory, for an engine that has none of its own."""
 _GRACE_S = 600.0
 """Time for the train step that a signal finds in progress, and for its checkpoint."""
 _STALL_S = 600.0
@@ -164,11 +166,17 @@ def _records(job: _Job, template: str) -> Any:
             yield Records(journal, checkpoints, samples, out)
 
 
+def _num_gpus() -> int:
+    """GPUs that this process sees."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
 def _uses_ray(config: TrainConfig) -> bool:
-    """Whether engines are actors: asked for by a flag, or Ray is there and the learner can be told apart from them."""
-    if not config.ray:
-        return False
-    return importlib.util.find_spec("ray") is not None or config.vllm_num_engines > 1 or bool(config.ray_address)
+    """Whether engines are actors: asked for by a flag, or Ray is there and has a GPU for them beside the learner's."""
+    needed = config.vllm_num_engines > 1 or config.env_actors > 0 or bool(config.ray_address)
+    return config.ray and (needed or (importlib.util.find_spec("ray") is not None and _num_gpus() != 1))
 
 
 def _engine_of(job: _Job) -> tuple[EngineBackend, dict[str, Any]]:
@@ -186,10 +194,13 @@ def _engine_of(job: _Job) -> tuple[EngineBackend, dict[str, Any]]:
         )
     if config.engine == "hf" or not has_vllm:
         return "hf", {"max_length": config.max_len}
+    share = config.vllm_gpu_memory_utilization
+    if not _uses_ray(config) and share == TrainConfig.vllm_gpu_memory_utilization:
+        share = _SHARE_BESIDE_LEARNER
     return "vllm_local", {
         "max_model_len": config.max_len,
         "tensor_parallel_size": config.vllm_tensor_parallel_size,
-        "gpu_memory_utilization": config.vllm_gpu_memory_utilization,
+        "gpu_memory_utilization": share,
         "enable_prefix_caching": config.enable_prefix_caching,
         "enforce_eager": config.enforce_eager,
     }
@@ -197,10 +208,8 @@ def _engine_of(job: _Job) -> tuple[EngineBackend, dict[str, Any]]:
 
 def _dtype(config: TrainConfig) -> DType:
     """What engines compute in: as the learner, so that they agree on log-probabilities."""
-    import torch
-
     names: dict[str, DType] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-    return names.get(config.param_dtype) or ("bfloat16" if torch.cuda.is_available() else "float32")
+    return names.get(config.param_dtype) or ("bfloat16" if _num_gpus() else "float32")
 
 
 @asynccontextmanager
@@ -223,6 +232,7 @@ async def _assembled(job: _Job, engine: Engine, source: EpisodeSource, records: 
 
     config = job.config
     learner = await asyncio.to_thread(lambda: Learner(config, job.model, num_train_steps=job.num_steps))
+    learner.failed_batch_path = job.out / "failed-batch.pt"
 
     def runner(temperature: float, seed: int) -> EpisodeRunner:
         """Episodes of the same kind, sampled in a way of their own."""
@@ -252,7 +262,7 @@ async def _assembled(job: _Job, engine: Engine, source: EpisodeSource, records: 
     rollouts = Rollouts(runner(config.temperature, config.seed), job.tasks, options, screen.episode)
     loop = Loop(
         config, learner=learner, rollouts=rollouts, evaluation=evaluation, records=records, screen=screen,
-        num_steps=job.num_steps,
+        num_steps=job.num_steps, layout="module" if _engine_of(job)[0] == "hf" else "checkpoint",
     )  # fmt: skip
     if config.load_checkpoint:
         await loop.resume()
