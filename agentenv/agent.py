@@ -267,6 +267,7 @@ async def _start_thread(run: Callable[[], None], name: str) -> None:
 def _as_error(function: Callable[..., Any], stopped: BaseException) -> Exception:
     # These cannot cross a future: they would end the event loop, pass for a cancellation or be refused.
     name = getattr(function, "__qualname__", repr(function))
-    return ContractError(
-        f"{name}: expected a result, got {type(stopped).__name__}({stopped}). Raise an Exception instead."
-    )
+    mend = "sys.exit would end the whole run: raise" if isinstance(stopped, SystemExit) else "Raise"
+    error = ContractError(f"{name}: expected a return value, got {stopped!r}. {mend} an Exception instead.")
+    error.__cause__ = stopped
+    return error

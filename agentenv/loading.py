@@ -233,6 +233,8 @@ def _place(error: BaseException, file: Path) -> str:
 
 
 def _told(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f'SystemExit: {error} (what calls sys.exit belongs under `if __name__ == "__main__":`)'
     return f"{type(error).__name__}: {error}"
 
 

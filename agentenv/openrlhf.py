@@ -49,7 +49,7 @@ def parse_step(value: Any, where: str) -> StepResult:
             reward=scalar(value["rewards"], f"{where}: rewards"),
             terminated=done and not truncated,
             truncated=truncated,
-            score=None if scores is None else scalar(scores, f"{where}: scores"),
+            score=None if scores is None else scalar(scores, f"{where}: scores", SCORE_ADVICE),
             info=_info(value.get("extra_logs"), where),
             sampling=to_sampling(value.get("sampling_params"), where),
             images=tuple(value.get("environment_images") or ()),
@@ -58,8 +58,12 @@ def parse_step(value: Any, where: str) -> StepResult:
         raise error if isinstance(error, ContractError) else ContractError(f"{where}: {error}") from error
 
 
-def scalar(value: Any, where: str) -> float:
-    """A number, or the one element of a tensor, array or list, as a float.
+_REWARD_ADVICE = "Return a number or a tensor of one element; raise InfraError where no value can be had."
+SCORE_ADVICE = "Leave it out where there is none."
+
+
+def scalar(value: Any, where: str, advice: str = _REWARD_ADVICE) -> float:
+    """A number, or the one element of a tensor, array or list, as a float; `advice` is for what is none.
 
     Raises:
         ContractError: it is not one finite number.
@@ -73,10 +77,7 @@ def scalar(value: Any, where: str) -> float:
     if not isinstance(value, (int, float)) and hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ContractError(
-            f"{where}: expected one finite number, got {value!r}. "
-            "Return a number or a tensor of one element; raise InfraError where no value can be had."
-        )
+        raise ContractError(f"{where}: expected one finite number, got {value!r}. {advice}")
     return float(value)
 
 
@@ -103,7 +104,7 @@ def text_or_messages(value: Any, where: str) -> Any:
 
 
 def _flag(value: Any, where: str) -> bool:
-    return value is not None and bool(scalar(value, where))
+    return value is not None and bool(scalar(value, where, "Return True or False."))
 
 
 def _info(logs: Any, where: str) -> dict[str, float | str]:
@@ -112,7 +113,7 @@ def _info(logs: Any, where: str) -> dict[str, float | str]:
     if not isinstance(logs, Mapping):
         raise ContractError(f"{where}: extra_logs: expected a dict of numbers, got {type(logs).__name__}. Mend it.")
     return {
-        str(key): value if isinstance(value, str) else scalar(value, f"{where}: extra_logs[{key!r}]")
+        str(key): value if isinstance(value, str) else scalar(value, f"{where}: extra_logs[{key!r}]", "Leave it out.")
         for key, value in logs.items()
     }
 
@@ -383,6 +384,6 @@ def _final_result(response: Mapping[str, Any], where: str) -> StepResult:
     scores = response.get("scores")
     return StepResult(
         reward=scalar(response.get("reward"), f"{where}: reward"),
-        score=None if scores is None else scalar(scores, f"{where}: scores"),
+        score=None if scores is None else scalar(scores, f"{where}: scores", SCORE_ADVICE),
         info=_info(response.get("extra_logs"), where),
     )

@@ -241,6 +241,8 @@ class StepResult:
 
 def _finite(name: str, value: Any) -> float:
     advice = "Raise InfraError where no value can be had; never invent one."
+    if name == "score":
+        advice = "Leave it out where there is none."
     if isinstance(value, str) or not hasattr(value, "__float__"):
         raise ContractError(f"StepResult.{name}: expected a number, got {value!r}. {advice}")
     number = float(value)

@@ -1,14 +1,16 @@
 """`agentenv check`: each breach of the contract is named with its place, what was expected and how to mend it."""
 
+import builtins
+import json
+import sys
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-import agentenv.check as check_module
 from agentenv.check import check
 from agentenv.errors import ConfigError
+from agentenv.loading import load_env
 from tests.drivers import command
 
 ROOT = Path(__file__).parents[1]
@@ -418,18 +420,134 @@ def test_the_command_says_that_there_is_none_and_exits_with_0(tmp_path, capsys):
     assert captured.err == ""
 
 
-def test_a_step_that_hangs_is_named_once_and_the_check_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr("agentenv.check._LIMITS", replace(check_module._LIMITS, step_timeout_s=0.2))
+HANGS = {
+    "awaits for ever": (
+        "async def step(self, states):\n        return await self.deep()\n"
+        "    async def deep(self):\n        await asyncio.sleep(3600)  # HERE",
+        "step", "a deadline of its own",
+    ),
+    "a plain method": (
+        "def step(self, states):\n        never.wait(60)  # HERE", "step", "a deadline of its own",
+    ),
+    "blocks the event loop": (
+        "async def step(self, states):\n        never.wait(60)  # HERE", "step", "make it a plain `def`",
+    ),
+    "spins": (
+        "async def step(self, states):\n        while not never.is_set(): pass  # HERE",
+        "step", "make it a plain `def`",
+    ),
+    "reset": (
+        "def reset(self, states):\n        never.wait(60)  # HERE\n    async def step(self, states): ...",
+        "reset", "a deadline of its own",
+    ),
+    "a constructor": (
+        "def __init__(self):\n        never.wait(60)  # HERE\n    async def step(self, states):\n        return END",
+        "__init__", "belongs in `reset`",
+    ),
+    "ignores being cancelled": (
+        "async def step(self, states):\n        while not never.is_set():\n            try:\n"
+        "                await asyncio.sleep(0.2)  # HERE\n            except asyncio.CancelledError:\n"
+        "                pass",
+        "step", "when it is cancelled",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HANGS)
+def test_a_call_that_hangs_is_named_with_its_line_and_the_check_ends(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr("agentenv.check_watch._GRACE_S", 1.5)  # more than a cancelled call is given
+    body, method, mend = HANGS[kind]
+    line = write(tmp_path, f"import threading\nnever = threading.Event()\nclass Agent(AgentInstance):\n    {body}\n")
+    target = f"{tmp_path / 'agent.py'}:Agent"
+    (problem,) = check(target, step_timeout_s=0.5)
+    sys.modules[load_env(target).__module__].never.set()
+    assert (problem.line, problem.where) == (line, f"Agent.{method}")
+    assert (problem.expected, problem.got) == ("an answer within 0.5 s", "none")
+    assert mend in problem.mend
+
+
+def test_an_import_that_hangs_is_an_error_with_its_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("agentenv.check_watch._GRACE_S", 0.2)
+    write(tmp_path, "import builtins, threading\nbuiltins.agent_may_end = threading.Event()\nagent_may_end.wait(60)")
+    with pytest.raises(ConfigError, match=r"expected to be imported within 1 s, got no end at line 8\. Put what takes"):
+        check(str(tmp_path / "agent.py"), step_timeout_s=0.1)
+    builtins.agent_may_end.set()
+    del builtins.agent_may_end
+
+
+def test_a_call_that_takes_long_is_told_while_it_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("agentenv.check_watch.TELL_EVERY_S", 0.2)
+    write(
+        tmp_path,
+        """
+        import time
+        class Agent(AgentInstance):
+            naps = [0.7]
+            def step(self, states):
+                time.sleep(self.naps.pop() if self.naps else 0)
+                return END
+        """,
+    )
+    told = []
+    assert check(f"{tmp_path / 'agent.py'}:Agent", tell=told.append) == []
+    assert "Agent.step goes on for 0 s at agent.py:11; it may take 30 s." in told
+
+
+EXITS = {
+    "async": "async def step(self, states):\n        sys.exit(3)  # HERE",
+    "plain": "def step(self, states):\n        sys.exit(3)  # HERE",
+    "constructor": "def __init__(self):\n        sys.exit(3)  # HERE\n    async def step(self, states):\n        ...",
+}
+
+
+@pytest.mark.parametrize("kind", EXITS)
+def test_a_call_of_sys_exit_is_named_as_one_with_its_line(kind, tmp_path):
+    line = write(tmp_path, f"import sys\nclass Agent(AgentInstance):\n    {EXITS[kind]}\n")
+    (problem,) = check(f"{tmp_path / 'agent.py'}:Agent")
+    assert (problem.line, problem.got) == (line, "SystemExit(3)")
+    assert "object at" not in str(problem)
+
+
+def test_a_file_that_exits_while_it_is_imported_is_told_how_a_script_is_written(tmp_path, capsys):
+    write(tmp_path, "import sys\nsys.exit(5)")
+    assert command(["check", tmp_path / "agent.py"]) == 2
+    assert (
+        'got SystemExit: 5 (what calls sys.exit belongs under `if __name__ == "__main__":`)' in capsys.readouterr().err
+    )
+
+
+def test_what_the_agent_prints_is_not_on_stdout(tmp_path, capsys):
+    body = 'print("loading")\nclass Agent(AgentInstance):\n    def step(self, states):\n        print("noise")\n'
+    write(tmp_path, body + "        return END\n")
+    assert command(["check", f"{tmp_path / 'agent.py'}:Agent", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == []
+    assert "loading" in captured.err
+    assert "noise" in captured.err
+
+
+def test_the_time_limit_of_a_call_is_a_flag(tmp_path, capsys):
+    write(tmp_path, "class Agent(AgentInstance):\n    async def step(self, states):\n        await asyncio.sleep(60)\n")
+    target = f"{tmp_path / 'agent.py'}:Agent"
+    assert command(["check", target, "--step_timeout_s", "0.2"]) == 1
+    assert "expected an answer within 0.2 s, got none" in capsys.readouterr().out
+    assert command(["check", target, "--step_timeout_s", "0"]) == 2
+    assert "--step_timeout_s: expected seconds > 0, got 0.0" in capsys.readouterr().err
+
+
+def test_helpers_of_an_environment_that_are_named_as_other_contracts_methods_are_left_alone(tmp_path):
     write(
         tmp_path,
         """
         class Agent(AgentInstance):
+            def run(self, text, twice):
+                return text * twice
             async def step(self, states):
-                await asyncio.sleep(3600)
+                assert self.run("a", 2) == "aa"
+                return END
         """,
     )
-    (problem,) = check(f"{tmp_path / 'agent.py'}:Agent")
-    assert (problem.where, problem.expected, problem.got) == ("Agent.step", "an answer within 0.2 s", "none")
+    assert check(f"{tmp_path / 'agent.py'}:Agent") == []
 
 
 def test_the_policy_of_a_check_also_says_the_label(tmp_path):
@@ -515,8 +633,7 @@ def test_an_agent_with_a_loop_of_its_own_that_takes_every_answer_has_no_problem(
     assert check(str(tmp_path / "agent.py:Agent"), label="42") == []
 
 
-def test_an_agent_with_a_loop_of_its_own_that_hangs_is_named_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("agentenv.check._LIMITS", replace(check_module._LIMITS, episode_timeout_s=0.5))
-    line = write_run(tmp_path, "def run(self, context):  # HERE\n        import time\n        time.sleep(5)")
-    (problem,) = check(f"{tmp_path / 'agent.py'}:Agent")
+def test_an_agent_with_a_loop_of_its_own_that_hangs_is_named_once(tmp_path):
+    line = write_run(tmp_path, "def run(self, context):\n        import time\n        time.sleep(5)  # HERE")
+    (problem,) = check(f"{tmp_path / 'agent.py'}:Agent", step_timeout_s=0.25)
     assert (problem.line, problem.expected) == (line, "an end within 0.5 s")

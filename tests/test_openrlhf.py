@@ -562,3 +562,21 @@ def test_sampling_that_would_lose_a_penalty_is_refused():
     with pytest.raises(ContractError, match="repetition_penalty"):
         to_sampling(SimpleNamespace(temperature=1.0, repetition_penalty=1.1))
     assert to_sampling(SimpleNamespace(temperature=0.5, repetition_penalty=1.0, n=1)).temperature == 0.5
+
+
+ADVICE = {
+    "rewards": ({"rewards": "x"}, "raise InfraError where no value can be had."),
+    "scores": ({"scores": "x"}, "Leave it out where there is none."),
+    "done": ({"done": "x"}, "Return True or False."),
+    "truncated": ({"truncated": float("nan")}, "Return True or False."),
+    "extra_logs": ({"extra_logs": {"a": [1, 2]}}, "Leave it out."),
+}
+
+
+@pytest.mark.parametrize("key", ADVICE)
+def test_what_mends_a_value_is_said_for_that_value(key):
+    wrong, advice = ADVICE[key]
+    with pytest.raises(ContractError) as caught:
+        parse_step({"rewards": 1.0, "environment_feedback": "", "done": True} | wrong, "Env.step")
+    assert str(caught.value).endswith(advice)
+    assert ("InfraError" in str(caught.value)) == (key == "rewards")

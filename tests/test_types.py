@@ -168,3 +168,8 @@ def test_a_step_result_refuses_rewards_that_float32_cannot_hold():
 def test_a_step_result_refuses_facts_that_are_neither_numbers_nor_text():
     with pytest.raises(ContractError, match=r"StepResult.info: expected numbers and text, got \{'a': None\}"):
         StepResult(info={"a": None, "b": 1, "c": "text"})
+
+
+def test_a_score_that_is_none_is_answered_with_leaving_it_out():
+    with pytest.raises(ContractError, match=r"StepResult\.score: .*Leave it out where there is none\.$"):
+        StepResult(score=math.nan)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from copy import deepcopy
@@ -28,9 +29,11 @@ from agentenv.endpoint.server import Endpoint, require_server
 from agentenv.endpoint.session import Session, SessionOptions
 from agentenv.episode import EpisodeKey, guarded
 from agentenv.errors import ConfigError, ContractError
-from agentenv.openrlhf import parse_step, scalar
+from agentenv.openrlhf import REQUIRED_STEP_KEYS, parse_step, scalar
 from agentenv.trajectory import EpisodeError, Trajectory
 from agentenv.types import Limits, Message, SamplingParams, StepResult, StopReason, Task
+
+logger = logging.getLogger(__name__)
 
 
 def owns_its_loop(value: Any) -> bool:
@@ -78,6 +81,7 @@ class ChatAgentSource:
     options: SessionOptions = field(default_factory=SessionOptions)
     _endpoint: asyncio.Task[Endpoint] | None = field(default=None, init=False, repr=False)
     _num_users: int = field(default=0, init=False, repr=False)
+    _has_hinted: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Refuse a class without `run`, arguments that its constructor does not take, and a server that lacks."""
@@ -118,6 +122,17 @@ class ChatAgentSource:
         worked = sum(turn.generate_s + turn.step_s for turn in trajectory.turns)
         trajectory.wait_s = max(0.0, time.perf_counter() - started - worked)
         return trajectory
+
+    def hint(self, reason: StopReason | None) -> None:
+        """Say once why episodes that ran out of time or room have no reward, and how they get one."""
+        if not self._has_hinted:
+            self._has_hinted = True
+            logger.warning(
+                "%s.on_truncate: expected a reward for an episode that ended as %s, got no such method. "
+                "Write `on_truncate(self, context)`, or such episodes have none.",
+                self.cls.__name__,
+                reason,
+            )
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[Endpoint]:
@@ -202,7 +217,9 @@ class _Run:
     async def _last_word(self) -> None:
         self.where, self.session.is_closed = "on_truncate", True
         ask = getattr(self.agent, "on_truncate", None)
-        value = None if ask is None else await bounded(ask, self.context, limit_s=self.limits.step_timeout_s)
+        if ask is None:
+            return self.source.hint(self.stop_reason)
+        value = await bounded(ask, self.context, limit_s=self.limits.step_timeout_s)
         if value is not None:
             self.result = _result(value, f"{self.source.cls.__name__}.on_truncate")
 
@@ -214,6 +231,11 @@ class _Run:
 
 def _result(value: Any, where: str) -> StepResult:
     """What an agent gives at its end: a StepResult, OpenRLHF's step dict, or the reward alone."""
+    if isinstance(value, Mapping) and not set(REQUIRED_STEP_KEYS) <= value.keys():
+        raise ContractError(
+            f"{where}: expected the reward or a StepResult, got a dict with the keys {sorted(map(str, value))}. "
+            "Return the number, or StepResult(reward=…, score=…, info=…)."
+        )
     if isinstance(value, StepResult | Mapping):
         return parse_step(value, where)
     return StepResult(reward=scalar(value, where))

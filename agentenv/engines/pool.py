@@ -10,7 +10,7 @@ from typing import Any
 
 from agentenv.agent import Engine
 from agentenv.engines._dispatch import Dispatch, Slot, settle
-from agentenv.errors import AgentEnvError, EngineError, RunStopped
+from agentenv.errors import AgentEnvError, ConfigError, EngineError, RunStopped
 from agentenv.types import Completion, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class EnginePool:
             they are shared; None leaves the place of a dead engine empty.
         policy: its numbers.
         share: brings new weights, as (name, tensor) pairs, where all engines find them; what it gives is what their
-            `update_weights` get, and is kept for successors.
+            `update_weights` get, and is kept for successors. A `Shipment` goes to them its own way.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class EnginePool:
         *,
         make: Callable[[int], Engine] | None = None,
         policy: PoolPolicy = PoolPolicy(),
-        share: Callable[[list[tuple[str, Any]]], Awaitable[Any]] | None = None,
+        share: Callable[[Iterable[tuple[str, Any]]], Awaitable[Any]] | None = None,
     ) -> None:
         self._slots = [Slot(index, engine) for index, engine in enumerate(engines)]
         if not self._slots:
@@ -87,14 +87,19 @@ class EnginePool:
         self._calls: set[asyncio.Task[Any]] = set()
         self._restarts: set[asyncio.Task[None]] = set()
         self._control = asyncio.Lock()  # no engine joins between two halves of an update
-        self._paused = False
+        self._paused = self._asleep = False
         self._lost: str | None = None
         self._closed = False
 
     @property
     def num_alive(self) -> int:
         """Engines that take requests now."""
-        return sum(slot.engine is not None for slot in self._slots)
+        return len(self.engines)
+
+    @property
+    def engines(self) -> list[Any]:
+        """Those that live now."""
+        return [slot.engine for slot in self._slots if slot.engine is not None]
 
     @property
     def in_flight(self) -> list[int]:
@@ -159,12 +164,26 @@ class EnginePool:
         Raises:
             EngineError: an engine could not take them; one that died of it is replaced instead.
         """
-        tensors: Any = list(named_tensors)
         async with self._control:
-            if self._share is not None:
-                tensors = self._weights = await self._share(tensors)
-            await self._everywhere(lambda engine: engine.update_weights(tensors, policy_version))
+            shared: Any = list(named_tensors) if self._share is None else await self._share(named_tensors)
+            if hasattr(shared, "send"):
+                await shared.send(self.engines, self._everywhere, policy_version)
+            else:
+                await self._everywhere(lambda engine: engine.update_weights(shared, policy_version))
             self.policy_version = policy_version
+            self._weights = shared if self._share is not None else None
+
+    async def sleep(self) -> None:
+        """Have all engines leave their GPUs to the trainer until `wake_up`; ConfigError where they cannot."""
+        async with self._control:
+            await self._everywhere(lambda engine: can_sleep(engine).sleep())
+            self._asleep = True
+
+    async def wake_up(self) -> None:
+        """Have all engines take their GPUs back, and go on."""
+        async with self._control:
+            await self._everywhere(lambda engine: can_sleep(engine).wake_up())
+            self._asleep = False
 
     async def close(self) -> None:
         """Fail what is in flight and close all engines; again is harmless."""
@@ -175,8 +194,7 @@ class EnginePool:
         left = [*self._restarts, *self._calls]
         for task in left:
             task.cancel()
-        engines = [slot.engine for slot in self._slots if slot.engine is not None]
-        closings = [asyncio.ensure_future(self._let_go(engine)) for engine in engines]
+        closings = [asyncio.ensure_future(self._let_go(engine)) for engine in self.engines]
         if left or closings:
             await asyncio.wait([*left, *closings], timeout=self.policy.close_timeout_s + 1.0)
 
@@ -216,7 +234,11 @@ class EnginePool:
             answer = await outcome
         except asyncio.CancelledError:
             waited_s = loop.time() - started_at
-            if waited_s >= self.policy.stall_s and not self._paused and slot.answered_at <= started_at:
+            if (
+                waited_s >= self.policy.stall_s
+                and not (self._paused or self._asleep)
+                and slot.answered_at <= started_at
+            ):
                 self._lose(slot, engine, f"it answered nobody for {waited_s:.0f} s")
             raise
         except EngineDead as error:
@@ -297,6 +319,8 @@ class EnginePool:
             )
         if self._paused:
             await engine.pause()
+        if self._asleep:
+            await engine.sleep()
         slot.engine, slot.num_blamed = engine, 0
 
     def _replaced(self, restart: asyncio.Task[None]) -> None:
@@ -347,6 +371,15 @@ class EnginePool:
         error = closing.exception() if done and not closing.cancelled() else None
         if error is not None:
             logger.warning("EnginePool: an engine could not be closed: %s: %s", type(error).__name__, error)
+
+
+def can_sleep(engine: Any) -> Any:
+    """The engine, which has `sleep` and `wake_up`; else ConfigError."""
+    if not hasattr(engine, "sleep"):
+        raise ConfigError(
+            f"--vllm_enable_sleep: expected vLLM on GPUs, got {type(engine).__name__}. Leave the flag out."
+        )
+    return engine
 
 
 async def _start(engine: Any) -> None:

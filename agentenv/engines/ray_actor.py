@@ -13,7 +13,7 @@ from array import array
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from agentenv import __version__
 from agentenv.agent import Tokenizer
@@ -29,9 +29,14 @@ from agentenv.cluster import (
     reserve,
     without_package,
 )
-from agentenv.engines.pool import EngineDead, EnginePool, PoolPolicy
+from agentenv.engines._vllm_weights import Offer, Shipment, WeightSender
+from agentenv.engines._weights import SharedWeights, WeightFile, here, share_bytes, share_weights
+from agentenv.engines.pool import EngineDead, EnginePool, PoolPolicy, can_sleep
 from agentenv.errors import AgentEnvError, ConfigError, EngineError
 from agentenv.types import Completion, SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np
 
 EngineBackend = Literal["hf", "vllm_local"]
 
@@ -80,6 +85,9 @@ class ActorSpec:
 async def open_pool(spec: ActorSpec, config: RayConfig) -> AsyncIterator[EnginePool]:
     """A pool of started Ray engines, closed at the end together with the Ray that was started for it.
 
+    New weights reach engines on this machine through shared memory, those on others through Ray's object store, and
+    vLLM on GPUs by CUDA IPC or NCCL where `spec.args["transfer"]` (as VLLMEngine's) and the tensors' device allow it.
+
     Raises:
         MissingDependency: Ray is not installed, here or on a node what runs inside an actor.
         ConfigError: no cluster is at the address, this machine lacks the resources, or an engine refuses its arguments.
@@ -97,12 +105,20 @@ async def open_pool(spec: ActorSpec, config: RayConfig) -> AsyncIterator[EngineP
                 return RayEngine(spec, calls | places[index])
 
             engines = [make(index) for index in range(config.num_engines)]
-            pool = EnginePool(engines, make=make, policy=config.pool, share=_share)
+            transfer = spec.args.get("transfer", "auto") if spec.backend == "vllm_local" else "shm"
+            sender = WeightSender(transfer, address=import_ray().util.get_node_ip_address(), keeps=True)
+
+            async def share(named_tensors: Iterable[tuple[str, Any]]) -> Shipment:
+                """New weights where all engines find them."""
+                return await sender.load(named_tensors, pool.engines)
+
+            pool = EnginePool(engines, make=make, policy=config.pool, share=share)
             try:
                 await pool.start()
                 yield pool
             finally:
                 await pool.close()
+                sender.close()
 
 
 def _gpus(spec: ActorSpec, config: RayConfig) -> float:
@@ -125,10 +141,14 @@ def _computing_here(spec: ActorSpec) -> ActorSpec:
     return replace(spec, args={"distributed_executor_backend": "mp", **spec.args})
 
 
-async def _share(named_tensors: list[tuple[str, Any]]) -> Any:
-    """Weights in Ray's object store: put there once, fetched by every node once."""
-    tensors = [(name, tensor.detach().cpu()) for name, tensor in named_tensors]
-    return await asyncio.to_thread(import_ray().put, tensors)
+async def _for_elsewhere(shared: SharedWeights) -> Any:
+    """The bytes of shared weights in Ray's object store: put there once, fetched by every machine once."""
+    if shared.elsewhere is None:
+        import numpy as np
+
+        content = np.asarray(np.memmap(shared.file.path, dtype=np.uint8, mode="r"))  # Ray knows plain ones
+        shared.elsewhere = asyncio.ensure_future(asyncio.to_thread(import_ray().put, content))
+    return await asyncio.shield(shared.elsewhere)
 
 
 class RayEngine:
@@ -144,6 +164,9 @@ class RayEngine:
         self.policy_version = 0
         self.pid = 0
         """Of the actor's process, on its machine."""
+        self.devices: tuple[str, ...] = ()
+        """The GPU of each of vLLM's workers, or "cpu"."""
+        self._place = ""
 
     async def start(self) -> None:
         """Place the actor and load the model in it."""
@@ -151,8 +174,9 @@ class RayEngine:
         # Ray's own restarts would bring an actor back without its engine; the pool makes a whole new one.
         cls = ray.remote(EngineActor).options(max_restarts=0, max_task_retries=0, **self._options)
         self._actor = cls.remote(self._spec)
-        self.pid, self.policy_version, version = await self._ask("start")
+        self.pid, self.policy_version, version, *where = await self._ask("start")
         check_node("--engine ray", version)
+        self._place, self.devices = where
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
@@ -173,11 +197,30 @@ class RayEngine:
         """See the engine's own."""
         await self._ask("resume")
 
-    async def update_weights(self, named_tensors: Iterable[tuple[str, Any]], policy_version: int) -> None:
-        """See the engine's own; tensors that are in Ray's object store already are fetched from there."""
-        known = isinstance(named_tensors, import_ray().ObjectRef)
-        shared = named_tensors if known else await _share(list(named_tensors))
-        await self._ask("update_weights", shared, policy_version)
+    async def sleep(self) -> None:
+        """See the engine's own."""
+        await self._ask("sleep")
+
+    async def wake_up(self) -> None:
+        """See the engine's own."""
+        await self._ask("wake_up")
+
+    async def join_transfer(self, backend: str, info: Mapping[str, Any]) -> None:
+        """See the engine's own."""
+        await self._ask("join_transfer", backend, dict(info))
+
+    async def update_weights(
+        self, named_tensors: Iterable[tuple[str, Any]] | Shipment | Offer, policy_version: int
+    ) -> None:
+        """See the engine's own; weights that are in shared memory already are taken from there."""
+        given: Any = named_tensors.shared if isinstance(named_tensors, Shipment) else named_tensors
+        if not isinstance(given, (SharedWeights, Offer)):
+            given = await asyncio.to_thread(share_weights, given)
+        if isinstance(given, Offer):
+            await self._ask("update_weights", given, None, policy_version)
+        else:
+            content = None if given.file.place == self._place else await _for_elsewhere(given)
+            await self._ask("update_weights", given.file, content, policy_version)
         self.policy_version = policy_version
 
     async def close(self) -> None:
@@ -222,8 +265,8 @@ class EngineActor:
         self._spec = spec
         self._engine: Any = None
 
-    async def start(self) -> tuple[int, int, str]:
-        """Load the model; process id, policy version, and the version of agentenv."""
+    async def start(self) -> tuple[int, int, str, str, tuple[str, ...]]:
+        """Load the model; process id, policy version, agentenv's version, where it runs, and the workers' devices."""
         from agentenv.engines import make_engine
 
         hear_of_children()
@@ -233,7 +276,8 @@ class EngineActor:
         )
         if hasattr(self._engine, "start"):
             await self._engine.start()
-        return os.getpid(), self._engine.policy_version, __version__
+        devices = getattr(self._engine, "devices", ("cpu",))
+        return os.getpid(), self._engine.policy_version, __version__, here(), devices
 
     async def generate(self, prompt: array[int], sampling: SamplingParams, request_id: str) -> Completion:
         """One action of the engine."""
@@ -256,10 +300,35 @@ class EngineActor:
         with _death_told():
             await self._engine.resume()
 
-    async def update_weights(self, named_tensors: list[tuple[str, Any]], policy_version: int) -> None:
+    async def sleep(self) -> None:
         """Pass it on."""
         with _death_told():
-            await self._engine.update_weights(named_tensors, policy_version)
+            await can_sleep(self._engine).sleep()
+
+    async def wake_up(self) -> None:
+        """Pass it on."""
+        with _death_told():
+            await can_sleep(self._engine).wake_up()
+
+    async def join_transfer(self, backend: str, info: Mapping[str, Any]) -> None:
+        """Pass it on."""
+        with _death_told():
+            await self._engine.join_transfer(backend, info)
+
+    async def update_weights(
+        self, weights: WeightFile | Offer, content: np.ndarray[Any, Any] | None, policy_version: int
+    ) -> None:
+        """Pass it on; `content` is that of the file, where this machine has no other way to it."""
+        copied = None
+        if content is not None and isinstance(weights, WeightFile):
+            copied = await asyncio.to_thread(share_bytes, weights, content.data)
+            weights = copied.file
+        try:
+            with _death_told():
+                await self._engine.update_weights(weights, policy_version)
+        finally:
+            if copied is not None:
+                copied.close()
 
     async def close(self) -> None:
         """End what the engine holds; the process is ended by the caller."""

@@ -7,14 +7,16 @@ import itertools
 import math
 import multiprocessing
 import os
+import pickle
 import signal
-import tempfile
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentenv.engines._vllm_weights import Offer, WeightSender
 from agentenv.engines._vllm_wire import completion_of_output, scores_of_output, vllm_sampling, vllm_scoring
+from agentenv.engines._weights import SharedWeights, WeightFile
 from agentenv.errors import ConfigError, EngineError, MissingDependency
 from agentenv.types import Completion, SamplingParams
 
@@ -48,7 +50,9 @@ class VLLMEngine:
         gpu_memory_utilization: share of each GPU's memory to use; without effect on the CPU build.
         seed: of the requests that bring none.
         max_num_seqs: requests sampled at once; None takes vLLM's default.
-        engine_args: anything else that `AsyncEngineArgs` takes; wins over what is set here.
+        engine_args: anything else that `AsyncEngineArgs` takes; wins over what is set here. And `transfer`, the way of
+            new weights: "ipc" on one GPU, "nccl" between GPUs, "shm" (shared memory), or "auto", the first of them that
+            can be.
     """
 
     def __init__(
@@ -76,15 +80,21 @@ class VLLMEngine:
             "enable_prefix_caching": True,
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
-            "worker_extension_cls": "agentenv.engines._vllm_worker.WeightReloader",
+            "worker_extension_cls": "agentenv.engines._vllm_worker.WorkerExtension",
+            "weight_transfer_config": {"backend": "agentenv"},
             **(engine_args or {}),
         }
+        self._sender = WeightSender(self._engine_args.pop("transfer", "auto"))
+        self.devices: tuple[str, ...] = ()
+        """The GPU of each worker, or "cpu"; known once it has started."""
         self._llm: Any = None
         self._death: asyncio.Task[None]
         self._processes: set[Any] = set()
         self._closed = False
         self._failed: Exception | None = None
         self._half_updated = False
+        self._joined = ""  # the transfer that the workers are set up for
+        self._updating = asyncio.Lock()
         self._start_lock = asyncio.Lock()  # one vLLM, however many episodes ask for it first
         self._in_flight: set[str] = set()
         self._counter = itertools.count()
@@ -124,6 +134,7 @@ class VLLMEngine:
             self._processes = set(multiprocessing.active_children()) - known
             self._death = asyncio.create_task(_death_of(self._llm))
             await self._llm.update_weight_version(str(self.policy_version))
+            self.devices = tuple(await self._llm.collective_rpc("agentenv_device"))
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
@@ -195,32 +206,62 @@ class VLLMEngine:
         await self.start()
         await self._while_alive(self._llm.resume_generation())
 
-    async def update_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
+    async def update_weights(
+        self, named_tensors: Iterable[tuple[str, torch.Tensor]] | Offer, policy_version: int
+    ) -> None:
         """Replace all weights while requests may be in flight; the tokens sampled afterwards carry `policy_version`.
 
-        Requests in flight go on with the new weights, over keys and values computed anew. The tensors travel through a
-        safetensors file in the folder of temporary files (TMPDIR), which must hold the whole model once.
+        Requests in flight go on with the new weights, over keys and values computed anew. Sampling stops only while
+        vLLM loads: before that the tensors were brought where its workers find them, in shared memory, or on their GPU.
 
         Args:
-            named_tensors: the model's `state_dict().items()`, complete, with the checkpoint's names, on any device.
+            named_tensors: the model's `state_dict().items()`, complete, with the checkpoint's names, on any device; or
+                what a `WeightSender` made of them.
             policy_version: version of these weights.
 
         Raises:
+            ConfigError: the transfer that was asked for cannot be between the devices of tensors and engine.
             EngineError: vLLM could not load them; requests in flight were aborted, and `generate` refuses to sample
                 from half-replaced weights until an update succeeds.
         """
         await self.start()
-        with tempfile.TemporaryDirectory(prefix="agentenv-weights-") as folder:
-            path = str(Path(folder) / "model.safetensors")
-            await asyncio.to_thread(_save, named_tensors, path)
-            await self._while_alive(self._reload(path, policy_version))
+        if isinstance(named_tensors, SharedWeights):
+            named_tensors = named_tensors.file
+        if isinstance(named_tensors, WeightFile):
+            named_tensors = Offer("agentenv_shm", pickle.dumps({"file": named_tensors}))
+        if isinstance(named_tensors, Offer):
+            async with self._updating:
+                await self._while_alive(self._reload(named_tensors, policy_version))
+            return
+        shipment = await self._sender.load(named_tensors, [self])
+        try:
+            await shipment.send([self], lambda ask: ask(self), policy_version)
+        finally:
+            shipment.close()
 
-    async def _reload(self, path: str, policy_version: int) -> None:
+    async def join_transfer(self, backend: str, info: Mapping[str, Any]) -> None:
+        """Set the workers up for one of vLLM's weight transfers; `WeightSender` asks for it."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        await self.start()
+        request = WeightTransferInitRequest({"backend": backend, "info": dict(info)})
+        await self._while_alive(self._llm.init_weight_transfer_engine(request))
+        self._joined = backend
+
+    async def _reload(self, offer: Offer, policy_version: int) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        if self._joined != offer.backend:
+            await self.join_transfer(offer.backend, {})
         was_paused = await self._llm.is_paused()
         await self._llm.pause_generation(mode="keep", clear_cache=True)
-        self._half_updated = True
+        was_half_updated, self._half_updated = self._half_updated, True
         try:
-            await self._llm.collective_rpc("agentenv_reload_weights", args=(path,))
+            if was_half_updated:
+                await self._llm.collective_rpc("agentenv_give_up_update")
+            await self._llm.start_weight_update()
+            await self._llm.update_weights(WeightTransferUpdateRequest({"pickled": offer.pickled}))
+            await self._llm.finish_weight_update()
             if not await self._llm.reset_prefix_cache(reset_running_requests=True):
                 raise RuntimeError("the prefix cache could not be reset")
             await self._llm.update_weight_version(str(policy_version))
@@ -234,6 +275,34 @@ class VLLMEngine:
         finally:
             if not was_paused:
                 await self._llm.resume_generation()
+
+    async def sleep(self) -> None:
+        """Free the GPU for the trainer: weights go to the host's memory, keys and values are dropped.
+
+        Requests in flight are kept and go on after `wake_up`, their prefix computed anew. New weights need an engine
+        that is awake. Never run on a GPU.
+
+        Raises:
+            ConfigError: the engine computes on a CPU, or was made without `enable_sleep_mode`.
+        """
+        await self.start()
+        if "cpu" in self.devices or not self._engine_args.get("enable_sleep_mode"):
+            raise ConfigError(
+                "VLLMEngine.sleep: expected a GPU and engine_args with enable_sleep_mode=True, got "
+                f"{', '.join(self.devices)} and {self._engine_args.get('enable_sleep_mode')!r}. "
+                "Leave --vllm_enable_sleep out."
+            )
+        await self._while_alive(self._llm.sleep(level=1, mode="keep"))
+
+    async def wake_up(self) -> None:
+        """Take the GPU back and go on sampling; nothing happens where it is awake.
+
+        Raises:
+            EngineError: the GPU has no room for it.
+        """
+        await self.start()
+        if await self._llm.is_sleeping():
+            await self._while_alive(self._llm.wake_up())
 
     async def _while_alive(self, call: Coroutine[Any, Any, Any]) -> Any:
         """Await `call`, but no longer than vLLM's process lives: vLLM leaves the calls in flight when it is killed."""
@@ -313,11 +382,3 @@ async def _death_of(llm: Any) -> None:
     """Return when vLLM's process is gone."""
     while not llm.errored:  # noqa: ASYNC110 - vLLM has no event for it
         await asyncio.sleep(DEATH_POLL_S)
-
-
-def _save(named_tensors: Iterable[tuple[str, torch.Tensor]], path: str) -> None:
-    from safetensors.torch import save_file
-
-    # Copies: tied weights share memory, which the format has no word for.
-    tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in named_tensors}
-    save_file(tensors, path)

@@ -150,8 +150,9 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same with all its tensors on a device."""
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        return MicroBatch(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in values.items()})
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in values.items()}
+        return MicroBatch(**moved)
 
     @property
     def packed(self) -> bool:

@@ -126,12 +126,20 @@ class Checkpoints:
             trajectories = [trajectory_from_dict(json.loads(episode)) for episode in _episodes(file)]
         return int(_read_meta(path)["step"]), state, trajectories
 
+    @staticmethod
+    def step_of(path: Path) -> int:
+        """The step of a checkpoint, by its folder's name."""
+        match = _NAME.fullmatch(Path(path).name)
+        if match is None:
+            raise ConfigError(f"{path}: expected a folder named as step-00000012, got another. Check the path.")
+        return int(match[1])
+
     def _found(self) -> list[tuple[int, int, Path]]:
         matches = [(_NAME.fullmatch(path.name), path) for path in self.folder.iterdir() if path.is_dir()]
         return [(int(match[1]), int(match[2] or 0), path) for match, path in matches if match]
 
     def _clean(self) -> None:
-        # What saves that were killed left behind, and what a removal did not finish.
+        # What saves that were killed left behind.
         for path in self.folder.glob(f"{_TEMPORARY}*"):
             shutil.rmtree(path)
 
@@ -142,8 +150,7 @@ class Checkpoints:
         whole = [path for path in others if _problem(path, checksums=False) is None]
         for path in others:
             if path not in whole[: self.keep - 1]:
-                doomed = path.rename(self.folder / f"{_TEMPORARY}{path.name}")  # else it would be torn for a while
-                shutil.rmtree(doomed)
+                shutil.rmtree(path)  # torn, until it is gone: passed over
 
 
 class _Counted:

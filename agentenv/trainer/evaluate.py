@@ -1,4 +1,4 @@
-"""Evaluation between train steps: episodes of held-out tasks with the weights of the moment, and the numbers of a batch."""
+"""Evaluation between train steps: episodes of held-out tasks with the newest weights; and the numbers of a batch."""
 
 from __future__ import annotations
 

@@ -84,12 +84,24 @@ def room_left(batch: Batch, config: TrainConfig) -> Tensor:
     """
     num_episodes = len(batch.tokens.group_E)
     lengths_S = torch.tensor([len(ids) for ids in batch.sequences], dtype=torch.int64)
-    episode_S = batch.tokens.episode_N[_ends(batch.sequence_N)]
-    left_E = config.max_len - lengths_S[_ends(episode_S)]  # the newest segment is what runs out of room
+    left_E = config.max_len - lengths_S[_newest_S(batch)]  # the newest segment is what runs out of room
     if config.max_new_tokens is not None:
         sampled_E = torch.bincount(batch.tokens.episode_N, minlength=num_episodes)
         left_E = torch.minimum(left_E, config.max_new_tokens * config.max_steps - sampled_E)
     return left_E.clamp(min=0)
+
+
+def bootstrap(batch: Batch, after_S: Tensor) -> Tensor:
+    """[E] the value of the state in which an episode was cut short; 0 of one that ended by itself.
+
+    `after_S` is what the critic says after the last action of each sequence.
+    """
+    return after_S[_newest_S(batch)].where(batch.truncated_E, 0.0)
+
+
+def _newest_S(batch: Batch) -> Tensor:
+    """bool[S] the last segment of each episode."""
+    return _ends(batch.tokens.episode_N[_ends(batch.sequence_N)])
 
 
 def _ends(ids: Tensor) -> Tensor:

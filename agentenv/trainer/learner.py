@@ -26,7 +26,7 @@ from agentenv.trainer.losses import token_weights
 from agentenv.trainer.objective import Known, Share, critic_share, policy_share
 from agentenv.trainer.optimizer import Optimizer, learning_rate_factor
 from agentenv.trainer.policy import Layout, Policy
-from agentenv.trainer.scoring import pick_device
+from agentenv.trainer.scoring import be_deterministic, pick_device
 from agentenv.trainer.sweep import Sweep
 
 if TYPE_CHECKING:
@@ -69,6 +69,10 @@ class Learner:
             MissingDependency: adapters without peft.
         """
         self._config, self._num_train_steps, self._device = config, num_train_steps, pick_device(device)
+        if config.full_determinism:
+            be_deterministic()
+        if config.lora_dropout:
+            torch.manual_seed(config.seed)  # the one thing here that draws from the process's generator
         self.policy = Policy(config, model, device=self._device)
         fp16 = self.policy.computes_in_fp16
         self._adam = Optimizer(self.policy.trained.values(), config, peak=config.actor_learning_rate, fp16=fp16)
@@ -142,7 +146,7 @@ class Learner:
         nothing_N = torch.full(batch.logprobs_N.shape, torch.nan, device=self._device)
         known = Known(batch.logprobs_N.to(self._device), nothing_N.clone(), nothing_N, nothing_N)
         known.has_old = several or experience.kl_in_reward(config) or self._actor_is_frozen
-        bootstrap_E = torch.zeros(len(batch.tokens.group_E), device=self._device)
+        after_S = torch.zeros(len(batch.sequences), device=self._device)
         if config.init_kl_coef > 0:
             known.ref_logprobs_N = nothing_N.clone()
         if self.critic is not None:
@@ -155,19 +159,14 @@ class Learner:
             if known.ref_logprobs_N is not None:
                 known.ref_logprobs_N[micro.index_n] = self.policy.reference_logprobs(micro)
             if known.values_N is not None and self.critic is not None:
-                known.values_N[micro.index_n], after_s = self.critic.values(micro)
-                bootstrap_E.index_copy_(0, self._episodes(batch, micro), after_s)
+                known.values_N[micro.index_n], after_S[list(micro.sequences)] = self.critic.values(micro)
 
         if known.has_old or config.init_kl_coef > 0 or self.critic is not None:
             with torch.no_grad():
                 totals.num_oom_splits += self._sweep.run(everything, look)
-        return self._with_advantages(batch, known, bootstrap_E.cpu() * batch.truncated_E)
+        return self._with_advantages(batch, known, after_S.cpu())
 
-    def _episodes(self, batch: Batch, micro: MicroBatch) -> Tensor:
-        sequences_s = torch.tensor(micro.sequences)
-        return batch.tokens.episode_N[torch.searchsorted(batch.sequence_N, sequences_s)].to(self._device)
-
-    def _with_advantages(self, batch: Batch, known: Known, bootstrap_E: Tensor) -> Known:
+    def _with_advantages(self, batch: Batch, known: Known, after_S: Tensor) -> Known:
         def on_cpu(tensor: Tensor | None) -> Tensor | None:
             """Where the arithmetic is done, in float64."""
             return None if tensor is None else tensor.cpu()
@@ -178,7 +177,7 @@ class Learner:
             logprobs_N=on_cpu(known.logprobs_N) if known.has_old else None,
             ref_logprobs_N=on_cpu(known.ref_logprobs_N),
             values_N=on_cpu(known.values_N),
-            bootstrap_E=bootstrap_E if self.critic is not None else None,
+            bootstrap_E=experience.bootstrap(batch, after_S) if self.critic is not None else None,
         )
         known.advantages_N = found.advantages_N.to(self._device)
         known.returns_N = found.returns_N.to(self._device)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agentenv.agent import Tokenizer
-from agentenv.errors import RunStopped
+from agentenv.errors import EngineError, RunStopped
 from agentenv.metrics import summarize
 from agentenv.record import RunWriter
 from agentenv.trainer.checkpoint import Checkpoints
@@ -99,17 +99,18 @@ class Loop:
         self.rollouts.load_state(state["rollouts"], trajectories)
         engine: Any = self.rollouts.runner.engine
         await engine.update_weights(await self._weights(), step)
-        self.step = self._saved_step = step
+        self.step = self._saved_step = self.rollouts.version = step
 
     async def run(self) -> bool:
         """Train to the last step; False when the runner was told to drain before.
 
         Raises:
-            RunStopped: too many episodes failed, nothing is left to learn from, or a loss is no number.
+            RunStopped: too many episodes failed, nothing is left to learn from, a loss is no number, or the engines
+                took no weights.
         """
         self.screen.start(self.num_steps, self.step + 1)
         self._step_began = time.monotonic()
-        if self.step == 0 and self.evaluation is not None:
+        if self.step == 0 and self.evaluation is not None and self.config.eval_steps > 0:
             self._log(0, await self._evaluate())
         while self.step < self.num_steps:
             try:
@@ -122,16 +123,17 @@ class Loop:
                 break
             numbers = await self._train(groups)
             self.step += 1
-            if self._is_due(self.config.eval_steps):
-                numbers |= await self._evaluate()
+            stopped = await self._deliver(numbers)
             self._log(self.step, numbers)
-            if self._is_due(self.config.save_steps):
+            if stopped is not None or self._is_due(self.config.save_steps):
                 await self._save()
+            if stopped is not None:
+                raise stopped
         await self._save()
         return self.step == self.num_steps
 
     async def _train(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Learn from the groups and bring the new weights to the engines; the numbers of both."""
+        """Learn from the groups; the numbers of it and of them."""
         from agentenv.trainer.batch import build
 
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -144,9 +146,20 @@ class Loop:
         numbers = {f"train/{key}": value for key, value in learned.items()}
         numbers |= {f"rollout/{key}": value for key, value in (rolled | self._ages(batch, len(groups))).items()}
         numbers |= {f"time/{key}": value for key, value in shares_of(trajectories).items()}
-        with self._timed("sync_s"):
-            await self.rollouts.update_weights(await self._weights(), self.step + 1)
         return numbers
+
+    async def _deliver(self, numbers: dict[str, float]) -> RunStopped | None:
+        """Bring the new weights to the engines and evaluate them; what was learned outlives a failure of either."""
+        try:
+            with self._timed("sync_s"):
+                await self.rollouts.update_weights(await self._weights(), self.step)
+            if self._is_due(self.config.eval_steps):
+                numbers |= await self._evaluate()
+        except RunStopped as error:
+            return error
+        except EngineError as error:
+            return RunStopped(f"train step {self.step}: expected engines that take its weights, got: {error}")
+        return None
 
     async def _weights(self) -> list[tuple[str, Any]]:
         return await asyncio.to_thread(lambda: list(self.learner.weights(layout=self._layout)))

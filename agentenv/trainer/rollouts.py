@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agentenv.engines.pool import can_sleep
 from agentenv.errors import ConfigError, RunStopped
 from agentenv.metrics import Summary, summarize
 from agentenv.runner import EpisodeRunner, PlannedEpisode
@@ -45,6 +46,8 @@ class RolloutOptions:
     """Dynamic filtering: the mean score of a group must lie inside, both ends outside."""
     partial: bool = False
     """Episodes go on across an update; without, it waits for those in flight."""
+    sleeps: bool = False
+    """The engine leaves its GPU while the learner trains."""
     concurrency: int = 64
     seed: int = 0
 
@@ -126,6 +129,8 @@ class Rollouts:
                 raise self._failure
             oldest = self.version - self.options.max_ahead
             if len(self._ready) >= self.options.batch_groups and all(a.version > oldest for a in self._open.values()):
+                if self.options.sleeps:
+                    await can_sleep(self.runner.engine).sleep()
                 return self._hand_out(oldest)
             self._changed.clear()
             await self._changed.wait()
@@ -151,6 +156,8 @@ class Rollouts:
                 self._changed.clear()
                 await self._changed.wait()
         engine: Any = self.runner.engine
+        if self.options.sleeps:
+            await can_sleep(engine).wake_up()
         await engine.update_weights(named_tensors, version)
         self.version = version
         self._gate.set()

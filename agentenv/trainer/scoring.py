@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -20,12 +21,14 @@ from torch import Tensor, nn
 
 from agentenv.errors import ConfigError
 from agentenv.trainer.batch import MicroBatch
-from agentenv.trainer.logprobs import Scores, score_tokens
+from agentenv.trainer.logprobs import MAX_LOGITS, Scores, score_tokens
 
 PROBE_LENGTHS = (7, 5)
 """Tokens of the two sequences that a model is tried on."""
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Largest difference between two ways to the same log-probability that counts as rounding."""
+GPU_MAX_LOGITS = 8 * MAX_LOGITS
+"""A GPU has the memory, and wants products that keep it busy: of 110 tokens and Qwen's 152,000 logits they do not."""
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 _log = logging.getLogger(__name__)
@@ -46,6 +49,12 @@ def pick_dtype(param_dtype: str, device: torch.device) -> torch.dtype:
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:
     """Matrix products in `dtype`; nothing where that is float32."""
     return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+
+
+def be_deterministic() -> None:
+    """Make this process's sums on a GPU the same in every run, which is slower; on a CPU they are."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def open_model(
@@ -151,6 +160,7 @@ class TokenScorer(nn.Module):
             return score_tokens(
                 head, states_nD, token_ids_n,
                 vocab_size=self.vocab_size, temperature=self._temperature, entropy_gradient=entropy_gradient,
+                max_logits=GPU_MAX_LOGITS if self.device.type == "cuda" else MAX_LOGITS,
             )  # fmt: skip
 
     @property

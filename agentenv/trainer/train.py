@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib.util
 import math
+import os
 import shlex
 import signal
 import sys
@@ -18,6 +19,7 @@ from typing import Any, Literal, TextIO, cast
 
 from agentenv.agent import Engine, Tokenizer
 from agentenv.chat import Chat
+from agentenv.cluster import ray_session
 from agentenv.config import RunConfig
 from agentenv.endpoint.agent import ChatAgentSource
 from agentenv.engines import EngineName, open_engine
@@ -39,6 +41,7 @@ from agentenv.trainer.loop import Loop, Records, save_model
 from agentenv.trainer.plots import draw
 from agentenv.trainer.rollouts import RolloutOptions, Rollouts
 from agentenv.trainer.screen import TrainScreen
+from agentenv.trainer.seat import seat
 from agentenv.trainer.trackers import open_trackers
 from agentenv.types import Task
 from agentenv.watchdog import Watchdog, end_process
@@ -114,8 +117,9 @@ async def _train(config: TrainConfig) -> int:
         }
         for name, value in shown.items():
             screen.note(f"{name:9} {value}")
-        async with _opened(job) as (engine, source):
-            loop = await _assembled(job, engine, source, records, screen)
+        async with _opened(job) as opened:
+            loop = await _assembled(job, opened, records, screen)
+            source = opened.source
             serving = source.serving() if isinstance(source, ChatAgentSource) else contextlib.nullcontext()
             async with serving:
                 return await _run(job, loop)
@@ -203,6 +207,7 @@ def _engine_of(job: _Job) -> tuple[EngineBackend, dict[str, Any]]:
         "gpu_memory_utilization": share,
         "enable_prefix_caching": config.enable_prefix_caching,
         "enforce_eager": config.enforce_eager,
+        "enable_sleep_mode": config.vllm_enable_sleep,
     }
 
 
@@ -212,33 +217,54 @@ def _dtype(config: TrainConfig) -> DType:
     return names.get(config.param_dtype) or ("bfloat16" if _num_gpus() else "float32")
 
 
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What holds processes, memory or places on a cluster."""
+
+    engine: Engine
+    source: EpisodeSource
+    device: str | None
+    """The learner's; None for what it finds."""
+
+
 @asynccontextmanager
-async def _opened(job: _Job) -> AsyncIterator[tuple[Engine, EpisodeSource]]:
-    """Engines and environments, closed at the end."""
+async def _opened(job: _Job) -> AsyncIterator[_Opened]:
+    """Engines, environments and the learner's place, let go at the end."""
     backend, args = _engine_of(job)
     dtype = _dtype(job.config)
     name: EngineName = "ray" if _uses_ray(job.config) else backend
     episodes = replace(job.episodes, engine=name, engine_backend=backend, dtype=dtype)
-    async with (
-        in_actors(job.source, episodes, job.tokenizer) as source,
-        open_engine(name, job.model, job.tokenizer, dtype=dtype, args=args, ray=episodes.ray) as engine,
-    ):
-        yield engine, source
+    async with contextlib.AsyncExitStack() as stack:
+        device = None
+        if name == "ray" and _num_gpus():
+            stack.enter_context(ray_session(episodes.cluster))
+            device = _torch_device(await stack.enter_async_context(seat(1, episodes.cluster)))
+        source = await stack.enter_async_context(in_actors(job.source, episodes, job.tokenizer))
+        opening = open_engine(name, job.model, job.tokenizer, dtype=dtype, args=args, ray=episodes.ray)
+        yield _Opened(await stack.enter_async_context(opening), source, device)
 
 
-async def _assembled(job: _Job, engine: Engine, source: EpisodeSource, records: Records, screen: TrainScreen) -> Loop:
+def _torch_device(gpus: Sequence[int]) -> str:
+    """The first of these GPUs by torch's number, which counts those that this process sees."""
+    visible = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
+    return f"cuda:{visible.index(str(gpus[0])) if visible else gpus[0]}"
+
+
+async def _assembled(job: _Job, opened: _Opened, records: Records, screen: TrainScreen) -> Loop:
     """The loop over all parts, at the checkpoint it goes on from."""
     from agentenv.trainer.learner import Learner
 
     config = job.config
-    learner = await asyncio.to_thread(lambda: Learner(config, job.model, num_train_steps=job.num_steps))
+    learner = await asyncio.to_thread(
+        lambda: Learner(config, job.model, num_train_steps=job.num_steps, device=opened.device)
+    )
     learner.failed_batch_path = job.out / "failed-batch.pt"
 
     def runner(temperature: float, seed: int) -> EpisodeRunner:
         """Episodes of the same kind, sampled in a way of their own."""
         sampling = replace(config.sampling, temperature=temperature, seed=seed)
         return EpisodeRunner(
-            source, engine=engine, chat=job.chat, sampling=sampling, limits=config.limits,
+            opened.source, engine=opened.engine, chat=job.chat, sampling=sampling, limits=config.limits,
             concurrency=config.concurrency, policy=config.policy,
         )  # fmt: skip
 
@@ -256,6 +282,7 @@ async def _assembled(job: _Job, engine: Engine, source: EpisodeSource, records: 
         min_rewarded=2 if config.advantage_estimator in GROUP_ESTIMATORS else 1,
         score_range=config.dynamic_filtering_reward_range if config.dynamic_filtering else None,
         partial=config.partial_rollout,
+        sleeps=config.vllm_enable_sleep,
         concurrency=config.concurrency,
         seed=config.seed,
     )

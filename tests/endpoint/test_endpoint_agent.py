@@ -141,6 +141,52 @@ async def test_an_agent_that_runs_out_of_turns_is_truncated_and_has_a_last_word(
     assert (trajectory.stop_reason, trajectory.reward) == (StopReason.MAX_LENGTH, 0.25)
 
 
+async def test_an_agent_without_a_last_word_is_told_once_why_episodes_have_no_reward(caplog):
+    class Graded(Agent):
+        async def on_truncate(self, context):
+            return 0.25
+
+    chat = chat_of("Qwen3")
+    for cls, hints in ((Agent, 1), (Graded, 0)):
+        caplog.clear()
+        source = ChatAgentSource(cls)
+        for number in range(2):
+            await source.episode(
+                Task("What is 6 x 7?", "42"), engine=ScriptedEngine(["41"], chat.tokenizer), chat=chat,
+                sampling=SamplingParams(), limits=Limits(max_turns=2), key=EpisodeKey(f"e{number}"),
+            )  # fmt: skip
+        told = [record.getMessage() for record in caplog.records if "on_truncate" in record.getMessage()]
+        assert len(told) == hints
+        assert all("Agent.on_truncate: expected a reward for an episode that ended as max_turns" in t for t in told)
+        assert all("Write `on_truncate(self, context)`" in each for each in told)
+
+
+@pytest.mark.parametrize("answer", [{"reward": 1.0}, {}, {"rewards": 1.0, "done": True}])
+async def test_a_dict_that_is_no_reward_is_answered_with_what_a_run_may_return(answer):
+    class Giving(Agent):
+        async def run(self, context):
+            await super().run(context)
+            return answer
+
+    trajectory, _ = await episode(Giving, ["42"])
+    assert (trajectory.reward, trajectory.error.kind) == (None, "contract")
+    keys = sorted(answer)
+    assert (
+        f"Giving.run: expected the reward or a StepResult, got a dict with the keys {keys}" in trajectory.error.message
+    )
+    assert "environment_feedback" not in trajectory.error.message
+
+
+async def test_openrlhfs_step_dict_is_what_a_run_may_return_too():
+    class Giving(Agent):
+        async def run(self, context):
+            await super().run(context)
+            return {"rewards": 0.5, "environment_feedback": "", "done": True}
+
+    trajectory, _ = await episode(Giving, ["42"])
+    assert (trajectory.reward, trajectory.error) == (0.5, None)
+
+
 async def test_time_that_runs_out_cancels_the_agent_and_its_generation():
     chat = chat_of("Qwen3")
     engine = ScriptedEngine(["41"], chat.tokenizer, latency_s=600)

@@ -84,8 +84,8 @@ async def test_weights_are_shared_once_and_a_successor_gets_them():
     shared, made = [], []
 
     async def share(tensors):
-        shared.append(tensors)
-        return [("shared", len(tensors))]
+        shared.append(list(tensors))
+        return [("shared", len(shared[-1]))]
 
     def make(index):
         made.append(Fragile())

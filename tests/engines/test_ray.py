@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.cluster import ClusterConfig, _env, ray_session
-from agentenv.engines import Scorer, open_engine
+from agentenv.engines import Scorer, _vllm_weights, open_engine
 from agentenv.engines.hf import HFEngine
 from agentenv.engines.pool import EngineDead, PoolPolicy
 from agentenv.engines.ray_actor import (
@@ -218,13 +218,11 @@ def two(session):
 async def test_actors_give_the_tokens_of_one_engine_take_new_weights_once_and_end_with_the_pool(
     model, two, tmp_path, monkeypatch
 ):
-    import ray
-
     engine = HFEngine(model, max_length=64)
     other = HFEngine(make_tiny_qwen2(tmp_path / "other", seed=5), max_length=64)
     weights = list(other._slots.model.state_dict().items())
-    puts, put = [], ray.put
-    monkeypatch.setattr(ray, "put", lambda value: puts.append(len(value)) or put(value))
+    shares, share = [], _vllm_weights.share_weights
+    monkeypatch.setattr(_vllm_weights, "share_weights", lambda named: shares.append(1) or share(named))
     async with open_pool(spec(model, "hf", max_length=64), two) as pool:
         assert isinstance(pool, Scorer)
         assert len(actors(os.getpid())) == 2
@@ -245,7 +243,7 @@ async def test_actors_give_the_tokens_of_one_engine_take_new_weights_once_and_en
         await pool.pause()
         await pool.update_weights(weights, 4)
         await pool.resume()
-        assert puts == [len(weights)]
+        assert shares == [1]
         os.kill(pool._slots[0].engine.pid, signal.SIGKILL)
         for index in range(4):  # one of them finds out
             await pool.generate(PROMPT, GREEDY, request_id=f"{index}/0")

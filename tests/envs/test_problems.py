@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from agentenv_envs.math_retry.problems import TASK_SET, make_problems, read_questions, work_out, write_tasks
+from agentenv_envs.math_retry.problems import (
+    TASK_SET,
+    TRAIN_SET,
+    make_problems,
+    read_questions,
+    work_out,
+    write_tasks,
+)
 
 
 def calculate(expression: str) -> int:
@@ -116,6 +123,22 @@ def test_the_shipped_task_set_is_what_the_command_writes(tmp_path: Path) -> None
     command = [sys.executable, "-m", "agentenv_envs.math_retry.problems", str(out), "--count", "200", "--seed", "0"]
     subprocess.run(command, check=True)
     assert out.read_bytes() == TASK_SET.read_bytes()
+
+
+def test_the_set_to_train_on_is_what_the_documented_command_writes(tmp_path: Path) -> None:
+    out = tmp_path / "tasks.jsonl"
+    command = [sys.executable, "-m", "agentenv_envs.math_retry.problems", str(out)]
+    subprocess.run([*command, "--count", "1500", "--seed", "5", "--exclude", str(TASK_SET)], check=True)
+    assert out.read_bytes() == TRAIN_SET.read_bytes()
+    assert TRAIN_SET.stat().st_size < 300_000
+
+
+def test_no_question_that_is_held_out_is_trained_on() -> None:
+    def plain(path: Path) -> set[str]:
+        return {" ".join(question.lower().split()) for question in read_questions(path)}
+
+    assert len(plain(TRAIN_SET)) == 1500
+    assert plain(TRAIN_SET).isdisjoint(plain(TASK_SET))
 
 
 def test_task_rows_hold_a_prompt_and_a_label(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """From trajectories to micro-batches, and the mask: what stands between actions reaches neither loss nor gradient."""
 
 import math
+from dataclasses import fields
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentenv.errors import DataError
 from agentenv.trainer.advantages import AdvantageOptions, estimate
-from agentenv.trainer.batch import build, micro_batches
+from agentenv.trainer.batch import build, micro_batches, plain
 from agentenv.trainer.corrections import CorrectionOptions
 from agentenv.trainer.logprobs import score_tokens
 from agentenv.trainer.losses import LossOptions, PolicyInputs, policy_loss, token_weights
@@ -180,6 +181,46 @@ def test_packing_fills_the_room_that_is_left():
     packs = micro_batches(batch, max_tokens=14, packed=True)
     assert [m.sequences for m in packs] == [(0, 3), (2, 1)]
     assert packs[0].position_ids_BT.tolist() == [[*range(10), *range(4)]]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_no_micro_batch_has_more_sequences_than_allowed(packed):
+    batch = build([episode([(n, 0.0)]) for n in (7, 3, 5, 1, 2)])
+    plan = micro_batches(batch, max_tokens=1000, packed=packed, max_sequences=2)
+    assert [m.sequences for m in plan] == [(0, 2), (1, 4), (3,)]
+    plan = micro_batches(batch, max_tokens=10, packed=packed, max_sequences=2)
+    assert max(len(m.sequences) for m in plan) <= 2
+    assert all(m.num_places <= 10 for m in plan)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_micro_batch_knows_where_its_sequences_end(packed):
+    batch = build([episode([(n, 0.0)]) for n in (7, 3, 5)])
+    (micro,) = micro_batches(batch, max_tokens=1000, packed=packed)
+    assert micro.packed == packed
+    ends = micro.input_ids_BT.flatten()[micro.last_s]
+    assert ends.tolist() == [batch.sequences[s][-1].item() for s in micro.sequences]
+    assert micro.position_ids_BT.flatten()[micro.last_s].tolist() == [len(batch.sequences[s]) - 1 for s in (0, 2, 1)]
+
+
+def test_a_micro_batch_goes_to_a_device_whole():
+    (micro,) = micro_batches(build([episode([(2, 0.0)])]), max_tokens=10, packed=True)
+    moved = micro.to(torch.device("meta"))
+    assert {t.device.type for t in vars_of(moved).values() if isinstance(t, torch.Tensor)} == {"meta"}
+    assert (moved.sequences, moved.attention_mask_BT) == ((0,), None)
+
+
+def vars_of(record):
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+def test_a_plain_batch_is_written_and_read_without_pickled_classes(tmp_path):
+    batch = build([episode([(2, 0.5), (1, 1.0)], name="a"), failed()])
+    torch.save(plain(batch), tmp_path / "batch.pt")
+    read = torch.load(tmp_path / "batch.pt", weights_only=True)
+    assert read.keys() == vars_of(batch).keys()
+    assert (read["episode_ids"], read["num_failed"]) == (["a"], 1)
+    assert read["tokens"]["rewards_N"].tolist() == [0.0, 0.5, 1.0]
 
 
 def test_a_micro_batch_can_be_split_again():

@@ -321,6 +321,38 @@ def test_a_known_trap_is_warned_of_where_it_is_and_where_its_flag_is_given(case)
         assert not any(said in warning for warning in config(other, last).warnings())
 
 
+EXECUTES = {
+    "takes them": ("async def execute(self, prompt, label, sampling_params, images=None): ...", False),
+    "takes them by name": ("async def execute(self, *args, images): ...", False),
+    "takes all": ("async def execute(self, prompt, **kwargs): ...", False),
+    "has none": ("agent_cls = None", False),
+    "lacks them": ("async def execute(self, prompt, label, sampling_params, max_length): ...", True),
+    "is a plain one": ("def execute(self, prompt): ...", True),
+    "is broken": ("async def execute(self, images", True),
+}
+
+
+@pytest.mark.parametrize("case", EXECUTES)
+def test_images_are_warned_of_only_where_the_files_execute_lacks_them(case, tmp_path):
+    body, warned = EXECUTES[case]
+    (tmp_path / "a.py").write_text(f"class AgentExecutor:\n    {body}\n")
+    made = config(f"--agent_func_path {tmp_path}/a.py")
+    assert any("images=" in each for each in made.warnings()) == warned
+
+
+@pytest.mark.parametrize("flag", ["agent_func_path", "remote_rm_url"])
+def test_a_file_that_is_not_here_is_noted(flag, tmp_path, capsys):
+    path = tmp_path / "a.py"
+    for there in (False, True):
+        if there:
+            path.touch()
+        assert agentenv(["launch", "openrlhf", f"--{flag}", path]) == 0
+        note = f"agentenv: warning: --{flag}: {path} is not here; it has to be where the job runs."
+        assert (note in capsys.readouterr().err.splitlines()) == (not there)
+    assert agentenv(["launch", "openrlhf", "--remote_rm_url", "http://host/get_reward"]) == 0
+    assert "is not here" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("version", "said"), [("0.9.1", "empty requests"), ("0.11.1", "only the first address")])
 def test_several_addresses_of_reward_models_are_warned_of(version, said):
     assert any(said in each for each in config("--remote_rm_url http://a,http://b", version).warnings())

@@ -25,7 +25,9 @@ class MathRetry(AgentInstance):
     first attempt only), extracted (text), outcome (text).
     """
 
-    datasets: ClassVar[Mapping[str, str | Path]] = {"word_problems": Path(__file__).parent / "data/word_problems.jsonl"}
+    datasets: ClassVar[Mapping[str, str | Path]] = {
+        name: Path(__file__).parent / f"data/{name}.jsonl" for name in ("word_problems", "word_problems_train")
+    }
 
     def __init__(
         self,

@@ -3,6 +3,11 @@
 In: a count and a seed. Out: `Problem`s with all questions different, or one JSON line per problem:
 
     python -m agentenv_envs.math_retry.problems OUT.jsonl --count 200 --seed 0
+
+The two shipped sets are `word_problems`, made so, and `word_problems_train`, which shares no question with it:
+
+    python -m agentenv_envs.math_retry.problems data/word_problems_train.jsonl --count 1500 --seed 5 \\
+        --exclude data/word_problems.jsonl
 """
 
 from __future__ import annotations
@@ -15,7 +20,9 @@ from pathlib import Path
 from random import Random
 
 TASK_SET = Path(__file__).parent / "data" / "word_problems.jsonl"
-"""The shipped task set: 200 rows made with seed 0."""
+"""The shipped task set: 200 rows made with seed 0; nothing that ships here was trained on them."""
+TRAIN_SET = Path(__file__).parent / "data" / "word_problems_train.jsonl"
+"""1,500 other rows, to train on: seed 5, without the questions of `TASK_SET`."""
 
 NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eva", "Finn", "Hana", "Ivan", "Lena", "Noah", "Rosa", "Sam")
 OBJECTS = ("apples", "balls", "books", "cakes", "coins", "eggs", "marbles", "pears", "pens", "shells", "stamps")
@@ -168,8 +175,10 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="file to write, one JSON object per line")
     parser.add_argument("--count", type=int, default=200, help="number of tasks")
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal files")
+    parser.add_argument("--exclude", type=Path, help="task file whose questions are left out, to keep them held out")
     args = parser.parse_args()
-    write_tasks(args.out, make_problems(args.count, args.seed))
+    exclude = read_questions(args.exclude) if args.exclude else frozenset()
+    write_tasks(args.out, make_problems(args.count, args.seed, exclude=exclude))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,236 @@
+"""guess_number: what a guess is worth, what is said after it, and that halving is what finds every number."""
+
+import asyncio
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.chat import Chat
+from agentenv.check import check
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode import EpisodeKey
+from agentenv.errors import ConfigError, DataError
+from agentenv.loading import EnvSource, load_agent_func, load_env, load_tokenizer
+from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.types import Limits, SamplingParams, StopReason, Task
+from agentenv_envs.guess_number import GuessNumber
+from agentenv_envs.guess_number.texts import hint_text, invalid_text, rules_text
+from agentenv_envs.guess_number.untrained import make_model, make_tokenizer
+
+ROOT = Path(__file__).parents[2]
+PROMPT = [{"role": "user", "content": "Guess my number."}]
+
+
+async def guesses(number, *actions, **options):
+    """The results of one instance's guesses, up to the last."""
+    env, results = GuessNumber(**options), []
+    for action in actions:
+        results.append(await env.step({"action_text": str(action), "label": number}))
+        if results[-1].terminated:
+            break
+    return results
+
+
+def halving(number, low=1, high=15, most=4):
+    """The guesses of one who halves what is left."""
+    made = []
+    while len(made) < most and (not made or made[-1] != number):
+        made.append((low + high) // 2)
+        low, high = (made[-1] + 1, high) if made[-1] < number else (low, made[-1] - 1)
+    return made
+
+
+def reward(results):
+    return sum(result.reward for result in results)
+
+
+async def play(source, number, *actions):
+    tokenizer = CharTokenizer()
+    return await source.episode(
+        Task(PROMPT, number),
+        engine=ScriptedEngine([str(action) for action in actions], tokenizer),
+        chat=Chat(tokenizer),
+        sampling=SamplingParams(),
+        limits=Limits(max_length=4_000, max_turns=8),
+        key=EpisodeKey("t/0", "t"),
+    )
+
+
+# --- the game -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_guess_hears_whether_the_number_is_larger_or_smaller_until_it_is_found():
+    results = await guesses("11", 8, 12, 10, 11)
+    said = [result.observation and result.observation[0]["content"] for result in results]
+    assert said == ["It is larger.", "It is smaller.", "It is larger.", ""]
+    assert [result.reward for result in results] == [0.0, 0.0, 0.0, 1.0]
+    assert [result.score for result in results] == [0.0, 0.0, 0.0, 1.0]
+    assert [result.terminated for result in results] == [False, False, False, True]
+
+
+async def test_the_last_guess_hears_nothing_and_ends_the_episode():
+    results = await guesses("11", 1, 2, 3, 4)
+    assert (results[-1].terminated, results[-1].observation, results[-1].score) == (True, "", 0.0)
+    (only,) = await guesses("11", 8, max_guesses=1)
+    assert (only.terminated, only.observation, only.reward) == (True, "", 0.0)
+
+
+@pytest.mark.parametrize("number", range(1, 16))
+async def test_halving_finds_every_number_within_the_guesses_of_the_default(number):
+    results = await guesses(number, *halving(number))
+    assert results[-1].score == 1.0
+    assert all(result.info["possible"] == 1.0 for result in results)
+
+
+async def test_guesses_that_do_not_listen_find_few_numbers():
+    found = [await guesses(number, 8, 4, 12, 2) for number in range(1, 16)]
+    assert sum(results[-1].score for results in found) == 4
+
+
+async def test_an_action_without_a_number_in_range_costs_a_guess():
+    for action in ("", "no idea", "16", "0", "-3", "99999999999999999999", "3.5", "12a"):
+        (result, *_) = await guesses("11", action, 11, invalid_reward=-0.2)
+        assert result.observation[0]["content"] == "Say a number from 1 to 15.", action
+        assert (result.reward, result.info["valid"], result.info["guesses"]) == (-0.2, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "action", ["11", " 11\n", "I say 11.", "Not 5, but 11!", "**11**", r"\boxed{11}", "from 1-11", "3.5 or 11"]
+)
+async def test_the_last_whole_number_of_an_action_is_the_guess(action):
+    assert (await guesses("11", action))[-1].score == 1.0
+
+
+async def test_naming_all_numbers_is_one_guess():
+    results = await guesses("11", " ".join(map(str, range(1, 16))))
+    assert (results[0].score, results[0].info["guesses"]) == (0.0, 1.0)
+
+
+# --- rewards ------------------------------------------------------------------------------------------------------
+
+
+async def test_information_is_paid_as_it_is_gained_and_sums_to_its_weight_when_the_number_is_known():
+    results = await guesses(11, 8, 12, 10, 11, information_reward=2.0, correct_reward=0.5)
+    shares = [math.log2(15 / 7), math.log2(7 / 3), math.log2(3), 0.0]
+    wanted = [2.0 * share / math.log2(15) for share in shares]
+    wanted[-1] += 0.5
+    assert [result.reward for result in results] == pytest.approx(wanted)
+    assert [result.info["bits"] for result in results] == pytest.approx(shares)
+
+
+async def test_a_guess_that_is_known_to_be_wrong_brings_nothing():
+    results = await guesses(11, 8, 3, 8, information_reward=1.0)
+    assert [result.reward for result in results[1:]] == [0.0, 0.0]
+    assert [result.info["possible"] for result in results] == [1.0, 0.0, 0.0]
+
+
+@given(st.integers(1, 15), st.lists(st.integers(-2, 20), min_size=4, max_size=4))
+def test_the_information_of_an_episode_is_never_more_than_there_is(number, actions):
+    results = asyncio.run(guesses(number, *actions, information_reward=1.0, correct_reward=0.0))
+    assert all(result.reward >= 0.0 for result in results)
+    assert reward(results) <= 1.0 + 1e-9
+    assert (results[-1].score == 1.0) <= (reward(results) == pytest.approx(1.0))
+
+
+def test_in_the_mean_over_the_numbers_the_middle_tells_most():
+    async def mean(guess):
+        return sum([reward((await guesses(n, guess, information_reward=1.0, correct_reward=0.0))) for n in range(1, 16)])
+
+    means = [asyncio.run(mean(guess)) for guess in range(1, 16)]
+    assert max(means) == means[8 - 1]
+    assert means == pytest.approx(means[::-1])
+
+
+# --- the number ---------------------------------------------------------------------------------------------------
+
+
+async def test_without_a_label_the_number_comes_from_the_seed_and_stays():
+    async def found(seed):
+        env = GuessNumber(max_guesses=15)
+        states = [await env.step({"action_text": str(n), "label": None, "seed": seed}) for n in range(1, 16)]
+        return [state.score for state in states].index(1.0)
+
+    numbers = [await found(seed) for seed in range(40)]
+    assert numbers == [await found(seed) for seed in range(40)]
+    assert len(set(numbers)) > 8
+
+
+@pytest.mark.parametrize("label", ["0", "16", "eleven", "", 2.5j])
+async def test_a_label_that_is_no_number_in_range_is_the_datas_error(label):
+    with pytest.raises(DataError, match="label: expected a whole number from 1 to 15"):
+        await GuessNumber().reset({"observation": PROMPT, "label": label})
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"low": 5, "high": 5}, "high"), ({"max_guesses": 0}, "max_guesses"), ({"low": "1"}, "low"),
+     ({"high": True}, "high"), ({"max_guesses": 2.5}, "max_guesses")],
+)  # fmt: skip
+def test_a_game_that_makes_no_sense_is_refused(options, named):
+    with pytest.raises(ConfigError, match=rf"GuessNumber\.{named}: expected"):
+        GuessNumber(**options)
+
+
+def test_the_data_has_every_number_of_the_default_once_and_tells_none():
+    rows = [json.loads(line) for line in GuessNumber.datasets["guess_number"].read_text().splitlines()]
+    assert [row["label"] for row in rows] == [str(number) for number in range(1, 16)]
+    assert {row["prompt"] for row in rows} == {"Guess my number."}
+
+
+# --- the prompt ---------------------------------------------------------------------------------------------------
+
+
+async def test_the_rules_go_under_the_last_user_message_and_the_task_is_not_changed():
+    states = await GuessNumber(high=31, max_guesses=5).reset({"observation": PROMPT, "label": "4"})
+    rules = "It is a whole number from 1 to 31. You have 5 guesses. Say one number."
+    assert states["observation"] == [{"role": "user", "content": f"Guess my number.\n{rules}"}]
+    assert PROMPT[0]["content"] == "Guess my number."
+    assert "You have 1 guess." in rules_text(1, 15, 1)
+
+
+@pytest.mark.parametrize("observation", ["<|im_start|>user\nGuess.", [], [{"role": "assistant", "content": "Hm."}]])
+async def test_a_prompt_that_is_rendered_already_or_does_not_end_with_a_users_text_is_left_alone(observation):
+    states = await GuessNumber().reset({"observation": observation, "label": "4"})
+    assert states["observation"] == observation
+
+
+# --- as others see it ---------------------------------------------------------------------------------------------
+
+
+def test_it_is_installed_under_its_name_and_passes_its_check():
+    assert load_env("guess_number") is GuessNumber
+    assert check("guess_number", label="11") == []
+
+
+async def test_the_shipped_agent_func_gives_the_episode_of_the_environment():
+    func = load_agent_func(ROOT / "agent_funcs/guess_number.py")
+    by_file = await play(func, "11", 8, 12, 10, 11)
+    by_class = await play(EnvSource(GuessNumber, {}), "11", 8, 12, 10, 11)
+    assert (by_file.reward, by_file.score, by_file.stop_reason) == (1.0, 1.0, StopReason.TERMINATED)
+    assert [turn.result.info for turn in by_file.turns] == [turn.result.info for turn in by_class.turns]
+
+
+def test_the_untrained_policys_tokenizer_has_one_token_per_word_and_number(tmp_path):
+    make_tokenizer(15).save_pretrained(tmp_path)
+    model = make_model(make_tokenizer(15))
+    model.save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert [len(tokenizer.encode(str(number))) for number in range(1, 16)] == [1] * 15
+    assert [tokenizer.decode(tokenizer.encode(text)) for text in (said := _all_said())] == said
+    assert max(len(tokenizer.encode(hint)) for hint in (hint_text(1, 2), hint_text(2, 1))) == 4
+    assert model.config.vocab_size == len(tokenizer)
+
+
+def _all_said():
+    return [rules_text(1, 15, 4), hint_text(1, 2), hint_text(2, 1), invalid_text(1, 15)]
+
+
+def test_equal_seeds_give_equal_untrained_policies():
+    tokenizer = make_tokenizer(15)
+    one, same, other = (make_model(tokenizer, seed=seed).lm_head.weight for seed in (3, 3, 4))
+    assert one.equal(same)
+    assert not one.equal(other)

@@ -1,0 +1,170 @@
+"""From flags and a batch to what is learned from: every flag reaches its option, penalties reach the right reward."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from agentenv.errors import ConfigError
+from agentenv.trainer import experience
+from agentenv.trainer.batch import build
+from agentenv.trainer.corrections import CorrectionOptions
+from agentenv.trainer.optimizer import MIN_LR_RATIO, Optimizer, learning_rate_factor
+from agentenv.trajectory import Trajectory
+from agentenv.types import Completion, StepResult, StopReason, Task
+from tests.trainer.worlds import batch_of, episode, flags
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("off", CorrectionOptions()),
+        ("tis", CorrectionOptions("token", "clip", low=0.4, high=3.0)),
+        ("icepop", CorrectionOptions("token", "mask", low=0.4, high=3.0)),
+        ("seq-mask-tis", CorrectionOptions("sequence", "mask", low=0.4, high=3.0)),
+    ],
+)
+def test_corrections_by_their_names(name, expected):
+    config = flags(is_correction=name, is_correction_threshold=(0.4, 3.0))
+    assert experience.correction_options(config) == experience.loss_options(config).correction == expected
+    assert experience.needs_rollout_logprobs(config) == (name != "off")
+
+
+def test_the_loss_is_what_the_flags_say():
+    options = experience.loss_options(
+        flags(
+            policy_loss_type="gspo", eps_clip_low_high=(0.1, 0.3), dual_clip=4.0, init_kl_coef=0.2, use_kl_loss=True,
+            kl_estimator="k2", entropy_loss_coef=0.01,
+        )
+    )  # fmt: skip
+    found = (options.policy_loss_type, options.clip_low, options.clip_high, options.dual_clip, options.kl_coef)
+    assert found == ("gspo", 0.1, 0.3, 4.0, 0.2)
+    assert (options.kl_estimator, options.entropy_coef) == ("k2", 0.01)
+    plain = experience.loss_options(flags(eps_clip=0.25))
+    assert (plain.clip_low, plain.clip_high, plain.kl_coef, plain.entropy_coef) == (0.25, 0.25, 0.0, 0.0)
+
+
+def test_a_kl_penalty_is_in_the_reward_or_in_the_loss_and_never_in_both():
+    reward, loss = flags(init_kl_coef=0.2), flags(init_kl_coef=0.2, use_kl_loss=True)
+    assert (experience.advantage_options(reward).kl_coef, experience.loss_options(reward).kl_coef) == (0.2, 0.0)
+    assert (experience.advantage_options(loss).kl_coef, experience.loss_options(loss).kl_coef) == (0.0, 0.2)
+
+
+def test_advantages_are_estimated_as_the_flags_say():
+    options = experience.advantage_options(
+        flags(
+            advantage_estimator="gae", gamma=0.9, lambd=0.8, no_advantage_std_norm=True, reward_clip_range=(-2.0, 3.0)
+        )
+    )
+    assert (options.estimator, options.gamma, options.lam, options.scale) == ("gae", 0.9, 0.8, False)
+    assert (options.reward_clip, options.credit, options.decay_per) == ((-2.0, 3.0), "turn", "turn")
+    summed = experience.advantage_options(flags(credit="episode"))
+    assert (summed.credit, summed.decay_per, summed.scale) == ("episode", "token", True)
+
+
+def test_the_penalty_in_the_reward_is_the_divergence_times_its_weight():
+    batch = batch_of([[(2, 1.0)]])
+    config = flags(advantage_estimator="dr_grpo", init_kl_coef=0.5, credit="episode")
+    logprobs_N, ref_N = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
+    found = experience.advantages(batch, config, logprobs_N=logprobs_N, ref_logprobs_N=ref_N)
+    assert found.advantages_N.tolist() == [-0.5 * (0.5 - 1.0), -0.5 * -1.0]
+    in_loss = flags(advantage_estimator="dr_grpo", init_kl_coef=0.5, use_kl_loss=True)
+    again = experience.advantages(batch, in_loss, logprobs_N=logprobs_N, ref_logprobs_N=ref_N)
+    assert again.advantages_N.tolist() == [0.0, 0.0]
+
+
+# --- penalties ----------
+
+
+def rewards_of(batch, **changes):
+    return experience.shaped(batch, flags(**changes)).rewards_N.tolist()
+
+
+def test_room_that_the_environment_took_is_not_held_against_a_sample():
+    """Episodes of 12 tokens each: one sampled 9 of them, the other 3."""
+    batch = build([episode([(9, 1.0)], prompt=3), episode([(3, 1.0)], prompt=9)])
+    assert experience.room_left(batch, flags(max_len=20)).tolist() == [8, 8]
+    left = experience.room_left(batch, flags(max_len=20, max_new_tokens=10, max_steps=1))
+    assert left.tolist() == [1, 7]
+    assert experience.room_left(batch, flags(max_len=5)).tolist() == [0, 0]
+
+
+def test_samples_that_come_near_their_bound_are_penalised():
+    batch = build([episode([(9, 1.0)]), episode([(4, 1.0)]), episode([(1, 1.0)])])
+    options = {"max_len": 20, "max_new_tokens": 10, "max_steps": 1, "overlong_buffer_len": 4}
+    found = rewards_of(batch, **options, overlong_penalty_factor=2.0)
+    assert [found[8], found[12], found[13]] == pytest.approx([1.0 - 2.0 * 3 / 4, 1.0, 1.0])
+    assert sum(map(bool, found)) == 3  # at the last tokens of actions only
+    with pytest.raises(ConfigError, match="overlong_buffer_len"):
+        rewards_of(batch, max_len=20, overlong_buffer_len=21)
+
+
+def test_the_newest_segment_is_the_one_that_runs_out_of_room():
+    batch = segmented()
+    assert [len(ids) for ids in batch.sequences] == [12, 5]
+    assert experience.room_left(batch, flags(max_len=20)).tolist() == [15]
+
+
+def segmented():
+    made = Trajectory(Task("?"), 100)
+    made.append_observation([3] * 4)
+    made.append_turn(Completion((5,) * 8, logprobs=(-1.0,) * 8), "a")
+    made.set_result(StepResult(reward=0.0))
+    made.open_segment([6, 7])
+    made.append_turn(Completion((5,) * 3, logprobs=(-1.0,) * 3), "a")
+    made.set_result(StepResult(reward=1.0))
+    made.finish(StopReason.TERMINATED)
+    return build([made])
+
+
+def test_truncated_samples_keep_a_share_of_their_reward_after_other_penalties():
+    batch = build([episode([(9, 1.0)], stop=StopReason.MAX_LENGTH), episode([(9, 1.0)])])
+    options = {"max_len": 14, "overlong_buffer_len": 4}  # 12 of 14 tokens: half of the penalty
+    assert rewards_of(batch, **options)[8::9] == pytest.approx([0.5, 0.5])
+    assert rewards_of(batch, **options, stop_properly_penalty_coef=0.4)[8::9] == pytest.approx([0.2, 0.5])
+    assert rewards_of(batch, **options, stop_properly_penalty_coef=-1.0)[8::9] == pytest.approx([-1.0, 0.5])
+
+
+def test_penalties_of_nothing_are_nothing():
+    options = {"max_len": 14, "overlong_buffer_len": 4, "max_new_tokens": 3, "stop_properly_penalty_coef": 0.4}
+    assert rewards_of(build([]), **options) == []
+
+
+def test_only_what_was_cut_short_is_worth_something_after_its_newest_segment():
+    batch = segmented()
+    after_S = torch.tensor([3.0, 4.0])
+    assert experience.bootstrap(batch, after_S).tolist() == [0.0]
+    cut = replace(batch, truncated_E=torch.tensor([True]))
+    assert experience.bootstrap(cut, after_S).tolist() == [4.0]
+
+
+# --- the optimiser ----------
+
+
+def test_learning_rates_end_where_their_names_say():
+    last = {
+        name: learning_rate_factor(name, 99, 100) for name in ("constant", "linear", "cosine", "cosine_with_min_lr")
+    }
+    assert last == pytest.approx({
+        "constant": 1.0, "linear": 0.01, "cosine": (1 + math.cos(0.99 * math.pi)) / 2,
+        "cosine_with_min_lr": MIN_LR_RATIO + (1 - MIN_LR_RATIO) * (1 + math.cos(0.99 * math.pi)) / 2,
+    })  # fmt: skip
+    assert learning_rate_factor("cosine_with_min_lr", 500, 100) == pytest.approx(MIN_LR_RATIO)
+    assert learning_rate_factor("cosine", 50, 100) == pytest.approx(0.5)
+    assert learning_rate_factor("linear", 0, 100) == 1.0
+
+
+def test_warming_up_rises_to_the_rate_and_begins_above_nothing():
+    rates = [learning_rate_factor("constant", step, 10, warmup_ratio=0.3) for step in range(5)]
+    assert rates == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+def test_weight_decay_is_for_matrices_only():
+    matrix, bias = (torch.nn.Parameter(torch.ones(shape)) for shape in ((2, 2), (2,)))
+    optimizer = Optimizer([matrix, bias], flags(l2=0.5), peak=0.1)
+    optimizer.backward((matrix.sum() + bias.sum()) * 0.0)
+    assert optimizer.norm() == 0.0
+    assert optimizer.step(0.5) == 0.05
+    assert matrix.flatten().tolist() == pytest.approx([0.975] * 4)
+    assert bias.tolist() == [1.0, 1.0]

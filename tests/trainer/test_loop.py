@@ -1,0 +1,406 @@
+"""The loop: what happens in which order, what is written down when, and what is left when something stops it."""
+
+import asyncio
+import json
+import threading
+import time
+
+import pytest
+import torch
+
+from agentenv.agent import AgentInstance
+from agentenv.chat import Chat
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.errors import EngineError, InfraError, RunStopped
+from agentenv.loading import EnvSource
+from agentenv.record import RunWriter, read_trajectories
+from agentenv.runner import EpisodeRunner, ErrorPolicy
+from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.trainer.checkpoint import Checkpoints
+from agentenv.trainer.config import TrainConfig
+from agentenv.trainer.evaluate import Evaluation
+from agentenv.trainer.journal import Journal, read_metrics
+from agentenv.trainer.loop import Loop, Records, save_model
+from agentenv.trainer.rollouts import RolloutOptions, Rollouts
+from agentenv.trainer.screen import TrainScreen
+from agentenv.types import Limits, SamplingParams, StepResult, Task
+
+LIMIT_S = 30.0
+"""For what must happen at once; a machine that is busy may need a while."""
+
+
+class Judge(AgentInstance):
+    """One turn; the label says what it is worth, or that it fails."""
+
+    async def step(self, states):
+        if states["label"] == "raises":
+            raise InfraError("nobody there")
+        score = float(states["label"])
+        return StepResult(reward=score, score=score, terminated=True)
+
+
+class Counts:
+    """A learner whose only weight is the number of its train steps; it notes each of its calls."""
+
+    def __init__(self, events, *, wrong_at=None, during=lambda: None):
+        self.events, self.wrong_at, self.during = events, wrong_at, during
+        self.weight = torch.zeros(1)
+        self.batches = []
+
+    def train_step(self, batch):
+        self.during()
+        step = int(self.weight) + 1
+        if step == self.wrong_at:
+            raise RunStopped(f"train step {step}: expected a finite loss, got nan.")
+        self.weight = self.weight + 1
+        self.batches.append(batch)
+        self.events.append(f"train {step}")
+        return {"loss": 1.0 / step, "num_tokens": float(len(batch.token_ids_N))}
+
+    def weights(self, *, layout):
+        assert layout == "checkpoint"
+        yield "w", self.weight
+
+    def save_model(self, folder, tokenizer):
+        folder.mkdir()
+        (folder / "weight").write_text(str(float(self.weight)))
+
+    def state(self):
+        return {"weight": self.weight}
+
+    def load_state(self, state):
+        self.weight = state["weight"]
+
+
+class NotedEngine(ScriptedEngine):
+    """Notes the weights it gets, and what it is asked for."""
+
+    def __init__(self, events, tokenizer, *, refuses=None, **options):
+        super().__init__(["x"], tokenizer, **options)
+        self.events, self.refuses = events, refuses
+
+    async def generate(self, prompt_token_ids, sampling, *, request_id):
+        self.events.append(f"{'evaluate' if request_id.startswith('held') else 'sample'} {self.policy_version}")
+        return await super().generate(prompt_token_ids, sampling, request_id=request_id)
+
+    async def update_weights(self, named_tensors, policy_version):
+        ((_, weight),) = named_tensors
+        if policy_version == self.refuses:
+            raise EngineError("engine: expected to take the weights, got none. Restart it.")
+        assert float(weight) == policy_version, "the weights of that version"
+        self.events.append(f"update {policy_version}")
+        await super().update_weights(named_tensors, policy_version)
+
+
+class NotedCheckpoints(Checkpoints):
+    """Notes each checkpoint with the last line that the journal had by then."""
+
+    def __init__(self, events, folder, **options):
+        super().__init__(folder, **options)
+        self.events = events
+
+    def save(self, step, state, trajectories):
+        self.events.append(f"save {step} after line {read_metrics(self.folder.parent)[-1]['step']}")
+        return super().save(step, state, trajectories)
+
+
+class Scene:
+    """A loop over all real parts but the learner and the engine, and what happened in it."""
+
+    def __init__(
+        self, folder, *, labels="0101", steps=3, ahead=0, held_out="", resume=False, learner=None, engine=None,
+        rollouts=None, error_share=1.0, **flags,
+    ):  # fmt: skip
+        self.events, self.folder, self.tokenizer = [], folder, CharTokenizer()
+        self.config = TrainConfig(
+            env="math_retry", rollout_batch_size=1, n_samples_per_prompt=2, eval_n_samples_per_prompt=2,
+            progress="none", **({"eval_dataset": "held"} if held_out else {}), **flags,
+        )  # fmt: skip
+        self.learner = Counts(self.events, **(learner or {}))
+        self.engine = NotedEngine(self.events, self.tokenizer, **(engine or {}))
+        policy = ErrorPolicy(max_retries=0, retry_wait_s=0.0, max_error_share=error_share, min_episodes=2)
+
+        def runner():
+            return EpisodeRunner(
+                EnvSource(Judge), engine=self.engine, chat=Chat(self.tokenizer), sampling=SamplingParams(seed=0),
+                limits=Limits(max_length=60, max_turns=3), policy=policy,
+            )  # fmt: skip
+
+        def tasks(labels, name):
+            return [Task("q", label=each, task_id=f"{name}{index}") for index, each in enumerate(labels)]
+
+        self.checkpoints = NotedCheckpoints(self.events, folder / "checkpoints", keep=2)
+        newest = self.checkpoints.newest() if resume else None
+        samples = RunWriter.open(folder, {}, resume=resume)
+        journal = Journal(folder, resume_step=None if newest is None else int(newest.name[-8:]))
+        options = RolloutOptions(1, 2, max_ahead=ahead, num_batches=steps, **(rollouts or {}))
+        self.loop = Loop(
+            self.config,
+            learner=self.learner,
+            rollouts=Rollouts(runner(), tasks([{"x": "raises"}.get(each, each) for each in labels], "t"), options),
+            evaluation=Evaluation(runner(), tasks(held_out, "held"), 2) if held_out else None,
+            records=Records(journal, self.checkpoints, samples, folder),
+            screen=TrainScreen(self.config),
+            num_steps=steps,
+        )
+
+    async def run(self, *, resume=False):
+        """Whether it came to its end."""
+        records = self.loop.records
+        try:
+            if resume:
+                await self.loop.resume()
+            return await asyncio.wait_for(self.loop.run(), LIMIT_S)
+        finally:
+            await self.loop.rollouts.close()
+            records.journal.close()
+            records.samples.close()
+
+    def lines(self, key):
+        return [line.get(key) for line in read_metrics(self.folder)]
+
+    def events_of(self, *names):
+        return [event for event in self.events if event.startswith(names)]
+
+    @property
+    def saved(self):
+        return sorted(path.name for path in (self.folder / "checkpoints").iterdir())
+
+
+async def test_without_async_each_batch_is_sampled_trained_on_and_delivered_before_the_next(tmp_path):
+    scene = Scene(tmp_path, steps=2)
+    assert await scene.run()
+    assert scene.events == [
+        "sample 0", "sample 0", "train 1", "update 1",
+        "sample 1", "sample 1", "train 2", "update 2",
+        "save 2 after line 2",
+    ]  # fmt: skip
+    assert scene.lines("rollout/staleness_max") == [0.0, 0.0]
+
+
+async def test_with_async_the_next_batch_is_sampled_while_the_learner_trains(tmp_path):
+    asked = []
+
+    def during():
+        """Wait for the samples of the next batch; only the event loop, which must not be blocked, can bring them."""
+        deadline = time.monotonic() + LIMIT_S
+        wanted = min(2 * (len(asked) + 2), 6)
+        while len(scene.engine.requests) < wanted and time.monotonic() < deadline:
+            time.sleep(0.001)
+        asked.append(len(scene.engine.requests))
+
+    scene = Scene(tmp_path, ahead=1, learner={"during": during}, async_train=True)
+    assert await scene.run()
+    assert asked == [4, 6, 6], "a batch ahead, and none after the last"
+    assert scene.events_of("train", "update") == ["train 1", "update 1", "train 2", "update 2", "train 3", "update 3"]
+    assert scene.lines("rollout/staleness_max") == [0.0, 1.0, 1.0]
+    assert scene.lines("rollout/staleness_mean") == [0.0, 1.0, 1.0]
+
+
+async def test_the_learner_trains_in_a_thread_of_its_own(tmp_path):
+    threads = set()
+    scene = Scene(tmp_path, steps=1, learner={"during": lambda: threads.add(threading.current_thread())})
+    await scene.run()
+    assert threading.main_thread() not in threads
+
+
+@pytest.mark.parametrize(("every", "evaluated"), [(-1, []), (2, [0, 2, 4, 5]), (5, [0, 5]), (100, [0, 5])], ids=str)
+async def test_evaluation_is_before_training_every_so_often_and_at_the_end(tmp_path, every, evaluated):
+    scene = Scene(tmp_path, steps=5, held_out="01", eval_steps=every)
+    assert await scene.run()
+    assert scene.lines("step") == [0, 1, 2, 3, 4, 5][not evaluated :]
+    assert [line["step"] for line in read_metrics(tmp_path) if "eval/score" in line] == evaluated
+    assert {line for line in scene.lines("eval/score") if line is not None} <= {0.5}
+    assert scene.events_of("evaluate") == [f"evaluate {step}" for step in evaluated for _ in range(4)]
+    assert [line["step"] for line in read_metrics(tmp_path) if "rollout/reward" not in line] == [0][: len(evaluated)]
+
+
+async def test_without_held_out_tasks_the_lines_begin_with_the_first_step(tmp_path):
+    scene = Scene(tmp_path)
+    await scene.run()
+    assert scene.lines("step") == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("every", "saved"), [(-1, [5]), (2, [2, 4, 5]), (1, [1, 2, 3, 4, 5])], ids=str)
+async def test_a_checkpoint_is_written_after_the_line_of_its_step_and_never_twice(tmp_path, every, saved):
+    scene = Scene(tmp_path, steps=5, save_steps=every)
+    await scene.run()
+    assert scene.events_of("save") == [f"save {step} after line {step}" for step in saved]
+    assert scene.saved == [f"step-{step:08d}" for step in saved[-2:]]
+
+
+async def test_told_to_drain_it_finishes_its_step_and_goes_on_from_there(tmp_path):
+    def during():
+        if len(first.learner.batches) == 1:
+            loop.call_soon_threadsafe(first.loop.rollouts.runner.drain)
+            while not first.loop.rollouts.runner.draining:
+                time.sleep(0.001)
+
+    loop = asyncio.get_running_loop()
+    first = Scene(tmp_path, steps=5, ahead=1, learner={"during": during})
+    assert not await first.run()
+    assert first.events_of("train", "save") == ["train 1", "train 2", "save 2 after line 2"]
+
+    second = Scene(tmp_path, steps=5, ahead=1, resume=True)
+    assert await second.run(resume=True)
+    assert second.events[0] == "update 2", "the engine gets the weights of the checkpoint first"
+    assert second.events_of("train") == ["train 3", "train 4", "train 5"]
+    assert second.lines("step") == [1, 2, 3, 4, 5]
+    trained_on = [i for scene in (first, second) for b in scene.learner.batches for i in b.episode_ids]
+    assert len(set(trained_on)) == len(trained_on) == 10, "no episode is trained on twice"
+
+
+async def test_told_to_drain_while_it_waits_for_samples_it_saves_and_ends(tmp_path):
+    scene = Scene(tmp_path, engine={"latency_s": 3600.0})
+    running = asyncio.ensure_future(scene.run())
+    while len(scene.engine.requests) < 2:
+        await asyncio.sleep(0.001)
+    scene.loop.rollouts.runner.drain()
+    scene.loop.rollouts.wake()
+    assert not await asyncio.wait_for(running, LIMIT_S)
+    assert scene.saved == [], "there is nothing to save before the first step"
+
+
+async def test_an_evaluation_that_is_cut_short_is_no_estimate(tmp_path):
+    scene = Scene(tmp_path, held_out="0101", eval_steps=1, engine={"latency_s": 0.01})
+    running = asyncio.ensure_future(scene.run())
+    while not scene.events_of("evaluate") and not running.done():
+        await asyncio.sleep(0.001)
+    for runner in (scene.loop.rollouts.runner, scene.loop.evaluation.runner):
+        runner.drain()
+    scene.loop.rollouts.wake()
+    assert not await running
+    assert scene.lines("eval/score") == [None]
+
+
+async def test_too_many_failures_leave_a_checkpoint_of_the_steps_before(tmp_path):
+    scene = Scene(tmp_path, labels="11111xx", steps=20, error_share=0.1)
+    order = [scene.loop.rollouts._tickets.task(number).label for number in range(7)]
+    with pytest.raises(RunStopped, match="nobody there"):
+        await scene.run()
+    done = order.index("raises")
+    assert done > 0, order
+    assert scene.lines("step") == list(range(1, done + 1))
+    assert scene.events_of("save") == [f"save {done} after line {done}"]
+
+
+async def test_a_loss_that_is_no_number_ends_it_and_leaves_the_last_checkpoint(tmp_path):
+    scene = Scene(tmp_path, steps=5, save_steps=1, learner={"wrong_at": 3})
+    with pytest.raises(RunStopped, match="train step 3: expected a finite loss"):
+        await scene.run()
+    assert scene.lines("step") == [1, 2]
+    assert scene.saved == ["step-00000001", "step-00000002"]
+    step, state, _ = scene.checkpoints.load(scene.checkpoints.newest())
+    assert (step, float(state["learner"]["weight"])) == (2, 2.0)
+    assert scene.engine.policy_version == 2
+
+
+async def test_an_engine_that_takes_no_weights_ends_it_and_what_was_learned_is_kept(tmp_path):
+    first = Scene(tmp_path, steps=4, engine={"refuses": 2})
+    with pytest.raises(RunStopped, match="expected to take the weights"):
+        await first.run()
+    assert first.events_of("train", "save") == ["train 1", "train 2", "save 2 after line 2"]
+    second = Scene(tmp_path, steps=4, resume=True)
+    assert await second.run(resume=True)
+    assert second.events[:3] == ["update 2", "sample 2", "sample 2"]
+    assert second.lines("step") == [1, 2, 3, 4]
+
+
+async def test_an_evaluation_whose_episodes_fail_ends_it_and_what_was_learned_is_kept(tmp_path):
+    scene = Scene(tmp_path, steps=4, held_out="11", eval_steps=2, error_share=0.0)
+    scene.loop.evaluation.tasks[:] = [Task("q", label="1", task_id="held0")]
+    started = asyncio.ensure_future(scene.run())
+    while not scene.events_of("train") and not started.done():
+        await asyncio.sleep(0)
+    scene.loop.evaluation.tasks[:] = [Task("q", label="raises", task_id=f"held{index}") for index in range(4)]
+    with pytest.raises(RunStopped, match="nobody there"):
+        await started
+    assert scene.events_of("save") == ["save 2 after line 2"]
+    assert scene.lines("step") == [0, 1, 2]
+
+
+async def test_a_checkpoint_holds_what_was_sampled_ahead(tmp_path):
+    ready = []
+
+    def during():
+        if len(first.learner.batches) == 1:
+            deadline = time.monotonic() + LIMIT_S
+            while not ready and time.monotonic() < deadline:
+                ready[:] = [group for _, group in first.loop.rollouts._ready]
+                time.sleep(0.001)
+
+    labels = "01010101"
+    first = Scene(tmp_path, steps=4, ahead=1, save_steps=1, labels=labels, learner={"during": during, "wrong_at": 3})
+    with pytest.raises(RunStopped, match="expected a finite loss"):
+        await first.run()
+    _, _, waiting = first.checkpoints.load(first.checkpoints.newest())
+    assert {t.group_id for t in waiting} == {t.group_id for group in ready for t in group.trajectories}
+    second = Scene(tmp_path, steps=4, resume=True, ahead=1, labels=labels)
+    assert await second.run(resume=True)
+    assert second.lines("step") == [1, 2, 3, 4]
+    assert second.learner.batches[0].episode_ids == tuple(t.episode_id for t in waiting[:2]), "trained on, not lost"
+    assert not {t.episode_id for t in waiting} & {r.episode_id for r in second.engine.requests}, "nor sampled again"
+
+
+async def test_groups_that_are_thrown_away_are_counted_in_the_line_of_their_step(tmp_path):
+    scene = Scene(tmp_path, labels="0001", steps=2, rollouts={"score_range": (0.0, 2.0)})
+    assert await scene.run()
+    low = [value or 0.0 for value in scene.lines("rollout/num_rejected_low")]
+    order = [scene.loop.rollouts._tickets.task(number).label for number in range(8)]
+    second = 4 + order[4:].index("1")
+    assert low == [float(order.index("1")), float(second - order.index("1") - 1)]
+    assert scene.lines("rollout/rejection_rate") == [num / (num + 1) for num in low]
+    assert scene.lines("rollout/score") == [1.0, 1.0]
+
+
+async def test_failed_episodes_are_in_no_batch_and_counted(tmp_path):
+    scene = Scene(tmp_path, labels="1x", steps=2)
+    assert await scene.run()
+    assert scene.lines("rollout/reward") == [1.0, 1.0], "groups without a reward are replaced"
+    assert sum(value or 0 for value in scene.lines("rollout/num_rejected_failed")) >= 1
+
+
+@pytest.mark.parametrize("kept", [0, 1, 8])
+async def test_some_samples_of_each_step_are_kept(tmp_path, kept):
+    scene = Scene(tmp_path, save_samples=kept)
+    await scene.run()
+    stored = [trajectory.episode_id for trajectory in read_trajectories(tmp_path)]
+    trained_on = [batch.episode_ids[:kept] for batch in scene.learner.batches]
+    assert stored == [episode for ids in trained_on for episode in ids]
+
+
+async def test_a_line_says_where_the_seconds_went_and_what_was_learned(tmp_path):
+    scene = Scene(tmp_path, held_out="1", eval_steps=1, save_steps=1, learner={"during": lambda: time.sleep(0.05)})
+    await scene.run()
+    for number, line in enumerate(read_metrics(tmp_path)):
+        parts = [line[f"time/{name}_s"] for name in ("wait", "train", "sync", "eval", "save")]
+        assert all(seconds >= 0 for seconds in parts)
+        assert sum(parts) <= line["time/wall_s"] + 1e-3
+        if number:
+            assert line["time/train_s"] >= 0.05
+            assert line["time/eval_s"] > 0
+            assert line["train/loss"] == 1.0 / number
+            assert line["throughput/samples_per_s"] == pytest.approx(2 / line["time/wall_s"])
+    saves = scene.lines("time/save_s")
+    assert saves[1] == 0.0, "a checkpoint is written after the line, so the next line has its time"
+    assert saves[2] > 0
+
+
+async def test_a_number_that_is_not_finite_is_null_in_the_line(tmp_path):
+    scene = Scene(tmp_path, steps=1)
+    scene.learner.train_step = lambda batch: {"kl": float("nan")}
+    scene.learner.weight = torch.ones(1)
+    await scene.run()
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["train/kl"] is None
+
+
+async def test_resuming_where_nothing_was_saved_begins_at_the_first_step(tmp_path):
+    scene = Scene(tmp_path, resume=True)
+    assert await scene.run(resume=True)
+    assert scene.lines("step") == [1, 2, 3]
+
+
+async def test_the_model_is_written_beside_the_metrics(tmp_path):
+    scene = Scene(tmp_path)
+    await scene.run()
+    assert (save_model(scene.learner, tmp_path, scene.tokenizer) / "weight").read_text() == "3.0"
