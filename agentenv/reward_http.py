@@ -118,7 +118,7 @@ class RewardServers:
             response = await self._client.post(url, content=content, headers={"Content-Type": "application/json"})
         except httpx.TransportError as error:
             return f"{type(error).__name__}: {error}"
-        if False or response.status_code >= 500:
+        if response.status_code in _PAUSED_STATUSES or response.status_code >= 500:
             return f"status {response.status_code}: {response.text[:200]}"
         return response
 

@@ -189,7 +189,7 @@ class EnginePool:
         """Fail what is in flight and close all engines; again is harmless."""
         if self._closed:
             return
-        self._closed = True
+        self._closed, self._weights = True, None
         self._stop("EnginePool: expected an open pool, got a closed one. Close it after the last episode.")
         left = [*self._restarts, *self._calls]
         for task in left:

@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import os
+import pickle
 import re
 import shutil
 import zlib
@@ -121,7 +122,12 @@ class Checkpoints:
         _check_schema(path)
         if (problem := _problem(path, checksums=True)) is not None:
             raise DataError(f"{path}: expected a whole checkpoint, got one where {problem}. Go on from an earlier one.")
-        state = torch.load(path / STATE, map_location="cpu", weights_only=True)
+        try:
+            state = torch.load(path / STATE, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise DataError(
+                f"{path / STATE}: expected tensors and numbers only, got {error}. Go on without it."
+            ) from error
         with (path / BUFFER).open("rb") as file:
             trajectories = [trajectory_from_dict(json.loads(episode)) for episode in _episodes(file)]
         return int(_read_meta(path)["step"]), state, trajectories

@@ -25,7 +25,7 @@ from agentenv.endpoint.agent import ChatAgentSource
 from agentenv.engines import EngineName, open_engine
 from agentenv.engines.ray_actor import EngineBackend
 from agentenv.env_actors.source import in_actors
-from agentenv.errors import MissingDependency
+from agentenv.errors import ConfigError, DataError, MissingDependency, RunStopped
 from agentenv.loading import EnvSource, EpisodeSource, load_stop_token_ids, load_tokenizer, resolve_model
 from agentenv.opening import described, digest, load_source, load_tasks, then_end, try_constructor
 from agentenv.record import RunWriter
@@ -160,11 +160,17 @@ def _records(job: _Job, template: str) -> Any:
     with RunWriter.open(out, stored, resume=config.load_checkpoint, may_differ=free) as samples:
         folder = Path(config.ckpt_path) if config.ckpt_path else out / "checkpoints"
         checkpoints = Checkpoints(folder, keep=config.max_ckpt_num)
-        newest = checkpoints.newest() if config.load_checkpoint else None
-        step = int(newest.name.split("-")[1]) if newest is not None else None
-        if config.load_checkpoint and newest is None:
-            (out / METRICS).unlink(missing_ok=True)  # killed before its first checkpoint: it begins again
-        trackers = open_trackers(config, out, resume_step=step)
+        newest = checkpoints.newest()
+        if newest is not None and not config.load_checkpoint:
+            raise ConfigError(
+                f"--ckpt_path: expected no checkpoints, got some in {folder}. "
+                "Go on from them with --load_checkpoint, or name another folder."
+            )
+        step = checkpoints.step_of(newest) if newest is not None else None
+        if config.load_checkpoint and newest is None:  # killed before its first checkpoint
+            (out / METRICS).unlink(missing_ok=True)
+        begins_again = config.load_checkpoint and newest is None
+        trackers = open_trackers(config, out, resume_step=-1 if begins_again else step)
         journal = Journal(out, trackers=trackers, resume_step=step, logging_steps=config.logging_steps)
         with contextlib.closing(journal):
             yield Records(journal, checkpoints, samples, out)
@@ -332,5 +338,5 @@ async def _run(job: _Job, loop: Loop) -> int:
 def _plot(loop: Loop) -> None:
     try:
         draw(loop.records.folder)
-    except MissingDependency as error:
+    except (MissingDependency, RunStopped, DataError) as error:
         loop.screen.note(str(error))

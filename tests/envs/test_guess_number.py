@@ -220,13 +220,10 @@ def test_the_untrained_policys_tokenizer_has_one_token_per_word_and_number(tmp_p
     model.save_pretrained(tmp_path)
     tokenizer = load_tokenizer(str(tmp_path))
     assert [len(tokenizer.encode(str(number))) for number in range(1, 16)] == [1] * 15
-    assert [tokenizer.decode(tokenizer.encode(text)) for text in (said := _all_said())] == said
+    said = [rules_text(1, 15, 4), hint_text(1, 2), hint_text(2, 1), invalid_text(1, 15)]
+    assert [tokenizer.decode(tokenizer.encode(text)) for text in said] == said
     assert max(len(tokenizer.encode(hint)) for hint in (hint_text(1, 2), hint_text(2, 1))) == 4
     assert model.config.vocab_size == len(tokenizer)
-
-
-def _all_said():
-    return [rules_text(1, 15, 4), hint_text(1, 2), hint_text(2, 1), invalid_text(1, 15)]
 
 
 def test_equal_seeds_give_equal_untrained_policies():

@@ -6,6 +6,8 @@ import random
 import resource
 import subprocess
 import sys
+import zlib
+from pathlib import Path
 
 import pytest
 import torch
@@ -209,6 +211,18 @@ def test_a_checkpoint_of_a_newer_schema_is_refused_and_never_removed(tmp_path):
     checkpoints.keep = 1
     checkpoints.save(3, {}, [])
     assert names(tmp_path) == ["step-00000002", "step-00000003"]
+
+
+def test_a_checkpoint_of_somebody_else_runs_no_code_of_theirs(tmp_path):
+    checkpoints = save_steps(tmp_path, 1)
+    folder = tmp_path / "step-00000001"
+    torch.save({"model": Path("somewhere")}, folder / "state.pt")
+    content = (folder / "state.pt").read_bytes()
+    meta = json.loads((folder / "meta.json").read_text())
+    meta["files"]["state.pt"] = {"size": len(content), "crc32": f"{zlib.crc32(content):08x}"}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(DataError, match=r"state.pt: expected tensors and numbers only"):
+        checkpoints.load(checkpoints.newest())
 
 
 def test_a_path_without_a_checkpoint_and_a_folder_that_is_a_file_are_wrong_flags(tmp_path):

@@ -43,15 +43,20 @@ class Turns(AgentInstance):
         return StepResult(reward=share, feedback="Go on.", terminated=self.turn == 3)
 
 
-class OwnLoop(AgentInstance):
+class OwnLoop:
     """Calls the model itself, twice."""
 
-    async def run(self, task, client):
-        messages = [{"role": "user", "content": "Count."}]
-        for _ in range(2):
-            reply = await client.chat(messages)
-            messages += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": "More."}]
-        return float(len(reply.content) % 3)
+    async def run(self, context):
+        from openai import AsyncOpenAI
+
+        messages, share = context.messages, 0.0
+        async with AsyncOpenAI(base_url=context.base_url, api_key=context.api_key, timeout=60) as client:
+            for _ in range(2):
+                answer = await client.chat.completions.create(model="m", messages=messages)
+                text = answer.choices[0].message.content or ""
+                share += text.count("e") / 8
+                messages = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": "More."}]
+        return share
 '''
 
 

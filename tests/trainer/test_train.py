@@ -1,0 +1,403 @@
+"""`agentenv train` from its command line to the files it leaves: what is learned, written, resumed and refused."""
+
+import hashlib
+import json
+import random
+import re
+import signal
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentenv.record import read_config, read_trajectories
+from agentenv.trainer.journal import read_metrics
+from tests.drivers import command, forked, write_rows
+from tests.trainer.trainings import flags, make_place, rows, tiny_model, without_times
+
+AGENT_FUNCS = Path(__file__).parents[1] / "agent_funcs"
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A working directory, without plots, which take longer than a training here."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    return make_place(tmp_path, monkeypatch)
+
+
+def weights_of(folder):
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+def distance(one, other):
+    """How far two models are apart: the largest difference of a weight."""
+    a, b = weights_of(one), weights_of(other)
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def steps_of(folder):
+    return [line["step"] for line in read_metrics(folder)]
+
+
+def column(folder, key):
+    return [line.get(key) for line in read_metrics(folder)]
+
+
+# --- what a training leaves ------------------------------------------------------------------------------------------
+
+
+def test_a_training_leaves_a_model_that_changed_its_numbers_samples_checkpoint_and_plots(tmp_path, monkeypatch, capfd):
+    pytest.importorskip("matplotlib")
+    make_place(tmp_path, monkeypatch)
+    write_rows(tmp_path / "held.jsonl", [{"prompt": "Say more.", "label": "ok"}])
+    assert command(flags("--eval_dataset", "held.jsonl", "--eval_steps", 2, "--chat_template_kwargs", "{}")) == 0
+    out = tmp_path / "out"
+
+    assert steps_of(out) == [0, 1, 2, 3]
+    assert [step for step, score in zip(steps_of(out), column(out, "eval/score"), strict=True) if score is not None] == [
+        0, 2, 3
+    ]  # fmt: skip
+    assert all(norm > 0 for norm in column(out, "train/grad_norm")[1:])
+    assert all(difference < 1e-4 for difference in column(out, "train/logprob_diff")[1:]), "sampled as it is trained"
+    stored = read_config(out)["config"]
+    assert stored["flags"]["actor_learning_rate"] == 1e-2
+    assert stored["resolved"]["tasks"].startswith("8 tasks, ")
+
+    trajectories = list(read_trajectories(out))
+    assert len(trajectories) == 3 * 8
+    versions = [t.segments[0].policy_versions[-1] for t in trajectories]
+    assert versions == [step for step in range(3) for _ in range(8)], "each step's samples are of the weights before it"
+    capfd.readouterr()
+    assert command(["tokens", "show", out, trajectories[0].episode_id]) == 0
+    assert "Say" in capfd.readouterr().out
+
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000003"]
+    assert 1e-3 < distance(out / "model", tiny_model()) < 0.1
+    assert (out / "training.png").read_bytes().startswith(b"\x89PNG")
+    assert {"reward", "score", "entropy", "staleness", "time"} <= {path.stem for path in (out / "plots").glob("*.png")}
+
+
+def test_the_model_that_it_leaves_loads_and_runs(place):
+    from transformers import AutoModelForCausalLM
+
+    assert command(flags("--max_train_steps", 1)) == 0
+    model = AutoModelForCausalLM.from_pretrained(place / "out/model")
+    state = torch.load(place / "out/checkpoints/step-00000001/state.pt", weights_only=True)
+    assert torch.equal(model.lm_head.weight, state["learner"]["policy"]["lm_head.weight"])
+    argv = ["run", "--env", "env.py:Letters", "--data", "tasks.jsonl", "--model", "out/model", "--engine", "hf"]
+    assert command([*argv, "--n", 1, "--max_tokens", 8, "--out", "run"]) == 0
+    assert len(list(read_trajectories(place / "run"))) == 8
+
+
+def test_without_matplotlib_the_training_is_whole_and_says_so(place, capfd):
+    assert command(flags("--max_train_steps", 1)) == 0
+    assert "pip install matplotlib" in capfd.readouterr().err
+    assert not (place / "out/training.png").exists()
+
+
+def test_what_it_says_names_the_agent_data_model_engine_and_result(place, capfd):
+    assert command(flags()) == 0
+    said = capfd.readouterr().err
+    for part in ("env.py:Letters", "tasks.jsonl: 8 tasks × 4", "hf in this process", "step 3/3", "out/metrics.jsonl"):
+        assert part in said
+
+
+# --- learning --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [[], ["--async_train"]], ids=["sync", "async"])
+def test_the_policy_learns(place, more):
+    argv = flags("--max_train_steps", 16, "--rollout_batch_size", 4, "--n_samples_per_prompt", 8, *more)
+    assert command(argv) == 0
+    rewards = column(place / "out", "rollout/reward")
+    first, last = statistics.fmean(rewards[:4]), statistics.fmean(rewards[-4:])
+    assert last > first + 0.2, rewards
+
+
+def positive(value):
+    return value is not None and value > 0
+
+
+ALGORITHMS = {
+    "reinforce": ("--advantage_estimator reinforce", {}),
+    "reinforce_baseline": ("--advantage_estimator reinforce_baseline", {}),
+    "rloo": ("--advantage_estimator rloo", {}),
+    "group_norm": ("--advantage_estimator group_norm", {}),
+    "grpo by its paper's name": ("--advantage_estimator grpo", {}),
+    "dr_grpo": ("--advantage_estimator dr_grpo", {}),
+    "flash_reinforce": ("--advantage_estimator flash_reinforce", {}),
+    "gae": ("--advantage_estimator gae --lambd 0.95 --critic_learning_rate 1e-3", {"value_loss": positive}),
+    "kl in the reward": ("--init_kl_coef 0.1", {"kl": positive}),
+    "kl in the loss": ("--init_kl_coef 0.1 --use_kl_loss --kl_estimator k3", {"kl": positive, "kl_loss": positive}),
+    "tis": ("--is_correction tis", {}),
+    "icepop": ("--is_correction icepop", {}),
+    "seq-mask-tis": ("--is_correction seq-mask-tis", {}),
+    "gspo": ("--policy_loss_type gspo --loss_agg_mode seq-mean-token-mean", {}),
+    "dual clip": ("--dual_clip 3 --eps_clip_low_high 0.2 0.28", {}),
+    "entropy": ("--entropy_loss_coef 0.01", {"entropy": positive}),
+    "several optimiser steps": ("--max_epochs 2 --train_batch_size 4", {"num_optimizer_steps": lambda value: value == 4}),
+    "token budget": ("--use_dynamic_batch --train_max_tokens_per_gpu 64", {}),
+    "credit of whole episodes": ("--credit episode --gamma 0.9", {}),
+    "overlong": ("--overlong_buffer_len 4 --max_len 64", {}),
+    "schedule": ("--lr_scheduler cosine --lr_warmup_ratio 0.5", {}),
+    "dynamic filtering": ("--dynamic_filtering --dynamic_filtering_reward_range 0.01 0.99", {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_takes_its_steps(place, name):
+    line, expected = ALGORITHMS[name]
+    assert command(flags("--env", "env.py:Turns", *line.split(), "--max_train_steps", 2, env=None)) == 0
+    last = read_metrics(place / "out")[-1]
+    assert last["step"] == 2
+    assert last["rollout/turns"] == 3.0
+    assert last["train/grad_norm"] > 0
+    assert distance(place / "out/model", tiny_model()) > 1e-3
+    for key, holds in expected.items():
+        assert holds(last[f"train/{key}"]), (key, last[f"train/{key}"])
+
+
+def test_adapters_are_trained_and_the_model_that_is_left_has_them_in_it(place):
+    pytest.importorskip("peft")
+    assert command(flags("--lora_rank", 4, "--save_steps", 1)) == 0
+    assert weights_of(place / "out/model").keys() == weights_of(tiny_model()).keys()
+    assert distance(place / "out/model", tiny_model()) > 1e-3
+    state = torch.load(place / "out/checkpoints/step-00000003/state.pt", weights_only=True)
+    assert all("lora_" in name for name in state["learner"]["policy"]), "only they are in a checkpoint"
+    assert all(difference < 1e-4 for difference in column(place / "out", "train/logprob_diff")), "engines have them too"
+
+
+@pytest.mark.parametrize(
+    ("more", "most"),
+    [
+        (["--max_staleness", 1], 1),
+        (["--async_queue_size", 2, "--max_staleness", 2], 2),
+        (["--async_queue_size", 3, "--max_staleness", 1], 1),
+        (["--partial_rollout"], 1),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
+)
+def test_async_training_is_never_staler_than_allowed(place, more, most):
+    assert command(flags("--async_train", *more, "--max_train_steps", 6, "--is_correction", "tis")) == 0
+    assert steps_of(place / "out") == [1, 2, 3, 4, 5, 6]
+    ages = column(place / "out", "rollout/staleness_max")
+    assert ages[0] == 0.0
+    assert max(ages) <= most
+
+
+def test_dynamic_filtering_shows_how_many_prompts_it_threw_away(place):
+    (place / "env.py").write_text((place / "env.py").read_text().replace(
+        'share = sum(each.islower() for each in text) / max(1, len(text))',
+        'share = float(int(states["observation_text"].split("Say ")[1][0]) % 2)',
+    ))  # fmt: skip
+    argv = flags("--dynamic_filtering", "--dynamic_filtering_reward_range", -1, 0.5, "--max_train_steps", 4)
+    assert command(argv) == 0
+    out = place / "out"
+    assert column(out, "rollout/score") == [0.0] * 4
+    assert 0 < statistics.fmean(column(out, "rollout/rejection_rate")) < 1
+    assert sum(value or 0 for value in column(out, "rollout/num_rejected_high")) == 8, "a pass over half of the tasks"
+
+
+def test_dotted_names_do_what_flat_ones_do(place):
+    flat = ["--n_samples_per_prompt", 4, "--advantage_estimator", "rloo", "--init_kl_coef", 0.01, "--max_len", 200]
+    dotted = [
+        "--rollout.n_samples_per_prompt", 4, "--algo.advantage.estimator", "rloo", "--algo.kl.init_coef", 0.01,
+        "--data.max_len", 200,
+    ]  # fmt: skip
+    base = [arg for arg in flags(out="a") if arg not in ("--n_samples_per_prompt", 4)]
+    assert command([*base, *flat]) == 0
+    renamed = {"a": "b", "--save_path": "--ckpt.output_dir", "--actor_learning_rate": "--actor.adam.lr"}
+    renamed["--pretrain"] = "--actor.model_name_or_path"
+    assert command([*(renamed.get(arg, arg) for arg in base), *dotted]) == 0
+    assert without_times(place / "a") == without_times(place / "b")
+
+
+# --- whose episodes --------------------------------------------------------------------------------------------------
+
+
+def test_an_agent_with_a_loop_of_its_own_trains(place):
+    pytest.importorskip("openai")
+    assert command(flags("--env", "env.py:OwnLoop", "--max_train_steps", 2, env=None)) == 0
+    assert column(place / "out", "rollout/turns") == [2.0, 2.0]
+    assert all(norm > 0 for norm in column(place / "out", "train/grad_norm"))
+
+
+def test_an_agent_func_of_several_turns_trains_on_raw_text(place):
+    (place / "agent_func.py").write_text((AGENT_FUNCS / "template.py").read_text())
+    rows(place, list("aeiouaei"))
+    argv = flags("--agent_func_path", "./agent_func.py", "--no_apply_chat_template", "--max_steps", 9, env=None)
+    assert command(argv) == 0
+    assert column(place / "out", "rollout/turns") == [6.0] * 3
+    first = next(read_trajectories(place / "out"))
+    assert "<|im_start|>" not in first.prompt
+    assert not list((place / "out").glob("*.txt"))
+
+
+SEED = "71213ffa108fe6b606c0c9201c6da702fc646e6ab7b2a3561fd0fd523ffc6ec8"
+"""Of the guide's agent_func_math.py: its lines without white space, backslashes and commas before a closing bracket."""
+
+
+def test_the_guides_agent_is_unchanged_but_for_the_white_space_and_backslashes_that_its_page_lost():
+    lines = [line for line in (AGENT_FUNCS / "math_agent.py").read_text().splitlines() if line.strip()]
+    code = "".join(lines[next(i for i, line in enumerate(lines) if not line.startswith("#")) :])
+    bare = re.sub(r",([)}\]])", r"\1", re.sub(r"[\s\\]", "", code))
+    assert hashlib.sha256(bare.encode()).hexdigest() == SEED
+
+
+def test_the_guides_agent_trains_with_the_guides_command_line(place):
+    (place / "agent_func_math.py").write_text((AGENT_FUNCS / "math_agent.py").read_text())
+    write_rows(place / "gsm8k.jsonl", [{"prompt": f"{n} + 1 = ?", "answers": str(n + 1)} for n in range(1, 9)])
+    as_printed = ["--async_train", "--agent_func_path", "./agent_func_math.py", "--label_key", "answers"]
+    as_printed += ["--pretrain", tiny_model(), "--prompt_data", "gsm8k.jsonl"]
+    as_printed += ["--advantage_estimator", "reinforce", "--max_steps", 3]
+    other_args = ["--engine", "hf", "--no_ray", "--rollout_batch_size", 4, "--n_samples_per_prompt", 2]
+    other_args += ["--max_new_tokens", 8, "--save_path", "out", "--max_train_steps", 3]
+    assert command(["train", *as_printed, *other_args]) == 0
+    out = place / "out"
+    assert steps_of(out) == [1, 2, 3]
+    assert column(out, "rollout/turns") == [3.0] * 3, "a random model answers nothing in its three attempts"
+    assert column(out, "rollout/info/attempts") == [3.0] * 3
+    assert column(out, "rollout/reward") == [-0.5] * 3
+    assert {t.task.label for t in read_trajectories(out)} <= {str(n) for n in range(2, 10)}
+
+
+# --- going on --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [[], ["--max_epochs", 2, "--train_batch_size", 4, "--env", "env.py:Turns"]], ids=str)
+def test_a_resumed_training_has_the_numbers_of_one_that_was_never_interrupted(place, more):
+    base = flags(*more, env=None if more else "env.py:Letters")
+    named = [*base, "--save_path"]
+    named = [arg for index, arg in enumerate(base) if arg != "--save_path" and base[index - 1] != "--save_path"]
+    assert command([*named, "--save_path", "whole", "--max_train_steps", 6]) == 0
+    assert command([*named, "--save_path", "parts"]) == 0
+    assert steps_of(place / "parts") == [1, 2, 3]
+    assert command([*named, "--save_path", "parts", "--max_train_steps", 6, "--load_checkpoint"]) == 0
+    assert without_times(place / "parts") == without_times(place / "whole"), "bit for bit"
+    assert distance(place / "parts/model", place / "whole/model") == 0.0
+    stored = [[t.episode_id for t in read_trajectories(place / name)] for name in ("parts", "whole")]
+    assert stored[0] == stored[1]
+
+
+def test_killed_at_random_moments_and_resumed_by_the_same_command_it_has_every_step_once(place):
+    """Killed again and again, with a checkpoint a step: the lines are those of a training that was never killed."""
+    draw, steps = random.Random(5), 12
+    argv = flags("--max_train_steps", steps, "--save_steps", 1, "--load_checkpoint", out="killed")
+    out, kills = place / "killed", 0
+    while kills < 6:
+        before = _last_step(out)
+        with forked(argv, place) as running:
+            wanted = before + (kills > 0)
+            running.until(lambda least=wanted: _last_step(out) >= least and running.stderr.count("\n") > kills % 3)
+            time.sleep(draw.random() * 0.1)
+            running.signal(signal.SIGKILL)
+            running.process.join()
+            assert running.process.exitcode == -signal.SIGKILL, "it had not come to its end"
+            first = re.search(r"^step +(\d+)/", running.stderr, re.MULTILINE)
+            assert first is None or before - 1 <= int(first[1]) - 1 <= before, "within one step of where it was"
+        kills += 1
+        assert _saved_step(out) >= _last_step(out) - 1
+    assert command(argv) == 0
+    assert steps_of(out) == list(range(1, steps + 1))
+    assert command(flags("--max_train_steps", steps, out="whole")) == 0
+    assert without_times(out) == without_times(place / "whole")
+    episodes = [t.episode_id for t in read_trajectories(out)]
+    assert len(set(episodes)) == len(episodes) == steps * 8
+
+
+def _last_step(out):
+    return read_metrics(out)[-1]["step"] if (out / "metrics.jsonl").exists() and read_metrics(out) else 0
+
+
+def _saved_step(out):
+    found = [path.name for path in (out / "checkpoints").glob("step-*")] if (out / "checkpoints").exists() else []
+    return max((int(name.split("-")[1].split(".")[0]) for name in found), default=0)
+
+
+def test_load_checkpoint_where_there_is_none_begins_a_training(place):
+    assert command(flags("--load_checkpoint")) == 0
+    assert steps_of(place / "out") == [1, 2, 3]
+
+
+def test_load_checkpoint_of_a_training_that_is_done_changes_nothing(place):
+    assert command(flags()) == 0
+    before = without_times(place / "out"), weights_of(place / "out/model")
+    assert command(flags("--load_checkpoint")) == 0
+    assert without_times(place / "out") == before[0]
+    assert all(torch.equal(before[1][name], tensor) for name, tensor in weights_of(place / "out/model").items())
+
+
+@pytest.mark.parametrize("kept", [8, 0], ids=lambda kept: f"{kept} samples kept")
+def test_a_training_that_is_there_is_not_written_over(place, capfd, kept):
+    assert command(flags("--save_samples", kept)) == 0
+    before = (place / "out/metrics.jsonl").read_bytes(), (place / "out/config.json").read_bytes()
+    assert command(flags("--save_samples", kept, "--actor_learning_rate", 0.5)) == 2
+    assert "--save_path" in capfd.readouterr().err
+    assert ((place / "out/metrics.jsonl").read_bytes(), (place / "out/config.json").read_bytes()) == before
+
+
+CHANGED = {
+    "another model": ["--pretrain", "other"],
+    "another environment": ["--env", "env.py:Turns"],
+    "another batch": ["--rollout_batch_size", 4],
+    "another seed": ["--seed", 7],
+    "another estimator": ["--advantage_estimator", "rloo"],
+    "other data": ["--prompt_data", "other.jsonl"],
+    "less data": ["--max_samples", 3],
+}
+
+
+@pytest.mark.parametrize("kept", [8, 0], ids=lambda kept: f"{kept} samples kept")
+def test_another_training_is_not_gone_on_with(place, capfd, kept):
+    assert command(flags("--max_train_steps", 1, "--save_samples", kept)) == 0
+    write_rows(place / "other.jsonl", [{"prompt": f"Shout {n}.", "label": "ok"} for n in range(8)])
+    (place / "other").symlink_to(tiny_model())
+    before = (place / "out/metrics.jsonl").read_bytes()
+    for change in CHANGED.values():
+        base = flags("--save_samples", kept, "--load_checkpoint")
+        base = [arg for index, arg in enumerate(base) if change[0] not in (arg, base[index - 1] if index else None)]
+        capfd.readouterr()
+        assert command([*base, *change]) == 2, change
+        assert "expected the configuration that this run was started with" in capfd.readouterr().err
+    assert (place / "out/metrics.jsonl").read_bytes() == before
+    assert json.loads((place / "out/config.json").read_text())["config"]["flags"]["seed"] == 42
+
+
+def test_what_may_change_between_two_sessions_may_change(place):
+    assert command(flags("--max_train_steps", 1)) == 0
+    more = ["--load_checkpoint", "--concurrency", 3, "--micro_train_batch_size", 2, "--save_steps", 1]
+    assert command(flags(*more, "--max_train_steps", 2)) == 0
+    assert steps_of(place / "out") == [1, 2]
+
+
+# --- wrong flags -----------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "no source": (["--pretrain", "m"], "--agent_func_path: expected one of"),
+    "no such environment": (["--env", "nope"], "nope"),
+    "no such data": (["--env", "math_retry", "--prompt_data", "nope.jsonl"], "nope.jsonl"),
+    "no such model": (["--env", "math_retry", "--pretrain", "./nope"], "./nope"),
+    "no such file": (["--agent_func_path", "nope.py"], "nope.py"),
+    "no such column": (["--env", "env.py:Letters", "--prompt_data", "tasks.jsonl", "--input_key", "q"], "'q'"),
+    "a slip": (["--env", "math_retry", "--advantage_estimater", "rloo"], "--advantage_estimator"),
+    "a value": (["--env", "math_retry", "--advantage_estimator", "ppo"], "reinforce_baseline"),
+    "staleness without async": (["--env", "math_retry", "--max_staleness", "2"], "--async_train"),
+    "held-out data": (["--env", "math_retry", "--eval_dataset", "nope.jsonl"], "nope.jsonl"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_flag_is_one_line_and_code_2_before_anything_is_written(place, capfd, name):
+    given, said = WRONG[name]
+    more = [] if "--pretrain" in given else ["--pretrain", tiny_model()]
+    assert command(["train", *given, *more, "--engine", "hf", "--no_ray", "--save_path", "out"]) == 2
+    err = capfd.readouterr().err
+    assert said in err
+    assert "Traceback" not in err
+    assert not (place / "out").exists()
