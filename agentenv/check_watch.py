@@ -81,7 +81,7 @@ class CallWatch:
             yield
         finally:
             if self._current is mine:
-                self._current = None
+                self._current = before
 
     async def over(self, function: Callable[[], Any]) -> Any:
         """Run the check in a thread, and watch it.

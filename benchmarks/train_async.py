@@ -3,10 +3,10 @@
     python benchmarks/train_async.py
 
 Episodes have a number of turns from a heavy tail (median 2, one in twenty 8 or more, at most 12), and each turn waits
-for its environment (median 0.2 s, one in twenty 1.5 s or more, at most 6 s), as sandboxes and browsers make agents wait;
-both are drawn per task from its seed, the same in every way. The policy is tiny-math, trained for `--epochs` passes over
-each batch, so that training takes about as long as sampling does. All ways have the same number of episodes in flight
-at most, and the same flags but these:
+for its environment (median 0.2 s, one in twenty 1.5 s or more, at most 6 s), as sandboxes and browsers have agents
+wait; both are drawn per task from its seed, the same in every way. The policy is tiny-math, trained for `--epochs`
+passes over each batch, so that training takes about as long as sampling does. All ways have the same number of episodes
+in flight at most, and the same flags but these:
 
     sync      none
     async     --async_train --async_queue_size N: batches are sampled ahead; before new weights episodes end
@@ -15,9 +15,12 @@ at most, and the same flags but these:
     train     what training alone takes: the seconds of sync's train steps, during which nothing samples
 
 No way can be faster than max(generate, train); `of bound` is how much longer one took. Seconds are those of all train
-steps, start-up not counted. Two cores are enough for this: what is overlapped with training is waiting, and what both
-compute at once has a core each (OMP_NUM_THREADS=1). Where sampling alone fills all cores, as a large model on a CPU
-does, nothing is to be gained by doing both at once.
+steps, start-up not counted; CPU seconds are those of the process that trains, start-up included. The engine is in an
+actor of Ray, as it is by default; `--in_process` puts it beside the learner, and the two share the interpreter's lock.
+
+Two quiet cores are enough for this: what is overlapped with training is waiting, and what both compute at once has a
+core each (OMP_NUM_THREADS=1). Where sampling alone fills all cores, as a large model on a CPU does, nothing is to be
+gained by doing both at once.
 """
 
 from __future__ import annotations
@@ -28,12 +31,13 @@ import json
 import math
 import os
 import random
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +89,7 @@ class Measured:
     staleness_max: float
     turns: float
     num_samples: float
+    cpu_s: float = 0.0
 
     @property
     def idle_share(self) -> float:
@@ -103,7 +108,7 @@ def flags_of(way: str, args: argparse.Namespace, out: Path) -> list[str]:
         "save_samples": 0, "save_path": out, "progress": "none",
     }  # fmt: skip
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    words += [] if args.ray else ["--no_ray"]
+    words += ["--no_ray"] if args.in_process else []
     if way != "sync":
         words += ["--async_train", "--async_queue_size", str(args.queue)]
     return words + (["--partial_rollout"] if way in ("partial", "generate") else [])
@@ -132,17 +137,30 @@ def measure(way: str, args: argparse.Namespace, folder: Path) -> Measured:
     told = json.dumps({"flags": flags_of(way, args, out), "idle": way == "generate"})
     paths = os.pathsep.join([str(ROOT), str(ROOT / "envs")])
     env = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | os.environ | {"PYTHONPATH": paths}
+    before = cpu_seconds()
     done = subprocess.run([sys.executable, __file__, "--child", told], env=env, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{way}: expected exit code 0, got {done.returncode}.\n{done.stderr[-3000:]}")
-    return summed([json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()])
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return replace(summed(lines), cpu_s=cpu_seconds() - before)
+
+
+def cpu_seconds() -> float:
+    """Of all processes that were started here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def summed(lines: list[Mapping[str, float]]) -> Measured:
     """The lines of a metrics.jsonl as one."""
-    times = [sum(line[f"time/{name}_s"] for line in lines) for name in ("wall", "wait", "train", "sync")]
+    wall_s, wait_s, train_s, sync_s = (
+        sum(line[f"time/{name}_s"] for line in lines) for name in ("wall", "wait", "train", "sync")
+    )
     return Measured(
-        *times,
+        wall_s,
+        wait_s,
+        train_s,
+        sync_s,
         staleness_mean=statistics.mean(line["rollout/staleness_mean"] for line in lines),
         staleness_max=max(line["rollout/staleness_max"] for line in lines),
         turns=statistics.mean(line["rollout/turns"] for line in lines),
@@ -153,19 +171,24 @@ def summed(lines: list[Mapping[str, float]]) -> Measured:
 def report(found: Mapping[str, Measured], args: argparse.Namespace) -> None:
     first = found["sync"]
     generate_s, train_s = found["generate"].wall_s, first.train_s
+    where = "in the learner's process" if args.in_process else "in a Ray actor"
     print(f"{args.steps} train steps of {args.groups} × {args.samples} samples, {args.concurrency} episodes in flight,")
-    print(f"{args.queue} batches ahead at most, engine {args.engine}{' in a Ray actor' if args.ray else ''}\n")
+    print(f"{args.queue} batches ahead at most, engine {args.engine} {where}\n")
     print("| way | seconds | faster than sync | of bound | learner waits | trains | new weights | idle "
-          "| staleness, mean and max | turns |")  # fmt: skip
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+          "| staleness, mean and max | turns | CPU s |")  # fmt: skip
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     for way, one in found.items():
         if one.num_samples != first.num_samples:
             raise SystemExit(f"{way}: expected {first.num_samples} samples, got {one.num_samples}: not the same work")
         bound = "" if way == "generate" else f"{one.wall_s / max(generate_s, train_s):.2f}"
         row = f"{one.wall_s:.1f} | {first.wall_s / one.wall_s:.2f} | {bound} | {one.wait_s:.1f} | {one.train_s:.1f}"
         ages = f"{one.staleness_mean:.2f} / {one.staleness_max:.0f}"
-        print(f"| {way} | {row} | {one.sync_s:.1f} | {one.idle_share:.0%} | {ages} | {one.turns:.2f} |")
-    print(f"\ngenerate alone {generate_s:.1f} s, train alone {train_s:.1f} s: no way takes less than the longer of the two")
+        print(
+            f"| {way} | {row} | {one.sync_s:.1f} | {one.idle_share:.0%} | {ages} | {one.turns:.2f} | {one.cpu_s:.0f} |"
+        )
+    print(
+        f"\ngenerate alone {generate_s:.1f} s, train alone {train_s:.1f} s: no way takes less than the longer of them"
+    )
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -180,7 +203,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=3, help="passes of the learner over each batch")
     parser.add_argument("--speed", type=float, default=1.0, help="environments are so many times faster")
     parser.add_argument("--engine", choices=["hf", "vllm"], default="hf")
-    parser.add_argument("--ray", action="store_true", help="the engine in an actor of Ray")
+    parser.add_argument("--in_process", action="store_true", help="the engine in this process, not in an actor of Ray")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--small", action="store_true", help="3 steps of 2 x 2 samples, to see that it works")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -188,7 +211,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     if args.small:
         args.steps, args.groups, args.samples, args.speed = 3, 2, 2, 20.0
     if missing := {"sync", "generate"} - set(args.ways):
-        parser.error(f"--ways: expected sync and generate among them, which others are compared with; {missing} missing")
+        parser.error(
+            f"--ways: expected sync and generate among them, which others are compared with; {missing} missing"
+        )
     return args
 
 

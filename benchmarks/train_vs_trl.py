@@ -5,8 +5,8 @@
 tiny-math in float32 on the CPU, one process and no vLLM on either side; each train step samples the same 16 prompts
 8 times at temperature 1, 64 tokens each, scores them by their share of digits and makes one optimiser step of GRPO
 (group advantages, no KL term). The model is a copy whose end of sequence is a token that it never samples, so that all
-samples have all their tokens; both sides count them. The sides take turns, each round in a process of its own; a round's
-speed is that of its median step, the first left out; memory is the most that its process ever had resident.
+samples have all their tokens; both sides count them. The sides take turns, each round in a process of its own. The
+speed of a round is that of its median step, the first left out; memory is the most that its process had resident.
 
 TRL runs under another interpreter, since it may want another transformers than ours:
 
@@ -19,6 +19,7 @@ compared. TRL generates with transformers' `generate`; its continuous batching (
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -67,6 +68,8 @@ class Round:
 
     samples_per_s: float
     rss_mib: float
+    cpu_s: float
+    """Of a process, start-up included."""
     tokens: float
     """Of a sample, mean."""
 
@@ -121,6 +124,7 @@ def run_round(way: Way, args: argparse.Namespace, folder: Path) -> Round:
     out = folder / f"out-{time.monotonic_ns()}"
     command = (our_command if way.side == "agentenv" else trl_command)(way, args, folder, out)
     env = os.environ | {"OMP_NUM_THREADS": str(way.threads), "HF_HUB_OFFLINE": "1"}
+    env.pop("PYTHONPATH", None)
     if way.side == "agentenv":
         env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "envs")])
     with (folder / "log").open("w") as log:
@@ -128,11 +132,13 @@ def run_round(way: Way, args: argparse.Namespace, folder: Path) -> Round:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise SystemExit(f"{way}: expected exit code 0, got {process.returncode}.\n{(folder / 'log').read_text()[-3000:]}")
+        raise SystemExit(
+            f"{way}: expected exit code 0, got {process.returncode}.\n{(folder / 'log').read_text()[-3000:]}"
+        )
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     step_s = statistics.median(line["time/wall_s"] for line in lines[1:])
     tokens = statistics.mean(line["rollout/action_tokens"] for line in lines)
-    return Round(args.prompts * args.samples / step_s, usage.ru_maxrss / 1024, tokens)
+    return Round(args.prompts * args.samples / step_s, usage.ru_maxrss / 1024, usage.ru_utime + usage.ru_stime, tokens)
 
 
 def trl_side(told: dict[str, str]) -> None:
@@ -185,7 +191,7 @@ def trl_side(told: dict[str, str]) -> None:
     tokens = statistics.mean(lengths)
     lines = [
         json.dumps({"time/wall_s": end - begin, "rollout/action_tokens": tokens}) + "\n"
-        for begin, end in zip(ends_s, ends_s[1:], strict=False)
+        for begin, end in itertools.pairwise(ends_s)
     ]
     out = Path(told["out"])
     out.mkdir(parents=True, exist_ok=True)
@@ -199,25 +205,31 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[Way, list[Round]]:
     for index in range(args.rounds):
         for way in ways if index % 2 == 0 else ways[::-1]:
             found[way].append(run_round(way, args, folder))
-            print(f"round {index + 1}: {way}: {found[way][-1].samples_per_s:.1f} samples/s", file=sys.stderr, flush=True)
+            print(
+                f"round {index + 1}: {way}: {found[way][-1].samples_per_s:.1f} samples/s", file=sys.stderr, flush=True
+            )
     return found
 
 
 def report(found: dict[Way, list[Round]], args: argparse.Namespace) -> None:
     print(f"{args.prompts} prompts × {args.samples} samples × {args.tokens} tokens a step, {args.steps} steps a round")
     print(f"(the first not counted), {args.rounds} rounds; medians\n")
-    print("| side | samples/s | lowest and highest round | peak memory, MiB | tokens a sample |")
-    print("|---|---:|---:|---:|---:|")
+    print("| side | samples/s | lowest and highest round | CPU s | peak memory, MiB | tokens a sample |")
+    print("|---|---:|---:|---:|---:|---:|")
     speeds: dict[Way, float] = {}
     for way, rounds in found.items():
         values = [each.samples_per_s for each in rounds]
         speeds[way] = statistics.median(values)
         memory, tokens = max(each.rss_mib for each in rounds), statistics.mean(each.tokens for each in rounds)
-        print(f"| {way} | {speeds[way]:.1f} | {min(values):.1f} to {max(values):.1f} | {memory:,.0f} | {tokens:.2f} |")
+        row = f"{min(values):.1f} to {max(values):.1f} | {statistics.median(r.cpu_s for r in rounds):.1f}"
+        print(f"| {way} | {speeds[way]:.1f} | {row} | {memory:,.0f} | {tokens:.2f} |")
     best = {side: max((w for w in found if w.side == side), key=speeds.__getitem__) for side in ("agentenv", "TRL")}
     ours, theirs = best["agentenv"], best["TRL"]
-    memory = {side: min(r.rss_mib for way, rounds in found.items() if way.side == side for r in rounds) for side in best}
-    print(f"\nbest of each: {ours}: {speeds[ours]:.1f}; {theirs}: {speeds[theirs]:.1f}: {speeds[ours] / speeds[theirs]:.2f} ×")
+    memory = {
+        side: min(r.rss_mib for way, rounds in found.items() if way.side == side for r in rounds) for side in best
+    }
+    print(f"\nbest of each: {ours}: {speeds[ours]:.1f}; {theirs}: {speeds[theirs]:.1f} samples/s")
+    print(f"agentenv / TRL: {speeds[ours] / speeds[theirs]:.2f}")
     print(f"least memory of each: {memory['agentenv']:,.0f} and {memory['TRL']:,.0f} MiB")
 
 
@@ -252,8 +264,9 @@ def main() -> None:
         return
     from common import machine
 
-    versions = "import trl, torch, transformers as t; print(f'TRL {trl.__version__}, transformers {t.__version__}, torch {torch.__version__}')"
-    theirs = subprocess.run([args.trl_python, "-c", versions], check=True, capture_output=True, text=True).stdout
+    names = ("trl", "torch", "transformers")
+    code = f"from importlib.metadata import version; print(', '.join(n + ' ' + version(n) for n in {names}))"
+    theirs = subprocess.run([args.trl_python, "-c", code], check=True, capture_output=True, text=True).stdout
     print(machine(), f"TRL's side: {theirs.strip()}", sep="\n", end="\n\n", flush=True)
     with tempfile.TemporaryDirectory() as name:
         prepare(Path(name), num_prompts=args.prompts * args.steps)

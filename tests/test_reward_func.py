@@ -106,6 +106,21 @@ async def test_the_space_that_an_answer_begins_with_is_in_the_query(tmp_path):
     assert (await judged(tmp_path, body, action=" 42", tokenizer=LeadingSpaceTokenizer())).reward == 1.0
 
 
+class JoiningTokenizer(CharTokenizer):
+    """Decoding rewrites what stands on both sides of a border: the prompt alone is no beginning of the whole."""
+
+    def decode(self, token_ids, **kwargs):
+        return super().decode(token_ids, **kwargs).replace("?4", "!4")
+
+
+async def test_a_query_begins_with_its_prompt_whatever_the_tokenizer_makes_of_both_together(tmp_path):
+    body = """
+    def reward_func(queries, prompts, labels):
+        return [float(prompts == ["Q: 6*7?"] and queries[0].startswith("Q: 6*7?42"))]
+    """
+    assert (await judged(tmp_path, body, tokenizer=JoiningTokenizer())).reward == 1.0
+
+
 async def test_an_answer_that_was_cut_is_truncated_and_judged_all_the_same(tmp_path):
     limits = Limits(max_length=12)
     trajectory = await judged(tmp_path, EXACT, action="42" * 20, limits=limits)
@@ -321,15 +336,19 @@ async def test_one_answer_that_breaks_the_function_costs_its_batch_nothing(tmp_p
 
 
 async def test_an_episode_that_is_cancelled_takes_no_other_with_it(tmp_path):
-    source = load_reward_source(write(tmp_path, SIZES), batch_size=2, wait_s=0.3)
+    source = load_reward_source(write(tmp_path, SIZES), batch_size=3, wait_s=0.3)
     first = asyncio.ensure_future(episode(source, label="1"))
     while not source._batches._waiting:
         await asyncio.sleep(0.001)
-    second = asyncio.ensure_future(episode(source, label="2"))
     first.cancel()
-    assert (await second).reward == 2.0
+    second = asyncio.ensure_future(episode(source, label="2"))
     with pytest.raises(asyncio.CancelledError):
         await first
+    third = asyncio.ensure_future(episode(source, label="3"))
+    made = await asyncio.gather(second, third)
+    assert [each.reward for each in made] == [2.0, 3.0]
+    sizes = source.judge.function.__globals__["sizes"]
+    assert sum(sizes) == 2, "nobody waits for the answer of the first"
 
 
 # --- servers --------------------------------------------------------------------------------------------------------
@@ -478,11 +497,30 @@ async def test_requests_go_to_the_server_with_the_fewest_and_away_from_a_dead_on
         free.set()
         assert [each.reward for each in [*made, await held]] == [1.0] * 4 + [0.0]
         assert (len(waiting), len(fast)) == (1, 4)
+
+
+async def test_what_failed_is_tried_at_another_server_next_even_where_that_is_busier():
+    free = asyncio.Event()
+
+    async def slow(body):
+        """An answer to the first request when it is let go, to the others at once."""
+        if len(asked) == 1:
+            await free.wait()
+        return rewards(1.0)
+
+    async with serving(slow) as (alive, asked), serving(lambda body: (500, "")) as (dead, refused):
+        source = RewardSource(RewardServers([alive, dead], first_pause_s=0.01))
+        held = asyncio.ensure_future(episode(source))
+        while not asked:
+            await asyncio.sleep(0.001)
+        assert (await episode(source)).reward == 1.0
+        free.set()
+        assert (await held).reward == 1.0
+        assert (len(asked), len(refused)) == (2, 1)
+    nobody = "http://127.0.0.1:9/get_reward"  # where no server listens
     async with serving(lambda body: rewards(1.0)) as (alive, asked):
-        dead = "http://127.0.0.1:9/get_reward"  # nobody listens there
-        source = RewardSource(RewardServers([dead, alive], first_pause_s=0.01))
+        source = RewardSource(RewardServers([nobody, alive], first_pause_s=0.01))
         assert [(await episode(source)).reward for _ in range(4)] == [1.0] * 4
-        assert len(asked) == 4
 
 
 async def test_servers_that_are_as_busy_take_turns():

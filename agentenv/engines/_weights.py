@@ -55,7 +55,7 @@ class WeightFile:
         import torch
 
         spans = self._spans()
-        num_bytes = max((end for start, end in spans if end > start), default=0)
+        num_bytes = _aligned(spans[-1][1]) if spans else 0
         if num_bytes:
             whole = torch.from_file(self.path, shared=False, size=num_bytes, dtype=torch.uint8)
         else:
@@ -174,6 +174,7 @@ def _filled(pieces: Iterable[memoryview]) -> _Store:
                 num_written = os.pwrite(store.fd, left, offset)
                 left, offset = left[num_written:], offset + num_written
             offset = start + _aligned(offset - start)
+        os.ftruncate(store.fd, offset)  # the last as well ends where the next would start
     except OSError as error:
         store.close()
         raise EngineError(

@@ -11,7 +11,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -151,7 +151,7 @@ def _source(config: TrainConfig, episodes: RunConfig) -> EpisodeSource:
 
 
 @contextlib.contextmanager
-def _records(job: _Job, template: str) -> Any:
+def _records(job: _Job, template: str) -> Iterator[Records]:
     """The run directory, alone in it."""
     config, out = job.config, job.out
     resolved = {"tasks": digest(list(job.tasks)), "template": template}

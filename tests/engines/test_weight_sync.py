@@ -10,6 +10,7 @@ import os
 import resource
 import tempfile
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -66,7 +67,7 @@ def tensors(draw):
 @given(st.dictionaries(st.text(max_size=5), tensors(), max_size=5))
 def test_weights_arrive_as_they_were_whatever_their_shape_and_dtype(weights):
     shared = share_weights(weights.items())
-    elsewhere = share_bytes(shared.file, memoryview(open(shared.file.path, "rb").read()))  # noqa: SIM115
+    elsewhere = share_bytes(shared.file, memoryview(Path(shared.file.path).read_bytes()))
     for arrived in (dict(shared.file), dict(elsewhere.file), dict(shared)):
         assert list(arrived) == list(weights)
         for name, tensor in weights.items():

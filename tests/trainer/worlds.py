@@ -30,8 +30,8 @@ ARCHITECTURES = {
     "minicpm3": (
         "MiniCPM3",
         COMMON | {
-            "num_key_value_heads": 2, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 16,
-            "dim_model_base": 8,
+            "num_key_value_heads": 2, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 8, "v_head_dim": 16, "dim_model_base": 8,
         },
     ),
     "qwen3_moe": (
