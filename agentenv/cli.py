@@ -102,8 +102,8 @@ def _dispatch(args: Sequence[str]) -> int:
 def _help() -> None:
     lines = ["usage: agentenv COMMAND [flags]        agentenv COMMAND --help for the flags", ""]
     configs = {
-        "run": RunConfig, "train": train, "list": ListConfig, "doctor": DoctorConfig, "check": CheckConfig, "tokens": tokens,
-        "launch": launch,
+        "run": RunConfig, "train": train, "list": ListConfig, "doctor": DoctorConfig, "check": CheckConfig,
+        "tokens": tokens, "launch": launch,
     }  # fmt: skip
     lines += [f"  {name:8} {(config.__doc__ or '').splitlines()[0]}" for name, config in configs.items()]
     sys.stdout.write("\n".join(lines) + "\n")

@@ -133,8 +133,8 @@ class TrainConfig:
     no_advantage_std_norm: bool = False
     """Centre advantages without dividing by their standard deviation."""
     policy_loss_type: Literal["ppo", "gspo"] = "ppo"
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean"] = "token-mean"
-    """Whether every token or every sample weighs the same."""
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = "token-mean"
+    """Whether every token or every sample weighs the same, or tokens are summed and divided by --max_len (Dr. GRPO)."""
     eps_clip: float = 0.2
     eps_clip_low_high: tuple[float, float] | None = None
     """Two clip ranges, below and above 1, instead of --eps_clip."""
@@ -225,7 +225,7 @@ class TrainConfig:
     """Held-out tasks, as --prompt_data."""
     eval_split: str | None = None
     eval_steps: int = -1
-    """Evaluate every so many train steps; -1: never."""
+    """Evaluate every so many train steps, besides before the first and after the last; -1: only then."""
     eval_temperature: float = 0.6
     eval_n_samples_per_prompt: int = 4
     save_path: str | None = None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from agentenv.loading import resolve_model
 from agentenv.trainer.batch import MicroBatch
 from agentenv.trainer.scoring import autocast, backbone_states, best_attention, check_packing, open_model, pick_dtype
 
@@ -30,7 +31,11 @@ class Critic(nn.Module):
         self.device, self._dtype = device, pick_dtype(config.param_dtype, device)
         attention = best_attention(packed=config.packing_samples, device=device, dtype=self._dtype)
         self.backbone: Any = open_model(
-            config.critic_pretrain or path, head=False, dtype=torch.float32, device=device, attention=attention
+            resolve_model(config.critic_pretrain) if config.critic_pretrain else path,
+            head=False,
+            dtype=torch.float32,
+            device=device,
+            attention=attention,
         )
         if config.packing_samples:
             vocab_size = self.backbone.get_input_embeddings().num_embeddings

@@ -99,6 +99,8 @@ def _of_nobody(config: LaunchConfig) -> list[tuple[str, str, str, None, str]]:
         (config.credit == "turn", "credit", "episode", "turn", "It sums the rewards of an episode on its last action."),
         (config.engine == "hf", "engine", "auto or vllm", "hf", "It samples with vLLM only."),
         (not config.ray, "no_ray", "Ray", "none", "Leave --no_ray out."),
+        (config.loss_agg_mode == "seq-mean-token-sum-norm", "loss_agg_mode", "token-mean or seq-mean-token-mean",
+            config.loss_agg_mode, "It has those two."),
         (config.use_mlflow, "use_mlflow", "--use_wandb or --use_tensorboard", "MLflow", "It logs to those."),
         (config.max_train_steps is not None, "max_train_steps", "none", str(config.max_train_steps),
             f"It counts tasks and passes: use --max_samples {passes} --num_episodes 1."),

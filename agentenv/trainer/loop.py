@@ -110,7 +110,7 @@ class Loop:
         """
         self.screen.start(self.num_steps, self.step + 1)
         self._step_began = time.monotonic()
-        if self.step == 0 and self.evaluation is not None and self.config.eval_steps > 0:
+        if self.step == 0 and self.evaluation is not None:
             self._log(0, await self._evaluate())
         while self.step < self.num_steps:
             try:
@@ -135,11 +135,12 @@ class Loop:
     async def _train(self, groups: Sequence[Group]) -> dict[str, float]:
         """Learn from the groups; the numbers of it and of them."""
         from agentenv.trainer.batch import build
+        from agentenv.trainer.experience import needs_rollout_logprobs
 
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         for trajectory in trajectories[: self.config.save_samples]:
             self.records.samples.append(trajectory)
-        batch = build(trajectories, need_logprobs=self.config.is_correction != "off")
+        batch = build(trajectories, need_logprobs=needs_rollout_logprobs(self.config))
         with self._timed("train_s"):
             learned = await asyncio.to_thread(self.learner.train_step, batch)
         rolled = numbers_of(map(summarize, trajectories), num_samples=self.config.n_samples_per_prompt)
@@ -153,7 +154,7 @@ class Loop:
         try:
             with self._timed("sync_s"):
                 await self.rollouts.update_weights(await self._weights(), self.step)
-            if self._is_due(self.config.eval_steps):
+            if self.step == self.num_steps or self._is_due(self.config.eval_steps):
                 numbers |= await self._evaluate()
         except RunStopped as error:
             return error
