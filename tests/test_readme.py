@@ -23,6 +23,7 @@ from agentenv.cli_tokens import CertifyConfig, DiffConfig, ReplayConfig, ShowCon
 from agentenv.config import RunConfig
 from agentenv.dataset import read_tasks
 from agentenv.loading import builtin_datasets
+from agentenv.trainer.launch import LaunchConfig
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -126,7 +127,7 @@ def alive_after(group, timeout_s):
 
 def test_every_make_command_that_the_readme_names_is_there():
     targets = set(re.findall(r"^([\w-]+):(?!=)", MAKEFILE, re.MULTILINE))
-    named_targets = set(re.findall(r"\bmake ([a-z][\w-]*)", re.sub(r"and make[.:]", "", README)))
+    named_targets = set(re.findall(r"(?:`|^    )make ([a-z][\w-]*)", README, re.MULTILINE))
     assert {"demo", "test"} <= named_targets <= targets
 
 
@@ -145,7 +146,7 @@ def test_every_flag_that_the_readme_names_exists():
             re.sub(r"vllm serve.*|python -m vllm(.*\\\n)*.*|\| 0\.\d+\.\d+.*", "", README),
         )
     )
-    configs = (RunConfig, CheckConfig, CertifyConfig, ShowConfig, DiffConfig, ReplayConfig)
+    configs = (RunConfig, LaunchConfig, CheckConfig, CertifyConfig, ShowConfig, DiffConfig, ReplayConfig)
     assert flags <= {name for config in configs for name in config.__dataclass_fields__}
 
 

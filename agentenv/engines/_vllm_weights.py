@@ -213,6 +213,7 @@ class Client:
 
     def _all(self, ask: Callable[[Any], Coroutine[Any, Any, Any]]) -> None:
         async def told() -> None:
+            """A coroutine, as asyncio wants it from another thread."""
             await self._tell(ask)
 
         asyncio.run_coroutine_threadsafe(told(), self._loop).result()

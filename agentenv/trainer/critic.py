@@ -5,6 +5,7 @@ Shapes: B×T a micro-batch's tokens, n its action tokens, s its sequences, D hid
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from agentenv.loading import resolve_model
 from agentenv.trainer.batch import MicroBatch
 from agentenv.trainer.scoring import autocast, backbone_states, best_attention, check_packing, open_model, pick_dtype
+from agentenv.trainer.sharding import Ranks, spread, stored
 
 if TYPE_CHECKING:
     from agentenv.trainer.config import TrainConfig
@@ -45,6 +47,20 @@ class Critic(nn.Module):
         self.head = nn.Linear(self.backbone.config.get_text_config().hidden_size, 1, device=device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
+
+    def shard(self, ranks: Ranks) -> None:
+        """Leave this rank its part of the weights."""
+        ranks.shard(self, dtype=self._dtype, in_float32=[self.head])
+
+    def state(self) -> dict[str, Tensor]:
+        """All of the weights; those in shards on rank 0."""
+        found: dict[str, Tensor] = stored(self.state_dict())
+        return found
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Put weights back."""
+        own = self.state_dict()
+        self.load_state_dict({name: spread(full, own[name]) if name in own else full for name, full in state.items()})
 
     def values(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         """float32[n] the value before each action token, and float32[s] after the last one of each sequence."""

@@ -27,6 +27,7 @@ from agentenv.trainer.objective import Known, Share, critic_share, policy_share
 from agentenv.trainer.optimizer import Optimizer, learning_rate_factor
 from agentenv.trainer.policy import Layout, Policy
 from agentenv.trainer.scoring import be_deterministic, pick_device
+from agentenv.trainer.sharding import Ranks
 from agentenv.trainer.sweep import Sweep
 
 if TYPE_CHECKING:
@@ -55,7 +56,15 @@ class Totals:
 class Learner:
     """The policy that is trained, its optimiser, its reference and its critic."""
 
-    def __init__(self, config: TrainConfig, model: str, *, num_train_steps: int, device: str | None = None) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: str,
+        *,
+        num_train_steps: int,
+        device: str | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
         """Load the models.
 
         Args:
@@ -63,6 +72,7 @@ class Learner:
             model: the policy at the very start of training, which is also the reference; `load_state` goes on from it.
             num_train_steps: of the whole run, for the learning rate.
             device: "cuda:0", "cpu"; None: a GPU where there is one.
+            ranks: the processes that have this learner together, each its part of every weight.
 
         Raises:
             ConfigError: a model cannot be loaded, or flags contradict each other.
@@ -73,16 +83,19 @@ class Learner:
             be_deterministic()
         if config.lora_dropout:
             torch.manual_seed(config.seed)  # the one thing here that draws from the process's generator
+        self._ranks = ranks or Ranks()
         self.policy = Policy(config, model, device=self._device)
+        self.policy.shard(self._ranks)
         fp16 = self.policy.computes_in_fp16
         self._adam = Optimizer(self.policy.trained.values(), config, peak=config.actor_learning_rate, fp16=fp16)
         self.critic: Critic | None = None
         if config.advantage_estimator == "gae":
             self.critic = Critic(config, model, device=self._device)
+            self.critic.shard(self._ranks)
             self._critic_adam = Optimizer(self.critic.parameters(), config, peak=config.critic_learning_rate, fp16=fp16)
         self._loss_options = experience.loss_options(config)
         self._shuffle = torch.Generator().manual_seed(config.seed)
-        self._sweep = Sweep(config, self._device)
+        self._sweep = Sweep(config, self._device, self._ranks)
         self.num_steps = 0
         """Train steps that were taken."""
         self.failed_batch_path: Path | None = None
@@ -107,7 +120,7 @@ class Learner:
         for episodes in parts:
             self._optimizer_step(batch, known, episodes, totals)
         self.num_steps += 1
-        trained_N, logprobs_N = batch.trained_N, known.logprobs_N.cpu()
+        trained_N, logprobs_N = batch.trained_N, self._ranks.merged(known.logprobs_N).cpu()
         difference = mismatch(logprobs_N[trained_N], batch.logprobs_N[trained_N])
         return totals.means() | ({} if math.isnan(difference) else {"logprob_diff": difference}) | {
             "learning_rate": self._config.actor_learning_rate * self._factor(before=1),
@@ -146,7 +159,7 @@ class Learner:
         nothing_N = torch.full(batch.logprobs_N.shape, torch.nan, device=self._device)
         known = Known(batch.logprobs_N.to(self._device), nothing_N.clone(), nothing_N, nothing_N)
         known.has_old = several or experience.kl_in_reward(config) or self._actor_is_frozen
-        after_S = torch.zeros(len(batch.sequences), device=self._device)
+        after_S = torch.full((len(batch.sequences),), torch.nan, device=self._device)
         if config.init_kl_coef > 0:
             known.ref_logprobs_N = nothing_N.clone()
         if self.critic is not None:
@@ -164,6 +177,11 @@ class Learner:
         if known.has_old or config.init_kl_coef > 0 or self.critic is not None:
             with torch.no_grad():
                 totals.num_oom_splits += self._sweep.run(everything, look)
+            known.logprobs_N, after_S = self._ranks.merged(known.logprobs_N), self._ranks.merged(after_S)
+            if known.ref_logprobs_N is not None:
+                known.ref_logprobs_N = self._ranks.merged(known.ref_logprobs_N)
+            if known.values_N is not None:
+                known.values_N = self._ranks.merged(known.values_N)
         return self._with_advantages(batch, known, after_S.cpu())
 
     def _with_advantages(self, batch: Batch, known: Known, after_S: Tensor) -> Known:
@@ -233,13 +251,13 @@ class Learner:
         def learn(micro: MicroBatch) -> None:
             """Add one micro-batch's share."""
             loss, metrics = share(micro)
-            adam.backward(loss)
+            adam.backward(loss * self._ranks.size)  # the ranks' gradients are averaged
             for name, value in metrics.items():
                 sums[name] = sums.get(name, torch.zeros((), device=self._device)) + value
 
         begin()
         totals.num_oom_splits += self._sweep.run(batch, learn, sequences=sequences, begin=begin)
-        return sums
+        return self._ranks.totals(sums)
 
     # --- what can go wrong ---
 
@@ -282,7 +300,7 @@ class Learner:
         self.policy.save(folder, tokenizer)
 
     def state(self) -> dict[str, Any]:
-        """All that resuming needs, of types that `torch.load(weights_only=True)` takes.
+        """All that resuming needs, of types that `torch.load(weights_only=True)` takes; of several ranks, on rank 0.
 
         The tensors are those in use: write them before the next train step.
         """
@@ -296,7 +314,7 @@ class Learner:
         if self._device.type == "cuda":
             state["rng"]["cuda"] = torch.cuda.get_rng_state(self._device)
         if self.critic is not None:
-            state |= {"critic": self.critic.state_dict(), "critic_optimizer": self._critic_adam.state()}
+            state |= {"critic": self.critic.state(), "critic_optimizer": self._critic_adam.state()}
         return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -308,7 +326,7 @@ class Learner:
         self.policy.load_state(state["policy"])
         self._adam.load_state(state["optimizer"])
         if self.critic is not None:
-            self.critic.load_state_dict(state["critic"])
+            self.critic.load_state(state["critic"])
             self._critic_adam.load_state(state["critic_optimizer"])
         self._shuffle.set_state(state["shuffle"].cpu())
         torch.set_rng_state(state["rng"]["cpu"].cpu())

@@ -72,7 +72,9 @@ def score_tokens(
         else:
             chunks.append(_score_chunk(*args))
     if not chunks:
-        empty_n = hidden_nD.float().sum(-1)  # of no token: still a part of the graph, so that backward works
+        empty_n = (
+            head(hidden_nD).float().sum(-1)
+        )  # of no token: still of the graph, so that every weight has a gradient
         return Scores(empty_n, empty_n.detach())
     logprobs, entropies = zip(*chunks, strict=True)
     return Scores(torch.cat(logprobs), torch.cat(entropies))

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
+
+from agentenv.trainer.sharding import spread, stored
 
 if TYPE_CHECKING:
     from agentenv.trainer.config import Scheduler, TrainConfig
@@ -71,7 +74,8 @@ class Optimizer:
         if self._scale != 1.0:
             for gradient in gradients:
                 gradient.div_(self._scale)
-        return float(clip_grad_norm_(self.parameters, self._max_norm))
+        norm = clip_grad_norm_(self.parameters, self._max_norm)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def step(self, factor: float) -> float:
         """Change the parameters by the clipped gradient; the learning rate that was used."""
@@ -90,10 +94,15 @@ class Optimizer:
         return True
 
     def state(self) -> dict[str, Any]:
-        """What resuming needs."""
-        return {"adam": self._adam.state_dict(), "scale": self._scale}
+        """What resuming needs; of parameters in shards all of it, on rank 0."""
+        return {"adam": stored(self._adam.state_dict()), "scale": self._scale}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`."""
-        self._adam.load_state_dict(state["adam"])
+        parameters = [p for group in self._adam.param_groups for p in group["params"]]
+        moments = {
+            index: {name: spread(value, parameters[index]) if value.dim() else value for name, value in each.items()}
+            for index, each in state["adam"]["state"].items()
+        }
+        self._adam.load_state_dict({**state["adam"], "state": moments})
         self._scale = state["scale"]

@@ -13,6 +13,7 @@ from agentenv.errors import ConfigError, MissingDependency
 from agentenv.trainer.batch import MicroBatch
 from agentenv.trainer.logprobs import Scores
 from agentenv.trainer.scoring import TokenScorer, best_attention, check_packing, open_model, pick_dtype
+from agentenv.trainer.sharding import Ranks, spread, stored, whole
 
 if TYPE_CHECKING:
     from agentenv.trainer.config import TrainConfig
@@ -51,6 +52,14 @@ class Policy:
         if config.init_kl_coef > 0 and self._adapters is None:
             model = open_model(path, dtype=frozen, device=device, attention=attention).requires_grad_(False).eval()
             self._reference = TokenScorer(model, dtype=self._dtype, temperature=config.temperature)
+        own = self.model.state_dict()
+        self._tied = {name for name in own if _is_tied(self.model, name, own)}
+
+    def shard(self, ranks: Ranks) -> None:
+        """Leave this rank its part of the weights, and of the reference's."""
+        for scorer in (self.scorer, self._reference):
+            if scorer is not None:
+                ranks.shard(scorer, dtype=self._dtype)
 
     @property
     def trained(self) -> dict[str, torch.nn.Parameter]:
@@ -83,6 +92,8 @@ class Policy:
     def weights(self, *, layout: Layout = "checkpoint") -> Iterator[tuple[str, Tensor]]:
         """Every weight under its name, adapters added in, tied ones once; nothing here is changed.
 
+        Of weights in shards rank 0 gets each in turn, while all ranks go through them; the others get empty ones.
+
         On a GPU they have the checkpoint's dtype, which is what engines compute in; on a CPU they stay float32.
 
         Args:
@@ -97,9 +108,8 @@ class Policy:
         yield from revert_weight_conversion(self.model, dict(self._module_weights())).items()
 
     def _module_weights(self) -> Iterator[tuple[str, Tensor]]:
-        own = self.model.state_dict()
-        for name, tensor in own.items():
-            if ".lora_" in name or _is_tied(self.model, name, own):
+        for name, tensor in self.model.state_dict().items():
+            if ".lora_" in name or name in self._tied:
                 continue
             yield name.replace(".base_layer.", "."), self._merged(name, tensor.detach())
 
@@ -109,6 +119,7 @@ class Policy:
         if layer_name and kind == "weight":
             layer = self.model.get_submodule(layer_name)
             tensor = (tensor.float() + layer.get_delta_weight("default").float()).to(tensor.dtype)
+        tensor = whole(tensor)
         if self.device.type == "cuda" and tensor.is_floating_point():
             return tensor.to(self.model.checkpoint_dtype)
         return tensor
@@ -131,8 +142,9 @@ class Policy:
         tokenizer.save_pretrained(folder)
 
     def state(self) -> dict[str, Tensor]:
-        """The trained weights; the tensors are those that go on being trained."""
-        return {name: p.detach() for name, p in self.trained.items()}
+        """The trained weights; the tensors are those that go on being trained, of those in shards copies on rank 0."""
+        found: dict[str, Tensor] = stored({name: p.detach() for name, p in self.trained.items()})
+        return found
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -148,7 +160,7 @@ class Policy:
                 "of the run that wrote it."
             )
         for name, parameter in trained.items():
-            parameter.copy_(state[name])
+            parameter.copy_(spread(state[name], parameter))
 
 
 def _add_adapters(model: Any, config: TrainConfig) -> Any:

@@ -134,10 +134,10 @@ class TokenScorer(nn.Module):
     def score(self, micro: MicroBatch, *, entropy_gradient: bool = False) -> Scores:
         """Log-probability and entropy of a micro-batch's action tokens, on the model's device."""
         position_ids_BT = micro.position_ids_BT if micro.packed else None
-        scores: Scores = self(
+        logprobs_n, entropy_n = self(
             micro.input_ids_BT, position_ids_BT, micro.predicts_n, micro.token_ids_n, entropy_gradient=entropy_gradient
         )
-        return scores
+        return Scores(logprobs_n, entropy_n)
 
     def forward(
         self,
@@ -147,8 +147,8 @@ class TokenScorer(nn.Module):
         token_ids_n: Tensor,
         *,
         entropy_gradient: bool = False,
-    ) -> Scores:
-        """As `score`; logits are computed at the places that predict, a chunk at a time."""
+    ) -> tuple[Tensor, Tensor]:
+        """As `score`, in a tuple, where FSDP finds tensors; logits are computed where they predict, a chunk at a time."""
         with autocast(self.device, self._dtype):
             if self._head_alone:
                 states_nD = backbone_states(self.model.base_model, input_ids_BT, position_ids_BT)[predicts_n]
@@ -157,11 +157,12 @@ class TokenScorer(nn.Module):
                 positions = {} if position_ids_BT is None else {"position_ids": position_ids_BT}
                 logits_BTV = self.model(input_ids=input_ids_BT, use_cache=False, **positions).logits
                 states_nD, head = logits_BTV.flatten(0, 1)[predicts_n], nn.Identity()
-            return score_tokens(
+            scores = score_tokens(
                 head, states_nD, token_ids_n,
                 vocab_size=self.vocab_size, temperature=self._temperature, entropy_gradient=entropy_gradient,
                 max_logits=GPU_MAX_LOGITS if self.device.type == "cuda" else MAX_LOGITS,
             )  # fmt: skip
+            return scores.logprobs_n, scores.entropy_n
 
     @property
     def vocab_size(self) -> int:
@@ -186,9 +187,9 @@ class TokenScorer(nn.Module):
         places = torch.arange(ids_1T.shape[1] - 1, device=self.device)
         was_training = self.training
         self.eval()
-        found = self(ids_1T, None, places, ids_1T[0, 1:]).logprobs_n
+        found, _ = self(ids_1T, None, places, ids_1T[0, 1:])
         self._head_alone = False
-        plain = self(ids_1T, None, places, ids_1T[0, 1:]).logprobs_n
+        plain, _ = self(ids_1T, None, places, ids_1T[0, 1:])
         self._head_alone = True
         self.train(was_training)
         return float((found - plain).abs().max())

@@ -157,6 +157,11 @@ def _records(job: _Job, template: str) -> Iterator[Records]:
     resolved = {"tasks": digest(list(job.tasks)), "template": template}
     stored = {"flags": config.to_dict(), "resolved": resolved}
     free = [f"flags.{name}" for name in config.to_dict() if name not in FIXED_ON_RESUME]
+    if not config.load_checkpoint and (out / METRICS).exists():
+        raise ConfigError(
+            f"{out}: expected no training there, got one. Go on with it with --load_checkpoint, or use another "
+            "--save_path."
+        )
     with RunWriter.open(out, stored, resume=config.load_checkpoint, may_differ=free) as samples:
         folder = Path(config.ckpt_path) if config.ckpt_path else out / "checkpoints"
         checkpoints = Checkpoints(folder, keep=config.max_ckpt_num)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import importlib.util
 import logging
@@ -22,7 +23,7 @@ from agentenv.cluster import ClusterConfig, ray_session
 from agentenv.engines import _weights
 from agentenv.engines._vllm_weights import Shipment, WeightSender, choose_transfer
 from agentenv.engines._weights import share_bytes, share_weights
-from agentenv.engines.pool import EnginePool
+from agentenv.engines.pool import EngineDead, EnginePool, PoolPolicy
 from agentenv.engines.ray_actor import ActorSpec, RayConfig, open_pool
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.engines.vllm_local import VLLMEngine
@@ -167,6 +168,47 @@ async def test_engines_without_a_gpu_cannot_sleep():
     for ask in (pool.sleep, pool.wake_up):
         with pytest.raises(ConfigError, match="--vllm_enable_sleep: expected vLLM on GPUs, got ScriptedEngine"):
             await ask()
+    await pool.close()
+
+
+class Picky(ScriptedEngine):
+    """Takes weights but "bad" ones, and dies when it is told to."""
+
+    def __init__(self):
+        super().__init__("a", tokenizer=CharTokenizer())
+        self.got, self.dead = [], False
+
+    async def update_weights(self, named_tensors, policy_version):
+        if named_tensors == "bad":
+            raise EngineError("expected good weights")
+        self.got.append(named_tensors)
+        self.policy_version = policy_version
+
+    async def generate(self, *args, **options):
+        if self.dead:
+            raise EngineDead("gone")
+        return await super().generate(*args, **options)
+
+
+async def test_a_successor_gets_the_weights_of_the_last_update_that_succeeded():
+    engines, made = [Picky()], []
+
+    def make(index):
+        made.append(Picky())
+        return made[-1]
+
+    async def share(named_tensors):
+        return named_tensors
+
+    pool = EnginePool(engines, make=make, policy=PoolPolicy(restart_wait_s=0.0), share=share)
+    await pool.update_weights("good", 1)
+    with pytest.raises(EngineError, match="good weights"):
+        await pool.update_weights("bad", 2)
+    engines[0].dead = True
+    with contextlib.suppress(EngineError):
+        await pool.generate([1], GREEDY, request_id="a/0")
+    completion = await asyncio.wait_for(pool.generate([1], GREEDY, request_id="a/1"), 20)
+    assert (made[0].got, completion.policy_version) == (["good"], 1)
     await pool.close()
 
 

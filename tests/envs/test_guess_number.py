@@ -138,7 +138,8 @@ def test_the_information_of_an_episode_is_never_more_than_there_is(number, actio
 
 def test_in_the_mean_over_the_numbers_the_middle_tells_most():
     async def mean(guess):
-        return sum([reward((await guesses(n, guess, information_reward=1.0, correct_reward=0.0))) for n in range(1, 16)])
+        options = {"information_reward": 1.0, "correct_reward": 0.0}
+        return sum([reward(await guesses(number, guess, **options)) for number in range(1, 16)])
 
     means = [asyncio.run(mean(guess)) for guess in range(1, 16)]
     assert max(means) == means[8 - 1]

@@ -204,15 +204,15 @@ async def test_the_learner_trains_in_a_thread_of_its_own(tmp_path):
     assert threading.main_thread() not in threads
 
 
-@pytest.mark.parametrize(("every", "evaluated"), [(-1, []), (2, [0, 2, 4, 5]), (5, [0, 5]), (100, [0, 5])], ids=str)
+@pytest.mark.parametrize(("every", "evaluated"), [(-1, [0, 5]), (2, [0, 2, 4, 5]), (5, [0, 5]), (100, [0, 5])], ids=str)
 async def test_evaluation_is_before_training_every_so_often_and_at_the_end(tmp_path, every, evaluated):
     scene = Scene(tmp_path, steps=5, held_out="01", eval_steps=every)
     assert await scene.run()
-    assert scene.lines("step") == [0, 1, 2, 3, 4, 5][not evaluated :]
+    assert scene.lines("step") == [0, 1, 2, 3, 4, 5]
     assert [line["step"] for line in read_metrics(tmp_path) if "eval/score" in line] == evaluated
-    assert {line for line in scene.lines("eval/score") if line is not None} <= {0.5}
+    assert {line for line in scene.lines("eval/score") if line is not None} == {0.5}
     assert scene.events_of("evaluate") == [f"evaluate {step}" for step in evaluated for _ in range(4)]
-    assert [line["step"] for line in read_metrics(tmp_path) if "rollout/reward" not in line] == [0][: len(evaluated)]
+    assert "rollout/reward" not in read_metrics(tmp_path)[0], "nothing was trained yet"
 
 
 async def test_without_held_out_tasks_the_lines_begin_with_the_first_step(tmp_path):

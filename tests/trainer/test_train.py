@@ -6,7 +6,6 @@ import random
 import re
 import signal
 import statistics
-import sys
 import time
 from pathlib import Path
 
@@ -23,8 +22,6 @@ AGENT_FUNCS = Path(__file__).parents[1] / "agent_funcs"
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A working directory, without plots, which take longer than a training here."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
     return make_place(tmp_path, monkeypatch)
 
 
@@ -54,15 +51,13 @@ def column(folder, key):
 
 def test_a_training_leaves_a_model_that_changed_its_numbers_samples_checkpoint_and_plots(tmp_path, monkeypatch, capfd):
     pytest.importorskip("matplotlib")
-    make_place(tmp_path, monkeypatch)
+    make_place(tmp_path, monkeypatch, plots=True)
     write_rows(tmp_path / "held.jsonl", [{"prompt": "Say more.", "label": "ok"}])
     assert command(flags("--eval_dataset", "held.jsonl", "--eval_steps", 2, "--chat_template_kwargs", "{}")) == 0
     out = tmp_path / "out"
 
     assert steps_of(out) == [0, 1, 2, 3]
-    assert [step for step, score in zip(steps_of(out), column(out, "eval/score"), strict=True) if score is not None] == [
-        0, 2, 3
-    ]  # fmt: skip
+    assert [line["step"] for line in read_metrics(out) if "eval/score" in line] == [0, 2, 3]
     assert all(norm > 0 for norm in column(out, "train/grad_norm")[1:])
     assert all(difference < 1e-4 for difference in column(out, "train/logprob_diff")[1:]), "sampled as it is trained"
     stored = read_config(out)["config"]
@@ -74,7 +69,7 @@ def test_a_training_leaves_a_model_that_changed_its_numbers_samples_checkpoint_a
     versions = [t.segments[0].policy_versions[-1] for t in trajectories]
     assert versions == [step for step in range(3) for _ in range(8)], "each step's samples are of the weights before it"
     capfd.readouterr()
-    assert command(["tokens", "show", out, trajectories[0].episode_id]) == 0
+    assert command(["tokens", "show", out, trajectories[0].episode_id, "--tokenizer", tiny_model()]) == 0
     assert "Say" in capfd.readouterr().out
 
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000003"]
@@ -141,10 +136,10 @@ ALGORITHMS = {
     "gspo": ("--policy_loss_type gspo --loss_agg_mode seq-mean-token-mean", {}),
     "dual clip": ("--dual_clip 3 --eps_clip_low_high 0.2 0.28", {}),
     "entropy": ("--entropy_loss_coef 0.01", {"entropy": positive}),
-    "several optimiser steps": ("--max_epochs 2 --train_batch_size 4", {"num_optimizer_steps": lambda value: value == 4}),
+    "several optimiser steps": ("--max_epochs 2 --train_batch_size 4", {"num_optimizer_steps": (4.0).__eq__}),
     "token budget": ("--use_dynamic_batch --train_max_tokens_per_gpu 64", {}),
     "credit of whole episodes": ("--credit episode --gamma 0.9", {}),
-    "overlong": ("--overlong_buffer_len 4 --max_len 64", {}),
+    "overlong": ("--overlong_buffer_len 4 --max_len 128", {}),
     "schedule": ("--lr_scheduler cosine --lr_warmup_ratio 0.5", {}),
     "dynamic filtering": ("--dynamic_filtering --dynamic_filtering_reward_range 0.01 0.99", {}),
 }  # fmt: skip
@@ -201,7 +196,7 @@ def test_dynamic_filtering_shows_how_many_prompts_it_threw_away(place):
     out = place / "out"
     assert column(out, "rollout/score") == [0.0] * 4
     assert 0 < statistics.fmean(column(out, "rollout/rejection_rate")) < 1
-    assert sum(value or 0 for value in column(out, "rollout/num_rejected_high")) == 8, "a pass over half of the tasks"
+    assert 4 <= sum(value or 0 for value in column(out, "rollout/num_rejected_high")) <= 8, "half of the tasks, twice"
 
 
 def test_dotted_names_do_what_flat_ones_do(place):
@@ -273,7 +268,6 @@ def test_the_guides_agent_trains_with_the_guides_command_line(place):
 @pytest.mark.parametrize("more", [[], ["--max_epochs", 2, "--train_batch_size", 4, "--env", "env.py:Turns"]], ids=str)
 def test_a_resumed_training_has_the_numbers_of_one_that_was_never_interrupted(place, more):
     base = flags(*more, env=None if more else "env.py:Letters")
-    named = [*base, "--save_path"]
     named = [arg for index, arg in enumerate(base) if arg != "--save_path" and base[index - 1] != "--save_path"]
     assert command([*named, "--save_path", "whole", "--max_train_steps", 6]) == 0
     assert command([*named, "--save_path", "parts"]) == 0
@@ -287,21 +281,19 @@ def test_a_resumed_training_has_the_numbers_of_one_that_was_never_interrupted(pl
 
 def test_killed_at_random_moments_and_resumed_by_the_same_command_it_has_every_step_once(place):
     """Killed again and again, with a checkpoint a step: the lines are those of a training that was never killed."""
-    draw, steps = random.Random(5), 12
+    draw, steps = random.Random(5), 10
     argv = flags("--max_train_steps", steps, "--save_steps", 1, "--load_checkpoint", out="killed")
-    out, kills = place / "killed", 0
-    while kills < 6:
-        before = _last_step(out)
+    out = place / "killed"
+    for kill in range(5):
+        before, wanted = _last_step(out), _last_step(out) + min(kill, 1)  # the first one may come before any step
         with forked(argv, place) as running:
-            wanted = before + (kills > 0)
-            running.until(lambda least=wanted: _last_step(out) >= least and running.stderr.count("\n") > kills % 3)
+            running.until(lambda running=running, least=wanted: "agent" in running.stderr and _last_step(out) >= least)
             time.sleep(draw.random() * 0.1)
             running.signal(signal.SIGKILL)
             running.process.join()
             assert running.process.exitcode == -signal.SIGKILL, "it had not come to its end"
             first = re.search(r"^step +(\d+)/", running.stderr, re.MULTILINE)
-            assert first is None or before - 1 <= int(first[1]) - 1 <= before, "within one step of where it was"
-        kills += 1
+            assert first is None or before <= int(first[1]) <= before + 1, "within one step of where it was"
         assert _saved_step(out) >= _last_step(out) - 1
     assert command(argv) == 0
     assert steps_of(out) == list(range(1, steps + 1))
@@ -316,8 +308,7 @@ def _last_step(out):
 
 
 def _saved_step(out):
-    found = [path.name for path in (out / "checkpoints").glob("step-*")] if (out / "checkpoints").exists() else []
-    return max((int(name.split("-")[1].split(".")[0]) for name in found), default=0)
+    return max((int(path.name.split("-")[1].split(".")[0]) for path in out.glob("checkpoints/step-*")), default=0)
 
 
 def test_load_checkpoint_where_there_is_none_begins_a_training(place):
@@ -353,14 +344,13 @@ CHANGED = {
 }
 
 
-@pytest.mark.parametrize("kept", [8, 0], ids=lambda kept: f"{kept} samples kept")
-def test_another_training_is_not_gone_on_with(place, capfd, kept):
-    assert command(flags("--max_train_steps", 1, "--save_samples", kept)) == 0
+def test_another_training_is_not_gone_on_with(place, capfd):
+    assert command(flags("--max_train_steps", 1)) == 0
     write_rows(place / "other.jsonl", [{"prompt": f"Shout {n}.", "label": "ok"} for n in range(8)])
     (place / "other").symlink_to(tiny_model())
     before = (place / "out/metrics.jsonl").read_bytes()
     for change in CHANGED.values():
-        base = flags("--save_samples", kept, "--load_checkpoint")
+        base = flags("--load_checkpoint")
         base = [arg for index, arg in enumerate(base) if change[0] not in (arg, base[index - 1] if index else None)]
         capfd.readouterr()
         assert command([*base, *change]) == 2, change

@@ -2,8 +2,8 @@
 
     python -m agentenv_envs.guess_number.untrained runs/untrained --seed 0
 
-Takes seconds. Every number up to --high is one token; byte-level BPE, ChatML; equal arguments give equal bytes. No Qwen2,
-because transformers 5 gives every one of those a tokenizer that splits numbers into digits.
+Takes seconds. Every number up to --high is one token; byte-level BPE, ChatML; equal arguments give equal bytes.
+It is no Qwen2, because transformers 5 gives every one of those a tokenizer that splits numbers into digits.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+INITIAL_STD = 0.1
+"""Of the weights: about one over the root of the width, so that what is said reaches the output from the first step."""
 
 
 def make_tokenizer(high: int) -> Any:
@@ -61,6 +63,7 @@ def make_model(tokenizer: Any, *, width: int = 64, num_layers: int = 2, seed: in
         num_key_value_heads=width // 32,
         max_position_embeddings=2048,
         tie_word_embeddings=False,
+        initializer_range=INITIAL_STD,
         dtype="float32",
         **ends,
     )

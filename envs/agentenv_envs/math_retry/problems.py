@@ -6,8 +6,7 @@ In: a count and a seed. Out: `Problem`s with all questions different, or one JSO
 
 The two shipped sets are `word_problems`, made so, and `word_problems_train`, which shares no question with it:
 
-    python -m agentenv_envs.math_retry.problems data/word_problems_train.jsonl --count 1500 --seed 5 \\
-        --exclude data/word_problems.jsonl
+    python -m agentenv_envs.math_retry.problems OUT.jsonl --count 1500 --seed 5 --exclude data/word_problems.jsonl
 """
 
 from __future__ import annotations

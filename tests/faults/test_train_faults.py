@@ -1,0 +1,259 @@
+"""What goes wrong while a training runs, and what is left of it: signals, failures, memory, numbers, disks, actors."""
+
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentenv.record import read_trajectories
+from agentenv.trainer.journal import read_metrics
+from agentenv.trainer.logprobs import Scores
+from agentenv.trainer.policy import Policy
+from tests.drivers import command, forked, write_rows
+from tests.trainer.trainings import flags, make_place, rows, without_times
+
+ROOT = Path(__file__).parents[2]
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    return make_place(tmp_path, monkeypatch)
+
+
+def num_lines(place):
+    """Steps in metrics.jsonl; read as it is written."""
+    path = place / "out/metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def steps(place):
+    return [line["step"] for line in read_metrics(place / "out")]
+
+
+def saved(place):
+    return sorted(int(path.name.split("-")[1]) for path in (place / "out/checkpoints").glob("step-*"))
+
+
+def goes_on(place, *more):
+    """Resume for one step more than was done, and see that no line is missing or double."""
+    last = steps(place)[-1] if num_lines(place) else 0
+    assert command(flags(*more, "--max_train_steps", last + 1, "--load_checkpoint")) == 0
+    assert steps(place) == list(range(1, last + 2))
+
+
+# --- signals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=str)
+def test_a_signal_finishes_the_step_saves_it_and_says_how_to_go_on(place, number, code):
+    with forked(flags("--max_train_steps", 10**6, "--async_train"), place) as running:
+        running.until(lambda: num_lines(place) >= 2)
+        running.signal(number)
+        assert running.wait(WAIT_S) == code
+        said = running.stderr
+    assert "Traceback" not in said
+    done = steps(place)[-1]
+    assert f"interrupted after step {done} of 1000000. Go on with the same flags" in said
+    assert saved(place) == [done], "what is told is saved"
+    assert not (place / "out/model").exists(), "a model is what a training ends with"
+    goes_on(place, "--async_train")
+
+
+def test_the_second_signal_ends_it_at_once(place):
+    """An evaluation that hangs: the first signal lets it finish, which it never does."""
+    write_rows(place / "held.jsonl", [{"prompt": "Say no.", "label": "hang"}])
+    argv = flags("--eval_dataset", "held.jsonl", "--eval_steps", 1, "--step_timeout_s", 3600, "--save_steps", 1)
+    with forked(argv, place) as running:
+        running.until(lambda: (place / "hanging").exists())
+        running.signal(signal.SIGINT)
+        running.until(lambda: "Once more cancels" in running.stderr, WAIT_S)
+        assert running.alive
+        running.signal(signal.SIGINT)
+        assert running.wait(WAIT_S) == 130
+        assert "Traceback" not in running.stderr
+    assert saved(place) == []
+    goes_on(place)
+
+
+# --- episodes --------------------------------------------------------------------------------------------------------
+
+
+def test_a_hung_step_times_out_and_training_goes_on(place):
+    rows(place, ["ok"] * 7 + ["hang"])
+    more = ["--step_timeout_s", 1, "--max_error_share", 0.5, "--max_train_steps", 5, "--n_samples_per_prompt", 2]
+    began = time.monotonic()
+    assert command(flags(*more, "--async_train")) == 0
+    assert time.monotonic() - began < 30
+    assert steps(place) == [1, 2, 3, 4, 5]
+    assert sum(line.get("rollout/num_rejected_failed", 0) for line in read_metrics(place / "out")) >= 1
+    assert {t.task.label for t in read_trajectories(place / "out")} == {"ok"}, "nothing is learned from what hung"
+
+
+def test_an_episode_that_fails_in_a_group_is_left_out_of_it_and_counted(place):
+    """A group of four of which one hangs still has three to compare."""
+    (place / "env.py").write_text((place / "env.py").read_text().replace(
+        'if label == "hang":', 'if not Path("hung").exists() and not Path("hung").touch():'
+    ))  # fmt: skip
+    assert command(flags("--step_timeout_s", 1, "--max_error_share", 0.5)) == 0
+    assert [line["rollout/num_failed"] for line in read_metrics(place / "out")] == [1.0, 0.0, 0.0]
+    assert all(line["train/grad_norm"] > 0 for line in read_metrics(place / "out"))
+
+
+def test_too_many_failing_episodes_stop_it_with_code_3_and_a_checkpoint(place):
+    rows(place, ["later"] * 8)
+    with forked(flags("--max_train_steps", 10**6, "--max_retries", 0), place) as running:
+        running.until(lambda: num_lines(place) >= 2)
+        (place / "later").touch()
+        assert running.wait(WAIT_S) == 3
+        said = running.stderr
+    assert re.search(r"expected at most 20% of the episodes to fail, got .*InfraError: nobody there", said)
+    assert "Traceback" not in said
+    assert saved(place) == [steps(place)[-1]]
+    (place / "later").unlink()
+    goes_on(place)
+
+
+# --- the learner -----------------------------------------------------------------------------------------------------
+
+
+def test_a_micro_batch_that_does_not_fit_is_halved_and_the_losses_are_the_same(place, monkeypatch, caplog):
+    assert command(flags("--save_path", "roomy")) == 0
+    score, sizes = Policy.score, []
+
+    def cramped(self, micro, **options):
+        """As on a device with room for so many tokens."""
+        if micro.num_places > 150 and torch.is_grad_enabled():
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        sizes.append(micro.num_places)
+        return score(self, micro, **options)
+
+    monkeypatch.setattr(Policy, "score", cramped)
+    assert command(flags()) == 0
+    tight, roomy = without_times(place / "out"), without_times(place / "roomy")
+    assert [line["train/num_oom_splits"] for line in roomy] == [0.0, 0.0, 0.0]
+    assert tight[0]["train/num_oom_splits"] >= 1
+    assert tight[-1]["train/num_oom_splits"] == 0.0, "it has learned how much fits"
+    assert max(sizes) <= 150
+    for one, other in zip(tight, roomy, strict=True):
+        for key in ("rollout/reward", "train/policy_loss", "train/entropy", "train/grad_norm", "train/num_tokens"):
+            assert one[key] == pytest.approx(other[key], rel=1e-4, abs=1e-6), key
+    assert "expected memory for a micro-batch of" in caplog.text
+
+
+def test_a_loss_that_is_no_number_stops_it_with_the_batch_saved_and_the_checkpoint_whole(place, monkeypatch, capfd):
+    assert command(flags("--max_train_steps", 4, "--save_path", "whole")) == 0
+    score, calls = Policy.score, []
+
+    def broken(self, micro, **options):
+        """From the third train step on there are no numbers."""
+        scores = score(self, micro, **options)
+        calls.append(1)
+        return scores if len(calls) < 3 else Scores(scores.logprobs_n * torch.nan, scores.entropy_n)
+
+    monkeypatch.setattr(Policy, "score", broken)
+    capfd.readouterr()
+    assert command(flags("--max_train_steps", 4, "--save_steps", 1)) == 3
+    said = capfd.readouterr().err
+    assert "train step 3: expected a finite loss and gradient" in said
+    assert "out/failed-batch.pt" in said
+    monkeypatch.undo()
+    monkeypatch.chdir(place)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+    batch = torch.load(place / "out/failed-batch.pt", weights_only=True)
+    assert len(batch["sequences"]) == 8
+    assert saved(place) == [1, 2] == steps(place)
+    assert command(flags("--max_train_steps", 4, "--load_checkpoint")) == 0
+    assert without_times(place / "out") == without_times(place / "whole"), "no weight was changed by it"
+
+
+# --- disks -----------------------------------------------------------------------------------------------------------
+
+FULL = {
+    "samples": (20_000, ["--save_samples", 8], "out: expected"),
+    "metrics": (9_000, ["--save_samples", 0], "metrics.jsonl: expected a line written"),
+    "checkpoint": (200_000, ["--save_samples", 0, "--save_steps", 1], "expected a checkpoint written"),
+}
+
+
+@pytest.mark.parametrize("what", FULL)
+def test_a_full_disk_stops_it_with_a_line_that_says_where_and_it_can_go_on(place, what):
+    limit, more, expected = FULL[what]
+    with forked(flags("--max_train_steps", 10**6, *more), place) as running:
+        running.until(lambda: "out       out" in running.stderr)
+        resource.prlimit(running.process.pid, resource.RLIMIT_FSIZE, (limit, limit))
+        assert running.wait(WAIT_S) == 3
+        said = running.stderr
+    assert expected in said
+    assert "File too large" in said
+    assert "Traceback" not in said
+    assert not list((place / "out").glob("checkpoints/.tmp-*")), "nothing half written is left"
+    goes_on(place, *more)
+
+
+# --- Ray -------------------------------------------------------------------------------------------------------------
+
+
+def engine_actors(root):
+    """Process ids of the engines' actors below a process."""
+    parents, names = {}, {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            names[int(path.name)] = (path / "cmdline").read_bytes()
+        except OSError:
+            continue
+    below = {root}
+    while fresh := {pid for pid, parent in parents.items() if parent in below} - below:
+        below |= fresh
+    return sorted(pid for pid in below if names.get(pid, b"").startswith(b"ray::EngineActor"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_engine_actor_that_is_killed_comes_back_with_the_newest_weights(place, mode):
+    pytest.importorskip("ray")
+    more = ["--vllm_num_engines", 2, "--max_train_steps", 30, "--max_new_tokens", 32]
+    more += ["--async_train"] if mode == "async" else []
+    argv = [arg for arg in flags(*more) if arg != "--no_ray"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"}
+    program = [sys.executable, "-m", "agentenv.cli", *map(str, argv)]
+    with (place / "said").open("w") as said:
+        process = subprocess.Popen(program, env=environment, cwd=place, stdout=said, stderr=said)
+    try:
+        for least in (3, 10):
+            _until(process, place, lambda least=least: num_lines(place) >= least and _num_actors(process) == 2)
+            os.kill(engine_actors(process.pid)[0], signal.SIGKILL)
+        assert process.wait(200) == 0, (place / "said").read_text()[-3000:]
+    finally:
+        process.kill()
+        process.wait()
+    assert steps(place) == list(range(1, 31)), "no step is lost"
+    lines = read_metrics(place / "out")
+    assert sum(line["rollout/num_failed"] for line in lines) == 0, "its episodes were tried again"
+    assert max(line["rollout/staleness_max"] for line in lines) <= (mode == "async")
+    # Other weights than those of the version that they carry would be off by far more, as those of a step ago are.
+    fresh = [line["train/logprob_diff"] for line in lines if line["rollout/staleness_max"] == 0]
+    stale = [line["train/logprob_diff"] for line in lines if line["rollout/staleness_max"] > 0]
+    assert max(fresh) < 1e-4
+    assert not stale or min(stale) > 1e-2
+
+
+def _num_actors(process):
+    return len(engine_actors(process.pid))
+
+
+def _until(process, place, condition, timeout_s=150.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert process.poll() is None, (place / "said").read_text()[-3000:]
+        assert time.monotonic() < deadline, (place / "said").read_text()[-3000:]
+        time.sleep(0.05)
