@@ -331,9 +331,9 @@ async def _run(job: _Job, loop: Loop) -> int:
         screen.stop()
         await rollouts.close()
         _plot(loop)
-    again = f"{' '.join(map(shlex.quote, sys.argv[:2]))} … --save_path {shlex.quote(str(job.out))} --load_checkpoint"
-    if signals:
-        screen.note(f"interrupted after step {loop.step} of {loop.num_steps}. Go on with the same flags and: {again}")
+    again = f"agentenv train … --save_path {shlex.quote(str(job.out))} --load_checkpoint"
+    if signals and loop.step < loop.num_steps:
+        screen.note(f"interrupted after step {loop.step} of {loop.num_steps}. Go on with the same flags: {again}")
         return 128 + signals[0]
     model = await asyncio.to_thread(save_model, loop.learner, job.out, job.tokenizer)
     screen.final(read_metrics(job.out), {"model": str(model), "metrics": str(job.out / METRICS)})
