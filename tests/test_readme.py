@@ -147,7 +147,8 @@ def test_every_flag_that_the_readme_names_exists():
         )
     )
     configs = (RunConfig, LaunchConfig, CheckConfig, CertifyConfig, ShowConfig, DiffConfig, ReplayConfig)
-    assert flags <= {name for config in configs for name in config.__dataclass_fields__}
+    known = {name for config in configs for name in config.__dataclass_fields__}
+    assert flags - {f"no_{name}" for name in known} <= known
 
 
 def test_every_file_that_the_readme_names_exists():

@@ -140,8 +140,8 @@ class Loop:
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         for trajectory in trajectories[: self.config.save_samples]:
             self.records.samples.append(trajectory)
-        batch = build(trajectories, need_logprobs=needs_rollout_logprobs(self.config))
         with self._timed("train_s"):
+            batch = await asyncio.to_thread(build, trajectories, need_logprobs=needs_rollout_logprobs(self.config))
             learned = await asyncio.to_thread(self.learner.train_step, batch)
         rolled = numbers_of(map(summarize, trajectories), num_samples=self.config.n_samples_per_prompt)
         numbers = {f"train/{key}": value for key, value in learned.items()}
