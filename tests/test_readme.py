@@ -147,7 +147,7 @@ def test_every_flag_that_the_readme_names_exists():
         )
     )
     configs = (RunConfig, LaunchConfig, CheckConfig, CertifyConfig, ShowConfig, DiffConfig, ReplayConfig)
-    known = {name for config in configs for name in config.__dataclass_fields__}
+    known = {"help"} | {name for config in configs for name in config.__dataclass_fields__}
     assert flags - {f"no_{name}" for name in known} <= known
 
 
