@@ -159,12 +159,12 @@ class RunWriter:
     @classmethod
     def open(
         cls, path: str | Path, config: Mapping[str, Any], *, resume: bool = False, may_differ: Collection[str] = (),
-        tally: Tally | None = None,
+        tally: Tally | None = None, begun: bool = False,
     ) -> Self:  # fmt: skip
         """Start a run in `path`, or go on with the one that is there; a directory without an episode is started anew.
 
         `may_differ` are the keys of `config` (dotted for nested ones; a key stands for what is below it) that a resumed
-        run may change. `tally`, an empty one, counts the episodes. What does not belong to this run is left alone.
+        run may change. `tally`, an empty one, counts the episodes. With `begun` a run is there, whatever the episodes.
 
         Raises:
             ConfigError: another run writes there; there are episodes and `resume` is false; the configuration, but for
@@ -177,7 +177,7 @@ class RunWriter:
         try:
             writer.path.mkdir(parents=True, exist_ok=True)
             writer._lock()
-            writer._begin(jsonable(config), resume, may_differ)
+            writer._begin(jsonable(config), resume, may_differ, begun=begun)
         except OSError as error:
             writer._close_files()
             message = f"{path}: expected a directory that can be written, got {error}. Mend it, or use another --out."
@@ -204,21 +204,21 @@ class RunWriter:
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()} on {platform.node()}\n".encode(), 0)
 
-    def _begin(self, config: dict[str, Any], resume: bool, may_differ: Collection[str]) -> None:
+    def _begin(self, config: dict[str, Any], resume: bool, may_differ: Collection[str], *, begun: bool) -> None:
         log = self.path / TRAJECTORIES
-        started = log.exists() and log.stat().st_size > 0
+        started = begun or (log.exists() and log.stat().st_size > 0)
         if started and not resume:
             raise ConfigError(
                 f"{self.path}: expected an empty run directory, got one with episodes. "
                 "Go on with it with --resume, or use another --out."
             )
-        if started or (self.path / CONFIG).exists():
-            document = read_config(self.path)
-            if started:
-                _check_config(self.path, document["config"], config, may_differ)
-        if not started:
-            document = {"schema_version": SCHEMA_VERSION, "versions": _versions(), "config": config}
-            _write_json(self.path / CONFIG, document)
+        if started:
+            _check_config(self.path, read_config(self.path)["config"], config, may_differ)
+        else:
+            if (self.path / CONFIG).exists():
+                read_config(self.path)
+            head = {"schema_version": SCHEMA_VERSION, "versions": _versions()}
+            _write_json(self.path / CONFIG, head | {"config": config})
         self._fd = os.open(log, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         for trajectory in read_trajectories(self.path, report=self.report):
             self.tally.add(summarize(trajectory))

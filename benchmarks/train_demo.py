@@ -32,8 +32,8 @@ from agentenv.trainer.journal import read_metrics
 
 MATH = (
     "--env math_retry --pretrain tiny-math --prompt_data word_problems_train --eval_dataset word_problems "
-    "--max_steps 3 --max_new_tokens 128 --max_len 512 --rollout_batch_size 16 --n_samples_per_prompt 8 "
-    "--actor_learning_rate 2e-4 --lr_warmup_ratio 0.1 --micro_train_batch_size 32 --max_train_steps 60 "
+    "--max_steps 3 --max_new_tokens 128 --max_len 512 --rollout_batch_size 12 --n_samples_per_prompt 8 "
+    "--actor_learning_rate 3e-4 --lr_warmup_ratio 0.1 --micro_train_batch_size 32 --max_train_steps 60 "
     "--eval_steps 15 --eval_temperature 1.0 --eval_n_samples_per_prompt 4 --no_ray "
     """--env_kwargs '{"retry_discount": 0.3}'"""
 )

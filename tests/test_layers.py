@@ -38,7 +38,7 @@ ARITHMETIC = {
     f"trainer/{name}.py"
     for name in (
         "advantages", "batch", "corrections", "critic", "experience", "learner", "logprobs", "losses", "objective",
-        "optimizer", "policy", "scoring", "shaping", "sweep",
+        "optimizer", "policy", "ranks", "scoring", "shaping", "sharding", "sweep",
     )
 }  # fmt: skip
 """Functions over tensors: they import torch as private modules may, so others import them inside functions."""

@@ -70,7 +70,7 @@ class Launch:
         return cls(int(environ["RANK"]), size)
 
 
-def together(config: TrainConfig, lead: Callable[[Crew], int]) -> int:
+def together(lead: Callable[[Crew], int]) -> int:
     """Be one of torchrun's processes: rank 0 does `lead`, and the others what it tells them; gives the exit code.
 
     Raises:
@@ -83,7 +83,7 @@ def together(config: TrainConfig, lead: Callable[[Crew], int]) -> int:
             signal.signal(number, signal.SIG_IGN)
     crew = Crew(launch)
     if launch.rank:
-        crew.follow(config)
+        crew.follow()
         return 0
     with contextlib.closing(crew):
         return lead(crew)
@@ -109,7 +109,7 @@ class Crew:
             num_train_steps: of the whole run.
             gpus: torch's names of one for each rank; none for the first that there are.
         """
-        with self.order("open", model, num_train_steps, list(gpus)):
+        with self.order("open", config, model, num_train_steps, list(gpus)):
             return RankedLearner(self, config, model, num_train_steps=num_train_steps, gpus=gpus)
 
     def seated(self, gpus: Sequence[str]) -> tuple[Ranks, str]:
@@ -172,7 +172,7 @@ class Crew:
 
     # --- the others ---
 
-    def follow(self, config: TrainConfig) -> None:
+    def follow(self) -> None:
         """Do what rank 0 says until it says no more.
 
         Raises:
@@ -189,15 +189,15 @@ class Crew:
                 return
             try:
                 with _reached():
-                    learner = self._obey(learner, config, name, args)
+                    learner = self._obey(learner, name, args)
             except RankLost:
                 raise
             except AgentEnvError:
                 continue  # rank 0 found the same, and tells it
 
-    def _obey(self, learner: Learner | None, config: TrainConfig, name: str, args: Sequence[Any]) -> Learner:
+    def _obey(self, learner: Learner | None, name: str, args: Sequence[Any]) -> Learner:
         if name == "open":
-            model, num_train_steps, gpus = args
+            config, model, num_train_steps, gpus = args
             ranks, device = self.seated(gpus)
             return Learner(config, model, num_train_steps=num_train_steps, device=device, ranks=ranks)
         assert learner is not None, name

@@ -219,6 +219,8 @@ class Rollouts:
         if reason is None:
             self._ready.append((admitted, Group(task.task_id, trajectories)))
             self._rejected_in_a_row = 0
+        elif reason == "failed" and self.runner.draining:
+            self._again.append(admitted.number)  # draining cut its retries short
         else:
             self.rejected[reason] += 1
             self._rejected_in_a_row += 1

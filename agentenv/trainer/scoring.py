@@ -148,7 +148,7 @@ class TokenScorer(nn.Module):
         *,
         entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """As `score`, in a tuple, where FSDP finds tensors; logits are computed where they predict, a chunk at a time."""
+        """As `score`, in a tuple, where FSDP finds tensors; logits only of places that predict, a chunk at a time."""
         with autocast(self.device, self._dtype):
             if self._head_alone:
                 states_nD = backbone_states(self.model.base_model, input_ids_BT, position_ids_BT)[predicts_n]

@@ -54,7 +54,13 @@ class Ranks:
             if _survives_oom():
                 sharded.set_custom_all_gather(_AllGather(self._collectives))
                 sharded.set_custom_reduce_scatter(_ReduceScatter(self._collectives))
-        self._roots.append(sharded)
+
+        def note_run(*_: object) -> None:
+            """From its first run on there is something to reset."""
+            if sharded not in self._roots:
+                self._roots.append(sharded)
+
+        module.register_forward_pre_hook(note_run, prepend=True)
 
     def totals(self, numbers: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Sums over the ranks, which all have the same names."""

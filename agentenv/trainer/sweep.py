@@ -124,7 +124,8 @@ class Sweep:
         half = micro.num_places // 2
         training = torch.is_grad_enabled()
         self._most_places[training] = min(self._most_places[training], half)
-        _log.warning(
+        _log.log(
+            logging.DEBUG if self._ranks.rank else logging.WARNING,  # once for all ranks
             "learner: expected memory for a micro-batch of %d tokens, got none. They have at most %d from here on. "
             "Lower --micro_train_batch_size or --train_max_tokens_per_gpu.",
             micro.num_places, half,

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TextIO, cast
+from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
 from agentenv.agent import Engine, Tokenizer
 from agentenv.chat import Chat
@@ -46,6 +46,10 @@ from agentenv.trainer.trackers import open_trackers
 from agentenv.types import Task
 from agentenv.watchdog import Watchdog, end_process
 
+if TYPE_CHECKING:
+    from agentenv.trainer.learner import Learner
+    from agentenv.trainer.ranks import Crew
+
 DType = Literal["float32", "bfloat16", "float16"]
 
 FIXED_ON_RESUME = (
@@ -65,6 +69,8 @@ _STALL_S = 600.0
 def train(config: TrainConfig) -> int:
     """Train as the flags say; gives the exit code: 0, or 130 and 143 when a signal ended it with a checkpoint.
 
+    Under torchrun this is one of several processes, see `ranks`.
+
     Raises:
         ConfigError: a flag or file is wrong; nothing was trained.
         RunStopped: too many episodes failed, nothing is left to learn from, or a loss is no number.
@@ -73,7 +79,16 @@ def train(config: TrainConfig) -> int:
         quiet_transformers()
     stdout, stderr = cast(TextIO, LastingStream(sys.stdout)), cast(TextIO, LastingStream(sys.stderr))
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-        return asyncio.run(then_end(_train(config), stdout))
+
+        def lead(crew: Crew | None) -> int:
+            """All of a training, but for what other ranks do of it."""
+            return asyncio.run(then_end(_train(config, crew), stdout))
+
+        if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["WORLD_SIZE"] == "1":
+            return lead(None)
+        from agentenv.trainer.ranks import together
+
+        return together(lead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +105,8 @@ class _Job:
     tokenizer: Tokenizer
     chat: Chat
     out: Path
+    crew: Crew | None = None
+    """The ranks of a torchrun."""
 
     @property
     def num_steps(self) -> int:
@@ -98,10 +115,10 @@ class _Job:
         return config.max_train_steps or math.ceil(config.num_episodes * len(self.tasks) / config.rollout_batch_size)
 
 
-async def _train(config: TrainConfig) -> int:
+async def _train(config: TrainConfig, crew: Crew | None) -> int:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # until the loop runs: imports and loads end at once
-    job = _prepared(config)
+    job = replace(_prepared(config), crew=crew)
     facts = described(job.chat, job.episodes)
     if isinstance(job.source, EnvSource | ChatAgentSource):
         await try_constructor(job.source, config.step_timeout_s)
@@ -157,12 +174,13 @@ def _records(job: _Job, template: str) -> Iterator[Records]:
     resolved = {"tasks": digest(list(job.tasks)), "template": template}
     stored = {"flags": config.to_dict(), "resolved": resolved}
     free = [f"flags.{name}" for name in config.to_dict() if name not in FIXED_ON_RESUME]
-    if not config.load_checkpoint and (out / METRICS).exists():
+    begun = (out / METRICS).exists()
+    if begun and not config.load_checkpoint:
         raise ConfigError(
             f"{out}: expected no training there, got one. Go on with it with --load_checkpoint, or use another "
             "--save_path."
         )
-    with RunWriter.open(out, stored, resume=config.load_checkpoint, may_differ=free) as samples:
+    with RunWriter.open(out, stored, resume=config.load_checkpoint, may_differ=free, begun=begun) as samples:
         folder = Path(config.ckpt_path) if config.ckpt_path else out / "checkpoints"
         checkpoints = Checkpoints(folder, keep=config.max_ckpt_num)
         newest = checkpoints.newest()
@@ -234,8 +252,8 @@ class _Opened:
 
     engine: Engine
     source: EpisodeSource
-    device: str | None
-    """The learner's; None for what it finds."""
+    gpus: Sequence[str]
+    """The learner's, one for each rank, by torch's names; none for what it finds."""
 
 
 @asynccontextmanager
@@ -246,29 +264,35 @@ async def _opened(job: _Job) -> AsyncIterator[_Opened]:
     name: EngineName = "ray" if _uses_ray(job.config) else backend
     episodes = replace(job.episodes, engine=name, engine_backend=backend, dtype=dtype)
     async with contextlib.AsyncExitStack() as stack:
-        device = None
+        gpus: list[str] = []
         if name == "ray" and _num_gpus():
             stack.enter_context(ray_session(episodes.cluster))
-            device = _torch_device(await stack.enter_async_context(seat(1, episodes.cluster)))
+            num_ranks = job.crew.size if job.crew else 1
+            gpus = _torch_devices(await stack.enter_async_context(seat(num_ranks, episodes.cluster)))
         source = await stack.enter_async_context(in_actors(job.source, episodes, job.tokenizer))
         opening = open_engine(name, job.model, job.tokenizer, dtype=dtype, args=args, ray=episodes.ray)
-        yield _Opened(await stack.enter_async_context(opening), source, device)
+        yield _Opened(await stack.enter_async_context(opening), source, gpus)
 
 
-def _torch_device(gpus: Sequence[int]) -> str:
-    """The first of these GPUs by torch's number, which counts those that this process sees."""
+def _torch_devices(gpus: Sequence[int]) -> list[str]:
+    """These GPUs by torch's numbers, which count those that this process sees."""
     visible = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
-    return f"cuda:{visible.index(str(gpus[0])) if visible else gpus[0]}"
+    return [f"cuda:{visible.index(str(gpu)) if visible else gpu}" for gpu in gpus]
+
+
+def _learner(job: _Job, gpus: Sequence[str]) -> Learner:
+    from agentenv.trainer.learner import Learner
+
+    if job.crew is not None:
+        return job.crew.learner(job.config, job.model, num_train_steps=job.num_steps, gpus=gpus)
+    device = gpus[0] if gpus else None
+    return Learner(job.config, job.model, num_train_steps=job.num_steps, device=device)
 
 
 async def _assembled(job: _Job, opened: _Opened, records: Records, screen: TrainScreen) -> Loop:
     """The loop over all parts, at the checkpoint it goes on from."""
-    from agentenv.trainer.learner import Learner
-
     config = job.config
-    learner = await asyncio.to_thread(
-        lambda: Learner(config, job.model, num_train_steps=job.num_steps, device=opened.device)
-    )
+    learner = await asyncio.to_thread(_learner, job, opened.gpus)
     learner.failed_batch_path = job.out / "failed-batch.pt"
 
     def runner(temperature: float, seed: int) -> EpisodeRunner:

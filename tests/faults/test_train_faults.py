@@ -244,7 +244,7 @@ def test_an_engine_actor_that_is_killed_comes_back_with_the_newest_weights(place
     fresh = [line["train/logprob_diff"] for line in lines if line["rollout/staleness_max"] == 0]
     stale = [line["train/logprob_diff"] for line in lines if line["rollout/staleness_max"] > 0]
     assert max(fresh) < 1e-4
-    assert not stale or min(stale) > 1e-2
+    assert not stale or max(stale) > 1e-2
 
 
 def _num_actors(process):

@@ -109,7 +109,7 @@ class Scene:
 
     def __init__(
         self, folder, *, labels="0101", steps=3, ahead=0, held_out="", resume=False, learner=None, engine=None,
-        rollouts=None, error_share=1.0, **flags,
+        rollouts=None, error_share=1.0, retry_wait_s=None, **flags,
     ):  # fmt: skip
         self.events, self.folder, self.tokenizer = [], folder, CharTokenizer()
         self.config = TrainConfig(
@@ -118,7 +118,10 @@ class Scene:
         )  # fmt: skip
         self.learner = Counts(self.events, **(learner or {}))
         self.engine = NotedEngine(self.events, self.tokenizer, **(engine or {}))
-        policy = ErrorPolicy(max_retries=0, retry_wait_s=0.0, max_error_share=error_share, min_episodes=2)
+        policy = ErrorPolicy(
+            max_retries=int(retry_wait_s is not None), retry_wait_s=retry_wait_s or 0.0, max_error_share=error_share,
+            min_episodes=2,
+        )  # fmt: skip
 
         def runner():
             return EpisodeRunner(
@@ -259,6 +262,24 @@ async def test_told_to_drain_while_it_waits_for_samples_it_saves_and_ends(tmp_pa
     scene.loop.rollouts.wake()
     assert not await asyncio.wait_for(running, LIMIT_S)
     assert scene.saved == [], "there is nothing to save before the first step"
+
+
+async def test_a_group_whose_retries_were_cut_short_is_sampled_again_by_the_next_session(tmp_path):
+    def during():
+        rollouts, deadline = first.loop.rollouts, time.monotonic() + LIMIT_S
+        while rollouts.runner.num_running < 2 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        loop.call_soon_threadsafe(rollouts.runner.drain)
+        while rollouts._open and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    loop = asyncio.get_running_loop()
+    first = Scene(tmp_path, labels="1x", steps=4, ahead=1, retry_wait_s=3600.0, learner={"during": during})
+    order = [first.loop.rollouts._tickets.task(number).label for number in range(4)]
+    assert order[:2] == ["1", "raises"], "else the first step never comes"
+    assert not await first.run()
+    _, state, _ = first.checkpoints.load(first.checkpoints.newest())
+    assert state["rollouts"]["again"] == [1], "neither trained on nor given up"
 
 
 async def test_an_evaluation_that_is_cut_short_is_no_estimate(tmp_path):

@@ -19,20 +19,23 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+PIECES = r"\d+| ?[^\s\d]+|\s"
+"""Numbers stand alone, without the space before them, so that each is one token wherever it stands."""
 INITIAL_STD = 0.1
 """Of the weights: about one over the root of the width, so that what is said reaches the output from the first step."""
 
 
 def make_tokenizer(high: int) -> Any:
     """A byte-level BPE that has every word of the environment, and every number up to `high`, as one token."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     numbers = [str(number) for number in range(high + 1)]
     said = ["Guess my number.", rules_text(1, high, 2), hint_text(1, 2), hint_text(2, 1), invalid_text(1, high)]
-    texts = [*said, "user\n", "assistant\n", *numbers, *(f" {number}" for number in numbers)]
+    texts = [*said, "user\n", "assistant\n", *numbers]
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pieces, to_bytes = Regex(PIECES), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(pieces, "isolated"), to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=1024,
