@@ -143,7 +143,7 @@ def test_every_flag_that_the_readme_names_exists():
     flags = set(
         re.findall(
             r"(?<![\w-])--([a-z_]+)\b(?!-)",
-            re.sub(r"vllm serve.*|python -m vllm(.*\\\n)*.*|\| 0\.\d+\.\d+.*", "", README),
+            re.sub(r"vllm serve.*|torchrun.* -m|python -m vllm(.*\\\n)*.*|\| 0\.\d+\.\d+.*", "", README),
         )
     )
     configs = (RunConfig, LaunchConfig, CheckConfig, CertifyConfig, ShowConfig, DiffConfig, ReplayConfig)

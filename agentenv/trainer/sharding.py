@@ -104,14 +104,10 @@ class Ranks:
         """
         if self.mesh is None:
             return
-        self.reset()
+        for root in self._roots:
+            root.reset_iter_state()  # what the failure left half done
         self._collectives.skipped, self._collectives.done = self._collectives.done, 0
         work()
-
-    def reset(self) -> None:
-        """Forget what a micro-batch that failed, here or elsewhere, left half done in the modules."""
-        for root in self._roots:
-            root.reset_iter_state()
 
 
 def _survives_oom() -> bool:

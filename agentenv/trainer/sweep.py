@@ -61,7 +61,6 @@ class Sweep:
                 index += size
                 continue
             begin()
-            self._ranks.reset()
             halves = [self._halves(batch, each) if i in lacking else [each] for i, each in enumerate(share)]
             todo[index : index + size] = [micro for part in halves for micro in part if micro.sequences]
             index, num_splits = 0, num_splits + len(lacking)

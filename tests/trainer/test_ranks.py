@@ -20,7 +20,7 @@ from agentenv.errors import ConfigError, RunStopped
 from agentenv.trainer.batch import build
 from agentenv.trainer.journal import read_metrics
 from agentenv.trainer.learner import Learner
-from agentenv.trainer.ranks import Launch, together
+from agentenv.trainer.ranks import Crew, Launch, together
 from agentenv.trainer.sharding import Ranks
 from agentenv.trainer.sweep import Sweep
 from tests.drivers import command
@@ -166,6 +166,21 @@ def test_in_bf16_two_ranks_learn_about_what_one_does(path, tmp_path):
     assert torch.nn.functional.cosine_similarity(moved, moved_1, dim=0) > 0.7
 
 
+def shares(crew, path):
+    learner = opened(crew, path, SIZE | SETTINGS["gae"] | {"init_kl_coef": 0.1})
+    learner.train_step(batch_of())
+    models = (learner.policy.scorer, learner.policy._reference, learner.critic)
+    return [sum(p.to_local().numel() for p in model.parameters()) for model in models]
+
+
+def test_a_rank_keeps_its_part_of_policy_reference_and_critic(path, tmp_path):
+    policy = alone(path, SIZE).policy.model
+    total = sum(p.numel() for p in policy.parameters())
+    policy_share, reference_share, critic_share = on_ranks(tmp_path, shares, path)
+    assert policy_share == reference_share == pytest.approx(total / 2, rel=0.01)
+    assert critic_share < policy_share, "no output layer"
+
+
 # --- how micro-batches are dealt ---
 
 
@@ -185,6 +200,25 @@ def test_every_sequence_is_one_ranks_and_all_do_as_many_micro_batches(size, spli
         assert {len(micros) for micros in done} == {math.ceil(6 / (2 * size))}
     elif size in (1, 2, 3):
         assert all(micros[0].sequences for micros in done), "no rank has nothing while another has two"
+
+
+def merge_one(rank, port, out):
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
+    ranks, _ = Crew(Launch(rank, 2)).seated([])
+    values_RN = torch.tensor([[1.0, math.nan, 3.0, math.nan, -math.inf], [math.nan, 2.0, 3.0, math.nan, math.nan]])
+    torch.save(ranks.merged(values_RN[rank]), out / f"{rank}.pt")
+
+
+def test_numbers_of_ranks_are_merged_and_what_none_has_stays_missing(tmp_path):
+    port = free_port()
+    processes = [_FORK.Process(target=merge_one, args=(rank, port, tmp_path)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    expected = torch.tensor([1.0, 2.0, 3.0, math.nan, -math.inf])
+    for rank in range(2):
+        torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt"), expected, rtol=0, atol=0, equal_nan=True)
 
 
 # --- going on ---
