@@ -1,8 +1,8 @@
 """Rollouts: groups of episodes in flight and finished, handed out a batch at a time, none staler than allowed.
 
 A group is admitted as long as consumed + outstanding < (version + max_ahead + 1) · batch, where `version` is the number
-of updates so far, and `take` hands out what was admitted longest ago first. So a group admitted at version v is taken
-by step v + max_ahead at the latest: no sample is ever too old, and none has to be thrown away for its age.
+of updates so far, and `take` hands out what was begun longest ago first. So a group begun at version v is taken by
+step v + max_ahead at the latest: no sample is ever too old, and none has to be thrown away for its age.
 With max_ahead 0 nothing is in flight while the learner trains: that is the synchronous loop.
 """
 
@@ -52,14 +52,14 @@ class RolloutOptions:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Admitted:
     """A group's place in the order of admission."""
 
     number: int
     """From 0; decides the task."""
-    version: int
-    """Of the weights when it was admitted: no token of it is older."""
+    version: int = sys.maxsize
+    """Of the weights when its first episode began: no token of it is older; before that, no step has to wait for it."""
 
 
 @dataclass(slots=True)
@@ -204,7 +204,7 @@ class Rollouts:
         while not self.runner.draining and self.num_consumed + len(self._open) + len(self._ready) < room:
             number = self._again.popleft() if self._again else self._next
             self._next = max(self._next, number + 1)
-            admitted = Admitted(number, self.version)
+            admitted = Admitted(number)
             task = asyncio.ensure_future(self._sample(admitted))
             self._open[task] = admitted
             task.add_done_callback(self._over)
@@ -213,7 +213,7 @@ class Rollouts:
         task = self._tickets.task(admitted.number)
         planned = [PlannedEpisode(task, index) for index in range(self.options.num_samples)]
         async with asyncio.TaskGroup() as episodes:
-            running = [episodes.create_task(self._episode(each)) for each in planned]
+            running = [episodes.create_task(self._episode(each, admitted)) for each in planned]
         trajectories = tuple(episode.result() for episode in running)
         reason = self._reason_against(trajectories)
         if reason is None:
@@ -226,11 +226,12 @@ class Rollouts:
             self._rejected_in_a_row += 1
             self._check_rejected(reason)
 
-    async def _episode(self, planned: PlannedEpisode) -> Trajectory:
+    async def _episode(self, planned: PlannedEpisode, admitted: Admitted) -> Trajectory:
         records: list[Trajectory] = []
         async with self._slots:
             while not self._gate.is_set():
                 await self._gate.wait()
+            admitted.version = min(admitted.version, self.version)
             self._in_flight += 1
             try:
                 await self.runner.run_one(planned, records.append)

