@@ -108,7 +108,7 @@ class AgentInstance:
     """
 
     datasets: ClassVar[Mapping[str, str | Path]] = {}
-    """Data that comes with the environment, by the name under which `--data` finds it."""
+    """Data that comes with the environment, by the name under which `--data` finds it; the first is the default."""
 
     async def reset(self, states: ResetState) -> ResetState:
         """Give the first observation under the key `observation`; the default is the task's prompt."""

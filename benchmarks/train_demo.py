@@ -41,7 +41,7 @@ GUESS = (
     "--env guess_number --prompt_data guess_number --eval_dataset guess_number --max_new_tokens 1 --max_len 256 "
     "--rollout_batch_size 15 --n_samples_per_prompt 16 --actor_learning_rate 3e-3 --micro_train_batch_size 240 "
     "--eval_temperature 1.0 --eval_n_samples_per_prompt 32 --eval_steps 25 --max_train_steps 250 "
-    "--entropy_loss_coef 0.1 --gamma 0 --max_steps 4 --engine hf --no_ray "
+    "--entropy_loss_coef 0.04 --gamma 0 --max_steps 4 --engine hf --no_ray "
     """--env_kwargs '{"information_reward": 1.0}'"""
 )
 GUESS_VARIANTS = {"turns": "", "episode": "--credit episode --gamma 1", "single": "--max_steps 1"}

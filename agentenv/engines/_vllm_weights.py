@@ -124,6 +124,7 @@ class WeightSender:
                     self._session, self._engines = self._open(client, source), client.engines
                 self._session.client, self._session.source = client, source
                 self._session.send_weights()
+                self._session.client = self._session.source = None  # else this copy lives as long as the next one
             except BaseException:
                 self.close()  # what failed for one is of no use to the others
                 raise

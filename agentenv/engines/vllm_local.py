@@ -255,9 +255,8 @@ class VLLMEngine:
             await self.join_transfer(offer.backend, {})
         was_paused = await self._llm.is_paused()
         await self._llm.pause_generation(mode="keep", clear_cache=True)
-        was_half_updated, self._half_updated = self._half_updated, True
         try:
-            if was_half_updated:
+            if self._half_updated:
                 await self._llm.collective_rpc("agentenv_give_up_update")
             await self._llm.start_weight_update()
             await self._llm.update_weights(WeightTransferUpdateRequest({"pickled": offer.pickled}))
@@ -266,7 +265,11 @@ class VLLMEngine:
                 raise RuntimeError("the prefix cache could not be reset")
             await self._llm.update_weight_version(str(policy_version))
             self.policy_version, self._half_updated = policy_version, False
+        except asyncio.CancelledError:
+            self._half_updated = True
+            raise
         except Exception as error:
+            self._half_updated = True  # not before: what is asked for during an update waits for its end
             await self._llm.pause_generation(mode="abort")
             raise EngineError(
                 "VLLMEngine.update_weights: expected the model's weights under the checkpoint's names, got "

@@ -38,7 +38,7 @@ class TrainConfig:
     """The policy: a model that ships with the package, a folder, or a Hugging Face id."""
     critic_pretrain: str | None = None
     """For gae: what the critic starts from; None: --pretrain."""
-    prompt_data: str = "word_problems"
+    prompt_data: str = "word_problems_train"
     """Tasks: FILE.jsonl, FILE.parquet, a Hugging Face dataset id or a built-in name."""
     prompt_split: str | None = None
     """Split of a Hugging Face dataset."""
@@ -116,7 +116,9 @@ class TrainConfig:
     """Low and high, both outside."""
     reward_clip_range: tuple[float, float] = (-10.0, 10.0)
     overlong_buffer_len: int | None = None
-    """Samples that reach into the last so many tokens of their room are penalised, more the further they reach."""
+    """Samples that reach into the last so many tokens before their limit are penalised, more the further they reach.
+    With --max_new_tokens, that is the limit, and the longest turn is judged; else --max_len is, and all that the policy
+    sampled is. Prompts and observations count in neither."""
     overlong_penalty_factor: float = 1.0
     """Penalty at the very end."""
     stop_properly_penalty_coef: float | None = None
@@ -133,6 +135,7 @@ class TrainConfig:
     no_advantage_std_norm: bool = False
     """Centre advantages without dividing by their standard deviation."""
     policy_loss_type: Literal["ppo", "gspo"] = "ppo"
+    """ppo: a ratio for each token; gspo: one for each sample, and a mean over samples whatever --loss_agg_mode is."""
     loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = "token-mean"
     """Whether every token or every sample weighs the same, or tokens are summed and divided by --max_len (Dr. GRPO)."""
     eps_clip: float = 0.2
@@ -147,7 +150,7 @@ class TrainConfig:
     """Weight of the KL divergence from the model at the start; 0 needs no reference model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
     use_kl_loss: bool = False
-    """KL as a term of the loss instead of the reward."""
+    """KL as a term of the loss instead of the reward; with any --kl_estimator its gradient is the divergence's."""
     entropy_loss_coef: float | None = None
     """Weight of the entropy bonus; 0 only logs it."""
     is_correction: Correction = "off"

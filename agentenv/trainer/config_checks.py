@@ -73,6 +73,11 @@ def _bounds(config: TrainConfig) -> _Wrong:
     if config.max_new_tokens is not None and config.max_new_tokens >= config.max_len:
         got = f"{config.max_new_tokens} beside --max_len {config.max_len}"
         yield "max_new_tokens", "less than --max_len", got, "It would leave no room for the prompt."
+    bound = "max_len" if config.max_new_tokens is None else "max_new_tokens"
+    most = getattr(config, bound)
+    if (config.overlong_buffer_len or 0) > most:
+        got = str(config.overlong_buffer_len)
+        yield "overlong_buffer_len", f"at most --{bound} {most}", got, "Shorten the buffer."
 
 
 def _source(config: TrainConfig) -> _Wrong:
@@ -104,6 +109,8 @@ def _sizes(config: TrainConfig) -> _Wrong:
     if not config.ray and (config.vllm_num_engines > 1 or config.env_actors or config.ray_address):
         flags = "--vllm_num_engines 1, no --env_actors and no --ray_address"
         yield "no_ray", flags, "actors of Ray to be used", "Leave --no_ray out."
+    if config.vllm_enable_sleep and config.engine == "hf":
+        yield "vllm_enable_sleep", "--engine vllm or auto", "hf", "Only vLLM's engines sleep; leave the flag out."
 
 
 def _asynchronous(config: TrainConfig) -> _Wrong:
@@ -132,6 +139,11 @@ def _algorithm(config: TrainConfig) -> _Wrong:
         yield "n_samples_per_prompt", "at least 2 with --dynamic_filtering", "1", "It judges the samples of a prompt."
     if config.use_kl_loss and config.init_kl_coef == 0:
         yield "init_kl_coef", "a number > 0 with --use_kl_loss", "0.0", "Set it, e.g. to 0.001."
+    if config.is_correction != "off" and config.top_p < 1:
+        mend = (
+            "The engine's log-probabilities are of the cut distribution, the learner's are not; sample with --top_p 1."
+        )
+        yield "is_correction", f"off with --top_p {config.top_p}", config.is_correction, mend
     if config.advantage_estimator != "gae":
         for name, used in (
             ("critic_pretrain", config.critic_pretrain is not None),

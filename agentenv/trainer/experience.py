@@ -54,13 +54,18 @@ def loss_options(config: TrainConfig) -> LossOptions:
         correction=correction_options(config),
         kl_coef=config.init_kl_coef if config.use_kl_loss else 0.0,
         kl_estimator=config.kl_estimator,
+        kl_unbiased_gradient=config.use_kl_loss,  # k1 as it stands has a gradient of 0 on average
         entropy_coef=config.entropy_loss_coef or 0.0,
     )
 
 
 def aggregation(config: TrainConfig) -> tuple[Aggregation, int]:
-    """How the losses of tokens are put together, and the most action tokens that an episode may have."""
-    return config.loss_agg_mode, config.max_len
+    """How the losses of tokens are put together, and the most action tokens that an episode may have.
+
+    GSPO is a mean over samples by definition, whatever --loss_agg_mode says: its ratio is that of a whole sequence.
+    """
+    mode: Aggregation = "seq-mean-token-mean" if config.policy_loss_type == "gspo" else config.loss_agg_mode
+    return mode, config.max_len
 
 
 def advantage_options(config: TrainConfig) -> AdvantageOptions:
@@ -77,18 +82,18 @@ def advantage_options(config: TrainConfig) -> AdvantageOptions:
     )
 
 
-def room_left(batch: Batch, config: TrainConfig) -> Tensor:
-    """int64[E] tokens that an episode could still have sampled: of --max_len, and of all turns' --max_new_tokens.
+def sampled_lengths(batch: Batch, config: TrainConfig) -> Tensor:
+    """int64[E] the tokens that --overlong_buffer_len judges: those of the longest turn where turns have a limit.
 
-    What the environment said takes room but is no one's fault: it is not counted as sampled.
+    Without --max_new_tokens, all of the episode. Prompts and observations are no one's fault: they never count.
     """
-    num_episodes = len(batch.tokens.group_E)
-    lengths_S = torch.tensor([len(ids) for ids in batch.sequences], dtype=torch.int64)
-    left_E = config.max_len - lengths_S[_newest_S(batch)]  # the newest segment is what runs out of room
-    if config.max_new_tokens is not None:
-        sampled_E = torch.bincount(batch.tokens.episode_N, minlength=num_episodes)
-        left_E = torch.minimum(left_E, config.max_new_tokens * config.max_steps - sampled_E)
-    return left_E.clamp(min=0)
+    tokens = batch.tokens
+    if config.max_new_tokens is None:
+        return torch.bincount(tokens.episode_N, minlength=len(tokens.group_E))
+    ends_X = tokens.turn_ends_N.nonzero()[:, 0]
+    lengths_X = ends_X.diff(prepend=torch.tensor([-1]))
+    longest_E = torch.zeros(len(tokens.group_E), dtype=torch.int64)
+    return longest_E.scatter_reduce(0, tokens.episode_N[ends_X], lengths_X, "amax")
 
 
 def bootstrap(batch: Batch, after_S: Tensor) -> Tensor:
@@ -118,8 +123,8 @@ def shaped(batch: Batch, config: TrainConfig) -> ActionTokens:
     tokens = batch.tokens
     if config.overlong_buffer_len is not None:
         penalty_E = overlong_penalty(
-            config.max_len - room_left(batch, config),
-            max_tokens=config.max_len,
+            sampled_lengths(batch, config),
+            max_tokens=config.max_new_tokens or config.max_len,
             buffer_tokens=config.overlong_buffer_len,
             factor=config.overlong_penalty_factor,
         )

@@ -272,6 +272,18 @@ _TRAPS: tuple[_Trap, ...] = (
     ),
     (
         "0.8.9",
+        "0.11.0",
+        lambda c: c.use_kl_loss and c.kl_estimator != "k2",
+        "--use_kl_loss: its gradient is not that of the divergence, with k1 none on average. Use --kl_estimator k2.",
+    ),
+    (
+        "0.11.1",
+        LAST,
+        lambda c: c.use_kl_loss,
+        "--use_kl_loss: its gradient is that of the divergence only with `-- --algo.kl.unbiased_gradient`.",
+    ),
+    (
+        "0.8.9",
         LAST,
         lambda c: c.top_p < 1,
         "--top_p: the learner's log-probabilities are those before the cut, so the ratio is not 1 at the start.",

@@ -98,6 +98,8 @@ class Learner:
         self._sweep = Sweep(config, self._device, self._ranks)
         self.num_steps = 0
         """Train steps that were taken."""
+        self.is_whole = True
+        """The weights are those after a whole train step: the last one did not end in its middle."""
         self.failed_batch_path: Path | None = None
         """Where a batch is written whose loss or gradient is not finite."""
 
@@ -119,7 +121,7 @@ class Learner:
         known = self._look(batch, totals, several=len(parts) > 1)
         for episodes in parts:
             self._optimizer_step(batch, known, episodes, totals)
-        self.num_steps += 1
+        self.num_steps, self.is_whole = self.num_steps + 1, True
         trained_N, logprobs_N = batch.trained_N, self._ranks.merged(known.logprobs_N).cpu()
         difference = mismatch(logprobs_N[trained_N], batch.logprobs_N[trained_N])
         return totals.means() | ({} if math.isnan(difference) else {"logprob_diff": difference}) | {
@@ -225,6 +227,7 @@ class Learner:
         numbers = dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True)) if sums else {}
         numbers |= {name: adam.norm() for adam, name in steps}
         if self._all_finite(batch, known, numbers, steps):
+            self.is_whole = False
             for adam, _ in steps:
                 adam.step(self._factor())
             totals.add(numbers)

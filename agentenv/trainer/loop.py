@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from agentenv.agent import Tokenizer
 from agentenv.errors import EngineError, RunStopped
 from agentenv.metrics import summarize
 from agentenv.record import RunWriter
@@ -34,6 +33,9 @@ if TYPE_CHECKING:
 
 class Learns(Protocol):
     """What the loop asks of a learner; `learner.Learner` is the one."""
+
+    is_whole: bool
+    """The weights are those after a whole train step: the last one did not end in its middle."""
 
     def train_step(self, batch: Batch) -> dict[str, float]:
         """Change the weights; gives the numbers of the step."""
@@ -82,6 +84,7 @@ class Loop:
         self._layout: Layout = layout
         self.step = self._saved_step = 0
         """Train steps done."""
+        self._is_training = False
         self._seconds: dict[str, float] = {}
         self._step_began = time.monotonic()
 
@@ -111,26 +114,35 @@ class Loop:
         self.screen.start(self.num_steps, self.step + 1)
         self._step_began = time.monotonic()
         if self.step == 0 and self.evaluation is not None:
-            self._log(0, await self._evaluate())
+            await self._log(0, await self._evaluate())
         while self.step < self.num_steps:
             try:
                 with self._timed("wait_s"):
                     groups = await self.rollouts.take()
-            except RunStopped:
-                await self._save()
+                if groups is None:
+                    break
+                numbers = await self._train(groups)
+            except BaseException:
+                await self._rescue()
                 raise
-            if groups is None:
-                break
-            numbers = await self._train(groups)
             self.step += 1
-            stopped = await self._deliver(numbers)
-            self._log(self.step, numbers)
-            if stopped is not None or self._is_due(self.config.save_steps):
+            try:
+                await self._deliver(numbers)
+            except BaseException:  # what was learned outlives it
+                await self._log(self.step, numbers)
+                await asyncio.shield(self._save())
+                raise
+            await self._log(self.step, numbers)
+            if self._is_due(self.config.save_steps):
                 await self._save()
-            if stopped is not None:
-                raise stopped
         await self._save()
         return self.step == self.num_steps
+
+    async def _rescue(self) -> None:
+        """A checkpoint of the last whole step, whatever ended the training; none of weights in the middle of one."""
+        if not self._is_training and self.learner.is_whole:
+            self.rollouts.put_back()
+            await asyncio.shield(self._save())
 
     async def _train(self, groups: Sequence[Group]) -> dict[str, float]:
         """Learn from the groups; the numbers of it and of them."""
@@ -142,25 +154,30 @@ class Loop:
             self.records.samples.append(trajectory)
         with self._timed("train_s"):
             batch = await asyncio.to_thread(build, trajectories, need_logprobs=needs_rollout_logprobs(self.config))
-            learned = await asyncio.to_thread(self.learner.train_step, batch)
+            self._is_training = True
+            try:
+                learned = await asyncio.to_thread(self.learner.train_step, batch)
+            except asyncio.CancelledError:
+                raise  # the thread goes on
+            except BaseException:
+                self._is_training = False
+                raise
+            self._is_training = False
         rolled = numbers_of(map(summarize, trajectories), num_samples=self.config.n_samples_per_prompt)
         numbers = {f"train/{key}": value for key, value in learned.items()}
         numbers |= {f"rollout/{key}": value for key, value in (rolled | self._ages(batch, len(groups))).items()}
         numbers |= {f"time/{key}": value for key, value in shares_of(trajectories).items()}
         return numbers
 
-    async def _deliver(self, numbers: dict[str, float]) -> RunStopped | None:
-        """Bring the new weights to the engines and evaluate them; what was learned outlives a failure of either."""
+    async def _deliver(self, numbers: dict[str, float]) -> None:
+        """Bring the new weights to the engines and evaluate them."""
         try:
             with self._timed("sync_s"):
                 await self.rollouts.update_weights(await self._weights(), self.step)
-            if self.step == self.num_steps or self._is_due(self.config.eval_steps):
-                numbers |= await self._evaluate()
-        except RunStopped as error:
-            return error
         except EngineError as error:
-            return RunStopped(f"train step {self.step}: expected engines that take its weights, got: {error}")
-        return None
+            raise RunStopped(f"train step {self.step}: expected engines that take its weights, got: {error}") from error
+        if self.step == self.num_steps or self._is_due(self.config.eval_steps):
+            numbers |= await self._evaluate()
 
     async def _weights(self) -> list[tuple[str, Any]]:
         return await asyncio.to_thread(lambda: list(self.learner.weights(layout=self._layout)))
@@ -208,7 +225,7 @@ class Loop:
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began
 
-    def _log(self, step: int, numbers: Mapping[str, float]) -> None:
+    async def _log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Write a step's line; its seconds are those since the line before, a checkpoint's among them."""
         now = time.monotonic()
         wall_s = now - self._step_began
@@ -221,13 +238,6 @@ class Loop:
                 "throughput/tokens_per_s": num * numbers.get("rollout/action_tokens", 0.0) / wall_s,
             }
         line = {**numbers, **{f"time/{key}": value for key, value in (times | self._seconds).items()}, **speed}
-        self.records.journal.log(step, line)
+        await asyncio.to_thread(self.records.journal.log, step, line)  # trackers may be slow
         self.screen.step(step, line)
         self._seconds, self._step_began = {}, now
-
-
-def save_model(learner: Learns, folder: Path, tokenizer: Tokenizer) -> Path:
-    """Write the trained model beside the metrics, in a folder that transformers and vLLM load."""
-    target = folder / "model"
-    learner.save_model(target, tokenizer)
-    return target

@@ -67,9 +67,14 @@ def log_ratio(logprobs_n: Tensor, old_logprobs_n: Tensor) -> Tensor:
 
 
 def sequence_log_ratio(logprobs_n: Tensor, old_logprobs_n: Tensor, sequence_n: Tensor) -> Tensor:
-    """[n] GSPO's: the mean of its sequence's log-ratios at each token. Source: Zheng et al. 2025, arXiv:2507.18071."""
-    means_n = sequence_means(logprobs_n - old_logprobs_n.detach(), sequence_n)
-    return means_n.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    """[n] GSPO's: the mean of its sequence's log-ratios at each token, which has the gradient of that token alone.
+
+    So each turn of a sequence is credited with its own advantage; where all are equal, a mean over the sequence's
+    tokens has the gradient of the plain form. Source: GSPO-token of Zheng et al. 2025, arXiv:2507.18071, section 4.3.
+    """
+    detached_n = logprobs_n.detach()
+    means_n = sequence_means(detached_n - old_logprobs_n.detach(), sequence_n)
+    return (means_n + (logprobs_n - detached_n)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

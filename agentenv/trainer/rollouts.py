@@ -110,6 +110,7 @@ class Rollouts:
         self._again: deque[int] = deque()  # numbers that an earlier session left in flight
         self._open: dict[asyncio.Task[None], Admitted] = {}
         self._ready: list[tuple[Admitted, Group]] = []
+        self._handed_out: list[tuple[Admitted, Group]] = []
         self._slots = asyncio.Semaphore(options.concurrency)
         self._gate, self._changed = asyncio.Event(), asyncio.Event()
         self._gate.set()
@@ -142,7 +143,14 @@ class Rollouts:
         self._ready = [(admitted, group) for admitted, group in rest if admitted.version > oldest]
         self.rejected["stale"] += len(rest) - len(self._ready)
         self.num_consumed += self.options.batch_groups
+        self._handed_out = chosen
         return [group for _, group in sorted(chosen, key=lambda item: item[0].number)]
+
+    def put_back(self) -> None:
+        """The batch that was handed out last was not trained on: it is handed out again."""
+        self._ready += self._handed_out
+        self.num_consumed -= len(self._handed_out)
+        self._handed_out = []
 
     async def update_weights(self, named_tensors: Iterable[tuple[str, Any]], version: int) -> None:
         """New weights for what is sampled from now on; with them more groups are admitted.
@@ -159,7 +167,7 @@ class Rollouts:
         if self.options.sleeps:
             await can_sleep(engine).wake_up()
         await engine.update_weights(named_tensors, version)
-        self.version = version
+        self.version, self._handed_out = version, []
         self._gate.set()
         self._admit()
 
@@ -189,7 +197,10 @@ class Rollouts:
         left = iter(trajectories)
         for number, version, num in facts["ready"]:
             group = tuple(next(left) for _ in range(num))
-            self._ready.append((Admitted(number, version), Group(group[0].group_id, group)))
+            if version < self.version - self.options.max_ahead:
+                self._again.append(number)  # the bound was higher then
+            else:
+                self._ready.append((Admitted(number, version), Group(group[0].group_id, group)))
 
     def wake(self) -> None:
         """Have `take` and `update_weights` look whether the runner drains."""
@@ -242,8 +253,9 @@ class Rollouts:
         return records[0]
 
     def _over(self, task: asyncio.Task[None]) -> None:
-        self._open.pop(task, None)
+        admitted = self._open.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
+            self._again += [admitted.number] if admitted is not None else []
             self._failure = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
         self._changed.set()
         if self._failure is None and not task.cancelled():

@@ -37,7 +37,7 @@ from agentenv.trainer.config import TrainConfig
 from agentenv.trainer.config_checks import GROUP_ESTIMATORS
 from agentenv.trainer.evaluate import Evaluation
 from agentenv.trainer.journal import METRICS, Journal, read_metrics
-from agentenv.trainer.loop import Loop, Records, save_model
+from agentenv.trainer.loop import Loop, Records
 from agentenv.trainer.plots import draw
 from agentenv.trainer.rollouts import RolloutOptions, Rollouts
 from agentenv.trainer.screen import TrainScreen
@@ -144,6 +144,8 @@ async def _train(config: TrainConfig, crew: Crew | None) -> int:
 
 def _prepared(config: TrainConfig) -> _Job:
     """Tasks, tokenizer and agent, so that what is wrong with a flag shows in the first second."""
+    if config.load_checkpoint and not (config.save_path or config.ckpt_path):
+        raise ConfigError("--load_checkpoint: expected --save_path beside it, got none. Name the training's folder.")
     episodes = config.episodes
     source = _source(config, episodes)
     tasks = load_tasks(episodes, source)
@@ -208,7 +210,7 @@ def _num_gpus() -> int:
 
 def _uses_ray(config: TrainConfig) -> bool:
     """Whether engines are actors: asked for by a flag, or Ray is there and has a GPU for them beside the learner's."""
-    needed = config.vllm_num_engines > 1 or config.env_actors > 0 or bool(config.ray_address)
+    needed = config.vllm_num_engines > 1 or bool(config.ray_address)
     return config.ray and (needed or (importlib.util.find_spec("ray") is not None and _num_gpus() != 1))
 
 
@@ -359,7 +361,8 @@ async def _run(job: _Job, loop: Loop) -> int:
     if signals and loop.step < loop.num_steps:
         screen.note(f"interrupted after step {loop.step} of {loop.num_steps}. Go on with the same flags: {again}")
         return 128 + signals[0]
-    model = await asyncio.to_thread(save_model, loop.learner, job.out, job.tokenizer)
+    model = job.out / "model"
+    await asyncio.to_thread(loop.learner.save_model, model, job.tokenizer)
     screen.final(read_metrics(job.out), {"model": str(model), "metrics": str(job.out / METRICS)})
     return 0
 

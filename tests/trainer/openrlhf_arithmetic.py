@@ -4,6 +4,7 @@ Its model package needs flash_attn and deepspeed, which the arithmetic does not:
 alone, and what only starts actors is an empty module.
 """
 
+import importlib.machinery
 import importlib.util
 import sys
 import types
@@ -17,7 +18,9 @@ for name in ("models", "trainer", "trainer.ppo_utils", "trainer.ray", "utils"):
     package = types.ModuleType(f"openrlhf.{name}")
     package.__path__ = [str(FOLDER / name.replace(".", "/"))]
     sys.modules[package.__name__] = package
-sys.modules["deepspeed"] = types.ModuleType("deepspeed")
+deepspeed = types.ModuleType("deepspeed")
+deepspeed.__spec__ = importlib.machinery.ModuleSpec("deepspeed", None)  # accelerate looks for it
+sys.modules["deepspeed"] = deepspeed
 launcher = types.ModuleType("openrlhf.trainer.ray.launcher")
 launcher.RayActorGroup = object
 sys.modules[launcher.__name__] = launcher

@@ -184,6 +184,14 @@ WRONG = {
     "staleness 0": ("--async_train --max_staleness 0", "0 is training without --async_train"),
     "partial alone": ("--partial_rollout", "--partial_rollout: expected --async_train beside it"),
     "sleep": ("--async_train --vllm_enable_sleep", "expected no --async_train beside it"),
+    "sleep of nobody": ("--vllm_enable_sleep --engine hf", "expected --engine vllm or auto, got hf"),
+    "correction after a cut": ("--is_correction tis --top_p 0.9", "--is_correction: expected off with --top_p 0.9"),
+    "buffer over a turn": (
+        "--overlong_buffer_len 65 --max_new_tokens 64", "--overlong_buffer_len: expected at most --max_new_tokens 64",
+    ),
+    "buffer over an episode": (
+        "--overlong_buffer_len 129 --max_len 128", "--overlong_buffer_len: expected at most --max_len 128, got 129",
+    ),
     "KL loss of nothing": ("--use_kl_loss", "--init_kl_coef: expected a number > 0 with --use_kl_loss"),
     "critic of nobody": ("--critic_pretrain m", "--critic_pretrain: expected --advantage_estimator gae beside it"),
     "lambda of nobody": ("--lambd 0.9", "Only gae has a critic"),
@@ -208,6 +216,21 @@ WRONG = {
 def test_what_is_wrong_is_said_with_the_flag_to_change(case):
     line, said = WRONG[case]
     assert said in wrong(AGENT + line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--overlong_buffer_len 64 --max_new_tokens 64",
+        "--overlong_buffer_len 128 --max_len 128",
+        "--top_p 0.9",
+        "--is_correction tis --top_p 1",
+        "--vllm_enable_sleep",
+        "--vllm_enable_sleep --engine vllm",
+    ],
+)
+def test_what_is_just_within_a_bound_is_taken(line):
+    assert changed(AGENT + line)
 
 
 @pytest.mark.parametrize("line", ["", "--seed 1"])

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agentenv.errors import ConfigError
 from agentenv.trainer import experience
 from agentenv.trainer.batch import build
 from agentenv.trainer.corrections import CorrectionOptions
+from agentenv.trainer.losses import PolicyInputs, policy_loss
 from agentenv.trainer.optimizer import MIN_LR_RATIO, Optimizer, learning_rate_factor
 from agentenv.trajectory import Trajectory
 from agentenv.types import Completion, StepResult, StopReason, Task
@@ -51,6 +51,30 @@ def test_a_kl_penalty_is_in_the_reward_or_in_the_loss_and_never_in_both():
     assert (experience.advantage_options(loss).kl_coef, experience.loss_options(loss).kl_coef) == (0.0, 0.2)
 
 
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("old", [[0.5, 0.3, 0.2], [0.3, 0.3, 0.4]])
+def test_the_loss_term_has_the_gradient_of_the_divergence(estimator, old):
+    """All of a toy policy's three tokens, each as often as the policy before the step samples it."""
+    logits = torch.tensor([0.5, 0.3, 0.2]).log().requires_grad_()
+    ref, old = torch.tensor([0.2, 0.2, 0.6]).log(), torch.tensor(old)
+    inputs = PolicyInputs(
+        logits.log_softmax(0), old.log(), torch.zeros(3), old, torch.arange(3), ref_logprobs_n=ref
+    )  # fmt: skip
+    options = experience.loss_options(flags(init_kl_coef=0.5, use_kl_loss=True, kl_estimator=estimator))
+    (found,) = torch.autograd.grad(policy_loss(inputs, options)[0], logits)
+    logprobs = logits.log_softmax(0)
+    (exact,) = torch.autograd.grad(0.5 * (logprobs.exp() * (logprobs - ref)).sum(), logits)
+    torch.testing.assert_close(found, exact)
+    assert exact.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
+def test_gspo_is_averaged_per_sample_whatever_the_mode(mode):
+    assert experience.aggregation(flags(loss_agg_mode=mode)) == (mode, 2048)
+    found, _ = experience.aggregation(flags(loss_agg_mode=mode, policy_loss_type="gspo"))
+    assert found == "seq-mean-token-mean"
+
+
 def test_advantages_are_estimated_as_the_flags_say():
     options = experience.advantage_options(
         flags(
@@ -81,29 +105,56 @@ def rewards_of(batch, **changes):
     return experience.shaped(batch, flags(**changes)).rewards_N.tolist()
 
 
-def test_room_that_the_environment_took_is_not_held_against_a_sample():
-    """Episodes of 12 tokens each: one sampled 9 of them, the other 3."""
-    batch = build([episode([(9, 1.0)], prompt=3), episode([(3, 1.0)], prompt=9)])
-    assert experience.room_left(batch, flags(max_len=20)).tolist() == [8, 8]
-    left = experience.room_left(batch, flags(max_len=20, max_new_tokens=10, max_steps=1))
-    assert left.tolist() == [1, 7]
-    assert experience.room_left(batch, flags(max_len=5)).tolist() == [0, 0]
+def penalty_of(*episodes, **changes):
+    """What the flags take off each episode's reward."""
+    batch = build(episodes)
+    lost_N = experience.shaped(batch, flags(**changes)).rewards_N - batch.tokens.rewards_N
+    assert not lost_N[~batch.tokens.episode_ends_N].any()
+    return pytest.approx(lost_N[batch.tokens.episode_ends_N].tolist())
 
 
 def test_samples_that_come_near_their_bound_are_penalised():
-    batch = build([episode([(9, 1.0)]), episode([(4, 1.0)]), episode([(1, 1.0)])])
-    options = {"max_len": 20, "max_new_tokens": 10, "max_steps": 1, "overlong_buffer_len": 4}
-    found = rewards_of(batch, **options, overlong_penalty_factor=2.0)
-    assert [found[8], found[12], found[13]] == pytest.approx([1.0 - 2.0 * 3 / 4, 1.0, 1.0])
-    assert sum(map(bool, found)) == 3  # at the last tokens of actions only
-    with pytest.raises(ConfigError, match="overlong_buffer_len"):
-        rewards_of(batch, max_len=20, overlong_buffer_len=21)
+    options = {"max_len": 20, "max_new_tokens": 10, "overlong_buffer_len": 4, "overlong_penalty_factor": 2.0}
+    made = [episode([(length, 1.0)]) for length in (10, 9, 6, 1)]
+    assert penalty_of(*made, **options) == [-2.0, -2.0 * 3 / 4, 0.0, 0.0]
 
 
-def test_the_newest_segment_is_the_one_that_runs_out_of_room():
-    batch = segmented()
-    assert [len(ids) for ids in batch.sequences] == [12, 5]
-    assert experience.room_left(batch, flags(max_len=20)).tolist() == [15]
+@pytest.mark.parametrize("turns", [[(10, 0.0)], [(10, 0.0), (1, 1.0)], [(1, 0.0), (10, 1.0)]])
+def test_a_turn_that_was_cut_at_its_limit_is_overlong_wherever_it_stands(turns):
+    """And however many turns an episode may have."""
+    options = {"max_len": 200, "max_new_tokens": 10, "max_steps": 16, "overlong_buffer_len": 4}
+    assert penalty_of(episode(turns), **options) == [-1.0]
+
+
+def test_turns_below_their_limit_are_not_overlong_together():
+    options = {"max_len": 40, "max_new_tokens": 10, "overlong_buffer_len": 4}
+    assert penalty_of(episode([(6, 0.0), (5, 0.0), (6, 1.0)]), **options) == [0.0]
+
+
+@pytest.mark.parametrize("limit", [{}, {"max_new_tokens": 10}])
+def test_what_the_policy_did_not_say_is_not_held_against_it(limit):
+    """The same tokens after prompts of all lengths, and between observations."""
+    made = [episode([(9, 1.0)], prompt=prompt) for prompt in (1, 3, 11)]
+    one, *others = (penalty_of(each, **limit, max_len=12, overlong_buffer_len=6).expected for each in made)
+    assert one[0] < 0
+    assert others == [one, one]
+    two = [talked([4, 5], observation) for observation in (1, 7, 30)]
+    assert penalty_of(*two, max_len=12, overlong_buffer_len=6) == [-0.5] * 3
+
+
+def talked(turns, observation):
+    made = Trajectory(Task("?"), 100)
+    for length in turns:
+        made.append_observation([3] * observation)
+        made.append_turn(Completion((5,) * length, logprobs=(-1.0,) * length), "a")
+        made.set_result(StepResult(reward=0.0))
+    made.finish(StopReason.TERMINATED)
+    return made
+
+
+def test_without_a_limit_of_turns_all_segments_of_an_episode_count():
+    found = experience.shaped(segmented(), flags(max_len=12, overlong_buffer_len=4)).rewards_N
+    assert found[-1].item() == 1.0 - 3 / 4  # 8 + 3 tokens
 
 
 def segmented():
@@ -120,14 +171,14 @@ def segmented():
 
 def test_truncated_samples_keep_a_share_of_their_reward_after_other_penalties():
     batch = build([episode([(9, 1.0)], stop=StopReason.MAX_LENGTH), episode([(9, 1.0)])])
-    options = {"max_len": 14, "overlong_buffer_len": 4}  # 12 of 14 tokens: half of the penalty
+    options = {"max_len": 11, "overlong_buffer_len": 4}  # 9 of 11 tokens: half of the penalty
     assert rewards_of(batch, **options)[8::9] == pytest.approx([0.5, 0.5])
     assert rewards_of(batch, **options, stop_properly_penalty_coef=0.4)[8::9] == pytest.approx([0.2, 0.5])
     assert rewards_of(batch, **options, stop_properly_penalty_coef=-1.0)[8::9] == pytest.approx([-1.0, 0.5])
 
 
 def test_penalties_of_nothing_are_nothing():
-    options = {"max_len": 14, "overlong_buffer_len": 4, "max_new_tokens": 3, "stop_properly_penalty_coef": 0.4}
+    options = {"max_len": 14, "overlong_buffer_len": 3, "max_new_tokens": 3, "stop_properly_penalty_coef": 0.4}
     assert rewards_of(build([]), **options) == []
 
 

@@ -144,7 +144,9 @@ def assert_means(made, values):
         if name in FOR_GAE and made.advantage_estimator != "gae":
             continue
         expected = made.optimizer_batch_size if name == "train_batch_size" else getattr(made, name)
-        if expected is None or (name in ("pretrain", "prompt_data") and expected in ("tiny-math", "word_problems")):
+        if expected is None or (
+            name in ("pretrain", "prompt_data") and expected in ("tiny-math", "word_problems_train")
+        ):
             continue
         if name == "lr_scheduler" and expected == "constant" and made.lr_warmup_ratio:
             expected = "constant_with_warmup"
@@ -301,6 +303,8 @@ TRAPS = {
     "long replies": ("--overlong_buffer_len 9", "0.8.9", "0.11.2", "replies count towards the length"),
     "gae over replies": ("--advantage_estimator gae --lambd 0.9", "0.8.9", "0.11.2", "discount over the environment's"),
     "top_p": ("--top_p 0.9", "0.8.9", "0.11.2", "before the cut"),
+    "KL loss": ("--use_kl_loss --init_kl_coef 0.1", "0.8.9", "0.11.0", "Use --kl_estimator k2"),
+    "KL loss, of late": ("--use_kl_loss --init_kl_coef 0.1", "0.11.1", "0.11.2", "--algo.kl.unbiased_gradient"),
     "evaluation": ("--eval_dataset d", "0.9.1", "0.9.6", "takes --n_samples_per_prompt instead"),
     "oversampling": ("--async_train --vllm_generate_batch_size 64", "0.10.0", "0.11.0", "drawn anew after a restart"),
 }
@@ -389,7 +393,7 @@ def test_files_are_named_so_that_the_job_finds_them(tmp_path, monkeypatch):
     line = shell(config("--agent_func_path a.py"))
     assert f"--train.agent_func_path {tmp_path}/a.py" in line
     assert re.search(r"--actor.model_name_or_path /\S+/tiny-math\b", line)
-    assert re.search(r"--data.prompt_dataset /\S+word_problems.jsonl", line)
+    assert re.search(r"--data.prompt_dataset /\S+word_problems_train.jsonl", line)
     sent = shell(config('--agent_func_path a.py --ray_runtime_env \'{"working_dir": "."}\''))
     assert "--train.agent_func_path a.py" in sent
     assert '\'--runtime-env-json={"working_dir": "."}\'' in sent

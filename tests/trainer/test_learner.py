@@ -102,13 +102,14 @@ SETTINGS = {
 def test_the_gradient_does_not_depend_on_how_a_batch_is_split(path, setting):
     size = {"rollout_batch_size": 3, "n_samples_per_prompt": 2}
     whole, metrics = gradients_of(path, batch_of(), micro_train_batch_size=8, **size, **SETTINGS[setting])
-    assert max(float(g.abs().max()) for g in whole[0].values()) > 1e-3
+    largest = max(float(g.abs().max()) for g in whole[0].values())
+    assert largest > 1e-3
     for split in SPLITS.values():
         parts, again = gradients_of(path, batch_of(), **size, **SETTINGS[setting], **split)
         assert len(parts) == len(whole)
         for part, step in zip(parts, whole, strict=True):
             for name, gradient in step.items():
-                torch.testing.assert_close(part[name], gradient, rtol=1e-4, atol=1e-6)
+                torch.testing.assert_close(part[name], gradient, rtol=1e-4, atol=1e-5 * largest)
         assert again == pytest.approx(metrics, rel=1e-4, abs=1e-5)
 
 

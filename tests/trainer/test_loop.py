@@ -20,7 +20,7 @@ from agentenv.trainer.checkpoint import Checkpoints
 from agentenv.trainer.config import TrainConfig
 from agentenv.trainer.evaluate import Evaluation
 from agentenv.trainer.journal import Journal, read_metrics
-from agentenv.trainer.loop import Loop, Records, save_model
+from agentenv.trainer.loop import Loop, Records
 from agentenv.trainer.rollouts import RolloutOptions, Rollouts
 from agentenv.trainer.screen import TrainScreen
 from agentenv.types import Limits, SamplingParams, StepResult, Task
@@ -46,6 +46,7 @@ class Counts:
         self.events, self.wrong_at, self.during = events, wrong_at, during
         self.weight = torch.zeros(1)
         self.batches = []
+        self.is_whole = True
 
     def train_step(self, batch):
         self.during()
@@ -421,7 +422,60 @@ async def test_resuming_where_nothing_was_saved_begins_at_the_first_step(tmp_pat
     assert scene.lines("step") == [1, 2, 3]
 
 
-async def test_the_model_is_written_beside_the_metrics(tmp_path):
-    scene = Scene(tmp_path)
-    await scene.run()
-    assert (save_model(scene.learner, tmp_path, scene.tokenizer) / "weight").read_text() == "3.0"
+async def test_a_training_that_ends_in_a_failure_keeps_the_steps_before_and_the_batch_that_failed(tmp_path):
+    first = Scene(tmp_path, steps=4, labels="01010101", learner={"wrong_at": 3})
+    with pytest.raises(RunStopped, match="expected a finite loss"):
+        await first.run()
+    assert first.events_of("save") == ["save 2 after line 2"]
+    failed = [r.episode_id for r in first.engine.requests[-2:]]
+    second = Scene(tmp_path, steps=4, labels="01010101", resume=True)
+    assert await second.run(resume=True)
+    assert second.lines("step") == [1, 2, 3, 4]
+    assert sorted(second.learner.batches[0].episode_ids) == sorted(failed), "handed out again"
+
+
+async def test_weights_in_the_middle_of_a_step_are_not_kept(tmp_path):
+    scene = Scene(tmp_path, steps=4, learner={"wrong_at": 3})
+    scene.learner.is_whole = False
+    with pytest.raises(RunStopped):
+        await scene.run()
+    assert scene.events_of("save") == []
+
+
+async def test_whatever_fails_while_weights_are_delivered_the_step_is_kept(tmp_path):
+    scene = Scene(tmp_path, steps=4)
+
+    async def update_weights(named_tensors, policy_version):
+        raise RuntimeError("out of memory")
+
+    scene.engine.update_weights = update_weights
+    with pytest.raises(RuntimeError, match="out of memory"):
+        await scene.run()
+    assert scene.lines("step") == [1]
+    assert scene.saved == ["step-00000001"]
+
+
+async def test_a_tracker_that_hangs_does_not_hold_the_episodes_up(tmp_path):
+    longest = []
+
+    class Slow:
+        name, failures = "slow", ()
+
+        def log(self, step, numbers):
+            time.sleep(0.3)
+
+        def close(self):
+            pass
+
+    async def beat():
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0.01)
+            longest.append(time.monotonic() - began)
+
+    scene = Scene(tmp_path, steps=2)
+    scene.loop.records.journal._trackers.append(Slow())
+    beating = asyncio.ensure_future(beat())
+    assert await scene.run()
+    beating.cancel()
+    assert max(longest) < 0.25

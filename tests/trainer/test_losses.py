@@ -79,8 +79,38 @@ def test_gspo_has_one_ratio_for_a_sequence():
     new, old = logs(0.2, 0.8, 0.1).requires_grad_(), logs(0.1, 0.1, 0.2)
     found = sequence_log_ratio(new, old, torch.tensor([0, 0, 1]))
     assert found.exp().tolist() == pytest.approx([4.0, 4.0, 0.5])
-    found[0].exp().backward()
+    found[:2].exp().mean().backward()
     assert new.grad.tolist() == pytest.approx([2.0, 2.0, 0.0])  # s/n each
+
+
+def gspo_gradient(advantages, sequence):
+    """Of a loss that is a mean over each sequence's tokens, then over sequences, and of the paper's, unclipped."""
+    old, start = logs(0.1, 0.3, 0.2, 0.6, 0.5), logs(0.2, 0.2, 0.3, 0.5, 0.9)
+    new, again = start.clone().requires_grad_(), start.clone().requires_grad_()
+    weights = token_weights(sequence, "seq-mean-token-mean")
+    inputs = PolicyInputs(new, old, advantages, weights, sequence)
+    policy_loss(inputs, LossOptions("gspo", clip_low=0.99, clip_high=99.0))[0].backward()
+    paper = [-(again - old)[sequence == s].mean().exp() * advantages[sequence == s][0] for s in sequence.unique()]
+    torch.stack(paper).mean().backward()
+    return new.grad, again.grad
+
+
+def test_gspo_has_the_papers_gradient_where_a_sequence_has_one_advantage():
+    sequence = torch.tensor([0, 0, 0, 1, 1])
+    ours, paper = gspo_gradient(torch.tensor([2.0, -3.0])[sequence], sequence)
+    torch.testing.assert_close(ours, paper)
+    assert paper.abs().min() > 0.1
+
+
+def test_gspo_credits_each_turn_with_its_own_advantage():
+    """A sequence of a good turn and a bad one: a ratio they share would leave them no gradient at all."""
+    logprobs = torch.tensor([-1.0, -2.0, -1.5, -0.5], requires_grad=True)
+    inputs = PolicyInputs(
+        logprobs, logprobs.detach().clone(), torch.tensor([1.0, 1.0, -1.0, -1.0]), torch.full((4,), 0.25),
+        torch.zeros(4, dtype=torch.int64),
+    )  # fmt: skip
+    policy_loss(inputs, LossOptions("gspo"))[0].backward()
+    assert logprobs.grad.tolist() == pytest.approx([-0.25, -0.25, 0.25, 0.25])
 
 
 def test_ratios_that_overflow_are_cut():

@@ -233,3 +233,38 @@ async def test_every_episode_is_told_once():
     await rollouts.take()
     await rollouts.close()
     assert sorted(Counter(summary.group_id for summary in told).values()) == [2, 2]
+
+
+async def test_a_group_whose_sampling_failed_is_sampled_again_after_a_resume():
+    tasks = [Task("q", label="raises", task_id=f"t{index}") for index in range(30)]
+    rollouts = make_rollouts(tasks, max_error_share=0.2)
+    with pytest.raises(RunStopped):
+        await rollouts.take()
+    facts, _ = rollouts.state()
+    await rollouts.close()
+    assert len(facts["again"]) + len(facts["ready"]) + rollouts.rejected.total() == facts["next"]
+
+
+async def test_samples_that_a_lower_bound_makes_too_old_are_sampled_again():
+    first = make_rollouts(make_tasks("x" * 12), max_ahead=3)
+    await first.take()
+    await asyncio.sleep(0.02)
+    for version in (1, 2):
+        await first.update_weights([], version)
+        await first.take()
+    facts, trajectories = first.state()
+    await first.close()
+    assert {version for _, version, _ in facts["ready"]} >= {0}
+    second = make_rollouts(make_tasks("x" * 12))
+    second.load_state({**facts, "version": 3, "num_consumed": 6}, trajectories)
+    second.runner.engine.policy_version = 3
+    assert versions(await second.take()) == {3}
+    await second.close()
+
+
+async def test_a_batch_that_was_put_back_is_handed_out_again():
+    rollouts = make_rollouts(make_tasks("x" * 6))
+    taken = ids(await rollouts.take())
+    rollouts.put_back()
+    assert ids(await rollouts.take()) == taken
+    await rollouts.close()

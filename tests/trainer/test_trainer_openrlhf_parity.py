@@ -44,10 +44,10 @@ def answers(tmp_path_factory):
     return dict(zip(CASES, torch.load(folder / "out.pt", weights_only=False), strict=True))
 
 
-def policy_case(theirs, ours, aggregation="token-mean"):
+def policy_case(theirs, ours, aggregation="token-mean", advantages=ADVANTAGES):
     theirs = {"token_level_loss": aggregation == "token-mean", **theirs}
     tensors = {
-        "log_probs": LOGPROBS, "old_log_probs": OLD, "advantages": ADVANTAGES, "action_mask": MASK,
+        "log_probs": LOGPROBS, "old_log_probs": OLD, "advantages": advantages, "action_mask": MASK,
         "rollout_log_probs": ROLLOUT,
     }  # fmt: skip
     return ("policy", theirs, tensors, ours, aggregation)
@@ -68,7 +68,12 @@ POLICY = {
     "ppo, per sequence": policy_case({}, LossOptions(), "seq-mean-token-mean"),
     "asymmetric": policy_case({"clip_eps_low": 0.1, "clip_eps_high": 0.4}, LossOptions(clip_low=0.1, clip_high=0.4)),
     "dual clip": policy_case({"dual_clip": 1.5}, LossOptions(dual_clip=1.5)),
-    "gspo": policy_case({"policy_loss_type": "gspo"}, LossOptions(policy_loss_type="gspo"), "seq-mean-token-mean"),
+    "gspo": policy_case(
+        {"policy_loss_type": "gspo"},
+        LossOptions("gspo"),
+        "seq-mean-token-mean",
+        ADVANTAGES[:, :1].expand_as(MASK).clone(),
+    ),
     "tis": policy_case(
         {"is_correction_level": "token", "is_correction_mode": "clip", **BAND},
         LossOptions(correction=CorrectionOptions("token", "clip", low=0.5, high=2.0)),
@@ -102,6 +107,11 @@ ADVANTAGE = {
     "clipped": advantage_case("dr_grpo", {"reward_clip": (-0.3, 0.3)}, {"reward_clip": (-0.3, 0.3)}),
 }
 DIFFERENT = {
+    "gspo, turns": policy_case(
+        {"policy_loss_type": "gspo", "clip_eps_low": 0.99, "clip_eps_high": 99.0},
+        LossOptions("gspo", clip_low=0.99, clip_high=99.0), "seq-mean-token-mean",
+        torch.tensor([1.0] * 4 + [-1.0] * 4).expand_as(MASK).clone(),
+    ),
     "gae, λ 0.9": advantage_case("gae", {"scale": False, "lam": 0.9}, {"no_std_norm": True, "lambd": 0.9}, VALUES),
     "reinforce, γ 0.9": advantage_case(
         "reinforce", {"scale": False, "gamma": 0.9}, {"no_std_norm": True, "gamma": 0.9}
@@ -134,10 +144,15 @@ CASES = POLICY | ADVANTAGE | DIFFERENT | KLS | VALUE
 
 @pytest.mark.parametrize("name", POLICY)
 def test_policy_losses_and_their_gradients_are_openrlhfs(name, answers):
-    *_, options, aggregation = CASES[name]
+    _, _, tensors, options, aggregation = CASES[name]
     logprobs = flat(LOGPROBS).requires_grad_()
     inputs = PolicyInputs(
-        logprobs, flat(OLD), flat(ADVANTAGES), token_weights(ROW, aggregation), ROW, rollout_logprobs_n=flat(ROLLOUT)
+        logprobs,
+        flat(OLD),
+        flat(tensors["advantages"]),
+        token_weights(ROW, aggregation),
+        ROW,
+        rollout_logprobs_n=flat(ROLLOUT),
     )
     loss, metrics = policy_loss(inputs, options)
     loss.backward()
@@ -150,6 +165,19 @@ def test_policy_losses_and_their_gradients_are_openrlhfs(name, answers):
             torch.testing.assert_close(metrics["clip_ratio"], answers[name]["clip_ratio"])
         else:  # OpenRLHF does not count the tokens whose gradient the dual clip takes
             assert metrics["clip_ratio"] > answers[name]["clip_ratio"]
+
+
+def test_openrlhfs_gspo_spreads_the_advantages_of_a_sample_over_all_its_tokens(answers):
+    """It knows one advantage per sample. Ours gives each turn its own, at the same value of the loss."""
+    _, _, tensors, options, aggregation = CASES["gspo, turns"]
+    logprobs = flat(LOGPROBS).requires_grad_()
+    inputs = PolicyInputs(logprobs, flat(OLD), flat(tensors["advantages"]), token_weights(ROW, aggregation), ROW)
+    loss, _ = policy_loss(inputs, options)
+    loss.backward()
+    theirs = flat(answers["gspo, turns"]["gradient"])[ROW == 0]
+    torch.testing.assert_close(loss, answers["gspo, turns"]["loss"])
+    torch.testing.assert_close(theirs, theirs[:1].expand_as(theirs))
+    assert (logprobs.grad[ROW == 0].sign() == -flat(tensors["advantages"])[ROW == 0].sign()).all()
 
 
 def ours(name):
