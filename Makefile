@@ -9,8 +9,8 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints
 demo: $(VENV)/installed
 	$(BIN)/agentenv run --env math_retry --n 2 --max_tokens 160
 
-# Minutes of training on a CPU, and how much better the policy got; ENGINE=hf needs no vLLM.
-ENGINE ?= vllm
+# Minutes of training on a CPU, and how much better the policy got; ENGINE=vllm installs vLLM for CPUs.
+ENGINE ?= hf
 train-demo: $(VENV)/installed-train-$(ENGINE)
 	$(BIN)/python benchmarks/train_demo.py math --engines $(ENGINE) --at_least 20
 
