@@ -142,7 +142,10 @@ class Loop:
         """A checkpoint of the last whole step, whatever ended the training; none of weights in the middle of one."""
         if not self._is_training and self.learner.is_whole:
             self.rollouts.put_back()
-            await asyncio.shield(self._save())
+            try:
+                await asyncio.shield(self._save())
+            except RunStopped as error:  # as on a full disk, which may be what ended the training
+                self.screen.note(str(error))
 
     async def _train(self, groups: Sequence[Group]) -> dict[str, float]:
         """Learn from the groups; the numbers of it and of them."""

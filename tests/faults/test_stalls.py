@@ -332,7 +332,7 @@ def test_deadlines_and_intervals_are_measured_with_clocks_that_never_jump():
         if re.search(r"\btime\.time(_ns)?\(|datetime\.now\(|utcnow\(", line)
     }
     waits = {each for each in users if "Retry" not in each and "parsedate_to_datetime" not in each}
-    assert {each for each in waits if "created" not in each} == set()
+    assert {each for each in waits if "created" not in each and "now_ms" not in each} == set()
 
 
 class Hands:

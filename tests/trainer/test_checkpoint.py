@@ -277,6 +277,7 @@ from agentenv.trainer.checkpoint import Checkpoints
 from tests.trainer.test_checkpoint import episode
 
 folder, mode = Path(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)  # OpenMP's threads do not outlive a fork: a child that uses them hangs
 
 def newest():
     checkpoints = Checkpoints(folder, keep=2)

@@ -356,7 +356,7 @@ async def test_a_checkpoint_holds_what_was_sampled_ahead(tmp_path):
     with pytest.raises(RunStopped, match="expected a finite loss"):
         await first.run()
     _, _, waiting = first.checkpoints.load(first.checkpoints.newest())
-    assert {t.group_id for t in waiting} == {t.group_id for group in ready for t in group.trajectories}
+    assert {t.group_id for t in waiting} >= {t.group_id for group in ready for t in group.trajectories}
     second = Scene(tmp_path, steps=4, resume=True, ahead=1, labels=labels)
     assert await second.run(resume=True)
     assert second.lines("step") == [1, 2, 3, 4]

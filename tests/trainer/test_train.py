@@ -310,14 +310,14 @@ def test_a_resumed_training_has_the_numbers_of_one_that_was_never_interrupted(pl
 
 def test_killed_at_random_moments_and_resumed_by_the_same_command_it_has_every_step_once(place):
     """Killed again and again, with a checkpoint a step: the lines are those of a training that was never killed."""
-    draw, steps = random.Random(5), 10
+    draw, steps = random.Random(5), 40
     argv = flags("--max_train_steps", steps, "--save_steps", 1, "--load_checkpoint", out="killed")
     out = place / "killed"
     for kill in range(5):
         before, wanted = _last_step(out), _last_step(out) + min(kill, 1)  # the first one may come before any step
         with forked(argv, place) as running:
             running.until(lambda running=running, least=wanted: "agent" in running.stderr and _last_step(out) >= least)
-            time.sleep(draw.random() * 0.1)
+            time.sleep(draw.random() * 0.05)
             running.signal(signal.SIGKILL)
             running.process.join()
             assert running.process.exitcode == -signal.SIGKILL, "it had not come to its end"
