@@ -105,7 +105,7 @@ def alone(path, changes):
 def assert_same(found, expected, tolerance=1e-5):
     (numbers, weights), (numbers_1, weights_1) = found, expected
     for step, step_1 in zip(numbers, numbers_1, strict=True):
-        assert step == pytest.approx(step_1, rel=tolerance, abs=tolerance)
+        assert step == pytest.approx(step_1, rel=10 * tolerance, abs=tolerance)  # sums of another order
     assert weights.keys() == weights_1.keys()
     for name, weight in weights_1.items():
         torch.testing.assert_close(weights[name], weight, rtol=tolerance, atol=tolerance)
