@@ -220,6 +220,15 @@ def engine_actors(root):
 @pytest.mark.slow
 def test_an_engine_actor_that_is_killed_comes_back_with_the_newest_weights(place):
     pytest.importorskip("ray")
+    slow = (
+        (place / "env.py")
+        .read_text()
+        .replace(
+            "    async def step(self, states):\n",
+            "    async def step(self, states):\n        await asyncio.sleep(0.7)\n",
+        )
+    )
+    (place / "env.py").write_text(slow)  # else it has ended before the engine is back
     more = ["--vllm_num_engines", 2, "--max_train_steps", 30, "--max_new_tokens", 32, "--async_train"]
     argv = [arg for arg in flags(*more) if arg != "--no_ray"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"}
