@@ -10,9 +10,9 @@ import hashlib
 import os
 import sys
 import traceback
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TextIO
+from typing import Any, TextIO
 
 from agentenv.agent import create
 from agentenv.chat import Chat
@@ -22,7 +22,9 @@ from agentenv.deadlines import StepTimeout, bounded
 from agentenv.endpoint.agent import ChatAgentSource
 from agentenv.errors import AgentEnvError, ConfigError
 from agentenv.loading import EnvSource, EpisodeSource, builtin_datasets, env_source, load_agent_func
+from agentenv.signals import interruptible
 from agentenv.types import Task
+from agentenv.watchdog import Watchdog
 
 _END_GRACE_S = 5.0
 """Time at the end for calls that were given up to let go."""
@@ -50,6 +52,19 @@ async def then_end(work: Awaitable[int], stdout: TextIO) -> int:
     if failure is not None:
         raise failure
     return code
+
+
+async def until_signal(
+    work: asyncio.Future[Any], watchdog: Watchdog, drain: Callable[[], str], *, grace_s: float
+) -> list[int]:
+    """Await `work`, watched, with signals handled; the signals that came, whatever became of the work after them."""
+    with watchdog, interruptible(drain, work, grace_s, watchdog.tell) as signals:
+        try:
+            await watchdog.guard(work)
+        except asyncio.CancelledError:
+            if not signals:
+                raise
+    return signals
 
 
 def described(chat: Chat, config: RunConfig) -> dict[str, str]:

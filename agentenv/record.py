@@ -224,7 +224,7 @@ class RunWriter:
             self.tally.add(summarize(trajectory))
         self._mend_tail()
         os.fsync(self._fd)
-        _sync_directory(self.path)
+        sync_directory(self.path)
 
     def _mend_tail(self) -> None:
         self._size = os.fstat(self._fd).st_size - self.report.torn_bytes
@@ -381,18 +381,18 @@ def _write_json(path: Path, document: Mapping[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("w", encoding="ascii") as file:
-            json.dump(document, file, indent=2, allow_nan=False)
-            file.write("\n")
+            file.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Bring a folder's entries to the disk."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

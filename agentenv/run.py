@@ -30,14 +30,13 @@ from agentenv.loading import (
     resolve_model,
 )
 from agentenv.metrics import Metrics, Tally
-from agentenv.opening import described, digest, load_source, load_tasks, then_end, try_constructor
+from agentenv.opening import described, digest, load_source, load_tasks, then_end, try_constructor, until_signal
 from agentenv.outbox import Outbox
 from agentenv.progress import JSONProgress, LiveProgress, PlainProgress, Progress, Stats
 from agentenv.record import METRICS, RunWriter
 from agentenv.report import LastingStream, final_table, header, quiet_transformers, wide_console
 from agentenv.runner import EpisodeRunner, plan
 from agentenv.serialize import jsonable
-from agentenv.signals import interruptible
 from agentenv.trajectory import Trajectory
 from agentenv.types import Task
 from agentenv.watchdog import Watchdog, end_process
@@ -163,12 +162,7 @@ async def _episodes(config: RunConfig, runner: EpisodeRunner, tasks: list[Task],
     watchdog = Watchdog(runner, folder=screen.out, stall_timeout_s=stall_s, tell=screen.note, end=end_process)
     screen.progress.start()
     try:
-        with watchdog, interruptible(runner.drain, work, config.grace_s, screen.note) as signals:
-            try:
-                await watchdog.guard(work)
-            except asyncio.CancelledError:
-                if not signals:
-                    raise
+        signals = await until_signal(work, watchdog, runner.drain, grace_s=config.grace_s)
     finally:
         screen.progress.stop()
         metrics = await screen.report()

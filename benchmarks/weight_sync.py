@@ -6,7 +6,7 @@ Models: the shipped tiny-math, and a Qwen2 of 100 million random weights made on
 is vLLM in this process, or in a Ray actor. Ways:
 
 - `update`: `engine.update_weights(state_dict, version)`, the median of 10, with 0 and with 32 requests in flight;
-  `pause` is the part of it in which nothing is sampled (in this process only).
+  `pause` is the part of it from the call that stops sampling to the one that resumes it (in this process only).
 - `checkpoint`: what is left where an engine cannot take weights: `save_pretrained`, then a new engine that loads them,
   up to its first token; the old one is closed before, outside the clock. Once.
 """
@@ -82,8 +82,8 @@ class Pauses:
 
         async def timed_pause(**options: Any) -> None:
             nonlocal since
-            await pause(**options)
             since = time.perf_counter()
+            await pause(**options)
 
         async def timed_resume() -> None:
             self.seconds.append(time.perf_counter() - since)

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 
 import agentenv
 from agentenv.errors import ConfigError, DataError, RunStopped
+from agentenv.record import sync_directory
 from agentenv.serialize import MAX_LINE_BYTES, decode_line, encode_line, trajectory_from_dict
 from agentenv.trajectory import Trajectory
 
@@ -79,7 +80,7 @@ class Checkpoints:
             temporary.mkdir()
             _write(temporary, step, dict(state), trajectories)
             temporary.rename(path)
-            _sync_folder(self.folder)
+            sync_directory(self.folder)
         except OSError as error:
             raise RunStopped(
                 f"{path}: expected a checkpoint written, got {error}. Those before are kept: make room, or lower "
@@ -215,15 +216,7 @@ def _write(folder: Path, step: int, state: dict[str, Any], trajectories: Sequenc
         json.dump(meta, text, indent=2)
         text.flush()
         os.fsync(text.fileno())
-    _sync_folder(folder)
-
-
-def _sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    sync_directory(folder)
 
 
 def _read_meta(path: Path) -> dict[str, Any]:

@@ -151,7 +151,7 @@ def _kind(said: Mapping[str, list[str]]) -> str:
     """The name of the correction that a version's flags describe."""
     first = {flag: values[0] if values else "" for flag, values in said.items()}
     if first.get(GATING, "ratio") != "ratio":
-        raise ConfigError(f"--{GATING}: expected 'ratio', got {first[GATING]!r}. Other statistics are not built in.")
+        raise ConfigError(f"--{GATING}: expected 'ratio', got {first[GATING]!r}. `train` has no flag for another.")
     if LEVEL in first:
         level, mode = first[LEVEL], first.get(MODE, "mask")
         if level != "off" and (level, mode) not in BY_LEVEL:

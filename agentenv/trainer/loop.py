@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,11 +21,11 @@ from agentenv.metrics import summarize
 from agentenv.record import RunWriter
 from agentenv.trainer.checkpoint import Checkpoints
 from agentenv.trainer.config import TrainConfig
-from agentenv.trainer.evaluate import Evaluation, numbers_of, shares_of
+from agentenv.trainer.evaluate import Evaluation, ages_of, measure, numbers_of, rejections_of, shares_of
 from agentenv.trainer.journal import Journal
 from agentenv.trainer.rollouts import Rollouts
 from agentenv.trainer.screen import TrainScreen
-from agentenv.trajectory import Group
+from agentenv.trajectory import Group, Trajectory
 
 if TYPE_CHECKING:
     from agentenv.trainer.batch import Batch
@@ -62,6 +63,8 @@ class Records:
     samples: RunWriter
     """Gets --save_samples episodes of each train step."""
     folder: Path
+    newest: Path | None = None
+    """The checkpoint to go on from."""
 
 
 class Loop:
@@ -89,15 +92,14 @@ class Loop:
         self._step_began = time.monotonic()
 
     async def resume(self) -> None:
-        """Go on from the newest checkpoint; the engines get its weights.
+        """Go on from the checkpoint, where there is one; the engines get its weights.
 
         Raises:
             ConfigError: the checkpoint is of another training.
         """
-        path = self.records.checkpoints.newest()
-        if path is None:
+        if self.records.newest is None:
             return
-        step, state, trajectories = await asyncio.to_thread(self.records.checkpoints.load, path)
+        step, state, trajectories = await asyncio.to_thread(self.records.checkpoints.load, self.records.newest)
         await asyncio.to_thread(self.learner.load_state, state["learner"])
         self.rollouts.load_state(state["rollouts"], trajectories)
         engine: Any = self.rollouts.runner.engine
@@ -130,7 +132,7 @@ class Loop:
                 await self._deliver(numbers)
             except BaseException:  # what was learned outlives it
                 await self._log(self.step, numbers)
-                await asyncio.shield(self._save())
+                await self._keep()
                 raise
             await self._log(self.step, numbers)
             if self._is_due(self.config.save_steps):
@@ -142,10 +144,14 @@ class Loop:
         """A checkpoint of the last whole step, whatever ended the training; none of weights in the middle of one."""
         if not self._is_training and self.learner.is_whole:
             self.rollouts.put_back()
-            try:
-                await asyncio.shield(self._save())
-            except RunStopped as error:  # as on a full disk, which may be what ended the training
-                self.screen.note(str(error))
+            await self._keep()
+
+    async def _keep(self) -> None:
+        """Save while something else ends the training, and is to be told: a full disk may be the reason of both."""
+        try:
+            await asyncio.shield(self._save())
+        except RunStopped as error:
+            self.screen.note(str(error))
 
     async def _train(self, groups: Sequence[Group]) -> dict[str, float]:
         """Learn from the groups; the numbers of it and of them."""
@@ -153,8 +159,7 @@ class Loop:
         from agentenv.trainer.experience import needs_rollout_logprobs
 
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        for trajectory in trajectories[: self.config.save_samples]:
-            self.records.samples.append(trajectory)
+        await asyncio.to_thread(self._write_samples, trajectories[: self.config.save_samples])
         with self._timed("train_s"):
             batch = await asyncio.to_thread(build, trajectories, need_logprobs=needs_rollout_logprobs(self.config))
             self._is_training = True
@@ -166,11 +171,17 @@ class Loop:
                 self._is_training = False
                 raise
             self._is_training = False
-        rolled = numbers_of(map(summarize, trajectories), num_samples=self.config.n_samples_per_prompt)
+        metrics = measure(list(map(summarize, trajectories)), num_samples=self.config.n_samples_per_prompt)
+        rejected, self.rollouts.rejected = self.rollouts.rejected, Counter()
+        rolled = numbers_of(metrics) | ages_of(batch, self.step) | rejections_of(rejected, len(groups))
         numbers = {f"train/{key}": value for key, value in learned.items()}
-        numbers |= {f"rollout/{key}": value for key, value in (rolled | self._ages(batch, len(groups))).items()}
-        numbers |= {f"time/{key}": value for key, value in shares_of(trajectories).items()}
+        numbers |= {f"rollout/{key}": value for key, value in rolled.items()}
+        numbers |= {f"time/{key}": value for key, value in shares_of(metrics).items()}
         return numbers
+
+    def _write_samples(self, trajectories: Sequence[Trajectory]) -> None:
+        for trajectory in trajectories:
+            self.records.samples.append(trajectory)
 
     async def _deliver(self, numbers: dict[str, float]) -> None:
         """Bring the new weights to the engines and evaluate them."""
@@ -184,18 +195,6 @@ class Loop:
 
     async def _weights(self) -> list[tuple[str, Any]]:
         return await asyncio.to_thread(lambda: list(self.learner.weights(layout=self._layout)))
-
-    def _ages(self, batch: Batch, num_groups: int) -> dict[str, float]:
-        """How many updates the sampled tokens are behind, and how many groups were rejected for each batch."""
-        rejected, self.rollouts.rejected = self.rollouts.rejected, type(self.rollouts.rejected)()
-        ages_N = (self.step - batch.policy_versions_N).float()
-        num = rejected.total()
-        return {
-            "staleness_mean": float(ages_N.mean()) if len(ages_N) else 0.0,
-            "staleness_max": float(ages_N.max()) if len(ages_N) else 0.0,
-            "rejection_rate": num / (num + num_groups),
-            **{f"num_rejected_{reason}": float(count) for reason, count in rejected.items() if count},
-        }
 
     async def _evaluate(self) -> dict[str, float]:
         if self.evaluation is None:
@@ -216,7 +215,7 @@ class Loop:
         with self._timed("save_s"):
             facts, trajectories = self.rollouts.state()
             state = {"learner": await asyncio.to_thread(self.learner.state), "rollouts": facts}
-            self.records.journal.sync()
+            await asyncio.to_thread(self.records.journal.sync)
             await asyncio.to_thread(self.records.checkpoints.save, self.step, state, trajectories)
         self._saved_step = self.step
 

@@ -27,11 +27,11 @@ from agentenv.engines.ray_actor import EngineBackend
 from agentenv.env_actors.source import in_actors
 from agentenv.errors import ConfigError, DataError, MissingDependency, RunStopped
 from agentenv.loading import EnvSource, EpisodeSource, load_stop_token_ids, load_tokenizer, resolve_model
-from agentenv.opening import described, digest, load_source, load_tasks, then_end, try_constructor
+from agentenv.metrics import Tally
+from agentenv.opening import described, digest, load_source, load_tasks, then_end, try_constructor, until_signal
 from agentenv.record import RunWriter
 from agentenv.report import LastingStream, quiet_transformers
 from agentenv.runner import EpisodeRunner
-from agentenv.signals import interruptible
 from agentenv.trainer.checkpoint import Checkpoints
 from agentenv.trainer.config import TrainConfig
 from agentenv.trainer.config_checks import GROUP_ESTIMATORS
@@ -182,7 +182,9 @@ def _records(job: _Job, template: str) -> Iterator[Records]:
             f"{out}: expected no training there, got one. Go on with it with --load_checkpoint, or use another "
             "--save_path."
         )
-    with RunWriter.open(out, stored, resume=config.load_checkpoint, may_differ=free, begun=begun) as samples:
+    with RunWriter.open(
+        out, stored, resume=config.load_checkpoint, may_differ=free, tally=Tally(1), begun=begun
+    ) as samples:
         folder = Path(config.ckpt_path) if config.ckpt_path else out / "checkpoints"
         checkpoints = Checkpoints(folder, keep=config.max_ckpt_num)
         newest = checkpoints.newest()
@@ -192,13 +194,13 @@ def _records(job: _Job, template: str) -> Iterator[Records]:
                 "Go on from them with --load_checkpoint, or name another folder."
             )
         step = checkpoints.step_of(newest) if newest is not None else None
-        if config.load_checkpoint and newest is None:  # killed before its first checkpoint
+        begins_again = config.load_checkpoint and newest is None  # killed before its first checkpoint
+        if begins_again:
             (out / METRICS).unlink(missing_ok=True)
-        begins_again = config.load_checkpoint and newest is None
         trackers = open_trackers(config, out, resume_step=-1 if begins_again else step)
         journal = Journal(out, trackers=trackers, resume_step=step, logging_steps=config.logging_steps)
         with contextlib.closing(journal):
-            yield Records(journal, checkpoints, samples, out)
+            yield Records(journal, checkpoints, samples, out, newest)
 
 
 def _num_gpus() -> int:
@@ -328,8 +330,7 @@ async def _assembled(job: _Job, opened: _Opened, records: Records, screen: Train
         config, learner=learner, rollouts=rollouts, evaluation=evaluation, records=records, screen=screen,
         num_steps=job.num_steps, layout="module" if _engine_of(job)[0] == "hf" else "checkpoint",
     )  # fmt: skip
-    if config.load_checkpoint:
-        await loop.resume()
+    await loop.resume()
     return loop
 
 
@@ -347,12 +348,7 @@ async def _run(job: _Job, loop: Loop) -> int:
 
     watchdog = Watchdog(rollouts.runner, folder=job.out, stall_timeout_s=_STALL_S, tell=screen.note, end=end_process)
     try:
-        with watchdog, interruptible(drain, work, _GRACE_S, screen.note) as signals:
-            try:
-                await watchdog.guard(work)
-            except asyncio.CancelledError:
-                if not signals:
-                    raise
+        signals = await until_signal(work, watchdog, drain, grace_s=_GRACE_S)
     finally:
         screen.stop()
         await rollouts.close()

@@ -143,7 +143,7 @@ class Scene:
             learner=self.learner,
             rollouts=Rollouts(runner(), tasks([{"x": "raises"}.get(each, each) for each in labels], "t"), options),
             evaluation=Evaluation(runner(), tasks(held_out, "held"), 2) if held_out else None,
-            records=Records(journal, self.checkpoints, samples, folder),
+            records=Records(journal, self.checkpoints, samples, folder, newest),
             screen=TrainScreen(self.config),
             num_steps=steps,
         )
