@@ -69,7 +69,7 @@ _STALL_S = 600.0
 def train(config: TrainConfig) -> int:
     """Train as the flags say; gives the exit code: 0, or 130 and 143 when a signal ended it with a checkpoint.
 
-    Under torchrun this is one of several processes, see `ranks`.
+    Under torchrun this is one of several processes, see `ranks`, and ends its process.
 
     Raises:
         ConfigError: a flag or file is wrong; nothing was trained.
@@ -88,7 +88,10 @@ def train(config: TrainConfig) -> int:
             return lead(None)
         from agentenv.trainer.ranks import together
 
-        return together(lead)
+        code = together(lead)
+        stdout.flush()
+        stderr.flush()
+        os._exit(code)  # the threads of torch's groups live on, and have aborted an interpreter that ended beside them
 
 
 @dataclass(frozen=True, slots=True)

@@ -383,7 +383,10 @@ TORCHRUN = (sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--st
 
 
 def torchrun(place, argv):
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}", "OMP_NUM_THREADS": "1"}
+    """A training whose rank 0 is aborted where it ends as an interpreter does, beside the threads of torch."""
+    with (place / "env.py").open("a") as file:
+        file.write('\nimport atexit, os\nif "ABORT_AT_EXIT" in os.environ:\n    atexit.register(os.abort)\n')
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}", "OMP_NUM_THREADS": "1", "ABORT_AT_EXIT": "1"}
     return subprocess.Popen(
         [*TORCHRUN, "-m", "agentenv.cli", *map(str, argv)],
         cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
