@@ -22,7 +22,6 @@ class Slot:
     in_flight: int = 0
     num_served: int = 0
     num_blamed: int = 0
-    num_restarts: int = 0
     answered_at: float = 0.0
     requests: dict[asyncio.Future[Any], asyncio.Task[Any]] = field(default_factory=dict)
     """What its callers wait for, and the engine's calls behind that."""

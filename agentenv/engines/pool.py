@@ -10,6 +10,7 @@ from typing import Any
 
 from agentenv.agent import Engine
 from agentenv.engines._dispatch import Dispatch, Slot, settle
+from agentenv.engines._restarts import Restarts
 from agentenv.errors import AgentEnvError, ConfigError, EngineError, RunStopped
 from agentenv.types import Completion, SamplingParams
 
@@ -33,9 +34,9 @@ class PoolPolicy:
     stall_s: float = 270.0
     """An engine counts as dead when a caller gives up after this long, in which it answered nobody."""
     max_restarts: int = 8
-    """Of all engines together; the next death stops the run."""
+    """Of all engines together within an hour; the next death stops the run."""
     restart_wait_s: float = 1.0
-    """Wait before the first restart of an engine; doubled for each one after it, up to 30 s."""
+    """Wait before an engine's first restart in an hour; doubled for each one after it, up to 30 s."""
     start_timeout_s: float = 600.0
     """Longest an engine may take to start, or to take new weights."""
     close_timeout_s: float = 30.0
@@ -82,19 +83,22 @@ class EnginePool:
         self._weights: Any = None  # the last that were shared
         self.policy_version = getattr(self._slots[0].engine, "policy_version", 0)
         """Version of the weights of all engines; set by `update_weights`."""
-        self.num_restarts = 0
-        """Restarts so far, those that failed among them."""
+        self._budget = Restarts(policy.max_restarts, wait_s=policy.restart_wait_s)
         self._calls: set[asyncio.Task[Any]] = set()
         self._restarts: set[asyncio.Task[None]] = set()
         self._control = asyncio.Lock()  # no engine joins between two halves of an update
-        self._paused = self._asleep = False
+        self._paused = self._asleep = self._closed = False
         self._lost: str | None = None
-        self._closed = False
 
     @property
     def num_alive(self) -> int:
         """Engines that take requests now."""
         return len(self.engines)
+
+    @property
+    def num_restarts(self) -> int:
+        """So far, those that failed among them."""
+        return self._budget.num
 
     @property
     def engines(self) -> list[Any]:
@@ -283,13 +287,11 @@ class EnginePool:
                 self._stop(f"EnginePool: expected an engine, got the death of the last one: {reason} See its log.")
             return
         while slot.engine is None:
-            if self.num_restarts >= self.policy.max_restarts:
+            if (wait_s := self._budget.spend(slot.index)) is None:
                 return self._stop(
-                    f"EnginePool: expected at most {self.policy.max_restarts} restarts of engines, got one more death "
-                    f"(engine {slot.index}): {reason} Find out why they die, then --resume."
+                    f"EnginePool: expected at most {self.policy.max_restarts} restarts of engines in an hour, got one "
+                    f"more death (engine {slot.index}): {reason} Find out why they die, then --resume."
                 )
-            wait_s = min(30.0, self.policy.restart_wait_s * 2**slot.num_restarts)
-            self.num_restarts, slot.num_restarts = self.num_restarts + 1, slot.num_restarts + 1
             await asyncio.sleep(wait_s)
             engine = self._make(slot.index)
             try:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agentenv.engines import Scorer
 from agentenv.engines._dispatch import Dispatch, Slot
+from agentenv.engines._restarts import Restarts
 from agentenv.engines.pool import EngineDead, EnginePool, PoolPolicy
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.errors import ConfigError, EngineError, RunStopped
@@ -363,9 +364,17 @@ async def test_one_death_more_than_allowed_stops_the_run():
         outcomes = await asyncio.gather(*asked, return_exceptions=True)
     assert any(isinstance(outcome, RunStopped) for outcome in outcomes)
     assert all(isinstance(outcome, RunStopped | EngineError) for outcome in outcomes)
-    with pytest.raises(RunStopped, match=r"at most 2 restarts of engines, got one more death \(engine 0\)"):
+    with pytest.raises(RunStopped, match=r"at most 2 restarts of engines in an hour, got one more death \(engine 0\)"):
         await pool.generate([1], SAMPLING, request_id="late/0")
     await pool.close()
+
+
+def test_restarts_of_long_ago_count_neither_against_the_run_nor_for_the_wait():
+    restarts = Restarts(2, wait_s=1.0, window_s=0.2)
+    assert [restarts.spend(0), restarts.spend(0), restarts.spend(0)] == [1.0, 2.0, None]
+    time.sleep(0.25)
+    assert [restarts.spend(1), restarts.spend(0), restarts.spend(1)] == [1.0, 1.0, None]
+    assert restarts.num == 4
 
 
 async def test_without_a_factory_the_death_of_the_last_engine_stops_the_run():
