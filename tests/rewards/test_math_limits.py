@@ -72,9 +72,9 @@ async def test_a_niced_worker_on_a_busy_machine_grades_a_right_answer_correct():
     spin = [sys.executable, "-c", "while True: pass"]
     async with MathGrader(num_workers=1, timeout_s=0.3) as grader:
         await grader.grade(r"\boxed{1+1}", 2)
-        crowd = [subprocess.Popen(spin) for _ in range(4 * (os.cpu_count() or 1))]
+        crowd = [subprocess.Popen(spin) for _ in range(2 * (os.cpu_count() or 1))]
         try:
-            grades = [await grader.grade(rf"\boxed{{(x+{n})^2}}", f"x^2+{2 * n}x+{n * n}") for n in range(2, 8)]
+            grades = [await grader.grade(rf"\boxed{{(x+{n})^2}}", f"x^2+{2 * n}x+{n * n}") for n in range(2, 5)]
         finally:
             for process in crowd:
                 process.kill()
