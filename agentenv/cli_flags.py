@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import io
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import tyro
@@ -15,6 +16,8 @@ import tyro
 from agentenv.errors import ConfigError
 
 T = TypeVar("T")
+Commands = Mapping[str, tuple[type, Callable[[Sequence[str]], int]]]
+"""The commands of a group: their flags, and what runs them with the words after the name."""
 
 
 def parse(config: type[T], name: str, args: Sequence[str], default: T | None = None) -> T:
@@ -49,6 +52,27 @@ def _one_line(box: str, name: str) -> str:
     meant = f" Did you mean {found[1]}?" if found else ""
     end = "" if problem.endswith("?") else "."
     return f"agentenv {name}: {problem.rstrip('.')}{end}{meant} Run `agentenv {name} --help` for the flags."
+
+
+def subcommand(group: str, commands: Commands, args: Sequence[str]) -> Callable[[Sequence[str]], int] | None:
+    """The command of a group that the first word names; None after its help.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    name = args[0] if args else "--help"
+    if name in ("-h", "--help"):
+        lines = [f"usage: agentenv {group} COMMAND [flags]        agentenv {group} COMMAND --help for the flags", ""]
+        lines += [f"  {each:8} {(config.__doc__ or '').splitlines()[0]}" for each, (config, _) in commands.items()]
+        sys.stdout.write("\n".join(lines) + "\n")
+        return None
+    if name not in commands:
+        close = difflib.get_close_matches(name, list(commands), n=1)
+        raise ConfigError(
+            f"agentenv {group}: expected one of {', '.join(commands)}, got {name!r}."
+            + (f" Did you mean {close[0]!r}?" if close else f" Run `agentenv {group} --help`.")
+        )
+    return commands[name][1]
 
 
 def print_json(value: Any) -> None:

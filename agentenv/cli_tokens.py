@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +10,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-from agentenv.cli_flags import parse, print_json
+from agentenv.cli_flags import parse, print_json, subcommand
 from agentenv.config import parse_json_object
 from agentenv.engines import EngineName
-from agentenv.errors import ConfigError
 from agentenv.report import quiet_transformers, wide_console
 
 
@@ -96,20 +93,11 @@ class ReplayConfig:
 
 def tokens(args: Sequence[str]) -> int:
     """Certify a chat template; show, compare and score again the tokens of a run."""
-    name = args[0] if args else "--help"
-    if name in ("-h", "--help"):
-        lines = ["usage: agentenv tokens COMMAND [flags]        agentenv tokens COMMAND --help for the flags", ""]
-        lines += [f"  {each:8} {(config.__doc__ or '').splitlines()[0]}" for each, (config, _) in _COMMANDS.items()]
-        sys.stdout.write("\n".join(lines) + "\n")
+    command = subcommand("tokens", _COMMANDS, args)
+    if command is None:
         return 0
-    if name not in _COMMANDS:
-        close = difflib.get_close_matches(name, list(_COMMANDS), n=1)
-        raise ConfigError(
-            f"agentenv tokens: expected one of {', '.join(_COMMANDS)}, got {name!r}."
-            + (f" Did you mean {close[0]!r}?" if close else " Run `agentenv tokens --help`.")
-        )
     quiet_transformers()
-    return _COMMANDS[name][1](args[1:])
+    return command(args[1:])
 
 
 def _certify(args: Sequence[str]) -> int:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import importlib.util
 import os
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
+
+from agentenv.errors import AgentEnvError
 
 State = Literal["ok", "missing", "broken"]
 
 _REQUIRED = ("torch", "transformers", "gymnasium", "httpx", "tyro", "rich", "math-verify")
 _OPTIONAL = (("pyarrow", "data"), ("datasets", "data"))
-_SYS_LANDLOCK_CREATE_RULESET = 444
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,32 +137,41 @@ def _grader() -> Finding:
 
 
 def _isolation() -> list[Finding]:
-    """What a sandbox for untrusted code could stand on here."""
+    """What untrusted code would run behind here: the sandbox's own probes, and its level, tried."""
     if sys.platform != "linux":
-        return [Finding("isolation", "missing", f"needs Linux, this is {sys.platform}", "run on Linux")]
-    checks: tuple[tuple[str, Callable[[], bool], str], ...] = (
-        ("isolation: user namespaces", _user_namespaces, "sysctl -w kernel.unprivileged_userns_clone=1"),
-        ("isolation: landlock", _landlock, "a kernel from 5.13 on with landlock enabled"),
-        ("isolation: docker", _docker, "install docker and start its engine"),
-    )
-    return [
-        Finding(name, "ok", "works") if works() else Finding(name, "missing", "not available", mend)
-        for name, works, mend in checks
+        return [Finding("sandbox", "missing", f"needs Linux, this is {sys.platform}", "run on Linux"), _docker()]
+    from agentenv.sandbox.doctor import doctor
+    from agentenv.sandbox.probe import Outcome
+
+    try:
+        report = asyncio.run(doctor())
+    except (AgentEnvError, OSError) as error:
+        said = " ".join(str(error).split())
+        return [Finding("sandbox", "broken", said, "agentenv sandbox doctor, when the machine is quiet"), _docker()]
+    failed = [probe for probe in report.probes if probe.outcome is Outcome.FAIL]
+    findings = [
+        Finding(f"sandbox: {probe.name}", "missing", probe.detail or "does not work", probe.hint or "use docker")
+        for probe in failed
     ]
+    if report.chosen is None:
+        tried = "; ".join(failure for level in report.levels for failure in level.failures)
+        return [
+            Finding("sandbox", "missing", f"nothing runs: {tried}", "agentenv sandbox doctor"),
+            *findings,
+            _docker(),
+        ]
+    speed = f"; {report.speed.p50_ms:.0f} ms an execution" if report.speed else ""
+    return [Finding("sandbox", "ok", f"isolation {report.chosen}{speed}"), *findings, _docker()]
 
 
-def _user_namespaces() -> bool:
-    if shutil.which("unshare") is None:
-        return False
-    return subprocess.run(["unshare", "-Ur", "true"], capture_output=True, timeout=10, check=False).returncode == 0
-
-
-def _docker() -> bool:
+def _docker() -> Finding:
+    name, mend = "isolation: docker", "install docker and start its engine"
     if shutil.which("docker") is None:
-        return False
-    return subprocess.run(["docker", "info"], capture_output=True, timeout=20, check=False).returncode == 0
-
-
-def _landlock() -> bool:
-    # Asking for the ABI version (flag 1) creates nothing; a negative answer means that the kernel has no landlock.
-    return int(ctypes.CDLL(None).syscall(_SYS_LANDLOCK_CREATE_RULESET, None, 0, 1)) > 0
+        return Finding(name, "missing", "not available", mend)
+    try:
+        done = subprocess.run(["docker", "info"], capture_output=True, timeout=20, check=False)
+    except subprocess.TimeoutExpired:
+        return Finding(name, "broken", "`docker info` took longer than 20 s", mend)
+    if done.returncode:
+        return Finding(name, "missing", "not available", mend)
+    return Finding(name, "ok", "works")

@@ -25,14 +25,17 @@ LAYERS = (
         "estimates", "id_set", "progress", "report", "config", "run", "doctor", "check", "tokens", "gym", "testing",
         "interop", "trainer", "viewer", "watchdog", "signals", "reward_func", "reward_http", "check_watch", "opening",
     },
-    {"cli", "cli_flags", "cli_launch", "cli_tokens", "cli_train"},
+    {"cli", "cli_flags", "cli_launch", "cli_sandbox", "cli_tokens", "cli_train"},
 )  # fmt: skip
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 HEAVY = {"torch", "transformers", "vllm", "ray", "openrlhf", "math_verify", "pyarrow", "datasets"}
 OPENRLHF_KEYS = {"environment_feedback", "action_ranges", "rollout_log_probs", "observation_tokens", "extra_logs"}
 BORDER = {"agent.py", "openrlhf.py", "openrlhf_rewards.py", "molt.py", "molt_files.py", "interop/slime.py"}
 """Where those are read and written; others have them too."""
-CARRIERS = {"agent.py", "engines/hf.py", "env_actors/host.py", "rewards/_math_worker.py"}
+CARRIERS = {
+    "agent.py", "engines/hf.py", "env_actors/host.py", "rewards/_math_worker.py", "sandbox/grading/_asserts.py",
+    "sandbox/grading/_serve.py",
+}  # fmt: skip
 """Where whatever was raised is carried to a waiting caller, in another thread or process, and not handled."""
 ARITHMETIC = {
     f"trainer/{name}.py"

@@ -19,10 +19,12 @@ import pytest
 
 from agentenv.cli import CheckConfig
 from agentenv.cli_flags import parse
+from agentenv.cli_sandbox import SandboxBenchConfig, SandboxDoctorConfig, SandboxRunConfig
 from agentenv.cli_tokens import CertifyConfig, DiffConfig, ReplayConfig, ShowConfig
 from agentenv.config import RunConfig
 from agentenv.dataset import read_tasks
 from agentenv.loading import builtin_datasets
+from agentenv.sandbox import ExecLimits
 from agentenv.trainer.launch import LaunchConfig
 
 ROOT = Path(__file__).parents[1]
@@ -146,7 +148,10 @@ def test_every_flag_that_the_readme_names_exists():
             re.sub(r"vllm serve.*|torchrun.* -m|python -m vllm(.*\\\n)*.*|\| 0\.\d+\.\d+.*", "", README),
         )
     )
-    configs = (RunConfig, LaunchConfig, CheckConfig, CertifyConfig, ShowConfig, DiffConfig, ReplayConfig)
+    configs = (
+        RunConfig, LaunchConfig, CheckConfig, CertifyConfig, ShowConfig, DiffConfig, ReplayConfig, SandboxDoctorConfig,
+        SandboxRunConfig, SandboxBenchConfig, ExecLimits,
+    )  # fmt: skip
     known = {"help"} | {name for config in configs for name in config.__dataclass_fields__}
     assert flags - {f"no_{name}" for name in known} <= known
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -135,10 +136,24 @@ def make_engine(
         if name == "scripted":
             from agentenv.engines.scripted import ScriptedEngine
 
-            return ScriptedEngine(**{"script": ["#### 42"], "tokenizer": tokenizer, **args})
+            script = _script(args.pop("script", ["#### 42"]))
+            return ScriptedEngine(script, **{"tokenizer": tokenizer, **args})
     except TypeError as error:
         raise ConfigError(f"--engine_args: expected arguments of the {name} engine, got {args!r}: {error}.") from error
     raise ConfigError(f"--engine: expected one of {', '.join(ENGINES)} or auto, got {name!r}. Change the flag.")
+
+
+def _script(value: Any) -> Any:
+    """A list of replies as it is, or the function that a text names as module:function."""
+    if not isinstance(value, str):
+        return value
+    module, _, name = value.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"--engine_args: script: expected a list of replies or module:function, got {value!r}: {error}. Correct it."
+        ) from error
 
 
 def _check_served(model: str, served: tuple[str, ...]) -> None:

@@ -1,0 +1,19 @@
+"""Code with tests: `--agent_func_path` here and in OpenRLHF, `--train.agent_path` in Molt.
+
+The environment is envs/agentenv_envs/code_sandbox/env.py.
+"""
+
+from agentenv.executor import AgentExecutor as _AgentExecutor
+from agentenv.molt import AgentRunner as _AgentRunner
+from agentenv_envs.code_sandbox import CodeSandbox
+
+LOGS = {"correct": "last", "first_correct": "first", "attempts": "last", "has_code": "last",
+        "passed_share": "last", "tamper": "sum"}  # fmt: skip
+
+
+class AgentExecutor(_AgentExecutor):
+    agent_cls, logs = CodeSandbox, LOGS
+
+
+class AgentRunner(_AgentRunner):
+    agent_cls, logs = CodeSandbox, LOGS

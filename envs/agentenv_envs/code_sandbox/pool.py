@@ -1,0 +1,56 @@
+"""The sandbox that all episodes of a process share: one per event loop, opened when it is first asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentenv.errors import ConfigError
+from agentenv.sandbox.local import LocalSandbox
+from agentenv.sandbox.types import Isolation, Sandbox
+
+
+@dataclass(slots=True)
+class _Held:
+    """One open sandbox, or the place of one that is being opened."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # guards the two below: one opens, the others wait
+    sandbox: Sandbox | None = None
+    holder: AsyncGenerator[Sandbox, None] | None = None
+
+
+_held: dict[asyncio.AbstractEventLoop, dict[str, _Held]] = {}
+
+
+async def shared_sandbox(options: Mapping[str, Any] | None = None) -> Sandbox:
+    """The sandbox of the running event loop with these options of `LocalSandbox`; it is closed when the loop is.
+
+    Raises:
+        ConfigError: there are no such options.
+        SandboxUnavailable: no isolation that is strong enough can be had here.
+    """
+    for loop in [loop for loop in _held if loop.is_closed()]:
+        del _held[loop]
+    key = json.dumps(dict(options or {}), sort_keys=True, default=repr)
+    held = _held.setdefault(asyncio.get_running_loop(), {}).setdefault(key, _Held())
+    async with held.lock:
+        if held.sandbox is None:
+            # An event loop closes the generators that are still open before it ends: nobody else could do it in time.
+            holder = _opened(options or {})
+            held.sandbox, held.holder = await anext(holder), holder
+    return held.sandbox
+
+
+async def _opened(options: Mapping[str, Any]) -> AsyncGenerator[Sandbox, None]:
+    try:
+        levels = {name: Isolation(options[name]) for name in ("min_isolation", "isolation") if options.get(name)}
+        made = LocalSandbox(**{**options, **levels})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"CodeSandbox.sandbox: expected options of LocalSandbox, got {dict(options)!r}: {error}. Change them."
+        ) from error
+    async with made as sandbox:
+        yield sandbox

@@ -1,0 +1,758 @@
+"""code_sandbox: which program an action is, what an attempt is worth, what is said of it, and what is never said."""
+
+import asyncio
+import base64
+import json
+import pickle
+import re
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentenv.chat import Chat
+from agentenv.check import check
+from agentenv.cli import main
+from agentenv.engines import make_engine
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode import EpisodeKey
+from agentenv.errors import ConfigError, DataError, InfraError
+from agentenv.loading import EnvSource, load_agent_func, load_env
+from agentenv.sandbox.grading import (
+    AssertSuite,
+    GradeResult,
+    Integrity,
+    PytestSuite,
+    TestResult,
+    Verdict,
+)
+from agentenv.sandbox.local import LocalSandbox
+from agentenv.sandbox.types import ExecResult, Isolation, Status
+from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.types import Limits, SamplingParams, StopReason, Task
+from agentenv_envs.code_sandbox import CodeSandbox
+from agentenv_envs.code_sandbox.datasets import code_task, form_of
+from agentenv_envs.code_sandbox.env import _said
+from agentenv_envs.code_sandbox.extract import MAX_CODE_CHARS, extract_code
+from agentenv_envs.code_sandbox.problems import TASK_SET, answer, load_problems, reference_policy
+from agentenv_envs.code_sandbox.rewards import _reward
+from agentenv_envs.code_sandbox.texts import HIDDEN_FAILED, INSTRUCTION, NO_CODE, example_text
+
+ROOT = Path(__file__).parents[2]
+PROBLEMS = load_problems()
+FENCE = "```"
+ADD = {
+    "entry_point": "add",
+    "visible": [{"args": [1, 2], "expected": 3}],
+    "hidden": [{"args": [2, 2], "expected": 4}, {"args": [-1, 1], "expected": 0}, {"args": [0, 5], "expected": 5}],
+}
+RIGHT = answer("def add(a, b):\n    return a + b\n")
+HALF = answer("def add(a, b):\n    return max(a, 0) + b\n")  # passes all but hidden[1]
+SWAPPED = answer("def add(a, b):\n    return a * b\n")  # passes hidden[0] only
+BY_HEART = answer("def add(a, b):\n    return {(1, 2): 3}[a, b]\n")
+PROMPT = [{"role": "user", "content": "Write add(a, b)."}]
+
+
+class BrokenSandbox:
+    """Fails, as one on a host that is out of memory does."""
+
+    isolation, backend = Isolation.NONE, "broken"
+
+    async def run(self, program, **_):
+        return ExecResult(Status.INFRA, detail="no memory for another process")
+
+    async def start(self, program, **_):
+        raise InfraError("sandbox: expected a process, got none. Retry.")
+
+
+one_loop = pytest.mark.asyncio(loop_scope="module")
+"""Of all tests that share the sandbox."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def sandbox():
+    async with LocalSandbox() as sandbox:
+        yield sandbox
+
+
+async def attempts(sandbox, *actions, label=ADD, **options):
+    """The results of one instance's attempts, up to the last."""
+    env, results = CodeSandbox(sandbox=sandbox, **options), []
+    for action in actions:
+        results.append(await env.step({"action_text": action, "label": label}))
+        if results[-1].terminated:
+            break
+    return results
+
+
+def said(result):
+    return result.observation[0]["content"] if result.observation else ""
+
+
+async def play(source, task, script, max_turns=8):
+    tokenizer = CharTokenizer()
+    return await source.episode(
+        task,
+        engine=ScriptedEngine(script, tokenizer),
+        chat=Chat(tokenizer),
+        sampling=SamplingParams(),
+        limits=Limits(max_length=20_000, max_turns=max_turns),
+        key=EpisodeKey(f"{task.task_id}/0", "t"),
+    )
+
+
+# --- the shipped tasks --------------------------------------------------------------------------------------------
+
+
+@one_loop
+async def test_every_reference_passes_in_an_episode_of_the_scripted_reference_policy(sandbox):
+    source = EnvSource(CodeSandbox, {"sandbox": sandbox})
+    tasks = [Task([{"role": "user", "content": each.prompt}], each.label, each.id) for each in PROBLEMS]
+    trajectories = await asyncio.gather(*(play(source, task, reference_policy) for task in tasks))
+    for trajectory in trajectories:
+        told = (trajectory.task.task_id, trajectory.error, trajectory.turns and trajectory.turns[0].result.info)
+        assert (trajectory.reward, trajectory.score, trajectory.stop_reason) == (1.0, 1.0, StopReason.TERMINATED), told
+        assert trajectory.turns[0].result.info["tamper"] == 0.0, told
+
+
+@one_loop
+async def test_every_wrong_program_of_the_shipped_tasks_fails(sandbox):
+    async def outcome(problem, code):
+        (result,) = await attempts(sandbox, answer(code), label=problem.label, max_attempts=1, partial_credit=False)
+        return problem.id, code, result.score
+
+    outcomes = await asyncio.gather(*(outcome(problem, code) for problem in PROBLEMS for code in problem.mutants))
+    assert [(name, code) for name, code, score in outcomes if score != 0.0] == []
+
+
+@one_loop
+async def test_who_knows_the_visible_tests_by_heart_passes_them_and_earns_little(sandbox):
+    for problem in PROBLEMS[::6]:
+        (result,) = await attempts(sandbox, answer(problem.mutants[-1]), label=problem.label, max_attempts=1)
+        assert result.info["visible_share"] == 1.0, problem.id
+        assert result.reward <= 0.5, problem.id
+
+
+def test_the_command_line_solves_the_shipped_tasks_offline_with_the_reference_policy(tmp_path, capsys):
+    script = json.dumps({"script": "agentenv_envs.code_sandbox.problems:reference_policy"})
+    flags = ["run", "--env", "code_sandbox", "--engine", "scripted", "--engine_args", script, "--limit", "5", "--json"]
+    assert main([*flags, "--max_length", "20000", "--out", str(tmp_path / "run")]) == 0
+    done = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert done["metrics"]["score"]["mean"] == 1.0
+
+
+@pytest.mark.parametrize("script", ["no_such_module:f", "json:no_such_function", "json"])
+def test_a_script_that_is_no_function_is_refused(script):
+    with pytest.raises(ConfigError, match="script: expected a list of replies or module:function"):
+        make_engine("scripted", "", CharTokenizer(), args={"script": script})
+
+
+def test_the_task_set_is_large_mixed_and_has_enough_tests():
+    assert len(PROBLEMS) >= 44
+    assert len({problem.id for problem in PROBLEMS}) == len({problem.prompt for problem in PROBLEMS}) == len(PROBLEMS)
+    assert 3 * sum(problem.label["mode"] == "stdio" for problem in PROBLEMS) >= len(PROBLEMS)
+    for problem in PROBLEMS:
+        tests = [*problem.label["visible"], *problem.label["hidden"]]
+        assert len(problem.label["visible"]) >= 2, problem.id
+        assert len(problem.label["hidden"]) >= 6, problem.id
+        assert len(problem.mutants) >= 3, problem.id
+        assert len({json.dumps(test) for test in tests}) == len(tests), problem.id
+
+
+def test_no_solution_is_in_the_task_set():
+    text = TASK_SET.read_text(encoding="utf-8")
+    assert "reference" not in text
+    assert "mutants" not in text
+
+
+# --- which program an action is -----------------------------------------------------------------------------------
+
+PROGRAM = "def f(x):\n    return x\n"
+BLOCK = f"{FENCE}python\n{PROGRAM}{FENCE}"
+EXTRACTED = {
+    "a block": (f"Like this:\n{BLOCK}\nDone.", PROGRAM),
+    "the last of several": (f"{FENCE}python\nx = 1\n{FENCE}\nBetter:\n{BLOCK}", PROGRAM),
+    "the Python one before its output": (f"{BLOCK}\nIt prints\n{FENCE}\n42\n{FENCE}", PROGRAM),
+    "no tag": (f"{FENCE}\n{PROGRAM}{FENCE}", PROGRAM),
+    "another name of Python": (f"{FENCE}Python3\n{PROGRAM}{FENCE}", PROGRAM),
+    "a tag with more": (f'{FENCE}python title="f.py"\n{PROGRAM}{FENCE}', PROGRAM),
+    "a tag in braces": (f"{FENCE}{{.python}}\n{PROGRAM}{FENCE}", PROGRAM),
+    "tildes, backticks inside": (f"~~~py\n{PROGRAM}{FENCE}\n~~~", f"{PROGRAM}{FENCE}\n"),
+    "a longer fence": (f"`{FENCE}python\ns = '''\n{FENCE}\n'''\n`{FENCE}", f"s = '''\n{FENCE}\n'''\n"),
+    "never closed": (f"{FENCE}python\n{PROGRAM}", PROGRAM),
+    "the last one never closed": (f"{FENCE}python\nx = 1\n{FENCE}\n{FENCE}python\n{PROGRAM}", PROGRAM),
+    "closed behind its last line": (f"{FENCE}python\n{PROGRAM.rstrip()}{FENCE}", PROGRAM),
+    "an empty one after it": (f"{BLOCK}\n{FENCE}python\n\n{FENCE}", PROGRAM),
+    "indented as in a list": (f"1. So:\n   {FENCE}python\n   def f(x):\n       return x\n   {FENCE}", PROGRAM),
+    "opened after prose": (f"Here: {FENCE}python\n{PROGRAM}{FENCE}", PROGRAM),
+    "Windows line ends": (BLOCK.replace("\n", "\r\n"), PROGRAM),
+    "a terminator behind it": (f"{BLOCK}<|im_end|>\n", PROGRAM),
+    "two terminators behind it": (f"{BLOCK}<|eot_id|></s>", PROGRAM),
+    "nothing fenced": (PROGRAM, PROGRAM),
+    "nothing fenced, a script": ("n = int(input())\nprint(n)", "n = int(input())\nprint(n)\n"),
+    "nothing fenced, with imports": ("import sys\nprint(sys.argv)", "import sys\nprint(sys.argv)\n"),
+    "after reasoning": (f"<think>\n{FENCE}python\nx = 1\n{FENCE}\n</think>\n{BLOCK}", PROGRAM),
+    "after reasoning that the prompt opened": (f"{FENCE}python\nx = 1\n{FENCE}\n</think>\n{BLOCK}", PROGRAM),
+    "reasoning only": (f"<think>\n{BLOCK}\n</think>\nI am done.", None),
+    "reasoning that never ends": (f"<think>\n{BLOCK}", None),
+    "another language": (f"{FENCE}bash\nls\n{FENCE}", None),
+    "another language's longer name": (f"{FENCE}pythonic\nls\n{FENCE}", None),
+    "an empty block": (f"{FENCE}python\n\n{FENCE}", None),
+    "prose": ("The answer is that it depends on x.", None),
+    "nothing": ("", None),
+    "too long": (f"{FENCE}python\n{'x = 1 #' * MAX_CODE_CHARS}\n{FENCE}", None),
+}
+
+
+@pytest.mark.parametrize("case", EXTRACTED)
+def test_the_program_of_an_action_is_its_last_block_of_python(case):
+    action, program = EXTRACTED[case]
+    assert extract_code(action) == program
+
+
+@given(st.text(alphabet=st.sampled_from("`~<>/|pythonk \n\tx=(:)"), max_size=200))
+def test_any_action_can_be_searched_for_a_program(action):
+    found = extract_code(action)
+    assert found is None or (found.strip() and found.endswith("\n"))
+
+
+@pytest.mark.parametrize(
+    "piece", ["`", "``` ", "x```", "<think>", "a, ", "for ", "\n", "```\n", " ", "</s>", "<|", "=("]
+)
+def test_searching_takes_time_in_proportion_to_the_action(piece):
+    extract_code(piece * 100_000)  # pytest's own time limit is what ends a search that is not
+
+
+# --- what an attempt is worth -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "actions", "rewards", "score"),
+    [
+        ({}, [RIGHT], [1.0], 1.0),
+        ({}, [SWAPPED, RIGHT], [0.0, 1.0], 1.0),
+        ({}, [RIGHT.replace("+", "-"), SWAPPED, HALF], [0.0, 0.0, 2 / 3], 2 / 3),
+        ({"max_attempts": 1}, [SWAPPED], [1 / 4], 1 / 4),
+        ({"max_attempts": 1}, [BY_HEART], [0.0], 0.0),
+        ({"partial_credit": False}, [HALF, HALF, HALF], [0.0, 0.0, 0.0], 0.0),
+        ({"partial_credit": False}, [HALF, RIGHT], [0.0, 1.0], 1.0),
+        ({"attempt_discount": 0.5}, [HALF, HALF, RIGHT], [0.0, 0.0, 0.25], 1.0),
+        ({"reward_at": "turn"}, [HALF, SWAPPED, RIGHT], [2 / 3, 0.0, 1 / 3], 1.0),
+        ({"reward_at": "turn", "attempt_discount": 0.5}, [HALF, RIGHT], [2 / 3, 1 / 6], 1.0),
+        ({"no_code_reward": -0.5}, ["No.", "No.", "No."], [0.0, 0.0, -0.5], 0.0),
+        ({"no_code_reward": -0.5, "reward_at": "turn"}, ["No.", RIGHT], [-0.5, 1.0], 1.0),
+    ],
+)  # fmt: skip
+@one_loop
+async def test_rewards_of_attempts(sandbox, options, actions, rewards, score):
+    results = await attempts(sandbox, *actions, **options)
+    assert [result.reward for result in results] == pytest.approx(rewards)
+    assert results[-1].score == pytest.approx(score)
+    assert results[-1].terminated
+    assert all(0.0 <= result.score <= 1.0 for result in results)
+
+
+@one_loop
+async def test_info_says_how_an_attempt_went(sandbox):
+    half, nothing, right = await attempts(sandbox, HALF, "No.", RIGHT)
+    assert half.info == {
+        "correct": 0.0, "attempts": 1.0, "has_code": 1.0, "passed_share": pytest.approx(2 / 3), "tamper": 0.0,
+        "first_correct": 0.0, "visible_share": 1.0, "hidden_share": pytest.approx(2 / 3), "tamper_signals": "",
+        "verdicts": "failed=1 passed=3", "integrity": "outside", "isolation": sandbox.isolation.value,
+    }  # fmt: skip
+    assert (nothing.info["has_code"], nothing.info["passed_share"]) == (0.0, 0.0)
+    assert (right.info["correct"], right.info["attempts"]) == (1.0, 3.0)
+    assert "first_correct" not in right.info
+
+
+@one_loop
+async def test_a_program_that_leaves_before_its_result_passes_nothing_and_is_noted(sandbox):
+    for code in ("import os\nos._exit(0)\n", "def add(a, b):\n    import os\n    os._exit(0)\n"):
+        (result,) = await attempts(sandbox, answer(code), max_attempts=1)
+        assert result.score == 0.0
+        assert (result.info["tamper"], result.info["tamper_signals"]) == (1.0, "early_exit"), code
+    later = "def add(a, b):\n    import os\n    return a + b if a == 1 else os._exit(0)\n"
+    (result,) = await attempts(sandbox, answer(later), max_attempts=1)
+    assert (result.info["visible_share"], result.score) == (1.0, 0.0)
+    assert result.info["tamper_signals"] == "early_exit"
+
+
+@one_loop
+async def test_a_limit_that_ends_the_episode_pays_the_last_attempt(sandbox):
+    task = Task(PROMPT, ADD, "add")
+    cut = await play(EnvSource(CodeSandbox, {"sandbox": sandbox}), task, [BY_HEART, HALF], max_turns=2)
+    assert (cut.stop_reason, cut.reward, cut.score) == (
+        StopReason.MAX_TURNS,
+        pytest.approx(2 / 3),
+        pytest.approx(2 / 3),
+    )
+    by_turn = EnvSource(CodeSandbox, {"sandbox": sandbox, "reward_at": "turn"})
+    assert (await play(by_turn, task, [BY_HEART, HALF], max_turns=2)).reward == pytest.approx(2 / 3)
+
+
+async def test_a_failed_sandbox_gives_no_reward():
+    with pytest.raises(InfraError, match="no memory for another process"):
+        await attempts(BrokenSandbox(), RIGHT)
+    trajectory = await play(EnvSource(CodeSandbox, {"sandbox": BrokenSandbox()}), Task(PROMPT, ADD, "add"), [RIGHT])
+    assert (trajectory.stop_reason, trajectory.reward, trajectory.score) == (StopReason.ERROR, None, None)
+
+
+@one_loop
+async def test_a_program_that_takes_too_long_hears_of_the_limit(sandbox):
+    slow = answer("def add(a, b):\n    while True:\n        pass\n")
+    result, *_ = await attempts(sandbox, slow, limits={"cpu_s": 1})
+    assert (result.score, result.info["verdicts"]) == (0.0, "skipped=3 timeout=1")
+    assert "cpu_s = 1" in said(result)
+
+
+@one_loop
+async def test_hidden_tests_are_not_run_where_the_outcome_is_known_before(sandbox):
+    broken, *_ = await attempts(sandbox, answer("def add(a, b)\n"))
+    assert (broken.score, broken.info["verdicts"]) == (0.0, "error=1 skipped=3")
+    wrong, *_ = await attempts(sandbox, SWAPPED, partial_credit=False)
+    assert (wrong.score, wrong.info["verdicts"]) == (0.0, "failed=1 skipped=3")
+    wrong, *_ = await attempts(sandbox, SWAPPED)
+    assert "skipped" not in wrong.info["verdicts"]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"max_attempts": 0}, "max_attempts"), ({"max_attempts": True}, "max_attempts"),
+     ({"reward_at": "always"}, "reward_at"), ({"limits": {"seconds": 1}}, "limits")],
+)  # fmt: skip
+def test_rules_that_make_no_sense_are_refused(options, named):
+    with pytest.raises(ConfigError, match=rf"CodeSandbox\.{named}: expected"):
+        CodeSandbox(**options)
+
+
+@pytest.mark.parametrize("options", [{"colour": "red"}, {"min_isolation": "glass"}])
+async def test_options_that_no_sandbox_has_are_refused(options):
+    with pytest.raises(ConfigError, match=r"CodeSandbox\.sandbox: expected options of LocalSandbox"):
+        await CodeSandbox(sandbox=options).reset({"observation": PROMPT, "label": ADD})
+
+
+async def test_options_of_the_sandbox_may_come_from_json():
+    (result,) = await attempts({"min_isolation": "landlock", "run_slots": 1}, RIGHT)
+    assert result.score == 1.0
+    assert Isolation(result.info["isolation"]).strength >= Isolation.LANDLOCK.strength
+
+
+# --- what is said -------------------------------------------------------------------------------------------------
+
+
+@one_loop
+async def test_after_a_failed_visible_test_its_input_and_values_are_said(sandbox):
+    result, *_ = await attempts(sandbox, SWAPPED)
+    text = said(result)
+    for told in ("0 of 1 tests passed", "add(1, 2)", "expected: 3", "got: 2", "2 attempts left."):
+        assert told in text
+    assert "hidden" not in text
+
+
+@one_loop
+async def test_an_exception_is_said_with_the_models_own_lines_only(sandbox):
+    code = "def half(a):\n    return a / 0\n\n\ndef add(a, b):\n    return half(a)\n"
+    result, *_ = await attempts(sandbox, answer(code))
+    text = said(result)
+    assert "ZeroDivisionError" in text
+    assert "return a / 0" in text
+    assert not any(ours in text for ours in ("_serve", "agentenv", "zygote", str(ROOT)))
+
+
+@one_loop
+async def test_a_program_that_cannot_be_loaded_hears_why(sandbox):
+    result, *_ = await attempts(sandbox, answer("def add(a, b)\n    return a + b\n"))
+    assert "SyntaxError" in said(result)
+
+
+@one_loop
+async def test_without_a_program_the_form_is_said_again(sandbox):
+    first, second, last = await attempts(sandbox, "I think so.", "", "Perhaps.")
+    assert said(first) == f"{NO_CODE}\n\n2 attempts left."
+    assert said(second) == f"{NO_CODE}\n\n1 attempt left."
+    assert (last.observation, last.terminated) == ("", True)
+
+
+@one_loop
+async def test_when_all_visible_tests_pass_nothing_of_the_hidden_ones_is_said_but_that_some_failed(sandbox):
+    result, *_ = await attempts(sandbox, HALF)
+    assert said(result) == f"{HIDDEN_FAILED}\n\n2 attempts left."
+
+
+SPIES = [
+    "def f(*args):\n    raise ValueError(args)\n",
+    "def f(*args):\n    return [args, args]\n",
+    "import sys\nseen = []\ndef f(*args):\n    seen.append(args)\n    print(seen, file=sys.stderr)\n    return seen\n",
+    "import sys\ndef f(*args):\n    sys.exit(repr(args))\n",
+    "def f(a):\n    if 'shown' in a:\n        return 'no'\n    raise SystemExit(a)\n",
+    "import gc\ndef f(a):\n    return [repr(o) for o in gc.get_objects() if 'SECRET' in repr(o)][:5]\n",
+]
+STDIN_SPIES = [
+    "import sys\nprint(sys.stdin.read())\n",
+    "import sys\nraise ValueError(sys.stdin.read())\n",
+    "import sys\nsys.stderr.write(sys.stdin.read()); sys.exit(3)\n",
+    "print(open('/proc/self/cmdline').read())\n",
+]
+
+
+@pytest.mark.parametrize("mode", ["function", "stdio", "assert"])
+@one_loop
+async def test_no_program_can_make_the_feedback_tell_of_hidden_tests(sandbox, mode):
+    def test(kind, index):
+        given, expected = f"{kind} IN{index}", f"{kind} OUT{index}"
+        forms = {
+            "function": {"args": [given], "expected": expected},
+            "stdio": {"stdin": given, "stdout": expected},
+            "assert": f"assert f({given!r}) == {expected!r}, 'told {expected}'",
+        }
+        return forms[mode]
+
+    label = {
+        "mode": mode, "entry_point": "f", "visible": [test("shown", i) for i in range(2)],
+        "hidden": [test("SECRET", i) for i in range(3)],
+    }  # fmt: skip
+    for code in STDIN_SPIES if mode == "stdio" else SPIES:
+        for result in await attempts(sandbox, *[answer(code)] * 2, label=label):
+            assert re.search(r"SECRET (IN|OUT)\d", said(result)) is None, code
+            assert said(result), code
+
+
+TEXTS = st.text(alphabet="abc \n", max_size=12)
+RESULTS = st.builds(
+    lambda shown, hidden, load_error: GradeResult(
+        tests=(
+            *(
+                TestResult(f"visible[{i}]", True, v, f"d{t}", f"i{t}", f"e{t}", f"g{t}")
+                for i, (v, t) in enumerate(shown)
+            ),
+            *(
+                TestResult(f"hidden[{i}]", False, v, "SECRET", "SECRET", "SECRET", "SECRET")
+                for i, v in enumerate(hidden)
+            ),
+        ),
+        integrity=Integrity.OUTSIDE,
+        load_error=load_error,
+    ),
+    st.lists(st.tuples(st.sampled_from([v for v in Verdict if v is not Verdict.INFRA]), TEXTS), max_size=4),
+    st.lists(st.sampled_from([v for v in Verdict if v is not Verdict.INFRA]), min_size=1, max_size=4),
+    TEXTS,
+)
+
+
+@settings(max_examples=100)
+@given(RESULTS, st.data())
+def test_what_is_said_does_not_depend_on_which_hidden_tests_failed(result, data):
+    text = _said(result)
+    assert "SECRET" not in text
+    tests = [test for test in result.tests if not test.visible]
+    order = data.draw(st.permutations([test.verdict for test in tests]))
+    others = [TestResult(test.id, False, verdict) for test, verdict in zip(tests, order, strict=True)]
+    shown = [test for test in result.tests if test.visible]
+    assert _said(GradeResult((*shown, *others), result.integrity, load_error=result.load_error)) == text
+
+
+# --- the prompt ---------------------------------------------------------------------------------------------------
+
+
+@one_loop
+async def test_examples_and_the_instruction_go_under_the_question_and_the_task_is_not_changed(sandbox):
+    states = await CodeSandbox(sandbox=sandbox).reset({"observation": PROMPT, "label": ADD})
+    wanted = f"Write add(a, b).\n\nExamples:\nadd(1, 2) == 3\n\n{INSTRUCTION}"
+    assert states["observation"] == [{"role": "user", "content": wanted}]
+    assert PROMPT[0]["content"] == "Write add(a, b)."
+    bare = await CodeSandbox(sandbox=sandbox, instruction="").reset({"observation": PROMPT, "label": ADD})
+    assert bare["observation"][0]["content"].endswith("add(1, 2) == 3")
+
+
+@pytest.mark.parametrize("observation", ["<|im_start|>user\nadd", [], [{"role": "assistant", "content": "Hm."}]])
+@one_loop
+async def test_a_prompt_that_is_rendered_already_or_does_not_end_with_a_users_text_is_left_alone(sandbox, observation):
+    states = await CodeSandbox(sandbox=sandbox).reset({"observation": observation, "label": ADD})
+    assert states["observation"] == observation
+
+
+@one_loop
+async def test_no_prompt_of_a_shipped_task_shows_a_hidden_test(sandbox):
+    for problem in PROBLEMS:
+        observation = [{"role": "user", "content": problem.prompt}]
+        states = await CodeSandbox(sandbox=sandbox).reset({"observation": observation, "label": problem.label})
+        text = states["observation"][0]["content"]
+        assert text.count("\nInput:\n") + text.count(") == ") >= len(problem.label["visible"]), problem.id
+        for test in code_task(problem.label).suite.hidden:
+            assert example_text(problem.label.get("entry_point", ""), test) not in text, problem.id
+
+
+# --- rows of datasets ---------------------------------------------------------------------------------------------
+
+HUMAN_EVAL = {
+    "prompt": 'import math\nfrom typing import List\n\n\ndef root(n: int) -> int:\n    return math.isqrt(n)\n\n\n'
+    'def tops(n: int, step: int = 1) -> List[int]:\n    """Whole roots from n downwards."""\n',
+    "entry_point": "tops",
+    "test": "METADATA = {'author': 'us'}\n\n\ndef check(candidate):\n    base = 9\n"
+    "    assert candidate(base) == [3, 2, 1]\n    assert candidate(0) == []\n"
+    "    for n in (4, 5):\n        assert candidate(n) == [2, 1], n\n    assert root(16) == 4\n",
+    "canonical_solution": "    return list(range(root(n), 0, -step))\n",
+}  # fmt: skip
+MBPP = {
+    "text": "Write a function to say whether three numbers are sides of a triangle.",
+    "code": "def triangle(a, b, c):\n    a, b, c = sorted((a, b, c))\n    return a + b > c",
+    "test_list": ["assert triangle(3, 4, 5) is True", "assert triangle(1, 2, 3) is False",
+                  "assert not triangle(9, 1, 1)"],
+    "challenge_test_list": ["assert set([triangle(2, 2, 2)]) == {True}"],
+    "test_setup_code": "",
+}  # fmt: skip
+MBPP_CLASS = {
+    "code": "class Point:\n    def __init__(self, x):\n        self.x = x\n\n\n"
+    "def far(p, q):\n    return abs(p.x - q.x)",
+    "test_list": ["assert far(Point(1), Point(4)) == 3", "assert far(Point(0), Point(0)) == 0"],
+    "test_imports": ["import math"],
+}
+APPS_STDIO = {
+    "question": "Double it.",
+    "input_output": json.dumps({"inputs": ["2\n", ["1", "7"]], "outputs": ["4\n", ["2", "14"]]}),
+    "starter_code": "",
+}
+APPS_CALL = {
+    "input_output": json.dumps({"fn_name": "twice", "inputs": [[2], [[1]]], "outputs": [[4], [[1, 1]]]}),
+    "starter_code": "class Solution:\n    def twice(self, x: int) -> int:\n        ",
+}
+
+
+def packed(tests):
+    return base64.b64encode(zlib.compress(pickle.dumps(json.dumps(tests)))).decode()
+
+
+LCB_STDIO = {
+    "question_content": "Double it.",
+    "public_test_cases": json.dumps([{"input": "2\n", "output": "4\n", "testtype": "stdin"}]),
+    "private_test_cases": packed([{"input": "3\n0\n", "output": "6\n0\n", "testtype": "stdin"}]),
+    "starter_code": "",
+    "metadata": "{}",
+}
+LCB_CALL = {
+    "public_test_cases": json.dumps([{"input": "[1, 2]\n3", "output": "[1, 2, 3]", "testtype": "functional"}]),
+    "private_test_cases": json.dumps([{"input": "[]\n0", "output": "[0]", "testtype": "functional"}]),
+    "starter_code": "class Solution:\n    def push(self, items: List[int], item: int) -> List[int]:\n        ",
+    "metadata": json.dumps({"func_name": "push"}),
+}
+PLAIN_ASSERTS = {"entry_point": "inc", "tests": ["assert inc(1) == 2", "assert inc(-1) == 0", "assert inc(0) == 1"]}
+PLAIN_STDIO = {"visible": [{"stdin": "a", "stdout": "A"}], "hidden": [{"stdin": "", "stdout": ""}]}
+DOUBLE = "import sys\nfor line in sys.stdin:\n    print({} * int(line))\n"
+TWICE = "class Solution:\n    def twice(self, x):\n        return {} * x if isinstance(x, int) else x + x\n"
+PUSH = "class Solution:\n    def push(self, items: List[int], item):\n        return tuple(items) + ({},)\n"
+TOPS = "def tops(n: int, step: int = 1) -> List[int]:\n    return list(range(root(n), {}, -step))\n"
+INC = "def inc(n):\n    return {}\n"
+UPPER = "import sys\nprint(sys.stdin.read().upper())\n"
+ROWS = {
+    "humaneval": (HUMAN_EVAL, "humaneval", (0, 4), TOPS.format(0), (TOPS.format(1), 1 / 2)),
+    "mbpp": (MBPP, "mbpp", (1, 3), MBPP["code"] + "\n", (MBPP["code"].replace(">", ">="), 2 / 3)),
+    "apps stdio": (APPS_STDIO, "apps", (1, 1), DOUBLE.format(2), (DOUBLE.format(3), 0)),
+    "apps call": (APPS_CALL, "apps", (1, 1), TWICE.format(2), (TWICE.format(3), 1 / 2)),
+    "livecodebench stdin": (LCB_STDIO, "livecodebench", (1, 1), DOUBLE.format(2), (DOUBLE.format(3), 0)),
+    "livecodebench call": (LCB_CALL, "livecodebench", (1, 1), PUSH.format("item"), (PUSH.format("item + 1"), 0)),
+    "plain asserts": (PLAIN_ASSERTS, "plain", (1, 2), INC.format("n + 1"), (INC.format("1"), 1 / 3)),
+    "plain stdio": (PLAIN_STDIO, "plain", (1, 1), UPPER, ("print()\n", 1 / 2)),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+@one_loop
+async def test_rows_of_known_datasets_are_graded(sandbox, name):
+    row, form, counts, right, (wrong, share) = ROWS[name]
+    metadata = {key: value for key, value in row.items() if key != "prompt"}
+    task = code_task(None, row)
+    assert task.form == form_of(metadata) == form
+    assert (len(task.suite.visible), len(task.suite.hidden)) == counts
+    prompt = [{"role": "user", "content": row.get("prompt", "Do it.")}]
+    for code, score in ((right, 1.0), (wrong, share)):
+        env = CodeSandbox(1, sandbox=sandbox)
+        states = {"label": None, "metadata": metadata}
+        shown = (await env.reset({**states, "observation": prompt}))["observation"][0]["content"]
+        assert row.get("starter_code", "").strip() in shown
+        result = await env.step({**states, "action_text": answer(code), "observation_text": ""})
+        assert result.score == pytest.approx(score), (result.info, said(result))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_label_alone_may_hold_the_row_also_as_json(name):
+    row, form, counts, *_ = ROWS[name]
+    for label in (row, json.dumps(row)):
+        task = code_task(label, {"prompt": "Do it."})
+        assert (task.form, len(task.suite.visible), len(task.suite.hidden)) == (form, *counts)
+
+
+def test_a_label_may_be_what_the_asserts_of_a_row_are():
+    assert code_task(MBPP["test_list"]).form == "mbpp"
+    assert code_task(HUMAN_EVAL["test"], {"entry_point": "tops"}).form == "humaneval"
+
+
+def test_a_label_may_be_a_list_of_inputs_and_outputs():
+    task = code_task(json.dumps([{"input": "1", "output": "2", "type": "stdin_stdout"}, {"input": "3", "output": "6"}]))
+    assert [(test.stdin, test.expected) for test in (*task.suite.visible, *task.suite.hidden)] == [
+        ("1", "2"),
+        ("3", "6"),
+    ]
+
+
+async def test_asserts_that_need_a_class_of_the_solutions_are_run_beside_it_and_labelled():
+    assert isinstance(code_task(None, MBPP).suite, AssertSuite)
+    assert isinstance(code_task(None, MBPP_CLASS).suite, PytestSuite)
+    env = CodeSandbox(max_attempts=1)
+    for code, score in ((MBPP_CLASS["code"], 1.0), (MBPP_CLASS["code"].replace("abs", "round"), 1 / 2)):
+        result = await env.step({"action_text": answer(code + "\n"), "label": MBPP_CLASS})
+        assert (result.score, result.info["integrity"]) == (score, "in_process"), result.info
+
+
+def test_the_command_writes_rows_whose_label_is_all_that_is_needed(tmp_path):
+    data, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    rows = [{**HUMAN_EVAL, "task_id": "H/0"}, {**MBPP, "prompt": MBPP["text"], "task_id": 11}]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    subprocess.run([sys.executable, "-m", "agentenv_envs.code_sandbox.datasets", str(data), str(out)], check=True)
+    written = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["id"] for row in written] == ["H/0", "11"]
+    for row, source in zip(written, rows, strict=True):
+        assert code_task(row["label"]).suite == code_task(None, source).suite
+        assert "canonical_solution" not in row["label"]
+
+
+class _Imports:
+    def __reduce__(self):
+        return (print, ("it ran",))
+
+
+UNREADABLE = {
+    "no tests at all": ({"question": "What?"}, "the tests of a task"),
+    "a word as the label": ("42", "the tests of a task"),
+    "no test": ({"visible": [], "hidden": []}, "at least one test"),
+    "no entry point": ({"hidden": [{"args": [1], "expected": 1}]}, "entry_point"),
+    "no expected value": ({"entry_point": "f", "hidden": [{"args": [1]}]}, "expected"),
+    "a mode of its own": ({"mode": "essay", "hidden": [{"stdin": "", "stdout": ""}]}, "essay"),
+    "numbers as output": ({"hidden": [{"stdin": "", "stdout": 4}]}, "4 where text is needed"),
+    "a comparison of its own": ({"comparison": {"fuzzy": 1}, **PLAIN_STDIO}, "fuzzy"),
+    "broken JSON": ({"input_output": '{"inputs": ['}, "input_output: expected JSON"),
+    "inputs without outputs": ({"input_output": {"inputs": ["1"], "outputs": []}}, "1 inputs and 0 outputs"),
+    "a check without asserts": ({"test": "def check(candidate):\n    pass", "entry_point": "f"}, "without asserts"),
+    "asserts of nothing": ({"test_list": ["assert 1 == 1"]}, "asserts without a call"),
+    "asserts that are no Python": ({"test_list": ["assert f(1) ="]}, "invalid syntax"),
+    "functional without a name": ({**LCB_CALL, "metadata": "{}"}, "func_name"),
+    "packed tests that import": ({**LCB_STDIO, "private_test_cases": base64.b64encode(
+        zlib.compress(pickle.dumps(_Imports()))).decode()}, "names builtins.print"),
+    "packed tests that are cut": (
+        {**LCB_STDIO, "private_test_cases": LCB_STDIO["private_test_cases"][:40]}, "unpacked"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_row_that_cannot_be_read_is_the_datas_error_and_says_why(case, capsys):
+    label, reason = UNREADABLE[case]
+    with pytest.raises(DataError, match="code_sandbox") as caught:
+        code_task(label)
+    assert reason in str(caught.value)
+    assert capsys.readouterr().out == ""
+
+
+# --- as others see it ---------------------------------------------------------------------------------------------
+
+
+def test_it_is_installed_under_its_name_and_passes_its_check():
+    assert load_env("code_sandbox") is CodeSandbox
+    assert check("code_sandbox", label=ADD) == []
+
+
+async def test_the_shipped_agent_func_gives_the_episode_of_the_environment():
+    func = load_agent_func(ROOT / "agent_funcs/code_sandbox.py")
+    task = Task(PROMPT, ADD, "add")
+    by_file = await play(func, task, [HALF, RIGHT])
+    by_class = await play(EnvSource(CodeSandbox, {}), task, [HALF, RIGHT])
+    assert (by_file.reward, by_file.score, by_file.stop_reason) == (1.0, 1.0, StopReason.TERMINATED)
+    assert [turn.result.info for turn in by_file.turns] == [turn.result.info for turn in by_class.turns]
+
+
+async def test_an_instance_can_be_pickled_in_the_middle_of_its_episode():
+    env = CodeSandbox()
+    await env.reset({"observation": PROMPT, "label": ADD})
+    await env.step({"action_text": HALF, "label": ADD})
+    copy = pickle.loads(pickle.dumps(env))
+    result = await copy.step({"action_text": RIGHT, "label": ADD})
+    assert (result.reward, result.info["attempts"]) == (1.0, 2.0)
+
+
+SHARED = """
+import asyncio, os
+from pathlib import Path
+from agentenv_envs.code_sandbox import CodeSandbox
+from agentenv_envs.code_sandbox.pool import shared_sandbox
+
+LABEL = {"entry_point": "f", "hidden": [{"args": [], "expected": 1}]}
+def children():
+    return [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+
+async def main():
+    boxes = {id(each) for each in await asyncio.gather(*(shared_sandbox() for _ in range(5)))}
+    action = {"action_text": "```python\\ndef f():\\n    return 1\\n```", "label": LABEL}
+    results = await asyncio.gather(*(CodeSandbox().step(action) for _ in range(6)))
+    return len(boxes), [result.score for result in results], len(children())
+
+for _ in range(2):
+    num, scores, alive = asyncio.run(main())
+    assert num == 1 and scores == [1.0] * 6, (num, scores)
+    assert alive >= 1 and not children(), (alive, children())
+print("done")
+"""
+
+
+def test_all_instances_of_a_process_share_a_sandbox_which_ends_with_the_event_loop():
+    ended = subprocess.run([sys.executable, "-W", "error", "-c", SHARED], capture_output=True, text=True, timeout=120)
+    assert (ended.stdout, ended.stderr) == ("done\n", "")
+
+
+# --- the preset for OpenRLHF's reward functions -------------------------------------------------------------------
+
+REWARDS = r"""
+import json
+from agentenv_envs.code_sandbox.rewards import reward_func
+
+label = json.dumps(LABEL)
+answers = ANSWERS
+prompt = "As here:\n```python\ndef add(a, b):\n    return a + b\n```\n"
+got = reward_func([prompt + each for each in answers], [prompt] * len(answers), [label] * len(answers))
+print(json.dumps({"rewards": got["rewards"].tolist(), "scores": got["scores"].tolist(),
+                  "correct": got["extra_logs"]["correct"].tolist()}))
+"""
+
+
+def test_the_preset_rewards_as_the_guide_does_but_not_for_saying_passed():
+    answers = {
+        RIGHT + "<|im_end|>": 1.0,
+        HALF: 0.3,
+        answer("def add(a, b):\n    return 'x'\n"): 0.0,
+        answer("print('1 passed')\n\n\ndef test_it():\n    pass\n"): 0.0,
+        answer("import os\nprint('3 passed')\nos._exit(0)\n"): -1.0,
+        answer("def add(a, b)\n"): -1.0,
+        "No.": -1.0,
+    }
+    program = REWARDS.replace("LABEL", repr({**ADD, "hidden": ADD["hidden"][:2]})).replace(
+        "ANSWERS", repr(list(answers))
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
+    got = json.loads(ended.stdout or "{}")
+    assert got.get("rewards") == pytest.approx(list(answers.values())), ended.stderr
+    assert got["scores"] == pytest.approx([(reward + 1) / 2 for reward in answers.values()])
+    assert sum(got["correct"]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "reward"),
+    [("pp", 1.0), ("pf", 0.3), ("pt", 0.3), ("ff", 0.0), ("tt", -0.5), ("ft", -0.5), ("mm", 0.0)],
+)
+def test_the_presets_rewards_by_verdicts(verdicts, reward):
+    named = {"p": Verdict.PASSED, "f": Verdict.FAILED, "t": Verdict.TIMEOUT, "m": Verdict.MISSING}
+    tests = tuple(TestResult(f"hidden[{i}]", False, named[each]) for i, each in enumerate(verdicts))
+    assert _reward(GradeResult(tests, Integrity.OUTSIDE)) == reward
+    assert _reward(GradeResult(tests, Integrity.OUTSIDE, load_error="SyntaxError")) == _reward(None) == -1.0

@@ -1,0 +1,191 @@
+"""Tests by proxy: they run where the solution's text is not, and reach its functions over the parent."""
+
+import pytest
+
+from agentenv.errors import ConfigError
+from agentenv.sandbox.grading import AssertSuite, AssertTest, Verdict, grade
+from agentenv.sandbox.types import ExecLimits
+from tests.sandbox.grading.plain import PlainSandbox
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+LIMITS = ExecLimits(cpu_s=4.0, wall_s=60.0)
+ADD = "def add(a, b): return a + b\n"
+
+
+def suite(*sources, names=("add",), **options):
+    """Hidden tests of these sources."""
+    return AssertSuite(names, hidden=tuple(map(AssertTest, sources)), **options)
+
+
+async def verdicts(sandbox, code, tests, **options):
+    """The verdicts of all tests."""
+    result = await grade(sandbox, code, tests, **{"limits": LIMITS} | options)
+    assert result.infra_detail == ""
+    return [test.verdict.value for test in result.tests]
+
+
+async def test_asserts_are_judged_one_by_one(sandbox):
+    tests = suite(
+        "assert add(1, 2) == 3", "assert add(1, 2) == 4", "assert candidate('a', 'b') == 'ab'", "add(1)", "1 +"
+    )
+    result = await grade(sandbox, ADD, tests, limits=LIMITS)
+    assert [test.verdict.value for test in result.tests] == ["passed", "failed", "passed", "error", "error"]
+    assert (result.integrity.value, result.num_executions) == ("proxy", 2)
+
+
+async def test_they_are_judged_alike_without_walls():
+    tests = suite("assert add(1, 2) == 3", "assert add(1, 2) == 4")
+    assert await verdicts(PlainSandbox(), ADD, tests) == ["passed", "failed"]
+
+
+async def test_a_humaneval_test_runs_as_it_is(sandbox):
+    source = "META = {}\ndef check(candidate):\n    assert candidate(2, 3) == 5\n    assert candidate('', '') == ''\n"
+    assert await verdicts(sandbox, ADD, suite(source + "check(add)\n")) == ["passed"]
+
+
+async def test_functions_named_test_are_called(sandbox):
+    source = "def test_one():\n    assert add(1, 1) == 2\ndef test_two():\n    assert add(1, 1) == 3\n"
+    assert await verdicts(sandbox, ADD, suite(source)) == ["failed"]
+
+
+async def test_several_functions_share_the_solutions_state(sandbox):
+    code = "n = 0\ndef up(by=1):\n    global n\n    n += by\ndef get(): return n\n"
+    assert await verdicts(sandbox, code, suite("up()\nup(by=2)\nassert get() == 3", names=("up", "get"))) == ["passed"]
+
+
+async def test_the_tests_cannot_find_the_solution_and_the_solution_cannot_find_the_tests(sandbox):
+    tests = suite(
+        "import gc, sys\nassert 'solution' not in sys.modules\n"
+        "assert not [1 for each in gc.get_objects() if type(each) is dict and 'SECRET' + '_OF_THE_SOLUTION' in each]",
+        "assert add(0, 0) == 0  # the tests' secret",
+    )
+    code = (
+        "SECRET_OF_THE_SOLUTION = 1\nimport gc, sys\ndef add(a, b):\n"
+        "    frame, words = sys._getframe(1), 'the tests' + chr(39) + ' secret'\n"
+        "    while frame:\n"
+        "        assert words not in str(frame.f_locals) + str(frame.f_globals)\n"
+        "        frame = frame.f_back\n"
+        "    return a + b\n"
+    )
+    assert await verdicts(sandbox, code, tests) == ["passed", "passed"]
+
+
+async def test_exceptions_cross_by_their_nearest_built_in_class(sandbox):
+    code = (
+        "class Mine(KeyError): pass\nclass Odd(Exception): pass\n"
+        "def add(a, b):\n    raise {1: ValueError, 2: Mine, 3: Odd, 4: StopIteration}[a](b)\n"
+    )
+    source = "try:\n    add({}, 'why')\nexcept {} as error:\n    assert 'why' in str(error)\nelse:\n    assert False\n"
+    tests = suite(
+        *(source.format(*pair) for pair in ((1, "ValueError"), (2, "KeyError"), (3, "Exception"), (3, "OSError")))
+    )
+    assert await verdicts(sandbox, code, tests) == ["passed", "passed", "passed", "error"]
+
+
+@pytest.mark.parametrize("how", ["os._exit(0)", "__import__('ctypes').string_at(0)", "os.close(3); os._exit(0)"])
+async def test_a_solution_that_is_gone_passes_no_test_that_forgives_exceptions(sandbox, how):
+    code = f"import os\ndef add(a, b): {how}\n"
+    source = "try:\n    add(1, 2)\nexcept BaseException:\n    pass\n"
+    assert set(await verdicts(sandbox, code, suite(source, source))) <= {"missing", "error"}
+
+
+async def test_leaving_at_import_passes_no_test_that_asserts_nothing(sandbox):
+    assert await verdicts(sandbox, "import os\nos._exit(0)\n", suite("pass")) == ["missing"]
+    assert await verdicts(sandbox, "raise ValueError\n", suite("pass")) == ["error"]
+
+
+async def test_a_test_that_ends_the_solution_is_blamed_alone(sandbox):
+    code = "import os\ndef add(a, b):\n    if a == 1: os._exit(3)\n    return a + b\n"
+    tests = suite(*(f"assert add({i}, 0) == {i}" for i in range(4)))
+    assert await verdicts(sandbox, code, tests) == ["passed", "error", "passed", "passed"]
+
+
+async def test_an_endless_call_is_a_timeout_of_its_test(sandbox):
+    code = "def add(a, b):\n    while a == 1: pass\n    return a + b\n"
+    tests = suite("assert add(1, 0) == 1", "assert add(2, 0) == 2")
+    assert await verdicts(sandbox, code, tests, limits=ExecLimits(cpu_s=0.3, wall_s=60.0)) == ["timeout", "passed"]
+
+
+async def test_a_value_that_makes_the_test_itself_endless_is_no_pass(sandbox):
+    result = await grade(
+        sandbox, "def add(a, b): return 10**9\n", suite("for i in range(add(0, 0)): pass\nassert False"),
+        limits=ExecLimits(cpu_s=0.3, wall_s=60.0),
+    )  # fmt: skip
+    assert result.tests[0].verdict is Verdict.TIMEOUT
+    assert "the test itself" in result.tests[0].detail
+
+
+async def test_changes_of_arguments_cross_only_where_a_suite_says_so(sandbox):
+    code = "def add(a, b):\n    a += b\n"
+    source = "xs = [1]\nadd(xs, [2])\nassert xs == [1, 2]"
+    assert await verdicts(sandbox, code, suite(source, in_place=True)) == ["passed"]
+    assert await verdicts(sandbox, code, suite(source)) == ["failed"]
+    cheat = "def add(a, b):\n    a.clear()\n    return []\n"
+    assert await verdicts(sandbox, cheat, suite("xs = [2, 1]\nassert add(xs, 0) == sorted(xs)")) == ["failed"]
+
+
+async def test_a_forged_change_of_arguments_breaks_the_protocol(sandbox):
+    code = 'import os\ndef add(a, b):\n    os.write(3, b\'{"id":1,"value":[],"args":[[],0]}\\n\')\n    os._exit(0)\n'
+    result = await grade(sandbox, code, suite("xs = [2, 1]\nassert add(xs, 0) == sorted(xs)"), limits=LIMITS)
+    assert result.tests[0].verdict is Verdict.PROTOCOL
+    assert "broken_protocol" in result.tamper_signals
+
+
+async def test_an_answer_ahead_of_its_call_breaks_the_protocol(sandbox):
+    code = (
+        "import os\ndef add(a, b):\n"
+        '    os.write(3, b\'{"id":1,"value":3}\\n{"id":2,"value":7}\\n\')\n    return a + b\n'
+    )
+    tests = suite("assert add(1, 2) == 3\nassert add(3, 4) == 7")
+    assert await verdicts(sandbox, code, tests) == ["protocol"]
+
+
+async def test_a_line_that_nobody_asked_for_breaks_the_protocol_though_all_calls_are_answered(sandbox):
+    code = ADD + "import os\nos.write(3, b'')\ndef __getattr__(name): raise AttributeError\n"
+    late = 'import os\ndef add(a, b):\n    if a == 3: os.write(3, b\'{"id":2,"value":7}\\n\')\n    return a + b\n'
+    tests = suite("assert add(1, 2) == 3\nassert add(3, 4) == 7")
+    assert await verdicts(sandbox, code, tests) == ["passed"]
+    assert await verdicts(sandbox, late, tests) == ["protocol"]
+
+
+async def test_a_line_after_the_last_one_breaks_the_protocol(sandbox):
+    code = ADD + (
+        "import sys\nLines = sys.modules['__main__'].Lines\nsend = Lines.send\n"
+        "Lines.send = lambda self, line: [send(self, line) for _ in range(1 + (b'signals' in line))]\n"
+    )
+    assert await verdicts(sandbox, code, suite("assert add(1, 2) == 3")) == ["protocol"]
+
+
+@pytest.mark.parametrize("value", ["lambda: 0", "object()", "(i for i in ())", "'x' * 10**8"])
+async def test_what_cannot_cross_is_an_error(sandbox, value):
+    assert await verdicts(sandbox, f"def add(a, b): return {value}\n", suite("add(1, 2)")) == ["error"]
+
+
+@pytest.mark.parametrize("expected", ["ValueError", "Exception", "BaseException"])
+async def test_what_a_test_cannot_send_is_no_exception_that_it_may_expect(sandbox, expected):
+    source = f"try:\n    add(lambda: 0, 1)\nexcept {expected}:\n    pass\n"
+    assert await verdicts(sandbox, ADD, suite(source)) == ["error"]
+
+
+async def test_a_failure_names_the_last_call(sandbox):
+    test = (await grade(sandbox, ADD, suite("x = 1\nassert add(x, 1) == 3"), limits=LIMITS)).tests[0]
+    assert (test.shown_got, test.detail) == ("add(1, 1) returned 2", "assert add(x, 1) == 3\nAssertionError")
+
+
+async def test_preludes_are_apart(sandbox):
+    tests = suite("assert add(1, 2) == size([1, 2, 3])", prelude="size = len", solution_prelude="import math")
+    code = "def add(a, b):\n    assert 'size' not in globals()\n    return math.floor(a + b)\n"
+    assert await verdicts(sandbox, code, tests) == ["passed"]
+
+
+async def test_stopping_leaves_the_tests_after_a_failure_out(sandbox):
+    tests = AssertSuite(("add",), visible=(AssertTest("assert add(1, 1) == 3"),), hidden=suite("add(1, 2)").hidden)
+    assert await verdicts(sandbox, ADD, tests, stop_on_fail=True) == ["failed", "skipped"]
+    tests = suite("assert False", "assert add(1, 1) == 2")
+    assert await verdicts(sandbox, ADD, tests, stop_on_fail=True) == ["failed", "skipped"]
+
+
+@pytest.mark.parametrize("names", [(), ("a b",), "add", ["add"]])
+async def test_names_that_are_none_are_refused(names):
+    with pytest.raises(ConfigError, match="expected a tuple of function names"):
+        suite("pass", names=names)

@@ -1,0 +1,185 @@
+"""Values cross as JSON without loss, and nothing else does."""
+
+import contextlib
+import enum
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.sandbox.grading._codec import MAX_DEPTH, CodecError, decode, dump_line, encode, parse_line
+
+TEXTS = st.text(st.characters(), max_size=8)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(min_value=-(1 << 200), max_value=1 << 200)
+    | st.floats()
+    | TEXTS
+    | st.sampled_from(["$int", "$set", "\ud800", "\0", "\x1b[2J", "\u2028"])
+    | st.binary(max_size=8)
+    | st.complex_numbers()
+)
+HASHABLE = st.recursive(SCALARS, lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3), max_leaves=4)
+VALUES = st.recursive(
+    SCALARS | st.binary(max_size=8).map(bytearray),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.dictionaries(HASHABLE, inner, max_size=3)
+        | st.dictionaries(TEXTS, inner, max_size=3)
+        | st.sets(HASHABLE, max_size=3)
+    ),
+    max_leaves=12,
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXTS | st.sampled_from(["0x1", "nan", "ff"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            TEXTS | st.sampled_from(["$int", "$set", "$dict", "$tuple", "$float", "$bytes", "$complex", "$x"]), inner
+        )
+    ),
+    max_leaves=8,
+)
+
+
+def spelled(value):
+    """A text that two values share only if they are equal, of the same types in all parts, NaN and -0.0 included."""
+    if isinstance(value, dict):
+        return f"dict({sorted((spelled(key), spelled(item)) for key, item in value.items())})"
+    if isinstance(value, (list, tuple, set, frozenset)):
+        parts = [spelled(item) for item in value]
+        return f"{type(value).__name__}({parts if isinstance(value, (list, tuple)) else sorted(parts)})"
+    return f"{type(value).__name__}({value!r})"
+
+
+def crossed(value):
+    """A value after its way over a channel."""
+    return decode(parse_line(dump_line({"value": encode(value)}).rstrip(b"\n"))["value"])
+
+
+@given(VALUES)
+def test_values_cross_without_loss(value):
+    assert spelled(crossed(value)) == spelled(value)
+
+
+@given(JSON)
+def test_whatever_json_is_decoded_or_refused_as_a_codec_error(value):
+    try:
+        got = decode(value)
+    except CodecError:
+        return
+    assert spelled(decode(encode(got))) == spelled(got)
+
+
+@given(st.binary(max_size=60) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_whatever_line_is_an_object_or_refused_as_a_codec_error(line):
+    with contextlib.suppress(CodecError):
+        assert isinstance(parse_line(line), dict)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"", b"[]", b"1", b"null", b'"x"', b"{", b'{"a":1}x', b'{"a":NaN}', b'{"a":Infinity}', b'{"a":-Infinity}',
+        b'{"a":1,"a":2}', b'{"a":{"b":1,"b":1}}', b'{"a":' + b"[" * 100_000, b"[" * 1_000_000, b'{"a":\xff}',
+        b'{"a":' + b"9" * 5000 + b"}", b"{'a':1}", b'{"a":1,}', b"\xef\xbb\xbf{}",
+    ],
+    ids=lambda line: repr(line[:20]),
+)  # fmt: skip
+def test_a_line_that_is_no_plain_json_object_is_refused(line):
+    with pytest.raises(CodecError):
+        parse_line(line)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"$int": 3}, {"$int": "3"}, {"$int": "0x"}, {"$int": "0x_1"}, {"$int": " 0x1"}, {"$int": "0xg"},
+        {"$int": None},
+        {"$int": "--0x1"}, {"$int": "0x１"}, {"$float": "1.0"}, {"$float": 1.0}, {"$float": "NaN"},
+        {"$complex": [1, 2]},
+        {"$complex": [1.0]}, {"$complex": "1+2j"}, {"$bytes": "f"}, {"$bytes": "gg"}, {"$bytes": [1]},
+        {"$set": {"a": 1}},
+        {"$set": [1, 1]}, {"$set": [1, True]}, {"$set": [[1]]}, {"$set": "ab"}, {"$dict": [[1]]},
+        {"$dict": [[1, 2, 3]]},
+        {"$dict": [[1, 2], [1, 3]]}, {"$dict": [[[1], 2]]}, {"$dict": {"a": 1}}, {"$tuple": 1}, {"$pickle": "gASV"},
+        {"$int": "0x1", "a": 1}, {"a": 1, "$int": "0x1"}, {"$": 1}, {1: 2}, float("nan"), float("inf"),
+        pytest.param(object(), id="object"),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_tag_that_encode_never_writes_is_refused(content):
+    with pytest.raises((CodecError, AttributeError) if content == {1: 2} else CodecError):
+        decode(content)
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+class Sly(int):
+    def __eq__(self, other):
+        return True
+
+    def __index__(self):
+        return 99
+
+    __int__ = __index__
+    __hash__ = None
+
+
+@pytest.mark.parametrize(
+    ("value", "as_json"),
+    [
+        (True, True), (1, 1), (1.0, 1.0), (-0.0, -0.0), (1 << 53, {"$int": "0x20000000000000"}), (Colour.RED, 1),
+        (-(1 << 53), {"$int": "-0x20000000000000"}), (float("-inf"), {"$float": "-inf"}), ((), {"$tuple": []}),
+        ({"$int": "0x3"}, {"$dict": [["$int", "0x3"]]}), ({1: 2}, {"$dict": [[1, 2]]}), ({"a": 1}, {"a": 1}),
+        (b"\0", {"$bytes": "00"}), (Sly(7), 7), ({"": 1}, {"": 1}),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_value_has_one_spelling(value, as_json):
+    got = encode(value)
+    assert json.dumps(got) == json.dumps(as_json)
+
+
+class Liar:
+    __class__ = property(lambda self: int)
+
+    def __int__(self):
+        return 3
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), int, len, (each for each in ()), range(3), Liar(), math, NotImplemented, ..., [object()], {1: object()}],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_no_plain_value_is_refused(value):
+    with pytest.raises(CodecError, match="cannot leave the sandbox"):
+        encode(value)
+
+
+def test_what_is_too_deep_circular_or_large_is_refused():
+    deep = circular = []
+    for _ in range(MAX_DEPTH * 2):
+        deep = [deep]
+    circular.append(circular)
+    for value in (deep, circular, [0] * 300_000, [[0] * 1000] * 201):
+        with pytest.raises(CodecError, match="nested deeper"):
+            encode(value)
+    nested = 1
+    for _ in range(MAX_DEPTH * 100):
+        nested = [nested]
+    with pytest.raises(CodecError, match="nested deeper"):
+        decode(nested)
+
+
+def test_an_integer_of_a_million_digits_crosses_in_no_time():
+    value = 1 << 3_321_928
+    assert crossed(value) == value

@@ -1,0 +1,234 @@
+"""A grade: no number where the sandbox failed, and nothing of hidden tests in what a model is told."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.sandbox.grading import (
+    AssertSuite,
+    AssertTest,
+    FunctionSuite,
+    FunctionTest,
+    GradeResult,
+    GradeStatus,
+    Integrity,
+    PytestSuite,
+    StdioSuite,
+    StdioTest,
+    TestResult,
+    Verdict,
+    feedback,
+    grade,
+)
+from agentenv.sandbox.grading._traceback import own_traceback
+from agentenv.sandbox.types import ExecLimits, ExecResult, Isolation, SandboxBusy, Status
+from tests.sandbox.grading.plain import PlainSandbox
+
+LIMITS = ExecLimits(cpu_s=4.0, wall_s=60.0)
+SUITES = {
+    "stdio": StdioSuite(visible=(StdioTest("1", "1"),), hidden=(StdioTest("2", "SECRET"),)),
+    "functions": FunctionSuite("f", visible=(FunctionTest((1,), 1),), hidden=(FunctionTest(("SECRET",), "SECRET"),)),
+    "asserts": AssertSuite(("f",), visible=(AssertTest("assert f(1)"),), hidden=(AssertTest("f('SECRET')"),)),
+    "pytest": PytestSuite(
+        {"test.py": b"import solution\ndef test_a(): pass\ndef test_b(): assert 'SECRET' == 1\n"},
+        visible=("test.py::test_a",), hidden=("test.py::test_b",),
+    ),
+}  # fmt: skip
+
+
+class Failing(PlainSandbox):
+    """A sandbox that fails from its nth execution on, in one of two ways."""
+
+    def __init__(self, after=0, busy=False):
+        super().__init__()
+        self.left = after
+        self.busy = busy
+
+    def failed(self):
+        """Whether this execution fails."""
+        self.left -= 1
+        if self.left < 0 and self.busy:
+            raise SandboxBusy("sandbox: expected room in the queue, got 10000 that wait.")
+        return self.left < 0
+
+    async def run(self, program, **options):
+        if self.failed():
+            return ExecResult(Status.INFRA, isolation=Isolation.NONE, detail="no more forks")
+        return await super().run(program, **options)
+
+    async def start(self, program, **options):
+        failed = self.failed()
+        execution = await super().start(program, **options)
+        if failed:
+            await execution.kill()
+            execution.result = ExecResult(Status.INFRA, isolation=Isolation.NONE, detail="no more forks")
+        return execution
+
+
+@pytest.mark.parametrize(
+    ("after", "busy", "stop_on_fail"), [(0, False, False), (0, True, True), (1, False, True), (1, True, False)]
+)
+@pytest.mark.parametrize("kind", SUITES)
+async def test_a_sandbox_that_fails_yields_no_number(kind, after, busy, stop_on_fail):
+    code = "def f(x): return x\nif __name__ == '__main__': print(input())\n"
+    result = await grade(Failing(after, busy), code, SUITES[kind], limits=LIMITS, stop_on_fail=stop_on_fail)
+    assert (result.status, result.score, result.all_passed) == (GradeStatus.INFRA, None, None)
+    assert result.share(visible=True) is result.share(visible=False) is None
+    assert result.infra_detail
+    assert feedback(result) == "The tests could not be run. This says nothing about the program."
+
+
+class Broken(PlainSandbox):
+    """A sandbox in which the grader's own part of a program does not come to run."""
+
+    async def run(self, program, **options):
+        return await super().run("import sys\nsys.exit('no such library')\n", **options)
+
+    async def start(self, program, **options):
+        return await super().start("import sys\nsys.exit('no such library')\n", **options)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SUITES if kind != "stdio"])
+async def test_a_grader_that_does_not_come_to_run_says_nothing_of_the_program(kind):
+    result = await grade(Broken(), "def f(x): return x\n", SUITES[kind], limits=LIMITS)
+    assert (result.status, result.score) == (GradeStatus.INFRA, None)
+    assert "no such library" in result.infra_detail
+
+
+@pytest.mark.parametrize("kind", SUITES)
+async def test_cancelling_leaves_no_process(kind):
+    sandbox = PlainSandbox()
+    task = asyncio.create_task(grade(sandbox, "import time\ntime.sleep(600)\n", SUITES[kind], limits=LIMITS))
+    async with asyncio.timeout(60):
+        while not sandbox.executions:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert all(execution.result is not None for execution in sandbox.executions)
+
+
+VERDICTS = st.lists(st.tuples(st.booleans(), st.sampled_from(Verdict)), min_size=1, max_size=6)
+
+
+@given(VERDICTS)
+def test_a_score_is_the_share_that_passed_or_none(pairs):
+    tests = tuple(TestResult(str(i), visible, verdict) for i, (visible, verdict) in enumerate(pairs))
+    result = GradeResult(tests, Integrity.OUTSIDE)
+    if any(verdict is Verdict.INFRA for _, verdict in pairs):
+        assert (result.score, result.all_passed, result.status) == (None, None, GradeStatus.INFRA)
+    else:
+        assert result.score == sum(verdict is Verdict.PASSED for _, verdict in pairs) / len(pairs)
+        assert result.all_passed == (result.score == 1.0)
+
+
+@given(VERDICTS)
+def test_feedback_says_nothing_of_a_hidden_test_but_a_count(pairs):
+    texts = {name: f"SECRET {name}" for name in ("detail", "shown_input", "shown_expected", "shown_got")}
+    tests = tuple(
+        TestResult(f"t{i}", visible, verdict, **({} if visible else texts))
+        for i, (visible, verdict) in enumerate(pairs)
+    )
+    assert "SECRET" not in feedback(GradeResult(tests, Integrity.OUTSIDE), max_tests=99)
+
+
+LEAKY = {
+    "functions": "import os\nraise ValueError(os.pread(0, 100_000, 0).decode()[-300:])\n",
+    "asserts": "def f(x): raise ValueError(x)\n",
+    "pytest": "import glob\nraise ValueError(''.join(open(path).read() for path in glob.glob('*.py')))\n",
+}
+
+
+@pytest.mark.parametrize("kind", LEAKY)
+async def test_a_program_that_shows_all_it_sees_shows_no_hidden_test(kind):
+    result = await grade(PlainSandbox(), LEAKY[kind], SUITES[kind], limits=LIMITS)
+    assert result.score == 0.0
+    assert "SECRET" not in feedback(result, max_tests=9)
+    assert "SECRET" not in result.load_error
+
+
+async def test_feedback_tells_the_first_visible_failure_and_how_many_hidden_tests_passed():
+    suite = FunctionSuite(
+        "double",
+        visible=(FunctionTest((1,), 2), FunctionTest(([1],), [2]), FunctionTest((None,), None)),
+        hidden=(FunctionTest((3,), 6), FunctionTest((0,), 1)),
+    )
+    result = await grade(PlainSandbox(), "def double(x): return x * 2\n", suite, limits=LIMITS)
+    assert feedback(result) == (
+        "1 of 3 tests passed.\n\nTest visible[1] gave a wrong result.\ninput: double([1])\nexpected: [2]\n"
+        "got: [1, 1]\n\n1 of 2 hidden tests passed."
+    )
+    assert "TypeError: unsupported operand" in feedback(result, max_tests=2)
+    assert "hidden" not in feedback(result, hidden_count=False)
+
+
+async def test_feedback_of_a_program_that_cannot_be_loaded_shows_why():
+    suite = FunctionSuite("double", visible=(FunctionTest((1,), 2),))
+    result = await grade(PlainSandbox(), "def double(x)\n    return 2 * x\n", suite, limits=LIMITS)
+    assert feedback(result).startswith("The program could not be loaded.\n")
+    assert "def double(x)" in feedback(result)
+    assert "SyntaxError: expected ':'" in feedback(result)
+
+
+async def test_why_a_program_cannot_be_loaded_is_told_without_visible_tests_too_by_a_process_that_knows_none():
+    suite = FunctionSuite("f", hidden=(FunctionTest(("SECRET",), 1),))
+    result = await grade(PlainSandbox(), "def f(x)\n", suite, limits=LIMITS)
+    assert "SyntaxError" in feedback(result)
+    assert result.num_executions == 2
+    result = await grade(PlainSandbox(), LEAKY["functions"], suite, limits=LIMITS)
+    assert "ValueError" in feedback(result)
+    assert "SECRET" not in feedback(result)
+    result = await grade(PlainSandbox(), "1 / 0\n", AssertSuite(("f",), hidden=(AssertTest("f(1)"),)), limits=LIMITS)
+    assert "ZeroDivisionError" in feedback(result)
+
+
+async def test_feedback_names_the_limit_that_was_hit():
+    suite = FunctionSuite("f", visible=(FunctionTest((), 1),))
+    limits = ExecLimits(cpu_s=0.5, wall_s=0.6)
+    result = await grade(PlainSandbox(), "def f():\n    while True: pass\n", suite, limits=limits)
+    assert "took too long" in feedback(result)
+    assert "it did not finish within wall_s = 0.6 s" in feedback(result)
+
+
+def test_feedback_is_short_and_holds_no_control_characters():
+    test = TestResult("visible[0]", True, Verdict.FAILED, shown_got="x" * 100_000, detail="\x1b[2J\u202e\ud800\0")
+    text = feedback(GradeResult((test,), Integrity.OUTSIDE), max_chars=500)
+    assert len(text) < 600
+    assert not any(character in text for character in "\x1b\u202e\ud800\0")
+    text.encode()
+
+
+def test_all_passed_needs_no_more_words():
+    assert feedback(GradeResult((TestResult("a", True, Verdict.PASSED),), Integrity.OUTSIDE)) == "All tests passed."
+
+
+TRACE = """\
+noise
+Traceback (most recent call last):
+  File "/usr/lib/runner.py", line 5, in run
+    exec(code)
+  File "main.py", line 3, in <module>
+    solve()
+  File "main.py", line 2, in solve
+    json.loads("{")
+    ~~~~~~~~~~^^^^^
+  File "/usr/lib/python3.11/json/decoder.py", line 337, in decode
+    obj, end = self.raw_decode(s)
+  File "<frozen codecs>", line 1, in decode
+ValueError: bad
+"""
+
+
+def test_a_traceback_is_cut_to_the_programs_own_frames():
+    assert own_traceback(TRACE).splitlines() == [
+        '  File "main.py", line 3, in <module>',
+        "    solve()",
+        '  File "main.py", line 2, in solve',
+        '    json.loads("{")',
+        "    ~~~~~~~~~~^^^^^",
+        "ValueError: bad",
+    ]
+    assert own_traceback("just words\n") == "just words"
+    assert own_traceback("x" * 9000) == "… " + "x" * 1500

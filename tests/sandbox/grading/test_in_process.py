@@ -1,0 +1,193 @@
+"""pytest beside the solution: evidence, which must be complete and agree with itself."""
+
+import pytest
+
+from agentenv.errors import ConfigError
+from agentenv.sandbox.grading import PytestSuite, grade
+from agentenv.sandbox.types import ExecLimits, ExecResult, Isolation, Status
+from tests.sandbox.grading.plain import PlainSandbox
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+LIMITS = ExecLimits(cpu_s=10.0, wall_s=120.0)
+SOLUTION = "def add(a, b): return a + b\n"
+TESTS = b"""
+import unittest
+import pytest
+from helpers import three
+from solution import add
+
+def test_plain():
+    assert add(1, 2) == three()
+
+@pytest.mark.parametrize("a", [1, 2])
+def test_many(a):
+    assert add(a, 0) == a
+    assert add(a, 1) > a
+
+def test_raises():
+    with pytest.raises(TypeError):
+        add(1, "")
+
+@pytest.fixture
+def one():
+    return 1
+
+class TestGroup:
+    def test_method(self, one):
+        assert add(one, 1) is not None
+
+class Old(unittest.TestCase):
+    def test_old(self):
+        self.assertEqual(add(2, 2), 4)
+"""
+NODES = tuple(
+    f"tests/test_add.py::{name}"
+    for name in ("test_plain", "test_many[1]", "test_many[2]", "test_raises", "TestGroup::test_method", "Old::test_old")
+)
+FILES = {"tests/test_add.py": TESTS, "helpers.py": b"def three():\n    return 3\n"}
+
+
+async def graded(sandbox, code, *, files=FILES, nodes=NODES, **options):
+    """The result of hidden tests."""
+    return await grade(sandbox, code, PytestSuite(files, hidden=nodes, **options), limits=LIMITS)
+
+
+async def test_a_solution_that_passes_has_a_report_of_each_test(sandbox_with_pytest):
+    result = await graded(sandbox_with_pytest, SOLUTION)
+    assert [(test.id, test.verdict.value) for test in result.tests] == [(node, "passed") for node in NODES]
+    assert (result.integrity.value, result.tamper_signals) == ("in_process", ())
+
+
+async def test_each_test_has_its_own_verdict(sandbox_with_pytest):
+    result = await graded(sandbox_with_pytest, "def add(a, b): return a + b if (a, b) != (2, 0) else 7\n")
+    assert [test.verdict.value for test in result.tests] == ["passed", "passed", "failed", "passed", "passed", "passed"]
+    assert "test_many" in result.tests[2].detail
+    assert "assert 7 == 2" in result.tests[2].detail
+
+
+async def test_a_test_that_is_skipped_or_not_there_is_not_passed(sandbox_with_pytest):
+    tests = (
+        b"import pytest\nfrom solution import add\ndef test_a():\n    pytest.skip()\n"
+        b"@pytest.mark.xfail\ndef test_b():\n    add(1, 2)\n"
+    )
+    nodes = tuple(f"test.py::test_{name}" for name in "abc")
+    result = await graded(sandbox_with_pytest, SOLUTION, files={"test.py": tests}, nodes=nodes)
+    assert [test.verdict.value for test in result.tests] == ["missing"] * 3
+
+
+async def test_a_solution_that_cannot_be_imported_is_an_error_of_every_test(sandbox_with_pytest):
+    suite = PytestSuite(FILES, visible=NODES[:2])
+    result = await grade(sandbox_with_pytest, "def add(a, b:\n", suite, limits=LIMITS)
+    assert [test.verdict.value for test in result.tests] == ["error", "error"]
+    assert "SyntaxError" in result.load_error
+
+
+async def test_what_configures_python_or_pytest_is_left_out_and_noted(sandbox_with_pytest):
+    hook = b"def pytest_runtest_call(item): item.obj = lambda *a, **k: None\n"
+    workspace = {
+        "conftest.py": hook,
+        "tests/conftest.py": hook,
+        "pytest.ini": b"[pytest]\naddopts = --collect-only\n",
+        "sitecustomize.py": b"import os; os._exit(0)\n",
+        "x.pth": b"import os; os._exit(0)\n",
+        "json.py": b"import os; os._exit(0)\n",
+        "pluggy.py": b"import os; os._exit(0)\n",
+        "tests/test_add.py": b"def test_plain(): pass\n",
+        "data.txt": b"1",
+    }
+    code = "def add(a, b): return a + b if open('data.txt').read() == '1' else 0\n"
+    result = await graded(sandbox_with_pytest, code, workspace=workspace)
+    assert result.score == 1.0
+    assert result.tamper_signals == ("configuration_submitted", "test_file_submitted")
+    result = await graded(sandbox_with_pytest, "def add(a, b): return 0\n", workspace=workspace, nodes=NODES[:1])
+    assert result.score == 0.0
+
+
+async def test_a_conftest_of_the_suites_own_counts():
+    files = {
+        "conftest.py": b"import pytest\n@pytest.fixture\ndef two(): return 2\n",
+        "test.py": b"from solution import add\ndef test_it(two):\n    assert add(two, 0) == 2\n",
+    }
+    assert (await graded(PlainSandbox(), SOLUTION, files=files, nodes=("test.py::test_it",))).score == 1.0
+
+
+class Telling(PlainSandbox):
+    """A sandbox whose program says this instead."""
+
+    def __init__(self, **result):
+        super().__init__()
+        self.result = result
+
+    async def run(self, program, *, files=None, fetch=(), **_):
+        given = {"status": Status.OK, "exit_code": 0, "files": {name: files[name] for name in fetch}} | self.result
+        return ExecResult(isolation=Isolation.NONE, **given)
+
+
+def lines(*reports, exit_code=0):
+    """A channel with these reports, of the only test without decoys."""
+    phases = "".join(
+        f'{{"node":"test.py::test_it","when":"{when}","outcome":"{outcome}","detail":""}}\n'
+        for when, outcome in reports
+    )
+    return f'{{"begin":true}}\n{phases}{{"end":true,"exit":{exit_code},"signals":[]}}\n'.encode()
+
+
+PASSED = (("setup", "passed"), ("call", "passed"), ("teardown", "passed"))
+
+
+@pytest.mark.parametrize(
+    ("channel", "exit_code", "verdict", "signal"),
+    [
+        (lines(*PASSED), 0, "passed", None),
+        (lines(*PASSED), 1, "protocol", "exit_disagrees"),
+        (lines(*PASSED, exit_code=1), 1, "protocol", "exit_disagrees"),
+        (lines(*PASSED, exit_code=1), 0, "protocol", "exit_disagrees"),
+        (lines(*PASSED, *PASSED), 0, "protocol", "broken_protocol"),
+        (lines(*PASSED) + b"{}\n", 0, "protocol", "broken_protocol"),
+        (lines(*PASSED[:2]), 0, "missing", None),
+        (lines(*PASSED[1:]), 0, "missing", None),
+        (lines(("setup", "passed"), ("call", "failed"), ("teardown", "passed"), exit_code=1), 1, "failed", None),
+        (lines(("setup", "failed"), ("teardown", "passed"), exit_code=1), 1, "error", None),
+        (lines(*PASSED[:2], ("teardown", "failed"), exit_code=1), 1, "error", None),
+        (lines(("setup", "skipped"), ("teardown", "passed")), 0, "missing", None),
+        (lines(), 5, "missing", None),
+        (b'{"begin":true}\n', 0, "missing", "early_exit"),
+        (b'{"begin":true}\nx\n', 0, "protocol", "broken_protocol"),
+        (b"", 0, "infra", None),
+    ],
+)
+async def test_a_pass_needs_each_phase_once_and_an_exit_status_that_agrees(channel, exit_code, verdict, signal):
+    sandbox = Telling(channel=channel, exit_code=exit_code, status=Status.NONZERO if exit_code else Status.OK)
+    files = {"test.py": b"def test_it(): pass\n"}
+    result = await graded(sandbox, SOLUTION, files=files, nodes=("test.py::test_it",))
+    assert result.tests[0].verdict.value == verdict
+    assert signal is None or signal in result.tamper_signals
+
+
+@pytest.mark.parametrize("files", [{}, {"test.py": b"def test_it(): return\n", "agentenv-pytest.ini": b"[pytest]\n"}])
+async def test_a_test_file_that_is_another_after_the_run_is_tampering(files):
+    sandbox = Telling(channel=lines(*PASSED), files=files)
+    result = await graded(sandbox, "", files={"test.py": b"def test_it(): pass\n"}, nodes=("test.py::test_it",))
+    assert (result.score, result.tamper_signals) == (0.0, ("test_file_changed",))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"hidden": ()}, "at least one test"),
+        ({"hidden": ("other.py::test_it",)}, "node ids in its files"),
+        ({"hidden": ("test.py::test_it",) * 2}, "each node id once"),
+        ({"hidden": ("test.py::test_it",), "visible": ("test.py::test_it",)}, "each node id once"),
+        ({"hidden": ("test.py::test_it",), "solution": "test.py"}, "a name that no test file has"),
+        ({"hidden": ("test.py::test_it",), "solution": "/etc/x.py"}, "relative file names"),
+        ({"hidden": ("test.py::test_it",), "workspace": {"../x": b""}}, "relative file names"),
+    ],
+)
+async def test_a_suite_that_cannot_be_graded_is_refused_at_once(options, words):
+    with pytest.raises(ConfigError, match=words):
+        PytestSuite({"test.py": b"def test_it(): pass\n"}, **options)
+
+
+async def test_a_test_file_that_is_no_python_is_refused():
+    with pytest.raises(ConfigError, match="expected Python in"):
+        await graded(PlainSandbox(), "", files={"test.py": b"def test_it(:\n"}, nodes=("test.py::test_it",))

@@ -1,0 +1,108 @@
+"""Programs that read and print: what they must print stays outside."""
+
+import pytest
+
+from agentenv.errors import ConfigError
+from agentenv.sandbox.grading import Comparison, StdioSuite, StdioTest, Verdict, grade
+from agentenv.sandbox.types import ExecLimits
+from tests.sandbox.grading.plain import PlainSandbox
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+LIMITS = ExecLimits(cpu_s=4.0, wall_s=60.0)
+DOUBLE = "print(int(input()) * 2)\n"
+DOUBLES = StdioSuite(visible=(StdioTest("1\n", "2\n"),), hidden=(StdioTest("4\n", "8\n"), StdioTest("-3\n", "-6\n")))
+
+
+async def graded(sandbox, code, expected, *, stdin="", **options):
+    """The one result of a suite of one visible test."""
+    result = await grade(sandbox, code, StdioSuite(visible=(StdioTest(stdin, expected),), **options), limits=LIMITS)
+    return result.tests[0]
+
+
+async def test_a_program_that_prints_what_is_expected_passes(sandbox):
+    result = await grade(sandbox, DOUBLE, DOUBLES, limits=LIMITS)
+    assert (result.score, result.status.value, result.integrity.value) == (1.0, "ok", "outside")
+    assert [(test.id, test.visible) for test in result.tests] == [
+        ("visible[0]", True), ("hidden[0]", False), ("hidden[1]", False),
+    ]  # fmt: skip
+
+
+async def test_it_passes_in_a_sandbox_without_walls_too():
+    assert (await grade(PlainSandbox(), DOUBLE, DOUBLES, limits=LIMITS)).score == 1.0
+
+
+async def test_the_share_counts_every_test(sandbox):
+    result = await grade(sandbox, "print(abs(int(input())) * 2)", DOUBLES, limits=LIMITS)
+    assert (result.score, result.share(visible=True), result.share(visible=False)) == (2 / 3, 1.0, 0.5)
+
+
+async def test_the_right_output_and_a_failing_exit_is_an_error(sandbox):
+    test = await graded(sandbox, "print(3)\nraise SystemExit(1)\n", "3\n")
+    assert (test.verdict, test.detail) == (Verdict.ERROR, "the program ended with exit code 1")
+
+
+async def test_the_right_output_before_a_limit_is_no_pass(sandbox):
+    suite = StdioSuite(hidden=(StdioTest("", "3\n"),))
+    code = "print(3, flush=True)\nwhile True: pass\n"
+    result = await grade(sandbox, code, suite, limits=ExecLimits(cpu_s=0.3, wall_s=60.0))
+    assert result.tests[0].verdict is Verdict.TIMEOUT
+
+
+async def test_output_that_was_cut_is_no_pass(sandbox):
+    test = await graded(sandbox, "print(3)\nprint(' ' * 3_000_000 + 'x')\n", "3\n")
+    assert test.verdict is Verdict.LIMIT
+
+
+async def test_expected_output_that_is_larger_than_what_is_kept_is_kept(sandbox):
+    text = "".join(f"{i}\n" for i in range(40_000))
+    assert (await graded(sandbox, "for i in range(40_000): print(i)", text)).verdict is Verdict.PASSED
+
+
+async def test_an_exception_shows_the_programs_own_frames(sandbox):
+    code = "import json\ndef read():\n    return json.loads('{')\nread()\n"
+    test = await graded(sandbox, code, "")
+    assert test.verdict is Verdict.ERROR
+    assert "read()" in test.detail
+    assert "json.decoder.JSONDecodeError" in test.detail
+    assert "scan_once" not in test.detail
+    assert "/lib" not in test.detail
+
+
+@pytest.mark.parametrize(
+    ("mode", "printed", "expected", "verdict"),
+    [
+        ("lines", "3 \\n\\n", "3\n", "passed"),
+        ("lines", "3\\r\\n", "3\r\n", "failed"),
+        ("exact", "3\\n", "3\n", "passed"),
+        ("exact", "3", "3\n", "failed"),
+        ("exact", "\\x1b", "\\x1b", "failed"),
+        ("tokens", "1\\n2", "1 2", "passed"),
+        ("floats", "0.33333", "0.3333333", "passed"),
+        ("floats", "0.4", "0.3333333", "failed"),
+        ("lines", "é\\u200b", "é", "failed"),
+        ("lines", "é\\n", "é", "passed"),
+    ],
+)
+async def test_modes_decide_what_is_equal(sandbox, mode, printed, expected, verdict):
+    code = f"import sys\nsys.stdout.write('{printed}')\n"
+    test = await graded(sandbox, code, expected, mode=mode, comparison=Comparison(rel_tol=1e-4))
+    assert test.verdict.value == verdict
+
+
+async def test_a_checker_sees_the_input_and_what_was_printed(sandbox):
+    def factors(stdin, expected, got):
+        return len(got.split()) == 2 and int(got.split()[0]) * int(got.split()[1]) == int(stdin)
+
+    for code, verdict in (("print(3, 4)", "passed"), ("print(2, 5)", "failed"), ("print('x', 'y')", "failed")):
+        assert (await graded(sandbox, code, "2 6", stdin="12", checker=factors)).verdict.value == verdict
+
+
+async def test_stopping_leaves_the_tests_after_a_failure_out(sandbox):
+    result = await grade(sandbox, "print(2)", DOUBLES, limits=LIMITS, stop_on_fail=True)
+    assert [test.verdict.value for test in result.tests] == ["passed", "failed", "skipped"]
+    assert result.num_executions == 2
+
+
+async def test_an_unknown_mode_is_refused():
+    with pytest.raises(ConfigError, match="expected exact, lines, tokens or floats"):
+        StdioSuite(hidden=(StdioTest("", ""),), mode="fuzzy")

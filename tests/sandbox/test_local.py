@@ -1,0 +1,497 @@
+"""What one execution on this machine gives: statuses, limits, files, output, and what a program finds around it."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from agentenv.errors import ConfigError
+from agentenv.sandbox import ExecLimits, Isolation, LocalSandbox, SandboxBusy, SandboxUnavailable, Status
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+QUICK = ExecLimits(cpu_s=0.3, wall_s=0.6)
+
+
+async def ok(sandbox, program, **options):
+    """The stdout of a program that must end well."""
+    result = await sandbox.run(program, **options)
+    assert result.status is Status.OK, (result.status, result.detail, result.stderr)
+    return result.stdout
+
+
+# --- statuses -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_program_prints_and_ends_well(sandbox):
+    result = await sandbox.run("print(6 * 7)")
+    assert (result.status, result.exit_code, result.signal, result.stdout) == (Status.OK, 0, None, "42\n")
+    assert (result.isolation, result.backend, result.attempts) == (sandbox.isolation, "local", 1)
+    assert "seccomp" in result.layers
+    assert 0 < result.cpu_s <= 5
+    assert result.peak_memory_bytes > 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        ("raise SystemExit(3)", 3),
+        ("import sys; sys.exit('why')", 1),
+        ("import os; os._exit(7)", 7),
+        ("1 / 0", 1),
+        ("def f(:", 1),
+        ("raise KeyboardInterrupt", 130),
+    ],
+)
+async def test_another_exit_code_is_nonzero(sandbox, program, code):
+    result = await sandbox.run(program)
+    assert (result.status, result.exit_code) == (Status.NONZERO, code)
+
+
+async def test_a_traceback_shows_the_programs_frames_and_lines_alone(sandbox):
+    result = await sandbox.run("def f(x):\n    return 1 / x\n\nf(0)\n")
+    assert result.stderr == (
+        'Traceback (most recent call last):\n  File "main.py", line 4, in <module>\n    f(0)\n'
+        '  File "main.py", line 2, in f\n    return 1 / x\n           ~~^~~\nZeroDivisionError: division by zero\n'
+    )
+
+
+async def test_a_syntax_error_names_the_line(sandbox):
+    result = await sandbox.run("x = 1\ndef f(:\n")
+    assert 'File "main.py", line 2' in result.stderr
+    assert "SyntaxError" in result.stderr
+    assert "_child" not in result.stderr
+
+
+async def test_a_crash_is_a_signal(sandbox):
+    result = await sandbox.run("import ctypes; ctypes.string_at(0)")
+    assert (result.status, result.signal, result.exit_code) == (Status.SIGNAL, signal.SIGSEGV, None)
+
+
+async def test_cpu_is_limited(sandbox):
+    result = await sandbox.run("while True: pass", limits=ExecLimits(cpu_s=0.3, wall_s=30))
+    assert result.status is Status.CPU_TIMEOUT
+    assert 0.3 <= result.cpu_s < 3
+
+
+async def test_time_is_limited(sandbox):
+    result = await sandbox.run("import time; print('here', flush=True); time.sleep(60)", limits=QUICK)
+    assert (result.status, result.stdout) == (Status.WALL_TIMEOUT, "here\n")
+    assert 0.6 <= result.wall_s < 5
+
+
+async def test_stopping_itself_does_not_stop_the_clock(sandbox):
+    result = await sandbox.run("import os, time; os.kill(os.getpid(), 19); time.sleep(60)", limits=QUICK)
+    assert result.status is Status.WALL_TIMEOUT
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["x = bytearray(1 << 30)", "x = [0]\nwhile True: x += x", "import mmap; mmap.mmap(-1, 1 << 30); raise MemoryError"],
+)
+async def test_memory_is_limited(sandbox, program):
+    result = await sandbox.run(program, limits=ExecLimits(memory_mb=128))
+    assert result.status in (Status.MEMORY, Status.NONZERO)
+    assert result.peak_memory_bytes < 256 << 20
+    if "mmap" not in program:
+        assert result.status is Status.MEMORY
+
+
+async def test_memory_of_many_processes_is_limited(sandbox):
+    program = """
+import os, time
+for _ in range(8):
+    if os.fork() == 0:
+        x = bytearray(48 << 20)
+        time.sleep(60)
+time.sleep(60)
+"""
+    result = await sandbox.run(program, policy="proc", limits=ExecLimits(memory_mb=96, wall_s=30))
+    assert result.status is Status.MEMORY
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "open('big', 'wb').write(bytes(40 << 20))",
+        "for i in range(8): open(f'f{i}', 'wb').write(bytes(8 << 20))\nimport time; time.sleep(1)",
+        "for i in range(5000): open(f'f{i}', 'w').close()\nimport time; time.sleep(1)",
+        "import os, time\nfor i in range(1500): os.mkdir('d'); os.chdir('d')\ntime.sleep(1)",
+    ],
+)
+async def test_disk_is_limited(sandbox, program):
+    assert (await sandbox.run(program)).status is Status.DISK_LIMIT
+
+
+async def test_a_system_call_that_no_program_needs_ends_it(sandbox):
+    result = await sandbox.run("import ctypes; ctypes.CDLL(None).ptrace(0, 0, 0, 0); print('alive')")
+    assert (result.status, result.stdout) == (Status.POLICY, "")
+
+
+@pytest.mark.parametrize("program", ["import os; os.fork()", "import subprocess; subprocess.run(['/bin/true'])"])
+async def test_pure_programs_start_no_process(sandbox, program):
+    result = await sandbox.run(program)
+    assert result.status is Status.NONZERO
+    assert "PermissionError" in result.stderr
+
+
+async def test_pure_programs_may_have_threads_but_not_many(sandbox):
+    few = "import threading\nt = [threading.Thread(target=print, args=(i,)) for i in range(3)]\n[x.start() for x in t]"
+    assert sorted((await ok(sandbox, few)).split()) == ["0", "1", "2"]
+    start = "threading.Thread(target=time.sleep, args=(60,)).start()"
+    many = f"import os, threading, time\ntry:\n for i in range(400): {start}"
+    program = f"{many}\nexcept (RuntimeError, MemoryError): os._exit(i)"
+    result = await sandbox.run(program, limits=ExecLimits(wall_s=10))
+    assert 1 < result.exit_code < 64
+
+
+# --- output ---------------------------------------------------------------------------------------------------------
+
+
+async def test_output_past_what_is_kept_is_read_and_dropped(sandbox):
+    result = await sandbox.run("import sys; sys.stdout.write('é' * 150_000); sys.stderr.write('x' * 100_000)")
+    assert result.status is Status.OK
+    assert (result.stdout_truncated, result.stderr_truncated, result.stdout_bytes) == (True, True, 300_000)
+    assert result.stdout == "é" * 32768
+    assert result.stderr == "x" * 16384
+
+
+async def test_half_a_character_is_not_kept(sandbox):
+    result = await sandbox.run("print('a' + 'é' * 100_000)")
+    assert result.stdout == "a" + "é" * 32767
+
+
+async def test_a_flood_ends_the_program(sandbox):
+    result = await sandbox.run("while True: print('x' * 10_000)")
+    assert result.status is Status.OUTPUT_LIMIT
+    assert len(result.stdout) == 64 * 1024
+
+
+async def test_what_is_not_text_is_escaped(sandbox):
+    result = await sandbox.run(r"import sys; sys.stdout.buffer.write(b'\xff\x00\x1b[31m\ttab\r\n\xc2\x85\xe2\x82\xac')")
+    assert result.stdout == "\\xff\\x00\\x1b[31m\ttab\\x0d\n\\x85€"
+
+
+async def test_output_that_is_closed_or_unflushed_is_no_failure(sandbox):
+    assert await ok(sandbox, "import os; print('lost?', end=''); os.close(2)") == "lost?"
+    result = await sandbox.run("import os; os.write(1, b'x'); os.closerange(0, 64)")
+    assert (result.status in (Status.OK, Status.NONZERO), result.stdout) == (True, "x")
+
+
+# --- stdin, files, channel ------------------------------------------------------------------------------------------
+
+
+async def test_stdin_is_read_or_left(sandbox):
+    assert await ok(sandbox, "print(sum(int(line) for line in __import__('sys').stdin))", stdin="1\n2\n3\n") == "6\n"
+    assert await ok(sandbox, "print(input(), input())", stdin="ä\nb\n") == "ä b\n"
+    assert await ok(sandbox, "print(repr(__import__('sys').stdin.read()))") == "''\n"
+    assert await ok(sandbox, "print('unread')", stdin=b"x" * 3_000_000) == "unread\n"
+
+
+async def test_stdin_cannot_be_changed(sandbox):
+    assert await ok(sandbox, "import os\ntry: os.write(0, b'y')\nexcept OSError as e: print('no')", stdin="x") == "no\n"
+
+
+async def test_files_go_in_and_come_out(sandbox):
+    program = "import helper; open('out/deep.txt', 'w').write(helper.x + open('data.txt').read())"
+    files = {"helper.py": b"x = 'y'", "data.txt": "é".encode(), "out/there": b""}
+    result = await sandbox.run(program, files=files, fetch=["out/deep.txt", "data.txt", "none", "out"])
+    assert result.status is Status.OK, result.stderr
+    assert result.files == {"out/deep.txt": "yé".encode(), "data.txt": "é".encode()}
+
+
+async def test_what_is_fetched_is_a_regular_file_of_the_folder(sandbox):
+    program = """
+import os
+os.symlink('/etc/passwd', 'link'); os.mkfifo('fifo'); os.symlink('.', 'dir'); open('real', 'w').write('r')
+with open('sparse', 'wb') as file: file.truncate(10 << 20)
+open('a\\nb', 'w').write('odd'); open('-x', 'w').write('dash'); open(b'\\xff', 'w').write('bytes'); os.chmod('real', 0)
+"""
+    names = ["link", "fifo", "dir/real", "real", "sparse", "a\nb", "-x", "\udcff"]
+    result = await sandbox.run(program, fetch=names)
+    assert result.status is Status.OK, result.stderr
+    expected = {"real": b"r", "a\nb": b"odd", "-x": b"dash", "\udcff": b"bytes"}
+    if "real" not in result.files:  # as a plain user what is closed to oneself stays closed
+        assert os.geteuid() != 0
+        expected.pop("real")
+    assert result.files == expected
+
+
+async def test_files_that_are_fetched_share_one_limit(sandbox):
+    program = "for n in 'abc': open(n, 'wb').write(bytes(500_000))"
+    result = await sandbox.run(program, fetch=["a", "b", "c"], limits=ExecLimits(fetch_mb=1))
+    assert sorted(result.files) == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../b", "", ".", "a//b", "a\0b", "x" * 256, "/".join("a" * 40)])
+async def test_names_that_leave_the_folder_are_refused(sandbox, name):
+    with pytest.raises(ConfigError, match="file name"):
+        await sandbox.run("", files={name: b""})
+    with pytest.raises(ConfigError, match="file name"):
+        await sandbox.run("", fetch=[name])
+
+
+async def test_the_channel_is_collected(sandbox):
+    result = await sandbox.run("import os; os.write(3, b'value'); print('out')", channel=True)
+    assert (result.channel, result.stdout) == (b"value", "out\n")
+    big = await sandbox.run("import os\nfor _ in range(30): os.write(3, b'x' * 100_000)", channel=True)
+    assert (big.status, len(big.channel)) == (Status.OK, 1 << 20)
+
+
+async def test_without_a_channel_there_is_no_descriptor_but_three(sandbox):
+    program = "import os\nfor fd in range(3, 1100):\n try: os.fstat(fd); print(fd)\n except OSError: pass"
+    assert await ok(sandbox, program) == ""
+
+
+# --- what a program finds -------------------------------------------------------------------------------------------
+
+
+async def test_the_environment_holds_nothing_of_ours(sandbox, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret-value")
+    seen = json.loads(await ok(sandbox, "import json, os; print(json.dumps(dict(os.environ)))"))
+    assert "secret-value" not in str(seen)
+    assert set(seen) <= {
+        "PATH", "LANG", "LC_ALL", "TZ", "HOME", "USER", "LOGNAME", "PWD", "TMPDIR", "PYTHONHASHSEED",
+        "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "MALLOC_ARENA_MAX",
+    }  # fmt: skip
+
+
+async def test_it_is_a_main_module_of_its_own(sandbox):
+    program = """
+import sys, pickle
+class A: pass
+assert type(pickle.loads(pickle.dumps(A()))) is A
+assert __name__ == '__main__' and sys.modules['__main__'].A is A and sys.argv == ['main.py']
+assert not [name for name in sys.modules if name.startswith('agentenv')]
+print(sorted(name for name in globals() if not name.startswith('__')), __import__('os').listdir('.'))
+"""
+    assert await ok(sandbox, program) == "['A', 'pickle', 'sys'] []\n"
+
+
+async def test_nothing_stays_from_one_program_to_the_next(sandbox):
+    await ok(sandbox, "import json, os; json.mine = 1; os.environ['MINE'] = '1'; open('mine', 'w').close()")
+    left = "import json, os; print(hasattr(json, 'mine'), 'MINE' in os.environ, os.listdir('.'))"
+    assert await ok(sandbox, left) == "False False []\n"
+
+
+async def test_sets_are_ordered_alike_in_every_run_and_random_numbers_are_not(sandbox):
+    program = "import random; print(hash('a'), list(set('abcdefgh'))); print(random.random())"
+    first, second = (await ok(sandbox, program)).splitlines(), (await ok(sandbox, program)).splitlines()
+    assert first[0] == second[0]
+    assert first[1] != second[1]
+
+
+async def test_modules_that_are_not_loaded_yet_can_be_imported(sandbox):
+    imports = "import wave, sqlite3, xml.dom.minidom, unittest, asyncio, tempfile"
+    assert await ok(sandbox, f"{imports}; tempfile.TemporaryFile().write(b'x'); print('yes')") == "yes\n"
+
+
+async def test_asyncio_works(sandbox):
+    assert (
+        await ok(sandbox, "import asyncio\nasync def f():\n await asyncio.sleep(0); print('ran')\nasyncio.run(f())")
+        == "ran\n"
+    )
+
+
+async def test_what_was_registered_for_the_end_runs_and_threads_are_waited_for(sandbox):
+    thread = "threading.Timer(0.05, print, ['thread']).start()"
+    program = f"import atexit, threading\natexit.register(print, 'end')\n{thread}"
+    assert await ok(sandbox, program) == "thread\nend\n"
+
+
+async def test_commands_run_with_the_policy_proc(sandbox):
+    script = "echo $((6*7)) | tr 4 5; ls; exit 3"
+    result = await sandbox.run(["bash", "-c", script], policy="proc", files={"f.txt": b""})
+    assert (result.status, result.exit_code, result.stdout) == (Status.NONZERO, 3, "52\nf.txt\n"), result.stderr
+    fresh = await sandbox.run(["python3", "-c", "import sys; print(sys.stdin.read())"], policy="proc", stdin="in")
+    assert (fresh.status, fresh.stdout) == (Status.OK, "in\n"), fresh.stderr
+    none = await sandbox.run(["no-such-command"], policy="proc")
+    assert (none.status, none.exit_code) == (Status.NONZERO, 127)
+
+
+async def test_what_a_command_leaves_running_ends_with_it(sandbox):
+    started = time.monotonic()
+    result = await sandbox.run(["bash", "-c", "(sleep 50; echo late) & disown; echo now"], policy="proc")
+    assert (result.status, result.stdout) == (Status.OK, "now\n")
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize(
+    ("program", "options"),
+    [(["true"], {}), ([], {"policy": "proc"}), (["a\0"], {"policy": "proc"}), ("", {"policy": "other"})],
+)
+async def test_a_wrong_program_is_an_error_of_configuration(sandbox, program, options):
+    with pytest.raises(ConfigError):
+        await sandbox.run(program, **options)
+
+
+async def test_contents_must_be_bytes(sandbox):
+    with pytest.raises(ConfigError, match="expected bytes, got str"):
+        await sandbox.run("", files={"a": "text"})
+    with pytest.raises(ConfigError, match="as both"):
+        await sandbox.run("", files={"a": b"", "a/b": b""})
+
+
+# --- talking --------------------------------------------------------------------------------------------------------
+
+ECHO = """
+import socket
+with socket.socket(fileno=3) as s:
+    while data := s.recv(100):
+        s.sendall(data.upper())
+print('done')
+"""
+
+
+async def test_a_program_is_talked_to_while_it_runs(sandbox):
+    execution = await sandbox.start(ECHO)
+    await execution.send(b"abc")
+    assert await execution.receive() == b"ABC"
+    result = await execution.kill()
+    assert (result.status, result.exit_code) == (Status.SIGNAL, None)
+    await execution.send(b"nobody")
+    assert await execution.receive() == b""
+    assert await execution.finish() == result
+
+
+async def test_a_program_that_ends_by_itself_ends_the_talk(sandbox):
+    execution = await sandbox.start("import os; os.write(3, b'x' * 10); print('out')")
+    received = b""
+    while data := await execution.receive(4):
+        received += data
+    result = await execution.finish()
+    assert (received, result.status, result.stdout) == (b"x" * 10, Status.OK, "out\n")
+
+
+async def test_one_that_does_not_listen_holds_nobody_beyond_its_limits(sandbox):
+    execution = await sandbox.start("import time; time.sleep(60)", limits=QUICK)
+    await execution.send(bytes(5_000_000))
+    assert (await execution.finish()).status is Status.WALL_TIMEOUT
+
+
+# --- cancelling and taking turns ------------------------------------------------------------------------------------
+
+FORKS = "import os, time\nfor _ in range(3):\n    if os.fork() == 0: break\nprint('up', flush=True)\ntime.sleep(60)"
+
+
+async def test_cancelling_ends_it_at_once(sandbox):
+    times = []
+    for _ in range(5):
+        task = asyncio.create_task(sandbox.run(FORKS, policy="proc"))
+        await asyncio.sleep(0.1)
+        started = time.monotonic()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        times.append(time.monotonic() - started)
+    assert min(times) < 2, times  # milliseconds, where nothing else runs
+
+
+async def test_a_run_in_the_queue_can_be_cancelled():
+    async with LocalSandbox(run_slots=1) as sandbox:
+        long = asyncio.create_task(sandbox.run("import time; time.sleep(0.3); print(1)"))
+        await asyncio.sleep(0.05)
+        waiting = asyncio.create_task(sandbox.run("print(2)"))
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert (await long).stdout == "1\n"
+        assert await ok(sandbox, "print(3)") == "3\n"
+
+
+async def test_a_full_queue_refuses():
+    async with LocalSandbox(run_slots=1, max_waiting=2) as sandbox:
+        tasks = [asyncio.create_task(sandbox.run("import time; time.sleep(0.2)")) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        with pytest.raises(SandboxBusy, match="fewer than 2 waiting"):
+            await sandbox.run("")
+        assert {result.status for result in await asyncio.gather(*tasks)} == {Status.OK}
+
+
+async def test_one_that_asks_much_does_not_hold_up_the_others():
+    ended = []
+    async with LocalSandbox(run_slots=1) as sandbox:
+
+        async def one(tenant):
+            result = await sandbox.run("pass", tenant=tenant)
+            ended.append(tenant)
+            return result
+
+        greedy = [asyncio.create_task(one("greedy")) for _ in range(20)]
+        await asyncio.sleep(0)
+        modest = [asyncio.create_task(one("modest")) for _ in range(2)]
+        results = await asyncio.gather(*greedy, *modest)
+    assert max(index for index, tenant in enumerate(ended) if tenant == "modest") <= 5
+    assert max(result.queue_s for result in results) > 0
+
+
+# --- the sandbox itself ---------------------------------------------------------------------------------------------
+
+
+async def test_it_opens_when_it_is_used_and_closes_more_than_once():
+    sandbox = LocalSandbox()
+    assert (await sandbox.run("print(1)")).stdout == "1\n"
+    await sandbox.aclose()
+    await sandbox.aclose()
+    assert (await sandbox.run("print(2)")).stdout == "2\n"
+    await sandbox.aclose()
+
+
+async def test_closing_ends_what_runs():
+    sandbox = LocalSandbox()
+    task = asyncio.create_task(sandbox.run("import time; time.sleep(60)"))
+    await asyncio.sleep(0.5)
+    started = time.monotonic()
+    await sandbox.aclose()
+    result = await task
+    assert result.status is Status.INFRA
+    assert time.monotonic() - started < 10
+
+
+async def test_packages_are_there_only_when_asked_for():
+    async with LocalSandbox() as sandbox:
+        assert "ModuleNotFoundError" in (await sandbox.run("import numpy")).stderr
+    async with LocalSandbox(preimport=("numpy",)) as sandbox:
+        assert await ok(sandbox, "import sys; print('numpy' in sys.modules)") == "True\n"
+        assert await ok(sandbox, "import numpy as np; print(np.linalg.inv(np.eye(2) * 2).sum())") == "1.0\n"
+
+
+@pytest.mark.parametrize(("allowed", "opted"), [(True, None), (False, "1"), (True, "yes")])
+async def test_without_isolation_nothing_runs_unless_it_is_said_twice(monkeypatch, allowed, opted):
+    monkeypatch.delenv("AGENTENV_ALLOW_UNSAFE_SANDBOX", raising=False)
+    if opted:
+        monkeypatch.setenv("AGENTENV_ALLOW_UNSAFE_SANDBOX", opted)
+    with pytest.raises(SandboxUnavailable):
+        await LocalSandbox(isolation=Isolation.NONE, allow_unsafe=allowed).open()
+
+
+async def test_what_runs_without_isolation_says_so(monkeypatch, caplog):
+    monkeypatch.setenv("AGENTENV_ALLOW_UNSAFE_SANDBOX", "1")
+    async with LocalSandbox(isolation=Isolation.NONE, allow_unsafe=True) as sandbox:
+        result = await sandbox.run("print(1)")
+    assert (result.status, result.isolation, result.layers) == (Status.OK, Isolation.NONE, ("rlimits",))
+    assert "WITHOUT isolation" in caplog.text
+
+
+async def test_both_opt_ins_do_not_weaken_what_can_be_had(monkeypatch):
+    monkeypatch.setenv("AGENTENV_ALLOW_UNSAFE_SANDBOX", "1")
+    try:
+        async with LocalSandbox() as careful, LocalSandbox(allow_unsafe=True) as sandbox:
+            assert sandbox.isolation is careful.isolation
+            assert sandbox.isolation is not Isolation.NONE
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+
+
+async def test_a_sandbox_of_another_loop_is_refused():
+    async with LocalSandbox() as sandbox:
+
+        def elsewhere():
+            with pytest.raises(ConfigError, match="event loop"):
+                asyncio.run(sandbox.run("print(1)"))
+
+        await asyncio.to_thread(elsewhere)
+        assert (await sandbox.run("print(1)")).stdout == "1\n"

@@ -1,0 +1,135 @@
+"""What stays from turn to turn, what a turn gives, and how a session ends."""
+
+import asyncio
+
+import pytest
+
+from agentenv.errors import ConfigError
+from agentenv.sandbox import ExecLimits, Status
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+QUICK = ExecLimits(cpu_s=5, wall_s=0.4)
+
+
+async def test_what_a_turn_defines_and_writes_is_there_in_the_next(sandbox):
+    async with sandbox.session() as session:
+        first = await session.run("import json\nx = 6\ndef f(): return x * 7\nopen('a', 'w').write('b')\nprint('one')")
+        assert (first.status, first.stdout, first.value) == (Status.OK, "one\n", None)
+        second = await session.run("print(open('a').read(), json.dumps([x]))\nf()")
+        assert (second.status, second.stdout, second.value) == (Status.OK, "b [6]\n", "42")
+        assert (await session.run("_ + 1")).value == "43"
+        assert second.isolation is sandbox.isolation
+        assert second.layers == sandbox.layers
+
+
+async def test_an_error_is_told_by_the_codes_own_frames_and_the_session_goes_on(sandbox):
+    async with sandbox.session() as session:
+        await session.run("def f(x):\n    return 1 / x")
+        turn = await session.run("print('before')\nf(0)")
+        assert (turn.status, turn.stdout, turn.ended) == (Status.NONZERO, "before\n", False)
+        assert turn.traceback.splitlines()[:4] == [
+            "Traceback (most recent call last):", '  File "turn-2.py", line 2, in <module>', "    f(0)",
+            '  File "turn-1.py", line 2, in f',
+        ]  # fmt: skip
+        assert turn.traceback.endswith("ZeroDivisionError: division by zero\n")
+        assert "SyntaxError" in (await session.run("def (")).traceback
+        assert (await session.run("1 + 1")).value == "2"
+
+
+async def test_each_turn_has_output_of_its_own(sandbox):
+    async with sandbox.session() as session:
+        big = await session.run("import sys\nprint('x' * 200_000)\nsys.stderr.write('e')\nNone")
+        assert (len(big.stdout), big.stdout_truncated, big.stderr) == (65536, True, "e")
+        small = await session.run("print('y')")
+        assert (small.stdout, small.stdout_truncated, small.stderr) == ("y\n", False, "")
+
+
+@pytest.mark.parametrize("code", ["import time; time.sleep(60)", "while True: pass"])
+async def test_a_turn_that_takes_too_long_is_interrupted_and_the_state_stays(sandbox, code):
+    async with sandbox.session(limits=QUICK) as session:
+        await session.run("x = 1")
+        turn = await session.run(f"try:\n {code.replace(chr(10), chr(10) + ' ')}\nexcept Exception: pass")
+        assert (turn.status, turn.ended) == (Status.WALL_TIMEOUT, False)
+        assert (await session.run("x")).value == "1"
+
+
+async def test_a_turn_that_cannot_be_interrupted_ends_the_session(sandbox):
+    async with sandbox.session(limits=QUICK) as session:
+        turn = await session.run("import signal, time\nsignal.setitimer(signal.ITIMER_REAL, 0)\ntime.sleep(60)")
+        assert (turn.status, turn.ended) == (Status.WALL_TIMEOUT, True)
+        again = await session.run("1")
+        assert (again.status, again.ended) == (Status.WALL_TIMEOUT, True)
+
+
+async def test_memory_runs_out_without_ending_the_session(sandbox):
+    async with sandbox.session(limits=ExecLimits(memory_mb=64)) as session:
+        assert (await session.run("x = bytearray(1 << 30)")).status is Status.MEMORY
+        assert (await session.run("1 + 1")).value == "2"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os; os._exit(0)",
+        "import os; os.close(3)",
+        "import os; os.write(3, b'\\xff' * 100)",
+        "import os; os.write(3, b'\\x02\\0\\0\\0[]')",
+        "import os; os.write(3, bytes(4))",
+    ],
+)
+async def test_code_that_breaks_the_session_ends_it_and_nothing_else(sandbox, code):
+    async with sandbox.session(limits=QUICK) as session:
+        turn = await session.run(f"print('said', flush=True)\n{code}")
+        assert turn.status in (Status.NONZERO, Status.WALL_TIMEOUT)
+        assert turn.ended
+        assert turn.stdout == "said\n"
+    assert (await sandbox.run("print(1)")).stdout == "1\n"
+
+
+async def test_leaving_is_told_by_its_code(sandbox):
+    async with sandbox.session() as session:
+        assert (await session.run("raise SystemExit")).status is Status.OK
+        assert (await session.run("import sys; sys.exit(2)")).status is Status.NONZERO
+        assert (await session.run("1")).value == "1"
+
+
+async def test_values_and_tracebacks_are_safe_to_show(sandbox):
+    async with sandbox.session() as session:
+        assert (await session.run("chr(0) + '\\x1b[2J'")).value == "'\\x00\\x1b[2J'"
+        turn = await session.run("class A:\n def __repr__(self): return '\\x1b]0;' + '\\ud800' + 'x' * 10**6\nA()")
+        assert turn.status is Status.OK
+        assert "\x1b" not in turn.value
+        assert len(turn.value) < 10_000
+
+
+async def test_an_idle_session_ends_by_itself(sandbox):
+    async with sandbox.session(idle_s=0.1) as session:
+        await session.run("x = 1")
+        for _ in range(100):
+            if session._execution.ended.done():
+                break
+            await asyncio.sleep(0.05)
+        turn = await session.run("x")
+        assert (turn.ended, turn.detail) == (True, "session: ended after 0.1 s without a turn")
+
+
+async def test_cancelling_a_turn_ends_the_session(sandbox):
+    async with sandbox.session() as session:
+        task = asyncio.create_task(session.run("import time; time.sleep(60)"))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await session.run("1")).ended
+
+
+async def test_a_session_is_opened_first(sandbox):
+    with pytest.raises(ConfigError, match="async with"):
+        await sandbox.session().run("1")
+
+
+async def test_sessions_see_nothing_of_each_other(sandbox):
+    async with sandbox.session() as one, sandbox.session() as other:
+        await one.run("x = 1; open('mine', 'w').close()")
+        turn = await other.run("import os; os.listdir('.'), 'x' in globals()")
+        assert turn.value == "([], False)"
