@@ -15,12 +15,12 @@ train-demo: $(VENV)/installed-train-$(ENGINE)
 	$(BIN)/python benchmarks/train_demo.py math --engines $(ENGINE) --at_least 20
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile --durations=15
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile --durations=15
 
 # Real vLLM on the CPU, on servers and in processes of its own; none is bound to a core that another one has.
 test-slow: $(VENV)/installed-slow
 	VLLM_LOGGING_LEVEL=ERROR $(BIN)/python -c "import vllm, renderers, ray"  # without them tests would only be skipped
-	VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN)/python -m pytest -q -m slow -n 2 --dist loadfile --durations=30
+	HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind $(BIN)/python -m pytest -q -m slow -n 2 --dist loadfile --durations=30
 
 bench: $(VENV)/installed-slow
 	$(BIN)/python benchmarks/engines.py

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from agentenv.errors import ConfigError
 from agentenv.sandbox import (
     ExecLimits,
     Isolation,
@@ -238,12 +239,13 @@ async def test_without_file_descriptors_it_is_an_infra_failure_and_passes(own_sa
     assert (await own_sandbox.run("print(1)")).status is Status.OK
 
 
-async def test_a_folder_without_room_for_the_files_is_an_infra_failure(own_sandbox):
-    if own_sandbox.isolation is not Isolation.NAMESPACES:
-        pytest.skip("the landlock level has the room of the host's disk, and counts after")
-    result = await own_sandbox.run("print(1)", files={"a": bytes(3 << 20)}, limits=ExecLimits(disk_mb=1))
-    assert result.status is Status.INFRA
-    assert "No space left" in result.detail
+async def test_files_that_do_not_fit_are_as_if_the_program_had_written_them(own_sandbox):
+    files, limits = {"a": bytes(3 << 20)}, ExecLimits(disk_mb=1)
+    result = await own_sandbox.run("print(1)", files=files, limits=limits)
+    assert result.status is Status.DISK_LIMIT
+    assert "more than 1 MiB" in result.detail
+    with pytest.raises(ConfigError, match="expected what fits, got its files take more than 1 MiB"):
+        await own_sandbox.start("print(1)", files=files, limits=limits)
 
 
 async def test_bombs_next_door_are_not_felt(own_sandbox):
