@@ -29,6 +29,7 @@ Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 _LOCAL_STORE_BYTES = 256 << 20
 """Ray's object store on this machine; completions are small and go past it."""
 _CONNECT_TIMEOUT_S = 10.0
+_CLIENT_ATTEMPTS = 3
 _OWN = "agentenv_own"
 """Resource that marks a Ray which was started here: it never grows."""
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
@@ -86,7 +87,7 @@ def ray_session(config: ClusterConfig) -> Iterator[None]:
     try:
         _knock(address)
         with _own_sigterm(), _own_children(), _token_mode(address):
-            ray.init(address=address, **options)
+            _init(ray, address, options)
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
         raise ConfigError(
             f"--ray_address: expected a Ray cluster at {address!r}, got {type(error).__name__}: {_first_line(error)} "
@@ -168,6 +169,22 @@ def _no_room(need: Need, wait_s: float) -> ConfigError:
 
 def _said(resources: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {resources.get(name, 0.0):g}" for name in ("CPU", "GPU"))
+
+
+def _init(ray: Any, address: str, options: Mapping[str, Any]) -> None:
+    """Connect; a few times where a busy head node's client server is not up when it has to be.
+
+    Raises:
+        ConnectionAbortedError: each time, for what its last line says.
+    """
+    for attempt in range(_CLIENT_ATTEMPTS):
+        try:
+            ray.init(address=address, **options)
+            return
+        except ConnectionAbortedError as error:
+            if attempt + 1 == _CLIENT_ATTEMPTS:
+                # The first line only says that the server's traceback follows.
+                raise ConnectionAbortedError(str(error).strip().rpartition("\n")[2]) from error
 
 
 def _first_line(error: Exception) -> str:

@@ -7,6 +7,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -274,10 +275,8 @@ def load_tokenizer(model: str) -> Tokenizer:
     Raises:
         ConfigError: there is none; with the reason that transformers gives.
     """
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer: Tokenizer = _tokenizer_class(Path(model)).from_pretrained(model)
     except Exception as error:
         known = shipped_models()
         raise ConfigError(
@@ -285,6 +284,34 @@ def load_tokenizer(model: str) -> Tokenizer:
             f"{nearest(model, known)}"
         ) from error
     return tokenizer
+
+
+def _tokenizer_class(folder: Path) -> Any:
+    """The class that AutoTokenizer takes for a folder, where that is plain to see; else AutoTokenizer.
+
+    Importing AutoTokenizer imports torch and takes seconds, which a run without a model of its own does not need.
+    """
+    import transformers
+
+    asked = _read_json(folder / "tokenizer_config.json")
+    is_plain = hasattr(transformers, "TokenizersBackend") and "auto_map" not in asked
+    if is_plain and (folder / "tokenizer.json").is_file():
+        config = _read_json(folder / "config.json")
+        match asked.get("tokenizer_class"), config.get("model_type"):
+            case "Qwen2Tokenizer" | "Qwen2TokenizerFast", "qwen2":
+                return transformers.Qwen2Tokenizer
+            case "TokenizersBackend", None if not (folder / "config.json").exists():
+                return transformers.TokenizersBackend
+    return transformers.AutoTokenizer
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object's content; empty where there is none: who asks goes on to what says why."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def load_stop_token_ids(model: str) -> tuple[int, ...]:

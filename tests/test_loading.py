@@ -1,8 +1,10 @@
 """From a name to a thing: environments, agent_func files, and what is said where there is none."""
 
+import itertools
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -31,6 +33,7 @@ from agentenv.loading import (
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.types import Limits, SamplingParams, Task
 from agentenv_envs.math_retry import MathRetry
+from tests.models import make_tiny_qwen2
 
 ROOT = Path(__file__).parents[1]
 ENV = """
@@ -426,6 +429,53 @@ def test_the_shipped_model_wins_over_a_folder_of_its_name(tmp_path, monkeypatch)
 def test_a_folder_without_a_tokenizer_is_one_line(tmp_path):
     with pytest.raises(ConfigError, match="--model: expected a model's folder"):
         load_tokenizer(str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory):
+    return make_tiny_qwen2(tmp_path_factory.mktemp("models") / "tiny", layers=1)
+
+
+def variants(tiny_model, folder):
+    """Folders of one tokenizer: as saved alone, beside configs of models, and with other claims of a class."""
+    saved = json.loads((tiny_model / "tokenizer_config.json").read_text())
+    for index, (claim, model_type) in enumerate(
+        itertools.product(
+            [saved["tokenizer_class"], "Qwen2Tokenizer", "Qwen2TokenizerFast", "TokenizersBackend", None],
+            [None, "qwen2", "llama", "gpt2"],
+        )
+    ):
+        path = shutil.copytree(tiny_model, folder / str(index), ignore=shutil.ignore_patterns("config.json", "model*"))
+        (path / "tokenizer_config.json").write_text(json.dumps(saved | {"tokenizer_class": claim}))
+        if model_type:
+            (path / "config.json").write_text(json.dumps({"model_type": model_type}))
+        yield path
+
+
+def test_the_tokenizer_of_a_folder_is_the_one_that_transformers_takes(tiny_model, tmp_path):
+    from transformers import AutoTokenizer
+
+    text = "Question 1?<|im_end|>\n  The answer\tis \\boxed{7}é 012"
+    shipped = Path(resolve_model("tiny-math"))
+    for path in [shipped, tiny_model, *variants(tiny_model, tmp_path)]:
+        expected, tokenizer = AutoTokenizer.from_pretrained(path), load_tokenizer(str(path))
+        assert type(tokenizer) is type(expected), path
+        assert tokenizer.encode(text) == expected.encode(text)
+        assert tokenizer.chat_template == expected.chat_template
+        assert tokenizer.all_special_ids == expected.all_special_ids
+
+
+def test_a_run_without_a_model_of_its_own_does_not_wait_for_torch(tmp_path):
+    program = (
+        "import sys; from agentenv.cli import main\n"
+        "code = main(['run', '--env', 'math_retry', '--limit', '1', '--engine', 'scripted', '--out', 'out'])\n"
+        "sys.exit(code or 'torch' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 # --- agents with a loop of their own --------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.cluster import ClusterConfig, _env, ray_session
+from agentenv.cluster import ClusterConfig, _env, _init, ray_session
 from agentenv.engines import Scorer, _vllm_weights, open_engine
 from agentenv.engines.hf import HFEngine
 from agentenv.engines.pool import EngineDead, PoolPolicy
@@ -129,6 +129,29 @@ async def test_an_address_where_nothing_listens_fails_at_once(scheme):
                     "ray", "none", CharTokenizer(), ray=RayConfig(cluster=ClusterConfig(address=address))
                 ):
                     pytest.fail("opened")
+
+
+class BusyHead:
+    """A head node whose client servers come up too late for the first ones that ask."""
+
+    def __init__(self, late):
+        self.late, self.asked = late, 0
+
+    def init(self, address, **options):
+        self.asked += 1
+        if self.asked <= self.late:
+            raise ConnectionAbortedError("Initialization failure from server:\nTraceback\nRuntimeError: no server\n")
+
+
+def test_a_client_server_that_is_late_is_asked_again():
+    head = BusyHead(late=2)
+    _init(head, "ray://a:1", {})
+    assert head.asked == 3
+
+
+def test_a_client_server_that_never_comes_up_is_told_with_its_reason():
+    with pytest.raises(ConnectionAbortedError, match="^RuntimeError: no server$"):
+        _init(BusyHead(late=9), "ray://a:1", {})
 
 
 def test_a_node_without_the_package_is_named():
@@ -542,7 +565,7 @@ def listens(port):
 @pytest.mark.parametrize("kind", ["auto", "ray://"])
 def test_a_cluster_is_reached_by_its_address_with_a_token(cluster, kind, tmp_path):
     process = serve(cluster[kind], cwd=tmp_path, env={"RAY_AUTH_TOKEN": TOKEN})
-    assert process.wait(120) == 0, (tmp_path / "stderr").read_text()
+    assert process.wait(240) == 0, (tmp_path / "stderr").read_text()
     assert (tmp_path / "stdout").read_text() == "hello\ngave up\n"
     assert (tmp_path / "stderr").read_text() == ""
 
