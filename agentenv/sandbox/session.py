@@ -113,6 +113,11 @@ class Session:
         if self._execution:
             await self._execution.kill()
 
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, so that a turn would only say so."""
+        return self._over is not None or (self._execution is not None and self._execution.ended.done())
+
     async def run(self, code: str) -> TurnResult:
         """Execute code as the next turn, and wait for its end.
 
@@ -124,12 +129,16 @@ class Session:
         if self._execution is None:
             raise ConfigError("Session.run: expected an open session, got a new one. Use `async with`")
         async with self._turn:
-            if self._over or self._execution.ended.done():
+            if self.over:
                 return await self._after()
             if self._idle:
                 self._idle.cancel()
-            async with self._sandbox.turn(self._tenant):
-                return await self._take_turn(self._execution, code)
+            try:
+                async with self._sandbox.turn(self._tenant):
+                    return await self._take_turn(self._execution, code)
+            finally:
+                if self._over is None:
+                    self._wait_idle()
 
     async def _take_turn(self, execution: LocalExecution, code: str) -> TurnResult:
         started = time.monotonic()
@@ -148,7 +157,6 @@ class Session:
             raise
         if answer is None:
             return await self._broken(execution, timed_out=timed_out, wall_s=time.monotonic() - started)
-        self._wait_idle()
         result = self._read_answer(answer, wall_s=time.monotonic() - started)
         return self._with_output(execution, result)
 
@@ -211,6 +219,7 @@ class Session:
         return replace(result, stdout=stdout, stderr=stderr, stdout_truncated=cut_out, stderr_truncated=cut_err)
 
     def _wait_idle(self) -> None:
+        """Also where a turn got no slot, so that none is waited for for ever."""
         self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._expire)
 
     def _expire(self) -> None:

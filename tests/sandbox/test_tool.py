@@ -1,0 +1,139 @@
+"""The tool `python`: what a model gets for its code, and what stays between its calls."""
+
+import asyncio
+import json
+
+import pytest
+import pytest_asyncio
+
+from agentenv import AgentInstance, StepResult
+from agentenv.chat import Chat
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode import EpisodeKey
+from agentenv.errors import InfraError
+from agentenv.loading import EnvSource, load_tokenizer, resolve_model
+from agentenv.sandbox import ExecLimits, LocalSandbox
+from agentenv.sandbox.session import Session
+from agentenv.sandbox.tool import PythonTool
+from agentenv.tools import answer_calls, schema_of
+from agentenv.types import Limits, SamplingParams, Task
+from tests.sandbox.conftest import opened
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def local():
+    """The strongest level that is here: levels are held by other tests."""
+    sandbox = await opened()
+    yield sandbox
+    await sandbox.aclose()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def tool(local):
+    async with PythonTool(local, limits=ExecLimits(cpu_s=1, wall_s=20, memory_mb=128), max_chars=400) as tool:
+        yield tool
+
+
+async def test_variables_and_files_stay_between_calls(tool):
+    assert await tool.python("import math\nx = math.comb(6, 2)\nopen('a', 'w').write('kept')") == "4"
+    assert await tool.python("print('x is', x)\nopen('a').read()") == "x is 15\n'kept'"
+
+
+async def test_code_that_shows_nothing_is_told_so(tool):
+    assert await tool.python("x = 1") == "[No output.]"
+
+
+async def test_an_exception_is_its_traceback_without_our_frames_and_the_variables_stay(tool):
+    said = await tool.python("y = 5\n1 / 0")
+    assert said.endswith("ZeroDivisionError: division by zero")
+    assert "1 / 0" in said
+    assert "_session_driver" not in said
+    assert await tool.python("y") == "5"
+
+
+async def test_code_that_does_not_end_is_ended_with_its_limit_and_the_next_call_works(tool):
+    assert "[The code was ended: it used 1 s of CPU.]" in await tool.python("while True: pass")
+    assert await tool.python("2 + 2") == "4"
+
+
+async def test_an_interpreter_that_the_code_ends_is_replaced_and_both_answers_say_what_is_gone(tool):
+    await tool.python("z = 1")
+    assert "variables and files are gone" in await tool.python("import os; os._exit(3)")
+    said = await tool.python("z")
+    assert said.startswith("[A new interpreter")
+    assert "NameError" in said
+
+
+async def test_a_long_answer_keeps_its_beginning_and_its_end(tool):
+    said = await tool.python("print('a' * 3000 + 'b' * 3000)")
+    assert said.startswith("a" * 200 + "\n[… 5600 characters …]\n")
+    assert said.endswith("b" * 200)
+
+
+async def test_calls_at_the_same_time_run_one_after_the_other(tool):
+    await tool.python("n = []")
+    await asyncio.gather(*(tool.python(f"n.append({i}); len(n)") for i in range(4)))
+    assert await tool.python("sorted(n)") == "[0, 1, 2, 3]"
+
+
+async def test_a_call_that_is_given_up_leaves_a_tool_that_works(tool):
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await tool.python("import time; time.sleep(10)")
+    assert "7" in await tool.python("3 + 4")
+
+
+class NoSandbox:
+    """A sandbox whose interpreters do not start."""
+
+    limits = ExecLimits()
+
+    def session(self, **options):
+        return Session(self, limits=self.limits, idle_s=1, max_s=1, tenant="")
+
+    async def start(self, *args, **options):
+        raise InfraError("sandbox: expected a program to start, got none. Try again")
+
+
+async def test_a_sandbox_that_fails_is_no_answer_to_the_model():
+    with pytest.raises(InfraError, match="expected a program to start"):
+        await PythonTool(NoSandbox()).python("1")
+
+
+class Solver(AgentInstance):
+    """A question that code answers; the episode has its own interpreter."""
+
+    async def reset(self, states):
+        self.sandbox = LocalSandbox()
+        self.tool = PythonTool(self.sandbox)
+        return {"observation": states["observation"], "tools": [schema_of(self.tool.python)]}
+
+    async def step(self, states):
+        called = states["tool_calls"]
+        if called.items:
+            return StepResult(await answer_calls(called, {"python": self.tool.python}))
+        return StepResult(reward=float(states["label"] in states["action_text"]), terminated=True)
+
+    async def close(self):
+        await self.tool.aclose()
+        await self.sandbox.aclose()
+
+
+async def test_an_episode_of_calls_uses_one_interpreter():
+    await (await opened()).aclose()
+    calls = ("x = 17", "print(x + 25)")
+    said = [f"<tool_call>{json.dumps({'name': 'python', 'arguments': {'code': code}})}</tool_call>" for code in calls]
+    tokenizer = load_tokenizer(resolve_model("tiny-math"))
+    trajectory = await EnvSource(Solver).episode(
+        Task([{"role": "user", "content": "17 + 25?"}], "42"),
+        engine=ScriptedEngine([*said, "It is 42."], tokenizer),
+        chat=Chat(tokenizer),
+        sampling=SamplingParams(max_tokens=200),
+        limits=Limits(max_length=4_000, max_turns=4),
+        key=EpisodeKey("t/0", "t"),
+    )
+    assert trajectory.error is None
+    assert trajectory.reward == 1.0
+    assert "42" in str(trajectory.turns[1].result.observation)
