@@ -150,7 +150,7 @@ def test_a_client_server_that_is_late_is_asked_again():
 
 
 def test_a_client_server_that_never_comes_up_is_told_with_its_reason():
-    with pytest.raises(ConnectionAbortedError, match="^RuntimeError: no server$"):
+    with pytest.raises(ConnectionAbortedError, match=r"^RuntimeError: no server$"):
         _init(BusyHead(late=9), "ray://a:1", {})
 
 

@@ -23,6 +23,7 @@ import pytest
 import pytest_asyncio
 
 import agentenv
+from agentenv.engines.hf import HFEngine
 from agentenv.engines.vllm_http import VLLMHTTPEngine
 from agentenv.engines.vllm_local import VLLMEngine
 from agentenv.errors import ConfigError, EngineError
@@ -257,6 +258,28 @@ async def test_http_gives_what_the_local_engine_gives(engine, server, endpoint):
         assert (await ask(remote, stop)).stop_reason == (await ask(engine, stop)).stop_reason
     finally:
         await remote.close()
+
+
+async def test_http_server_gives_the_scores_of_transformers(server, models):
+    ids = [20 + (7 * i) % 300 for i in range(1024)]
+    remote, hf = VLLMHTTPEngine(server), HFEngine(models[0], dtype="float32", max_length=1024)
+    try:
+        for each in (ids, ids[:500], ids[:1]):
+            there, here = await remote.score(each), await hf.score(each)
+            if len(each) == 1024:
+                assert there.pop() != here.pop()  # NaN: the context is full
+            assert len(there) == len(here)
+            assert there[1:] == pytest.approx(here[1:], abs=1e-4)
+        with pytest.raises(EngineError, match="status 400"):
+            await remote.score([*ids, 20])
+        with pytest.raises(EngineError, match="status 400"):
+            await remote.score([])
+        completion = await remote.generate(ids[:500], SamplingParams(max_tokens=20, seed=1), request_id="0/0")
+        again = await remote.score([*ids[:500], *completion.token_ids])
+        assert again[500:] == pytest.approx(completion.logprobs, abs=1e-4)
+    finally:
+        await remote.close()
+        await hf.close()
 
 
 @pytest.mark.parametrize("endpoint", ["tokens", "completions"])
