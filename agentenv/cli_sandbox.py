@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from agentenv.cli_flags import parse, print_json, subcommand
+from agentenv.cli_sandbox_serve import SandboxServeConfig, serve
 from agentenv.errors import ConfigError, InfraError
 from agentenv.sandbox.types import ExecLimits, ExecResult, Isolation, Policy, Status
 
@@ -249,7 +250,7 @@ def _summary(result: ExecResult, limits: ExecLimits) -> str:
 
 def _to_json(result: ExecResult) -> dict[str, Any]:
     """The fields but those that this command asks for nothing in: fetched files and the channel."""
-    return {name: value for name, value in asdict(result).items() if name not in ("channel", "files")}
+    return {name: value for name, value in asdict(result).items() if name not in ("channel", "files", "stdout_data")}
 
 
 # --- bench ------------------------------------------------------------------------------------------------------------
@@ -315,4 +316,5 @@ _COMMANDS: dict[str, tuple[type, Callable[[Sequence[str]], int]]] = {
     "doctor": (SandboxDoctorConfig, _doctor),
     "run": (SandboxRunConfig, _run),
     "bench": (SandboxBenchConfig, _bench),
+    "serve": (SandboxServeConfig, serve),
 }

@@ -97,7 +97,7 @@ def test_json_has_the_whole_result_and_nothing_beside_it(level, capsys):
     said = capsys.readouterr()
     result = json.loads(said.out)
     assert said.err == ""
-    assert result.keys() == {field.name for field in fields(ExecResult)} - {"files", "channel"}
+    assert result.keys() == {field.name for field in fields(ExecResult)} - {"files", "channel", "stdout_data"}
     assert (result["status"], result["exit_code"], result["stdout"]) == ("nonzero", 1, "before")
     assert "ZeroDivisionError" in result["stderr"]
     assert result["isolation"] == level
@@ -163,7 +163,7 @@ def test_no_isolation_is_exit_code_2_with_what_failed_on_one_line(level, capsys)
 WRONG = {
     "unknown command": (
         ["rnu"],
-        "agentenv sandbox: expected one of doctor, run, bench, got 'rnu'. Did you mean 'run'?",
+        "agentenv sandbox: expected one of doctor, run, bench, serve, got 'rnu'. Did you mean 'run'?",
     ),
     "nothing like it": (["zzz"], "got 'zzz'. Run `agentenv sandbox --help`."),
     "no file": (["run"], "Missing from agentenv sandbox run"),
@@ -195,7 +195,7 @@ def test_what_is_wrong_is_said_in_one_line_with_exit_code_2(case, capsys):
 def test_help_names_every_command(argv, capsys):
     assert command(["sandbox", *argv]) == 0
     out = capsys.readouterr().out
-    assert [line.split()[0] for line in out.splitlines()[2:]] == ["doctor", "run", "bench"]
+    assert [line.split()[0] for line in out.splitlines()[2:]] == ["doctor", "run", "bench", "serve"]
 
 
 def test_every_limit_is_a_flag_of_run(capsys):

@@ -25,7 +25,7 @@ LAYERS = (
         "estimates", "id_set", "progress", "report", "config", "run", "doctor", "check", "tokens", "gym", "testing",
         "interop", "trainer", "viewer", "watchdog", "signals", "reward_func", "reward_http", "check_watch", "opening",
     },
-    {"cli", "cli_flags", "cli_launch", "cli_sandbox", "cli_tokens", "cli_train"},
+    {"cli", "cli_flags", "cli_launch", "cli_sandbox", "cli_sandbox_serve", "cli_tokens", "cli_train"},
 )  # fmt: skip
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 HEAVY = {"torch", "transformers", "vllm", "ray", "openrlhf", "math_verify", "pyarrow", "datasets"}

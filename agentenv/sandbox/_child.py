@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import gc
 import io
@@ -18,9 +19,11 @@ import types
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from agentenv.sandbox import _landlock, _linux, _rootfs, _seccomp, files
+from agentenv.sandbox import _landlock, _linux, _seccomp, files
 
 SOURCE_NAME = "main.py"
+PLAIN: dict[str, Any] = {"argv": None, "files": (), "fetch": ()}
+"""The header of source alone, which is not written: to read it is a tenth of what such a program takes."""
 _MIB = 1 << 20
 
 
@@ -37,8 +40,8 @@ class Setting:
     """/proc, open."""
     filters: dict[str, _seccomp.Filter]
     """By policy; empty without seccomp."""
-    readable: tuple[str, ...]
-    """What landlock leaves readable, besides the working folder."""
+    rules: _landlock.Ruleset | None
+    """What landlock leaves, besides the working folder; None without."""
     vm_bytes: int
     """What the zygote has mapped before a program runs."""
     pid: int
@@ -72,6 +75,12 @@ class Wires:
     folder: int
     """A socket that the working folder is sent over; -1 when nothing is fetched."""
 
+    @classmethod
+    def of(cls, given: dict[str, int], *, ready: int, folder: int) -> Wires:
+        """Those that came with a request, by name; without stdin it is descriptor 0, which has nothing."""
+        stdin, channel = given.get("stdin", 0), given.get("channel", -1)
+        return cls(stdin, given["stdout"], given["stderr"], channel, given["payload"], ready, folder)
+
 
 def run(setting: Setting, job: Job, wires: Wires) -> NoReturn:
     """Become the program, or tell why not."""
@@ -84,7 +93,7 @@ def run(setting: Setting, job: Job, wires: Wires) -> NoReturn:
         os._exit(125)
     if job.argv:
         _execute(program["argv"])
-    _interpret(source)
+    _interpret(source, job.work)
 
 
 def _prepare(setting: Setting, job: Job, wires: Wires) -> tuple[dict[str, Any], str]:
@@ -113,9 +122,11 @@ def _prepare(setting: Setting, job: Job, wires: Wires) -> tuple[dict[str, Any], 
 
 
 def read_payload(fd: int) -> tuple[dict[str, Any], str, memoryview]:
-    """What the program is: a line of JSON, its source, its files."""
+    """What the program is: a header in JSON, none for source alone; its source; its files."""
     data = memoryview(os.pread(fd, os.fstat(fd).st_size, 0))
     size = int.from_bytes(data[:8], "little")
+    if not size:
+        return PLAIN, str(data[8:], "utf-8", "surrogatepass"), data[:0]
     program = json.loads(bytes(data[8 : 8 + size]))
     after = 8 + size + program["source"]
     return program, str(data[8 + size : after], "utf-8", "surrogatepass"), data[after:]
@@ -161,25 +172,16 @@ def _confine(setting: Setting, job: Job, wires: Wires) -> None:
         _linux.prctl(_linux.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != setting.pid:
             os._exit(125)
-    if setting.landlock:
-        _restrict_files(setting, job)
+    if setting.rules:
+        setting.rules.enter(job.work, _landlock.WORK if job.policy == "proc" else _landlock.WORK & ~_landlock.EXECUTE)
     _linux.limit(_rlimits(setting, job))
-    os.write(wires.ready, b"1")
-    _linux.close_from(4 if wires.channel >= 0 else 3)
     if job.argv:
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
     if setting.filters:
         setting.filters[job.policy].install(os.getpid())
-
-
-def _restrict_files(setting: Setting, job: Job) -> None:
-    work = _landlock.WORK if job.policy == "proc" else _landlock.WORK & ~_landlock.EXECUTE
-    paths = dict.fromkeys(setting.readable, _landlock.READ) | dict.fromkeys(_rootfs.DEVICES, _landlock.DEVICE)
-    # The root that a mount namespace shows is read-only already: only writing is left to forbid.
-    handled = _landlock.ALL_FS & ~_landlock.READ if setting.tier == "namespaces" else _landlock.ALL_FS
-    shown = {path: allowed for path, allowed in paths.items() if allowed & handled}
-    _landlock.restrict(setting.landlock, shown | {job.work: work}, handled=handled)
+    os.write(wires.ready, b"1")  # the last step that can fail is behind us
+    _linux.close_from(4 if wires.channel >= 0 else 3)
 
 
 def _rlimits(setting: Setting, job: Job) -> list[tuple[int, int]]:
@@ -202,7 +204,6 @@ def _rlimits(setting: Setting, job: Job) -> list[tuple[int, int]]:
 
 
 def _execute(argv: list[str]) -> NoReturn:
-    _set_home()
     try:
         os.execvpe(argv[0], argv, os.environ)
     except (OSError, ValueError) as error:
@@ -210,28 +211,33 @@ def _execute(argv: list[str]) -> NoReturn:
     os._exit(127 if not os.path.exists(argv[0]) else 126)
 
 
-def _set_home() -> str:
-    """The working folder, which is home, and the place for temporary files too."""
-    where = os.getcwd()
-    os.environ.update(HOME=where, PWD=where, TMPDIR=where)
-    return where
-
-
-def _interpret(source: str) -> NoReturn:
-    """Run Python source as `__main__`, as its own interpreter would."""
-    where = _set_home()
-    for name in [name for name in sys.modules if name.split(".")[0] == "agentenv"]:
-        del sys.modules[name]
+def prepare() -> None:
+    """In the zygote: what every program would find and do anew. Its descriptors 1 and 2 are pipes meanwhile."""
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape")
     out, err = (io.BufferedWriter(io.FileIO(fd, "w", closefd=False)) for fd in (1, 2))
     sys.stdout = io.TextIOWrapper(out, "utf-8", "surrogateescape")
     sys.stderr = io.TextIOWrapper(err, "utf-8", "backslashreplace", line_buffering=True)
     for name in ("stdin", "stdout", "stderr"):
         setattr(sys, f"__{name}__", getattr(sys, name))
+    # Ours is not the programs' to import.
+    for name in [name for name in sys.modules if name.split(".")[0] == "agentenv"]:
+        del sys.modules[name]
     sys.argv = [SOURCE_NAME]
-    sys.path.insert(0, where)
-    sys.path_importer_cache.clear()
+    sys.path.insert(0, "")
     sys.excepthook = _show
+    for name in ("exit", "quit"):  # of the module site, which is not imported
+        setattr(builtins, name, sys.exit)
+
+
+def set_home(where: str) -> None:
+    """In the zygote, before it forks: the working folder is home, the place of temporary files, and imported from."""
+    os.environ.update(HOME=where, PWD=where, TMPDIR=where)
+    sys.path[0] = where
+    sys.path_importer_cache.clear()
+
+
+def _interpret(source: str, where: str) -> NoReturn:
+    """Run Python source as `__main__`, as its own interpreter would."""
     linecache.cache[SOURCE_NAME] = (len(source), None, source.splitlines(keepends=True), SOURCE_NAME)
     main = types.ModuleType("__main__")
     main.__file__ = f"{where}/{SOURCE_NAME}"

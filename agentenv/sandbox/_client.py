@@ -83,7 +83,8 @@ class Zygote:
         self._base = base
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._heard = self._loop.time()
+        self._unanswered = 0
+        """Pings since it said anything."""
         self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
         self._loop.add_reader(control, self._read)
@@ -96,6 +97,7 @@ class Zygote:
             ZygoteLost: it could not set itself up; the message says at which step.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        base = ""
         try:
             base = "" if plan.tier == Isolation.NAMESPACES else _make_base()
             plan_data = {**asdict(plan), **({"base": base} if base else {})}
@@ -111,6 +113,8 @@ class Zygote:
             )
         except BaseException:
             ours.close()
+            if base:
+                os.rmdir(base)
             raise
         finally:
             theirs.close()
@@ -160,7 +164,7 @@ class Zygote:
         self._waiting[request["id"]] = future
         self.served += 1
         if self._timer is None:
-            self._heard = self._loop.time()
+            self._unanswered = 0
             self._timer = self._loop.call_later(_PING_S, self._check)
         return future
 
@@ -169,13 +173,13 @@ class Zygote:
         self._timer = None
         if self.lost or not self._waiting:
             return
-        silent = self._loop.time() - self._heard
-        if silent > WEDGED_S + _PING_S:
+        # Counted in pings, not in seconds: where this loop was held up, nobody has been asked anything.
+        if self._unanswered * _PING_S > WEDGED_S:
             self.lose(f"zygote: expected an answer within {WEDGED_S:g} s, got none")
             return
-        if silent >= _PING_S * 0.9:
-            with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionError):
-                self._control.send(b'{"ping": 1}')
+        with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionError):
+            self._control.send(b'{"ping": 1}')
+        self._unanswered += 1
         self._timer = self._loop.call_later(_PING_S, self._check)
 
     def _read(self) -> None:
@@ -205,7 +209,7 @@ class Zygote:
         """
         if not message:
             raise ZygoteLost("zygote: it ended")
-        self._heard = self._loop.time()
+        self._unanswered = 0
         report = json.loads(message)
         if "pong" in report:
             return
@@ -231,6 +235,8 @@ class Zygote:
         self._loop.remove_reader(self._control)
         if self._timer:
             self._timer.cancel()
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)  # a fork of ours may hold it as well
         self._control.close()  # the guardian sees that, and ends the zygote
         for future in [*self._waiting.values(), self._ready]:
             if not future.done():
@@ -260,6 +266,6 @@ class Zygote:
 
 
 def _make_base() -> str:
-    base = tempfile.mkdtemp(prefix="agentenv-sandbox-")
+    base = os.path.realpath(tempfile.mkdtemp(prefix="agentenv-sandbox-"))
     os.chmod(base, 0o711)  # programs of other users pass through to their own folder
     return base

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import re
-import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from agentenv.sandbox._client import Zygote, ZygoteLost
+from agentenv.sandbox._verdicts import classify
 from agentenv.sandbox.types import ExecLimits, ExecResult, Isolation, Policy, Status
 
+GIVE_UP_S = 0.5
 BACKSTOP_S = 5.0
 """Past its wall limit a program must have been reported; else its zygote is lost."""
 FLOOD = 64
@@ -25,11 +27,11 @@ _TAIL = 400
 _ADD_SEALS, _ALL_SEALS = 1033, 1 | 2 | 4 | 8
 _FETCHED_AT = 4096 * 16
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_SPENT = {
-    Status.MEMORY: re.compile(rb"^(MemoryError|.*Cannot allocate memory)", re.ASCII),
-    Status.DISK_LIMIT: re.compile(rb"^OSError: \[Errno (27|28|122)\]"),
-}
-"""Last lines of stderr that tell of a limit."""
+
+
+@functools.lru_cache(maxsize=256)
+def _as_dict(limits: ExecLimits) -> dict[str, float]:
+    return asdict(limits)
 
 
 def memory_file(name: str, *parts: bytes) -> int:
@@ -151,8 +153,9 @@ class Program:
     """"" none, "collect" its bytes are in the result, "talk" a socket."""
 
     def payload(self) -> int:
-        """All of it in one file: the length of the header, the header, the source, the files."""
-        header = json.dumps({**self.header, "source": len(self.source)}).encode()
+        """All of it in one file: the length of the header, the header unless there is only source, it, the files."""
+        plain = not any(self.header[name] for name in ("argv", "files", "fetch"))
+        header = b"" if plain else json.dumps({**self.header, "source": len(self.source)}).encode()
         return memory_file("program", len(header).to_bytes(8, "little"), header, self.source, *self.contents)
 
 
@@ -164,12 +167,13 @@ class LocalExecution:
         self._program = program
         self._isolation = isolation
         self._layers = layers
-        self._lease = -1
+        self._lease: socket.socket | None = None
         self._flooded = False
         self._captures: dict[str, Capture] = {}
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._zygote: Zygote | None = None
         self._backstop: asyncio.TimerHandle | None = None
+        self._report: asyncio.Future[dict[str, Any]] | None = None
         self.ended: asyncio.Future[ExecResult] = self._loop.create_future()
         """Its result; never an exception."""
 
@@ -189,13 +193,13 @@ class LocalExecution:
             if program.stdin:
                 theirs["stdin"] = memory_file("stdin", program.stdin)
             if program.channel:
-                theirs["channel"] = await self._open_channel()
+                await self._open_channel(theirs)
             more = [name for name in ("stdin", "channel") if name in theirs]
             request = {
                 "id": number,
                 "policy": program.policy,
                 "argv": program.header["argv"] is not None,
-                "limits": asdict(limits),
+                "limits": _as_dict(limits),
                 "fetch": bool(program.header["fetch"]),
                 "fds": more,
             }
@@ -207,6 +211,7 @@ class LocalExecution:
         finally:
             for fd in theirs.values():
                 os.close(fd)
+        self._report = report
         self._backstop = self._loop.call_later(limits.wall_s + BACKSTOP_S, self._give_up)
         report.add_done_callback(self._finish)
 
@@ -215,16 +220,17 @@ class LocalExecution:
         for name, keep in (("stdout", limits.stdout_kb), ("stderr", limits.stderr_kb)):
             ours, theirs[name] = os.pipe()
             self._captures[name] = Capture(ours, keep * 1024, self._flood)
-        theirs["lease"], self._lease = os.pipe()
+        self._lease, their = socket.socketpair()
+        theirs["lease"] = their.detach()
 
-    async def _open_channel(self) -> int:
-        ours, theirs = socket.socketpair()
+    async def _open_channel(self, theirs: dict[str, int]) -> None:
+        ours, their = socket.socketpair()
+        theirs["channel"] = their.detach()
         limit = self._program.limits.channel_kb * 1024
         if self._program.channel == "collect":
             self._captures["channel"] = Capture(ours.detach(), limit, self._flood)
         else:
             self._streams = await asyncio.open_connection(sock=ours, limit=max(limit, 65536))
-        return theirs.detach()
 
     # --- while it runs ---------------------------------------------------------------------------------------------
 
@@ -272,12 +278,18 @@ class LocalExecution:
 
     def release(self) -> None:
         """The zygote ends it as soon as nobody holds the lease."""
-        if self._lease >= 0:
-            os.close(self._lease)
-            self._lease = -1
+        if self._lease is not None:
+            with contextlib.suppress(OSError):
+                self._lease.shutdown(socket.SHUT_RDWR)  # a fork of the trainer may hold it as well
+            self._lease.close()
+            self._lease = None
 
-    def _give_up(self) -> None:
-        if self._zygote:
+    def _give_up(self, *, again: bool = False) -> None:
+        if self._report is None or self._report.done() or self._zygote is None:
+            return
+        if not again:  # this loop may have been held up: what has been said is heard first
+            self._backstop = self._loop.call_later(GIVE_UP_S, functools.partial(self._give_up, again=True))
+        else:
             self._zygote.lose(f"zygote: expected a report within {BACKSTOP_S:g} s of the limit, got none")
 
     def _finish(self, report: asyncio.Future[dict[str, Any]]) -> None:
@@ -288,6 +300,8 @@ class LocalExecution:
                 capture.drain()
             if "fetched" in told:
                 fetched = _read_fetched(told["fetched"], self._program.header["fetch"])
+            elif self._program.header["fetch"] and told["cause"] != "setup":
+                told = {"cause": "setup", "error": "the files to fetch were lost: too many files are open here"}
             result = self._result(told, fetched)
         except (ZygoteLost, OSError, ValueError, KeyError, TypeError) as error:
             result = self._result({"cause": "setup", "error": f"zygote: {error}"}, {})
@@ -314,6 +328,7 @@ class LocalExecution:
             exit_code=told["code"] if ended_itself and not told["signal"] else None,
             signal=told["signal"] or None if ended_itself else None,
             stdout=out.text(),
+            stdout_data=out.data(),
             stderr=err.text(),
             stdout_truncated=out.truncated,
             stderr_truncated=err.truncated,
@@ -337,44 +352,3 @@ def _read_fetched(fd: int, names: Sequence[str]) -> dict[str, bytes]:
         sizes = json.loads(file.readline())
         file.seek(_FETCHED_AT)
         return {name: file.read(size) for name, size in zip(names, sizes, strict=True) if size >= 0}
-
-
-def classify(told: Mapping[str, Any], limits: ExecLimits, last_line: bytes) -> tuple[Status, str | None]:
-    """What a zygote's report means, and a word to it."""
-    cause = told["cause"]
-    if cause == "setup":
-        return Status.INFRA, str(told.get("error"))
-    if cause == "cpu" or told["cpu_s"] >= limits.cpu_s:
-        return Status.CPU_TIMEOUT, None
-    if cause == "wall":
-        return _wall_verdict(told, limits)
-    if cause == "cancelled":
-        return Status.SIGNAL, "killed by the caller"
-    if cause == "processes":
-        return Status.POLICY, f"more than {limits.num_processes} processes"
-    if cause in ("memory", "disk"):
-        return {"memory": Status.MEMORY, "disk": Status.DISK_LIMIT}[cause], None
-    return _end_verdict(told["code"], told["signal"], last_line)
-
-
-def _wall_verdict(told: Mapping[str, Any], limits: ExecLimits) -> tuple[Status, str | None]:
-    """A timeout, unless the host kept it from running.
-
-    That it kept itself waiting does not count: time of its other threads and processes is taken off; and where it had
-    several processes, whose time can be hidden, nothing is excused.
-    """
-    by_itself = max(told["cpu_s"] - told["leader_cpu_s"], 0.0)
-    kept_waiting = told["delay_s"] - by_itself
-    if not told.get("crowded") and told["cpu_s"] < 0.5 * limits.cpu_s and kept_waiting > 0.2 * told["wall_s"]:
-        waited = f"{kept_waiting:.1f} of {told['wall_s']:.1f} s"
-        return Status.INFRA, f"host: expected a free core, the program waited for one for {waited}. Run fewer at a time"
-    return Status.WALL_TIMEOUT, None
-
-
-def _end_verdict(code: int, number: int, last_line: bytes) -> tuple[Status, str | None]:
-    if number:
-        status = {int(signal.SIGSYS): Status.POLICY, int(signal.SIGXFSZ): Status.DISK_LIMIT}.get(number)
-        return status or Status.SIGNAL, None
-    if code == 0:
-        return Status.OK, None
-    return next((status for status, said in _SPENT.items() if said.match(last_line)), Status.NONZERO), None

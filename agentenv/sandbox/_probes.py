@@ -85,7 +85,7 @@ def _landlocked(_: dict[str, Any]) -> None:
     version = _landlock.abi()
     _linux.prctl(_linux.PR_SET_NO_NEW_PRIVS, 1)
     os.listdir("/")
-    _landlock.restrict(version, {"/usr": _landlock.READ})
+    _landlock.Ruleset(version, {"/usr": _landlock.READ}).enter()
     try:
         os.listdir("/")
     except PermissionError:

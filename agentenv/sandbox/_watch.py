@@ -21,6 +21,8 @@ _MAX_MESSAGE = 65536
 _SLACK_TASKS = 16
 """For what the user starts between being counted and the program's start."""
 _MIB = 1 << 20
+REMOVAL_S, REMOVAL_ASIDE_S = 0.005, 3.0
+"""What the removal of a folder may take in the loop, and before the program is reported all the same."""
 
 
 @dataclass(eq=False)
@@ -49,6 +51,16 @@ class _Run:
         return min(self.next_look, self.started + self.limits["wall_s"]) if not self.cause else self.next_look
 
 
+@dataclass(eq=False)
+class _Ended:
+    run: _Run
+    report: dict[str, Any]
+    fetched: int
+    due: float
+    """When to report it, although its folder is not gone."""
+    told: bool = False
+
+
 class Watch:
     """Runs the programs of one zygote."""
 
@@ -56,46 +68,59 @@ class Watch:
         self._setting = setting
         self._control = control
         self._base = base
+        self._live: set[_Run] = set()
         self._runs: dict[int, _Run] = {}
         """By pidfd and by lease."""
+        self._removals: dict[int, _Ended] = {}
+        """Those that are reported once their folder is gone, by the pidfd of the process that removes it."""
         self._poll = select.epoll()
         self._poll.register(control, select.EPOLLIN)
         self._self = os.pidfd_open(os.getpid())
         self._slots = list(range((setting.ids or (0, 1024))[1] - 1, 0, -1))
         self._own_tasks = (0.0, 0)
+        _child.set_home("/work")
 
     def loop(self) -> None:
         """Serve until the trainer hangs up, or says what is no request."""
+        control = self._control.fileno()
         while True:
-            live = {run.number: run for run in self._runs.values()}.values()
             now = time.monotonic()
-            wait = min((run.due() - now for run in live), default=-1.0)
-            for fd, _ in self._poll.poll(max(wait, 0.0) + 0.001 if live else None):
-                if fd == self._control.fileno():
-                    if not self._receive():
-                        return
-                elif run := self._runs.get(fd):
-                    if fd == run.pidfd:
-                        self._end(run)
-                    else:
-                        self._kill(run, "cancelled")
+            dues = [run.due() for run in self._live] + [each.due for each in self._removals.values() if not each.told]
+            events = [fd for fd, _ in self._poll.poll(max(min(dues) - now, 0.0) + 0.001 if dues else None)]
+            # Whose they are is told first, and requests come last: a new descriptor may get the number of an old one.
+            for fd, ended in [(fd, self._removals.pop(fd)) for fd in events if fd in self._removals]:
+                self._poll.unregister(fd)
+                os.waitid(os.P_PIDFD, fd, os.WEXITED)
+                os.close(fd)
+                self._settle(ended)
+            for fd, run in [(fd, self._runs[fd]) for fd in events if fd in self._runs]:
+                if run in self._live:
+                    self._end(run) if fd == run.pidfd else self._kill(run, "cancelled")
+            if control in events and not self._receive():
+                return
             now = time.monotonic()
-            for run in list({run.number: run for run in self._runs.values()}.values()):
-                if now >= run.due():
-                    self._look(run, now)
+            for run in [run for run in self._live if now >= run.due()]:
+                self._look(run, now)
+            for ended in self._removals.values():
+                if now >= ended.due:
+                    self._report(ended)
 
     # --- starting --------------------------------------------------------------------------------------------------
 
     def _receive(self) -> bool:
         message, fds, flags, _ = socket.recv_fds(self._control, _MAX_MESSAGE, 16)
-        if not message or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        if not message or flags & socket.MSG_TRUNC:
             return False
         request = json.loads(message)
         if "ping" in request:
             self._send({"pong": request["ping"]})
             return True
-        names = ("stdout", "stderr", "lease", "payload", *request["fds"])
-        wires = dict(zip(names, fds, strict=True))
+        if flags & socket.MSG_CTRUNC:
+            for fd in fds:
+                os.close(fd)
+            self._send({"id": request["id"], "cause": "setup", "error": "zygote: too many files are open"})
+            return True
+        wires = dict(zip(("stdout", "stderr", "lease", "payload", *request["fds"]), fds, strict=True))
         try:
             self._start(request, wires)
         except OSError as error:
@@ -108,46 +133,40 @@ class Watch:
         return True
 
     def _start(self, request: dict[str, Any], wires: dict[str, int]) -> None:
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as always:
+            slot = self._take_slot()
+            undo.callback(self._slots.append, slot)
+            work = self._make_folder(slot, undo)
+            ready, tell = os.pipe()
+            undo.callback(os.close, ready)
+            always.callback(os.close, tell)
+            payload = folder = theirs = -1
+            if request["fetch"]:
+                payload = os.dup(wires["payload"])
+                undo.callback(os.close, payload)
+                folder, theirs = (end.detach() for end in socket.socketpair())
+                undo.callback(os.close, folder)
+                always.callback(os.close, theirs)
+            policy, limits = request["policy"], request["limits"]
+            job = _child.Job(policy, bool(request["argv"]), limits, slot, work, self._process_limit(request))
+            started = time.monotonic()
+            pid = self._fork(job, _child.Wires.of(wires, ready=tell, folder=theirs))
+            undo.callback(_end_child, pid)
+            pidfd = os.pidfd_open(pid)
+            undo.callback(os.close, pidfd)
+            run = _Run(request["id"], pid, pidfd, wires["lease"], ready, slot, job.policy, job.limits, started, work)
+            run.next_look, run.payload, run.folder = started + TICK_S, payload, folder
+            self._poll.register(run.pidfd, select.EPOLLIN)
+            undo.callback(self._poll.unregister, run.pidfd)
+            self._poll.register(run.lease, select.EPOLLIN)
+            undo.pop_all()
+        self._runs |= {run.pidfd: run, run.lease: run}
+        self._live.add(run)
+
+    def _take_slot(self) -> int:
         if not self._slots:
             raise OSError(errno.EAGAIN, "no slot is free")
-        slot = self._slots.pop()
-        work = self._work(slot)
-        ready, tell = os.pipe()
-        mine, theirs = socket.socketpair() if request["fetch"] else (None, None)
-        try:
-            self._make_folder(work, slot)
-            job = _child.Job(
-                policy=request["policy"],
-                argv=bool(request["argv"]),
-                limits=request["limits"],
-                slot=slot,
-                work=work,
-                num_processes=self._process_limit(request),
-            )
-            started = time.monotonic()
-            pid = self._fork(job, _child_wires(wires, tell, theirs.fileno() if theirs else -1))
-        except OSError:
-            self._slots.append(slot)
-            os.close(ready)
-            if mine:
-                mine.close()
-            if self._base:
-                files.remove_tree(work)
-            raise
-        finally:
-            os.close(tell)
-            if theirs:
-                theirs.close()
-        run = _Run(
-            request["id"], pid, os.pidfd_open(pid), wires["lease"], ready, slot, job.policy, job.limits, started, work
-        )
-        run.next_look = started + TICK_S
-        if mine:
-            run.folder, run.payload = mine.detach(), os.dup(wires["payload"])
-        for fd in (run.pidfd, run.lease):
-            self._runs[fd] = run
-        self._poll.register(run.pidfd, select.EPOLLIN)
-        self._poll.register(run.lease, 0)
+        return self._slots.pop()
 
     def _fork(self, job: _child.Job, wires: _child.Wires) -> int:
         """A process for a program; in the namespaces tier the first one of a pid namespace of its own."""
@@ -167,17 +186,18 @@ class Watch:
                 os._exit(125)  # whatever happens, a program's process never comes back into this loop
         return pid
 
-    def _work(self, slot: int) -> str:
-        return f"{self._base}/{slot}" if self._base else "/work"
-
-    def _make_folder(self, path: str, slot: int) -> None:
+    def _make_folder(self, slot: int, undo: contextlib.ExitStack) -> str:
         """A working folder on the host's disk, of the program's user; in a mount namespace it makes its own."""
         if not self._base:
-            return
+            return "/work"
+        path = f"{self._base}/{slot}"
         os.mkdir(path, 0o700)
+        undo.callback(files.remove_tree, path)
         if self._setting.ids:
             user = self._setting.ids[0] + slot
             os.chown(path, user, user)
+        _child.set_home(path)
+        return path
 
     def _process_limit(self, request: dict[str, Any]) -> int:
         """What RLIMIT_NPROC is to be. Where the user is not the program's own, it counts what they run already."""
@@ -206,6 +226,7 @@ class Watch:
     def _look(self, run: _Run, now: float) -> None:
         run.next_look = now + TICK_S
         if run.cause:
+            run.next_look = now + 1.0
             return
         if now - run.started >= run.limits["wall_s"]:
             self._measure_delay(run)
@@ -215,6 +236,8 @@ class Watch:
             cause = self._excess(run)
             if cause:
                 self._kill(run, cause)
+        # What takes long to look at is looked at less often: nobody has the loop for himself.
+        run.next_look = max(run.next_look, now + 10 * (time.monotonic() - now))
 
     def _excess(self, run: _Run) -> str:
         """Which limit it is over, if any."""
@@ -268,7 +291,6 @@ class Watch:
         if self._setting.tier != "namespaces":
             left_s = _usage.reap_group(run.pid)
         code = os.waitstatus_to_exitcode(status)
-        told = os.read(run.ready, 4096)
         report: dict[str, Any] = {
             "id": run.number,
             "cause": run.cause or "exit",
@@ -281,21 +303,58 @@ class Watch:
             "crowded": run.crowded,
             "peak_bytes": usage.ru_maxrss * 1024,
         }
-        if not told.startswith(b"1"):
-            report |= {
-                "cause": run.cause or "setup",
-                "error": told[1:].decode(errors="replace") or "it died while set up",
-            }
+        self._judge(run, report, os.read(run.ready, 4096))
         self._release(run)
-        fetched = self._fetch(run) if run.folder >= 0 else -1
-        if self._setting.tier != "namespaces":
-            files.remove_tree(run.work)
-        self._send(report, [fetched] if fetched >= 0 else [])
-        if fetched >= 0:
-            os.close(fetched)
-        self._slots.append(run.slot)
+        ended = _Ended(run, report, _fetch(run) if run.folder >= 0 else -1, time.monotonic() + REMOVAL_ASIDE_S)
+        if not self._base or files.remove_tree(run.work, wait_s=REMOVAL_S):
+            self._settle(ended)
+        else:
+            self._remove_aside(ended)
+
+    def _judge(self, run: _Run, report: dict[str, Any], told: bytes) -> None:
+        """Tell what the host did from what the program did."""
+        if told != b"1":
+            words = told[1:].decode(errors="replace") or f"ended ({run.cause or 'by itself'}) while it was set up"
+            report |= {"cause": "cancelled" if run.cause == "cancelled" else "setup", "error": words}
+        elif self._base:
+            report["full"] = files.is_full(self._base)
+        elif report["signal"] == signal.SIGKILL and not run.cause and run.policy == "pure" and report["cpu_s"] < 0.9:
+            # The first process of a namespace cannot be killed from within, but by a CPU limit, which is whole seconds.
+            report["cause"] = "killed"
+
+    def _remove_aside(self, ended: _Ended) -> None:
+        """Remove a folder that takes long in a process of its own; its slot waits for it, and for a while who asked."""
+        try:
+            pid = os.fork()
+        except OSError:
+            self._settle(ended)
+            return
+        if pid == 0:
+            try:
+                _linux.prctl(_linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+                files.remove_tree(ended.run.work)
+            finally:
+                os._exit(0)
+        fd = os.pidfd_open(pid)
+        self._removals[fd] = ended
+        self._poll.register(fd, select.EPOLLIN)
+
+    def _report(self, ended: _Ended) -> None:
+        """Say how a program ended, once."""
+        if not ended.told:
+            ended.told = True
+            self._send(ended.report, [ended.fetched] if ended.fetched >= 0 else [])
+            if ended.fetched >= 0:
+                os.close(ended.fetched)
+
+    def _settle(self, ended: _Ended) -> None:
+        """Report it, and take its slot back unless something is left there."""
+        self._report(ended)
+        if not self._base or not os.path.lexists(ended.run.work):
+            self._slots.append(ended.run.slot)
 
     def _release(self, run: _Run) -> None:
+        self._live.discard(run)
         for fd in (run.pidfd, run.lease):
             del self._runs[fd]
         self._poll.unregister(run.pidfd)
@@ -304,37 +363,33 @@ class Watch:
         for fd in (run.pidfd, run.lease, run.ready):
             os.close(fd)
 
-    def _fetch(self, run: _Run) -> int:
-        """The files that were asked for, in memory that goes to the trainer: a line of sizes, then their contents."""
-        into = os.memfd_create("fetched", os.MFD_CLOEXEC)
-        with socket.socket(fileno=run.folder) as connection:
-            connection.setblocking(False)
-            try:
-                _, fds, _, _ = socket.recv_fds(connection, 1, 1)
-            except OSError:
-                fds = []
-        try:
-            names = _child.read_payload(run.payload)[0]["fetch"]
-            os.lseek(into, 4096 * 16, os.SEEK_SET)
-            limit = int(run.limits["fetch_mb"] * _MIB)
-            sizes = files.collect(fds[0], names, into=into, max_bytes=limit) if fds else [-1] * len(names)
-            os.pwrite(into, json.dumps(sizes).encode() + b"\n", 0)
-        finally:
-            for fd in (*fds, run.payload):
-                os.close(fd)
-        return into
-
     def _send(self, report: dict[str, Any], fds: list[int] | None = None) -> None:
         socket.send_fds(self._control, [json.dumps(report).encode()], fds or [])
 
 
-def _child_wires(wires: dict[str, int], ready: int, folder: int) -> _child.Wires:
-    return _child.Wires(
-        stdin=wires.get("stdin", 0),
-        stdout=wires["stdout"],
-        stderr=wires["stderr"],
-        channel=wires.get("channel", -1),
-        payload=wires["payload"],
-        ready=ready,
-        folder=folder,
-    )
+def _fetch(run: _Run) -> int:
+    """The files that were asked for, in memory: a line of sizes, then their contents. -1 where there is no room."""
+    into, fds = -1, [run.payload]
+    try:
+        with socket.socket(fileno=run.folder) as connection, contextlib.suppress(BlockingIOError):
+            connection.setblocking(False)
+            fds += socket.recv_fds(connection, 1, 1)[1]
+        names = _child.read_payload(run.payload)[0]["fetch"]
+        into = os.memfd_create("fetched", os.MFD_CLOEXEC)
+        os.lseek(into, 4096 * 16, os.SEEK_SET)
+        limit = int(run.limits["fetch_mb"] * _MIB)
+        sizes = files.collect(fds[1], names, into=into, max_bytes=limit) if fds[1:] else [-1] * len(names)
+        os.pwrite(into, json.dumps(sizes).encode() + b"\n", 0)
+        return into
+    except OSError:
+        if into >= 0:
+            os.close(into)
+        return -1
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _end_child(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)

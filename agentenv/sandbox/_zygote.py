@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
-import importlib
+import importlib.util
 import json
 import os
 import resource
@@ -24,11 +24,12 @@ from typing import Any, NoReturn
 from agentenv.sandbox import _child, _landlock, _linux, _rootfs, _seccomp, _usage, _watch, files
 
 _WARM = (
-    "abc array bisect cmath collections collections.abc contextlib copy csv ctypes dataclasses datetime decimal enum "
-    "fractions functools heapq io itertools json linecache math numbers operator os random re signal socket stat "
-    "statistics string struct textwrap threading time traceback types typing"
+    "abc bisect collections collections.abc contextlib copy ctypes dataclasses datetime enum functools heapq io "
+    "itertools json linecache math numbers operator os re signal socket stat string struct textwrap time traceback "
+    "types typing"
 )
-"""What programs import most; more would make each fork slower."""
+"""What programs import most; more would make each fork slower. threading and random have something to do in every new
+process, a fifth of what a program takes that needs neither: they are imported by those that do."""
 FIRST_FREE_FD = 16
 """Below lie placeholders, so that what arrives never sits where a program's own descriptors go."""
 
@@ -76,6 +77,7 @@ def _setup(plan: dict[str, Any]) -> int:
     else:
         _linux.prctl(_linux.PR_SET_CHILD_SUBREAPER, 1)
     sys.path_importer_cache.clear()
+    importlib.util.find_spec("no_such_module")  # lists the folders that modules are in, for all programs
     return proc
 
 
@@ -97,7 +99,11 @@ def _serve(plan: dict[str, Any], control: socket.socket, proc: int) -> NoReturn:
         _linux.prctl(_linux.PR_SET_PDEATHSIG, signal.SIGKILL)
         if plan["tier"] != "namespaces":
             _linux.prctl(_linux.PR_SET_CHILD_SUBREAPER, 1)
+        # Descriptors that arrive, and those of a few hundred programs, are more than what many start with.
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         setting = _setting(plan, proc)
+        _prepare_streams()
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -107,6 +113,18 @@ def _serve(plan: dict[str, Any], control: socket.socket, proc: int) -> NoReturn:
         _tell_failure(control, error)
     finally:
         os._exit(1)
+
+
+def _prepare_streams() -> None:
+    """What programs print to is made once, on pipes as theirs will be."""
+    listen, tell = os.pipe()
+    for fd in (1, 2):
+        os.dup2(tell, fd)
+    _child.prepare()
+    for fd in (1, 2):
+        os.dup2(0, fd)
+    os.close(listen)
+    os.close(tell)
 
 
 def _reserve_descriptors(control_fd: int) -> socket.socket:
@@ -145,10 +163,19 @@ def _setting(plan: dict[str, Any], proc: int) -> _child.Setting:
         ids=tuple(ids) if ids else None,
         proc=proc,
         filters={policy: ready(policy) for policy in ("pure", "proc")} if confined else {},
-        readable=tuple(_rootfs.shown_paths(plan["paths"])) if tier != "namespaces" else ("/",),
+        rules=_rules(plan, version) if version else None,
         vm_bytes=pages * resource.getpagesize(),
         pid=os.getpid(),
     )
+
+
+def _rules(plan: dict[str, Any], version: int) -> _landlock.Ruleset:
+    if plan["tier"] == "namespaces":
+        # The root there shows nothing else, and is read-only: only writing is left to forbid.
+        handled = _landlock.ALL_FS & ~_landlock.READ
+        return _landlock.Ruleset(version, {"/dev": _landlock.DEVICE}, handled=handled)
+    readable = dict.fromkeys(_rootfs.shown_paths(plan["paths"]), _landlock.READ)
+    return _landlock.Ruleset(version, readable | dict.fromkeys(_rootfs.DEVICES, _landlock.DEVICE))
 
 
 def _landlock_version(*, required: bool) -> int:

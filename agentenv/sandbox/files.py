@@ -6,8 +6,10 @@ Names are relative POSIX ones. No link is followed, and no other mount; what com
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import stat
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from agentenv.errors import ConfigError
@@ -16,9 +18,13 @@ from agentenv.sandbox import _linux
 MAX_NAME_BYTES = 255
 MAX_PATH_BYTES = 1024
 MAX_DEPTH = 16
+MAX_FETCHED = 1000
+"""Files that one execution may bring back."""
 MAX_WALKED_DEPTH = 128
 """Folders in folders, where what is used is counted by looking."""
 _PAGE = 4096
+_FULL = 64
+"""Pages, or entries, that are left on a disk that is full."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -62,6 +68,20 @@ def check_names(names: Iterable[str], where: str) -> None:
         )
 
 
+def check_fetch(names: Sequence[str]) -> None:
+    """Refuse what cannot be brought back.
+
+    Raises:
+        ConfigError: as `check_name`, or they are more than MAX_FETCHED.
+    """
+    if len(names) > MAX_FETCHED:
+        raise ConfigError(
+            f"fetch: expected {MAX_FETCHED} names or fewer, got {len(names)}. Have the program put them into one file"
+        )
+    for name in names:
+        check_name(name, "fetch")
+
+
 def fits(contents: Mapping[str, bytes], *, max_bytes: int, max_inodes: int) -> bool:
     """Whether a working folder of that size has room for these files."""
     pages = sum(-(-len(content) // _PAGE) for content in contents.values())
@@ -102,8 +122,10 @@ def collect(directory: int, names: Sequence[str], *, into: int, max_bytes: int) 
         the size of each, -1 for what is not a regular file, is not there, or does not fit into what is left.
     """
     sizes: list[int] = []
+    left = max_bytes
     for name in names:
-        sizes.append(_copy(directory, name, into, max_bytes - sum(size for size in sizes if size > 0)))
+        sizes.append(_copy(directory, name, into, left))
+        left -= max(sizes[-1], 0)
     return sizes
 
 
@@ -164,57 +186,76 @@ def _used_below(folder: int, name: str, max_inodes: int, depth: int) -> tuple[in
         return 0, 0  # removed meanwhile
 
 
-def remove_tree(path: str) -> None:
-    """Remove a folder that may be thousands deep: its subfolders are moved up, so nothing is ever deep.
+def is_full(path: str) -> bool:
+    """Whether the disk has no more room, or no more entries; some say of neither how many they have."""
+    disk = os.statvfs(path)
+    pages = disk.f_bavail * disk.f_frsize // _PAGE if disk.f_blocks else _FULL
+    return min(pages, disk.f_favail if disk.f_files else _FULL) < _FULL
+
+
+def remove_tree(path: str, *, wait_s: float = math.inf) -> bool:
+    """Remove a folder, however deep: the way back from each is its own `..`, so that no path is ever long.
 
     Nothing may be running that writes there. What cannot be removed is left.
+
+    Args:
+        path: the folder; nothing is followed.
+        wait_s: stop after so long.
+
+    Returns:
+        whether it is gone.
     """
     try:
-        top = os.open(path, _FOLDER)
-    except OSError:
-        return
-    # A name that the tree cannot have been made to hold.
-    fresh = os.urandom(8).hex()
-    try:
-        counter = 0
-        while names := os.listdir(top):
-            before = counter
-            removed = 0
-            for name in names:
-                moved = _remove(top, name, f".{fresh}~", counter)
-                removed += moved >= 0
-                counter += max(moved, 0)
-            if not removed and counter == before:
-                break
-    finally:
-        os.close(top)
-    try:
+        _remove_below(_entered(path, None), time.monotonic() + wait_s)
         os.rmdir(path)
     except OSError:
-        return
+        return not os.path.lexists(path)
+    return True
 
 
-def _remove(top: int, name: str, prefix: str, counter: int) -> int:
-    """Remove an entry of `top`; a folder's own folders move up. Returns how many moved, -1 when it would not go."""
+def _remove_below(here: int, deadline: float) -> None:
+    names: list[str] = []
     try:
-        if not stat.S_ISDIR(os.stat(name, dir_fd=top, follow_symlinks=False).st_mode):
-            os.unlink(name, dir_fd=top)
-            return 0
-        os.chmod(name, 0o700, dir_fd=top)
-        here = os.open(name, _FOLDER, dir_fd=top)
-    except OSError:
-        return -1
-    moved = 0
-    try:
-        for below in os.listdir(here):
-            try:
-                os.unlink(below, dir_fd=here)
-            except IsADirectoryError:
-                os.rename(below, f"{prefix}{counter + moved}", src_dir_fd=here, dst_dir_fd=top)
-                moved += 1
-        os.rmdir(name, dir_fd=top)
-    except OSError:
-        return moved or -1
+        left = [_emptied(here, deadline)]
+        while (left[-1] or names) and time.monotonic() < deadline:
+            if left[-1]:
+                name = left[-1].pop()
+                with contextlib.suppress(OSError):  # one that cannot be entered is left
+                    here = _swapped(here, _entered(name, here))
+                    names.append(name)
+                    left.append(_emptied(here, deadline))
+            else:
+                left.pop()
+                here = _swapped(here, os.open("..", _FOLDER, dir_fd=here))
+                with contextlib.suppress(OSError):
+                    os.rmdir(names.pop(), dir_fd=here)
     finally:
         os.close(here)
-    return moved
+
+
+def _swapped(old: int, new: int) -> int:
+    os.close(old)
+    return new
+
+
+def _entered(name: str, above: int | None) -> int:
+    """A folder, open; it is opened to us first, if it is not."""
+    mode = os.stat(name, dir_fd=above, follow_symlinks=False).st_mode
+    if stat.S_ISDIR(mode) and mode & 0o700 != 0o700:
+        os.chmod(name, 0o700, dir_fd=above)
+    return os.open(name, _FOLDER, dir_fd=above)
+
+
+def _emptied(folder: int, deadline: float) -> list[str]:
+    """Remove everything but folders, as far as it can be; their names."""
+    found = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                found.append(entry.name)
+            else:
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.name, dir_fd=folder)
+            if time.monotonic() > deadline:
+                break
+    return found

@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import resource
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from dataclasses import fields, replace
 from typing import Any, Literal, Self
 
 from agentenv.errors import ConfigError
@@ -33,6 +34,11 @@ MAX_OVERLOADED = 2
 MAX_TALKING = 256
 """Executions by `start` that are there at a time: most wait most of the time, so they do not take run slots."""
 PROGRAMS_PER_ZYGOTE = 8
+MAX_LIMIT = 1e6
+"""Of any limit of an execution."""
+_DESCRIPTORS = 6
+"""Of this process, for each program that is talked to: 4, and 2 for the moment in which it starts."""
+_KEPT = ("stdout_kb", "stderr_kb", "channel_kb", "fetch_mb")
 
 
 class LocalSandbox:
@@ -50,6 +56,7 @@ class LocalSandbox:
         run_slots: int | None = None,
         max_waiting: int = 10_000,
         allow_unsafe: bool = False,
+        waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """Nothing is started before the first execution, or `open`.
 
@@ -62,6 +69,7 @@ class LocalSandbox:
             max_waiting: executions in the queue before `run` raises SandboxBusy.
             allow_unsafe: with AGENTENV_ALLOW_UNSAFE_SANDBOX=1 in the environment, run without isolation where none
                 can be had, and say so on every result.
+            waiting: entered while a caller waits for a slot, in the caller's context: to stop a clock of theirs.
         """
         self.isolation = Isolation.NONE
         self.layers: tuple[str, ...] = ()
@@ -70,8 +78,8 @@ class LocalSandbox:
         self._wanted = _levels.Wanted(
             min_isolation=min_isolation, exactly=isolation, preimport=tuple(preimport), allow_unsafe=allow_unsafe
         )
-        self._queue = FairQueue(self.run_slots, max_waiting=max_waiting)
-        self._talking = FairQueue(MAX_TALKING, max_waiting=max_waiting)
+        self._queue = FairQueue(self.run_slots, max_waiting=max_waiting, waiting=waiting)
+        self._talking = FairQueue(_most_talking(), max_waiting=max_waiting, waiting=waiting)
         self._pool: Pool | None = None
         self._opening: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -253,6 +261,7 @@ class LocalSandbox:
         fetch: Sequence[str] = (),
     ) -> Program:
         argv, source = check_program(program, policy)
+        check_limits(limits or self.limits)
         given = files or {}
         check_files(given, fetch)
         header = {
@@ -282,6 +291,27 @@ def check_program(program: str | Sequence[str], policy: str) -> tuple[list[str] 
     return argv, b""
 
 
+def _most_talking() -> int:
+    """MAX_TALKING, or what the file descriptors of this process are enough for."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MAX_TALKING if soft == resource.RLIM_INFINITY else max(2, min(MAX_TALKING, (soft - 128) // _DESCRIPTORS))
+
+
+def check_limits(limits: ExecLimits) -> None:
+    """Refuse what no limit can be: 0 would be none at all to a file system.
+
+    Raises:
+        ConfigError: one is not above 0, or beyond MAX_LIMIT; what is kept of outputs may be 0.
+    """
+    for field in fields(limits):
+        value = getattr(limits, field.name)
+        least = 0 if field.name in _KEPT else 1 if field.name.startswith("num_") else 1e-6
+        if not isinstance(value, int | float) or not least <= value <= MAX_LIMIT:
+            raise ConfigError(
+                f"limits.{field.name}: expected a number from {least:g} to {MAX_LIMIT:g}, got {value!r}. Change it"
+            )
+
+
 def has_room(given: Mapping[str, bytes], limits: ExecLimits) -> bool:
     """Whether the files of a program fit into its folder."""
     return files.fits(given, max_bytes=int(limits.disk_mb * (1 << 20)), max_inodes=int(limits.num_inodes))
@@ -294,8 +324,7 @@ def check_files(given: Mapping[str, bytes], fetch: Sequence[str]) -> None:
         ConfigError: a name is not a plain relative one, or a content is no bytes.
     """
     files.check_names(given, "files")
-    for name in fetch:
-        files.check_name(name, "fetch")
+    files.check_fetch(fetch)
     for name, content in given.items():
         if not isinstance(content, bytes | bytearray | memoryview):
             raise ConfigError(f"files[{name!r}]: expected bytes, got {type(content).__name__}. Encode it")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 
 from agentenv.sandbox.types import SandboxBusy
 
@@ -16,8 +16,16 @@ class FairQueue:
     Used from one event loop.
     """
 
-    def __init__(self, num_slots: int, *, max_waiting: int) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        *,
+        max_waiting: int,
+        waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """`waiting` is entered for as long as somebody waits, in their context: time that is not their own."""
         self.num_slots = num_slots
+        self._around = waiting
         self.max_waiting = max_waiting
         self._free = num_slots
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
@@ -44,7 +52,8 @@ class FairQueue:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append(turn)
         try:
-            await turn
+            with self._around():
+                await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self.release()  # it was ours already

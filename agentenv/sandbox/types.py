@@ -115,6 +115,8 @@ class ExecResult:
     attempts: int = 1
     detail: str | None = None
     """Of an infra failure: what failed, and what mends it."""
+    stdout_data: bytes | None = None
+    """What is kept of stdout as it was written, nothing escaped; None where a backend has only text."""
 
 
 class SandboxUnavailable(ConfigError):

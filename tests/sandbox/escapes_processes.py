@@ -315,6 +315,7 @@ while True:
         "processes",
         "say('TRYING', 'spin')\nsay('HELD', 'so far')\nwhile True: pass",
         must_end=TIMED,
+        limits=replace(LIMITS, cpu_s=0.1),
         check=_cpu_below(4),
     ),
     case(
@@ -328,6 +329,7 @@ say('HELD', 'so far')
 while True: pass
 """,
         must_end=TIMED,
+        limits=replace(LIMITS, cpu_s=0.1),
         check=_cpu_below(4),
     ),
     case(

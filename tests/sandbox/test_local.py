@@ -495,3 +495,10 @@ async def test_a_sandbox_of_another_loop_is_refused():
 
         await asyncio.to_thread(elsewhere)
         assert (await sandbox.run("print(1)")).stdout == "1\n"
+
+
+@pytest.mark.parametrize("name", ["exit", "quit"])
+async def test_a_program_ends_itself_as_in_any_python(sandbox, name):
+    result = await sandbox.run(f"print(1)\n{name}()\nprint(2)")
+    assert (result.status, result.stdout) == (Status.OK, "1\n")
+    assert (await sandbox.run(f"{name}(3)")).exit_code == 3

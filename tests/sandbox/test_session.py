@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agentenv.errors import ConfigError
-from agentenv.sandbox import ExecLimits, Status
+from agentenv.sandbox import ExecLimits, LocalSandbox, SandboxBusy, Status
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 QUICK = ExecLimits(cpu_s=5, wall_s=0.4)
@@ -133,3 +133,17 @@ async def test_sessions_see_nothing_of_each_other(sandbox):
         await one.run("x = 1; open('mine', 'w').close()")
         turn = await other.run("import os; os.listdir('.'), 'x' in globals()")
         assert turn.value == "([], False)"
+
+
+async def test_a_session_whose_turn_got_no_slot_ends_when_it_is_idle_all_the_same():
+    async with LocalSandbox(run_slots=1, max_waiting=0) as sandbox, sandbox.session(idle_s=0.3) as session:
+        long = asyncio.create_task(sandbox.run("import time; time.sleep(60)"))
+        await asyncio.sleep(0.2)
+        with pytest.raises(SandboxBusy):
+            await session.run("1")
+        for _ in range(500):
+            if session._over:
+                break
+            await asyncio.sleep(0.02)
+        assert "without a turn" in (await session.run("1")).detail
+        long.cancel()

@@ -12,6 +12,7 @@ from importlib.util import MAGIC_NUMBER
 from typing import Any
 
 from agentenv.errors import InfraError
+from agentenv.sandbox.grading._replayed import Replayed
 from agentenv.sandbox.grading.results import GradeResult, Integrity, TestResult, Verdict
 from agentenv.sandbox.types import ExecLimits, ExecResult, Execution, Isolation, Sandbox, Status
 
@@ -56,12 +57,14 @@ class Bench:
             result = ExecResult(Status.INFRA, isolation=self.sandbox.isolation, detail=str(error))
         return self.noted(result)
 
-    async def start(self, program: str, *, limits: ExecLimits) -> Execution:
-        """Start a program that is talked to.
+    async def start(self, program: str, *, limits: ExecLimits, exact: bool = False) -> Execution:
+        """Start a program that is talked to; `exact` where it says the same each time that it is told the same.
 
         Raises:
             InfraError: the sandbox failed, or had no room for it.
         """
+        if not getattr(self.sandbox, "can_talk", True):
+            return Replayed(self, program, limits, exact=exact)
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 return await self.sandbox.start(program, limits=limits, tenant=self.tenant)
@@ -121,9 +124,9 @@ def verdict_of(result: ExecResult, limits: ExecLimits) -> tuple[Verdict, str]:
     return Verdict.ERROR, f"the program ended with {how}"
 
 
-async def side_by_side(work: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+async def side_by_side(work: Sequence[Coroutine[Any, Any, Any]], *, at_a_time: int = _SIDE_BY_SIDE) -> list[Any]:
     """All results, in order, of a few at a time; when one raises or the caller is cancelled, none goes on."""
-    slots = asyncio.Semaphore(_SIDE_BY_SIDE)
+    slots = asyncio.Semaphore(min(at_a_time, _SIDE_BY_SIDE))
 
     async def one(coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Its result, when there is a slot."""

@@ -98,7 +98,9 @@ async def _examined(bench: Bench, code: str, *, suite: AssertSuite, tests: Seque
     try:
         async with _STARTING.setdefault(bench.sandbox, asyncio.Lock()):
             started.append(
-                await bench.start(inside("_codec.py", "_serve.py", "_asserts.py", entry="examine()"), limits=limits)
+                await bench.start(
+                    inside("_codec.py", "_serve.py", "_asserts.py", entry="examine()"), limits=limits, exact=True
+                )
             )
             started.append(await bench.start(inside("_codec.py", "_serve.py", entry="serve(3)"), limits=bench.limits))
         relay = _Relay(bench, *started)

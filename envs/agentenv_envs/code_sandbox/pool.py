@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentenv.errors import ConfigError
-from agentenv.sandbox.local import LocalSandbox
-from agentenv.sandbox.types import Isolation, Sandbox
+from agentenv.sandbox.opening import open_sandbox
+from agentenv.sandbox.types import Sandbox
 
 
 @dataclass(slots=True)
@@ -26,11 +26,12 @@ _held: dict[asyncio.AbstractEventLoop, dict[str, _Held]] = {}
 
 
 async def shared_sandbox(options: Mapping[str, Any] | None = None) -> Sandbox:
-    """The sandbox of the running event loop with these options of `LocalSandbox`; it is closed when the loop is.
+    """The sandbox of the running event loop with these options of `open_sandbox`; it is closed when the loop is.
 
     Raises:
-        ConfigError: there are no such options.
-        SandboxUnavailable: no isolation that is strong enough can be had here.
+        ConfigError: there is no such backend, or it has no such options.
+        SandboxUnavailable: no isolation that is strong enough can be had here, or no endpoint answers.
+        MissingDependency: the backend needs a package that is not installed.
     """
     for loop in [loop for loop in _held if loop.is_closed()]:
         del _held[loop]
@@ -46,11 +47,8 @@ async def shared_sandbox(options: Mapping[str, Any] | None = None) -> Sandbox:
 
 async def _opened(options: Mapping[str, Any]) -> AsyncGenerator[Sandbox, None]:
     try:
-        levels = {name: Isolation(options[name]) for name in ("min_isolation", "isolation") if options.get(name)}
-        made = LocalSandbox(**{**options, **levels})
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"CodeSandbox.sandbox: expected options of LocalSandbox, got {dict(options)!r}: {error}. Change them."
-        ) from error
+        made = open_sandbox(**options)
+    except ConfigError as error:
+        raise ConfigError(f"CodeSandbox.{error}") from error
     async with made as sandbox:
         yield sandbox

@@ -82,7 +82,9 @@ async def test_no_cheat_passes_a_test_that_is_judged_outside(sandbox, kind, chea
 async def test_no_cheat_passes_any_of_several_tests_at_any_level(level, kind):
     try:
         async with LocalSandbox(isolation=level) as opened:
-            for cheat in CHEATS:
+            # Each of them once at the weaker level: it has the same graders.
+            some = CHEATS if level is Isolation.NAMESPACES else CHEATS[list(SUITES).index(kind) :: len(SUITES)]
+            for cheat in some:
                 await refused(opened, kind, cheat, stop_on_fail=False)
     except SandboxUnavailable as error:
         pytest.skip(str(error))

@@ -48,6 +48,41 @@ async def test_the_right_output_before_a_limit_is_no_pass(sandbox):
     assert result.tests[0].verdict is Verdict.TIMEOUT
 
 
+async def test_a_program_that_hangs_costs_a_few_tests_time(sandbox):
+    suite = StdioSuite(hidden=tuple(StdioTest(f"{i}\n", f"{i}\n") for i in range(12)))
+    result = await grade(sandbox, "while True: pass", suite, limits=ExecLimits(cpu_s=0.1, wall_s=60.0))
+    assert result.score == 0.0
+    assert result.count(Verdict.TIMEOUT) + result.count(Verdict.MISSING) == 12
+    assert 3 <= result.num_executions < 3 + getattr(sandbox, "run_slots", 8)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected", "mode", "passes"),
+    [
+        (b"\x1b[1mbold\r\n\0\x7f", "\x1b[1mbold\r\n\0\x7f", "exact", True),
+        (rb"\x1b[1m", "\x1b[1m", "exact", False),
+        (b"a\r\n", "a\n", "exact", False),
+        (b"a\n", "a\r\n", "exact", False),
+        (b"\xff", r"\xff", "exact", False),
+        (b"\xff", r"\xff", "lines", False),
+        (b"a\r\nb\r\n", "a\nb\n", "lines", True),
+        (b"a\x1fb\n", "a\x1fb\n", "lines", True),
+    ],
+)
+async def test_what_was_written_is_compared_and_not_how_it_is_shown(sandbox, written, expected, mode, passes):
+    code = f"import sys; sys.stdout.buffer.write({written!r})"
+    test = await graded(sandbox, code, expected, mode=mode)
+    if isinstance(sandbox, PlainSandbox):
+        return  # it has only text
+    assert test.verdict is (Verdict.PASSED if passes else Verdict.FAILED)
+
+
+async def test_a_backend_with_text_alone_compares_that():
+    for expected, verdict in (("\x1b3\n", Verdict.PASSED), ("\\x1b3\n", Verdict.FAILED)):
+        test = await graded(PlainSandbox(), "print('\\x1b3')", expected, mode="exact")
+        assert test.verdict is verdict
+
+
 async def test_output_that_was_cut_is_no_pass(sandbox):
     test = await graded(sandbox, "print(3)\nprint(' ' * 3_000_000 + 'x')\n", "3\n")
     assert test.verdict is Verdict.LIMIT
@@ -72,7 +107,7 @@ async def test_an_exception_shows_the_programs_own_frames(sandbox):
     ("mode", "printed", "expected", "verdict"),
     [
         ("lines", "3 \\n\\n", "3\n", "passed"),
-        ("lines", "3\\r\\n", "3\r\n", "failed"),
+        ("lines", "3\\r\\n", "3\r\n", "passed"),
         ("exact", "3\\n", "3\n", "passed"),
         ("exact", "3", "3\n", "failed"),
         ("exact", "\\x1b", "\\x1b", "failed"),

@@ -1,0 +1,631 @@
+"""FusionSandbox: what servers answer is a result or nothing at all, and never somebody else's failure as a verdict."""
+
+import asyncio
+import base64
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.errors import ConfigError
+from agentenv.sandbox import ExecLimits, Isolation, SandboxUnavailable, Status
+from agentenv.sandbox._endpoints import MAX_TROUBLES, Endpoint, Trouble
+from agentenv.sandbox._fusion_asks import BadAnswer, make_ask, read_answer
+from agentenv.sandbox.fusion_client import MAX_ATTEMPTS, FusionSandbox
+from agentenv.sandbox.fusion_server import FusionServer
+from agentenv.sandbox.grading import (
+    AssertSuite,
+    AssertTest,
+    FunctionSuite,
+    FunctionTest,
+    StdioSuite,
+    StdioTest,
+    Verdict,
+    _replayed,
+    grade,
+)
+from tests.sandbox.conftest import opened
+from tests.sandbox.fusion_servers import OK, answer, cut, http, scripted, until
+
+LIMITS = ExecLimits()
+ours = pytest.mark.asyncio(loop_scope="module")
+
+
+def ask(limits=LIMITS, **given):
+    how = {"stdin": b"", "files": {}, "fetch": (), "policy": "pure", "tenant": "", "channel": False, **given}
+    return make_ask("print(42)", limits=limits, **how)
+
+
+def read(body, told="", **given):
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return read_answer(content, told, ask(**given))
+
+
+def client(*servers, **options):
+    """Quick to try again."""
+    urls = [each if isinstance(each, str) else each.url for each in servers]
+    return FusionSandbox(urls, **{"pause_s": 0.01, **options})
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "exit_code", "signal"),
+    [
+        (OK, Status.OK, 0, None),
+        (answer({"return_code": 3}, status="Failed"), Status.NONZERO, 3, None),
+        (answer({"return_code": 139}, status="Failed"), Status.NONZERO, 139, None),
+        (answer({"return_code": -11}, status="Failed"), Status.SIGNAL, None, 11),
+        (
+            answer({"status": "TimeLimitExceeded", "return_code": None}, status="Failed"),
+            Status.WALL_TIMEOUT,
+            None,
+            None,
+        ),
+        (
+            answer({"return_code": 1, "stderr": "Traceback\nMemoryError\n"}, status="Failed"),
+            Status.MEMORY,
+            1,
+            None,
+        ),
+        (
+            {"status": "Failed", "compile_result": {"status": "Finished", "return_code": 1}, "run_result": None},
+            Status.NONZERO,
+            1,
+            None,
+        ),
+    ],
+)
+def test_what_a_program_did_is_its_status(body, status, exit_code, signal):
+    result = read(body)
+    assert (result.status, result.exit_code, result.signal) == (status, exit_code, signal)
+    assert (result.isolation, result.backend) == (Isolation.REMOTE, "sandbox_fusion")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>Bad Gateway</html>",
+        b"[" * 100_000,
+        [],
+        {},
+        {"detail": "Not Found"},
+        {"status": "Accepted"},
+        {"status": "Success"},
+        answer(status="SandboxError", message="no room"),
+        answer(status="Failed"),
+        answer({"return_code": 1}),
+        answer({"return_code": None}),
+        answer({"return_code": "0"}),
+        answer({"return_code": False}),
+        answer({"status": "Error"}, status="Failed"),
+        answer({"status": "TimeLimitExceeded"}),
+        answer({"status": None}),
+        answer({"stdout": 42}),
+        answer({"stderr": ["x"]}),
+        answer(run_result="42"),
+        answer(compile_result={"status": "Error"}),
+    ],
+)
+def test_an_answer_that_says_nothing_of_the_program_is_no_result(body):
+    with pytest.raises(BadAnswer, match="no room" if b"no room" in json.dumps(repr(body)).encode() else None):
+        read(body)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+STATUS = st.sampled_from(["Success", "Failed", "SandboxError", "Finished", "Error", "TimeLimitExceeded"]) | JSON
+COMMAND = st.fixed_dictionaries(
+    {},
+    optional={
+        "status": STATUS,
+        "return_code": st.integers(-3, 3) | JSON,
+        "execution_time": JSON,
+        "stdout": st.text() | JSON,
+        "stderr": st.text() | JSON,
+    },
+)
+BODY = st.fixed_dictionaries(
+    {},
+    optional={
+        "status": STATUS,
+        "message": JSON,
+        "compile_result": st.none() | COMMAND | JSON,
+        "run_result": COMMAND | JSON,
+        "files": st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from(["eA==", "!"]) | JSON) | JSON,
+    },
+)
+TOLD = st.just("") | st.dictionaries(st.sampled_from(["status", "cpu_s", "layers"]), JSON).map(json.dumps)
+
+
+@given(BODY, TOLD)
+def test_whatever_is_answered_only_a_success_without_contradiction_is_ok(body, told):
+    try:
+        result = read(body, told, fetch=("a", "b"))
+    except BadAnswer:
+        return
+    run = body["run_result"] if isinstance(body.get("run_result"), dict) else {}
+    said = body["status"] == "Success" and run.get("status") == "Finished" and run.get("return_code") == 0
+    assert (result.status is Status.OK) == said
+    assert result.status is not Status.INFRA
+
+
+def test_output_that_filled_the_servers_pipe_is_not_taken_for_a_timeout():
+    stuck = answer({"status": "TimeLimitExceeded", "return_code": None, "stdout": "x" * 196_608}, status="Failed")
+    assert read(stuck).status is Status.OUTPUT_LIMIT
+    with pytest.raises(BadAnswer, match="does not read to its end"):
+        read(stuck, limits=replace(LIMITS, stdout_kb=1024))
+    loud = answer({"status": "TimeLimitExceeded", "return_code": None, "stderr": "x" * 196_608}, status="Failed")
+    with pytest.raises(BadAnswer, match="does not read to its end"):
+        read(loud)
+    with pytest.raises(BadAnswer, match="does not read to its end"):  # its end may be lost
+        read(answer({"stdout": "x" * 196_608}), limits=replace(LIMITS, stdout_kb=1024))
+
+
+def test_output_is_cut_and_made_safe_as_the_local_sandbox_does():
+    result = read(answer({"stdout": "é" * 40_000 + "\x1b[2J", "stderr": "\x00"}))
+    assert result.stdout == "é" * 32_768
+    assert (result.stdout_truncated, result.stdout_bytes, result.stderr) == (True, 80_004, "\\x00")
+
+
+def test_fetched_files_are_bytes_within_the_limit():
+    files = {"a": base64.b64encode(b"\xff").decode(), "b": base64.b64encode(bytes(3 << 20)).decode(), "other": "eA=="}
+    result = read(answer(files=files), fetch=("a", "b", "c"), limits=replace(LIMITS, fetch_mb=2))
+    assert result.files == {"a": b"\xff"}
+
+
+def test_requests_have_the_fields_of_sandbox_fusion_and_no_other():
+    body = json.loads(ask(files={"a.txt": b"x"}, fetch=("b",), stdin="1").content)
+    assert body == {
+        "code": "print(42)", "language": "python", "stdin": "1", "compile_timeout": 15.0, "run_timeout": 15.0,
+        "memory_limit_MB": 256, "files": {"a.txt": "eA=="}, "fetch_files": ["b"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"files": {"/etc/passwd": b""}}, {"files": {"../a": b""}}, {"fetch": ("/etc/passwd",)}, {"stdin": b"\xff"},
+     {"stdin": "\ud800"}],
+)  # fmt: skip
+def test_what_the_form_cannot_carry_or_must_not_is_refused_before_it_is_sent(given):
+    with pytest.raises(ConfigError):
+        ask(**given)
+
+
+# --- attempts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        http({"detail": "x", "traceback": []}, 500),
+        http(b"", 502),
+        http(b"", 504),
+        http({"detail": "busy"}, 429, retry_after="0"),
+        http({"detail": "busy"}, 503, retry_after="Wed, 21 Oct 2026 07:28:00 GMT"),
+        http(answer(status="SandboxError", message="no room")),
+        http({"some": "other service"}),
+        http(b"<html>", content_type="text/html"),
+        http(b"not gzip", content_encoding="gzip"),
+        cut(),
+        b"",
+        b"garbage\r\n\r\n",
+    ],
+)
+async def test_a_servers_failure_is_tried_again(first):
+    async with scripted(first, http(OK)) as server, client(server) as sandbox:
+        result = await sandbox.run("print(42)")
+        assert (result.status, result.stdout, result.attempts, server.num_runs) == (Status.OK, "42\n", 2, 2)
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        answer({"return_code": 1}, status="Failed"),
+        answer({"status": "TimeLimitExceeded", "return_code": None}, status="Failed"),
+        answer({"return_code": -9}, status="Failed"),
+    ],
+)
+async def test_a_programs_failure_is_never_tried_again(verdict):
+    async with scripted(http(verdict), http(OK)) as server, client(server) as sandbox:
+        result = await sandbox.run("print(42)")
+        assert (result.status is not Status.OK, result.attempts, server.num_runs) == (True, 1, 1)
+
+
+@pytest.mark.parametrize("always", [http(b"", 500), http(answer(status="SandboxError")), http({}), cut()])
+async def test_where_no_attempt_says_anything_the_result_is_infra_and_there_is_no_score(always):
+    async with scripted(always) as server, client(server) as sandbox:
+        result = await sandbox.run("print(42)")
+        assert (result.status, result.attempts, server.num_runs) == (Status.INFRA, MAX_ATTEMPTS, MAX_ATTEMPTS)
+        assert server.url in result.detail
+        graded = await grade(sandbox, "print(42)", StdioSuite(hidden=(StdioTest("", "42"),)))
+        assert graded.score is None
+
+
+async def test_an_answer_that_never_comes_is_given_up_after_the_programs_time_and_the_patience():
+    async with scripted(None) as server, client(server, patience_s=0.1) as sandbox:
+        result = await sandbox.run("print(42)", limits=replace(LIMITS, wall_s=0.1))
+        assert result.status is Status.INFRA
+        await until(lambda: server.num_gone >= 1)
+
+
+async def test_an_answer_without_end_is_not_read():
+    limits = replace(LIMITS, stdout_kb=1, stderr_kb=1, channel_kb=1, fetch_mb=1)
+    async with scripted(http(b"[" + b" " * (20 << 20))) as server, client(server) as sandbox:
+        result = await sandbox.run("print(42)", limits=limits)
+        assert result.status is Status.INFRA
+        assert "expected at most" in result.detail
+
+
+@pytest.mark.parametrize("status", [302, 400, 401, 403, 404, 413, 422])
+async def test_a_request_that_is_refused_is_an_error_of_the_configuration_and_not_tried_again(status):
+    async with scripted(http({"detail": "no"}, status, location="/elsewhere")) as server:
+        sandbox = client(server)
+        with pytest.raises(ConfigError, match=f"got {status}"):
+            await sandbox.run("print(42)")
+        await sandbox.aclose()
+        assert server.num_runs == 1
+
+
+async def test_another_endpoint_is_asked_after_a_failure():
+    async with scripted(http(b"", 500)) as bad, scripted(http(OK)) as good, client(bad, good) as sandbox:
+        results = [await sandbox.run("print(42)") for _ in range(2)]
+        assert [result.status for result in results] == [Status.OK] * 2
+        assert (good.num_runs, max(result.attempts for result in results)) == (2, 2)
+
+
+def test_an_endpoint_that_fails_is_left_alone_for_twice_as_long_each_time_and_then_tried_by_one():
+    endpoint, trouble = Endpoint("http://x"), Trouble("down")
+    pauses, now = [], 100.0
+    for _ in range(MAX_TROUBLES + 10):
+        endpoint.failed(trouble, now, 0.5)
+        endpoint.failed(trouble, now, 0.5)  # as were many under way: they fail together
+        pauses.append(endpoint.open_in(now))
+        now = max(now, endpoint.closed_until)
+    assert pauses[: MAX_TROUBLES - 2] == [0.0] * (MAX_TROUBLES - 2)
+    assert pauses[MAX_TROUBLES - 1 : MAX_TROUBLES + 2] == [2.0, 4.0, 8.0]
+    assert max(pauses) == pauses[-1] == 60.0
+    assert endpoint.open_in(now) == 0.0
+    endpoint.in_flight = 1
+    assert endpoint.open_in(now) == math.inf
+    endpoint.answered()
+    assert endpoint.open_in(now) == 0.0
+
+
+def test_an_endpoint_that_is_busy_is_left_alone_for_as_long_as_it_says():
+    endpoint = Endpoint("http://x")
+    endpoint.failed(Trouble("busy", broken=False, pause_s=7.0), 100.0, 0.5)
+    assert (endpoint.open_in(100.0), endpoint.open_in(107.0), endpoint.troubles) == (7.0, 0.0, 0)
+
+
+async def test_an_endpoint_that_failed_is_asked_again_when_it_is_well():
+    async with (
+        scripted(*[http(b"", 500)] * (MAX_TROUBLES + 1), http(OK)) as bad,
+        scripted(http(OK)) as good,
+        client(bad, good) as sandbox,
+    ):
+        async with asyncio.timeout(60):
+            while bad.num_runs < MAX_TROUBLES + 3:
+                assert (await sandbox.run("print(42)")).status is Status.OK
+        assert sandbox.endpoints[0].troubles == 0
+
+
+async def test_a_lone_endpoint_that_is_left_alone_is_waited_for():
+    async with scripted(*[http(b"", 500)] * MAX_TROUBLES, http(OK)) as server, client(server) as sandbox:
+        result = await sandbox.run("print(42)")
+        assert (result.status, result.attempts) == (Status.OK, MAX_TROUBLES + 1)
+
+
+async def test_programs_that_a_server_cannot_run_do_not_close_it_for_others():
+    async with scripted(http(answer(status="SandboxError"))) as server, client(server) as sandbox:
+        await sandbox.run("print(42)")
+        assert sandbox.endpoints[0].troubles == 0
+
+
+async def test_the_endpoint_with_the_least_to_do_is_asked():
+    held = lambda _: http(OK)  # noqa: E731 -- answers when it is let go on
+    async with scripted(held) as busy, scripted(http(OK)) as free, client(busy, free) as sandbox:
+        while not busy.in_flight:
+            first = asyncio.create_task(sandbox.run("print(42)"))
+            await until(lambda task=first: busy.in_flight or task.done())
+        before = busy.num_runs
+        for _ in range(4):
+            await sandbox.run("print(42)")
+        assert busy.num_runs == before
+        busy.go_on.set()
+        assert (await first).status is Status.OK
+
+
+async def test_no_more_requests_are_under_way_than_allowed():
+    held = lambda _: http(OK)  # noqa: E731
+    async with scripted(held) as server, client(server, max_concurrent=2) as sandbox:
+        work = [asyncio.create_task(sandbox.run("print(42)", tenant=str(index % 2))) for index in range(6)]
+        await until(lambda: server.in_flight == 2)
+        server.go_on.set()
+        results = await asyncio.gather(*work)
+        assert (server.most_in_flight, len(results)) == (2, 6)
+
+
+async def test_cancelling_closes_the_request():
+    async with scripted(None) as server, client(server) as sandbox:
+        task = asyncio.create_task(sandbox.run("while True: pass"))
+        await until(lambda: server.in_flight)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: server.num_gone == 1)
+        assert sandbox.endpoints[0].in_flight == 0
+
+
+# --- opening ----------------------------------------------------------------------------------------------------------
+
+
+async def test_no_endpoint_that_answers_is_said_at_once():
+    async with scripted(http(OK)) as server:
+        gone = server.url
+    sandbox = client(gone)
+    with pytest.raises(SandboxUnavailable, match="expected an endpoint that answers"):
+        await sandbox.open()
+    await sandbox.aclose()
+    await sandbox.aclose()
+
+
+async def test_one_endpoint_that_answers_is_enough():
+    async with scripted(http(OK)) as gone:
+        pass
+    async with scripted(http(OK)) as server, client(gone, server) as sandbox:
+        assert (await sandbox.run("print(42)")).status is Status.OK
+
+
+async def test_a_package_that_an_endpoint_lacks_is_said_when_it_is_opened():
+    lacks = answer({"return_code": 1, "stderr": "ModuleNotFoundError: No module named 'pytest'"}, status="Failed")
+    async with scripted(http(lacks)) as server:
+        with pytest.raises(SandboxUnavailable, match="No module named 'pytest'"):
+            async with client(server, preimport=("pytest",)):
+                pass
+
+
+@pytest.mark.parametrize("path", ["", "/", "/run_code"])
+async def test_an_address_may_name_the_route_as_other_clients_want(path):
+    async with scripted(http(OK)) as server, client(server.url + path) as sandbox:
+        await sandbox.run("print(42)")
+        assert [path for path, _, _ in server.asked] == ["/v1/ping", "/run_code"]
+
+
+@pytest.mark.parametrize("urls", [[], ["127.0.0.1:8080"], ["ftp://x"], ["http://"], ["http://x:99999"], [7]])
+def test_what_is_no_address_is_refused(urls):
+    with pytest.raises(ConfigError, match="endpoints: expected"):
+        FusionSandbox(urls)
+
+
+@pytest.mark.parametrize("how", ["argument", "environment", "address"])
+async def test_a_token_is_sent_and_never_shown(how, monkeypatch):
+    options = {"token": "hush-hush"} if how == "argument" else {}
+    if how == "environment":
+        monkeypatch.setenv("AGENTENV_SANDBOX_TOKEN", "hush-hush")
+    async with scripted(http(b"", 500)) as server:
+        url = server.url.replace("//", "//me:hush-hush@") if how == "address" else server.url
+        async with client(url, **options) as sandbox:
+            result = await sandbox.run("print(42)")
+        given = server.asked[-1][1]["authorization"]
+        assert given == (
+            "Basic " + base64.b64encode(b"me:hush-hush").decode() if how == "address" else "Bearer hush-hush"
+        )
+        assert "hush" not in result.detail
+
+
+async def test_nobody_can_talk_to_a_program():
+    with pytest.raises(ConfigError, match="Use the backend local or docker"):
+        await FusionSandbox("http://127.0.0.1:9").start("pass")
+
+
+def test_a_second_event_loop_is_refused():
+    sandbox = FusionSandbox("http://127.0.0.1:9")
+    loops = [asyncio.new_event_loop() for _ in range(2)]
+
+    async def use():
+        sandbox._http()
+
+    loops[0].run_until_complete(use())
+    with pytest.raises(ConfigError, match="Make one per loop"):
+        loops[1].run_until_complete(use())
+    loops[0].run_until_complete(sandbox.aclose())
+    for loop in loops:
+        loop.close()
+
+
+# --- the channel ------------------------------------------------------------------------------------------------------
+
+
+def mark_of(request):
+    return next(word.strip('",()\\n') for word in request["code"].split('b"')[1:])[: len("begin-") + 16]
+
+
+async def test_what_a_server_prints_before_our_first_line_is_not_of_the_channel():
+    noisy = lambda asked: http(answer({"stdout": f"User module loaded!\n{mark_of(asked)}\nsaid"}))  # noqa: E731
+    async with scripted(noisy) as server, client(server) as sandbox:
+        server.go_on.set()
+        result = await sandbox.run("pass", channel=True)
+        assert (result.channel, result.stdout) == (b"said", "User module loaded!\n")
+
+
+async def test_a_channel_that_never_began_is_infra():
+    async with scripted(http(answer({"stdout": "said"}))) as server, client(server) as sandbox:
+        result = await sandbox.run("pass", channel=True)
+        assert (result.status, result.channel) == (Status.INFRA, b"")
+
+
+# --- against our own server -------------------------------------------------------------------------------------------
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def local():
+    sandbox = await opened()
+    yield sandbox
+    await sandbox.aclose()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def remote(local):
+    async with FusionServer(local) as server, client(server) as sandbox:
+        sandbox.server = server
+        yield sandbox
+
+
+TINY = replace(LIMITS, cpu_s=0.2, wall_s=30.0, memory_mb=64, stdout_kb=1, stderr_kb=1, disk_mb=1, file_mb=4)
+
+
+@ours
+@pytest.mark.parametrize(
+    ("program", "given"),
+    [
+        ("print(input()[::-1])", {"stdin": "abc\n"}),
+        ("import sys; print('é\\x1b\\r', end=''); sys.stderr.write('e')", {}),
+        ("1 / 0", {}),
+        ("raise SystemExit(7)", {}),
+        ("import ctypes; ctypes.string_at(0)", {}),
+        ("while True: pass", {}),
+        ("b = bytearray(200 << 20)", {}),
+        ("print('x' * 5000)", {}),
+        ("while True: print('x' * 5000)", {}),
+        ("open('big', 'wb').write(bytes(2 << 20))", {}),
+        (
+            "open('out.bin', 'wb').write(open('a/in.bin', 'rb').read() * 2)",
+            {"files": {"a/in.bin": b"\xff\x00"}, "fetch": ["out.bin", "none"]},
+        ),
+        ("import os; os.fork()", {}),
+        ("import os; os.waitpid(os.fork(), 0)", {"policy": "proc"}),
+        (["sh", "-c", "echo $((6 * 7)) \"$0\"", "it's"], {"policy": "proc"}),
+        ("\ud800", {}),
+    ],
+)  # fmt: skip
+async def test_a_result_from_afar_is_the_one_from_here(local, remote, program, given):
+    here = await local.run(program, limits=TINY, **given)
+    there = await remote.run(program, limits=TINY, **given)
+    names = ["status", "exit_code", "signal", "stdout", "stdout_truncated", "files", "channel"]
+    names += ["stdout_data"] * (not here.stdout_truncated)
+    names += ["stdout_bytes"] * (here.status is not Status.OUTPUT_LIMIT)  # how far it came is chance
+    assert {name: getattr(there, name) for name in names} == {name: getattr(here, name) for name in names}
+    assert (there.isolation, there.layers[0]) == (Isolation.REMOTE, str(local.isolation))
+    if program != "\ud800":
+        assert there.stderr.splitlines()[-1:] == here.stderr.splitlines()[-1:]
+
+
+@ours
+async def test_cancelling_ends_the_program_there(remote):
+    task = asyncio.create_task(remote.run("while True: pass", limits=replace(LIMITS, cpu_s=60.0, wall_s=100.0)))
+    await until(lambda: remote.server.running == 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: remote.server.running == 0, seconds=10)
+
+
+ADD = FunctionSuite(
+    "add",
+    visible=(FunctionTest((1, 2), 3),),
+    hidden=(FunctionTest((2, 2), 4), FunctionTest(("a", "b"), "ab"), FunctionTest(((1,), (2,)), (1, 2))),
+)
+
+
+FORGED = """\
+import os
+for fd in range(1, 10):
+    try:
+        os.write(fd, b'{"ready":true}\\nSAID\\n')
+    except OSError:
+        pass
+os._exit(0)
+"""
+
+
+@ours
+@pytest.mark.parametrize(
+    ("code", "score"),
+    [
+        ("def add(a, b):\n    print('chatter', a)\n    return a + b", 1.0),
+        ("from __future__ import annotations\nimport os\nos.write(1, b'x')\ndef add(a: X, b): return a + b", 1.0),
+        ("def add(a, b): return 3", 0.25),
+        ("import os; os._exit(0)", 0.0),
+        ("raise SystemExit(0)", 0.0),
+        ("def add(a, b):\n    import os; os._exit(0)", 0.0),
+        ("while True: pass", 0.0),
+        # Protocol lines of its own making on every descriptor: what it says is its answer, right or wrong.
+        (FORGED.replace("SAID", '{"id":0,"value":3}'), 0.25),
+        (FORGED.replace("SAID", '{"id":0,"passed":true}'), 0.0),
+        (
+            "class Yes(int):\n    def __eq__(self, other): return True\n    __hash__ = int.__hash__\n"
+            "def add(a, b): return Yes(7)",
+            0.0,
+        ),
+    ],
+)  # fmt: skip
+async def test_functions_are_graded_from_afar_as_here_and_cheats_have_nothing_of_it(local, remote, code, score):
+    here, there = [await grade(sandbox, code, ADD, limits=replace(LIMITS, cpu_s=0.2)) for sandbox in (local, remote)]
+    assert there.score == score, [(test.verdict, test.detail) for test in there.tests]
+    assert [test.verdict for test in there.tests] == [test.verdict for test in here.tests]
+
+
+ASSERTS = AssertSuite(
+    ("add",),
+    visible=(AssertTest("assert add(1, 2) == 3\nassert add([1], [2]) == [1, 2]"),),
+    hidden=(
+        AssertTest("import random\nfor _ in range(3):\n    n = random.random()\n    assert add(n, 1) == n + 1"),
+        AssertTest("try:\n    add(1, 'a')\nexcept TypeError:\n    pass\nelse:\n    assert False"),
+    ),
+)
+
+
+@ours
+@pytest.mark.parametrize(
+    ("code", "score"),
+    [
+        ("def add(a, b):\n    print('chatter')\n    return a + b", 1.0),
+        ("import os\ndef add(a, b): os._exit(0)", 0.0),
+    ],
+)
+async def test_asserts_are_graded_from_afar_as_here(local, remote, code, score):
+    here, there = [
+        await grade(sandbox, code, ASSERTS, limits=replace(LIMITS, cpu_s=0.2)) for sandbox in (local, remote)
+    ]
+    assert there.score == score, [(test.verdict, test.detail) for test in there.tests]
+    assert [test.verdict for test in there.tests] == [test.verdict for test in here.tests]
+
+
+@ours
+async def test_a_program_that_only_says_that_it_waits_is_missing_and_not_infra(remote):
+    result = await grade(remote, "import os\ndef add(a, b): os._exit(86)", ASSERTS)
+    assert {test.verdict for test in result.tests} == {Verdict.MISSING}
+
+
+@ours
+@pytest.mark.parametrize(
+    "test",
+    ["import os\nfor byte in os.urandom(8):\n    add(byte, 1)", "for n in range(300):\n    add(n, 1)"],
+    ids=["calls that differ each time", "too many calls"],
+)
+async def test_tests_that_cannot_be_told_anew_are_no_verdict(remote, monkeypatch, test):
+    monkeypatch.setattr(_replayed, "MAX_RUNS", 6)
+    result = await grade(remote, "def add(a, b): return a + b", AssertSuite(("add",), hidden=(AssertTest(test),)))
+    assert result.score is None
+    assert "Use a backend that can be talked to" in result.infra_detail
+
+
+@ours
+async def test_programs_that_print_are_graded_from_afar(remote):
+    suite = StdioSuite(visible=(StdioTest("1 2\n", "3\n"),), hidden=(StdioTest("2 2\n", "4\n"),))
+    for code, score in (
+        ("print(sum(map(int, input().split())))", 1.0),
+        ("print(3)", 0.5),
+        ("import os; os._exit(0)", 0),
+    ):
+        assert (await grade(remote, code, suite)).score == score

@@ -1,0 +1,673 @@
+"""The server in SandboxFusion's form: its exact answers, what it lets in, what it does when there is no room."""
+
+import asyncio
+import base64
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from agentenv.cli import main
+from agentenv.errors import ConfigError, InfraError
+from agentenv.sandbox import ExecResult, Isolation, Status
+from agentenv.sandbox._fusion_answers import MAX_LIMITS
+from agentenv.sandbox._fusion_submit import extract, same_output
+from agentenv.sandbox._http import Doors
+from agentenv.sandbox.fusion_client import FusionSandbox
+from agentenv.sandbox.fusion_server import FusionServer, ServeOptions
+from tests.sandbox.conftest import opened
+from tests.sandbox.fusion_servers import until
+
+ROOT = Path(__file__).parents[2]
+ours = pytest.mark.asyncio(loop_scope="module")
+HELLO = {"code": "print(6 * 7)", "language": "python"}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served():
+    """An HTTP client of a server of a real sandbox."""
+    sandbox = await opened()
+    async with (
+        FusionServer(sandbox) as server,
+        httpx.AsyncClient(base_url=server.url, trust_env=False, verify=False) as http,
+    ):
+        http.server = server
+        yield http
+    await sandbox.aclose()
+
+
+class Gate:
+    """A sandbox whose programs wait until they are let go on; it remembers what became of them."""
+
+    isolation, backend, run_slots = Isolation.NONE, "gate", 1
+
+    def __init__(self, result=None):
+        self.go_on, self.result = (
+            asyncio.Event(),
+            result or ExecResult(Status.OK, exit_code=0, stdout="42\n", stdout_bytes=3),
+        )
+        self.started, self.cancelled, self.given = 0, 0, {}
+
+    async def run(self, program, **given):
+        self.started, self.given = self.started + 1, {"program": program, **given}
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+def serving(sandbox, **options):
+    return FusionServer(sandbox, ServeOptions(**{"grace_s": 5.0, **options}))
+
+
+def at(server, **more):
+    return httpx.AsyncClient(base_url=server.url, trust_env=False, verify=False, **more)
+
+
+async def asked(sandbox, body=HELLO, path="/run_code", **options):
+    """The answer of a server of this sandbox, which lets its programs go on."""
+    sandbox.go_on.set()
+    async with serving(sandbox, **options) as server, at(server) as http:
+        return await http.post(path, json=body)
+
+
+# --- /run_code --------------------------------------------------------------------------------------------------------
+
+
+@ours
+@pytest.mark.parametrize(
+    ("body", "status", "run"),
+    [
+        (HELLO, "Success", {"status": "Finished", "return_code": 0, "stdout": "42\n", "stderr": ""}),
+        (
+            {"code": "import sys; sys.exit(3)", "language": "python"},
+            "Failed",
+            {"status": "Finished", "return_code": 3, "stdout": "", "stderr": ""},
+        ),
+        (
+            {"code": "print(1, flush=True)\nwhile True: pass", "language": "python", "run_timeout": 0.3},
+            "Failed",
+            {"status": "TimeLimitExceeded", "return_code": None, "stdout": "1\n", "stderr": ""},
+        ),
+        (
+            {"code": "import ctypes; ctypes.string_at(0)", "language": "python"},
+            "Failed",
+            {"status": "Finished", "return_code": -11, "stdout": "", "stderr": ""},
+        ),
+        (
+            {"code": "cat; echo $((6 * 7)) >&2; exit 4", "language": "bash", "stdin": "in"},
+            "Failed",
+            {"status": "Finished", "return_code": 4, "stdout": "in", "stderr": "42\n"},
+        ),
+    ],
+)
+async def test_answers_have_the_fields_of_sandbox_fusion_and_no_other(served, body, status, run):
+    response = await served.post("/run_code", json=body)
+    told = response.json()
+    assert response.status_code == 200
+    assert list(told) == ["status", "message", "compile_result", "run_result", "executor_pod_name", "files"]
+    assert told.pop("run_result").items() >= run.items()
+    assert told == {"status": status, "message": "", "compile_result": None, "executor_pod_name": None, "files": {}}
+
+
+# The requests of verl's, ROLL's and SkyRL's clients: their fields, with values of ours.
+VERL = {"compile_timeout": 10, "run_timeout": 10, "code": "print(input())", "stdin": "7", "memory_limit_MB": 1024,
+        "language": "python", "files": {}, "fetch_files": []}  # fmt: skip
+ROLL = {"compile_timeout": 30, "run_timeout": 30, "code": "import sys\nsys.setrecursionlimit(6*10**5)\nprint(input())",
+        "language": "python", "stdin": "7", "expected_stdout": "7"}  # fmt: skip
+SKYRL = {"language": "python", "code": "print(input())", "stdin": "7", "run_timeout": 10}
+FUSION = {**VERL, "memory_limit_MB": -1, "compile_timeout": 10.0, "run_timeout": 10.0, "stdin": "7"}
+
+
+@ours
+@pytest.mark.parametrize("body", [VERL, ROLL, SKYRL, FUSION, {**VERL, "stdin": None, "code": "print(7)"}])
+async def test_the_requests_of_other_frameworks_clients_are_understood(served, body):
+    headers = {"Accept": "application/json", "eagleeye-traceid": "x"}
+    told = (await served.post("/run_code", json=body, headers=headers)).json()
+    assert (told["status"], told["run_result"]["stdout"]) == ("Success", "7\n")
+
+
+@ours
+async def test_output_longer_than_a_pipe_is_no_timeout(served):
+    told = (await served.post("/run_code", json={"code": "print('x' * 400_000)", "language": "python"})).json()
+    assert (told["status"], told["run_result"]["stdout"]) == ("Success", "x" * 400_000 + "\n")
+
+
+@ours
+async def test_outputs_come_as_they_were_written(served):
+    code = "import os; os.write(1, b'\\x1b[0m \\\\x1b \\r\\n \\xff')"
+    told = (await served.post("/run_code", json={"code": code, "language": "python"})).json()
+    assert told["run_result"]["stdout"] == "\x1b[0m \\x1b \r\n \\xff"
+
+
+@ours
+async def test_files_go_in_and_come_out_and_one_without_content_is_left_out(served):
+    body = {
+        "code": "import os\nopen('out', 'wb').write(open('a/b', 'rb').read()[::-1])\nprint(os.path.exists('none'))",
+        "language": "python",
+        "files": {"a/b": base64.b64encode(b"\x00\xff").decode(), "none": None},
+        "fetch_files": ["out", "lacks"],
+    }
+    told = (await served.post("/run_code", json=body)).json()
+    assert (told["run_result"]["stdout"], told["files"]) == ("False\n", {"out": base64.b64encode(b"\xff\x00").decode()})
+
+
+@ours
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "", ".", "a\x00b"])
+@pytest.mark.parametrize("field", ["files", "fetch_files"])
+async def test_files_outside_of_the_folder_are_neither_written_nor_read(served, field, name):
+    body = {**HELLO, field: {name: "eA=="} if field == "files" else [name]}
+    response = await served.post("/run_code", json=body)
+    assert response.status_code == 422
+    assert "root:" not in response.text
+
+
+@ours
+async def test_a_link_is_not_followed_when_files_are_fetched(served):
+    body = {**HELLO, "code": "import os; os.symlink('/etc/passwd', 'out')", "fetch_files": ["out"]}
+    assert (await served.post("/run_code", json=body)).json()["files"] == {}
+
+
+@ours
+@pytest.mark.parametrize("language", ["cpp", "java", "pytest", "R"])
+async def test_a_language_that_is_not_offered_is_said_in_their_form(served, language):
+    told = (await served.post("/run_code", json={**HELLO, "language": language})).json()
+    assert told["status"] == "SandboxError"
+    assert "not supported" in told["message"]
+    assert told["run_result"]["status"] == "Error"
+
+
+@ours
+@pytest.mark.parametrize(
+    "body",
+    [
+        [], {}, {"code": "x"}, {**HELLO, "language": "Python 3"}, {**HELLO, "code": None}, {**HELLO, "stdin": 7},
+        {**HELLO, "run_timeout": 0}, {**HELLO, "run_timeout": "10"}, {**HELLO, "run_timeout": True},
+        {**HELLO, "memory_limit_MB": -5}, {**HELLO, "files": {"a": "!"}}, {**HELLO, "files": ["a"]},
+        {**HELLO, "files": {"a": "eA==", "a/b": "eA=="}}, {**HELLO, "fetch_files": "a"}, {**HELLO, "fetch_files": [1]},
+    ],
+)  # fmt: skip
+async def test_what_is_no_request_is_refused_with_its_reason(served, body):
+    response = await served.post("/run_code", json=body)
+    assert (response.status_code, list(response.json())) == (422, ["detail"])
+
+
+@ours
+@pytest.mark.parametrize(
+    ("content", "headers", "status"),
+    [
+        (b"{", {}, 400),
+        (b"[" * 100_000, {}, 400),
+        (b'{"run_timeout": NaN}', {}, 422),
+        (b"\xff", {}, 400),
+        (json.dumps(HELLO), {"content-type": "text/plain"}, 415),
+        (json.dumps(HELLO), {"content-type": "application/x-www-form-urlencoded"}, 415),
+        (json.dumps(HELLO), {"content-encoding": "gzip"}, 415),
+        (b" " * (9 << 20), {}, 413),
+        (json.dumps(HELLO), {"x-agentenv-ask": "{"}, 422),
+        (json.dumps(HELLO), {"x-agentenv-ask": '{"limits": {"cpu_s": "1"}}'}, 422),
+        (json.dumps(HELLO), {"x-agentenv-ask": '{"limits": {"cpu_s": 1, "other": 2}, "policy": "root"}'}, 200),
+    ],
+)
+async def test_bodies_are_json_of_a_limited_size(served, content, headers, status):
+    headers = {"content-type": "application/json", **headers}
+    assert (await served.post("/run_code", content=content, headers=headers)).status_code == status
+
+
+@ours
+async def test_a_body_without_a_length_is_cut_off_too(served):
+    sent = 0
+
+    async def endless():
+        nonlocal sent
+        while sent < 400:
+            sent += 1
+            yield b" " * (1 << 20)
+
+    try:
+        response = await served.post("/run_code", content=endless(), headers={"content-type": "application/json"})
+        assert response.status_code == 413
+    except (httpx.WriteError, httpx.ReadError, httpx.RemoteProtocolError):
+        pass  # it was cut off while it was still sending
+    assert sent < 100
+    assert (await served.post("/run_code", json=HELLO)).status_code == 200
+
+
+@ours
+@pytest.mark.parametrize(("memory", "status"), [(100, "Failed"), (-1, "Success")])
+async def test_the_memory_limit_is_honoured(served, memory, status):
+    body = {"code": "b = bytearray(300 << 20)", "language": "python", "memory_limit_MB": memory}
+    assert (await served.post("/run_code", json=body)).json()["status"] == status
+
+
+@ours
+async def test_other_routes_and_methods_are_refused_in_json(served):
+    assert (await served.get("/run_code")).json() == {"detail": "Method Not Allowed"}
+    assert (await served.get("/../etc/passwd")).json() == {"detail": "Not Found"}
+    assert (await served.get("/v1/ping")).json() == "pong"
+
+
+ENDS = [(Status.MEMORY, -9, "memory"), (Status.OUTPUT_LIMIT, -9, "output"), (Status.DISK_LIMIT, -25, "disk"),
+        (Status.POLICY, -31, "system call")]  # fmt: skip
+MORE_TIME, MORE_MEMORY = {**HELLO, "run_timeout": 1000}, {**HELLO, "memory_limit_MB": 100_000}
+
+
+async def test_ends_at_a_limit_are_failures_with_a_note():
+    gate = Gate()
+    gate.go_on.set()
+    async with serving(gate) as server, at(server) as http:
+        for status, code, note in ENDS:
+            gate.result = ExecResult(status)
+            told = (await http.post("/run_code", json=HELLO)).json()
+            assert (told["status"], told["run_result"]["return_code"]) == ("Failed", code)
+            assert note in told["run_result"]["stderr"]
+
+
+async def test_a_program_that_ends_at_a_cap_having_asked_for_more_has_no_verdict():
+    gate = Gate()
+    gate.go_on.set()
+    async with serving(gate) as server, at(server) as http:
+        for status, body, capped in (
+            (Status.CPU_TIMEOUT, MORE_TIME, True),
+            (Status.WALL_TIMEOUT, MORE_TIME, True),
+            (Status.CPU_TIMEOUT, HELLO, False),
+            (Status.MEMORY, MORE_MEMORY, True),
+            (Status.MEMORY, MORE_TIME, False),
+        ):
+            gate.result = ExecResult(status)
+            told = (await http.post("/run_code", json=body)).json()
+            assert (told["status"] == "SandboxError") is capped
+            assert gate.given["tenant"] == "127.0.0.1"  # of clients that name none
+            assert gate.given["limits"].cpu_s <= MAX_LIMITS.cpu_s
+            assert gate.given["limits"].memory_mb <= MAX_LIMITS.memory_mb
+
+
+async def test_a_failure_of_the_sandbox_is_no_verdict():
+    told = (await asked(Gate(ExecResult(Status.INFRA, detail="the zygote ended")))).json()
+    assert (told["status"], told["message"]) == ("SandboxError", "the zygote ended")
+    response = await asked(Gate(InfraError("no room")))
+    assert (response.status_code, "retry-after" in response.headers) == (503, True)
+
+
+async def test_a_mistake_of_ours_shows_neither_text_nor_traceback(caplog):
+    response = await asked(Gate(ValueError("the secret of /home/me")))
+    assert response.status_code == 500
+    assert re.fullmatch(r'\{"detail": "internal error \w{8}: ValueError"\}', response.text)
+    assert "the secret of /home/me" in caplog.text
+
+
+# --- who may ask ------------------------------------------------------------------------------------------------------
+
+
+@ours
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"host": "localhost:PORT"}, 200),
+        ({"host": "LOCALHOST.:PORT"}, 200),
+        ({"host": "[::1]:PORT"}, 200),
+        ({"host": "evil.com"}, 400),
+        ({"host": "evil.com:PORT"}, 400),
+        ({"host": "127.0.0.1.evil.com:PORT"}, 400),
+        ({"host": "localhost:1"}, 400),
+        ({"host": "localhost"}, 400),
+        ({"host": "localhost:PORT@evil.com"}, 400),
+        ({"host": "localhost:PORT, evil.com"}, 400),
+        ({"host": ""}, 400),
+        ({"origin": "http://127.0.0.1:PORT"}, 200),
+        ({"origin": "http://localhost:1"}, 403),
+        ({"origin": "http://evil.com"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "file://"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "same-origin"}, 200),
+    ],
+)
+async def test_a_page_of_somebody_elses_cannot_ask(served, headers, status):
+    headers = {name: value.replace("PORT", str(served.server.port)) for name, value in headers.items()}
+    before = served.server.counts["served"]
+    for path in ("/v1/ping", "/health"):
+        assert (await served.get(path, headers=headers)).status_code == status
+    assert (await served.post("/run_code", json=HELLO, headers=headers)).status_code == status
+    assert served.server.counts["served"] - before == (status == 200)
+
+
+async def test_two_hosts_or_none_are_refused():
+    async with serving(Gate()) as server:
+        for lines in (b"Host: localhost:%d\r\nHost: localhost:%d\r\n" % (server.port, server.port), b""):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"GET /v1/ping HTTP/1.1\r\nConnection: close\r\n" + lines + b"\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.1 400")
+            writer.close()
+
+
+@pytest.mark.parametrize("hosts", [[], [b"localhost:80", b"localhost:80"], [b"localhost:80", b"evil.com"]])
+def test_one_host_is_needed_whatever_the_server_below_checks(hosts):
+    scope = {"path": "/v1/ping", "headers": [(b"host", host) for host in hosts]}
+    assert Doors().problem(scope, 80)[0] == 400
+    assert Doors().problem({**scope, "headers": [(b"host", b"localhost")]}, 80) is None
+
+
+BASIC = "Basic " + base64.b64encode(b"me:hush").decode()
+
+
+async def test_a_token_is_asked_for():
+    gate = Gate()
+    gate.go_on.set()
+    wrong = ("Bearer hus", "hush", "Bearer", "Basic !", None)
+    async with serving(gate, doors=Doors(token="hush")) as server, at(server) as http:
+        for authorization in ("Bearer hush", "bearer hush", BASIC, *wrong):
+            headers = {} if authorization is None else {"authorization": authorization}
+            told = [
+                await http.post("/run_code", json=HELLO, headers=headers),
+                await http.get("/health", headers=headers),
+            ]
+            told.append(await http.post("/submit", json={}, headers=headers))
+            assert [each.status_code for each in told] == ([401] * 3 if authorization in wrong else [200, 200, 422])
+            assert (await http.get("/v1/ping")).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.1", "node7"])
+def test_where_others_can_ask_a_token_and_names_are_needed(host):
+    with pytest.raises(ConfigError, match="expected a token"):
+        Doors(host, hosts=("node7",))
+    if host in ("0.0.0.0", "::", ""):
+        with pytest.raises(ConfigError, match="allowed_hosts"):
+            Doors(host, "hush")
+    Doors(host, "hush", ("node7",))
+
+
+async def test_names_may_be_allowed_with_the_port_that_others_see():
+    doors = Doors(hosts=("node7", "node8:80"))
+    async with serving(Gate(), doors=doors) as server, at(server) as http:
+        for name, status in (("node7:PORT", 200), ("node8:80", 200), ("node9:PORT", 400), ("node8:PORT", 400)):
+            headers = {"host": name.replace("PORT", str(server.port))}
+            assert (await http.get("/v1/ping", headers=headers)).status_code == status
+
+
+# --- no room ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_full_queue_is_answered_429_with_a_time():
+    gate = Gate()
+    async with serving(gate, max_waiting=1) as server, at(server, timeout=60) as http:
+        work = [asyncio.create_task(http.post("/run_code", json=HELLO)) for _ in range(2)]
+        await until(lambda: server.running == 1 and server._queue.num_waiting == 1)
+        health = (await http.get("/health")).json()
+        assert (health["running"], health["waiting"], health["run_slots"], health["max_waiting"]) == (1, 1, 1, 1)
+        response = await http.post("/run_code", json=HELLO)
+        assert (response.status_code, int(response.headers["retry-after"]) >= 1) == (429, True)
+        gate.go_on.set()
+        assert [(await task).status_code for task in work] == [200, 200]
+        health = (await http.get("/health")).json()
+        assert (health["served"], health["refused"], health["running"], health["waiting"]) == (2, 1, 0, 0)
+
+
+async def test_who_waits_too_long_is_answered_504_which_verls_client_tries_again():
+    gate = Gate()
+    async with serving(gate, max_queue_s=0.05) as server, at(server, timeout=60) as http:
+        work = asyncio.create_task(http.post("/run_code", json=HELLO))
+        await until(lambda: server.running == 1)
+        assert (await http.post("/run_code", json=HELLO)).status_code == 504
+        gate.go_on.set()
+        assert (await work).status_code == 200
+
+
+async def test_a_client_that_goes_away_ends_its_program_and_leaves_the_queue():
+    gate = Gate()
+    async with serving(gate) as server, at(server) as http:
+        work = [asyncio.create_task(http.post("/run_code", json=HELLO)) for _ in range(2)]
+        await until(lambda: server.running == 1 and server._queue.num_waiting == 1)
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+        await until(lambda: gate.cancelled == gate.started and server.running == server._queue.num_waiting == 0)
+
+
+async def test_stopping_lets_what_runs_end_and_sends_away_who_waits():
+    gate = Gate()
+    server = serving(gate)
+    await server.start()
+    async with httpx.AsyncClient(trust_env=False, verify=False) as http:
+        work = [asyncio.create_task(http.post(f"{server.url}/run_code", json=HELLO)) for _ in range(2)]
+        await until(lambda: server.running == 1 and server._queue.num_waiting == 1)
+        stop = asyncio.create_task(server.close())
+        done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.result().status_code for task in done] == [503]
+        gate.go_on.set()
+        assert sorted([(await task).status_code for task in work]) == [200, 503]
+        await stop
+        with pytest.raises(httpx.ConnectError):
+            await http.get(f"{server.url}/v1/ping")
+        await server.close()
+
+
+async def test_stopping_ends_what_does_not_end_by_itself():
+    gate = Gate()
+    server = serving(gate, grace_s=0.05)
+    await server.start()
+    async with httpx.AsyncClient(trust_env=False, verify=False) as http:
+        task = asyncio.create_task(http.post(f"{server.url}/run_code", json=HELLO))
+        await until(lambda: server.running == 1)
+        await server.close()
+        assert gate.cancelled == 1
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_port_that_is_taken_is_said():
+    async with serving(Gate()) as server:
+        with pytest.raises(InfraError, match="Use another --port"):
+            await serving(Gate(), port=server.port).start()
+
+
+async def test_an_address_has_its_turn_beside_one_that_asks_for_much():
+    gate = Gate()
+    async with serving(gate) as server, at(server, timeout=60) as http:
+        ask = {"x-agentenv-ask": json.dumps({"tenant": "many"})}
+        work = [asyncio.create_task(http.post("/run_code", json=HELLO, headers=ask)) for _ in range(4)]
+        await until(lambda: server._queue.num_waiting == 3)
+        other = asyncio.create_task(http.post("/run_code", json=HELLO, headers={"x-agentenv-ask": '{"tenant": "few"}'}))
+        await until(lambda: server._queue.num_waiting == 4)
+        gate.go_on.set()
+        await other
+        await asyncio.gather(*work)
+        assert gate.started == 5
+
+
+# --- /submit ----------------------------------------------------------------------------------------------------------
+
+TESTS = [{"input": {"stdin": f"{a}"}, "output": {"stdout": f"{a * 2}\n"}} for a in (1, 2, 3)]
+
+
+def submission(code, tests=TESTS, **config):
+    data = {"id": 7, "content": "", "labels": {}, "test": tests}
+    config = {
+        "dataset_type": "CommonOJDataset",
+        "language": "python",
+        "provided_data": data,
+        "run_timeout": 5,
+        **config,
+    }
+    return {"dataset": "any", "id": 7, "completion": f"Thus:\n```python\n{code}\n```\n", "config": config}
+
+
+@ours
+@pytest.mark.parametrize(
+    ("code", "config", "passed"),
+    [
+        ("print(int(input()) * 2)", {}, [True, True, True]),
+        ("print(2.0000001 * int(input()))", {}, [True, True, True]),
+        ("print(2)", {}, [True, False]),
+        ("print(2)", {"extra": {"run_all_cases": True}}, [True, False, False]),
+        ("print('x' * 200_000)", {}, [False]),
+        ("exit(0)", {}, [False]),
+        ("raise SystemExit(0)", {}, [False]),
+        ("import os; os._exit(0)", {}, [False]),
+        ("print(int(input()) * 2); exit(1)", {}, [False]),
+        ("while True: pass", {"run_timeout": 0.2}, [False]),
+    ],
+)
+async def test_submissions_are_judged_by_what_they_print(served, code, config, passed):
+    response = await served.post("/submit", json=submission(code, **config))
+    told = response.json()
+    assert response.status_code == 200, told
+    assert list(told) == [
+        "id", "accepted", "extracted_code", "full_code", "test_code", "tests", "extracted_type", "extra",
+    ]  # fmt: skip
+    assert (told["id"], told["accepted"], told["extracted_code"]) == (7, len(passed) == 3 and all(passed), code)
+    assert [test["passed"] for test in told["tests"]] == passed
+    assert list(told["tests"][0]) == ["passed", "exec_info", "test_info"]
+    assert told["tests"][0]["test_info"] == TESTS[0]
+
+
+@ours
+async def test_tests_may_come_as_text_and_in_one_of_several_rows(served):
+    body = submission("print(int(input()) * 2)")
+    row = {**body["config"]["provided_data"], "test": json.dumps(TESTS)}
+    body["config"]["provided_data"] = [{"id": 6, "test": []}, row]
+    assert (await served.post("/submit", json=body)).json()["accepted"] is True
+
+
+@ours
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"dataset_type": "AutoEvalDataset"}, {"dataset_type": "HumanEvalDataset"}, {"language": "cpp"},
+        {"language": None}, {"custom_extract_logic": "import os; os.system('touch /tmp/x')"}, {"provided_data": None},
+        {"provided_data": {"id": 7, "test": []}}, {"provided_data": {"id": 7, "test": [{"input": {}}]}},
+        {"provided_data": {"id": 7, "test": "{"}}, {"run_timeout": "x"},
+    ],
+)  # fmt: skip
+async def test_submissions_of_other_kinds_are_refused(served, config):
+    before = served.server.counts["served"]
+    assert (await served.post("/submit", json=submission("print(2)", **config))).status_code in (400, 422)
+    assert served.server.counts["served"] == before
+
+
+@pytest.mark.parametrize("result", [ExecResult(Status.INFRA), InfraError("no room")])
+async def test_a_submission_of_which_nothing_is_known_is_not_rejected(result):
+    assert (await asked(Gate(result), submission("print(2)"), "/submit")).status_code == 503
+
+
+@pytest.mark.parametrize(
+    ("completion", "code"),
+    [
+        ("```python\na\n```\n```python\nb\n```", "a"),
+        ("```cpp\na\n```\n```py\nb\n```", "b"),
+        ("```\na\n```", "a"),
+        ("```python\na\nb", "a\nb"),
+        ("no code", ""),
+    ],
+)
+def test_the_program_is_the_first_python_block(completion, code):
+    assert extract(completion) == code
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "same"),
+    [
+        ("1\n2\n", "1 \n 2", True), ("YES", "yes\n", True), ("1", "1.000001", True), ("1", "1.1", False),
+        ("1", "1\n2", False),
+        ("nan", "nan", True), ("1", "nan", False), ("1e400", "2e400", False), ("1", "", False), ("10", "1_0", False),
+        ("0", "0.0", True), ("1 2", "1  2", False),
+    ],
+)  # fmt: skip
+def test_outputs_are_compared_as_sandbox_fusion_does(expected, got, same):
+    assert same_output(expected, got) is same
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def command(*flags, **variables):
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}", **variables}
+    return subprocess.Popen(
+        [sys.executable, "-m", "agentenv.cli", "sandbox", "serve", *flags], env=env, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_command_serves_until_it_is_told_to_stop():
+    with command("--port", "0", "--preimport", "pytest", AGENTENV_SANDBOX_TOKEN="hush") as process:
+        url = process.stdout.readline().split()[1].rstrip(",")
+        auth = {"authorization": "Bearer hush"}
+        code = "def test_a(): assert 1 + 1 == 2\ndef test_b(): assert 1 == 2"
+        body = {"language": "pytest", "code": code, "run_timeout": 60}
+        told = httpx.post(f"{url}/run_code", json=body, headers=auth, timeout=100).json()
+        assert "1 failed, 1 passed" in told["run_result"]["stdout"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert "Traceback" not in process.stderr.read()
+
+
+def serving_at(*flags):
+    """The command, and its address as soon as it listens."""
+    process = command(*flags)
+    return process, process.stdout.readline().split()[1].rstrip(",")
+
+
+@pytest.mark.slow
+async def test_a_server_that_is_killed_and_started_again_costs_attempts_and_no_verdict():
+    process, url = await asyncio.to_thread(serving_at, "--port", "0")
+    port = url.rpartition(":")[2]
+    try:
+        async with FusionSandbox(url, pause_s=0.2) as sandbox:
+            work = [asyncio.create_task(sandbox.run(f"import time; time.sleep(0.3); print({n})")) for n in range(12)]
+            await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+            process.kill()
+            process.communicate()
+            process, _ = await asyncio.to_thread(serving_at, "--port", port)
+            results = await asyncio.gather(*work)
+            assert [(result.status, result.stdout) for result in results] == [(Status.OK, f"{n}\n") for n in range(12)]
+            assert max(result.attempts for result in results) > 1
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_what_runs():
+    process, url = serving_at("--port", "0")
+    with process, ThreadPoolExecutor() as pool:
+        body = {"code": "while True: pass", "language": "python", "run_timeout": 100}
+        task = pool.submit(httpx.post, f"{url}/run_code", json=body, timeout=200)
+        while httpx.get(f"{url}/health").json()["running"] == 0:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert "stopping; 1 run" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        said = None if task.exception(60) else task.result()
+        assert said is None or said.status_code >= 500 or said.json()["status"] == "SandboxError"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--host", "0.0.0.0"], "expected a token"),
+        (["--max_waiting", "0"], "--max_waiting"),
+        (["--port", "70000"], "--port"),
+        (["--run_slots", "0"], "--run_slots"),
+        (["--token_file", "/none"], "--token_file"),
+        (["--prot", "1"], "--port"),
+    ],
+)
+def test_the_command_refuses_what_cannot_be(flags, said, capsys):
+    assert main(["sandbox", "serve", *flags]) == 2
+    assert said in capsys.readouterr().err
