@@ -70,6 +70,8 @@ async def choose(wanted: Wanted) -> Level:
             continue
         if isolation is Isolation.NONE:
             _LOG.warning("LocalSandbox: programs run WITHOUT isolation (%s=1 and allow_unsafe)", OPT_IN)
+        elif failures:
+            _LOG.info("LocalSandbox: %s is the strongest level here: %s", isolation, "; ".join(failures))
         return level
     raise SandboxUnavailable(await _explain(wanted, failures))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.errors import AgentEnvError
-from agentenv.sandbox._remote import LinkLost, value_of
+from agentenv.sandbox._remote_link import LinkLost, value_of
 from agentenv.sandbox._remote_wire import Splitter, encode
 
 START_S = 120.0

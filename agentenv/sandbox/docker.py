@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentenv.sandbox._owner import is_gone, owner
-from agentenv.sandbox._remote import LinkLost, RemoteSandbox
+from agentenv.sandbox._remote import RemoteSandbox
+from agentenv.sandbox._remote_link import LinkLost
 from agentenv.sandbox._remote_pipe import BOOT, PipeLink
 from agentenv.sandbox.types import ExecLimits, Isolation, SandboxUnavailable
 
@@ -247,8 +248,12 @@ class Container:
 
     async def _write(self, data: bytes) -> None:
         assert self._stdin is not None
-        self._stdin.write(data)
-        await self._stdin.drain()
+        try:
+            self._stdin.write(data)
+            await self._stdin.drain()
+        except OSError:
+            await asyncio.wait(self._tasks, timeout=_CLOSE_S)  # its end says more of it
+            raise
 
     async def _listen(self, process: asyncio.subprocess.Process, errors: asyncio.Task[None]) -> None:
         while process.stdout is not None and (data := await process.stdout.read(_READ)):

@@ -21,7 +21,8 @@ from typing import Any
 
 from agentenv.errors import InfraError, MissingDependency
 from agentenv.sandbox._owner import is_gone, owner
-from agentenv.sandbox._remote import LinkLost, RemoteSandbox
+from agentenv.sandbox._remote import RemoteSandbox
+from agentenv.sandbox._remote_link import LinkLost
 from agentenv.sandbox._remote_pipe import BOOT, PipeLink
 from agentenv.sandbox.types import ExecLimits, Isolation, SandboxUnavailable
 

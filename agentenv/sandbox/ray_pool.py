@@ -21,8 +21,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from agentenv.errors import MissingDependency
-from agentenv.sandbox._remote import LinkLost, RemoteSandbox, value_of
+from agentenv.sandbox._remote import RemoteSandbox
 from agentenv.sandbox._remote_host import Host
+from agentenv.sandbox._remote_link import LinkLost, value_of
 from agentenv.sandbox._remote_pipe import source_line
 from agentenv.sandbox.types import ExecLimits, Isolation, SandboxUnavailable
 

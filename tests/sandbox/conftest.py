@@ -45,3 +45,11 @@ async def own_sandbox(request, own_temporary_folder):
     sandbox = await opened(isolation=request.param)
     yield sandbox
     await sandbox.aclose()
+
+
+@pytest_asyncio.fixture
+async def strongest(own_temporary_folder):
+    """The same at the strongest level alone: for what is the trainer's side, and alike at all of them."""
+    sandbox = await opened()
+    yield sandbox
+    await sandbox.aclose()

@@ -284,7 +284,7 @@ async def test_in_docker_as_every_backend(in_docker, behaviour):
     await behaviour(in_docker)
 
 
-def test_a_program_that_the_kernel_killed_for_want_of_memory_has_no_verdict():
+async def test_a_program_that_the_kernel_killed_for_want_of_memory_has_no_verdict():
     killed = ExecResult(Status.SIGNAL, signal=signal.SIGKILL)
     known = memory_kills()
     assert excused(killed, known) is killed

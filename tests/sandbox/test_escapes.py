@@ -104,7 +104,7 @@ def held_at(level):
 # --- every attack, at every level -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", LEVELS[:2], ids=str)
+@pytest.mark.parametrize("level", [LEVELS[0], pytest.param(LEVELS[1], marks=pytest.mark.slow)], ids=str)
 async def test_every_attack_is_contained(level, planted):
     found, excepted = await matrix(level, CASES, planted)
     assert found == {}
