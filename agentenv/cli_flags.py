@@ -35,11 +35,11 @@ def parse(config: type[T], name: str, args: Sequence[str], default: T | None = N
     except SystemExit as stopped:
         if not stopped.code:
             raise
-        raise ConfigError(_one_line(said.getvalue(), name)) from None
+        raise ConfigError(_one_line(said.getvalue(), name, args)) from None
 
 
-def _one_line(box: str, name: str) -> str:
-    """The problem in the first section of tyro's box, and the nearest flag where it offers one.
+def _one_line(box: str, name: str, args: Sequence[str]) -> str:
+    """The problem in the first section of tyro's box, in the words of our errors.
 
     Where it cannot draw a box, the title stands above the first rule and not in the frame.
     """
@@ -48,10 +48,63 @@ def _one_line(box: str, name: str) -> str:
     if not box.lstrip().startswith("╭"):
         sections = sections[1:]
     problem = re.sub(r"^Error parsing \w+Config: ", "", "".join(sections[:1]).strip()) or "expected other flags."
-    found = re.search(r"Perhaps you meant:\s+(--\w+)", " ".join(sections))
-    meant = f" Did you mean {found[1]}?" if found else ""
-    end = "" if problem.endswith("?") else "."
-    return f"agentenv {name}: {problem.rstrip('.')}{end}{meant} Run `agentenv {name} --help` for the flags."
+    if re.match(r"\S+: expected ", problem):
+        return problem  # the config's own
+    close = re.search(r"Perhaps you meant:\s+(--\w+)", " ".join(sections))
+    mend = f"Did you mean {close[1]}?" if close else f"Run `agentenv {name} --help` for the flags."
+    said = _of_a_value(problem, args) or _of_the_command(problem, f"agentenv {name}", mend)
+    return said or f"agentenv {name}: {problem.rstrip('.')}. {mend}"
+
+
+def _of_a_value(problem: str, args: Sequence[str]) -> str | None:
+    """What tyro says of a flag's value, with the flag first; None where it is of something else."""
+    found = re.search(r"Missing value for argument '(.+?)'\. Expected (\d+)", problem)
+    if found:
+        what, mend = ("a value", "Give one.") if found[2] == "1" else (f"{found[2]} values", "Give all of them.")
+        return f"{found[1]}: expected {what}, got {_given(found[1], args)}. {mend}"
+    found = re.search(r"invalid choice '(.*)' for argument '(.+?)'\. Expected one of \((.+?),?\)", problem)
+    if found:
+        names = found[3].replace("'", "")
+        return f"{found[2]}: expected one of {names}, got {found[1]!r}. Choose one of them."
+    found = re.search(r"Error parsing (--\w+):", problem)
+    if found is None:
+        return None
+    numbers = re.search(r"Tuple\[((?:(?:float|int)(?:, )?)+)\]", problem)
+    if numbers:
+        what = f"{numbers[1].count(',') + 1} numbers"
+    else:
+        what = "an integer" if "for int()" in problem else "a number" if "to float" in problem else "another value"
+    or_none = " or None" if "'None'" in problem else ""
+    return f"{found[1]}: expected {what}{or_none}, got {_given(found[1], args)}. Change the value."
+
+
+def _of_the_command(problem: str, command: str, mend: str) -> str | None:
+    """What tyro says of words and flags that a command has not, or lacks; None where it is of something else."""
+    found = re.match(r"Unrecognized options?: (.+)", problem)
+    if found:
+        words = re.split(r",? ", found[1])
+        flags = [word for word in words if word.startswith("-")]
+        what, got = ("one of its flags", flags[0]) if flags else ("flags", repr(words[0]))
+        return f"{command}: expected {what}, got {got}. {mend}"
+    found = re.match(r"Missing from .+?: (\S+) (.+?)\.? \(required\)", problem)
+    if found:
+        what = found[2] if found[1] == "STR" else f"{found[1]} ({found[2]})"
+        return f"{command}: expected {what}, got none. {mend}"
+    return None
+
+
+def _given(flag: str, args: Sequence[str]) -> str:
+    """The words after a flag, as they were given last."""
+    words: list[str] = []
+    is_its = False
+    for arg in args:
+        if arg.startswith("--"):
+            name, equals, value = arg.partition("=")
+            is_its = name.replace("-", "_") == flag.replace("-", "_")
+            words = ([value] if equals else []) if is_its else words
+        elif is_its:
+            words.append(arg)
+    return repr(" ".join(words)) if words else "none"
 
 
 def subcommand(group: str, commands: Commands, args: Sequence[str]) -> Callable[[Sequence[str]], int] | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 from agentenv.agent import Engine, call
@@ -21,6 +23,44 @@ class StepTimeout(Exception):
     """A method of the agent took longer than it may."""
 
 
+class _Clock:
+    """Ends a wait after so long, less the time in which it stands still."""
+
+    def __init__(self, limit_s: float, end: Callable[[None], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._end, self._left_s, self._waits = end, limit_s, 0
+        self._timer = self._loop.call_later(limit_s, end, None)
+        self.over = False
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Stand still in here; where several tasks of the method wait, until the last of them goes on."""
+        self._waits += 1
+        if self._waits == 1 and not self.over:
+            self._left_s = self._timer.when() - self._loop.time()
+            self._timer.cancel()
+        try:
+            yield
+        finally:
+            self._waits -= 1
+            if not self._waits and not self.over:
+                self._timer = self._loop.call_later(max(self._left_s, 0.0), self._end, None)
+
+    def cancel(self) -> None:
+        """End nothing any more."""
+        self.over = True
+        self._timer.cancel()
+
+
+_CLOCK: ContextVar[_Clock | None] = ContextVar("clock", default=None)
+
+
+def waiting() -> AbstractContextManager[object]:
+    """While a method of an agent waits for its turn among others, in here, no time of its limit goes by."""
+    clock = _CLOCK.get()
+    return nullcontext() if clock is None else clock.still()
+
+
 async def bounded(method: Callable[..., Any], *args: Any, limit_s: float, flag: str = "step_timeout_s") -> Any:
     """Call a method of an agent, for at most `limit_s`, which is the limit of that name.
 
@@ -30,7 +70,6 @@ async def bounded(method: Callable[..., Any], *args: Any, limit_s: float, flag: 
         StepTimeout: it took longer.
     """
     loop = asyncio.get_running_loop()
-    work = loop.create_task(call(method, *args))
     over: asyncio.Future[None] = loop.create_future()  # as asyncio.wait does, for one task only: this is every turn's
 
     def end(_: Any) -> None:
@@ -38,15 +77,18 @@ async def bounded(method: Callable[..., Any], *args: Any, limit_s: float, flag: 
         if not over.done():
             over.set_result(None)
 
+    clock = _Clock(limit_s, end)
+    outer = _CLOCK.set(clock)
+    work = loop.create_task(call(method, *args))
+    _CLOCK.reset(outer)
     work.add_done_callback(_forget)
     work.add_done_callback(end)
-    timer = loop.call_later(limit_s, end, None)
     try:
         await over
         if work.done():
             return work.result()
     finally:
-        timer.cancel()
+        clock.cancel()
         if not work.done():
             work.cancel()
             await asyncio.wait({work}, timeout=_CANCEL_GRACE_S)

@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from agentenv.agent import create
 from agentenv.chat import Chat
@@ -67,8 +67,8 @@ async def until_signal(
     return signals
 
 
-def described(chat: Chat, config: RunConfig) -> dict[str, str]:
-    """What the probe of the chat template found, for the screen and the run directory.
+def described(chat: Chat, config: RunConfig, *, flag: Literal["model", "pretrain"] = "pretrain") -> dict[str, str]:
+    """What the probe of the chat template found, for the screen and the run directory; `flag` names the model.
 
     Raises:
         ConfigError: prompts are to be rendered, and the template cannot.
@@ -84,8 +84,9 @@ def described(chat: Chat, config: RunConfig) -> dict[str, str]:
     template = chat.template
     if template.kind == "unsupported" and config.apply_chat_template:
         raise ConfigError(
-            f"--model: expected a chat template that renders user, assistant and user, got one of {config.model} that "
-            f"does not: {template.error}. Use another model or --tokenizer, or --no_apply_chat_template for raw text."
+            f"--{flag}: expected a chat template that renders user, assistant and user, got one of {config.model} that "
+            f"does not: {template.error}. Use another model{' or --tokenizer' if flag == 'model' else ''}, or "
+            "--no_apply_chat_template for raw text."
         )
     facts = "; ".join([*template.reasons, *([template.error] if template.error else [])])
     said = f"{template.kind}{f' ({facts})' if facts else ''}, turns end with {template.close or 'nothing'!r}"

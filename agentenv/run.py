@@ -71,7 +71,7 @@ async def _run(config: RunConfig, stdout: TextIO) -> int:
     model = resolve_model(config.model)
     tokenizer = load_tokenizer(resolve_model(config.tokenizer) if config.tokenizer else model)
     chat = Chat(tokenizer, stop_token_ids=load_stop_token_ids(model), options=config.chat_options)
-    template = described(chat, config)
+    template = described(chat, config, flag="model")
     engine_name, args = _engine_of(config)
     if isinstance(source, EnvSource | ChatAgentSource):
         await try_constructor(source, config.limits.step_timeout_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,6 +37,8 @@ class ErrorPolicy:
     """The run stops when more than this share of the episodes failed."""
     min_episodes: int = 20
     """Episodes that must be over before the share is judged."""
+    window: int | None = None
+    """Judge only the last so many; None: all of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class EpisodeRunner:
         self.sampling, self.limits, self.concurrency, self.policy = sampling, limits, concurrency, policy
         self.num_running = self.num_done = self.num_failed = self.num_retries = 0
         self.errors: Counter[str] = Counter()
+        self._recent: deque[str | None] = deque(maxlen=policy.window or 0)  # the messages of those that failed
         self.in_flight: dict[str, asyncio.Task[Any] | None] = {}
         """The task that runs an episode, by the episode's id, until its record has been handed over."""
         self._draining = asyncio.Event()
@@ -117,16 +120,17 @@ class EpisodeRunner:
         Raises:
             RunStopped: it is above the policy's; with the first three messages.
         """
-        if self.num_done and self.num_failed / self.num_done > self.policy.max_error_share:
-            messages = "; ".join(f"{message.rstrip('.')} ({count} times)" for message, count in self._first_errors())
+        recent = list(self._recent)[-self.num_done :] if self.num_done else []  # counts may have been set back
+        errors = Counter(filter(None, recent)) if self.policy.window else self.errors
+        num_failed, num_done = (errors.total(), len(recent)) if self.policy.window else (self.num_failed, self.num_done)
+        if num_done and num_failed / num_done > self.policy.max_error_share:
+            first = list(errors.items())[:3]
+            messages = "; ".join(f"{message.rstrip('.')} ({count} times)" for message, count in first)
             raise RunStopped(
-                f"run: expected at most {self.policy.max_error_share:.0%} of the episodes to fail, got "
-                f"{self.num_failed} of {self.num_done}. First errors: {messages}. "
+                f"run: expected at most {self.policy.max_error_share:.0%} of the episodes to fail, got {num_failed} of "
+                f"{'the last ' if self.policy.window else ''}{num_done}. First errors: {messages}. "
                 "Mend the environment or the engine and --resume, or raise --max_error_share."
             )
-
-    def _first_errors(self) -> list[tuple[str, int]]:
-        return list(self.errors.items())[:3]
 
     async def _work(self, pending: Iterator[PlannedEpisode], on_end: OnEnd) -> None:
         while not self.draining and (planned := next(pending, None)) is not None:
@@ -140,27 +144,29 @@ class EpisodeRunner:
         """
         self.in_flight[planned.episode_id] = asyncio.current_task()
         try:
-            await self._run_one(planned, on_end)
+            self._recent.append(await self._run_one(planned, on_end))
         finally:
             del self.in_flight[planned.episode_id]
         if self.num_done >= self.policy.min_episodes:
             self.check_error_share()
 
-    async def _run_one(self, planned: PlannedEpisode, on_end: OnEnd) -> None:
+    async def _run_one(self, planned: PlannedEpisode, on_end: OnEnd) -> str | None:
+        """Count an episode and hand it over; the message of its error."""
         self.num_running += 1
         try:
             trajectory = await self._episode(planned)
         finally:
             self.num_running -= 1
-        self._count(trajectory)
+        message = self._count(trajectory)
         try:
             await _handed_over(trajectory, on_end)
         except DataError as error:
             bare = _without_content(trajectory, error)
             self.num_done -= 1
             self.num_failed -= trajectory.error is not None
-            self._count(bare)
+            message = self._count(bare)
             await _handed_over(bare, on_end)
+        return message
 
     async def _episode(self, planned: PlannedEpisode) -> Trajectory:
         """Run an episode, again where infrastructure failed, and give its last attempt."""
@@ -195,13 +201,16 @@ class EpisodeRunner:
         except TimeoutError:
             return
 
-    def _count(self, trajectory: Trajectory) -> None:
+    def _count(self, trajectory: Trajectory) -> str | None:
         self.num_done += 1
-        if trajectory.error is not None:
-            self.num_failed += 1
-            error = trajectory.error
-            place = f" at {error.place}" if error.place else ""
-            self.errors[f"{error.where}{place}: {error.type}: {error.message}"] += 1
+        error = trajectory.error
+        if error is None:
+            return None
+        self.num_failed += 1
+        place = f" at {error.place}" if error.place else ""
+        message = f"{error.where}{place}: {error.type}: {error.message}"
+        self.errors[message] += 1
+        return message
 
 
 async def _handed_over(trajectory: Trajectory, on_end: OnEnd) -> None:

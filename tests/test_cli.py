@@ -53,13 +53,19 @@ WRONG = {
         "expected one of run, train, list, doctor, check, tokens, sandbox, launch, got 'zzz'. Run `agentenv --help`.",
     ),
     "flag with a slip": ([*RUN, "--tempratur", "1"], "Did you mean --temperature?"),
-    "flag of nobody": ([*RUN, "--zzzzzz"], "Unrecognized options: --zzzzzz. Run `agentenv run --help`"),
-    "stray word": ([*RUN, "word"], "Unrecognized options: word"),
-    "integer expected": ([*RUN, "--n", "x"], "Error parsing --n: invalid literal for int()"),
-    "no fraction": ([*RUN, "--max_turns", "1.5"], "--max_turns"),
-    "number or None": ([*RUN, "--seed", "x"], "--seed"),
-    "value missing": (["run", "--env"], "Missing value for argument '--env'"),
-    "engine unknown": ([*RUN, "--engine", "vlm"], "Expected one of ('auto', 'hf', 'vllm_local'"),
+    "flag of nobody": (
+        [*RUN, "--zzzzzz"],
+        "agentenv run: expected one of its flags, got --zzzzzz. Run `agentenv run --help` for",
+    ),
+    "stray word": ([*RUN, "word"], "agentenv run: expected flags, got 'word'. Run `agentenv run --help`"),
+    "integer expected": ([*RUN, "--n", "x"], "error: --n: expected an integer, got 'x'. Change the value."),
+    "no fraction": ([*RUN, "--max_turns", "1.5"], "--max_turns: expected an integer, got '1.5'"),
+    "number or None": ([*RUN, "--seed", "x"], "error: --seed: expected an integer or None, got 'x'. Change the value."),
+    "value missing": (["run", "--env"], "error: --env: expected a value, got none. Give one."),
+    "engine unknown": (
+        [*RUN, "--engine", "vlm"],
+        "error: --engine: expected one of auto, hf, vllm_local, vllm_http, ray, scripted, got 'vlm'.",
+    ),
     "n too small": ([*RUN, "--n", "0"], "--n: expected an integer >= 1, got 0"),
     "limit too small": ([*RUN, "--limit", "0"], "--limit: expected an integer >= 1, got 0"),
     "share out of range": ([*RUN, "--max_error_share", "2"], "--max_error_share: expected a number in [0, 1], got 2.0"),
@@ -109,12 +115,15 @@ WRONG = {
     "resume a file": (["run", "--resume", "--out", "good.py"], "expected a run directory in --out, got 'good.py'"),
     "resume no run": (["run", "--resume", "--out", "tok"], "expected a run directory in --out, got 'tok'"),
     "out is a file": ([*RUN, "--out", "good.py"], "good.py: expected a directory that can be written"),
-    "check what": (["check"], "Missing from agentenv check"),
+    "check what": (
+        ["check"],
+        "agentenv check: expected agent_func.py, or an environment or an agent with `run`: installed",
+    ),
     "check nothing": (["check", "nope.py"], "nope.py: expected an existing .py file"),
     "check two": (["check", "two.py"], "got ['A', 'B']"),
     "check kwargs": (["check", "good.py:A", "--env_kwargs", "3"], "--env_kwargs: expected a JSON object, got '3'"),
-    "list flag": (["list", "--jsn"], "agentenv list: Unrecognized options: --jsn. Did you mean --json?"),
-    "doctor flag": (["doctor", "--all"], "agentenv doctor: Unrecognized options: --all"),
+    "list flag": (["list", "--jsn"], "agentenv list: expected one of its flags, got --jsn. Did you mean --json?"),
+    "doctor flag": (["doctor", "--all"], "agentenv doctor: expected one of its flags, got --all. Run"),
 }
 
 
@@ -144,8 +153,7 @@ def test_a_process_says_the_same_line_whatever_its_terminal_can_draw(env):
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "agentenv: error: agentenv run: Unrecognized options: --tempratur, 1. Did you mean --temperature? "
-        "Run `agentenv run --help` for the flags.\n"
+        "agentenv: error: agentenv run: expected one of its flags, got --tempratur. Did you mean --temperature?\n"
     )
 
 

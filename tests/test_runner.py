@@ -316,6 +316,44 @@ async def test_share_zero_stops_at_the_first_failure_after_the_fuse_and_share_on
     assert len(await run_all(patient, plan(make_tasks(50), 1))) == 50
 
 
+def failing(numbers):
+    def behave(states):
+        return raises(ValueError(f"bug {states['label']}"))(states) if int(states["label"]) in numbers else END
+
+    return behave
+
+
+async def test_with_a_window_only_the_last_episodes_count_however_many_were_good_before():
+    behave = failing({number for number in range(400, 500) if number % 4})
+    policy = ErrorPolicy(window=40, max_error_share=0.25)
+    whole = make_runner(behave, concurrency=1, policy=replace(policy, window=None))
+    assert len(await run_all(whole, plan(make_tasks(500), 1))) == 500
+    runner, ended = make_runner(behave, concurrency=1, policy=policy), []
+    with pytest.raises(RunStopped, match=r"at most 25% of the episodes to fail, got 11 of the last 40") as stopped:
+        await runner.run(plan(make_tasks(500), 1), ended.append)
+    assert len(ended) == 415
+    assert "ValueError: bug 401 (1 times)" in str(stopped.value)
+
+
+async def test_with_a_window_an_old_failure_is_forgotten():
+    policy = ErrorPolicy(window=40, max_error_share=0.25)
+    early = failing(set(range(30, 40)))
+    runner = make_runner(early, concurrency=1, policy=policy)
+    assert len(await run_all(runner, plan(make_tasks(100), 1))) == 100
+    runner.check_error_share()
+    assert runner.num_failed == 10
+
+
+async def test_with_a_window_what_was_before_the_counts_were_set_back_is_forgotten():
+    runner = make_runner(failing(set(range(10))), concurrency=1, policy=ErrorPolicy(window=40, max_error_share=0.25))
+    await run_all(runner, plan(make_tasks(15), 1))
+    with pytest.raises(RunStopped, match="10 of the last 15"):
+        runner.check_error_share()
+    runner.num_done = runner.num_failed = 0
+    await run_all(runner, plan(make_tasks(30)[20:], 1))
+    runner.check_error_share()
+
+
 # --- ending early -------------------------------------------------------------------------------------------------
 
 

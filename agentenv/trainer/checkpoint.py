@@ -41,6 +41,8 @@ _CHUNK_BYTES = 1 << 22
 class Checkpoints:
     """The checkpoints in `folder`, of which the newest `keep` are kept. One process writes there at a time.
 
+    `facts`, as JSON has them, say what training they are of: each checkpoint holds them, see `facts_of`.
+
     Example::
 
         checkpoints = Checkpoints(run / "checkpoints", keep=3)
@@ -52,10 +54,10 @@ class Checkpoints:
         ConfigError: the folder cannot be made.
     """
 
-    def __init__(self, folder: Path, *, keep: int) -> None:
+    def __init__(self, folder: Path, *, keep: int, facts: Mapping[str, Any] | None = None) -> None:
         if keep < 1:
             raise ConfigError(f"--max_ckpt_num: expected at least 1, got {keep}. Keep one to go on from.")
-        self.folder, self.keep = Path(folder), keep
+        self.folder, self.keep, self._facts = Path(folder), keep, dict(facts or {})
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -78,7 +80,7 @@ class Checkpoints:
             if revisions := [revision for found, revision, _ in self._found() if found == step]:
                 path = path.with_name(f"{path.name}.{max(revisions) + 1}")
             temporary.mkdir()
-            _write(temporary, step, dict(state), trajectories)
+            _write(temporary, {"step": step, "training": self._facts}, dict(state), trajectories)
             temporary.rename(path)
             sync_directory(self.folder)
         except OSError as error:
@@ -132,6 +134,17 @@ class Checkpoints:
         with (path / BUFFER).open("rb") as file:
             trajectories = [trajectory_from_dict(json.loads(episode)) for episode in _episodes(file)]
         return int(_read_meta(path)["step"]), state, trajectories
+
+    @property
+    def num_damaged(self) -> int:
+        """Folders that are no whole checkpoint, as a power cut may leave them."""
+        return sum(_problem(path, checksums=True) is not None for _, _, path in self._found())
+
+    @staticmethod
+    def facts_of(path: Path) -> dict[str, Any]:
+        """What training a checkpoint is of, in the words of who wrote it; empty where that was an older agentenv."""
+        facts = _read_meta(path).get("training")
+        return facts if isinstance(facts, dict) else {}
 
     @staticmethod
     def step_of(path: Path) -> int:
@@ -191,7 +204,7 @@ def _counted(path: Path, entries: dict[str, dict[str, Any]]) -> Iterator[_Counte
     entries[path.name] = {"size": counted.size, "crc32": f"{counted.crc:08x}"}
 
 
-def _write(folder: Path, step: int, state: dict[str, Any], trajectories: Sequence[Trajectory]) -> None:
+def _write(folder: Path, head: dict[str, Any], state: dict[str, Any], trajectories: Sequence[Trajectory]) -> None:
     import torch
 
     entries: dict[str, dict[str, Any]] = {}
@@ -207,7 +220,7 @@ def _write(folder: Path, step: int, state: dict[str, Any], trajectories: Sequenc
             file.write(encode_line(trajectory))
     meta = {
         "schema_version": SCHEMA_VERSION,
-        "step": step,
+        **head,
         "num_trajectories": len(trajectories),
         "versions": {"agentenv": agentenv.__version__, "torch": torch.__version__},
         "files": entries,

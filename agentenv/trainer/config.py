@@ -19,6 +19,8 @@ from agentenv.types import ChatOptions, Limits, SamplingParams
 Estimator = Literal["reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo", "flash_reinforce", "gae"]
 Correction = Literal["off", "tis", "icepop", "seq-mask-tis"]
 Scheduler = Literal["constant", "linear", "cosine", "cosine_with_min_lr"]
+_JUDGED = 200
+"""Episodes at least that --max_error_share is judged over: of fewer, chance alone would stop a long training."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class TrainConfig:
     max_retries: int = 2
     """How often an episode is run again after an infrastructure error."""
     max_error_share: float = 0.2
-    """Stop when more than this share of the episodes failed."""
+    """Stop when more than this share of the last episodes failed: those of two train steps, and at least 200."""
 
     # Asynchronous training.
     async_train: bool = False
@@ -257,8 +259,8 @@ class TrainConfig:
     """MLflow's tracking URI."""
     progress: Literal["auto", "live", "plain", "none"] = "auto"
     """How to show progress; auto: live on a terminal, else plain lines."""
-    log_level: Literal["debug", "info", "warning", "error"] = "error"
-    """Log records to show on stderr."""
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    """Log records to show on stderr: a warning tells of what went wrong and was mended."""
 
     def __post_init__(self) -> None:
         """Refuse what is out of bounds or contradicts itself, each with the flag to change."""
@@ -299,7 +301,8 @@ class TrainConfig:
     @property
     def policy(self) -> ErrorPolicy:
         """What becomes of episodes that fail."""
-        return ErrorPolicy(max_retries=self.max_retries, max_error_share=self.max_error_share)
+        window = max(_JUDGED, 2 * self.num_samples)
+        return ErrorPolicy(max_retries=self.max_retries, max_error_share=self.max_error_share, window=window)
 
     @property
     def episodes(self) -> RunConfig:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 from agentenv.config import parse_json_object
 from agentenv.errors import ConfigError
@@ -30,6 +31,22 @@ ABOVE_ZERO = ("actor_learning_rate", "critic_learning_rate", "temperature", "eps
 SHARES = ("gamma", "lambd", "lr_warmup_ratio", "max_error_share")
 OFF_OR_COUNT = ("eval_steps", "save_steps", "freezing_actor_steps")
 RANGES = ("dynamic_filtering_reward_range", "reward_clip_range", "is_correction_threshold")
+ONLY_WITH: Mapping[str, tuple[str, ...]] = {
+    "eval_split": ("eval_dataset",), "eval_steps": ("eval_dataset",), "eval_temperature": ("eval_dataset",),
+    "eval_n_samples_per_prompt": ("eval_dataset",), "lora_alpha": ("lora_rank",), "lora_dropout": ("lora_rank",),
+    "target_modules": ("lora_rank",), "overlong_penalty_factor": ("overlong_buffer_len",),
+    "train_max_tokens_per_gpu": ("use_dynamic_batch",), "dynamic_filtering_reward_range": ("dynamic_filtering",),
+    "is_correction_threshold": ("is_correction",), "env_actor_cpus": ("env_actors",), "wandb_org": ("use_wandb",),
+    "wandb_group": ("use_wandb",), "wandb_project": ("use_wandb", "use_mlflow"),
+    "wandb_run_name": ("use_wandb", "use_mlflow", "use_tensorboard"),
+}  # fmt: skip
+"""Flags that say something only where another one is set: one of these."""
+TRACKERS = {"use_wandb": "an API key, or True", "use_tensorboard": "a folder", "use_mlflow": "a tracking URI"}
+FOR_GAE = ("critic_pretrain", "value_clip", "freezing_actor_steps", "critic_learning_rate", "lambd")
+FOR_VLLM = ("vllm_tensor_parallel_size", "vllm_gpu_memory_utilization", "enable_prefix_caching", "enforce_eager")
+FOR_RAY = ("engine_cpus", "engine_gpus", "ray_runtime_env", "ray_placement", "ray_wait_s")
+WHITENED = ("reinforce", "reinforce_baseline", "gae")
+"""Estimators whose advantages are divided by their standard deviation over the batch."""
 
 
 def check(config: TrainConfig) -> None:
@@ -43,6 +60,18 @@ def check(config: TrainConfig) -> None:
             raise ConfigError(f"--{flag}: expected {expected}, got {got}. {mend}")
 
 
+def refuse_unread(config: TrainConfig) -> None:
+    """Refuse the first flag that was given another value than its default and that nothing would read.
+
+    Raises:
+        ConfigError: it, with the flag that it needs beside it, or that takes its place.
+    """
+    for unread in (_alone, _overridden):
+        for flag, expected, got, mend in unread(config):
+            raise ConfigError(f"--{flag}: expected {expected}, got {got}. {mend}")
+
+
+_NO_CRITIC = "Only gae has a critic; leave the flag out."
 _Wrong = Iterator[tuple[str, str, str, str]]
 """The flag, what was expected of it, what it is, and what to do."""
 
@@ -93,6 +122,9 @@ def _source(config: TrainConfig) -> _Wrong:
     if parse_json_object("--env_kwargs", config.env_kwargs) and config.env is None:
         yield "env_kwargs", "--env beside it", "none", "An agent_func.py sets `agent_kwargs` in its AgentExecutor."
     parse_json_object("--ray_runtime_env", config.ray_runtime_env)
+    for name, expected in TRACKERS.items():
+        if str(getattr(config, name)).lower() in ("", "false", "no", "off", "0"):
+            yield name, expected, repr(getattr(config, name)), "Leave the flag out, and nothing is logged there."
 
 
 def _sizes(config: TrainConfig) -> _Wrong:
@@ -145,16 +177,76 @@ def _algorithm(config: TrainConfig) -> _Wrong:
         )
         yield "is_correction", f"off with --top_p {config.top_p}", config.is_correction, mend
     if config.advantage_estimator != "gae":
-        for name, used in (
-            ("critic_pretrain", config.critic_pretrain is not None),
-            ("lambd", config.lambd != 1),
-            ("freezing_actor_steps", config.freezing_actor_steps != -1),
-        ):
-            if used:
-                mend = "Only gae has a critic; leave the flag out."
-                yield name, "--advantage_estimator gae beside it", repr(config.advantage_estimator), mend
+        for name in _given(config, ("critic_pretrain", "lambd", "freezing_actor_steps")):
+            yield name, "--advantage_estimator gae beside it", repr(config.advantage_estimator), _NO_CRITIC
 
 
 def _evaluation(config: TrainConfig) -> _Wrong:
     if config.eval_steps != -1 and config.eval_dataset is None:
         yield "eval_steps", "--eval_dataset beside it", "none", "Name the held-out tasks."
+
+
+def _alone(config: TrainConfig) -> _Wrong:
+    """Flags that nothing reads, because another one is not set."""
+    for name in _given(config, ONLY_WITH):
+        if not any(_is_on(config, other) for other in ONLY_WITH[name]):
+            needed = " or ".join(f"--{other}" for other in ONLY_WITH[name])
+            yield name, f"{needed} beside it", "none", f"Add it, or leave --{name} out."
+    groups: tuple[tuple[tuple[str, ...], bool, str, str, str], ...] = (
+        (FOR_GAE, config.advantage_estimator != "gae", "--advantage_estimator gae beside it",
+            repr(config.advantage_estimator), _NO_CRITIC),
+        (FOR_VLLM, config.engine == "hf", "--engine vllm or auto", "hf", "Only vLLM reads it; leave the flag out."),
+        (FOR_RAY, not config.ray, "no --no_ray beside it", "both", "Only Ray's actors read it; leave one of them out."),
+    )  # fmt: skip
+    for names, unread, expected, got, mend in groups:
+        for name in _given(config, names) if unread else ():
+            yield (f"no_{name}" if getattr(config, name) is False else name), expected, got, mend
+
+
+def _overridden(config: TrainConfig) -> _Wrong:
+    """Flags whose place another one takes."""
+    estimator, queue, generated = config.advantage_estimator, config.async_queue_size, config.vllm_generate_batch_size
+    rules = (
+        ("num_episodes", config.max_train_steps is not None, "no --max_train_steps beside it", "both",
+            "That alone says how long it trains; leave one of them out."),
+        ("eps_clip", config.eps_clip_low_high is not None, "no --eps_clip_low_high beside it", "both",
+            "That says both ranges; leave one of them out."),
+        ("loss_agg_mode", config.policy_loss_type == "gspo" and config.loss_agg_mode != "seq-mean-token-mean",
+            "seq-mean-token-mean with --policy_loss_type gspo", repr(config.loss_agg_mode),
+            "gspo is a mean over samples; leave the flag out."),
+        ("max_staleness", config.async_train and config.staleness_bound > queue,
+            f"at most --async_queue_size {queue}", str(config.max_staleness),
+            "No sample is staler than the queue is long; make that longer, or leave the flag out."),
+        ("gamma", config.credit == "episode" and estimator not in ("reinforce", "gae"),
+            "--credit turn, or --advantage_estimator reinforce or gae, beside it", f"--credit episode and {estimator}",
+            "Sums of whole episodes are not discounted; change one of them."),
+        ("no_advantage_std_norm", estimator not in WHITENED, f"one of {', '.join(WHITENED)} beside it", estimator,
+            "Its advantages are not divided over the batch anyway; leave the flag out."),
+        ("vllm_generate_batch_size", (generated or 0) > config.rollout_batch_size and not config.dynamic_filtering,
+            "--dynamic_filtering beside it", "none",
+            "Else what is sampled too much grows stale and is thrown away; add it, or leave the flag out."),
+    )  # fmt: skip
+    for name, used, expected, got, mend in rules:
+        if used and _given(config, (name,)):
+            yield name, expected, got, mend
+
+
+def notes(config: TrainConfig) -> list[str]:
+    """What has no effect beside these flags and is no error, because OpenRLHF's own command lines have it."""
+    rules = (
+        ("micro_train_batch_size", config.use_dynamic_batch, "--use_dynamic_batch fills micro-batches by tokens"),
+        ("micro_rollout_batch_size", config.use_dynamic_batch, "--use_dynamic_batch fills micro-batches by tokens"),
+        ("kl_estimator", config.init_kl_coef == 0, "--init_kl_coef is 0, so there is no reference model"),
+    )
+    said = [(name, why) for name, used, why in rules if used and _given(config, (name,))]
+    return [f"--{name} {getattr(config, name)} has no effect here: {why}" for name, why in said]
+
+
+def _given(config: TrainConfig, names: Iterable[str]) -> list[str]:
+    """Those of the fields that have another value than their default."""
+    usual: dict[str, Any] = {field.name: field.default for field in fields(config)}
+    return [name for name in names if getattr(config, name) != usual[name]]
+
+
+def _is_on(config: TrainConfig, name: str) -> bool:
+    return getattr(config, name) not in (None, False, 0, "off")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -78,6 +78,12 @@ def ages_of(batch: Batch, version: int) -> dict[str, float]:
     ages_N = (version - batch.policy_versions_N).float()
     known = {"mean": float(ages_N.mean()), "max": float(ages_N.max())} if len(ages_N) else {"mean": 0.0, "max": 0.0}
     return {f"staleness_{name}": value for name, value in known.items()}
+
+
+def speed_of(numbers: Mapping[str, float], wall_s: float) -> dict[str, float]:
+    """Samples and action tokens per second, by the numbers of a train step's line."""
+    num, tokens = numbers.get("rollout/num_episodes", 0.0), numbers.get("rollout/action_tokens", 0.0)
+    return {"throughput/samples_per_s": num / wall_s, "throughput/tokens_per_s": num * tokens / wall_s}
 
 
 def rejections_of(rejected: Counter[str], num_groups: int) -> dict[str, float]:

@@ -5,17 +5,18 @@ Shapes: N action tokens of a batch, E its episodes.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from agentenv.trainer.advantages import ActionTokens, AdvantageOptions, Advantages, add_at_the_end, episode_sums
+from agentenv.trainer.advantages import ActionTokens, AdvantageOptions, Advantages, add_at_the_end
 from agentenv.trainer.advantages import estimate as estimate_advantages
 from agentenv.trainer.batch import Batch
 from agentenv.trainer.corrections import CorrectionOptions
 from agentenv.trainer.losses import Aggregation, LossOptions, kl_estimate
-from agentenv.trainer.shaping import overlong_penalty, truncation_penalty
+from agentenv.trainer.shaping import overlong_penalty, truncated_rewards
 
 if TYPE_CHECKING:
     from agentenv.trainer.config import TrainConfig
@@ -130,9 +131,8 @@ def shaped(batch: Batch, config: TrainConfig) -> ActionTokens:
         )
         tokens = add_at_the_end(tokens, penalty_E)
     if config.stop_properly_penalty_coef is not None:
-        rewards_E = episode_sums(tokens.rewards_N, tokens)
-        extra_E = truncation_penalty(rewards_E, batch.truncated_E, config.stop_properly_penalty_coef)
-        tokens = add_at_the_end(tokens, extra_E)
+        rewards_N = truncated_rewards(tokens, batch.truncated_E, config.stop_properly_penalty_coef)
+        tokens = replace(tokens, rewards_N=rewards_N)
     return tokens
 
 

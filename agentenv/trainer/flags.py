@@ -42,8 +42,10 @@ VALUES = {"grpo": "group_norm", "reinforce++": "reinforce", "reinforce++-baselin
 """Names that papers have for --advantage_estimator."""
 
 LENGTHS = ("prompt_max_len", "generate_max_len")
-"""OpenRLHF's until 0.9.7; an agent's episode had their sum."""
+"""OpenRLHF's until 0.9.7: an episode has their sum, and an answer the second."""
 SWITCHES = ("enable_vllm_is_correction", "algo.advantage.is_correction_enable")
+BARE = (*SWITCHES, "use_icepop", "bf16")
+"""Names of older versions that take no value: to be there is to be on."""
 TYPES = ("vllm_is_correction_type", "algo.advantage.is_correction_type")
 THRESHOLDS = ("vllm_is_truncated_threshold", "algo.advantage.is_correction_threshold")
 LEVEL, MODE, GATING = (f"algo.advantage.is_correction_{name}" for name in ("level", "mode", "gating"))
@@ -62,17 +64,24 @@ def resolve(args: Sequence[str], config: type[Any], *, command: str = "train") -
         ConfigError: a flag that nobody has, that has no counterpart here, or that was given by two names.
     """
     head, groups = _split(args)
-    groups = _correction(_lengths([(_field(flag, config, command), values) for flag, values in groups]))
+    groups = [(_field(flag, config, command), values) for flag, values in groups]
+    for flag, values in groups:
+        if flag in BARE and values:
+            raise ConfigError(
+                f"--{flag}: expected no value, got {values[0]!r}. Leave it out; without the flag it is off."
+            )
+    groups = _correction(_lengths(groups))
     given: dict[str, str] = {}
     resolved = list(head)
     for flag, values in groups:
-        name = ALIASES.get(flag, flag)
+        name = "param_dtype" if flag == "bf16" else ALIASES.get(flag, flag)
         if given.setdefault(name, flag) != flag:
             raise ConfigError(
                 f"--{flag}: expected one name, got --{given[name]} as well, which means the same. Leave one out."
             )
         if name == "advantage_estimator":
             values = [VALUES.get(value, value) for value in values]
+        values = ["bf16"] if flag == "bf16" else values
         resolved += [f"--{name}", *(values or (["True"] if name == "use_wandb" else []))]
     return resolved
 
@@ -107,29 +116,29 @@ def _field(flag: str, config: type[Any], command: str) -> str:
 
 
 def _lengths(groups: list[_Group]) -> list[_Group]:
-    """Prompt and answer, each with its bound, as the bound of both together."""
+    """Prompt and answer, each with its bound, as the bound of both together and that of an answer."""
     lengths = {flag: values for flag, values in groups if flag in LENGTHS}
     if not lengths:
         return groups
-    total = 0
+    bounds = []
     for name in LENGTHS:
         value = (lengths.get(name) or ["1024"])[0]  # what OpenRLHF took where it was left out
         if not value.isdigit():
             raise ConfigError(f"--{name}: expected a number of tokens, got {value!r}. Change the value.")
-        total += int(value)
+        bounds.append(int(value))
     for flag, _ in groups:
         if ALIASES.get(flag, flag) in ("max_len", "max_new_tokens"):
             raise ConfigError(
                 f"--{flag}: expected no --{next(iter(lengths))} beside it, got both. Keep --{flag}, the newer name."
             )
-    return [("max_len", [str(total)]), *(group for group in groups if group[0] not in LENGTHS)]
+    both = [("max_len", [str(sum(bounds))]), ("max_new_tokens", [str(bounds[1])])]
+    return [*both, *(group for group in groups if group[0] not in LENGTHS)]
 
 
 def _correction(groups: list[_Group]) -> list[_Group]:
     """Flags of any version about the correction, as `is_correction` and `is_correction_threshold`."""
     said = {flag: values for flag, values in groups if flag in CORRECTION}
-    rest = [("param_dtype", ["bf16"]) if flag == "bf16" else (flag, values) for flag, values in groups]
-    rest = [group for group in rest if group[0] not in CORRECTION]
+    rest = [group for group in groups if group[0] not in CORRECTION]
     if not said:
         return rest
     for flag, _ in rest:
@@ -161,7 +170,9 @@ def _kind(said: Mapping[str, list[str]]) -> str:
             )
         return BY_LEVEL.get((level, mode), "off")
     if not any(name in first for name in SWITCHES):
-        return "off"  # as OpenRLHF: the other flags alone do nothing
+        name = next(iter(first))
+        switch = LEVEL if name in (MODE, GATING) else SWITCHES[name.startswith("algo.")]
+        raise ConfigError(f"--{name}: expected --{switch} beside it, got none. Add it, or leave --{name} out.")
     if "use_icepop" in first:
         return "icepop"
     kind = next((first[name] for name in TYPES if name in first), "tis")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.errors import ConfigError, DataError, RunStopped
+from agentenv.record import sync_directory
 from agentenv.trainer.trackers import Tracker
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,10 @@ class Journal:
             logger.warning("%s: the last line is of step %s, and the checkpoint of %d", self.path, last, resume_step)
         self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._size = kept[-1][1] if kept else 0
+        self._last: dict[str, Any] = {"step": resume_step}
+        self._start = self._size
+        if kept and kept[-1][0]["step"] == resume_step:
+            self._last, self._start = kept[-1][0], kept[-2][1] if len(kept) > 1 else 0
         if size != self._size:
             os.ftruncate(self._fd, self._size)
         os.fsync(self._fd)
@@ -91,17 +96,44 @@ class Journal:
                 f"Journal.log: expected the step after {self.last_step} in an open journal, got {step} with "
                 f"{len(numbers)} numbers. Log every step once, in order."
             )
-        values = {key: _number(value) for key, value in numbers.items()}
-        line = json.dumps({"step": step, **values}, allow_nan=False).encode() + b"\n"
+        start, last = self._size, {"step": step, **{key: _number(value) for key, value in numbers.items()}}
         try:
-            self._write(line)
+            self._write(_line(last))
             if time.monotonic() - self._synced_s >= _SYNC_INTERVAL_S:
                 self.sync()
         except OSError as error:
             raise self._stopped(error) from error
-        self.last_step = step
+        self.last_step, self._last, self._start = step, last, start
         if step % self._logging_steps == 0 or any(key.startswith("eval/") for key in numbers):
             self._track(step, numbers)
+
+    @property
+    def has_evaluation(self) -> bool:
+        """Whether the line of the last step, where there is one, has an evaluation."""
+        return any(key.startswith("eval/") for key in self._last)
+
+    def amend(self, numbers: Mapping[str, float]) -> None:
+        """Add numbers to the line of the last step; a kill leaves the old line or the new one.
+
+        Raises:
+            RunStopped: the disk is full or fails; the old line is whole.
+        """
+        last = self._last | {key: _number(value) for key, value in numbers.items()}
+        temporary = self.path.with_name(f".{METRICS}.tmp")
+        try:
+            content = self.path.read_bytes()[: self._start] + _line(last)
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+            os.close(self._fd)
+            self._fd, self._last, self._size = os.open(self.path, os.O_WRONLY | os.O_APPEND), last, len(content)
+            sync_directory(self.path.parent)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise self._stopped(error) from error
+        self._track(last["step"], numbers)
 
     def _write(self, line: bytes) -> None:
         rest = memoryview(line)
@@ -164,6 +196,10 @@ class Journal:
                     tracker.close()
                 except tracker.failures as error:
                     logger.warning("%s did not end well: %s: %s", tracker.name, type(error).__name__, error)
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return json.dumps(row, allow_nan=False).encode() + b"\n"
 
 
 def _number(value: float | None) -> float | None:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from agentenv.config import parse_json_object
 from agentenv.errors import ConfigError
 from agentenv.trainer.config import TrainConfig
+from agentenv.trainer.config_checks import FOR_GAE
 from agentenv.trainer.launch_limits import refuse, traps
 from agentenv.trainer.openrlhf_flags import CRITIC_TOO, DEFAULTS, DOTTED, DOTTED_SINCE, PLACEMENT, SINCE, VERSIONS
 
@@ -27,8 +28,7 @@ ONLY_WITH = {
     "train_max_tokens_per_gpu": "use_dynamic_batch", "dynamic_filtering_reward_range": "dynamic_filtering",
     "wandb_org": "use_wandb", "wandb_group": "use_wandb", "wandb_project": "use_wandb", "wandb_run_name": "use_wandb",
 }  # fmt: skip
-"""Flags that say something only where another one is set."""
-FOR_GAE = ("critic_pretrain", "value_clip", "freezing_actor_steps", "critic_learning_rate", "lambd")
+"""Flags that OpenRLHF reads only where another one is set."""
 BY_ERA = ("max_len", "max_new_tokens", "param_dtype")
 """Fields whose flags changed with more than their names."""
 LEVEL_AND_MODE = {"tis": ("token", "clip"), "icepop": ("token", "mask"), "seq-mask-tis": ("seq", "mask")}

@@ -22,7 +22,7 @@ from agentenv.trainer import experience
 from agentenv.trainer.batch import Batch, MicroBatch, plain
 from agentenv.trainer.corrections import mismatch
 from agentenv.trainer.critic import Critic
-from agentenv.trainer.losses import token_weights
+from agentenv.trainer.losses import PER_TOKEN, token_weights
 from agentenv.trainer.objective import Known, Share, critic_share, policy_share
 from agentenv.trainer.optimizer import Optimizer, learning_rate_factor
 from agentenv.trainer.policy import Layout, Policy
@@ -33,6 +33,9 @@ from agentenv.trainer.sweep import Sweep
 if TYPE_CHECKING:
     from agentenv.trainer.config import TrainConfig
 
+_MAX_EMPTY = 3
+"""Batches in a row that may have nothing to learn from."""
+
 
 @dataclass(slots=True)
 class Totals:
@@ -40,17 +43,23 @@ class Totals:
 
     sums: dict[str, float] = field(default_factory=dict)
     num_steps: int = 0
+    num_skipped: int = 0
+    """Steps that were not taken, since float16 overflowed."""
     num_oom_splits: int = 0
 
     def add(self, numbers: Mapping[str, float]) -> None:
-        """Add the numbers of one optimiser step."""
+        """Add the numbers of one optimiser step that was taken."""
+        self.num_steps += 1
         for name, number in numbers.items():
             self.sums[name] = self.sums.get(name, 0.0) + number
 
-    def means(self) -> dict[str, float]:
-        """Means over the optimiser steps, of what is a number."""
+    def numbers(self) -> dict[str, float]:
+        """Means over the optimiser steps that were taken, of what is a number; and how many there were."""
         found = {name: total / max(1, self.num_steps) for name, total in self.sums.items()}
-        return {name: value for name, value in found.items() if math.isfinite(value)}
+        means = {name: value for name, value in found.items() if math.isfinite(value)}
+        skipped = {"num_skipped_steps": float(self.num_skipped)} if self.num_skipped else {}
+        counts = {"num_oom_splits": float(self.num_oom_splits), "num_optimizer_steps": float(self.num_steps)}
+        return means | counts | skipped
 
 
 class Learner:
@@ -96,7 +105,7 @@ class Learner:
         self._loss_options = experience.loss_options(config)
         self._shuffle = torch.Generator().manual_seed(config.seed)
         self._sweep = Sweep(config, self._device, self._ranks)
-        self.num_steps = 0
+        self.num_steps = self._num_empty = 0
         """Train steps that were taken."""
         self.is_whole = True
         """The weights are those after a whole train step: the last one did not end in its middle."""
@@ -113,34 +122,33 @@ class Learner:
             the engine gave no log-probabilities.
 
         Raises:
-            RunStopped: a loss or gradient is not finite, before any weight was changed by it; or one sequence alone
-                does not fit into memory.
+            RunStopped: a loss or gradient is not finite, before any weight was changed by it; one sequence alone does
+                not fit into memory; or batch after batch has nothing to learn from.
         """
+        self._check_trained(batch)
         totals = Totals()
         parts = list(self._parts(batch))
         known = self._look(batch, totals, several=len(parts) > 1)
         for episodes in parts:
             self._optimizer_step(batch, known, episodes, totals)
-        self.num_steps, self.is_whole = self.num_steps + 1, True
         trained_N, logprobs_N = batch.trained_N, self._ranks.merged(known.logprobs_N).cpu()
         difference = mismatch(logprobs_N[trained_N], batch.logprobs_N[trained_N])
-        return totals.means() | ({} if math.isnan(difference) else {"logprob_diff": difference}) | {
-            "learning_rate": self._config.actor_learning_rate * self._factor(before=1),
+        metrics = totals.numbers() | ({} if math.isnan(difference) else {"logprob_diff": difference}) | {
+            "learning_rate": self._config.actor_learning_rate * self._factor(),
             "num_tokens": float(trained_N.sum()),
             "num_dropped_tokens": float(batch.num_dropped_tokens),
-            "num_oom_splits": float(totals.num_oom_splits),
-            "num_optimizer_steps": float(totals.num_steps),
         }  # fmt: skip
+        self.num_steps, self.is_whole = self.num_steps + 1, True  # last: what fails before leaves no whole step
+        return metrics
 
     @property
     def _actor_is_frozen(self) -> bool:
         return self.num_steps < self._config.freezing_actor_steps
 
-    def _factor(self, *, before: int = 0) -> float:
+    def _factor(self) -> float:
         config = self._config
-        step = self.num_steps - before
         return learning_rate_factor(
-            config.lr_scheduler, step, self._num_train_steps, warmup_ratio=config.lr_warmup_ratio
+            config.lr_scheduler, self.num_steps, self._num_train_steps, warmup_ratio=config.lr_warmup_ratio
         )
 
     def _parts(self, batch: Batch) -> Iterator[Tensor]:
@@ -225,6 +233,7 @@ class Learner:
             sums |= self._gradients(batch, sequences, loss, self._critic_adam, totals)
             steps.append((self._critic_adam, "critic_grad_norm"))
         numbers = dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True)) if sums else {}
+        numbers |= {name: numbers[name] / float(weights_N.sum()) for name in PER_TOKEN if name in numbers}
         numbers |= {name: adam.norm() for adam, name in steps}
         if self._all_finite(batch, known, numbers, steps):
             self.is_whole = False
@@ -232,8 +241,7 @@ class Learner:
                 adam.step(self._factor())
             totals.add(numbers)
         else:
-            totals.add({"num_skipped_steps": 1.0})
-        totals.num_steps += 1
+            totals.num_skipped += 1
 
     def _gradients(
         self,
@@ -264,6 +272,16 @@ class Learner:
 
     # --- what can go wrong ---
 
+    def _check_trained(self, batch: Batch) -> None:
+        """Count batches in a row in which there is nothing to learn from."""
+        self._num_empty = 0 if bool(batch.trained_N.any()) else self._num_empty + 1
+        if self._num_empty >= _MAX_EMPTY:
+            raise RunStopped(
+                f"train step {self.num_steps + 1}: expected action tokens to learn from, got none in {self._num_empty} "
+                f"steps in a row, and {batch.num_dropped_tokens} without log-probabilities in this one. Use an engine "
+                "that gives them, or leave --is_correction out."
+            )
+
     def _all_finite(
         self, batch: Batch, known: Known, numbers: Mapping[str, float], steps: list[tuple[Optimizer, str]]
     ) -> bool:
@@ -289,7 +307,8 @@ class Learner:
         said = ", ".join(f"{name} {number}" for name, number in wrong.items())
         raise RunStopped(
             f"train step {self.num_steps + 1}: expected a finite loss and gradient, got {said}.{where} No weight was "
-            "changed by it: go on from the last checkpoint with a lower learning rate."
+            "changed by it: go on with --load_checkpoint, which leaves this batch out, and where that is not enough "
+            "with a lower learning rate."
         )
 
     # --- weights, files, going on ---

@@ -12,29 +12,32 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agentenv.errors import EngineError, RunStopped
 from agentenv.metrics import summarize
-from agentenv.record import RunWriter
-from agentenv.trainer.checkpoint import Checkpoints
 from agentenv.trainer.config import TrainConfig
-from agentenv.trainer.evaluate import Evaluation, ages_of, measure, numbers_of, rejections_of, shares_of
-from agentenv.trainer.journal import Journal
+from agentenv.trainer.evaluate import Evaluation, ages_of, measure, numbers_of, rejections_of, shares_of, speed_of
+from agentenv.trainer.records import Records
 from agentenv.trainer.rollouts import Rollouts
 from agentenv.trainer.screen import TrainScreen
+from agentenv.trainer.whole import whole
 from agentenv.trajectory import Group, Trajectory
 
 if TYPE_CHECKING:
     from agentenv.trainer.batch import Batch
     from agentenv.trainer.policy import Layout
 
+_NONE = -1
+"""No step."""
+
 
 class Learns(Protocol):
     """What the loop asks of a learner; `learner.Learner` is the one."""
 
+    num_steps: int
+    """Train steps that were taken."""
     is_whole: bool
     """The weights are those after a whole train step: the last one did not end in its middle."""
 
@@ -52,19 +55,6 @@ class Learns(Protocol):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Records:
-    """Where a training is written down."""
-
-    journal: Journal
-    checkpoints: Checkpoints
-    samples: RunWriter
-    """Gets --save_samples episodes of each train step."""
-    folder: Path
-    newest: Path | None = None
-    """The checkpoint to go on from."""
 
 
 class Loop:
@@ -85,9 +75,9 @@ class Loop:
         self.config, self.learner, self.rollouts, self.evaluation = config, learner, rollouts, evaluation
         self.records, self.screen, self.num_steps = records, screen, num_steps
         self._layout: Layout = layout
-        self.step = self._saved_step = 0
+        self.step = self._saved_step = self._told_step = 0
         """Train steps done."""
-        self._is_training = False
+        self._numbers: dict[str, float] = {}
         self._seconds: dict[str, float] = {}
         self._step_began = time.monotonic()
 
@@ -104,10 +94,12 @@ class Loop:
         self.rollouts.load_state(state["rollouts"], trajectories)
         engine: Any = self.rollouts.runner.engine
         await engine.update_weights(await self._weights(), step)
-        self.step = self._saved_step = self.rollouts.version = step
+        self.step = self._saved_step = self._told_step = self.rollouts.version = step
 
     async def run(self) -> bool:
         """Train to the last step; False when the runner was told to drain before.
+
+        Cancelled amid a train step, it ends with that step: log and checkpoint have whatever was learned.
 
         Raises:
             RunStopped: too many episodes failed, nothing is left to learn from, a loss is no number, or the engines
@@ -115,75 +107,71 @@ class Loop:
         """
         self.screen.start(self.num_steps, self.step + 1)
         self._step_began = time.monotonic()
-        if self.step == 0 and self.evaluation is not None:
-            await self._log(0, await self._evaluate())
+        await self._evaluate_at_an_end()
         while self.step < self.num_steps:
             try:
                 with self._timed("wait_s"):
                     groups = await self.rollouts.take()
                 if groups is None:
                     break
-                numbers = await self._train(groups)
+                await self._train(groups)
+                await self._deliver()
+                await self._log(self.step, self._numbers)
             except BaseException:
                 await self._rescue()
                 raise
-            self.step += 1
-            try:
-                await self._deliver(numbers)
-            except BaseException:  # what was learned outlives it
-                await self._log(self.step, numbers)
-                await self._keep()
-                raise
-            await self._log(self.step, numbers)
             if self._is_due(self.config.save_steps):
                 await self._save()
         await self._save()
         return self.step == self.num_steps
 
     async def _rescue(self) -> None:
-        """A checkpoint of the last whole step, whatever ended the training; none of weights in the middle of one."""
-        if not self._is_training and self.learner.is_whole:
-            self.rollouts.put_back()
-            await self._keep()
-
-    async def _keep(self) -> None:
-        """Save while something else ends the training, and is to be told: a full disk may be the reason of both."""
+        """Line and checkpoint of the last whole step, whatever ended the training; none of weights amid a step."""
+        if not self.learner.is_whole or self.learner.num_steps != self.step:
+            return
+        if self.rollouts.version == self.step:
+            self.rollouts.put_back()  # nothing was learned from them
         try:
-            await asyncio.shield(self._save())
-        except RunStopped as error:
+            try:
+                if self._told_step < self.step:
+                    await self._log(self.step, self._numbers)
+            finally:
+                await self._save()
+        except RunStopped as error:  # a full disk may be the reason of both, and what ended the training is to be told
             self.screen.note(str(error))
 
-    async def _train(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Learn from the groups; the numbers of it and of them."""
+    async def _train(self, groups: Sequence[Group]) -> None:
+        """Learn from the groups: one step more, with the numbers of it and of them."""
         from agentenv.trainer.batch import build
         from agentenv.trainer.experience import needs_rollout_logprobs
 
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         await asyncio.to_thread(self._write_samples, trajectories[: self.config.save_samples])
+        metrics = measure(list(map(summarize, trajectories)), num_samples=self.config.n_samples_per_prompt)
         with self._timed("train_s"):
             batch = await asyncio.to_thread(build, trajectories, need_logprobs=needs_rollout_logprobs(self.config))
-            self._is_training = True
-            try:
-                learned = await asyncio.to_thread(self.learner.train_step, batch)
-            except asyncio.CancelledError:
-                raise  # the thread goes on
-            except BaseException:
-                self._is_training = False
-                raise
-            self._is_training = False
-        metrics = measure(list(map(summarize, trajectories)), num_samples=self.config.n_samples_per_prompt)
+            numbers = {f"time/{key}": value for key, value in shares_of(metrics).items()}
+            rolled = numbers_of(metrics) | ages_of(batch, self.step)
+            numbers |= {f"rollout/{key}": value for key, value in rolled.items()}
+            await whole(self._learn(batch, numbers, num_groups=len(groups)))
+
+    async def _learn(self, batch: Batch, numbers: dict[str, float], *, num_groups: int) -> None:
+        try:
+            learned = await asyncio.to_thread(self.learner.train_step, batch)
+        except RunStopped:  # it may be the batch's fault: handed out again, no restart would ever get past it
+            self.rollouts.give_up()
+            self._saved_step = _NONE
+            raise
+        self.step += 1
         rejected, self.rollouts.rejected = self.rollouts.rejected, Counter()
-        rolled = numbers_of(metrics) | ages_of(batch, self.step) | rejections_of(rejected, len(groups))
-        numbers = {f"train/{key}": value for key, value in learned.items()}
-        numbers |= {f"rollout/{key}": value for key, value in rolled.items()}
-        numbers |= {f"time/{key}": value for key, value in shares_of(metrics).items()}
-        return numbers
+        numbers |= {f"rollout/{key}": value for key, value in rejections_of(rejected, num_groups).items()}
+        self._numbers = numbers | {f"train/{key}": value for key, value in learned.items()}
 
     def _write_samples(self, trajectories: Sequence[Trajectory]) -> None:
         for trajectory in trajectories:
             self.records.samples.append(trajectory)
 
-    async def _deliver(self, numbers: dict[str, float]) -> None:
+    async def _deliver(self) -> None:
         """Bring the new weights to the engines and evaluate them."""
         try:
             with self._timed("sync_s"):
@@ -191,10 +179,21 @@ class Loop:
         except EngineError as error:
             raise RunStopped(f"train step {self.step}: expected engines that take its weights, got: {error}") from error
         if self.step == self.num_steps or self._is_due(self.config.eval_steps):
-            numbers |= await self._evaluate()
+            self._numbers |= await self._evaluate()
 
     async def _weights(self) -> list[tuple[str, Any]]:
         return await asyncio.to_thread(lambda: list(self.learner.weights(layout=self._layout)))
+
+    async def _evaluate_at_an_end(self) -> None:
+        """Before the first step; after the last one where an earlier session had no time for it."""
+        journal = self.records.journal
+        if self.evaluation is None or self.step not in (0, self.num_steps) or journal.has_evaluation:
+            return
+        numbers = await self._evaluate()
+        if journal.last_step is None:
+            await self._log(0, numbers)
+        elif numbers:
+            await whole(asyncio.to_thread(journal.amend, numbers))
 
     async def _evaluate(self) -> dict[str, float]:
         if self.evaluation is None:
@@ -212,12 +211,17 @@ class Loop:
         """A checkpoint of this step, after its line: what is saved has always been told."""
         if self.step == self._saved_step:
             return
+        facts, trajectories = self.rollouts.state()
+
+        def save() -> None:
+            """In a thread, to its end."""
+            state = {"learner": self.learner.state(), "rollouts": facts}
+            self.records.journal.sync()
+            self.records.checkpoints.save(self.step, state, trajectories)
+            self._saved_step = self.step
+
         with self._timed("save_s"):
-            facts, trajectories = self.rollouts.state()
-            state = {"learner": await asyncio.to_thread(self.learner.state), "rollouts": facts}
-            await asyncio.to_thread(self.records.journal.sync)
-            await asyncio.to_thread(self.records.checkpoints.save, self.step, state, trajectories)
-        self._saved_step = self.step
+            await whole(asyncio.to_thread(save))
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
@@ -232,14 +236,9 @@ class Loop:
         now = time.monotonic()
         wall_s = now - self._step_began
         times = {"wall_s": wall_s, "wait_s": 0.0, "train_s": 0.0, "sync_s": 0.0, "eval_s": 0.0, "save_s": 0.0}
-        speed = {}
-        if step and wall_s > 0:
-            num = numbers.get("rollout/num_episodes", 0.0)
-            speed = {
-                "throughput/samples_per_s": num / wall_s,
-                "throughput/tokens_per_s": num * numbers.get("rollout/action_tokens", 0.0) / wall_s,
-            }
+        speed = speed_of(numbers, wall_s) if step and wall_s > 0 else {}
         line = {**numbers, **{f"time/{key}": value for key, value in (times | self._seconds).items()}, **speed}
-        await asyncio.to_thread(self.records.journal.log, step, line)  # trackers may be slow
+        self._told_step = step
+        await whole(asyncio.to_thread(self.records.journal.log, step, line))  # trackers may be slow
         self.screen.step(step, line)
         self._seconds, self._step_began = {}, now

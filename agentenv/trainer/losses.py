@@ -25,6 +25,8 @@ MAX_LOG_RATIO = 20.0
 """Log-ratios are cut here before exp: beyond, clipping has long decided."""
 MAX_KL = 10.0
 """Estimates of the KL divergence are cut here, per token."""
+PER_TOKEN = ("entropy", "clip_ratio", "approx_kl", "is_rejected", "kl")
+"""Metrics that say something of a token and are no part of the loss."""
 MAX_KL_WEIGHT = 10.0
 """Largest importance weight of the unbiased gradient of the KL divergence."""
 
@@ -205,7 +207,7 @@ def policy_loss(inputs: PolicyInputs, options: LossOptions) -> tuple[Tensor, dic
     """The micro-batch's share of the batch's loss, and of its metrics: both add up over micro-batches.
 
     Metrics: policy_loss, kl_loss, entropy, clip_ratio, approx_kl (old to new, k1), is_rejected; each weighed as the
-    loss is.
+    loss is. Those of `PER_TOKEN` are means of tokens once they are divided by the sum of the step's weights.
 
     Raises:
         ConfigError: the options ask for log-probabilities or an entropy that the inputs lack.

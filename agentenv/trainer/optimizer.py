@@ -104,5 +104,8 @@ class Optimizer:
             index: {name: spread(value, parameters[index]) if value.dim() else value for name, value in each.items()}
             for index, each in state["adam"]["state"].items()
         }
+        mine = [{name: group[name] for name in ("weight_decay", "betas")} for group in self._adam.param_groups]
         self._adam.load_state_dict({**state["adam"], "state": moments})
+        for group, flags in zip(self._adam.param_groups, mine, strict=True):
+            group |= flags  # of this session's flags, which may be others
         self._scale = state["scale"]

@@ -63,8 +63,7 @@ def draw(folder: Path) -> list[Path]:
     if not shown:
         return []
     with style(_STYLE):
-        several = [panel for name, panel in shown.items() if name != "throughput" or len(shown) == 1]  # a title has it
-        paths = [_picture(figure, rows, several, Path(folder) / "training.png")]
+        paths = [_picture(figure, rows, list(shown.values()), Path(folder) / "training.png")]
         for name, panel in shown.items():
             paths.append(_picture(figure, rows, [panel], Path(folder) / "plots" / f"{name}.png"))
     return paths
@@ -82,7 +81,7 @@ def _matplotlib() -> tuple[Any, Any]:
 
 
 def _picture(figure: Any, rows: Rows, panels: Sequence[Callable[[Any, Rows], None]], path: Path) -> Path:
-    columns = min(3, len(panels))
+    columns = min(3, len(panels)) if len(panels) <= 6 else 4
     lines = math.ceil(len(panels) / columns)
     width, height = (5.2 * columns, 3.5 * lines) if len(panels) > 1 else (6.6, 3.9)
     picture = figure(figsize=(width, height), dpi=120)
@@ -127,22 +126,41 @@ def score(axes: Any, rows: Rows) -> None:
 
 def times(axes: Any, rows: Rows) -> None:
     """Where the seconds of a step went, on top of each other."""
-    steps = _steps(rows)
-    edges = [edge for step in steps for edge in (step - 0.5, step + 0.5)]
-    below, total = [0.0] * len(steps), [_or_zero(value) for value in _values(rows, "time/wall_s")]
     parts = [(name, [_or_zero(value) for value in _values(rows, f"time/{name}_s")], colour) for name, colour in _TIMES]
+    highest = _stacked(axes, rows, parts, [_or_zero(value) for value in _values(rows, "time/wall_s")], "other")
+    speeds = [value for value in _values(rows, "throughput/samples_per_s") if math.isfinite(value)]
+    speed = f"  ({sum(speeds) / len(speeds):.3g} samples/s)" if speeds else ""
+    axes.set_ylim(0, 1.3 * highest or 1)  # room for the legend
+    _finish(axes, rows, f"Time{speed}", "seconds of a train step")
+    axes.legend(ncols=3, loc="upper left")
+
+
+def episodes(axes: Any, rows: Rows) -> None:
+    """Where the seconds of the episodes went: the engine, the environments' steps, and waiting for either."""
+    parts = [
+        (name, [_or_zero(value) for value in _values(rows, f"time/{name}_share")], colour) for name, colour in _SHARES
+    ]
+    _stacked(axes, rows, parts, [float(any(part[at] for _, part, _ in parts)) for at in range(len(rows))], "wait")
+    axes.set_ylim(0, 1.3)  # room for the legend
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 1], labels=["0", "25", "50", "75", "100"])
+    _finish(axes, rows, "Episodes", "their seconds, % of all")
+    axes.legend(ncols=3, loc="upper left")
+
+
+def _stacked(
+    axes: Any, rows: Rows, parts: Sequence[tuple[str, Sequence[float], str]], total: Sequence[float], rest: str
+) -> float:
+    """Parts (name, a value for each step, colour) on top of each other, then the rest of the total; the highest top."""
+    edges = [edge for step in _steps(rows) for edge in (step - 0.5, step + 0.5)]
     named = [sum(values) for values in zip(*(part for _, part, _ in parts), strict=True)]
-    parts.append(("other", [max(0.0, whole - part) for whole, part in zip(total, named, strict=True)], GREY))
-    for name, values, colour in parts:
+    missing = [max(0.0, whole - part) for whole, part in zip(total, named, strict=True)]
+    below = [0.0] * len(rows)
+    for name, values, colour in (*parts, (rest, missing, GREY)):
         if any(values):
             above = [low + value for low, value in zip(below, values, strict=True)]
             axes.fill_between(edges, _twice(below), _twice(above), color=colour, label=name, linewidth=0, alpha=0.85)
             below = above
-    speeds = [value for value in _values(rows, "throughput/samples_per_s") if math.isfinite(value)]
-    speed = f"  ({sum(speeds) / len(speeds):.3g} samples/s)" if speeds else ""
-    axes.set_ylim(0, 1.3 * max(below) or 1)  # room for the legend
-    _finish(axes, rows, f"Time{speed}", "seconds of a train step")
-    axes.legend(ncols=3, loc="upper left")
+    return max(below)
 
 
 def kl(axes: Any, rows: Rows) -> None:
@@ -196,6 +214,7 @@ def _right(axes: Any, rows: Rows, curve: Curve, label: str) -> Any:
 
 
 _TIMES = (("wait", ORANGE), ("train", BLUE), ("sync", RED), ("eval", GREEN), ("save", PURPLE))
+_SHARES = (("generate", BLUE), ("step", ORANGE))
 _KL = (
     Curve("train/kl", "to the reference", BLUE),
     Curve("train/approx_kl", "within a step", GREEN),
@@ -210,6 +229,7 @@ PANELS: dict[str, tuple[tuple[str, ...], Callable[[Any, Rows], None]]] = {
     "reward": (("rollout/reward", "eval/reward"), reward),
     "score": (("rollout/score", "eval/score", "eval/pass@1"), score),
     "time": (("time/wall_s", *(f"time/{name}_s" for name, _ in _TIMES)), times),
+    "episodes": (tuple(f"time/{name}_share" for name, _ in _SHARES), episodes),
     "kl": (tuple(curve.key for curve in _KL), kl),
     "entropy": (("train/entropy",), entropy),
     "staleness": (tuple(curve.key for curve in _STALENESS), staleness),

@@ -152,6 +152,11 @@ class Rollouts:
         self.num_consumed -= len(self._handed_out)
         self._handed_out = []
 
+    def give_up(self) -> None:
+        """The batch that was handed out last cannot be trained on: others take its place."""
+        self.num_consumed -= len(self._handed_out)
+        self._handed_out = []
+
     async def update_weights(self, named_tensors: Iterable[tuple[str, Any]], version: int) -> None:
         """New weights for what is sampled from now on; with them more groups are admitted.
 
@@ -186,6 +191,8 @@ class Rollouts:
             "num_consumed": self.num_consumed,
             "next": self._next,
             "again": sorted([*self._again, *(admitted.number for admitted in self._open.values())]),
+            "rejected": dict(self.rejected),
+            "rejected_in_a_row": self._rejected_in_a_row,
             "ready": [(admitted.number, admitted.version, len(group.trajectories)) for admitted, group in self._ready],
         }
         return facts, [trajectory for _, group in self._ready for trajectory in group.trajectories]
@@ -194,6 +201,8 @@ class Rollouts:
         """Go on from there: what was in flight is sampled again, first."""
         self.version, self.num_consumed = int(facts["version"]), int(facts["num_consumed"])
         self._next, self._again = int(facts["next"]), deque(facts["again"])
+        self.rejected = Counter(facts.get("rejected", {}))
+        self._rejected_in_a_row = int(facts.get("rejected_in_a_row", 0))
         left = iter(trajectories)
         for number, version, num in facts["ready"]:
             group = tuple(next(left) for _ in range(num))
@@ -227,15 +236,20 @@ class Rollouts:
             running = [episodes.create_task(self._episode(each, admitted)) for each in planned]
         trajectories = tuple(episode.result() for episode in running)
         reason = self._reason_against(trajectories)
-        if reason is None:
+        if self.runner.draining and any(map(self._was_cut_short, trajectories)):
+            self._again.append(admitted.number)
+        elif reason is None:
             self._ready.append((admitted, Group(task.task_id, trajectories)))
             self._rejected_in_a_row = 0
-        elif reason == "failed" and self.runner.draining:
-            self._again.append(admitted.number)  # draining cut its retries short
         else:
             self.rejected[reason] += 1
             self._rejected_in_a_row += 1
             self._check_rejected(reason)
+
+    def _was_cut_short(self, trajectory: Trajectory) -> bool:
+        """Whether draining came before an episode's last retry."""
+        error = trajectory.error
+        return error is not None and error.kind == "infra" and trajectory.attempt < self.runner.policy.max_retries
 
     async def _episode(self, planned: PlannedEpisode, admitted: Admitted) -> Trajectory:
         records: list[Trajectory] = []

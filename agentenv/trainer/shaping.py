@@ -1,6 +1,7 @@
 """What happens to rewards and groups before advantages: penalties for length, and dynamic filtering by score.
 
-Shapes: E episodes. Penalties are what to add to an episode's reward (`advantages.add_at_the_end`).
+Shapes: N action tokens, E episodes. What is to be added to an episode's reward goes to its last action token
+(`advantages.add_at_the_end`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from agentenv.errors import ConfigError
+from agentenv.trainer.advantages import ActionTokens
 
 
 def overlong_penalty(num_tokens_E: Tensor, *, max_tokens: int, buffer_tokens: int, factor: float = 1.0) -> Tensor:
@@ -31,19 +33,20 @@ def overlong_penalty(num_tokens_E: Tensor, *, max_tokens: int, buffer_tokens: in
     return -over_E.clamp(0, buffer_tokens) / buffer_tokens * factor
 
 
-def truncation_penalty(rewards_E: Tensor, truncated_E: Tensor, coef: float) -> Tensor:
-    """float64[E] what turns a truncated episode's reward R into coef·R, or, where coef < 0, into coef itself.
+def truncated_rewards(tokens: ActionTokens, truncated_E: Tensor, coef: float) -> Tensor:
+    """float64[N] rewards with which a truncated episode's R becomes coef·R, or, where coef < 0, coef itself.
 
-    Source: ProRL's "stop properly" penalty, as OpenRLHF has it.
+    Each turn keeps its share of its own reward: with credit per turn, what the last one loses is no other's. A negative
+    coefficient is paid at the end, and nothing before. Source: ProRL's "stop properly" penalty, as OpenRLHF has it.
 
     Raises:
         ConfigError: a coefficient above 1.
     """
     if coef > 1:
         raise ConfigError(f"stop_properly_penalty_coef: expected a number up to 1, got {coef!r}. Lower it.")
-    rewards_E = rewards_E.double()
-    target_E = torch.full_like(rewards_E, coef) if coef < 0 else coef * rewards_E
-    return torch.where(truncated_E.bool(), target_E - rewards_E, 0.0)
+    truncated_N, rewards_N = truncated_E.bool()[tokens.episode_N], tokens.rewards_N.double()
+    instead_N = coef * rewards_N if coef >= 0 else coef * tokens.episode_ends_N
+    return torch.where(truncated_N, instead_N, rewards_N)
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ class WandB:
         except ImportError as error:
             raise _missing("--use_wandb", "Weights & Biases", "wandb", error) from error
         self.failures = (wandb.Error, OSError)
-        key = None if config.use_wandb == "True" else config.use_wandb
+        key = None if str(config.use_wandb).lower() == "true" else config.use_wandb
         folder.mkdir(parents=True, exist_ok=True)
         try:
             self._run = wandb.init(

@@ -11,7 +11,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,22 +27,20 @@ from agentenv.engines.ray_actor import EngineBackend
 from agentenv.env_actors.source import in_actors
 from agentenv.errors import ConfigError, DataError, MissingDependency, RunStopped
 from agentenv.loading import EnvSource, EpisodeSource, load_stop_token_ids, load_tokenizer, resolve_model
-from agentenv.metrics import Tally
 from agentenv.opening import described, digest, load_source, load_tasks, then_end, try_constructor, until_signal
-from agentenv.record import RunWriter
 from agentenv.report import LastingStream, quiet_transformers
 from agentenv.runner import EpisodeRunner
-from agentenv.trainer.checkpoint import Checkpoints
 from agentenv.trainer.config import TrainConfig
 from agentenv.trainer.config_checks import GROUP_ESTIMATORS
 from agentenv.trainer.evaluate import Evaluation
-from agentenv.trainer.journal import METRICS, Journal, read_metrics
-from agentenv.trainer.loop import Loop, Records
+from agentenv.trainer.journal import METRICS, read_metrics
+from agentenv.trainer.loop import Loop
+from agentenv.trainer.one_sampling import OneSampling
 from agentenv.trainer.plots import draw
+from agentenv.trainer.records import Records, open_records
 from agentenv.trainer.rollouts import RolloutOptions, Rollouts
 from agentenv.trainer.screen import TrainScreen
 from agentenv.trainer.seat import seat
-from agentenv.trainer.trackers import open_trackers
 from agentenv.types import Task
 from agentenv.watchdog import Watchdog, end_process
 
@@ -52,12 +50,6 @@ if TYPE_CHECKING:
 
 DType = Literal["float32", "bfloat16", "float16"]
 
-FIXED_ON_RESUME = (
-    "pretrain", "critic_pretrain", "agent_func_path", "env", "env_kwargs", "remote_rm_url", "n_samples_per_prompt",
-    "rollout_batch_size", "train_batch_size", "seed", "advantage_estimator", "lora_rank", "lora_alpha",
-    "target_modules",
-)  # fmt: skip
-"""Flags that a training keeps when it goes on from a checkpoint; all others may change."""
 _SHARE_BESIDE_LEARNER = 0.45
 """Of the GPU's memory, for an engine that has none of its own."""
 _GRACE_S = 600.0
@@ -126,7 +118,8 @@ async def _train(config: TrainConfig, crew: Crew | None) -> int:
     if isinstance(job.source, EnvSource | ChatAgentSource):
         await try_constructor(job.source, config.step_timeout_s)
     screen = TrainScreen(config)
-    with _records(job, facts.pop("sha256")) as records:
+    resolved = {"tasks": digest(list(job.tasks)), "template": facts.pop("sha256")}
+    with open_records(config, job.out, resolved, screen.note) as records:
         shown = {
             "agent": config.agent_func_path or config.env or config.remote_rm_url or "",
             "data": f"{config.prompt_data}: {len(job.tasks)} tasks × {config.n_samples_per_prompt}",
@@ -166,44 +159,14 @@ def _prepared(config: TrainConfig) -> _Job:
 
 def _source(config: TrainConfig, episodes: RunConfig) -> EpisodeSource:
     if config.remote_rm_url is None:
-        return load_source(episodes)
+        source = load_source(episodes)
+        if not isinstance(source, ChatAgentSource):
+            return source
+        # Its requests may come with a temperature that its SDK has chosen: flags have the word in a training.
+        return replace(source, options=replace(source.options, request_sampling=False))
     from agentenv.reward_func import load_reward_source
 
     return load_reward_source(config.remote_rm_url)
-
-
-@contextlib.contextmanager
-def _records(job: _Job, template: str) -> Iterator[Records]:
-    """The run directory, alone in it."""
-    config, out = job.config, job.out
-    resolved = {"tasks": digest(list(job.tasks)), "template": template}
-    stored = {"flags": config.to_dict(), "resolved": resolved}
-    free = [f"flags.{name}" for name in config.to_dict() if name not in FIXED_ON_RESUME]
-    begun = (out / METRICS).exists()
-    if begun and not config.load_checkpoint:
-        raise ConfigError(
-            f"{out}: expected no training there, got one. Go on with it with --load_checkpoint, or use another "
-            "--save_path."
-        )
-    with RunWriter.open(
-        out, stored, resume=config.load_checkpoint, may_differ=free, tally=Tally(1), begun=begun
-    ) as samples:
-        folder = Path(config.ckpt_path) if config.ckpt_path else out / "checkpoints"
-        checkpoints = Checkpoints(folder, keep=config.max_ckpt_num)
-        newest = checkpoints.newest()
-        if newest is not None and not config.load_checkpoint:
-            raise ConfigError(
-                f"--ckpt_path: expected no checkpoints, got some in {folder}. "
-                "Go on from them with --load_checkpoint, or name another folder."
-            )
-        step = checkpoints.step_of(newest) if newest is not None else None
-        begins_again = config.load_checkpoint and newest is None  # killed before its first checkpoint
-        if begins_again:
-            (out / METRICS).unlink(missing_ok=True)
-        trackers = open_trackers(config, out, resume_step=-1 if begins_again else step)
-        journal = Journal(out, trackers=trackers, resume_step=step, logging_steps=config.logging_steps)
-        with contextlib.closing(journal):
-            yield Records(journal, checkpoints, samples, out, newest)
 
 
 def _num_gpus() -> int:
@@ -302,19 +265,18 @@ async def _assembled(job: _Job, opened: _Opened, records: Records, screen: Train
     learner = await asyncio.to_thread(_learner, job, opened.gpus)
     learner.failed_batch_path = job.out / "failed-batch.pt"
 
-    def runner(temperature: float, seed: int) -> EpisodeRunner:
+    def runner(temperature: float, seed: int, engine: Engine) -> EpisodeRunner:
         """Episodes of the same kind, sampled in a way of their own."""
         sampling = replace(config.sampling, temperature=temperature, seed=seed)
         return EpisodeRunner(
-            opened.source, engine=opened.engine, chat=job.chat, sampling=sampling, limits=config.limits,
+            opened.source, engine=engine, chat=job.chat, sampling=sampling, limits=config.limits,
             concurrency=config.concurrency, policy=config.policy,
         )  # fmt: skip
 
     evaluation = None
     if job.held_out:
-        evaluation = Evaluation(
-            runner(config.eval_temperature, config.seed + 1), job.held_out, config.eval_n_samples_per_prompt
-        )
+        evaluating = runner(config.eval_temperature, config.seed + 1, opened.engine)
+        evaluation = Evaluation(evaluating, job.held_out, config.eval_n_samples_per_prompt)
     options = RolloutOptions(
         config.rollout_batch_size,
         config.n_samples_per_prompt,
@@ -328,7 +290,8 @@ async def _assembled(job: _Job, opened: _Opened, records: Records, screen: Train
         concurrency=config.concurrency,
         seed=config.seed,
     )
-    rollouts = Rollouts(runner(config.temperature, config.seed), job.tasks, options, screen.episode)
+    sampling = runner(config.temperature, config.seed, OneSampling(opened.engine, config.sampling))
+    rollouts = Rollouts(sampling, job.tasks, options, screen.episode)
     loop = Loop(
         config, learner=learner, rollouts=rollouts, evaluation=evaluation, records=records, screen=screen,
         num_steps=job.num_steps, layout="module" if _engine_of(job)[0] == "hf" else "checkpoint",
@@ -353,6 +316,8 @@ async def _run(job: _Job, loop: Loop) -> int:
     try:
         signals = await until_signal(work, watchdog, drain, grace_s=_GRACE_S)
     finally:
+        if not work.done():  # given up where episodes stalled: its train step and checkpoint go on in a thread
+            await asyncio.wait({work}, timeout=_GRACE_S)
         screen.stop()
         await rollouts.close()
         _plot(loop)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from agentenv.record import read_trajectories
+from agentenv.trainer.checkpoint import Checkpoints
 from agentenv.trainer.journal import read_metrics
 from agentenv.trainer.logprobs import Scores
 from agentenv.trainer.policy import Policy
@@ -39,14 +40,21 @@ def steps(place):
 
 
 def saved(place):
-    return sorted(int(path.name.split("-")[1]) for path in (place / "out/checkpoints").glob("step-*"))
+    return sorted(Checkpoints.step_of(path) for path in (place / "out/checkpoints").glob("step-*"))
 
 
-def goes_on(place, *more):
-    """Resume for one step more than was done, and see that no line is missing or double."""
-    last = steps(place)[-1] if num_lines(place) else 0
+def goes_on(place, *more, after=None):
+    """Resume for one step more than was done, and see that no line is missing, double, or of a step done again.
+
+    `after` is the step that it goes on after; None for the last one that was told.
+    """
+    before = read_metrics(place / "out") if num_lines(place) else []
+    last = before[-1]["step"] if before else 0
+    after = last if after is None else after
     assert command(flags(*more, "--max_train_steps", last + 1, "--load_checkpoint")) == 0
     assert steps(place) == list(range(1, last + 2))
+    untouched = [new == old for new, old in zip(read_metrics(place / "out"), before, strict=False)]
+    assert untouched == [line["step"] <= after for line in before], "lines have seconds: no two are alike"
 
 
 # --- signals ---------------------------------------------------------------------------------------------------------
@@ -80,6 +88,41 @@ def test_the_second_signal_ends_it_at_once(place):
         assert running.wait(WAIT_S) == 130
         assert "Traceback" not in running.stderr
     assert saved(place) == []
+    goes_on(place)
+
+
+SLOW = """
+import time
+from agentenv.trainer.policy import Policy
+
+score = Policy.score
+
+
+def slowly(self, micro, **options):
+    if Path("slow").exists():
+        Path("training").touch()
+        time.sleep(0.5)
+    return score(self, micro, **options)
+
+
+Policy.score = slowly
+"""
+
+
+def test_the_second_signal_amid_a_train_step_ends_it_with_that_step_and_loses_none(place):
+    """With no checkpoint before it: all of the steps are in this one."""
+    (place / "env.py").write_text((place / "env.py").read_text() + SLOW)
+    with forked(flags("--max_train_steps", 10**6), place) as running:
+        running.until(lambda: num_lines(place) >= 3)
+        (place / "slow").touch()
+        running.until(lambda: (place / "training").exists())
+        running.signal(signal.SIGINT)
+        running.until(lambda: "Once more cancels" in running.stderr, WAIT_S)
+        running.signal(signal.SIGINT)
+        assert running.wait(WAIT_S) == 130
+        assert "Traceback" not in running.stderr
+    (place / "slow").unlink()
+    assert saved(place) == [steps(place)[-1]]
     goes_on(place)
 
 
@@ -170,33 +213,137 @@ def test_a_loss_that_is_no_number_stops_it_with_the_batch_saved_and_the_checkpoi
 
     batch = torch.load(place / "out/failed-batch.pt", weights_only=True)
     assert len(batch["sequences"]) == 8
-    assert saved(place) == [1, 2] == steps(place)
+    assert (saved(place), steps(place)) == ([1, 2, 2], [1, 2]), "once more, without the batch"
+    kept = [path for path in (place / "out/checkpoints").iterdir() if path.name.startswith("step-00000002")]
+    states = [torch.load(path / "state.pt", weights_only=True)["learner"]["policy"] for path in kept]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0]), "no weight was changed by it"
     assert command(flags("--max_train_steps", 4, "--load_checkpoint")) == 0
-    assert without_times(place / "out") == without_times(place / "whole"), "no weight was changed by it"
+    told, undisturbed = without_times(place / "out"), without_times(place / "whole")
+    assert told[:2] == undisturbed[:2]
+    assert [line["step"] for line in told] == [1, 2, 3, 4]
+    assert told[2]["rollout/reward"] != undisturbed[2]["rollout/reward"], "of other prompts"
 
 
 # --- disks -----------------------------------------------------------------------------------------------------------
 
 FULL = {
-    "samples": (20_000, ["--save_samples", 8], "out: expected"),
-    "metrics": (9_000, ["--save_samples", 0], "metrics.jsonl: expected a line written"),
-    "checkpoint": (200_000, ["--save_samples", 0, "--save_steps", 1], "expected a checkpoint written"),
+    "samples": (["--save_samples", 8], "out: expected"),
+    "metrics": (["--save_samples", 0], "metrics.jsonl: expected a line written"),
 }
 
 
 @pytest.mark.parametrize("what", FULL)
-def test_a_full_disk_stops_it_with_a_line_that_says_where_and_it_can_go_on(place, what):
-    limit, more, expected = FULL[what]
+def test_a_full_disk_stops_it_with_a_line_that_says_where_and_it_goes_on_from_its_checkpoint(place, what):
+    """A checkpoint of step 5 is there when the disk fills up; then there is no room for another."""
+    more, expected = FULL[what]
+    more = [*more, "--save_steps", 5]
     with forked(flags("--max_train_steps", 10**6, *more), place) as running:
-        running.until(lambda: "out       out" in running.stderr)
+        running.until(lambda: 5 in saved(place) and num_lines(place) > 5)
+        limit = max((place / "out" / name).stat().st_size for name in ("metrics.jsonl", "trajectories.jsonl")) + 500
         resource.prlimit(running.process.pid, resource.RLIMIT_FSIZE, (limit, limit))
         assert running.wait(WAIT_S) == 3
         said = running.stderr
     assert expected in said
+    check_full(place, said, *more, after=saved(place)[-1])
+
+
+def test_a_checkpoint_that_does_not_fit_stops_it_and_it_goes_on_from_the_one_before(place):
+    more = ["--save_samples", 0, "--save_steps", 5]
+    with forked(flags("--max_train_steps", 10**6, *more), place) as running:
+        running.until(lambda: 5 in saved(place))
+        resource.prlimit(running.process.pid, resource.RLIMIT_FSIZE, (200_000, 200_000))
+        assert running.wait(WAIT_S) == 3
+        said = running.stderr
+    assert "expected a checkpoint written" in said
+    check_full(place, said, *more, after=saved(place)[-1])
+
+
+def check_full(place, said, *more, after):
+    """What every full disk leaves."""
     assert "File too large" in said
     assert "Traceback" not in said
     assert not list((place / "out").glob("checkpoints/.tmp-*")), "nothing half written is left"
-    goes_on(place, *more)
+    assert steps(place)[-1] > after == saved(place)[-1]
+    goes_on(place, *more, after=after)
+
+
+# --- what there is to go on from -------------------------------------------------------------------------------------
+
+
+def without(name, argv):
+    return [arg for arg, before in zip(argv, [None, *argv], strict=False) if name not in (arg, before)]
+
+
+def test_checkpoints_that_are_gone_or_damaged_are_told_of_and_nothing_of_the_attempt_before_is_deleted(place, capfd):
+    assert command(flags("--max_train_steps", 2)) == 0
+    before = [(place / "out" / name).read_bytes() for name in ("metrics.jsonl", "trajectories.jsonl")]
+    for path in (place / "out/checkpoints").glob("*/state.pt"):
+        path.write_bytes(path.read_bytes()[:-1])
+    capfd.readouterr()
+    assert command(flags("--max_train_steps", 1, "--load_checkpoint")) == 0
+    said = " ".join(capfd.readouterr().err.split())
+    assert "got none in out/checkpoints but 1 damaged ones; beginning at step 1" in said
+    assert "kept in out: metrics.jsonl.1, trajectories.jsonl.1" in said
+    kept = [(place / "out" / name).read_bytes() for name in ("metrics.jsonl.1", "trajectories.jsonl.1")]
+    assert kept == before
+    assert steps(place) == [1]
+    assert len(list(read_trajectories(place / "out"))) == 8, "of this attempt only"
+
+
+def test_checkpoints_of_another_training_are_refused_whatever_folder_it_writes_to(place, capfd):
+    base = without("--save_path", flags("--ckpt_path", "checkpoints", "--max_train_steps", 1))
+    assert command([*base, "--save_path", "out"]) == 0
+    more = [*base, "--load_checkpoint", "--max_train_steps", 2]
+    for changed, said in (
+        (["--seed", 7], "seed was 42, is now 7"),
+        (["--max_samples", 3], "tasks was '8 tasks, "),
+        (["--advantage_estimator", "rloo"], "advantage_estimator was 'reinforce_baseline', is now 'rloo'"),
+    ):
+        capfd.readouterr()
+        assert command([*more, *changed]) == 2, changed
+        assert said in capfd.readouterr().err
+    assert command([*more, "--save_path", "elsewhere"]) == 0
+    assert [line["step"] for line in read_metrics(place / "elsewhere")] == [2]
+
+
+# --- who samples how -------------------------------------------------------------------------------------------------
+
+
+def test_actions_that_are_sampled_in_another_way_than_they_are_trained_are_refused(place, capfd):
+    (place / "env.py").write_text(
+        (place / "env.py")
+        .read_text()
+        .replace('StepResult("Go on.",', 'StepResult("Go on.", sampling=SamplingParams(temperature=0.3, max_tokens=8),')
+        .replace("from agentenv import", "from agentenv.types import SamplingParams\nfrom agentenv import")
+    )
+    assert command(flags("--env", "env.py:Turns", env=None)) == 2
+    said = " ".join(capfd.readouterr().err.split())
+    assert "expected actions that are sampled as they are trained, with temperature 1.0, got 0.3" in said
+    assert "Traceback" not in said
+    assert command(flags("--env", "env.py:Turns", "--temperature", 0.3, out="other", env=None)) == 0
+    assert all(line["train/logprob_diff"] < 1e-4 for line in read_metrics(place / "other"))
+
+
+INSISTS = """
+import json
+from urllib.request import Request, urlopen
+
+
+class Insists:
+    def run(self, context):
+        body = {"model": "m", "messages": context.messages, "temperature": 0.3}
+        headers = {"Authorization": f"Bearer {context.api_key}", "Content-Type": "application/json"}
+        request = Request(context.base_url + "/chat/completions", json.dumps(body).encode(), headers)
+        answer = json.loads(urlopen(request).read())["choices"][0]["message"]["content"]
+        return (answer or "").count("e") / 8
+"""
+
+
+def test_what_an_agent_with_a_loop_of_its_own_says_of_sampling_is_not_what_it_is_trained_with(place):
+    pytest.importorskip("uvicorn")
+    (place / "insists.py").write_text(INSISTS)
+    assert command(flags("--env", "insists.py:Insists", "--max_train_steps", 2, env=None)) == 0
+    assert all(line["train/logprob_diff"] < 1e-4 for line in read_metrics(place / "out"))
 
 
 # --- Ray -------------------------------------------------------------------------------------------------------------

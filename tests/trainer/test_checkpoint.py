@@ -340,3 +340,21 @@ def test_a_kill_at_any_moment_leaves_a_checkpoint_that_loads_and_steps_never_go_
     num_kills, step = map(int, ran.stdout.split())
     assert num_kills >= 20
     assert step >= 1
+
+
+def test_a_checkpoint_says_what_training_it_is_of(tmp_path):
+    told = Checkpoints(tmp_path / "told", keep=1, facts={"seed": 1, "range": [0, 0.5]}).save(1, {}, [])
+    assert Checkpoints.facts_of(told) == {"seed": 1, "range": [0, 0.5]}
+    older = save_steps(tmp_path / "older", 1).newest()
+    meta = json.loads((older / "meta.json").read_text())
+    (older / "meta.json").write_text(json.dumps({key: meta[key] for key in meta if key != "training"}))
+    assert Checkpoints.facts_of(older) == {}
+    assert Checkpoints(tmp_path / "older", keep=1).newest() == older, "as it was written before"
+
+
+def test_damaged_checkpoints_are_counted(tmp_path):
+    checkpoints = save_steps(tmp_path, 1, 2, 3)
+    assert checkpoints.num_damaged == 0
+    for path in list(tmp_path.glob("*/state.pt"))[:2]:
+        path.write_bytes(path.read_bytes()[:-1])
+    assert checkpoints.num_damaged == 2

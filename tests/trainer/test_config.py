@@ -3,13 +3,15 @@
 import dataclasses
 import json
 import math
+import re
 import shlex
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.cli_flags import parse
+from agentenv.cli_train import configured
 from agentenv.errors import ConfigError
 from agentenv.trainer import config_checks
 from agentenv.trainer.config import TrainConfig
@@ -17,13 +19,14 @@ from agentenv.trainer.flags import ALIASES, CORRECTION, LENGTHS, resolve
 from agentenv.trainer.openrlhf_flags import DOTTED, NO_COUNTERPART
 from tests.trainer.openrlhf_parser import DATA
 
+ROOT = Path(__file__).parents[2]
 AGENT = "--agent_func_path a.py "
 OPENRLHF = json.loads(DATA.read_text())
 FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
 
 
 def config(line):
-    return parse(TrainConfig, "train", resolve(shlex.split(line), TrainConfig))
+    return configured(shlex.split(line))
 
 
 def wrong(line):
@@ -67,6 +70,14 @@ def test_the_guides_command_lines_parse_as_printed(case):
         if flag.startswith("--"):
             expected = True if value.startswith("--") else value
             assert str(flags[flag[2:]]) == str(expected)
+
+
+def test_every_training_that_the_readme_shows_is_taken():
+    shown = re.findall(r"^ *agentenv train ((?:.*\\\n)*.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(shown) >= 4
+    for line in shown:
+        words = shlex.split(line.replace("\\\n", " "), comments=True)
+        assert config_checks.notes(configured(words)) == []
 
 
 def test_model_and_data_are_those_that_ship_where_nothing_else_is_said():
@@ -114,12 +125,12 @@ def test_a_dotted_name_sets_what_the_flat_one_sets(name):
         ("--bf16", {"param_dtype": "bf16"}),
         ("--train.async_enable", {"async_train": True}),
         ("--advantage_estimator grpo", {"advantage_estimator": "group_norm"}),
-        ("--prompt_max_len 100 --generate_max_len 50", {"max_len": 150}),
-        ("--generate_max_len 76", {"max_len": 1100}),
+        ("--prompt_max_len 100 --generate_max_len 50", {"max_len": 150, "max_new_tokens": 50}),
+        ("--generate_max_len 76", {"max_len": 1100, "max_new_tokens": 76}),
+        ("--prompt_max_len 76", {"max_len": 1100, "max_new_tokens": 1024}),
         ("--enable_vllm_is_correction", {"is_correction": "tis"}),
         ("--enable_vllm_is_correction --use_icepop", {"is_correction": "icepop"}),
         ("--enable_vllm_is_correction --vllm_is_correction_type mis", {"is_correction": "seq-mask-tis"}),
-        ("--vllm_is_correction_type icepop", {}),
         (
             "--enable_vllm_is_correction --vllm_is_truncated_threshold 2",
             {"is_correction": "tis", "is_correction_threshold": (0.0, 2.0)},
@@ -138,7 +149,7 @@ def test_a_dotted_name_sets_what_the_flat_one_sets(name):
         ("--algo.advantage.is_correction_level off", {}),
         ("--dynamic_filtering --dynamic_filtering_reward_range 0.1 0.9",
          {"dynamic_filtering": True, "dynamic_filtering_reward_range": (0.1, 0.9)}),
-        ("--target_modules q_proj v_proj", {"target_modules": ("q_proj", "v_proj")}),
+        ("--lora_rank 8 --target_modules q_proj v_proj", {"lora_rank": 8, "target_modules": ("q_proj", "v_proj")}),
     ],
 )  # fmt: skip
 def test_other_names_say_the_same(line, expected):
@@ -154,7 +165,7 @@ WRONG = {
     "another trainer's": ("--num_generations 4", "Did you mean --n_samples_per_prompt?"),
     "nobody's": ("--zzzzzz 1", "got --zzzzzz. Run `agentenv train --help` for the flags."),
     "only OpenRLHF's": ("--zero_stage 3", "--zero_stage: expected a flag of agentenv train, got one that only"),
-    "stray": ("word", "word"),
+    "stray": ("--seed 1 word", "agentenv train: expected flags, got 'word'"),
     "two names": ("--input_key a --prompt_key b", "got --input_key as well, which means the same"),
     "lengths twice": ("--max_len 9 --prompt_max_len 4", "expected no --prompt_max_len beside it"),
     "lengths no number": ("--prompt_max_len x", "--prompt_max_len: expected a number of tokens, got 'x'"),
@@ -167,7 +178,9 @@ WRONG = {
     "both": ("--env math_retry", "expected one of --agent_func_path, --env and --remote_rm_url"),
     "reward function too": ("--remote_rm_url r.py", "got --agent_func_path a.py, --remote_rm_url r.py"),
     "kwargs": ("--env_kwargs '{\"a\": 1}'", "--env_kwargs: expected --env beside it"),
-    "estimator": ("--advantage_estimator ppo2", "Expected one of ('reinforce', 'reinforce_baseline'"),
+    "estimator": ("--advantage_estimator ppo2", "--advantage_estimator: expected one of reinforce, reinforce_baseline"),
+    "a pair of one": ("--adam_betas 0.9", "--adam_betas: expected 2 values, got '0.9'. Give all of them."),
+    "no number": ("--dual_clip q", "--dual_clip: expected a number or None, got 'q'. Change the value."),
     "group of one": ("--n_samples_per_prompt 1", "expected at least 2 for reinforce_baseline, got 1"),
     "filter of one": (
         "--advantage_estimator reinforce --n_samples_per_prompt 1 --dynamic_filtering", "at least 2 with --dynamic_fil",
@@ -175,6 +188,19 @@ WRONG = {
     "range reversed": ("--dynamic_filtering_reward_range 1 0", "expected LOW HIGH with LOW < HIGH, got (1.0, 0.0)"),
     "batch too large": ("--train_batch_size 256", "x --n_samples_per_prompt = 128, got 256"),
     "batch no divisor": ("--train_batch_size 100", "expected a divisor of"),
+    "an older name and the newer": ("--bf16 --param_dtype fp32", "--param_dtype: expected one name, got --bf16"),
+    "the newer and the older": ("--param_dtype fp32 --bf16", "--bf16: expected one name, got --param_dtype as well"),
+    "switch with a value": ("--bf16 False", "--bf16: expected no value, got 'False'. Leave it out"),
+    "correction switched off": ("--enable_vllm_is_correction False", "expected no value, got 'False'"),
+    "it, dotted": ("--algo.advantage.is_correction_enable False", "expected no value, got 'False'"),
+    "kind of no correction": (
+        "--vllm_is_correction_type icepop", "expected --enable_vllm_is_correction beside it, got none",
+    ),
+    "mode of no correction": (
+        "--algo.advantage.is_correction_mode clip", "expected --algo.advantage.is_correction_level beside it, got none",
+    ),
+    "no tracker": ("--use_wandb False", "--use_wandb: expected an API key, or True, got 'False'. Leave the flag out"),
+    "no folder": ("--use_tensorboard ''", "--use_tensorboard: expected a folder, got ''"),
     "oversampling too little": (
         "--async_train --vllm_generate_batch_size 8", "expected at least --rollout_batch_size 16, got 8",
     ),
@@ -216,6 +242,88 @@ WRONG = {
 def test_what_is_wrong_is_said_with_the_flag_to_change(case):
     line, said = WRONG[case]
     assert said in wrong(AGENT + line)
+
+
+SILENT = {
+    **{f"{flag} {value}": f"--{flag}: expected {needs} beside it, got none. Add it, or leave --{flag} out."
+       for flag, value, needs in (
+           ("lora_alpha", 64, "--lora_rank"), ("lora_dropout", 0.1, "--lora_rank"),
+           ("target_modules", "q_proj", "--lora_rank"), ("is_correction_threshold", "0.1 2", "--is_correction"),
+           ("overlong_penalty_factor", 3, "--overlong_buffer_len"),
+           ("dynamic_filtering_reward_range", "0.2 0.8", "--dynamic_filtering"),
+           ("train_max_tokens_per_gpu", 100, "--use_dynamic_batch"), ("env_actor_cpus", 4, "--env_actors"),
+           ("eval_split", "test", "--eval_dataset"), ("eval_temperature", 0.1, "--eval_dataset"),
+           ("eval_n_samples_per_prompt", 9, "--eval_dataset"), ("wandb_org", "z", "--use_wandb"),
+           ("wandb_group", "z", "--use_wandb"), ("wandb_project", "x", "--use_wandb or --use_mlflow"),
+           ("wandb_run_name", "x", "--use_wandb or --use_mlflow or --use_tensorboard"),
+       )},
+    "value_clip 0.1": "--value_clip: expected --advantage_estimator gae beside it",
+    "critic_learning_rate 1e-3": "--critic_learning_rate: expected --advantage_estimator gae beside it",
+    "num_episodes 3 --max_train_steps 5": "--num_episodes: expected no --max_train_steps beside it, got both",
+    "eps_clip 0.1 --eps_clip_low_high 0.2 0.3": "--eps_clip: expected no --eps_clip_low_high beside it, got both",
+    "loss_agg_mode seq-mean-token-sum-norm --policy_loss_type gspo": "--loss_agg_mode: expected seq-mean-token-mean",
+    "max_staleness 4 --async_train": "--max_staleness: expected at most --async_queue_size 1, got 4",
+    "gamma 0.5 --credit episode": "--gamma: expected --credit turn, or --advantage_estimator reinforce or gae, beside",
+    **{f"no_advantage_std_norm --advantage_estimator {name}": f"reinforce_baseline, gae beside it, got {name}"
+       for name in ("rloo", "group_norm", "dr_grpo", "flash_reinforce")},
+    **{f"{flag} --engine hf": f"--{flag.split()[0]}: expected --engine vllm or auto, got hf"
+       for flag in ("vllm_tensor_parallel_size 2", "vllm_gpu_memory_utilization 0.3", "enforce_eager",
+                    "no_enable_prefix_caching")},
+    **{f"{flag} --no_ray": f"--{flag.split()[0]}: expected no --no_ray beside it, got both"
+       for flag in ("engine_cpus 4", "engine_gpus 2", "ray_placement SPREAD", "ray_wait_s 5",
+                    "ray_runtime_env '{\"a\": 1}'")},
+    "vllm_generate_batch_size 64 --async_train": "--vllm_generate_batch_size: expected --dynamic_filtering beside it",
+}  # fmt: skip
+"""Flags that nothing would read."""
+
+
+@pytest.mark.parametrize("line", SILENT)
+def test_a_flag_that_would_have_no_effect_is_refused_with_the_one_it_needs(line):
+    assert SILENT[line] in wrong(f"{AGENT}--{line}")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(f"--{flag} {FIELDS[flag].default}" for flag in (
+            "lora_alpha", "value_clip", "critic_learning_rate", "eval_temperature", "wandb_project", "gamma",
+            "eps_clip", "kl_estimator", "overlong_penalty_factor", "train_max_tokens_per_gpu", "env_actor_cpus",
+            "num_episodes",
+        )),
+        "--lora_rank 4 --lora_alpha 64 --lora_dropout 0.1 --target_modules q_proj",
+        "--is_correction tis --is_correction_threshold 0 2",
+        "--overlong_buffer_len 9 --overlong_penalty_factor 3",
+        "--dynamic_filtering --dynamic_filtering_reward_range 0.2 0.8 --async_train --vllm_generate_batch_size 64",
+        "--advantage_estimator gae --value_clip 0.1 --critic_learning_rate 1e-3 --gamma 0.9 --credit episode",
+        "--advantage_estimator gae --no_advantage_std_norm",
+        "--use_dynamic_batch --train_max_tokens_per_gpu 100",
+        "--env_actors 2 --env_actor_cpus 4",
+        "--eval_dataset d --eval_split s --eval_temperature 0 --eval_n_samples_per_prompt 9 --eval_steps 1",
+        "--use_wandb --wandb_org o --wandb_group g --wandb_project p --wandb_run_name r",
+        "--use_mlflow u --wandb_project p --wandb_run_name r",
+        "--use_tensorboard t --wandb_run_name r",
+        "--policy_loss_type gspo --loss_agg_mode seq-mean-token-mean",
+        "--async_train --async_queue_size 4 --max_staleness 4",
+        "--credit turn --gamma 0.5",
+        "--engine vllm --vllm_tensor_parallel_size 2 --vllm_gpu_memory_utilization 0.3 --enforce_eager",
+        "--ray_placement SPREAD --ray_wait_s 5 --engine_cpus 4 --engine_gpus 2",
+    ],
+)  # fmt: skip
+def test_a_flag_that_is_read_or_says_its_default_is_taken(line):
+    assert config_checks.notes(config(AGENT + line)) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--use_dynamic_batch --micro_train_batch_size 1", "--micro_train_batch_size 1 has no effect here: --use_dyn"),
+        ("--use_dynamic_batch --micro_rollout_batch_size 1", "--micro_rollout_batch_size 1 has no effect here"),
+        ("--init_kl_coef 0 --kl_estimator k2", "--kl_estimator k2 has no effect here: --init_kl_coef is 0"),
+    ],
+)
+def test_what_openrlhfs_own_lines_give_without_effect_is_noted(line, said):
+    (note,) = config_checks.notes(config(AGENT + line))
+    assert said in note
 
 
 @pytest.mark.parametrize(
@@ -302,11 +410,13 @@ def test_the_groups_hold_the_flags_values():
     assert made.clip_range == (0.1, 0.1)
     assert config("--env e --eps_clip_low_high 0.2 0.3").clip_range == (0.2, 0.3)
     assert config("--env e --max_retries 5").policy.max_retries == 5
+    assert config("--env e --rollout_batch_size 4").policy.window == 200
+    assert config("--env e --rollout_batch_size 16").policy.window == 2 * 16 * 8
     assert config("--env e --tool_role user").chat_options.tool_role == "user"
 
 
 def test_what_is_written_down_has_no_api_key_and_is_json():
-    made = config("--env e --use_wandb secret-key --target_modules a b")
+    made = config("--env e --use_wandb secret-key --lora_rank 4 --target_modules a b")
     text = json.dumps(made.to_dict())
     assert "secret" not in text
     again = {key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(text).items()}

@@ -177,6 +177,16 @@ def test_truncated_samples_keep_a_share_of_their_reward_after_other_penalties():
     assert rewards_of(batch, **options, stop_properly_penalty_coef=-1.0)[8::9] == pytest.approx([-1.0, 0.5])
 
 
+@pytest.mark.parametrize(
+    ("coef", "expected"), [(1.0, [1.0, 0.0, 2.0]), (0.5, [0.5, 0.0, 1.0]), (0.0, [0.0] * 3), (-0.5, [0.0, 0.0, -0.5])]
+)
+def test_a_truncated_samples_turns_keep_their_share_each_and_none_is_blamed_for_the_others(coef, expected):
+    """Else the last turn would pay for what all of them earned."""
+    turns = [(1, 1.0), (1, 0.0), (1, 2.0)]
+    batch = build([episode(turns, stop=StopReason.MAX_TURNS), episode(turns)])
+    assert rewards_of(batch, stop_properly_penalty_coef=coef) == [*expected, 1.0, 0.0, 2.0]
+
+
 def test_penalties_of_nothing_are_nothing():
     options = {"max_len": 14, "overlong_buffer_len": 3, "max_new_tokens": 3, "stop_properly_penalty_coef": 0.4}
     assert rewards_of(build([]), **options) == []
@@ -219,3 +229,17 @@ def test_weight_decay_is_for_matrices_only():
     assert optimizer.step(0.5) == 0.05
     assert matrix.flatten().tolist() == pytest.approx([0.975] * 4)
     assert bias.tolist() == [1.0, 1.0]
+
+
+def test_weight_decay_and_betas_that_change_between_two_sessions_hold_from_then_on():
+    def made(**changes):
+        parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in ((2, 2), (2,))]
+        return Optimizer(parameters, flags(**changes), peak=0.1)
+
+    first, second = made(l2=0.1), made(l2=0.5, adam_betas=(0.5, 0.6))
+    first.backward(first.parameters[0].sum() + first.parameters[1].sum())
+    first.step(1.0)
+    second.load_state(first.state())
+    found = [(group["weight_decay"], group["betas"]) for group in second._adam.param_groups]
+    assert found == [(0.5, (0.5, 0.6)), (0.0, (0.5, 0.6))]
+    assert second._adam.state[second.parameters[0]]["step"] == 1, "its moments are those of the state"

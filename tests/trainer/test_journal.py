@@ -44,6 +44,66 @@ def test_a_line_is_a_json_object_with_the_step_first_and_null_for_what_is_not_fi
     journal.close()
 
 
+def test_numbers_that_come_late_are_in_the_line_of_the_last_step(tmp_path):
+    told = []
+
+    class Hears:
+        name, failures = "hears", ()
+
+        def log(self, step, numbers):
+            told.append((step, dict(numbers)))
+
+        def close(self):
+            pass
+
+    log_steps(tmp_path, 1, 2)
+    before = (tmp_path / METRICS).read_bytes().splitlines(keepends=True)
+    journal = Journal(tmp_path, resume_step=2, trackers=[Hears()])
+    assert not journal.has_evaluation
+    journal.amend({"eval/score": 0.5, "eval/low": -math.inf})
+    assert (journal.has_evaluation, told) == (True, [(2, {"eval/score": 0.5, "eval/low": -math.inf})])
+    journal.log(3, {"reward": 3.0})
+    assert not journal.has_evaluation
+    journal.amend({"eval/score": 0.75})
+    journal.close()
+    rows = read_metrics(tmp_path)
+    assert rows[1] == {"step": 2, "reward": 2.0, "eval/score": 0.5, "eval/low": None}
+    assert rows[2] == {"step": 3, "reward": 3.0, "eval/score": 0.75}
+    assert (tmp_path / METRICS).read_bytes().startswith(before[0])
+    assert [path.name for path in tmp_path.iterdir()] == [METRICS], "nothing else is left"
+
+
+def test_without_a_line_of_the_checkpoints_step_late_numbers_are_its_line(tmp_path, caplog):
+    log_steps(tmp_path, 1)
+    journal = Journal(tmp_path, resume_step=2)
+    journal.amend({"eval/score": 0.5})
+    journal.close()
+    assert read_metrics(tmp_path) == [{"step": 1, "reward": 1.0}, {"step": 2, "eval/score": 0.5}]
+    assert "the last line is of step 1" in caplog.text
+
+
+def test_late_numbers_that_do_not_fit_leave_the_old_line(tmp_path):
+    code = f"""
+import resource
+from agentenv.errors import RunStopped
+from agentenv.trainer.journal import Journal
+journal = Journal({str(tmp_path)!r})
+journal.log(1, {{"reward": 1.0}})
+resource.setrlimit(resource.RLIMIT_FSIZE, (40, 40))
+import signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+try:
+    journal.amend({{"eval/a long name": 0.5, "eval/another one": 0.25}})
+except RunStopped as error:
+    print(error)
+journal.close()
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "expected a line written, got [Errno 27] File too large" in said
+    assert read_metrics(tmp_path) == [{"step": 1, "reward": 1.0}]
+    assert [path.name for path in tmp_path.iterdir()] == [METRICS]
+
+
 def test_numbers_of_other_libraries_are_numbers(tmp_path):
     import torch
 

@@ -19,8 +19,9 @@ import pytest
 from agentenv.cli_flags import parse
 from agentenv.errors import ConfigError
 from agentenv.trainer import launch_limits
+from agentenv.trainer.config_checks import FOR_GAE
 from agentenv.trainer.flags import resolve
-from agentenv.trainer.launch import FOR_GAE, ONLY_WITH, LaunchConfig, command, shell
+from agentenv.trainer.launch import ONLY_WITH, LaunchConfig, command, shell
 from agentenv.trainer.openrlhf_flags import DEFAULTS, DOTTED, DOTTED_SINCE, PLACEMENT, SINCE, VERSIONS
 from tests.drivers import command as agentenv
 from tests.trainer import openrlhf_parser

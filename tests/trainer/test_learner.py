@@ -247,6 +247,27 @@ def test_a_batch_of_nothing_changes_nothing_and_says_so(path):
     assert same(before, weights_of(learner))
 
 
+def test_batch_after_batch_of_nothing_is_no_training(path):
+    dropped = build([episode([(2, 1.0)], logprob=math.nan)], need_logprobs=True)
+    learner = learner_of(path, is_correction="tis")
+    for _ in range(2):
+        learner.train_step(dropped)
+    learner.train_step(batch_of())
+    for _ in range(2):
+        learner.train_step(dropped)
+    with pytest.raises(RunStopped, match=r"train step 6: expected action tokens to learn from, got none .* 3 steps"):
+        learner.train_step(dropped)
+    assert learner.num_steps == 5
+
+
+def test_a_step_is_whole_when_it_is_told_and_not_before(path, monkeypatch):
+    learner = learner_of(path)
+    monkeypatch.setattr("agentenv.trainer.learner.mismatch", lambda *_: 1 / 0)  # after the optimiser's step
+    with pytest.raises(ZeroDivisionError):
+        learner.train_step(batch_of())
+    assert (learner.num_steps, learner.is_whole) == (0, False)
+
+
 def test_equal_rewards_teach_nothing(path):
     learner = learner_of(path)
     before = weights_of(learner)
@@ -290,6 +311,19 @@ def test_metrics_are_named_and_all_are_numbers(path):
     assert all(isinstance(value, float) and math.isfinite(value) for value in metrics.values())
     assert metrics["kl"] == 0.0
     assert learner.train_step(batch_of())["kl"] != 0.0
+
+
+@pytest.mark.parametrize("mode", ["seq-mean-token-mean", "seq-mean-token-sum-norm"])
+def test_what_is_said_per_token_does_not_depend_on_what_a_token_weighs_in_the_loss(path, mode):
+    """Episodes of one length: all modes weigh their tokens alike, and what a loss is divided by is nobody's entropy."""
+    batch = batch_of([[(3, 1.0)], [(3, 0.0)]])
+    options = {"init_kl_coef": 0.1, "max_epochs": 2, "actor_learning_rate": 1e-3, "is_correction": "icepop"}
+    options |= {"is_correction_threshold": (0.01, 100.0)}
+    told, other = (learner_of(path, loss_agg_mode=each, **options).train_step(batch) for each in ("token-mean", mode))
+    for name in ("entropy", "kl", "approx_kl", "clip_ratio", "is_rejected"):
+        assert other[name] == pytest.approx(told[name], rel=0.2, abs=1e-6), name
+    assert told["entropy"] > 1.0
+    assert abs(told["kl"]) > 1e-3
 
 
 def test_without_engine_log_probabilities_their_difference_is_left_out(path):
@@ -439,6 +473,17 @@ def test_float16_that_overflows_skips_the_step_and_scales_less(path):
     handle.remove()
     assert "num_skipped_steps" not in learner.train_step(batch_of())
     assert not same(before, weights_of(learner))
+
+
+def test_numbers_are_means_over_the_steps_that_were_taken(path):
+    options = {"param_dtype": "fp16", "rollout_batch_size": 3, "n_samples_per_prompt": 2, "train_batch_size": 3}
+    told, skipping = (learner_of(path, actor_learning_rate=1e-9, **options) for _ in range(2))
+    norms = [math.inf]
+    norm = skipping._adam.norm
+    skipping._adam.norm = lambda: norms.pop() if norms else norm()
+    metrics = skipping.train_step(batch_of())
+    assert (metrics["num_skipped_steps"], metrics["num_optimizer_steps"]) == (1, 1)
+    assert metrics["entropy"] == pytest.approx(told.train_step(batch_of())["entropy"], rel=0.2)
 
 
 def test_float16_and_bfloat16_have_nearly_the_gradient_of_float32(path):

@@ -20,7 +20,8 @@ from agentenv.trainer.checkpoint import Checkpoints
 from agentenv.trainer.config import TrainConfig
 from agentenv.trainer.evaluate import Evaluation
 from agentenv.trainer.journal import Journal, read_metrics
-from agentenv.trainer.loop import Loop, Records
+from agentenv.trainer.loop import Loop
+from agentenv.trainer.records import Records
 from agentenv.trainer.rollouts import RolloutOptions, Rollouts
 from agentenv.trainer.screen import TrainScreen
 from agentenv.types import Limits, SamplingParams, StepResult, Task
@@ -45,13 +46,18 @@ class Counts:
     def __init__(self, events, *, wrong_at=None, during=lambda: None):
         self.events, self.wrong_at, self.during = events, wrong_at, during
         self.weight = torch.zeros(1)
-        self.batches = []
+        self.batches, self.refused = [], []
         self.is_whole = True
+
+    @property
+    def num_steps(self):
+        return int(self.weight)
 
     def train_step(self, batch):
         self.during()
         step = int(self.weight) + 1
         if step == self.wrong_at:
+            self.refused.append(batch)
             raise RunStopped(f"train step {step}: expected a finite loss, got nan.")
         self.weight = self.weight + 1
         self.batches.append(batch)
@@ -101,7 +107,8 @@ class NotedCheckpoints(Checkpoints):
         self.events = events
 
     def save(self, step, state, trajectories):
-        self.events.append(f"save {step} after line {read_metrics(self.folder.parent)[-1]['step']}")
+        lines = read_metrics(self.folder.parent)
+        self.events.append(f"save {step} after line {lines[-1]['step'] if lines else None}")
         return super().save(step, state, trajectories)
 
 
@@ -114,8 +121,8 @@ class Scene:
     ):  # fmt: skip
         self.events, self.folder, self.tokenizer = [], folder, CharTokenizer()
         self.config = TrainConfig(
-            env="math_retry", rollout_batch_size=1, n_samples_per_prompt=2, eval_n_samples_per_prompt=2,
-            progress="none", **({"eval_dataset": "held"} if held_out else {}), **flags,
+            env="math_retry", rollout_batch_size=1, n_samples_per_prompt=2, progress="none",
+            **({"eval_dataset": "held", "eval_n_samples_per_prompt": 2} if held_out else {}), **flags,
         )  # fmt: skip
         self.learner = Counts(self.events, **(learner or {}))
         self.engine = NotedEngine(self.events, self.tokenizer, **(engine or {}))
@@ -136,7 +143,7 @@ class Scene:
         self.checkpoints = NotedCheckpoints(self.events, folder / "checkpoints", keep=2)
         newest = self.checkpoints.newest() if resume else None
         samples = RunWriter.open(folder, {}, resume=resume)
-        journal = Journal(folder, resume_step=None if newest is None else int(newest.name[-8:]))
+        journal = Journal(folder, resume_step=None if newest is None else Checkpoints.step_of(newest))
         options = RolloutOptions(1, 2, max_ahead=ahead, num_batches=steps, **(rollouts or {}))
         self.loop = Loop(
             self.config,
@@ -154,7 +161,8 @@ class Scene:
         try:
             if resume:
                 await self.loop.resume()
-            return await asyncio.wait_for(self.loop.run(), LIMIT_S)
+            async with asyncio.timeout(LIMIT_S):
+                return await self.loop.run()
         finally:
             await self.loop.rollouts.close()
             records.journal.close()
@@ -311,7 +319,7 @@ async def test_a_loss_that_is_no_number_ends_it_and_leaves_the_last_checkpoint(t
     with pytest.raises(RunStopped, match="train step 3: expected a finite loss"):
         await scene.run()
     assert scene.lines("step") == [1, 2]
-    assert scene.saved == ["step-00000001", "step-00000002"]
+    assert scene.saved == ["step-00000002", "step-00000002.1"], "once more, without the batch that failed"
     step, state, _ = scene.checkpoints.load(scene.checkpoints.newest())
     assert (step, float(state["learner"]["weight"])) == (2, 2.0)
     assert scene.engine.policy_version == 2
@@ -350,10 +358,12 @@ async def test_a_checkpoint_holds_what_was_sampled_ahead(tmp_path):
             while not ready and time.monotonic() < deadline:
                 ready[:] = [group for _, group in first.loop.rollouts._ready]
                 time.sleep(0.001)
+        if len(first.learner.batches) == 2:
+            raise RuntimeError("CUDA error")
 
     labels = "01010101"
-    first = Scene(tmp_path, steps=4, ahead=1, save_steps=1, labels=labels, learner={"during": during, "wrong_at": 3})
-    with pytest.raises(RunStopped, match="expected a finite loss"):
+    first = Scene(tmp_path, steps=4, ahead=1, save_steps=1, labels=labels, learner={"during": during})
+    with pytest.raises(RuntimeError, match="CUDA error"):
         await first.run()
     _, _, waiting = first.checkpoints.load(first.checkpoints.newest())
     assert {t.group_id for t in waiting} >= {t.group_id for group in ready for t in group.trajectories}
@@ -423,8 +433,12 @@ async def test_resuming_where_nothing_was_saved_begins_at_the_first_step(tmp_pat
 
 
 async def test_a_training_that_ends_in_a_failure_keeps_the_steps_before_and_the_batch_that_failed(tmp_path):
-    first = Scene(tmp_path, steps=4, labels="01010101", learner={"wrong_at": 3})
-    with pytest.raises(RunStopped, match="expected a finite loss"):
+    def during():
+        if len(first.learner.batches) == 2:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    first = Scene(tmp_path, steps=4, labels="01010101", learner={"during": during})
+    with pytest.raises(RuntimeError, match="CUDA error"):
         await first.run()
     assert first.events_of("save") == ["save 2 after line 2"]
     failed = [r.episode_id for r in first.engine.requests[-2:]]
@@ -432,6 +446,26 @@ async def test_a_training_that_ends_in_a_failure_keeps_the_steps_before_and_the_
     assert await second.run(resume=True)
     assert second.lines("step") == [1, 2, 3, 4]
     assert sorted(second.learner.batches[0].episode_ids) == sorted(failed), "handed out again"
+
+
+@pytest.mark.parametrize("save_steps", [-1, 1])
+@pytest.mark.parametrize(("ahead", "wrong_at"), [(0, 3), (1, 3), (0, 1)])
+async def test_a_batch_that_the_learner_refuses_is_left_out_when_training_goes_on(
+    tmp_path, ahead, save_steps, wrong_at
+):
+    """Were it the batch's fault, and were it handed out again, no restart would ever get past it."""
+    options = {"steps": 4, "labels": "01010101", "ahead": ahead, "save_steps": save_steps}
+    first = Scene(tmp_path, **options, learner={"wrong_at": wrong_at})
+    with pytest.raises(RunStopped, match="expected a finite loss"):
+        await first.run()
+    assert first.saved[-1].startswith(f"step-{wrong_at - 1:08d}")
+    failed = first.learner.refused[0].episode_ids
+    second = Scene(tmp_path, **options, resume=True)
+    assert await second.run(resume=True)
+    assert second.lines("step") == [1, 2, 3, 4]
+    trained_on = [i for scene in (first, second) for batch in scene.learner.batches for i in batch.episode_ids]
+    assert not set(failed) & set(trained_on)
+    assert len(set(trained_on)) == len(trained_on) == 8, "others take its place"
 
 
 async def test_weights_in_the_middle_of_a_step_are_not_kept(tmp_path):
@@ -479,3 +513,151 @@ async def test_a_tracker_that_hangs_does_not_hold_the_episodes_up(tmp_path):
     assert await scene.run()
     beating.cancel()
     assert max(longest) < 0.25
+
+
+# --- cancelled, as by the second Ctrl-C ------------------------------------------------------------------------------
+
+
+async def cancelled(scene, when):
+    """Run it and cancel it, twice, as soon as `when` holds."""
+    running = asyncio.ensure_future(scene.run())
+    while not when() and not running.done():
+        await asyncio.sleep(0.001)
+    for _ in range(2):
+        running.cancel()
+        await asyncio.sleep(0.02)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def goes_on(scene, step):
+    """The training comes to its end from the step after `step`, of which it has a checkpoint, and misses no line."""
+    assert scene.saved == [f"step-{step:08d}"]
+    _, state, _ = scene.checkpoints.load(scene.checkpoints.newest())
+    assert float(state["learner"]["weight"]) == step
+    again = Scene(scene.folder, steps=scene.loop.num_steps, resume=True)
+    assert await again.run(resume=True)
+    assert again.events_of("train") == [f"train {number}" for number in range(step + 1, scene.loop.num_steps + 1)]
+    assert again.lines("step") == list(range(1, scene.loop.num_steps + 1))
+    trained_on = [i for each in (scene, again) for batch in each.learner.batches for i in batch.episode_ids]
+    assert len(set(trained_on)) == len(trained_on), "no episode is trained on twice"
+
+
+def slowly(scene, call, *, when=lambda: True):
+    """A thread of the loop's that takes its time; it says when it is in there."""
+
+    def slow(*args):
+        if when():
+            scene.events.append("in there")
+            time.sleep(0.2)
+        return call(*args)
+
+    return slow
+
+
+async def test_cancelled_amid_a_train_step_it_ends_with_that_step(tmp_path):
+    def during():
+        if len(scene.learner.batches) == 3:
+            scene.events.append("in there")
+            time.sleep(0.2)
+
+    scene = Scene(tmp_path, steps=6, learner={"during": during})
+    await cancelled(scene, lambda: "in there" in scene.events)
+    assert scene.lines("step") == [1, 2, 3, 4]
+    assert scene.lines("train/loss")[-1] == 1 / 4
+    await goes_on(scene, 4)
+
+
+async def test_cancelled_while_a_line_is_written_the_step_is_kept(tmp_path):
+    scene = Scene(tmp_path, steps=4)
+    journal = scene.loop.records.journal
+    journal.log = slowly(scene, journal.log, when=lambda: scene.loop.step == 3)
+    await cancelled(scene, lambda: "in there" in scene.events)
+    assert scene.lines("step") == [1, 2, 3]
+    await goes_on(scene, 3)
+
+
+@pytest.mark.parametrize("save_steps", [-1, 2])
+async def test_cancelled_while_a_checkpoint_is_gathered_it_is_written(tmp_path, save_steps):
+    scene = Scene(tmp_path, steps=2 if save_steps < 0 else 4, save_steps=save_steps)
+    scene.learner.state = slowly(scene, scene.learner.state)
+    await cancelled(scene, lambda: "in there" in scene.events)
+    await goes_on(scene, 2)
+
+
+async def test_cancelled_in_an_evaluation_the_step_is_told_and_kept(tmp_path):
+    scene = Scene(tmp_path, steps=4, held_out="01", eval_steps=2)
+    evaluate = scene.loop.evaluation.run
+
+    async def hang():
+        if scene.loop.step:
+            scene.events.append("in there")
+            await asyncio.sleep(3600)
+        return await evaluate()
+
+    scene.loop.evaluation = type("Hangs", (), {"run": staticmethod(hang), "runner": scene.loop.evaluation.runner})()
+    await cancelled(scene, lambda: "in there" in scene.events)
+    assert scene.lines("step") == [0, 1, 2]
+    assert scene.saved == ["step-00000002"]
+
+
+async def test_a_line_that_cannot_be_written_leaves_its_step_in_a_checkpoint(tmp_path):
+    scene = Scene(tmp_path, steps=4)
+    log = scene.loop.records.journal.log
+
+    def full(step, numbers):
+        if step == 3:
+            raise RunStopped("metrics.jsonl: expected a line written, got no space left on device.")
+        log(step, numbers)
+
+    scene.loop.records.journal.log = full
+    with pytest.raises(RunStopped, match="no space left"):
+        await scene.run()
+    assert (scene.lines("step"), scene.saved) == ([1, 2], ["step-00000003"])
+
+
+async def test_weights_of_a_step_that_the_loop_does_not_know_of_are_not_kept_as_another(tmp_path):
+    """What fails in the learner after the weights were changed."""
+    scene = Scene(tmp_path, steps=4)
+    train_step = scene.learner.train_step
+
+    def broken(batch):
+        train_step(batch)
+        return {"loss": 1 / (len(scene.learner.batches) < 3)}
+
+    scene.learner.train_step = broken
+    with pytest.raises(ZeroDivisionError):
+        await scene.run()
+    assert scene.events_of("save") == []
+
+
+async def test_numbers_that_cannot_be_made_cost_no_step(tmp_path, monkeypatch):
+    monkeypatch.setattr("agentenv.trainer.loop.measure", lambda *_, **__: 1 / 0)
+    scene = Scene(tmp_path, steps=3)
+    with pytest.raises(ZeroDivisionError):
+        await scene.run()
+    assert scene.events_of("train", "save") == []
+
+
+# --- the last evaluation ---------------------------------------------------------------------------------------------
+
+
+async def test_a_last_evaluation_that_was_cut_short_is_made_when_training_is_asked_to_go_on(tmp_path):
+    first = Scene(tmp_path, steps=2, held_out="01", engine={"latency_s": 0.02})
+    running = asyncio.ensure_future(first.run())
+    while first.loop.step < 2:
+        await asyncio.sleep(0.001)
+    for runner in (first.loop.rollouts.runner, first.loop.evaluation.runner):
+        runner.drain()
+    first.loop.rollouts.wake()
+    assert await running
+    assert first.lines("eval/score") == [0.5, None, None]
+    before = read_metrics(tmp_path)
+
+    second = Scene(tmp_path, steps=2, held_out="01", resume=True)
+    assert await second.run(resume=True)
+    assert second.lines("eval/score") == [0.5, None, 0.5]
+    assert [{key: line[key] for key in old} for old, line in zip(before, read_metrics(tmp_path), strict=True)] == before
+    third = Scene(tmp_path, steps=2, held_out="01", resume=True)
+    assert await third.run(resume=True)
+    assert third.events_of("evaluate") == [], "once is enough"

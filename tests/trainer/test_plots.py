@@ -19,7 +19,7 @@ EVERYTHING = {
     "rollout/rejection_rate": 0.4, "train/kl": 0.01, "train/approx_kl": 0.001, "train/logprob_diff": 0.002,
     "train/entropy": 1.5, "time/wall_s": 8.0, "time/wait_s": 3.0, "time/train_s": 2.0, "time/sync_s": 0.5,
     "time/eval_s": 1.0, "time/save_s": 0.25, "throughput/samples_per_s": 8.0, "throughput/tokens_per_s": 900.0,
-    "eval/score": 0.5, "eval/pass@1": 0.25, "eval/reward": 0.6,
+    "eval/score": 0.5, "eval/pass@1": 0.25, "eval/reward": 0.6, "time/generate_share": 0.5, "time/step_share": 0.25,
 }  # fmt: skip
 
 
@@ -56,6 +56,8 @@ def test_every_part_is_a_picture_and_one_shows_all(tmp_path):
         "training.png", *(f"plots/{name}.png" for name in plots.PANELS),
     ]  # fmt: skip
     assert all(path.read_bytes().startswith(PNG) for path in paths)
+    width, height = (int.from_bytes(paths[0].read_bytes()[at : at + 4]) for at in (16, 20))
+    assert (width, height) == (4 * 624, 2 * 420), "eight panels, four in a row"
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(
         [*paths, tmp_path / "metrics.jsonl"]
     )
@@ -75,7 +77,7 @@ def test_without_numbers_there_is_no_picture(tmp_path):
 @pytest.mark.parametrize("num_steps", [1, 2, 31])
 def test_trainings_of_any_length_are_drawn(tmp_path, num_steps):
     rows = [EVERYTHING if step % 3 else dict.fromkeys(EVERYTHING, math.nan) for step in range(1, num_steps + 1)]
-    assert len(plots.draw(training(tmp_path, *rows))) == 8
+    assert len(plots.draw(training(tmp_path, *rows))) == 9
 
 
 def test_pictures_are_drawn_anew_as_a_training_goes_on(tmp_path):
@@ -140,6 +142,17 @@ def test_the_seconds_of_a_step_stand_on_each_other_up_to_its_wall_time():
     assert tops["other"][:, 1].max() == 20.0
     assert tops["other"][tops["other"][:, 0] < 1.5][:, 1].max() == 8.0
     assert (tops["wait"][:, 0].min(), tops["wait"][:, 0].max()) == (0.5, 2.5)
+
+
+def test_the_seconds_of_the_episodes_are_split_into_generating_stepping_and_the_rest():
+    axes = panel("episodes", EVERYTHING, {"time/wall_s": 1.0}, {**EVERYTHING, "time/step_share": 0.5})
+    assert legend(axes) == ["generate", "step", "wait"]
+    tops = {part.get_label(): part.get_paths()[0].vertices for part in axes.collections}
+    first, last = ([top[top[:, 0] == at][:, 1].max() for top in tops.values()] for at in (0.5, 3.5))
+    assert (first, last) == ([0.5, 0.75, 1.0], [0.5, 1.0, 1.0])
+    assert 0.0 in tops["wait"][tops["wait"][:, 0] == 1.5][:, 1], "nothing is drawn of a step without numbers"
+    assert "%" in axes.get_ylabel()
+    assert axes.get_ylim()[1] >= 1.0
 
 
 def test_time_that_no_part_took_is_not_in_the_legend():

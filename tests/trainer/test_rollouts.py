@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -268,3 +269,56 @@ async def test_a_batch_that_was_put_back_is_handed_out_again():
     rollouts.put_back()
     assert ids(await rollouts.take()) == taken
     await rollouts.close()
+
+
+async def test_a_batch_that_was_given_up_makes_room_for_another():
+    rollouts = make_rollouts(make_tasks("x" * 6), num_batches=2)
+    taken = ids(await rollouts.take())
+    rollouts.give_up()
+    others = ids(await asyncio.wait_for(rollouts.take(), 10))
+    assert len(others) == len(taken)
+    assert not set(others) & set(taken)
+    await rollouts.close()
+
+
+async def test_a_checkpoint_keeps_count_of_what_was_rejected():
+    first = make_rollouts(make_tasks("yyyyyyyx"), score_range=(0.0, 2.0), batch_groups=1)
+    await first.take()
+    first.rejected, first._rejected_in_a_row = Counter(low=3), 17
+    facts, trajectories = first.state()
+    await first.close()
+    second = make_rollouts(make_tasks("yyyyyyyx"), score_range=(0.0, 2.0), batch_groups=1)
+    second.load_state(facts, trajectories)
+    assert (second.rejected, second._rejected_in_a_row) == (Counter(low=3), 17)
+    second.load_state({key: facts[key] for key in facts if "rejected" not in key}, trajectories)  # of an older one
+
+
+async def test_a_group_of_which_draining_cut_a_retry_short_is_sampled_again_and_not_taken_as_it_is():
+    class Fails(Judge):
+        async def step(self, states):
+            if states["metadata"]["failing"]:
+                raise InfraError("gone")
+            return await super().step(states)
+
+    task = Task("q", label="x", task_id="t0", metadata={"failing": False})
+    rollouts = make_rollouts([task], num_samples=3, batch_groups=1)
+    rollouts.runner.source = EnvSource(Fails)
+    rollouts.runner.policy = ErrorPolicy(max_retries=1, retry_wait_s=3600.0, max_error_share=1.0)
+    episode = rollouts.runner.source.episode
+
+    async def one_fails(task, *, key, **options):
+        failing = key.episode_id.endswith("/1")
+        return await episode(replace(task, metadata={"failing": failing}), key=key, **options)
+
+    rollouts.runner.source = type("Source", (), {"episode": staticmethod(one_fails)})()
+    waiting = asyncio.ensure_future(rollouts.take())
+    while rollouts.runner.num_done < 2:
+        await asyncio.sleep(0.001)
+    rollouts.runner.drain()
+    rollouts.wake()
+    assert await waiting is None
+    while rollouts._open:
+        await asyncio.sleep(0.001)
+    facts, trajectories = rollouts.state()
+    await rollouts.close()
+    assert (facts["again"], facts["ready"], trajectories) == ([0], [], [])

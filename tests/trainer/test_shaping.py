@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from agentenv.errors import ConfigError
-from agentenv.trainer.shaping import filter_groups, overlong_penalty, truncation_penalty
+from agentenv.trainer.advantages import ActionTokens
+from agentenv.trainer.shaping import filter_groups, overlong_penalty, truncated_rewards
+
+
+def two_episodes():
+    """Of two turns of a token each, which earn 2 and 4."""
+    rewards_N = torch.tensor([2.0, 4.0, 2.0, 4.0], dtype=torch.float64)
+    return ActionTokens(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]), rewards_N, torch.tensor([0, 0]))
 
 
 def test_the_overlong_penalty_falls_linearly_over_the_buffer():
@@ -18,15 +25,14 @@ def test_a_buffer_that_does_not_fit_is_refused(buffer):
         overlong_penalty(torch.tensor([1]), max_tokens=100, buffer_tokens=buffer)
 
 
-@pytest.mark.parametrize(("coef", "expected"), [(0.25, [0.0, -3.0]), (0.0, [0.0, -4.0]), (-0.5, [0.0, -4.5])])
-def test_a_truncated_episodes_reward_is_scaled_or_replaced(coef, expected):
-    rewards, truncated = torch.tensor([4.0, 4.0]), torch.tensor([False, True])
-    assert truncation_penalty(rewards, truncated, coef).tolist() == expected
+@pytest.mark.parametrize(("coef", "expected"), [(0.25, [0.5, 1.0]), (0.0, [0.0, 0.0]), (-0.5, [0.0, -0.5])])
+def test_a_truncated_episodes_rewards_are_scaled_or_replaced(coef, expected):
+    assert truncated_rewards(two_episodes(), torch.tensor([False, True]), coef).tolist() == [2.0, 4.0, *expected]
 
 
 def test_a_penalty_that_would_be_a_prize_is_refused():
     with pytest.raises(ConfigError, match="stop_properly"):
-        truncation_penalty(torch.tensor([1.0]), torch.tensor([True]), 1.5)
+        truncated_rewards(two_episodes(), torch.tensor([False, True]), 1.5)
 
 
 def test_groups_on_the_edge_of_the_range_or_without_a_score_are_rejected_and_counted():

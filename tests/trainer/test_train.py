@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import logging
 import os
 import random
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -108,6 +110,33 @@ def test_what_it_says_names_the_agent_data_model_engine_and_result(place, capfd)
         assert part in said
 
 
+def test_warnings_are_on_the_screen_and_a_training_without_any_shows_its_steps_alone(place, capfd, monkeypatch):
+    monkeypatch.setattr(logging.root, "level", logging.root.level)
+    monkeypatch.setattr(logging.root, "handlers", [])  # as in a process that is not pytest's
+    assert command(flags("--max_train_steps", 1)) == 0
+    assert "WARNING" not in capfd.readouterr().err
+    env = (place / "env.py").read_text().replace(
+        "share = sum(", 'logging.getLogger("env").warning("a mishap")\n        share = sum('
+    )  # fmt: skip
+    (place / "loud.py").write_text(f"import logging\n{env}")
+    for level, shown in (("warning", True), ("error", False)):
+        monkeypatch.setattr(logging.root, "handlers", [])
+        chosen = [] if shown else ["--log_level", level]
+        argv = flags("--max_train_steps", 1, *chosen, env="loud.py:Letters", out=level)
+        assert command(argv) == 0
+        said = capfd.readouterr().err
+        assert ("WARNING env: a mishap\n" in said) == shown
+        assert "\nstep 1/1" in said
+
+
+def test_a_flag_without_effect_that_openrlhfs_lines_carry_is_noted_and_another_is_refused(place, capfd):
+    harmless = ["--use_dynamic_batch", "--micro_train_batch_size", 1]
+    assert command(flags("--max_train_steps", 1, *harmless)) == 0
+    assert "agentenv: note: --micro_train_batch_size 1 has no effect here" in capfd.readouterr().err
+    assert command(flags("--lora_alpha", 64, out="other")) == 2
+    assert capfd.readouterr().err.startswith("agentenv: error: --lora_alpha: expected --lora_rank beside it, got none.")
+
+
 # --- learning --------------------------------------------------------------------------------------------------------
 
 
@@ -142,49 +171,86 @@ def test_the_shipped_agent_func_learns_on_ray_and_vllm_with_async_training(place
     first, last = statistics.fmean(rewards[:4]), statistics.fmean(rewards[-4:])
     assert last > first + 0.1, rewards  # measured: 0.26 and 0.56
     assert max(column(place / "out", "rollout/staleness_max")) == 1
+    assert sum(column(place / "out", "time/wall_s")) <= 180, "the budget, without what engines take to start"
 
 
 def positive(value):
     return value is not None and value > 0
 
 
+def some(value):
+    return value is not None and 0 < value < 1
+
+
+OFF_POLICY = "--max_epochs 3 --train_batch_size 4"
+"""The ratio is not 1 then, so that clipping it shows."""
+DISCOUNTED = "--advantage_estimator reinforce --gamma 0.5"
 ALGORITHMS = {
-    "reinforce": ("--advantage_estimator reinforce", {}),
-    "reinforce_baseline": ("--advantage_estimator reinforce_baseline", {}),
-    "rloo": ("--advantage_estimator rloo", {}),
-    "group_norm": ("--advantage_estimator group_norm", {}),
-    "grpo by its paper's name": ("--advantage_estimator grpo", {}),
-    "dr_grpo": ("--advantage_estimator dr_grpo", {}),
-    "flash_reinforce": ("--advantage_estimator flash_reinforce", {}),
-    "gae": ("--advantage_estimator gae --lambd 0.95 --critic_learning_rate 1e-3", {"value_loss": positive}),
-    "kl in the reward": ("--init_kl_coef 0.1", {"kl": positive}),
-    "kl in the loss": ("--init_kl_coef 0.1 --use_kl_loss --kl_estimator k3", {"kl": positive, "kl_loss": positive}),
-    "tis": ("--is_correction tis", {}),
-    "icepop": ("--is_correction icepop", {}),
-    "seq-mask-tis": ("--is_correction seq-mask-tis", {}),
-    "gspo": ("--policy_loss_type gspo --loss_agg_mode seq-mean-token-mean", {}),
-    "dual clip": ("--dual_clip 3 --eps_clip_low_high 0.2 0.28", {}),
-    "entropy": ("--entropy_loss_coef 0.01", {"entropy": positive}),
-    "several optimiser steps": ("--max_epochs 2 --train_batch_size 4", {"num_optimizer_steps": (4.0).__eq__}),
-    "token budget": ("--use_dynamic_batch --train_max_tokens_per_gpu 64", {}),
-    "credit of whole episodes": ("--credit episode --gamma 0.9", {}),
-    "overlong": ("--overlong_buffer_len 4 --max_len 128", {}),
-    "schedule": ("--lr_scheduler cosine --lr_warmup_ratio 0.5", {}),
-    "dynamic filtering": ("--dynamic_filtering --dynamic_filtering_reward_range 0.01 0.99", {}),
+    "reinforce": ("", "--advantage_estimator reinforce", {}),
+    "rloo": ("", "--advantage_estimator rloo", {}),
+    "group_norm": ("", "--advantage_estimator group_norm", {}),
+    "grpo by its paper's name": ("", "--advantage_estimator grpo", {}),
+    "dr_grpo": ("", "--advantage_estimator dr_grpo", {}),
+    "flash_reinforce": ("", "--advantage_estimator flash_reinforce", {}),
+    "gae": ("", "--advantage_estimator gae --lambd 0.95 --critic_learning_rate 1e-3", {"value_loss": positive}),
+    "kl in the reward": ("", "--init_kl_coef 0.1", {"kl": positive}),
+    "kl in the loss": (
+        "", "--init_kl_coef 0.1 --use_kl_loss --kl_estimator k3", {"kl": positive, "kl_loss": positive}
+    ),
+    "tis": ("--entropy_loss_coef 0.1", "--is_correction tis --is_correction_threshold 2 3", {}),
+    "icepop": ("", "--is_correction icepop --is_correction_threshold 1 5", {"is_rejected": some}),
+    "seq-mask-tis": ("", "--is_correction seq-mask-tis --is_correction_threshold 1 5", {"is_rejected": some}),
+    "gspo": (OFF_POLICY, "--policy_loss_type gspo", {}),
+    "dual clip": (OFF_POLICY, "--dual_clip 1.001", {}),
+    "two clip ranges": (OFF_POLICY, "--eps_clip_low_high 0.01 0.02", {"clip_ratio": positive}),
+    "entropy": ("", "--entropy_loss_coef 0.1", {"entropy": positive}),
+    "several optimiser steps": ("", "--max_epochs 2 --train_batch_size 4", {"num_optimizer_steps": (4.0).__eq__}),
+    "credit of whole episodes": ("--advantage_estimator reinforce", "--credit episode --gamma 0.9", {}),
+    "overlong": (DISCOUNTED, "--overlong_buffer_len 4", {}),
+    "schedule": ("", "--lr_scheduler cosine", {"learning_rate": (1e-2).__gt__}),
+    "warming up": ("", "--lr_warmup_ratio 1", {"learning_rate": (1e-2).__gt__}),
+    "token budget": ("", "--use_dynamic_batch --train_max_tokens_per_gpu 64", None),
+    "dynamic filtering of nothing": ("", "--dynamic_filtering --dynamic_filtering_reward_range -1 9", None),
 }  # fmt: skip
+"""What stands beside the flags, the flags, and numbers that they change; None: they change nothing that is learned."""
+
+
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory):
+    """The training without the flags, once for each line that stands beside them."""
+    done = {}
+
+    def trained(line):
+        if line not in done:
+            done[line] = tmp_path_factory.mktemp("beside") / "out"
+            assert command(turns(line, out=done[line])) == 0
+        return done[line]
+
+    return trained
+
+
+def turns(*lines, out="out"):
+    words = [word for line in lines for word in line.split()]
+    return flags("--env", "env.py:Turns", *words, "--max_train_steps", 2, env=None, out=out)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_takes_its_steps(place, name):
-    line, expected = ALGORITHMS[name]
-    assert command(flags("--env", "env.py:Turns", *line.split(), "--max_train_steps", 2, env=None)) == 0
-    last = read_metrics(place / "out")[-1]
+def test_every_algorithm_takes_its_steps_and_they_are_others_than_without_it(place, name, beside):
+    base, line, expected = ALGORITHMS[name]
+    plain = beside(base)
+    assert command(turns(base, line)) == 0
+    last, before = (read_metrics(folder)[-1] for folder in (place / "out", plain))
     assert last["step"] == 2
     assert last["rollout/turns"] == 3.0
     assert last["train/grad_norm"] > 0
     assert distance(place / "out/model", tiny_model()) > 1e-3
+    if expected is None:
+        assert distance(place / "out/model", plain / "model") < 1e-3
+        return
+    assert distance(place / "out/model", plain / "model") > 1e-4
     for key, holds in expected.items():
         assert holds(last[f"train/{key}"]), (key, last[f"train/{key}"])
+        assert last[f"train/{key}"] != before.get(f"train/{key}")
 
 
 def test_adapters_are_trained_and_the_model_that_is_left_has_them_in_it(place):
@@ -410,6 +476,24 @@ WRONG = {
     "staleness without async": (["--env", "math_retry", "--max_staleness", "2"], "--async_train"),
     "held-out data": (["--env", "math_retry", "--eval_dataset", "nope.jsonl"], "nope.jsonl"),
 }
+
+
+def test_a_template_that_cannot_render_is_answered_with_flags_that_the_command_has(place, capfd):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model())
+    tokenizer.chat_template = "{{ raise_exception('never') }}"
+    shutil.copytree(tiny_model(), place / "odd")
+    tokenizer.save_pretrained(place / "odd")
+    assert command(flags("--pretrain", "odd")) == 2
+    said = capfd.readouterr().err
+    assert "--pretrain: expected a chat template that renders user, assistant and user, got one of odd" in said
+    assert "--tokenizer" not in said
+    argv = ["run", "--env", "env.py:Letters", "--data", "tasks.jsonl", "--model", "odd", "--engine", "hf"]
+    assert command(argv) == 2
+    said = capfd.readouterr().err
+    assert "--model: expected a chat template" in said
+    assert "Use another model or --tokenizer, or --no_apply_chat_template" in said
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -66,8 +66,8 @@ class CodeSandbox(AgentInstance):
             no_code_reward: of an attempt without a program.
             instruction: said under the question.
             limits: of one test: fields of `ExecLimits` that differ from `default_limits`.
-            sandbox: options of `open_sandbox`, as `{"backend": "sandbox_fusion", "endpoints": […]}`, by default those of
-                the process's own `LocalSandbox`; or one that is open.
+            sandbox: options of `open_sandbox`, as `{"backend": "sandbox_fusion", "endpoints": […]}`, or one that is
+                open; the process's own `LocalSandbox` when None.
         """
         if not isinstance(max_attempts, int) or isinstance(max_attempts, bool) or max_attempts < 1:
             raise ConfigError(f"CodeSandbox.max_attempts: expected an integer >= 1, got {max_attempts!r}. Change it.")

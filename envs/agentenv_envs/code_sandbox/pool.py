@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentenv.deadlines import waiting
 from agentenv.errors import ConfigError
 from agentenv.sandbox.opening import open_sandbox
 from agentenv.sandbox.types import Sandbox
@@ -47,7 +48,9 @@ async def shared_sandbox(options: Mapping[str, Any] | None = None) -> Sandbox:
 
 async def _opened(options: Mapping[str, Any]) -> AsyncGenerator[Sandbox, None]:
     try:
-        made = open_sandbox(**options)
+        # Whoever waits for a slot behind others' programs is not to be late for it.
+        own = {"waiting": waiting} if options.get("backend", "local") in ("local", "sandbox_fusion") else {}
+        made = open_sandbox(**{**options, **own})
     except ConfigError as error:
         raise ConfigError(f"CodeSandbox.{error}") from error
     async with made as sandbox:
