@@ -17,6 +17,7 @@ _FAILED = 1
 
 def main(plan: dict[str, Any], out: int) -> NoReturn:
     """Write one JSON object: for each probe its errno and words, null where it went well."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as some parents leave it, children cannot be waited for
     found = {name: _forked(probe, plan) for name, probe in PROBES.items()}
     os.write(out, json.dumps(found).encode())
     os._exit(0)

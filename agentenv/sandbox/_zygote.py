@@ -36,6 +36,7 @@ FIRST_FREE_FD = 16
 
 def main(plan: dict[str, Any], control_fd: int) -> NoReturn:
     """Be the guardian; the zygote is its child."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as some parents leave it, children cannot be waited for
     control = _reserve_descriptors(control_fd)
     trainer = os.pidfd_open(os.getppid())
     code = 1

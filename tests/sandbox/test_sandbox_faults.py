@@ -698,3 +698,27 @@ async def test_turns_go_round_and_none_is_lost_when_waiters_leave():
     assert order == ["b", "c", "a", "b", "a"]
     assert queue.num_waiting == 0
     await asyncio.wait_for(queue.acquire("y"), 1)
+
+
+IGNORING = """
+import asyncio, signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+from agentenv.sandbox import LocalSandbox
+
+async def main():
+    async with LocalSandbox() as sandbox:
+        print((await sandbox.run("print(1)")).status)
+        print((await sandbox.run(["sh", "-c", "true; true"], policy="proc")).status)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_process_that_ignores_its_childrens_ends_has_a_sandbox():
+    await (await opened()).aclose()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", IGNORING, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await process.communicate()
+    assert out.decode() == "ok\nok\n", err.decode()
