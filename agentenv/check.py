@@ -6,6 +6,7 @@ An agent with a loop of its own is run against an endpoint of that policy; its e
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -18,10 +19,11 @@ from agentenv.agent import AgentInstance, Tokenizer, as_agent
 from agentenv.chat import Chat
 from agentenv.check_watch import CallWatch, Hung, Seen, watched_class
 from agentenv.config import parse_json_object
+from agentenv.dataset import read_tasks
 from agentenv.endpoint.agent import ChatAgentSource
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode import EpisodeKey, place_of
-from agentenv.errors import AgentEnvError, ConfigError, ContractError
+from agentenv.errors import AgentEnvError, ConfigError, ContractError, DataError
 from agentenv.executor import AgentFunc
 from agentenv.loading import EnvSource, EpisodeSource, env_source, load_agent_func, load_tokenizer, resolve_model
 from agentenv.molt_files import Env as MoltEnv
@@ -34,6 +36,8 @@ _ACTIONS = ("I do not know.", "The answer is 42.\n#### 42", "", "é 漢 \x00 {}[
 _CALL_OF_NOTHING = '<tool_call>\n{"name": "no_such_tool", "arguments": {"x": [1, null]}}\n</tool_call>'
 STEP_TIMEOUT_S = 30.0
 _MAX_TURNS = 12
+_PROMPT, _LABEL = "What is 6 times 7?", "42"
+"""Of the task where none is given: an environment that comes with data is tried on that."""
 _IMPORT_LIMITS = 10
 """A file may take so many times as long to be imported as a step: it may load a model."""
 
@@ -52,7 +56,8 @@ class Problem:
 
     def __str__(self) -> str:
         """One line."""
-        return f"{self.file}:{self.line}: {self.where}: expected {self.expected}, got {self.got}. {self.mend}"
+        got = self.got.removesuffix(".")
+        return f"{self.file}:{self.line}: {self.where}: expected {self.expected}, got {got}. {self.mend}"
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name."""
@@ -78,8 +83,9 @@ def check(
     """
     if not step_timeout_s > 0:
         raise ConfigError(f"--step_timeout_s: expected seconds > 0, got {step_timeout_s!r}. Change the value.")
-    task = Task([{"role": "user", "content": prompt or "What is 6 times 7?"}], label, task_id="check")
-    trial = _Trial(target, task, step_timeout_s, CallWatch(tell))
+    task = Task([{"role": "user", "content": prompt or _PROMPT}], label, task_id="check")
+    given = prompt not in ("", _PROMPT) or label not in (None, _LABEL)
+    trial = _Trial(target, task, step_timeout_s, CallWatch(tell), own_data=not given)
     try:
         problems: list[Problem] = asyncio.run(trial.watch.over(partial(trial.run, env_kwargs)))
     except Hung as hung:
@@ -90,8 +96,11 @@ def check(
 class _Trial:
     """One check: the agent, and the calls that are made of it."""
 
-    def __init__(self, target: str, task: Task, step_timeout_s: float, watch: CallWatch) -> None:
+    def __init__(
+        self, target: str, task: Task, step_timeout_s: float, watch: CallWatch, *, own_data: bool = False
+    ) -> None:
         self.target, self.task, self.watch, self.step_timeout_s = target, task, watch, step_timeout_s
+        self.own_data = own_data
         self.cls: type[Any] | None = None
         self.limits = Limits(
             max_length=20_000,
@@ -111,6 +120,8 @@ class _Trial:
             return problems  # running it would only say the same again
         if own_loop:
             self.limits = replace(self.limits, episode_timeout_s=2 * self.step_timeout_s)
+        if self.own_data:
+            self.task = _first_task(source) or self.task
         label = self.task.label
         actions = (*_ACTIONS, str(label), f"#### {label}", *([_CALL_OF_NOTHING] if own_loop else ()))
         # Its template has tools.
@@ -227,6 +238,16 @@ class _Trial:
                 )
             )  # fmt: skip
         return problems
+
+
+def _first_task(source: EpisodeSource) -> Task | None:
+    """The first task of a file that comes with an environment; None without one that reads as usual."""
+    found: Mapping[str, str | Path] = getattr(source, "datasets", {})
+    for path in found.values():
+        if Path(path).is_file():
+            with contextlib.suppress(ConfigError, DataError):
+                return read_tasks(str(path), limit=1)[0]
+    return None
 
 
 def _load(target: str, env_kwargs: str) -> tuple[EpisodeSource, type[Any]]:

@@ -51,9 +51,20 @@ def _one_line(box: str, name: str, args: Sequence[str]) -> str:
     if re.match(r"\S+: expected ", problem):
         return problem  # the config's own
     close = re.search(r"Perhaps you meant:\s+(--\w+)", " ".join(sections))
-    mend = f"Did you mean {close[1]}?" if close else f"Run `agentenv {name} --help` for the flags."
+    meant = _of_train(problem, name) or (close[1] if close else None)
+    mend = f"Did you mean {meant}?" if meant else f"Run `agentenv {name} --help` for the flags."
     said = _of_a_value(problem, args) or _of_the_command(problem, f"agentenv {name}", mend)
     return said or f"agentenv {name}: {problem.rstrip('.')}. {mend}"
+
+
+def _of_train(problem: str, command: str) -> str | None:
+    """What `run` calls a flag of `train` that it was given; None where it is another."""
+    from agentenv.trainer.flags import OF_RUN
+
+    found = re.match(r"Unrecognized options?: --([\w-]+)", problem)
+    if command != "run" or found is None:
+        return None
+    return next((f"--{ours}" for ours, theirs in OF_RUN.items() if theirs == found[1].replace("-", "_")), None)
 
 
 def _of_a_value(problem: str, args: Sequence[str]) -> str | None:

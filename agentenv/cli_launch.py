@@ -27,7 +27,10 @@ def launch(args: Sequence[str]) -> int:
         raise ConfigError(f"agentenv launch: expected flags after --, got {more[0]!r}. Write --flag VALUE.")
     flags = resolve(args[1:end], LaunchConfig, command="launch openrlhf")
     config = parse(LaunchConfig, "launch openrlhf", flags)
-    for warning in config.warnings():
+    warnings = config.warnings()
+    if "--credit" not in flags and config.agent_func_path and config.max_steps > 1:
+        warnings.append("--credit: `agentenv train` has turn where it is left out; OpenRLHF has only episode.")
+    for warning in warnings:
         sys.stderr.write(f"agentenv: warning: {warning}\n")
     sys.stdout.write(shell(config, more))
     return 0

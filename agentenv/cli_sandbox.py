@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -188,6 +189,8 @@ def _run(args: Sequence[str]) -> int:
         raise ConfigError(f"{config.file}: expected Python source in UTF-8, got {error}. Save it as UTF-8.") from None
     stdin = b"" if config.stdin is None else _read(config.stdin, "--stdin")
     result = asyncio.run(_execute(config, program, stdin))
+    if config.policy == "pure" and result.status is Status.NONZERO and _wanted_process(result.stderr):
+        result = replace(result, detail="a pure program starts no other: --policy proc lets it")
     if config.json:
         print_json(_to_json(result))
     else:
@@ -220,6 +223,15 @@ def _read(path: str, flag: str) -> bytes:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise ConfigError(f"{flag}: expected a file to read, got {path!r} ({why}). Check the path.") from None
+
+
+def _wanted_process(stderr: str) -> bool:
+    """Whether it ended where it was not let start a process."""
+    last = stderr.rstrip().rpartition("\n")[2]
+    starts = re.search(
+        r"in (_?fork_exec|_execute_child|_posix_spawn)\b|os\.(fork|forkpty|posix_spawnp?|system)\(", stderr
+    )
+    return last.startswith("PermissionError: [Errno 1]") and bool(starts)
 
 
 def _show(result: ExecResult, limits: ExecLimits) -> None:

@@ -142,5 +142,6 @@ async def _until_signal(server: FusionServer) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, arrived)
     await stopped.wait()
-    sys.stderr.write(f"agentenv: stopping; {server.running} run. Once more ends them.\n")
+    running = f"{server.running} program{' still runs' if server.running == 1 else 's still run'}"
+    sys.stderr.write(f"agentenv: stopping; {running}. Once more ends what runs.\n")
     await server.close()

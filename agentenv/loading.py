@@ -278,12 +278,30 @@ def load_tokenizer(model: str) -> Tokenizer:
     try:
         tokenizer: Tokenizer = _tokenizer_class(Path(model)).from_pretrained(model)
     except Exception as error:
-        known = shipped_models()
+        known, training = shipped_models(), _training(Path(model))
+        if training is not None:
+            raise ConfigError(f"--model: expected a model's folder, got {model!r}, {training}") from error
+        is_path = len(Path(model).parts) > 2 or model.startswith((".", "~"))
+        reason = "there is no such folder." if is_path and not Path(model).exists() else error
         raise ConfigError(
-            f"--model: expected a model's folder, a Hugging Face id or one of {known}, got {model!r}: {error}"
+            f"--model: expected a model's folder, a Hugging Face id or one of {known}, got {model!r}: {reason}"
             f"{nearest(model, known)}"
         ) from error
     return tokenizer
+
+
+def _training(path: Path) -> str | None:
+    """What to do where a training's folder, or a checkpoint in it, is named in place of its model."""
+    for folder in (path, path.parent, path.parent.parent):
+        if not folder.name or not ((folder / "checkpoints").is_dir() and (folder / "metrics.jsonl").exists()):
+            continue
+        if (folder / "model").is_dir():
+            return None if path == folder / "model" else f"of a training. Its model is {folder / 'model'}."
+        return (
+            f"of a training that was interrupted: {folder} has only checkpoints. Finish it with the same flags and "
+            "--load_checkpoint; with --max_train_steps 1 as well, that leaves the model of the steps so far."
+        )
+    return None
 
 
 def _tokenizer_class(folder: Path) -> Any:

@@ -63,8 +63,7 @@ def read_trajectories(path: str | Path, *, report: ReadReport | None = None) -> 
         ConfigError: there is no such path.
         DataError: a line is of a newer schema.
     """
-    report = report if report is not None else ReadReport()
-    file_path = Path(path)
+    report, file_path = report or ReadReport(), Path(path)
     if not file_path.exists():
         raise ConfigError(f"{path}: expected a run directory, got nothing. Check the path.")
     file_path = file_path / TRAJECTORIES if file_path.is_dir() else file_path
@@ -180,8 +179,8 @@ class RunWriter:
             writer._begin(jsonable(config), resume, may_differ, begun=begun)
         except OSError as error:
             writer._close_files()
-            message = f"{path}: expected a directory that can be written, got {error}. Mend it, or use another --out."
-            raise ConfigError(message) from error
+            what = f"expected a directory that can be written, got {error}. Mend it, or use another --out."
+            raise ConfigError(f"{path}: {what}") from error
         except BaseException:
             writer._close_files()
             raise
@@ -218,7 +217,7 @@ class RunWriter:
             if (self.path / CONFIG).exists():
                 read_config(self.path)
             head = {"schema_version": SCHEMA_VERSION, "versions": _versions()}
-            _write_json(self.path / CONFIG, head | {"config": config})
+            write_json(self.path / CONFIG, head | {"config": config})
         self._fd = os.open(log, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         for trajectory in read_trajectories(self.path, report=self.report):
             self.tally.add(summarize(trajectory))
@@ -306,7 +305,7 @@ class RunWriter:
         """
         with self._guard:
             try:
-                _write_json(self.path / METRICS, jsonable(metrics))
+                write_json(self.path / METRICS, jsonable(metrics))
             except OSError as error:
                 raise self._stopped(f"{METRICS} written", error) from error
 
@@ -377,7 +376,8 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _write_json(path: Path, document: Mapping[str, Any]) -> None:
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Replace a file in one step, on the disk when this returns; raises OSError and leaves the old one."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("w", encoding="ascii") as file:

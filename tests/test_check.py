@@ -637,3 +637,14 @@ def test_an_agent_with_a_loop_of_its_own_that_hangs_is_named_once(tmp_path):
     line = write_run(tmp_path, "def run(self, context):\n        import time\n        time.sleep(5)  # HERE")
     (problem,) = check(f"{tmp_path / 'agent.py'}:Agent", step_timeout_s=0.25)
     assert (problem.line, problem.expected) == (line, "an end within 0.5 s")
+
+
+@pytest.mark.parametrize("name", ["code_sandbox", "guess_number"])
+def test_an_environment_that_comes_with_data_is_tried_on_that(name, capsys):
+    assert check(name, prompt="What is 6 times 7?", label="42") == []
+
+
+def test_an_error_that_ends_with_a_full_stop_is_given_one():
+    (problem, *_) = check("code_sandbox", prompt="Write f.", label="42")
+    assert ".." not in str(problem).replace("...", "")
+    assert "the tests of a task" in str(problem)

@@ -57,6 +57,7 @@ WRONG = {
         [*RUN, "--zzzzzz"],
         "agentenv run: expected one of its flags, got --zzzzzz. Run `agentenv run --help` for",
     ),
+    "flag of train": ([*RUN, "--save-path", "x"], "expected one of its flags, got --save-path. Did you mean --out?"),
     "stray word": ([*RUN, "word"], "agentenv run: expected flags, got 'word'. Run `agentenv run --help`"),
     "integer expected": ([*RUN, "--n", "x"], "error: --n: expected an integer, got 'x'. Change the value."),
     "no fraction": ([*RUN, "--max_turns", "1.5"], "--max_turns: expected an integer, got '1.5'"),

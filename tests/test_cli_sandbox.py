@@ -84,6 +84,21 @@ def test_a_program_that_failed_is_exit_code_1_and_a_line_that_says_how(level, ca
     assert f"isolation {level}" in err.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("program", "hint"),
+    [
+        ("import subprocess; subprocess.run(['ls'])", True),
+        ("import os\nos.fork()", True),
+        ("raise PermissionError(1, 'Operation not permitted')", False),
+    ],
+)
+def test_one_that_may_not_start_others_hears_of_the_policy_that_lets_it(level, program, hint, tmp_path, capsys):
+    file = tmp_path / "starts.py"
+    file.write_text(program)
+    assert command(["sandbox", "run", str(file)]) == 1
+    assert ("--policy proc lets it" in capsys.readouterr().err.splitlines()[-1]) is hint
+
+
 def test_a_policy_and_limits_of_output_reach_the_program(level, capsys):
     assert command(["sandbox", "run", "forks.py", "--policy", "proc"]) == 0
     assert command(["sandbox", "run", "talks.py", "--stdout_kb", "1"]) == 0
@@ -151,12 +166,19 @@ def test_a_sandbox_that_fails_says_nothing_of_the_program_and_is_exit_code_3(arg
     assert err.startswith(said) or argv[0] == "bench"
 
 
-def test_no_isolation_is_exit_code_2_with_what_failed_on_one_line(level, capsys):
-    assert command(["sandbox", "run", "echo.py", "--preimport", "no_such_package"]) == 2
+@pytest.mark.parametrize(
+    ("name", "begins", "names"),
+    [
+        ("", "sandbox: expected isolation 'landlock' or stronger, got none here.", "Empty module name"),
+        ("no_such_package", "preimport: expected packages of /", "no_such_package"),
+    ],
+)
+def test_no_isolation_is_exit_code_2_with_what_failed_on_one_line(level, name, begins, names, capsys):
+    assert command(["sandbox", "run", "echo.py", "--preimport", name]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith("agentenv: error: sandbox: expected isolation 'landlock' or stronger, got none here.")
-    assert "no_such_package" in said.err
+    assert said.err.startswith(f"agentenv: error: {begins}")
+    assert names in said.err
     assert said.err.count("\n") == 1
 
 
@@ -173,6 +195,10 @@ WRONG = {
     "stdin not there": (["run", "echo.py", "--stdin", "gone"], "--stdin: expected a file to read, got 'gone'"),
     "no limit": (["run", "echo.py", "--cpu_s", "0"], "--cpu_s: expected a number above 0, got 0.0. Raise it."),
     "limit of nothing": (["run", "echo.py", "--wall_s", "nan"], "--wall_s: expected a number above 0, got nan"),
+    "less memory than the interpreter's own": (
+        ["run", "echo.py", "--memory_mb", "1"],
+        "limits.memory_mb: expected a number from 16 to 1e+06, got 1",
+    ),
     "limit with a slip": (["run", "echo.py", "--memory", "3"], "expected one of its flags, got --memory. Did you mean"),
     "policy unknown": (["run", "echo.py", "--policy", "free"], "--policy"),
     "level unknown": (["run", "echo.py", "--isolation", "none"], "--isolation"),

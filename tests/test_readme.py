@@ -20,6 +20,7 @@ import pytest
 from agentenv.cli import CheckConfig
 from agentenv.cli_flags import parse
 from agentenv.cli_sandbox import SandboxBenchConfig, SandboxDoctorConfig, SandboxRunConfig
+from agentenv.cli_sandbox_serve import SandboxServeConfig
 from agentenv.cli_tokens import CertifyConfig, DiffConfig, ReplayConfig, ShowConfig
 from agentenv.config import RunConfig
 from agentenv.dataset import read_tasks
@@ -97,8 +98,9 @@ SHORTER_STARTS = ("TORCHDYNAMO_DISABLE", "VLLM_USE_AOT_COMPILE")
 def execute(block, folder, *, timeout_s):
     """What the block prints; it must succeed and leave no process behind."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    # What shortens vLLM's start in the other slow tests is not what a reader has.
-    inherited = {name: value for name, value in os.environ.items() if name not in SHORTER_STARTS}
+    # What shortens vLLM's start in the slow tests is not what a reader has: a training goes without it.
+    left_out = SHORTER_STARTS if "agentenv train" in block.text else ()
+    inherited = {name: value for name, value in os.environ.items() if name not in left_out}
     options = ["-euo", "pipefail", "-c"] if block.language == "bash" else ["-c"]
     running = subprocess.Popen(
         ["bash" if block.language == "bash" else sys.executable, *options, block.text],
@@ -155,7 +157,7 @@ def test_every_flag_that_the_readme_names_exists():
     )
     configs = (
         RunConfig, LaunchConfig, CheckConfig, CertifyConfig, ShowConfig, DiffConfig, ReplayConfig, SandboxDoctorConfig,
-        SandboxRunConfig, SandboxBenchConfig, ExecLimits,
+        SandboxRunConfig, SandboxBenchConfig, SandboxServeConfig, ExecLimits,
     )  # fmt: skip
     known = {"help"} | {name for config in configs for name in config.__dataclass_fields__}
     assert flags - {f"no_{name}" for name in known} <= known

@@ -1,4 +1,4 @@
-"""Isolated execution of untrusted code: `LocalSandbox` here, other backends beside it."""
+"""Isolated execution of untrusted code: `LocalSandbox` here, others by `open_sandbox`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from agentenv.sandbox.types import (
 
 if TYPE_CHECKING:
     from agentenv.sandbox.local import LocalSandbox
+    from agentenv.sandbox.opening import open_sandbox
 
 __all__ = [
     "ExecLimits",
@@ -30,6 +31,7 @@ __all__ = [
     "SandboxBusy",
     "SandboxUnavailable",
     "Status",
+    "open_sandbox",
 ]
 
 
@@ -39,4 +41,8 @@ def __getattr__(name: str) -> object:
         from agentenv.sandbox.local import LocalSandbox
 
         return LocalSandbox
+    if name == "open_sandbox":
+        from agentenv.sandbox.opening import open_sandbox
+
+        return open_sandbox
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -188,7 +188,8 @@ def _rlimits(setting: Setting, job: Job) -> list[tuple[int, int]]:
     limits = job.limits
     memory = int(limits["memory_mb"] * _MIB)
     pairs = [
-        (resource.RLIMIT_CPU, math.ceil(limits["cpu_s"]) + 1),
+        # Behind the zygote's own limit: the kernel counts ticks here, and on a busy machine those run ahead.
+        (resource.RLIMIT_CPU, 2 * math.ceil(limits["cpu_s"]) + 2),
         (resource.RLIMIT_FSIZE, int(limits["file_mb"] * _MIB)),
         (resource.RLIMIT_NOFILE, int(limits["num_files"])),
         # 1, not 0: a core_pattern that is a pipe ignores 0.
@@ -281,9 +282,11 @@ def _exit_code(kind: type[BaseException] | None, error: BaseException | None, tr
         sys.stderr.write(f"{error.code}\n")
         return 1
     # The first frame is ours.
+    shown = False
     with contextlib.suppress(BaseException):
         sys.excepthook(kind, error, trace.tb_next if trace else None)
-    if isinstance(error, MemoryError):
+        shown = sys.excepthook is _show and kind is MemoryError and not hasattr(error, "__notes__")
+    if isinstance(error, MemoryError) and not shown:  # there may have been no memory left to show it
         os.write(2, b"\nMemoryError\n")
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from agentenv.errors import ConfigError
 from agentenv.sandbox._http import Refused
-from agentenv.sandbox.local import check_files
+from agentenv.sandbox.local import MIN_MEMORY_MB, check_files
 from agentenv.sandbox.types import ExecLimits, ExecResult, Policy, Status
 
 LANGUAGES = (
@@ -110,10 +110,12 @@ def read_run_request(body: Any, header: str, caps: ExecLimits) -> RunRequest:
 
 
 def capped_limits(wanted: ExecLimits, caps: ExecLimits) -> tuple[ExecLimits, frozenset[str]]:
-    """Limits, none of them above a server's, and the names of those that were."""
+    """Limits, none of them above a server's but for the least memory, and the names of those that were."""
     names = [each.name for each in fields(ExecLimits)]
     capped = [name for name in names if getattr(wanted, name) > getattr(caps, name)]
-    return replace(wanted, **{name: getattr(caps, name) for name in capped}), frozenset(capped)
+    given = replace(wanted, **{name: getattr(caps, name) for name in capped})
+    # Less than an interpreter has itself is no limit of the program's.
+    return replace(given, memory_mb=max(given.memory_mb, MIN_MEMORY_MB)), frozenset(capped)
 
 
 def _number(body: Mapping[str, Any], name: str, default: float, lowest: float = 0) -> float:

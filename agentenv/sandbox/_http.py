@@ -56,14 +56,16 @@ class Doors:
     def __post_init__(self) -> None:
         if self.host in LOOPBACK:
             return
+        unnamed = self.host in ("", "0.0.0.0", "::") and not self.hosts
+        hosts = "; and the names under which it is asked by --allowed_hosts, as node7" * unnamed
         if not self.token:
             raise ConfigError(
-                f"host: expected a token where others than this machine can ask, got none for {self.host!r}. "
-                "Set AGENTENV_SANDBOX_TOKEN, or listen on 127.0.0.1"
+                f"--host: expected a token where others than this machine can ask, got none for {self.host!r}. "
+                f"Set AGENTENV_SANDBOX_TOKEN{hosts}; or listen on 127.0.0.1"
             )
-        if self.host in ("", "0.0.0.0", "::") and not self.hosts:
+        if unnamed:
             raise ConfigError(
-                f"allowed_hosts: expected the names under which {self.host!r} is asked, got none. Name them, as node7"
+                f"--allowed_hosts: expected the names under which {self.host!r} is asked, got none. Name them, as node7"
             )
 
     def problem(self, scope: Scope, port: int) -> tuple[int, str] | None:

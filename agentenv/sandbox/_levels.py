@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from dataclasses import dataclass, replace
 
 from agentenv.errors import InfraError
@@ -73,7 +74,23 @@ async def choose(wanted: Wanted) -> Level:
         elif failures:
             _LOG.info("LocalSandbox: %s is the strongest level here: %s", isolation, "; ".join(failures))
         return level
+    _refuse_missing(wanted.preimport, failures)
     raise SandboxUnavailable(await _explain(wanted, failures))
+
+
+def _refuse_missing(preimport: tuple[str, ...], failures: list[str]) -> None:
+    """Where a package is not there it is not isolation that lacks, and no probe finds it.
+
+    Raises:
+        SandboxUnavailable: a level failed at the import of one.
+    """
+    lacks = [re.search(r"\((\S+)\): .*No module named '([\w.]+)'", failure) for failure in failures]
+    for found in filter(None, lacks):
+        if any(name.split(".")[0] == found[2].split(".")[0] for name in preimport):
+            raise SandboxUnavailable(
+                f"preimport: expected packages of {found[1]}, got no module {found[2]!r} there. "
+                "Install it, or leave it out"
+            )
 
 
 async def attempt(isolation: Isolation, preimport: tuple[str, ...], failures: list[str]) -> Level | None:

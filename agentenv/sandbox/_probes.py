@@ -139,7 +139,11 @@ def _other_user(plan: dict[str, Any]) -> None:
         raise OSError(1, "not root, or without CAP_SETUID and CAP_SETGID, or without users to be")
     user = plan["ids"][0] + 1
     _linux.become(user, user)
-    __import__("wave")  # any module that is not loaded yet
+    try:
+        __import__("wave")  # any module that is not loaded yet
+    except ImportError:
+        place = f"{sys.prefix} is closed to other users; levels that run as those take another interpreter, if any"
+        raise OSError(0, place) from None
     if os.geteuid() != user:
         raise OSError(0, "expected to be another user, am not")
 

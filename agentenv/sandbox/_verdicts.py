@@ -14,6 +14,8 @@ _SPENT = {
     Status.DISK_LIMIT: re.compile(rb"^OSError: \[Errno (27|28|122)\]"),
 }
 """Last lines of stderr that tell of a limit."""
+_NEARLY = 0.75
+"""Share of the CPU limit from which a kill that nobody asked for is the kernel's by its count, which runs ahead."""
 
 
 def classify(told: Mapping[str, Any], limits: ExecLimits, last_line: bytes) -> tuple[Status, str | None]:
@@ -35,6 +37,8 @@ def classify(told: Mapping[str, Any], limits: ExecLimits, last_line: bytes) -> t
         return {"memory": Status.MEMORY, "disk": Status.DISK_LIMIT}[cause], None
     if told.get("full") and (told["code"] or told["signal"]):
         return Status.INFRA, "host: expected room on the disk of temporary files, it is full. Make room, or set TMPDIR"
+    if told["signal"] == signal.SIGKILL and told["cpu_s"] >= _NEARLY * limits.cpu_s:
+        return Status.CPU_TIMEOUT, None
     return _end_verdict(told["code"], told["signal"], last_line)
 
 

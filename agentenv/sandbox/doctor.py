@@ -91,7 +91,8 @@ class Report:
         out = [f"{name}: {value}" for name, value in self.machine.items()]
         out += [f"probe {probe}" for probe in self.probes]
         for level in self.levels:
-            said = f"{', '.join(level.layers)}; {level.num_canaries} canary programs held" if level.works else "no"
+            canaries = f"{level.num_canaries} canary programs held with {level.python}"
+            said = f"{', '.join(level.layers)}; {canaries}" if level.works else "no"
             out.append(f"level {level.isolation}: {said}")
             out += [f"  {failure}" for failure in level.failures]
         out.append(f"chosen: {self.chosen or 'none: nothing will run'}")

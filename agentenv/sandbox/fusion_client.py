@@ -122,7 +122,7 @@ class FusionSandbox:
         except (httpx.TransportError, TimeoutError) as error:
             return f"{shown(endpoint.url)}: {type(error).__name__} {error}".strip()
         if response.status_code in (401, 403):
-            _refuse(endpoint, response.status_code, response.content)
+            self._refuse(endpoint, response.status_code, response.content)
         return f"{shown(endpoint.url)}: status {response.status_code}" if response.status_code >= 500 else ""
 
     def _http(self) -> httpx.AsyncClient:
@@ -302,12 +302,15 @@ class FusionSandbox:
             pause = _seconds(response.headers.get("retry-after", ""))
             busy = status < 500 or pause > 0  # one that says for how long is well
             raise Trouble(f"{where}: status {status}: {_said(body)}", broken=not busy, pause_s=pause)
-        _refuse(endpoint, status, body)
+        self._refuse(endpoint, status, body)
 
-
-def _refuse(endpoint: Endpoint, status: int, body: bytes | bytearray) -> NoReturn:
-    hint = f"Set {TOKEN_VARIABLE}" if status in (401, 403) else "Check the address and the request"
-    raise ConfigError(f"{shown(endpoint.url)}: expected status 200, got {status}: {_said(body)}. {hint}")
+    def _refuse(self, endpoint: Endpoint, status: int, body: bytes | bytearray) -> NoReturn:
+        hint = "Check the address and the request"
+        if status in (401, 403):
+            sent = self._headers or "@" in endpoint.url
+            hint = f"The token that was sent is another than the server's {TOKEN_VARIABLE}: compare the two"
+            hint = hint if sent else f"Set {TOKEN_VARIABLE}"
+        raise ConfigError(f"{shown(endpoint.url)}: expected status 200, got {status}: {_said(body)}. {hint}")
 
 
 def _said(body: bytes | bytearray) -> str:

@@ -36,6 +36,8 @@ MAX_TALKING = 256
 PROGRAMS_PER_ZYGOTE = 8
 MAX_LIMIT = 1e6
 """Of any limit of an execution."""
+MIN_MEMORY_MB = 16
+"""What an interpreter has itself: a limit below could not hold."""
 _DESCRIPTORS = 6
 """Of this process, for each program that is talked to: 4, and 2 for the moment in which it starts."""
 _KEPT = ("stdout_kb", "stderr_kb", "channel_kb", "fetch_mb")
@@ -70,13 +72,19 @@ class LocalSandbox:
             allow_unsafe: with AGENTENV_ALLOW_UNSAFE_SANDBOX=1 in the environment, run without isolation where none
                 can be had, and say so on every result.
             waiting: entered while a caller waits for a slot, in the caller's context: to stop a clock of theirs.
+
+        Raises:
+            ConfigError: there is no such isolation.
         """
         self.isolation = Isolation.NONE
         self.layers: tuple[str, ...] = ()
         self.limits = limits or ExecLimits()
         self.run_slots = run_slots or len(os.sched_getaffinity(0))
         self._wanted = _levels.Wanted(
-            min_isolation=min_isolation, exactly=isolation, preimport=tuple(preimport), allow_unsafe=allow_unsafe
+            min_isolation=_isolation("min_isolation", min_isolation),
+            exactly=None if isolation is None else _isolation("isolation", isolation),
+            preimport=tuple(preimport),
+            allow_unsafe=allow_unsafe,
         )
         self._queue = FairQueue(self.run_slots, max_waiting=max_waiting, waiting=waiting)
         self._talking = FairQueue(_most_talking(), max_waiting=max_waiting, waiting=waiting)
@@ -273,6 +281,14 @@ class LocalSandbox:
         return Program(header, source, contents, b"", policy, limits or self.limits, channel)
 
 
+def _isolation(name: str, value: Isolation) -> Isolation:
+    try:
+        return Isolation(value)
+    except ValueError:
+        known = ", ".join(Isolation)
+        raise ConfigError(f"LocalSandbox.{name}: expected one of {known}, got {value!r}. Choose one") from None
+
+
 def check_program(program: str | Sequence[str], policy: str) -> tuple[list[str] | None, bytes]:
     """Tell an argv from Python source.
 
@@ -301,11 +317,13 @@ def check_limits(limits: ExecLimits) -> None:
     """Refuse what no limit can be: 0 would be none at all to a file system.
 
     Raises:
-        ConfigError: one is not above 0, or beyond MAX_LIMIT; what is kept of outputs may be 0.
+        ConfigError: one is not above 0, or beyond MAX_LIMIT; what is kept of outputs may be 0; memory is less than
+            MIN_MEMORY_MB.
     """
     for field in fields(limits):
         value = getattr(limits, field.name)
         least = 0 if field.name in _KEPT else 1 if field.name.startswith("num_") else 1e-6
+        least = MIN_MEMORY_MB if field.name == "memory_mb" else least
         if not isinstance(value, int | float) or not least <= value <= MAX_LIMIT:
             raise ConfigError(
                 f"limits.{field.name}: expected a number from {least:g} to {MAX_LIMIT:g}, got {value!r}. Change it"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Self
 
-from agentenv.errors import InfraError
+from agentenv.errors import ConfigError, InfraError
 from agentenv.sandbox.local import LocalSandbox
 from agentenv.sandbox.session import Session, TurnResult
 from agentenv.sandbox.types import ExecLimits, Status
@@ -35,7 +35,15 @@ class PythonTool:
             limits: of one call; memory and disk, of all calls together. The sandbox's own when None.
             max_chars: of an answer; of a longer one the middle is left out.
             tenant: whose turn it is when programs wait for a core, such as the episode's id.
+
+        Raises:
+            ConfigError: the sandbox has no sessions, as one over HTTP.
         """
+        if not hasattr(sandbox, "session"):
+            raise ConfigError(
+                f"PythonTool: expected a sandbox with sessions, got {type(sandbox).__name__}, which has none. "
+                "Use a LocalSandbox, or the backend docker, ray or e2b."
+            )
         self._sandbox, self._limits, self._tenant = sandbox, limits or sandbox.limits, tenant
         self._max_chars = max_chars
         self._session: Session | None = None

@@ -305,6 +305,11 @@ async def replay_run(
 def _flags(path: str | Path) -> tuple[RunConfig, EngineName]:
     """The flags of a run, and the engine that it ran on."""
     stored: Mapping[str, Any] = read_config(path)["config"]
+    if "load_checkpoint" in stored.get("flags", {}):
+        raise ConfigError(
+            f"{path}: expected a run, got a training, whose tokens come from weights that changed. "
+            "Replay a run of its model: `agentenv run --model` with the model folder in it."
+        )
     try:
         flags: Mapping[str, Any] = stored["flags"]
         known = {key: tuple(value) if isinstance(value, list) else value for key, value in flags.items()}

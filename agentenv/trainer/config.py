@@ -20,7 +20,7 @@ Estimator = Literal["reinforce", "reinforce_baseline", "rloo", "group_norm", "dr
 Correction = Literal["off", "tis", "icepop", "seq-mask-tis"]
 Scheduler = Literal["constant", "linear", "cosine", "cosine_with_min_lr"]
 _JUDGED = 200
-"""Episodes at least that --max_error_share is judged over: of fewer, chance alone would stop a long training."""
+"""Episodes at least that --max_error_share looks back on: of fewer, chance alone would stop a long training."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ class TrainConfig:
     max_retries: int = 2
     """How often an episode is run again after an infrastructure error."""
     max_error_share: float = 0.2
-    """Stop when more than this share of the last episodes failed: those of two train steps, and at least 200."""
+    """Stop when more than this share of the last episodes failed: the last 200, or those of two train steps where that
+    is more; fewer, but 20 at least, at the beginning."""
 
     # Asynchronous training.
     async_train: bool = False

@@ -5,12 +5,14 @@ What comes out is for the parser of frozen configs (`cli_flags.parse`); a flag o
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from agentenv.errors import ConfigError
+from agentenv.errors import AgentEnvError, ConfigError
 from agentenv.trainer.openrlhf_flags import DOTTED, NO_COUNTERPART, PLACEMENT
 
 OF_RUN = {
@@ -84,6 +86,23 @@ def resolve(args: Sequence[str], config: type[Any], *, command: str = "train") -
         values = ["bf16"] if flag == "bf16" else values
         resolved += [f"--{name}", *(values or (["True"] if name == "use_wandb" else []))]
     return resolved
+
+
+@contextlib.contextmanager
+def own_words(**more: str) -> Iterator[None]:
+    """Errors of what `agentenv run` does too name the flags of `train`; `more` are names that mean others here."""
+    try:
+        yield
+    except AgentEnvError as error:
+        error.args = (worded(str(error), **more),)
+        raise
+
+
+def worded(message: str, **more: str) -> str:
+    """A message about flags of `agentenv run`, with those that `train --help` shows."""
+    names = OF_RUN | more
+    said = re.sub(r"(?<![\w-])--(\w+)", lambda found: f"--{names.get(found[1], found[1])}", message)
+    return re.sub(r"^run: ", "train: ", said)
 
 
 def _split(args: Sequence[str]) -> tuple[list[str], list[_Group]]:

@@ -140,6 +140,8 @@ def _value(config: LaunchConfig, name: str) -> Any:
         return _path(config, _shipped(value))
     if name in ("agent_func_path", "remote_rm_url") and value is not None:
         return _path(config, value)
+    if name in ("save_path", "ckpt_path", "use_tensorboard") and value is not None:
+        return str(Path(value).expanduser().absolute())  # else in the folder that Ray makes for the job
     return value
 
 

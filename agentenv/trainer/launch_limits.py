@@ -27,6 +27,8 @@ OURS_ALONE = {
     "save_samples",
 }  # fmt: skip
 """Fields about how agentenv runs, which nothing of OpenRLHF's depends on, or which are checked below."""
+SHIPPED = ("math_retry", "guess_number", "code_sandbox")
+"""Environments that the repository has an agent_func.py for, of the same name."""
 LAST = VERSIONS[-1]
 
 
@@ -34,24 +36,23 @@ def refuse(config: LaunchConfig, release: str) -> None:
     """Refuse what this release cannot do.
 
     Raises:
-        ConfigError: it, with the first release that can, or with what to do instead.
+        ConfigError: all of it, each with the first release that can, or with what to do instead.
     """
+    at, refused = VERSIONS.index(release), []
     for flag, needs, got, first, mend in (*_of_versions(config), *_of_nobody(config)):
         if first is None:
-            raise ConfigError(f"--{flag}: expected {needs} for OpenRLHF, got {got}. {mend}")
-        if VERSIONS.index(release) < VERSIONS.index(first):
-            raise ConfigError(
-                f"--{flag}: expected {needs} for OpenRLHF {release}, got {got}. Use --version {first} or later{mend}."
-            )
-    if config.param_dtype == "fp32" and VERSIONS.index(release) >= VERSIONS.index("0.9.2"):
-        raise ConfigError(
-            f"--param_dtype: expected bf16 or fp16 for OpenRLHF {release}, got fp32. "
-            "Use --version 0.9.1.post1 or earlier."
-        )
-    if config.param_dtype == "fp16" and VERSIONS.index(release) < VERSIONS.index("0.9.2"):
-        raise ConfigError(
-            f"--param_dtype: expected bf16 or fp32 for OpenRLHF {release}, got fp16. Use --version 0.9.2 or later."
-        )
+            refused.append(f"--{flag}: expected {needs} for OpenRLHF, got {got}. {mend}")
+        elif at < VERSIONS.index(first):
+            what = f"expected {needs} for OpenRLHF {release}, got {got}"
+            refused.append(f"--{flag}: {what}. Use --version {first} or later{mend}.")
+    if config.param_dtype == "fp32" and at >= VERSIONS.index("0.9.2"):
+        what = f"expected bf16 or fp16 for OpenRLHF {release}, got fp32"
+        refused.append(f"--param_dtype: {what}. Use --version 0.9.1.post1 or earlier.")
+    if config.param_dtype == "fp16" and at < VERSIONS.index("0.9.2"):
+        what = f"expected bf16 or fp32 for OpenRLHF {release}, got fp16"
+        refused.append(f"--param_dtype: {what}. Use --version 0.9.2 or later.")
+    if refused:
+        raise ConfigError(" ".join(refused))
 
 
 def _of_versions(config: LaunchConfig) -> list[tuple[str, str, str, str | None, str]]:
@@ -95,7 +96,7 @@ def _of_nobody(config: LaunchConfig) -> list[tuple[str, str, str, None, str]]:
     engines = config.vllm_num_engines * config.vllm_tensor_parallel_size
     shared = config.colocate_all_models and not config.async_train
     rules = (
-        (config.env, "env", "--agent_func_path instead", "--env", "Write a file with a class AgentExecutor."),
+        (config.env, "env", "--agent_func_path instead", "--env", _in_a_file(config.env)),
         (config.credit == "turn", "credit", "episode", "turn", "It sums the rewards of an episode on its last action."),
         (config.engine == "hf", "engine", "auto or vllm", "hf", "It samples with vLLM only."),
         (not config.ray, "no_ray", "Ray", "none", "Leave --no_ray out."),
@@ -114,6 +115,12 @@ def _of_nobody(config: LaunchConfig) -> list[tuple[str, str, str, None, str]]:
             "--colocate_all_models beside it", "none", "Add it."),
     )  # fmt: skip
     return [(flag, needs, got, None, mend) for used, flag, needs, got, mend in rules if used]
+
+
+def _in_a_file(env: str | None) -> str:
+    """How an environment becomes the file that OpenRLHF takes."""
+    shipped = f", as agent_funcs/{env}.py of agentenv's repository" if env in SHIPPED else ""
+    return f"Name a file with a class AgentExecutor{shipped}."
 
 
 def _oversamples(config: LaunchConfig) -> bool:
@@ -303,13 +310,18 @@ def traps(config: LaunchConfig, release: str) -> list[str]:
 
 
 def _elsewhere(config: LaunchConfig) -> list[str]:
-    """Files that are not here: they may be where the job runs, or nowhere."""
-    paths = {name: getattr(config, name) for name in ("agent_func_path", "remote_rm_url")}
-    return [
+    """Files that are not here: they may be where the job runs, or nowhere; and actors that nobody would make."""
+    paths = {
+        name: getattr(config, name) for name in ("agent_func_path", "remote_rm_url", "prompt_data", "eval_dataset")
+    }
+    said = [
         f"--{name}: {path} is not here; it has to be where the job runs."
         for name, path in paths.items()
-        if path is not None and path.endswith(".py") and not Path(path).expanduser().is_file()
+        if path is not None and path.endswith((".py", ".jsonl", ".parquet")) and not Path(path).expanduser().is_file()
     ]
+    if config.env_actors:
+        said.append(f"--env_actors {config.env_actors}: OpenRLHF has none; environments run in the agents' processes.")
+    return said
 
 
 def _in_the_file(config: LaunchConfig) -> list[str]:

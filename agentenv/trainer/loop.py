@@ -19,6 +19,7 @@ from agentenv.errors import EngineError, RunStopped
 from agentenv.metrics import summarize
 from agentenv.trainer.config import TrainConfig
 from agentenv.trainer.evaluate import Evaluation, ages_of, measure, numbers_of, rejections_of, shares_of, speed_of
+from agentenv.trainer.flags import worded
 from agentenv.trainer.records import Records
 from agentenv.trainer.rollouts import Rollouts
 from agentenv.trainer.screen import TrainScreen
@@ -138,7 +139,7 @@ class Loop:
             finally:
                 await self._save()
         except RunStopped as error:  # a full disk may be the reason of both, and what ended the training is to be told
-            self.screen.note(str(error))
+            self.screen.note(worded(str(error)))
 
     async def _train(self, groups: Sequence[Group]) -> None:
         """Learn from the groups: one step more, with the numbers of it and of them."""

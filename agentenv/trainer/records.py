@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from agentenv.errors import ConfigError
 from agentenv.metrics import Tally
-from agentenv.record import TRAJECTORIES, RunWriter
+from agentenv.record import CONFIG, TRAJECTORIES, RunWriter, read_config, write_json
 from agentenv.serialize import jsonable
 from agentenv.trainer.checkpoint import Checkpoints
 from agentenv.trainer.config import TrainConfig
@@ -23,6 +24,8 @@ FIXED_ON_RESUME = (
     "target_modules",
 )  # fmt: skip
 """Flags that a training keeps when it goes on from a checkpoint; all others may change."""
+UNTOLD = ("load_checkpoint", "save_path", "progress", "log_level")
+"""Those of which a change is not told: they say nothing of what is learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,8 @@ def open_records(
         ConfigError: a training is there and is not to be gone on with, or it is another.
     """
     flags = config.to_dict()
-    stored = {"flags": flags, "resolved": dict(resolved)}
-    free = [f"flags.{name}" for name in flags if name not in FIXED_ON_RESUME]
+    stored = {"flags": flags, "resolved": dict(resolved), "agent_file": _digest(config)}
+    free = ["agent_file", *(f"flags.{name}" for name in flags if name not in FIXED_ON_RESUME)]
     if (out / METRICS).exists() and not config.load_checkpoint:
         raise ConfigError(
             f"{out}: expected no training there, got one. Go on with it with --load_checkpoint, or use another "
@@ -71,6 +74,7 @@ def open_records(
         newest = checkpoints.newest()
         if newest is not None:
             _check(config, newest, training)
+            _tell_changes(out, jsonable(stored), checkpoints.step_of(newest), note)
         begins_again = config.load_checkpoint and newest is None
         if begins_again:
             samples.close()
@@ -101,6 +105,43 @@ def _check(config: TrainConfig, newest: Path, training: Mapping[str, Any]) -> No
             f"{newest}: expected a checkpoint of this training, got one of another: {'; '.join(changed)}. Take that "
             "back, or begin anew with another --ckpt_path."
         )
+
+
+def _digest(config: TrainConfig) -> str:
+    """What the agent's own file says, in a few letters; "" where it is installed, or at an address."""
+    name, is_file, _ = (config.agent_func_path or config.env or config.remote_rm_url or "").rpartition(".py")
+    path = Path(f"{name}.py").expanduser()
+    return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest() if is_file and path.is_file() else ""
+
+
+def _tell_changes(out: Path, now: Mapping[str, Any], step: int, note: Callable[[str], None]) -> None:
+    """Say which flags are not those of the session before, and make config.json say those in use and what changed.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    document = read_config(out)
+    was = document["config"]
+    before: dict[str, Any] = was.get("flags", {})
+    changed = {
+        name: [before[name], value]
+        for name, value in now["flags"].items()
+        if name in before and before[name] != value and name not in UNTOLD
+    }
+    if was.get("agent_file", now["agent_file"]) != now["agent_file"]:
+        changed["agent_file"] = [was["agent_file"], now["agent_file"]]
+    if not changed:
+        return
+    said = ", ".join(
+        "the agent's file" if name == "agent_file" else f"--{name} {old} → {new}"
+        for name, (old, new) in changed.items()
+    )
+    note(f"changed on resume, from step {step + 1} on: {said}")
+    history = [*document.get("changed", []), {"from_step": step + 1, "was_and_is": changed}]
+    try:
+        write_json(out / CONFIG, document | {"config": now, "changed": history})
+    except OSError as error:
+        raise ConfigError(f"{out / CONFIG}: expected to be written, got {error}. Make room, or mend it.") from error
 
 
 def _set_aside(out: Path, checkpoints: Checkpoints, note: Callable[[str], None]) -> None:

@@ -11,7 +11,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from agentenv.runner import EpisodeRunner
 from agentenv.trainer.config import TrainConfig
 from agentenv.trainer.config_checks import GROUP_ESTIMATORS
 from agentenv.trainer.evaluate import Evaluation
+from agentenv.trainer.flags import own_words, worded
 from agentenv.trainer.journal import METRICS, read_metrics
 from agentenv.trainer.loop import Loop
 from agentenv.trainer.one_sampling import OneSampling
@@ -74,7 +75,7 @@ def train(config: TrainConfig) -> int:
 
         def lead(crew: Crew | None) -> int:
             """All of a training, but for what other ranks do of it."""
-            return asyncio.run(then_end(_train(config, crew), stdout))
+            return asyncio.run(then_end(_in_own_words(_train(config, crew)), stdout))
 
         if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["WORLD_SIZE"] == "1":
             return lead(None)
@@ -110,6 +111,11 @@ class _Job:
         return config.max_train_steps or math.ceil(config.num_episodes * len(self.tasks) / config.rollout_batch_size)
 
 
+async def _in_own_words(work: Coroutine[Any, Any, int]) -> int:
+    with own_words():
+        return await work
+
+
 async def _train(config: TrainConfig, crew: Crew | None) -> int:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # until the loop runs: imports and loads end at once
@@ -130,6 +136,9 @@ async def _train(config: TrainConfig, crew: Crew | None) -> int:
         }
         for name, value in shown.items():
             screen.note(f"{name:9} {value}")
+        if config.rollout_batch_size > len(job.tasks):
+            many = f"--rollout_batch_size {config.rollout_batch_size} with {len(job.tasks)} tasks"
+            screen.note(f"note: {many}: a train step has some of them more than once")
         async with _opened(job) as opened:
             loop = await _assembled(job, opened, records, screen)
             source = opened.source
@@ -147,7 +156,9 @@ def _prepared(config: TrainConfig) -> _Job:
     tasks = load_tasks(episodes, source)
     held_out: list[Task] = []
     if config.eval_dataset is not None:
-        held_out = load_tasks(replace(episodes, data=config.eval_dataset, split=config.eval_split, limit=None), source)
+        given = replace(episodes, data=config.eval_dataset, split=config.eval_split, limit=None)
+        with own_words(data="eval_dataset", split="eval_split"):
+            held_out = load_tasks(given, source)
     model = resolve_model(config.pretrain)
     tokenizer = load_tokenizer(model)
     chat = Chat(tokenizer, stop_token_ids=load_stop_token_ids(model), options=config.chat_options)
@@ -303,6 +314,9 @@ async def _assembled(job: _Job, opened: _Opened, records: Records, screen: Train
 async def _run(job: _Job, loop: Loop) -> int:
     """Run the loop, with signals handled, and leave model and plots behind."""
     screen, rollouts = loop.screen, loop.rollouts
+    if loop.step >= loop.num_steps:
+        said = "raise --max_train_steps, or --num_episodes, for more"
+        screen.note(f"nothing left to train: {loop.step} steps are done, of {loop.num_steps} asked for; {said}")
     work = asyncio.ensure_future(loop.run())
 
     def drain() -> str:
@@ -312,18 +326,25 @@ async def _run(job: _Job, loop: Loop) -> int:
         rollouts.wake()
         return "the train step in progress and its checkpoint"
 
-    watchdog = Watchdog(rollouts.runner, folder=job.out, stall_timeout_s=_STALL_S, tell=screen.note, end=end_process)
+    def end(reason: str) -> None:
+        """End the process, whatever holds it up."""
+        end_process(worded(reason))
+
+    watchdog = Watchdog(rollouts.runner, folder=job.out, stall_timeout_s=_STALL_S, tell=screen.note, end=end)
+    signals: list[int] = []
     try:
         signals = await until_signal(work, watchdog, drain, grace_s=_GRACE_S)
     finally:
         if not work.done():  # given up where episodes stalled: its train step and checkpoint go on in a thread
             await asyncio.wait({work}, timeout=_GRACE_S)
         screen.stop()
+        is_cut = bool(signals) and loop.step < loop.num_steps
+        if is_cut:  # before the plots, amid which one more signal would end the process without a word
+            again = f"agentenv train … --save_path {shlex.quote(str(job.out))} --load_checkpoint"
+            screen.note(f"interrupted after step {loop.step} of {loop.num_steps}. Go on with the same flags: {again}")
         await rollouts.close()
         _plot(loop)
-    again = f"agentenv train … --save_path {shlex.quote(str(job.out))} --load_checkpoint"
-    if signals and loop.step < loop.num_steps:
-        screen.note(f"interrupted after step {loop.step} of {loop.num_steps}. Go on with the same flags: {again}")
+    if is_cut:
         return 128 + signals[0]
     model = job.out / "model"
     await asyncio.to_thread(loop.learner.save_model, model, job.tokenizer)

@@ -32,7 +32,7 @@ from agentenv.sandbox.grading import (
     Verdict,
 )
 from agentenv.sandbox.local import LocalSandbox
-from agentenv.sandbox.types import ExecResult, Isolation, Status
+from agentenv.sandbox.types import ExecResult, Isolation, SandboxUnavailable, Status
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.types import Limits, SamplingParams, StopReason, Task
 from agentenv_envs.code_sandbox import CodeSandbox
@@ -338,6 +338,14 @@ def test_rules_that_make_no_sense_are_refused(options, named):
 async def test_options_that_no_sandbox_has_are_refused(options):
     with pytest.raises(ConfigError, match=r"CodeSandbox\.sandbox: expected options of LocalSandbox"):
         await CodeSandbox(sandbox=options).reset({"observation": PROMPT, "label": ADD})
+
+
+async def test_a_sandbox_elsewhere_that_is_down_is_infrastructure_and_one_that_cannot_be_here_is_not():
+    down = {"backend": "sandbox_fusion", "endpoints": ["http://127.0.0.1:9"]}
+    with pytest.raises(InfraError, match=r"CodeSandbox\.sandbox: sandbox_fusion: expected an endpoint that answers"):
+        await CodeSandbox(sandbox=down).reset({"observation": PROMPT, "label": ADD})
+    with pytest.raises(SandboxUnavailable, match="expected isolation 'remote'"):
+        await CodeSandbox(sandbox={"isolation": "remote"}).reset({"observation": PROMPT, "label": ADD})
 
 
 async def test_options_of_the_sandbox_may_come_from_json():
@@ -650,6 +658,16 @@ UNREADABLE = {
         {**LCB_STDIO, "private_test_cases": LCB_STDIO["private_test_cases"][:40]}, "unpacked"
     ),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("label", [{"question": "?"}, {"tests": [[[1, 2], 3]]}, {"hidden": [{"input": "1 2"}]}])
+def test_the_error_of_a_row_shows_one_that_can_be_read(label):
+    with pytest.raises(DataError, match="code_sandbox") as caught:
+        code_task(label)
+    shown = re.search(r"as (\{.*\}), or with tests (\{.*?\})", str(caught.value))
+    assert shown
+    test = json.loads(shown[2])
+    assert code_task(json.loads(shown[1].replace("...", ""))).form == code_task({"hidden": [test]}).form == "plain"
 
 
 @pytest.mark.parametrize("case", UNREADABLE)

@@ -276,6 +276,15 @@ async def test_a_request_that_is_refused_is_an_error_of_the_configuration_and_no
         assert server.num_runs == 1
 
 
+@pytest.mark.parametrize(("token", "hint"), [("", "Set AGENTENV_SANDBOX_TOKEN"), ("old", "token that was sent is an")])
+async def test_a_refused_token_is_told_from_none(token, hint):
+    async with scripted(http({"detail": "no"}, 401)) as server:
+        sandbox = client(server, token=token)
+        with pytest.raises(ConfigError, match=hint):
+            await sandbox.run("print(42)")
+        await sandbox.aclose()
+
+
 async def test_another_endpoint_is_asked_after_a_failure():
     async with scripted(http(b"", 500)) as bad, scripted(http(OK)) as good, client(bad, good) as sandbox:
         results = [await sandbox.run("print(42)") for _ in range(2)]

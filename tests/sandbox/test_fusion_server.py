@@ -19,11 +19,12 @@ import pytest_asyncio
 from agentenv.cli import main
 from agentenv.errors import ConfigError, InfraError
 from agentenv.sandbox import ExecResult, Isolation, Status
-from agentenv.sandbox._fusion_answers import MAX_LIMITS
+from agentenv.sandbox._fusion_answers import MAX_LIMITS, read_run_request
 from agentenv.sandbox._fusion_submit import extract, same_output
 from agentenv.sandbox._http import Doors
 from agentenv.sandbox.fusion_client import FusionSandbox
 from agentenv.sandbox.fusion_server import FusionServer, ServeOptions
+from agentenv.sandbox.local import MIN_MEMORY_MB
 from tests.sandbox.conftest import opened
 from tests.sandbox.fusion_servers import until
 
@@ -265,6 +266,11 @@ ENDS = [(Status.MEMORY, -9, "memory"), (Status.OUTPUT_LIMIT, -9, "output"), (Sta
 MORE_TIME, MORE_MEMORY = {**HELLO, "run_timeout": 1000}, {**HELLO, "memory_limit_MB": 100_000}
 
 
+def test_a_request_for_less_memory_than_an_interpreter_has_gets_that_much():
+    assert read_run_request({**HELLO, "memory_limit_MB": 1}, "", MAX_LIMITS).limits.memory_mb == MIN_MEMORY_MB
+    assert read_run_request({**HELLO, "memory_limit_MB": 64}, "", MAX_LIMITS).limits.memory_mb == 64
+
+
 async def test_ends_at_a_limit_are_failures_with_a_note():
     gate = Gate()
     gate.go_on.set()
@@ -387,8 +393,10 @@ def test_where_others_can_ask_a_token_and_names_are_needed(host):
     with pytest.raises(ConfigError, match="expected a token"):
         Doors(host, hosts=("node7",))
     if host in ("0.0.0.0", "::", ""):
-        with pytest.raises(ConfigError, match="allowed_hosts"):
+        with pytest.raises(ConfigError, match="--allowed_hosts: expected"):
             Doors(host, "hush")
+        with pytest.raises(ConfigError, match=r"Set AGENTENV_SANDBOX_TOKEN; and the names .* by --allowed_hosts"):
+            Doors(host)
     Doors(host, "hush", ("node7",))
 
 
@@ -650,7 +658,7 @@ def test_a_second_signal_ends_what_runs():
         while httpx.get(f"{url}/health").json()["running"] == 0:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        assert "stopping; 1 run" in process.stderr.readline()
+        assert "stopping; 1 program still runs" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
         said = None if task.exception(60) else task.result()

@@ -76,6 +76,11 @@ async def test_cpu_is_limited(sandbox):
     assert 0.3 <= result.cpu_s < 3
 
 
+async def test_the_kernels_own_cpu_limit_is_far_behind_for_its_count_runs_ahead(sandbox):
+    program = "import resource; print(*resource.getrlimit(resource.RLIMIT_CPU))"
+    assert await ok(sandbox, program, limits=ExecLimits(cpu_s=4.5)) == "12 12\n"
+
+
 async def test_time_is_limited(sandbox):
     result = await sandbox.run("import time; print('here', flush=True); time.sleep(60)", limits=QUICK)
     assert (result.status, result.stdout) == (Status.WALL_TIMEOUT, "here\n")
@@ -97,6 +102,18 @@ async def test_memory_is_limited(sandbox, program):
     assert result.peak_memory_bytes < 256 << 20
     if "mmap" not in program:
         assert result.status is Status.MEMORY
+
+
+@pytest.mark.parametrize(
+    ("before", "times"),
+    [("", 1), ("import sys; sys.excepthook = lambda *_: None", 1), ("class MemoryError(MemoryError): pass", 2)],
+)
+async def test_running_out_of_memory_is_said_once_and_told_whatever_shows_it(sandbox, before, times):
+    result = await sandbox.run(f"{before}\nraise MemoryError")
+    assert (result.status, result.stderr.count("\nMemoryError\n") + result.stderr.count("__main__.M")) == (
+        Status.MEMORY,
+        times,
+    )
 
 
 async def test_memory_of_many_processes_is_limited(sandbox):
@@ -449,6 +466,20 @@ async def test_closing_ends_what_runs():
     result = await task
     assert result.status is Status.INFRA
     assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("name", ["min_isolation", "isolation"])
+async def test_an_isolation_is_taken_by_its_name_and_refused_where_there_is_none(name):
+    LocalSandbox(**{name: "namespaces"})
+    with pytest.raises(ConfigError, match=rf"LocalSandbox\.{name}: expected one of none, uid, .*, got 'namespace'"):
+        LocalSandbox(**{name: "namespace"})
+
+
+async def test_a_package_that_is_not_there_is_named_and_no_isolation_is_blamed():
+    with pytest.raises(SandboxUnavailable) as caught:
+        await LocalSandbox(preimport=("json", "no_such_package")).open()
+    assert str(caught.value).startswith("preimport: expected packages of /")
+    assert "got no module 'no_such_package' there" in str(caught.value)
 
 
 async def test_packages_are_there_only_when_asked_for():

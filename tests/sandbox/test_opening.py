@@ -3,9 +3,9 @@
 import pytest
 
 from agentenv.errors import ConfigError
-from agentenv.sandbox import ExecLimits, Isolation, LocalSandbox
+from agentenv.sandbox import ExecLimits, Isolation, LocalSandbox, open_sandbox
 from agentenv.sandbox.fusion_client import FusionSandbox
-from agentenv.sandbox.opening import BACKENDS, open_sandbox
+from agentenv.sandbox.opening import BACKENDS
 
 
 def test_the_local_sandbox_is_the_default_and_takes_plain_options():

@@ -10,9 +10,10 @@ from agentenv import AgentInstance, StepResult
 from agentenv.chat import Chat
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode import EpisodeKey
-from agentenv.errors import InfraError
+from agentenv.errors import ConfigError, InfraError
 from agentenv.loading import EnvSource, load_tokenizer, resolve_model
 from agentenv.sandbox import ExecLimits, LocalSandbox
+from agentenv.sandbox.fusion_client import FusionSandbox
 from agentenv.sandbox.session import Session
 from agentenv.sandbox.tool import PythonTool
 from agentenv.tools import answer_calls, schema_of
@@ -53,8 +54,32 @@ async def test_an_exception_is_its_traceback_without_our_frames_and_the_variable
     assert await tool.python("y") == "5"
 
 
+@pytest.mark.parametrize("code", ["def f(:", "x = 'open", "  x = 1\n y = 2"])
+async def test_a_syntax_error_is_shown_without_the_parsers_frames(tool, code):
+    said = await tool.python(code)
+    assert said.startswith('  File "turn-')
+    assert "ast.py" not in said
+    assert "Traceback" not in said
+
+
+async def test_frames_of_libraries_that_the_code_calls_stay(tool):
+    said = await tool.python("import ast\ndef g():\n    return ast.parse('f(:')\ng()")
+    assert said.startswith('Traceback (most recent call last):\n  File "turn-')
+    assert "ast.py" in said
+    assert "main.py" not in said
+
+
+async def test_the_kernels_count_of_cpu_that_runs_ahead_ends_no_code_before_its_limit(tool):
+    code = "import signal as s\ns.getsignal(s.SIGXCPU)(s.SIGXCPU, None)\n7"
+    assert await tool.python(code) == "7"
+
+
 async def test_code_that_does_not_end_is_ended_with_its_limit_and_the_next_call_works(tool):
-    assert "[The code was ended: it used 1 s of CPU.]" in await tool.python("while True: pass")
+    said = await tool.python("def f():\n    while True: pass\nf()")
+    assert "[The code was ended: it used 1 s of CPU.]" in said
+    assert "in f\n" in said
+    assert "main.py" not in said
+    assert "_stop" not in said
     assert await tool.python("2 + 2") == "4"
 
 
@@ -95,6 +120,11 @@ class NoSandbox:
 
     async def start(self, *args, **options):
         raise InfraError("sandbox: expected a program to start, got none. Try again")
+
+
+async def test_a_sandbox_without_sessions_is_refused():
+    with pytest.raises(ConfigError, match="PythonTool: expected a sandbox with sessions, got FusionSandbox"):
+        PythonTool(FusionSandbox(["http://127.0.0.1:9"]))
 
 
 async def test_a_sandbox_that_fails_is_no_answer_to_the_model():

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.cli_train import configured
-from agentenv.errors import ConfigError
+from agentenv.errors import ConfigError, RunStopped
 from agentenv.trainer import config_checks
 from agentenv.trainer.config import TrainConfig
-from agentenv.trainer.flags import ALIASES, CORRECTION, LENGTHS, resolve
+from agentenv.trainer.flags import ALIASES, CORRECTION, LENGTHS, own_words, resolve, worded
 from agentenv.trainer.openrlhf_flags import DOTTED, NO_COUNTERPART
 from tests.trainer.openrlhf_parser import DATA
 
@@ -421,6 +421,23 @@ def test_what_is_written_down_has_no_api_key_and_is_json():
     assert "secret" not in text
     again = {key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(text).items()}
     assert dataclasses.replace(made, use_wandb="True") == TrainConfig(**again)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("Set --prompt_key to one of them.", "Set --input_key to one of them."),
+        ("run: expected at most 20%. --resume, or raise --max_error_share.",
+         "train: expected at most 20%. --load_checkpoint, or raise --max_error_share."),
+        ("--model: a 'my--model'; --engine, --no, --outer, `agentenv run`",
+         "--pretrain: a 'my--model'; --engine, --no, --outer, `agentenv run`"),
+    ],
+)  # fmt: skip
+def test_errors_of_what_run_does_too_name_the_flags_of_train(said, expected):
+    with pytest.raises(RunStopped) as raised, own_words():
+        raise RunStopped(said)
+    assert str(raised.value) == worded(said) == worded(expected) == expected
+    assert worded("--split and --limit", split="eval_split") == "--eval_split and --max_samples"
 
 
 def test_help_names_every_flag_once(capsys):

@@ -153,6 +153,8 @@ def assert_means(made, values):
             expected = "constant_with_warmup"
         if name == "eps_clip" and made.eps_clip_low_high:
             continue
+        if name in ("save_path", "ckpt_path", "use_tensorboard"):
+            expected = os.path.abspath(expected)
         assert plain(values[flag]) == plain(expected), name
     lengths = [values.get(name) for name in ("prompt_max_len", "generate_max_len")]
     total = values["data.max_len"] if made.dotted else sum(lengths) if lengths[0] is not None else values["max_len"]
@@ -286,6 +288,21 @@ def test_what_no_version_can_is_refused_with_what_to_do(line, said):
             config(line, version)
 
 
+def test_all_that_is_refused_is_told_at_once_with_the_file_that_ships_for_an_environment(capsys):
+    line = "--env math_retry --engine hf --max_train_steps 10 --async_train --partial_rollout"
+    assert agentenv(["launch", "openrlhf", "--version", "0.9.6", *line.split()]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    for flag in ("--partial_rollout: ", "--env: ", "--engine: ", "--max_train_steps: "):
+        assert flag in said
+    assert "Use --version 0.9.7 or later." in said
+    assert "as agent_funcs/math_retry.py of agentenv's repository" in said
+    for name in launch_limits.SHIPPED:
+        assert (Path(__file__).parents[2] / "agent_funcs" / f"{name}.py").is_file()
+    with pytest.raises(ConfigError, match=r"--env: .* Name a file with a class AgentExecutor\.$"):
+        config("--env mine.py:Env")
+
+
 # --- warnings ---------------------------------------------------------------------------------------------------------
 
 TRAPS = {
@@ -345,6 +362,33 @@ def test_images_are_warned_of_only_where_the_files_execute_lacks_them(case, tmp_
     assert any("images=" in each for each in made.warnings()) == warned
 
 
+@pytest.mark.parametrize("name", ["x.jsonl", "x.parquet"])
+def test_data_that_is_not_here_is_noted_and_a_dataset_of_the_hub_is_not(name, tmp_path):
+    path = tmp_path / name
+    note = f"--prompt_data: {path} is not here; it has to be where the job runs."
+    assert note in config(f"--agent_func_path a.py --prompt_data {path}").warnings()
+    path.touch()
+    assert note not in config(f"--agent_func_path a.py --prompt_data {path}").warnings()
+    for hub in ("openai/gsm8k", "word_problems_train"):
+        made = config(f"--agent_func_path a.py --prompt_data {hub}")
+        assert not any("--prompt_data" in each for each in made.warnings())
+
+
+@pytest.mark.parametrize(
+    ("line", "warned"),
+    [("--agent_func_path a.py", True), ("--agent_func_path a.py --credit episode", False),
+     ("--agent_func_path a.py --max_steps 1", False), ("--remote_rm_url http://host", False)],
+)  # fmt: skip
+def test_credit_that_is_another_than_that_of_train_is_told(line, warned, capsys):
+    assert agentenv(["launch", "openrlhf", *line.split()]) == 0
+    assert ("--credit: `agentenv train` has turn" in capsys.readouterr().err) == warned
+
+
+def test_actors_for_environments_are_told_to_be_lost():
+    assert any("--env_actors 2" in each for each in config("--agent_func_path a.py --env_actors 2").warnings())
+    assert not any("--env_actors" in each for each in config("--agent_func_path a.py").warnings())
+
+
 @pytest.mark.parametrize("flag", ["agent_func_path", "remote_rm_url"])
 def test_a_file_that_is_not_here_is_noted(flag, tmp_path, capsys):
     path = tmp_path / "a.py"
@@ -397,6 +441,12 @@ def test_files_are_named_so_that_the_job_finds_them(tmp_path, monkeypatch):
     assert re.search(r"--data.prompt_dataset /\S+word_problems_train.jsonl", line)
     sent = shell(config('--agent_func_path a.py --ray_runtime_env \'{"working_dir": "."}\''))
     assert "--train.agent_func_path a.py" in sent
+    for travels in ("", ' --ray_runtime_env \'{"working_dir": "."}\''):  # what is written in a job's folder is lost
+        left = shell(
+            config(f"--agent_func_path a.py --save_path runs/a --ckpt_path runs/c --use_tensorboard b{travels}")
+        )
+        for path in ("runs/a", "runs/c", "b"):
+            assert f" {tmp_path}/{path} " in f"{left} ".replace(" \\\n", " ")
     assert '\'--runtime-env-json={"working_dir": "."}\'' in sent
 
 

@@ -11,6 +11,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -450,7 +451,9 @@ def test_another_training_is_not_gone_on_with(place, capfd, num_samples):
         base = [arg for index, arg in enumerate(base) if change[0] not in (arg, base[index - 1] if index else None)]
         capfd.readouterr()
         assert command([*base, *change]) == 2, change
-        assert "expected the configuration that this run was started with" in capfd.readouterr().err
+        said = capfd.readouterr().err
+        assert "expected the configuration that this run was started with" in said
+        assert said.endswith("or start a new run with another --save_path.\n")
     assert (place / "out/metrics.jsonl").read_bytes() == before
     assert json.loads((place / "out/config.json").read_text())["config"]["flags"]["seed"] == 42
 
@@ -462,15 +465,82 @@ def test_what_may_change_between_two_sessions_may_change(place):
     assert steps_of(place / "out") == [1, 2]
 
 
+def test_what_changed_on_resume_is_on_the_screen_and_the_directory_says_what_is_in_use(place, capfd):
+    assert command(flags("--max_train_steps", 1)) == 0
+    assert "changed" not in json.loads((place / "out/config.json").read_text())
+    (place / "env.py").write_text((place / "env.py").read_text() + "\n")
+    more = ["--load_checkpoint", "--max_train_steps", 2, "--actor_learning_rate", 0.5, "--rollout_batch_size", 2]
+    capfd.readouterr()
+    assert command(flags(*more)) == 0
+    told = (
+        "changed on resume, from step 2 on: --max_train_steps 1 → 2, --actor_learning_rate 0.01 → 0.5, the agent's file"
+    )
+    assert told in capfd.readouterr().err.splitlines()
+    document = json.loads((place / "out/config.json").read_text())
+    assert document["config"]["flags"]["actor_learning_rate"] == 0.5
+    (change,) = document["changed"]
+    assert change["from_step"] == 2
+    assert change["was_and_is"]["actor_learning_rate"] == [0.01, 0.5]
+    assert change["was_and_is"].keys() == {"actor_learning_rate", "max_train_steps", "agent_file"}
+    assert command(flags(*more)) == 0
+    said = capfd.readouterr().err
+    assert "changed on resume" not in said
+    assert "nothing left to train: 2 steps are done, of 2 asked for" in said
+    assert json.loads((place / "out/config.json").read_text()) == document
+
+
+def test_ctrl_c_is_told_with_how_to_go_on_before_the_plots_which_a_second_one_may_end(place, capfd):
+    def press():
+        while not _last_step(place / "out"):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press, daemon=True)
+    thread.start()
+    assert command(flags("--max_train_steps", 5000)) == 130
+    thread.join()
+    said = capfd.readouterr().err
+    assert "Go on with the same flags: agentenv train … --save_path out --load_checkpoint" in said
+    assert said.index("interrupted after step") < said.index("pip install matplotlib")
+
+
+def test_a_model_that_an_interrupted_training_has_not_left_yet_is_answered_with_how_to_get_it(place, capfd):
+    assert command(flags("--max_train_steps", 1)) == 0
+    run = ["run", "--env", "env.py:Letters", "--data", "tasks.jsonl", "--engine", "hf", "--out", "run", "--model"]
+    assert command([*run, "out/checkpoints/step-00000001"]) == 2
+    assert "of a training. Its model is out/model." in capfd.readouterr().err
+    shutil.rmtree(place / "out/model")
+    for model in ("out/model", "out", "out/checkpoints/step-00000001"):
+        assert command([*run, model]) == 2
+        said = capfd.readouterr().err
+        assert "out has only checkpoints. Finish it with the same flags and --load_checkpoint" in said
+    assert command([*run, "no/such/folder"]) == 2
+    assert "got 'no/such/folder': there is no such folder." in capfd.readouterr().err
+    assert command(["tokens", "replay", "out"]) == 2
+    assert "out: expected a run, got a training, whose tokens come from weights that changed." in capfd.readouterr().err
+    assert command(flags("--max_train_steps", 1, "--load_checkpoint")) == 0
+    assert (place / "out/model").is_dir()  # as the message says
+
+
+def test_more_prompts_a_step_than_there_are_tasks_are_noted(place, capfd):
+    assert command(flags("--max_train_steps", 1, "--max_samples", 1)) == 0
+    assert "--rollout_batch_size 2 with 1 tasks: a train step has some of them more than once" in capfd.readouterr().err
+    assert command(flags("--max_train_steps", 1, "--max_samples", 2, out="other")) == 0
+    assert "more than once" not in capfd.readouterr().err
+
+
 # --- wrong flags -----------------------------------------------------------------------------------------------------
 
 WRONG = {
     "no source": (["--pretrain", "m"], "--agent_func_path: expected one of"),
     "no such environment": (["--env", "nope"], "nope"),
     "no such data": (["--env", "math_retry", "--prompt_data", "nope.jsonl"], "nope.jsonl"),
-    "no such model": (["--env", "math_retry", "--pretrain", "./nope"], "./nope"),
+    "no such model": (["--env", "math_retry", "--pretrain", "./nope"], "--pretrain: expected a model's folder"),
     "no such file": (["--agent_func_path", "nope.py"], "nope.py"),
-    "no such column": (["--env", "env.py:Letters", "--prompt_data", "tasks.jsonl", "--input_key", "q"], "'q'"),
+    "no such column": (
+        ["--env", "env.py:Letters", "--prompt_data", "tasks.jsonl", "--input_key", "q"],
+        "got keys ['prompt', 'label']. Set --input_key to one of them.",
+    ),
     "a slip": (["--env", "math_retry", "--advantage_estimater", "rloo"], "--advantage_estimator"),
     "a value": (["--env", "math_retry", "--advantage_estimator", "ppo"], "reinforce_baseline"),
     "staleness without async": (["--env", "math_retry", "--max_staleness", "2"], "--async_train"),

@@ -185,6 +185,10 @@ def _whole(
     if execution.status is Status.INFRA:
         return verdict_of(execution, bench.limits)
     if not reports.begun:
+        if "No module named 'pytest'" in execution.stderr:  # nothing of the policy's has run yet
+            raise ConfigError(
+                "PytestSuite: expected a sandbox with pytest, got none. Open it with preimport=('pytest',)."
+            )
         return bench.never_began(execution)
     found = {
         "broken_protocol": bool(reports.broken),

@@ -22,11 +22,15 @@ def _plain(where: str, value: Any) -> None:
         ) from error
 
 
-def _some(suite: Any, visible: tuple[Any, ...], hidden: tuple[Any, ...]) -> None:
+def _some(suite: Any, kind: type[Any], visible: tuple[Any, ...], hidden: tuple[Any, ...]) -> None:
     name = type(suite).__name__
     for field_name, tests in (("visible", visible), ("hidden", hidden)):
         if not isinstance(tests, tuple):
             raise ConfigError(f"{name}.{field_name}: expected a tuple of tests, got {tests!r:.200}. Make it one.")
+        for test in tests:
+            if not isinstance(test, kind):
+                told = f"{name}.{field_name}: expected {kind.__name__} each, got {test!r:.200}"
+                raise ConfigError(f"{told}. Wrap it." if kind is not str else f"{told}. Name the node id.")
     if not visible and not hidden:
         raise ConfigError(f"{name}: expected at least one test, got none. A program that nothing checks has no score.")
 
@@ -53,7 +57,7 @@ class StdioSuite:
     """Judges instead of `mode`: (stdin, expected, printed) to a bool, here and not in the sandbox."""
 
     def __post_init__(self) -> None:
-        _some(self, self.visible, self.hidden)
+        _some(self, StdioTest, self.visible, self.hidden)
         if self.mode not in ("exact", "lines", "tokens", "floats"):
             raise ConfigError(
                 f"StdioSuite.mode: expected exact, lines, tokens or floats, got {self.mode!r}. Choose one."
@@ -93,7 +97,7 @@ class FunctionSuite:
     """Calls in one execution; what one call leaves behind the next one meets. 1 keeps them apart."""
 
     def __post_init__(self) -> None:
-        _some(self, self.visible, self.hidden)
+        _some(self, FunctionTest, self.visible, self.hidden)
         if self.batch < 1:
             raise ConfigError(f"FunctionSuite.batch: expected 1 or more, got {self.batch!r}. Raise it.")
         if not all(name.isidentifier() for name in self.entry_point.split(".")):
@@ -129,7 +133,7 @@ class AssertSuite:
     from an argument after the call is then the solution's to choose."""
 
     def __post_init__(self) -> None:
-        _some(self, self.visible, self.hidden)
+        _some(self, AssertTest, self.visible, self.hidden)
         if not isinstance(self.names, tuple) or not self.names or not all(name.isidentifier() for name in self.names):
             raise ConfigError(f"AssertSuite.names: expected a tuple of function names, got {self.names!r}. Correct it.")
 
@@ -156,7 +160,7 @@ class PytestSuite:
     """Whether each test with asserts has a twin with another expectation, which must fail."""
 
     def __post_init__(self) -> None:
-        _some(self, self.visible, self.hidden)
+        _some(self, str, self.visible, self.hidden)
         both = (*self.visible, *self.hidden)
         if len(set(both)) != len(both):
             raise ConfigError(f"PytestSuite: expected each node id once, got {sorted(both)!r:.400}. Remove the others.")

@@ -43,6 +43,10 @@ from agentenv_envs.code_sandbox.texts import example_text
 MAX_TESTS_BYTES = 256 << 20
 """Of a row's packed tests, once unpacked."""
 APPS_COLUMNS = ("inputs", "outputs", "fn_name", "starter_code")
+_EXAMPLES = (
+    'as {"entry_point": "add", "visible": [{"args": [1, 2], "expected": 3}], "hidden": [...]}, '
+    'or with tests {"stdin": "1 2", "stdout": "3"}'
+)
 _JSON_VALUES = {"tuple_as_list": True}
 """Expectations that were stored as JSON have no tuples."""
 
@@ -85,7 +89,7 @@ def code_task(label: Any, row: Mapping[str, Any] | None = None) -> CodeTask:
         told = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise DataError(
             f"code_sandbox: expected a row of the form {name} ({', '.join(_FORMS[name].columns)}), got {told:.400}. "
-            "Mend or remove the row."
+            f"Mend or remove the row{f'; a label is {_EXAMPLES}' * (name == 'plain')}."
         ) from error
 
 
@@ -101,7 +105,8 @@ def form_of(columns: Mapping[str, Any]) -> str:
     known = "; ".join(f"{name}: {', '.join(form.columns)}" for name, form in _FORMS.items())
     raise DataError(
         f"code_sandbox: expected the tests of a task, by the columns of a known form ({known}), got the columns "
-        f"{sorted(columns)!r:.200}. Put the tests into the label, or leave the label out with --label_key ''."
+        f"{sorted(columns)!r:.200}. Put the tests into the label, {_EXAMPLES}; "
+        "or leave the label out with --label_key ''."
     )
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentenv.deadlines import waiting
-from agentenv.errors import ConfigError
+from agentenv.errors import ConfigError, InfraError
 from agentenv.sandbox.opening import open_sandbox
-from agentenv.sandbox.types import Sandbox
+from agentenv.sandbox.types import Sandbox, SandboxUnavailable
 
 
 @dataclass(slots=True)
@@ -31,7 +31,8 @@ async def shared_sandbox(options: Mapping[str, Any] | None = None) -> Sandbox:
 
     Raises:
         ConfigError: there is no such backend, or it has no such options.
-        SandboxUnavailable: no isolation that is strong enough can be had here, or no endpoint answers.
+        SandboxUnavailable: no isolation that is strong enough can be had here.
+        InfraError: a sandbox elsewhere is not to be had now, as where no endpoint answers.
         MissingDependency: the backend needs a package that is not installed.
     """
     for loop in [loop for loop in _held if loop.is_closed()]:
@@ -46,12 +47,27 @@ async def shared_sandbox(options: Mapping[str, Any] | None = None) -> Sandbox:
     return held.sandbox
 
 
-async def _opened(options: Mapping[str, Any]) -> AsyncGenerator[Sandbox, None]:
+def checked(options: Mapping[str, Any]) -> Sandbox:
+    """A sandbox with these options of `open_sandbox`, of which nothing is started.
+
+    Raises:
+        ConfigError: there is no such backend, or it has no such options.
+        MissingDependency: the backend needs a package that is not installed.
+    """
+    # Whoever waits for a slot behind others' programs is not to be late for it.
+    own = {"waiting": waiting} if options.get("backend", "local") in ("local", "sandbox_fusion") else {}
     try:
-        # Whoever waits for a slot behind others' programs is not to be late for it.
-        own = {"waiting": waiting} if options.get("backend", "local") in ("local", "sandbox_fusion") else {}
-        made = open_sandbox(**{**options, **own})
+        return open_sandbox(**{**options, **own})
     except ConfigError as error:
         raise ConfigError(f"CodeSandbox.{error}") from error
-    async with made as sandbox:
-        yield sandbox
+
+
+async def _opened(options: Mapping[str, Any]) -> AsyncGenerator[Sandbox, None]:
+    try:
+        async with checked(options) as sandbox:
+            yield sandbox
+    except SandboxUnavailable as error:
+        if options.get("backend", "local") == "local":
+            raise
+        # What is down elsewhere may be there again: the episode is tried once more, and is nobody's mistake.
+        raise InfraError(f"CodeSandbox.sandbox: {error}") from error

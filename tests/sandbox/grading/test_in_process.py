@@ -191,3 +191,10 @@ async def test_a_suite_that_cannot_be_graded_is_refused_at_once(options, words):
 async def test_a_test_file_that_is_no_python_is_refused():
     with pytest.raises(ConfigError, match="expected Python in"):
         await graded(PlainSandbox(), "", files={"test.py": b"def test_it(:\n"}, nodes=("test.py::test_it",))
+
+
+async def test_a_sandbox_without_pytest_is_an_error_of_configuration_and_no_failure_of_infrastructure(sandbox):
+    if isinstance(sandbox, PlainSandbox):
+        pytest.skip("here programs have all of this environment's packages")
+    with pytest.raises(ConfigError, match="PytestSuite: expected a sandbox with pytest, got none"):
+        await graded(sandbox, SOLUTION, files={"test.py": b"def test_it(): pass\n"}, nodes=("test.py::test_it",))

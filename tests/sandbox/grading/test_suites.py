@@ -3,7 +3,7 @@
 import pytest
 
 from agentenv.errors import ConfigError
-from agentenv.sandbox.grading import FunctionSuite, FunctionTest
+from agentenv.sandbox.grading import AssertSuite, FunctionSuite, FunctionTest, PytestSuite, StdioSuite
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,10 @@ from agentenv.sandbox.grading import FunctionSuite, FunctionTest
         (lambda: FunctionSuite("f()", hidden=(FunctionTest((1,), 1),)), "expected the name of a function"),
         (lambda: FunctionSuite("f", hidden=(FunctionTest((1,), 1),), batch=0), "expected 1 or more"),
         (lambda: FunctionTest([1], 1), "expected a tuple"),
+        (lambda: AssertSuite(("f",), hidden=("assert f(1)",)), "AssertSuite.hidden: expected AssertTest each"),
+        (lambda: FunctionSuite("f", visible=(((1,), 1),)), "FunctionSuite.visible: expected FunctionTest each"),
+        (lambda: StdioSuite(hidden=({"stdin": ""},)), "StdioSuite.hidden: expected StdioTest each"),
+        (lambda: PytestSuite({"t.py": b""}, (1,)), "PytestSuite.visible: expected str each, got 1. Name the node id."),
         (lambda: FunctionTest((object(),), 1), "FunctionTest.args: expected plain values"),
         (lambda: FunctionTest((1,), len), "FunctionTest.expected: expected plain values"),
         (lambda: FunctionTest((1,), 1, {"key": {1: object()}}), "FunctionTest.kwargs: expected plain values"),
