@@ -20,13 +20,11 @@ test: $(VENV)/installed-dev
 	$(TESTING) $(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile --durations=15
 
 # Real vLLM on the CPU, on servers and in processes of its own; none is bound to a core that another one has, and none
-# compiles its model, half of its start: README's trainings do. What takes long comes first, so that both processes are
-# busy to the end.
-SLOW_FIRST = tests/test_readme.py tests/trainer tests/endpoint tests/with_molt tests/engines tests/faults
+# compiles its model, half of its start: README's trainings do.
 VLLM_HERE = VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind TORCHDYNAMO_DISABLE=1 VLLM_USE_AOT_COMPILE=0
 test-slow: $(VENV)/installed-slow
 	VLLM_LOGGING_LEVEL=ERROR $(BIN)/python -c "import vllm, renderers, ray"  # without them tests would only be skipped
-	$(TESTING) $(VLLM_HERE) $(BIN)/python -m pytest -q -m slow -n 2 --dist loadfile --no-loadscope-reorder --durations=30 $(SLOW_FIRST) tests
+	$(TESTING) $(VLLM_HERE) $(BIN)/python -m pytest -q -m slow -n 2 --dist loadfile --durations=30
 
 bench: $(VENV)/installed-slow
 	$(BIN)/python benchmarks/engines.py

@@ -51,6 +51,7 @@ def free_port():
 def run_rank(rank, size, port, out, lead, args, prepare):
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
+    os.environ["LOCAL_WORLD_SIZE"] = str(size)  # vLLM on a CPU leaves its own in a process that it was used in
     if prepare is not None:
         prepare(rank)
     assert together(lambda crew: torch.save(lead(crew, *args), out) or 0) == 0
