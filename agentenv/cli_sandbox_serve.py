@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from agentenv.cli_flags import parse
 from agentenv.errors import ConfigError
+from agentenv.http_serving import require_server
 from agentenv.sandbox.types import Isolation, Policy
 
 if TYPE_CHECKING:
@@ -78,9 +79,9 @@ def _options(config: SandboxServeConfig) -> ServeOptions:
     """
     from agentenv.sandbox._fusion_answers import MAX_LIMITS
     from agentenv.sandbox._http import Doors
-    from agentenv.sandbox.fusion_server import ServeOptions, require_server
+    from agentenv.sandbox.fusion_server import ServeOptions
 
-    require_server()
+    require_server("sandbox serve")
     for name in ("max_waiting", "max_queue_s", "max_run_timeout", "max_memory_mb", "max_body_mb"):
         if not getattr(config, name) > 0:
             raise ConfigError(f"--{name}: expected a number above 0, got {getattr(config, name)!r}. Raise it.")

@@ -15,8 +15,8 @@ LIBRARY = ROOT / "agentenv"
 LAYERS = (
     {"types", "trajectory", "errors"},
     {
-        "agent", "chat", "deadlines", "dialogue", "encoding", "openrlhf", "openrlhf_module", "openrlhf_rewards",
-        "rewards", "sandbox", "template", "tool_formats", "tools",
+        "agent", "chat", "deadlines", "dialogue", "encoding", "http_serving", "openrlhf", "openrlhf_module",
+        "openrlhf_rewards", "rewards", "sandbox", "template", "tool_formats", "tools",
     },
     {"episode"},
     {"cluster", "endpoint", "engines", "executor", "molt", "molt_files"},

@@ -25,10 +25,11 @@ from typing import Any
 from agentenv.agent import Engine, check_arguments, create
 from agentenv.chat import Chat
 from agentenv.deadlines import StepTimeout, bounded
-from agentenv.endpoint.server import Endpoint, require_server
+from agentenv.endpoint.server import Endpoint
 from agentenv.endpoint.session import Session, SessionOptions
 from agentenv.episode import EpisodeKey, guarded
 from agentenv.errors import ConfigError, ContractError
+from agentenv.http_serving import require_server
 from agentenv.openrlhf import REQUIRED_STEP_KEYS, parse_step, scalar
 from agentenv.trajectory import EpisodeError, Trajectory
 from agentenv.types import Limits, Message, SamplingParams, StepResult, StopReason, Task
@@ -91,7 +92,7 @@ class ChatAgentSource:
                 "Write `run(self, context)`."
             )
         check_arguments(self.cls, self.kwargs)
-        require_server()
+        require_server("endpoint")
 
     @property
     def datasets(self) -> Mapping[str, str | Path]:

@@ -7,12 +7,9 @@ pieces, so that an error still has its status.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import importlib.util
 import json
 import secrets
-import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -27,7 +24,8 @@ from agentenv.endpoint.wire import (
     error_body,
     read_request,
 )
-from agentenv.errors import AgentEnvError, InfraError, MissingDependency
+from agentenv.errors import AgentEnvError, InfraError
+from agentenv.http_serving import CLIENT_CLOSED, Serving, json_response, require_server, unless_gone
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -36,21 +34,6 @@ if TYPE_CHECKING:
 _MAX_BODY_BYTES = 32 * 1024 * 1024
 _CLOSE_S = 5.0
 """Longest that closing waits for connections."""
-_CLIENT_CLOSED = 499
-
-
-def require_server() -> None:
-    """Refuse to go on where the server's libraries lack.
-
-    Raises:
-        MissingDependency: with the command that installs them.
-    """
-    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise MissingDependency(
-            f"endpoint: expected {' and '.join(missing)}, which serve agents with a loop of their own, got none. "
-            "Install them: pip install 'agentenv[endpoint]'"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +61,7 @@ class Endpoint:
         self.port = 0
         """Of the running server."""
         self._sessions: dict[str, Session] = {}
-        self._socket: socket.socket | None = None
-        self._server: Any = None
-        self._serving: asyncio.Task[None] | None = None
+        self._serving: Serving | None = None
 
     @property
     def url(self) -> str:
@@ -100,30 +81,15 @@ class Endpoint:
         Raises:
             MissingDependency: starlette or uvicorn is not installed.
         """
-        self._server = self._made()
-        # asyncio switches Nagle's algorithm off only where the protocol is named; with it every answer waits 40 ms.
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        self._socket.bind(("127.0.0.1", 0))
-        self.port = self._socket.getsockname()[1]
-        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="agentenv-endpoint")
-        while not self._server.started:
-            if self._serving.done():
-                await self._serving
-                raise InfraError("endpoint: expected to listen on 127.0.0.1, got an early end. Look at uvicorn's log.")
-            await asyncio.sleep(0.005)
+        require_server("endpoint")
+        self._serving = Serving("endpoint", self._made(), timeout_graceful_shutdown=1)
+        self.port = await self._serving.start("127.0.0.1", 0)
 
     async def close(self) -> None:
         """Stop listening; requests that are still being answered are cancelled. May be called again."""
         serving, self._serving = self._serving, None
         if serving is not None:
-            self._server.should_exit = True
-            done, _ = await asyncio.wait({serving}, timeout=_CLOSE_S)
-            if not done:
-                serving.cancel()
-                await asyncio.wait({serving}, timeout=_CLOSE_S)
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+            await serving.close(_CLOSE_S)
 
     @contextlib.contextmanager
     def open(self, session: Session) -> Iterator[Address]:
@@ -137,20 +103,10 @@ class Endpoint:
             session.close()
 
     def _made(self) -> Any:
-        """The server of the application, which leaves signals to whoever handles them now."""
-        require_server()
-        import uvicorn
+        """The application."""
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
         from starlette.routing import Route
-
-        class Server(uvicorn.Server):
-            """A server inside of somebody else's program."""
-
-            @contextlib.contextmanager
-            def capture_signals(self) -> Iterator[None]:
-                """Take no signal: Ctrl-C is the runner's."""
-                yield
 
         routes = [Route("/health", self._health)]
         for prefix in ("", "/s/{session}"):
@@ -158,28 +114,25 @@ class Endpoint:
                 Route(f"{prefix}/v1/models", self._models),
                 Route(f"{prefix}/v1/chat/completions", self._completions, methods=["POST"]),
             ]
-        app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error, AgentEnvError: _our_error})
-        config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
-        )
-        return Server(config)
+        return Starlette(routes=routes, exception_handlers={HTTPException: _http_error, AgentEnvError: _our_error})
 
     async def _health(self, request: Request) -> Response:
-        return _json({"status": "ok", "sessions": len(self._sessions)})
+        return json_response({"status": "ok", "sessions": len(self._sessions)})
 
     async def _models(self, request: Request) -> Response:
         model = {"id": self._session(request).options.model, "object": "model", "created": 0, "owned_by": "agentenv"}
-        return _json({"object": "list", "data": [model]})
+        return json_response({"object": "list", "data": [model]})
 
     async def _completions(self, request: Request) -> Response:
         session = self._session(request)
         read = read_request(await self._body(request))
-        response = await _unless_gone(request, session.complete(read))
+        ended = UnknownSession("session: expected an open one, got one that has ended meanwhile. Open another.")
+        response = await unless_gone(request, session.complete(read), ended)
         if response is None:
-            return _json(
-                error_body("the client closed the request", kind="cancelled", code="cancelled"), _CLIENT_CLOSED
+            return json_response(
+                error_body("the client closed the request", kind="cancelled", code="cancelled"), CLIENT_CLOSED
             )
-        return _streamed(response, read) if read.stream else _json(response)
+        return _streamed(response, read) if read.stream else json_response(response)
 
     def _session(self, request: Request) -> Session:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
@@ -204,38 +157,6 @@ class Endpoint:
             raise RequestError(f"body: expected JSON, got {bytes(body[:80])!r}: {error}. Mend it.") from error
 
 
-async def _unless_gone(request: Request, work: Any) -> dict[str, Any] | None:
-    """What `work` gives; it is cancelled, and None given, when the client goes away.
-
-    Raises:
-        UnknownSession: its session ended meanwhile.
-    """
-    answer: asyncio.Future[dict[str, Any]] = asyncio.ensure_future(work)
-    gone: asyncio.Future[None] = asyncio.ensure_future(_gone(request))
-    both: tuple[asyncio.Future[Any], ...] = (answer, gone)
-    try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if answer.cancelled():
-            raise UnknownSession("session: expected an open one, got one that has ended meanwhile. Open another.")
-        return answer.result() if answer.done() else None
-    finally:
-        for task in both:
-            task.cancel()
-        await asyncio.wait(both)
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _json(body: Mapping[str, Any], status: int = 200) -> Response:
-    from starlette.responses import Response
-
-    text = json.dumps(body, allow_nan=False)  # escaped: a model's call may hold half of a surrogate pair
-    return Response(text, status, media_type="application/json")
-
-
 def _streamed(response: Mapping[str, Any], read: ChatRequest) -> Response:
     from starlette.responses import StreamingResponse
 
@@ -255,13 +176,13 @@ async def _http_error(request: Request, error: Any) -> Response:
             f"{request.method} {request.url.path}: expected one of /v1/chat/completions and /v1/models, got none of "
             "them. Use the SDK's chat completions."
         )
-    return _json(error_body(told, kind="invalid_request_error", code="http_error"), error.status_code)
+    return json_response(error_body(told, kind="invalid_request_error", code="http_error"), error.status_code)
 
 
 async def _our_error(request: Request, error: Any) -> Response:
     """Errors by whose they are: the request's 4xx, infrastructure's 503, a wrong set-up 500."""
     if isinstance(error, RequestError):
-        return _json(error_body(str(error), kind="invalid_request_error", code=error.code), error.status)
+        return json_response(error_body(str(error), kind="invalid_request_error", code=error.code), error.status)
     if isinstance(error, InfraError):
-        return _json(error_body(str(error), kind="server_error", code="engine_failed"), 503)
-    return _json(error_body(str(error), kind="server_error", code="set_up_wrongly"), 500)
+        return json_response(error_body(str(error), kind="server_error", code="engine_failed"), 503)
+    return json_response(error_body(str(error), kind="server_error", code="set_up_wrongly"), 500)

@@ -11,14 +11,13 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from agentenv.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-T = TypeVar("T")
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Any, Any], Awaitable[None]]
 
@@ -155,28 +154,3 @@ async def read_json(request: Request, max_bytes: int) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
         raise Refused(f"body: expected JSON, got {type(error).__name__}. Mend it.", 400) from error
-
-
-async def unless_gone(request: Request, work: Awaitable[T]) -> T | None:
-    """What `work` gives; it is cancelled, and None given, when the client goes away.
-
-    Raises:
-        Refused: somebody else cancelled it.
-    """
-    answer = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request))
-    both: tuple[asyncio.Future[Any], ...] = (answer, gone)
-    try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if answer.cancelled():
-            raise Refused("server: it is being stopped. Try again.", 503)
-        return answer.result() if answer.done() else None
-    finally:
-        for task in both:
-            task.cancel()
-        await asyncio.wait(both)
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -28,6 +29,12 @@ class Link(Protocol):
             AgentEnvError: what the method raised.
             asyncio.CancelledError: after the far side has ended what it did for this call.
         """
+
+
+def seen(future: asyncio.Future[Any]) -> None:
+    """Ask a future for its exception, so that asyncio does not complain that nobody did: for `add_done_callback`."""
+    if not future.cancelled():
+        future.exception()
 
 
 def value_of(answer: Mapping[str, Any]) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.errors import AgentEnvError
-from agentenv.sandbox._remote_link import LinkLost, value_of
+from agentenv.sandbox._remote_link import LinkLost, seen, value_of
 from agentenv.sandbox._remote_wire import Splitter, encode
 
 START_S = 120.0
@@ -138,7 +138,7 @@ class PipeLink:
 
     async def _cancel(self, number: int, answer: asyncio.Future[Any]) -> None:
         """Have the far side end what it does for a call, and wait for it to say so."""
-        answer.add_done_callback(_seen)
+        answer.add_done_callback(seen)
         if not self.lost and not answer.done():
             self._tell({"cancel": number})
             await asyncio.wait([answer], timeout=_CANCEL_S)
@@ -177,7 +177,7 @@ class PipeLink:
         for waiting in [*self._answers.values(), self._hello]:
             if not waiting.done():
                 waiting.set_exception(LinkLost(reason))
-                waiting.add_done_callback(_seen)
+                waiting.add_done_callback(seen)
         for task in self._tasks:
             task.cancel()
         self._on_lost()
@@ -205,8 +205,3 @@ class PipeLink:
     async def drained(self) -> None:
         """Wait for its tasks to end, once it is lost."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def _seen(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        future.exception()

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from agentenv.errors import ConfigError, InfraError
-from agentenv.sandbox._remote_link import Link
+from agentenv.sandbox._remote_link import Link, seen
 from agentenv.sandbox.session import TurnResult
 from agentenv.sandbox.types import Isolation, SandboxBusy, Status
 
@@ -57,7 +57,7 @@ class RemoteSession:
                 raise
             self._link = link
             self._ended = asyncio.ensure_future(link.call("ended", name=self._name))
-            self._ended.add_done_callback(_seen)
+            self._ended.add_done_callback(seen)
             self._sandbox.sessions.add(self)
 
     @property
@@ -100,8 +100,3 @@ class RemoteSession:
                 await self._link.call("leave", name=self._name)
         self._sandbox.sessions.discard(self)
         await self._stack.aclose()
-
-
-def _seen(future: asyncio.Future[None]) -> None:
-    if not future.cancelled():
-        future.exception()

@@ -11,22 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
-import json
 import logging
 import math
 import os
 import secrets
-import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from agentenv.errors import AgentEnvError, InfraError, MissingDependency
+from agentenv.errors import AgentEnvError, InfraError
+from agentenv.http_serving import CLIENT_CLOSED, Serving, json_response, require_server, unless_gone
 from agentenv.sandbox import _fusion_answers as answers
 from agentenv.sandbox._fusion_asks import ASK_HEADER, TOLD_HEADER
 from agentenv.sandbox._fusion_submit import Case, SubmitRequest, read_submit_request, same_output, submit_answer
-from agentenv.sandbox._http import MAX_HEADER_BYTES, Doors, Refused, guarded, read_json, unless_gone
+from agentenv.sandbox._http import MAX_HEADER_BYTES, Doors, Refused, guarded, read_json
 from agentenv.sandbox.grading._bench import side_by_side
 from agentenv.sandbox.local import has_room
 from agentenv.sandbox.queue import FairQueue
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 _LOG = logging.getLogger(__name__)
-_CLIENT_CLOSED = 499
 _PYTEST = """\
 import sys
 import pytest
@@ -48,19 +45,6 @@ sys.exit(pytest.main(["-p", "no:cacheprovider", {name!r}]))
 
 class QueueTimeout(InfraError):
     """A request waited too long for its turn."""
-
-
-def require_server() -> None:
-    """Refuse to go on where the server's libraries lack.
-
-    Raises:
-        MissingDependency: with the command that installs them.
-    """
-    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise MissingDependency(
-            f"sandbox serve: expected {' and '.join(missing)}, got none. Install: pip install 'agentenv[endpoint]'"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +84,7 @@ class FusionServer:
         self._waiting: set[asyncio.Task[Any]] = set()
         self._mean_s = 0.1
         self._closing = False
-        self._socket: socket.socket | None = None
-        self._server: Any = None
-        self._serving: asyncio.Task[None] | None = None
+        self._serving: Serving | None = None
 
     # --- starting and stopping ----------------------------------------------------------------------------------------
 
@@ -127,26 +109,14 @@ class FusionServer:
             MissingDependency: starlette or uvicorn is not installed.
             InfraError: the port is taken, or the like.
         """
-        self._server, self._closing = self._made(), False
-        host, port = self.options.doors.host, self.options.port
-        try:
-            family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)[0][0]
-            # asyncio switches Nagle's algorithm off only where the protocol is named.
-            self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.bind((host, port))
-        except OSError as error:
-            self._drop_socket()
-            raise InfraError(
-                f"sandbox serve: expected to listen on {host}:{port}, got {error}. Use another --port"
-            ) from error
-        self.port = self._socket.getsockname()[1]
-        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="agentenv-sandbox-serve")
-        while not self._server.started:
-            if self._serving.done():
-                await self._serving
-                raise InfraError("sandbox serve: expected to listen, got an early end. Look at uvicorn's log")
-            await asyncio.sleep(0.005)
+        require_server("sandbox serve")
+        self._closing = False
+        grace_s = math.ceil(self.options.grace_s)
+        self._serving = Serving(
+            "sandbox serve", self._made(), http="h11", server_header=False,
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES, timeout_graceful_shutdown=grace_s,
+        )  # fmt: skip
+        self.port = await self._serving.start(self.options.doors.host, self.options.port)
 
     async def close(self) -> None:
         """Stop: who waits is answered 503, what runs has `grace_s` and is then ended. May be called again."""
@@ -155,35 +125,13 @@ class FusionServer:
             task.cancel()
         serving, self._serving = self._serving, None
         if serving is not None:
-            self._server.should_exit = True
-            try:
-                done, _ = await asyncio.wait({serving}, timeout=self.options.grace_s + 5)
-            finally:
-                serving.cancel()
-            if not done:
-                await asyncio.wait({serving}, timeout=5)
-        self._drop_socket()
-
-    def _drop_socket(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+            await serving.close(self.options.grace_s + 5)
 
     def _made(self) -> Any:
-        """The server of the application, which leaves signals to whoever handles them now."""
-        require_server()
-        import uvicorn
+        """The application."""
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
         from starlette.routing import Route
-
-        class Server(uvicorn.Server):
-            """A server inside of somebody else's program."""
-
-            @contextlib.contextmanager
-            def capture_signals(self) -> Iterator[None]:
-                """Take no signal."""
-                yield
 
         routes = [
             Route("/run_code", self._run_code, methods=["POST"]),
@@ -192,43 +140,38 @@ class FusionServer:
             Route("/health", self._health),
         ]
         handlers = {AgentEnvError: self._our_error, HTTPException: _http_error, Exception: _unexpected}
-        app = guarded(Starlette(routes=routes, exception_handlers=handlers), self.options.doors, lambda: self.port)
-        config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", ws="none", http="h11", server_header=False,
-            h11_max_incomplete_event_size=MAX_HEADER_BYTES, timeout_graceful_shutdown=math.ceil(self.options.grace_s),
-        )  # fmt: skip
-        return Server(config)
+        return guarded(Starlette(routes=routes, exception_handlers=handlers), self.options.doors, lambda: self.port)
 
     # --- routes -------------------------------------------------------------------------------------------------------
 
     async def _ping(self, request: Request) -> Response:
-        return _json("pong")
+        return json_response("pong")
 
     async def _health(self, request: Request) -> Response:
         level = {"isolation": str(self._sandbox.isolation), "languages": self.options.languages}
         queue = {"running": self.running, "waiting": self._queue.num_waiting}
         room = {"run_slots": self._slots, "max_waiting": self.options.max_waiting}
-        return _json({"status": "stopping" if self._closing else "ok", **level, **queue, **room, **self.counts})
+        return json_response({"status": "stopping" if self._closing else "ok", **level, **queue, **room, **self.counts})
 
     async def _run_code(self, request: Request) -> Response:
         body = await self._body(request)
         asked = answers.read_run_request(body, request.headers.get(ASK_HEADER, ""), self.options.caps)
         asked = replace(asked, tenant=asked.tenant or _peer(request))
         if problem := self._not_offered(asked):
-            return _json(answers.sandbox_error(problem))
-        result = await unless_gone(request, self._execute(asked))
+            return json_response(answers.sandbox_error(problem))
+        result = await unless_gone(request, self._execute(asked), _stopping())
         if result is None:
-            return _json({"detail": "the client closed the request"}, _CLIENT_CLOSED)
-        return _json(answers.run_answer(result, asked), headers={TOLD_HEADER: answers.told(result)})
+            return json_response({"detail": "the client closed the request"}, CLIENT_CLOSED)
+        return json_response(answers.run_answer(result, asked), headers={TOLD_HEADER: answers.told(result)})
 
     async def _submit(self, request: Request) -> Response:
         asked = read_submit_request(await self._body(request))
         run = answers.read_run_request(asked.run, request.headers.get(ASK_HEADER, ""), self.options.caps)
         run = replace(run, tenant=run.tenant or _peer(request))
-        outcomes = await unless_gone(request, self._judged(asked, run))
+        outcomes = await unless_gone(request, self._judged(asked, run), _stopping())
         if outcomes is None:
-            return _json({"detail": "the client closed the request"}, _CLIENT_CLOSED)
-        return _json(submit_answer(asked, outcomes))
+            return json_response({"detail": "the client closed the request"}, CLIENT_CLOSED)
+        return json_response(submit_answer(asked, outcomes))
 
     async def _body(self, request: Request) -> Any:
         """The JSON of a request.
@@ -303,7 +246,7 @@ class FusionServer:
         task = asyncio.current_task()
         assert task is not None
         if self._closing:
-            raise Refused("server: it is being stopped. Try again.", 503)
+            raise _stopping()
         self._waiting.add(task)
         try:
             async with asyncio.timeout(self.options.max_queue_s):
@@ -342,30 +285,27 @@ class FusionServer:
             known = length.isdecimal() and int(length) <= 4 * self.options.max_body_bytes
             # A body without end is cut off; who sends one that is somewhat too large shall hear why.
             cut = error.status == 408 or (error.status == 413 and not known)
-            return _json({"detail": str(error)}, error.status, {"connection": "close"} if cut else None)
+            return json_response({"detail": str(error)}, error.status, {"connection": "close"} if cut else None)
         self.counts["refused"] += isinstance(error, SandboxBusy | QueueTimeout)
         status = 429 if isinstance(error, SandboxBusy) else 504 if isinstance(error, QueueTimeout) else 503
         wait = math.ceil(self._mean_s * (1 + self._queue.num_waiting) / self._slots)
-        return _json({"detail": str(error)}, status, headers={"retry-after": str(min(max(wait, 1), 60))})
+        return json_response({"detail": str(error)}, status, headers={"retry-after": str(min(max(wait, 1), 60))})
 
 
 def _peer(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
-def _json(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    from starlette.responses import Response
-
-    text = json.dumps(body, allow_nan=False)  # escaped: a program may print half of a surrogate pair
-    return Response(text, status, media_type="application/json", headers=dict(headers or {}))
+def _stopping() -> Refused:
+    return Refused("server: it is being stopped. Try again.", 503)
 
 
 async def _http_error(request: Request, error: Any) -> Response:
-    return _json({"detail": str(error.detail)}, error.status_code)
+    return json_response({"detail": str(error.detail)}, error.status_code)
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     """A mistake of ours: its text and its traceback stay here."""
     name = secrets.token_hex(4)
     _LOG.error("sandbox serve: error %s in %s", name, request.url.path, exc_info=error)
-    return _json({"detail": f"internal error {name}: {type(error).__name__}"}, 500)
+    return json_response({"detail": f"internal error {name}: {type(error).__name__}"}, 500)

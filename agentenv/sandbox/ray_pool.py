@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import hashlib
 import json
-import signal
 import uuid
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -23,7 +21,7 @@ from typing import Any
 from agentenv.errors import MissingDependency
 from agentenv.sandbox._remote import RemoteSandbox
 from agentenv.sandbox._remote_host import Host
-from agentenv.sandbox._remote_link import LinkLost, value_of
+from agentenv.sandbox._remote_link import LinkLost, seen, value_of
 from agentenv.sandbox._remote_pipe import source_line
 from agentenv.sandbox.types import ExecLimits, Isolation, SandboxUnavailable
 
@@ -155,7 +153,6 @@ class NodeHost(Host):
         """See `Host.answer`."""
         self._asked = asyncio.get_running_loop().time()
         if self._watching is None:
-            hear_of_children()
             self._watching = asyncio.ensure_future(self._watch())
         answer = await super().answer(number, method, arguments)
         self._asked = asyncio.get_running_loop().time()
@@ -216,7 +213,7 @@ class ActorLink:
     def _asked(self, method: str, *arguments: Any) -> asyncio.Future[Any]:
         """What a method of the actor gives. Ray's own future is never cancelled: its client complains about it."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(_seen)
+        answer.add_done_callback(seen)
 
         def hand_over(given: asyncio.Future[Any]) -> None:
             """From Ray's future to ours, if anybody still asks."""
@@ -266,23 +263,6 @@ class ActorLink:
                 await asyncio.wait(calls.values(), timeout=CANCEL_S)
         self.lose(f"{self._name}: closed")
         await asyncio.gather(self._watching, return_exceptions=True)
-
-
-def _seen(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        future.exception()
-
-
-def hear_of_children() -> None:
-    """Undo what Ray may do to its processes: SIGCHLD ignored, which zygotes would inherit.
-
-    Through the C library, since Python sets handlers in its main thread only.
-    """
-    signal_ = ctypes.CDLL(None).signal
-    signal_.argtypes, signal_.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
-    ignored, default = 1, None
-    if (before := signal_(signal.SIGCHLD, default)) not in (ignored, default):
-        signal_(signal.SIGCHLD, before)
 
 
 def import_ray() -> Any:

@@ -216,7 +216,7 @@ async def test_an_answer_does_not_wait_for_more_to_send():
     session, _ = session_of(["a"])
     async with served(session) as (endpoint, address, _), httpx.AsyncClient(timeout=30) as http:
         await http.post(f"{address.base_url}/chat/completions", json={"messages": [user("Q")]})
-        (connection,) = endpoint._server.server_state.connections
+        (connection,) = endpoint._serving._server.server_state.connections
         taken = connection.transport.get_extra_info("socket")
         assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 

@@ -30,8 +30,6 @@ async def test_the_actor_answers_as_a_sandbox_does_and_carries_our_errors_by_nam
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as Ray may leave it, and zygotes would inherit it
     try:
         opened = await host.answer(1, "open", {"options": {"min_isolation": "landlock"}})
-        ignored = int(Path("/proc/self/status").read_text().partition("SigIgn:")[2].split()[0], 16)
-        assert not ignored >> (signal.SIGCHLD - 1) & 1
         if "error" in opened:
             pytest.skip(opened["error"][1])
         ran = await host.answer(2, "run", {"program": "print(1)"})
