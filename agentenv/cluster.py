@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentenv import __version__
-from agentenv.errors import ConfigError, MissingDependency
+from agentenv.errors import ConfigError
+from agentenv.ray_import import import_ray
 
 Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
@@ -322,19 +323,3 @@ def _env(config: ClusterConfig) -> dict[str, Any]:
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = os.pathsep.join(dict.fromkeys([str(root), *filter(None, known)]))
     return given | {"env_vars": {"PYTHONPATH": path} | given.get("env_vars", {})}
-
-
-def import_ray() -> Any:
-    """Ray.
-
-    Raises:
-        MissingDependency: it is not installed.
-    """
-    try:
-        import ray
-        import ray.exceptions
-    except ImportError as error:
-        raise MissingDependency(
-            f"--engine ray, --env_actors: expected Ray, got {error}. Install it: pip install 'agentenv[ray]'"
-        ) from error
-    return ray

@@ -16,7 +16,7 @@ LAYERS = (
     {"types", "trajectory", "errors"},
     {
         "agent", "chat", "deadlines", "dialogue", "encoding", "http_serving", "openrlhf", "openrlhf_module",
-        "openrlhf_rewards", "rewards", "sandbox", "template", "tool_formats", "tools",
+        "openrlhf_rewards", "ray_import", "rewards", "sandbox", "template", "tool_formats", "tools",
     },
     {"episode"},
     {"cluster", "endpoint", "engines", "executor", "molt", "molt_files"},

@@ -24,7 +24,6 @@ from agentenv.cluster import (
     check_node,
     death_said,
     hear_of_children,
-    import_ray,
     ray_session,
     reserve,
     without_package,
@@ -33,6 +32,7 @@ from agentenv.engines._vllm_weights import Offer, Shipment, WeightSender
 from agentenv.engines._weights import SharedWeights, WeightFile, here, share_bytes, share_weights
 from agentenv.engines.pool import EngineDead, EnginePool, PoolPolicy, can_sleep
 from agentenv.errors import AgentEnvError, ConfigError, EngineError
+from agentenv.ray_import import import_ray
 from agentenv.types import Completion, SamplingParams
 
 if TYPE_CHECKING:

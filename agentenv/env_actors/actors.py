@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from agentenv.agent import AgentInstance
-from agentenv.cluster import ClusterConfig, answer_of, check_node, death_said, import_ray, without_package
+from agentenv.cluster import ClusterConfig, answer_of, check_node, death_said, without_package
 from agentenv.env_actors.host import EnvActor, EnvSpec, Failure
 from agentenv.errors import AgentEnvError, ContractError, InfraError
+from agentenv.ray_import import import_ray
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from agentenv.errors import MissingDependency
+from agentenv.ray_import import import_ray
 from agentenv.sandbox._remote import RemoteSandbox
 from agentenv.sandbox._remote_host import Host
 from agentenv.sandbox._remote_link import LinkLost, seen, value_of
@@ -90,7 +90,7 @@ class RaySandbox(RemoteSandbox):
             SandboxUnavailable: no Ray runs, or the node gives no isolation.
             LinkLost: the actor did not come up.
         """
-        ray = import_ray()
+        ray = import_ray("RaySandbox")
         if not ray.is_initialized():
             raise SandboxUnavailable("RaySandbox: expected a running Ray, got none. Call ray.init() first")
         node = ray.get_runtime_context().get_node_id()
@@ -167,7 +167,7 @@ class NodeHost(Host):
         while self.busy or loop.time() - self._asked < self._idle_s:  # noqa: ASYNC110 -- it is time that is waited for
             await asyncio.sleep(min(self._idle_s, 5.0))
         await self.aclose()
-        ray = import_ray()
+        ray = import_ray("RaySandbox")
         ray.kill(ray.get_runtime_context().current_actor)
 
 
@@ -263,19 +263,3 @@ class ActorLink:
                 await asyncio.wait(calls.values(), timeout=CANCEL_S)
         self.lose(f"{self._name}: closed")
         await asyncio.gather(self._watching, return_exceptions=True)
-
-
-def import_ray() -> Any:
-    """Ray.
-
-    Raises:
-        MissingDependency: it is not installed.
-    """
-    try:
-        import ray
-        import ray.exceptions
-    except ImportError as error:
-        raise MissingDependency(
-            f"RaySandbox: expected Ray, got {error}. Install it: pip install 'agentenv[ray]'"
-        ) from error
-    return ray

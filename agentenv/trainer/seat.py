@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from agentenv.cluster import ClusterConfig, answer_of, import_ray
+from agentenv.cluster import ClusterConfig, answer_of
 from agentenv.errors import ConfigError
+from agentenv.ray_import import import_ray
 
 
 class Holder:
