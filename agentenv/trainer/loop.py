@@ -239,7 +239,12 @@ class Loop:
         times = {"wall_s": wall_s, "wait_s": 0.0, "train_s": 0.0, "sync_s": 0.0, "eval_s": 0.0, "save_s": 0.0}
         speed = speed_of(numbers, wall_s) if step and wall_s > 0 else {}
         line = {**numbers, **{f"time/{key}": value for key, value in (times | self._seconds).items()}, **speed}
-        self._told_step = step
-        await whole(asyncio.to_thread(self.records.journal.log, step, line))  # trackers may be slow
+
+        def write() -> None:
+            """In a thread, since trackers may be slow; a line that failed is not told, and tried again by `_rescue`."""
+            self.records.journal.log(step, line)
+            self._told_step = step
+
+        await whole(asyncio.to_thread(write))
         self.screen.step(step, line)
         self._seconds, self._step_began = {}, now

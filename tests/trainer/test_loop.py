@@ -616,6 +616,22 @@ async def test_a_line_that_cannot_be_written_leaves_its_step_in_a_checkpoint(tmp
     assert (scene.lines("step"), scene.saved) == ([1, 2], ["step-00000003"])
 
 
+async def test_a_line_that_could_not_be_written_once_is_written_with_the_last_checkpoint(tmp_path):
+    scene = Scene(tmp_path, steps=4)
+    log, failures = scene.loop.records.journal.log, []
+
+    def full_once(step, numbers):
+        if step == 3 and not failures:
+            failures.append(step)
+            raise RunStopped("metrics.jsonl: expected a line written, got no space left on device.")
+        log(step, numbers)
+
+    scene.loop.records.journal.log = full_once
+    with pytest.raises(RunStopped, match="no space left"):
+        await scene.run()
+    assert (scene.lines("step"), scene.saved) == ([1, 2, 3], ["step-00000003"])
+
+
 async def test_weights_of_a_step_that_the_loop_does_not_know_of_are_not_kept_as_another(tmp_path):
     """What fails in the learner after the weights were changed."""
     scene = Scene(tmp_path, steps=4)
