@@ -1,0 +1,108 @@
+"""What a reward may give, and what becomes of a grader that fails."""
+
+import asyncio
+import math
+
+import pytest
+
+from agentenv.errors import ConfigError, ContractError, DataError, InfraError
+from agentenv.rewards.grading import graded, graded_all
+from agentenv.rewards.types import Response, RewardResult, Status
+
+
+class Scripted:
+    """A reward that does what it is told by the response's text."""
+
+    bounds = (0.0, 1.0)
+
+    def __init__(self):
+        self.most_at_once = self.at_once = 0
+
+    async def grade(self, response):
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            await asyncio.sleep(0)
+            match response.text:
+                case "label":
+                    raise DataError("label: expected a number, got None. Give one.")
+                case "down":
+                    raise InfraError("judge: expected an answer, got status 500. Retry.")
+                case "bug":
+                    return 1 / 0
+                case "hang":
+                    await asyncio.sleep(3600)
+                case "high":
+                    return RewardResult(1.5)
+            return RewardResult(1.0, 1.0)
+        finally:
+            self.at_once -= 1
+
+
+@pytest.mark.parametrize("reward", [None, math.nan, math.inf, "1", 1e39])
+def test_a_result_about_the_response_has_a_reward_that_is_a_number(reward):
+    with pytest.raises(ContractError, match=r"RewardResult.reward: expected a finite number"):
+        RewardResult(reward)
+
+
+@pytest.mark.parametrize("status", [Status.INFRA, Status.LABEL])
+def test_a_failed_grader_gives_no_number(status):
+    with pytest.raises(ContractError, match="expected None"):
+        RewardResult(0.0, status=status)
+    assert RewardResult.failed("the judge is down", status).reward is None
+
+
+@pytest.mark.parametrize("score", [-0.1, 1.1, math.nan])
+def test_a_score_outside_of_0_to_1_is_refused(score):
+    with pytest.raises(ContractError, match="score"):
+        RewardResult(1.0, score)
+
+
+def test_a_component_is_a_number_or_none():
+    assert RewardResult(1.0, components={"judge": None, "format": -2.0}).components["judge"] is None
+    with pytest.raises(ContractError, match=r"components\['format'\]"):
+        RewardResult(1.0, components={"format": math.nan})
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "says"),
+    [
+        ("label", Status.LABEL, "expected a number, got None"),
+        ("down", Status.INFRA, "InfraError: judge: expected an answer"),
+        ("bug", Status.INFRA, "ZeroDivisionError: division by zero"),
+        ("hang", Status.INFRA, "Scripted: expected a grade within 0.05 s, got none"),
+        ("high", Status.INFRA, "expected a reward in 0..1, got 1.5"),
+    ],
+)
+async def test_whatever_a_grader_does_is_a_typed_result_without_a_number(text, status, says):
+    result = await graded(Scripted(), Response(text), limit_s=0.05)
+    assert (result.reward, result.score, result.status) == (None, None, status)
+    assert says in result.detail
+
+
+async def test_one_failure_costs_the_others_of_a_batch_nothing_and_their_order_is_kept():
+    texts = ["a", "bug", "b", "hang", "label", "c"]
+    results = await graded_all(Scripted(), [Response(text) for text in texts], limit_s=0.2)
+    assert [result.reward for result in results] == [1.0, None, 1.0, None, None, 1.0]
+
+
+async def test_no_more_are_graded_at_once_than_asked_for():
+    reward = Scripted()
+    await graded_all(reward, [Response(str(i)) for i in range(20)], max_concurrent=3)
+    assert reward.most_at_once == 3
+
+
+async def test_a_cancelled_batch_cancels_its_graders():
+    reward = Scripted()
+    task = asyncio.create_task(graded_all(reward, [Response("hang")] * 3))
+    while reward.at_once < 3:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert reward.at_once == 0
+
+
+async def test_a_wrong_setting_is_told_and_not_taken_for_a_failed_grader():
+    with pytest.raises(ConfigError, match="max_concurrent"):
+        await graded_all(Scripted(), [Response("a")], max_concurrent=0)
