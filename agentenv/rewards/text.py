@@ -6,6 +6,7 @@ import re
 
 _SPECIAL_TOKEN = re.compile(r"(?:<[|｜][^<>|｜\s]{1,40}[|｜]>|</?(?:s|eos|bos|pad|end_of_turn|end_of_text)>)$")
 _OPEN, _CLOSE = "<think>", "</think>"
+_BOXED_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 
 
 def final_text(text: str) -> str | None:
@@ -39,3 +40,19 @@ def without_special_tokens(text: str) -> str:
         if token is None:
             return text[:end]
         end -= len(token[0])
+
+
+def last_boxed(text: str) -> str | None:
+    r"""What the last `\boxed{…}` with balanced braces and something in it holds, or None; linear in the text."""
+    open_braces: list[int] = []  # content start of a box, -1 of any other group
+    best: tuple[int, int] | None = None
+    for token in _BOXED_TOKEN.finditer(text):
+        if token[0] == "}":
+            start = open_braces.pop() if open_braces else -1
+            if start >= 0 and (best is None or start > best[0]) and text[start : token.start()].strip():
+                best = (start, token.start())
+        elif token[0] == "{":
+            open_braces.append(-1)
+        elif token[0][-1] == "{" and len(token[0]) > 2:
+            open_braces.append(token.end())
+    return text[best[0] : best[1]] if best else None
