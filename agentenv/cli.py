@@ -132,7 +132,7 @@ def _stored(config: RunConfig) -> RunConfig | None:
         raise ConfigError("--resume: expected --out DIR beside it, got none. Name the run directory.")
     out = Path(config.out)
     if not (out / "config.json").is_file():
-        if (config.env or config.agent_func_path) and (out.is_dir() or not out.exists()):
+        if config.source and (out.is_dir() or not out.exists()):
             return None
         raise ConfigError(
             f"--resume: expected a run directory in --out, got {config.out!r}. Check the path, or name a run to start."

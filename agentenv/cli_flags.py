@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import tyro
 
+from agentenv.config import ALIASES
 from agentenv.errors import ConfigError
 
 T = TypeVar("T")
@@ -30,12 +31,28 @@ def parse(config: type[T], name: str, args: Sequence[str], default: T | None = N
     more: dict[str, Any] = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(said):
-            parsed: T = tyro.cli(config, prog=f"agentenv {name}", args=list(args), use_underscores=True, **more)
+            parsed: T = tyro.cli(config, prog=f"agentenv {name}", args=_own_names(args), use_underscores=True, **more)
             return parsed
     except SystemExit as stopped:
         if not stopped.code:
             raise
         raise ConfigError(_one_line(said.getvalue(), name, args)) from None
+
+
+def _own_names(args: Sequence[str]) -> list[str]:
+    """The arguments with each flag that has two names by that of its field."""
+    given: dict[str, str] = {}
+    named: list[str] = []
+    for arg in args:
+        dashed, equals, value = arg.partition("=")
+        flag = dashed.removeprefix("--").replace("-", "_")
+        name = ALIASES.get(flag, flag)
+        if arg.startswith("--") and given.setdefault(name, flag) != flag:
+            raise ConfigError(
+                f"--{flag}: expected one name, got --{given[name]} as well, which means the same. Leave one out."
+            )
+        named.append(f"--{name}{equals}{value}" if arg.startswith("--") and flag in ALIASES else arg)
+    return named
 
 
 def _one_line(box: str, name: str, args: Sequence[str]) -> str:

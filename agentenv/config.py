@@ -21,6 +21,8 @@ FREE_ON_RESUME = (
     "engine_cpus", "engine_gpus", "env_actors", "env_actor_cpus", "ray_runtime_env", "ray_placement", "ray_wait_s",
 )  # fmt: skip
 """Flags that may differ when a run is resumed: they change how it runs, not what it measures."""
+ALIASES = {"reward_func_path": "remote_rm_url"}
+"""Other names of flags: the field that each means."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,12 @@ class RunConfig:
     """JSON object of arguments for the environment's constructor."""
     agent_func_path: str | None = None
     """An OpenRLHF agent_func.py, instead of --env."""
+    remote_rm_url: str | None = None
+    """Or --reward_func_path, the same flag. Instead of both, for one turn: a file with reward_func(queries, prompts,
+    labels), or the addresses of reward servers with commas between."""
+    reward_batch_size: int = 1
+    """Most answers that one call of reward_func judges; 1, as in OpenRLHF: no reward depends on who comes at the same
+    time."""
     data: str | None = None
     """Tasks: FILE.jsonl, FILE.parquet, a Hugging Face dataset id or a built-in name; default: the environment's own."""
     split: str | None = None
@@ -153,6 +161,7 @@ class RunConfig:
             ("--n", self.n, self.n >= 1, "an integer >= 1"),
             ("--concurrency", self.concurrency, self.concurrency >= 1, "an integer >= 1"),
             ("--limit", self.limit, self.limit is None or self.limit >= 1, "an integer >= 1"),
+            ("--reward_batch_size", self.reward_batch_size, self.reward_batch_size >= 1, "an integer >= 1"),
             ("--max_retries", self.max_retries, self.max_retries >= 0, "an integer >= 0"),
             ("--max_error_share", self.max_error_share, 0 <= self.max_error_share <= 1, "a number in [0, 1]"),
             ("--stall_timeout_s", self.stall_timeout_s, self.stall_timeout_s > 0, "seconds > 0"),
@@ -163,16 +172,7 @@ class RunConfig:
         for flag, value, holds, expected in checks:
             if not holds:
                 raise ConfigError(f"{flag}: expected {expected}, got {value!r}. Change the value.")
-        if (self.env is None) == (self.agent_func_path is None) and not self.resume:
-            raise ConfigError(
-                f"run: expected one of --env and --agent_func_path, got {self.env!r} and {self.agent_func_path!r}. "
-                "`agentenv list` shows the environments."
-            )
-        if self.env_kwargs != "{}" and self.env is None and not self.resume:
-            raise ConfigError(
-                "--env_kwargs: expected --env beside it, got --agent_func_path. "
-                "Set `agent_kwargs` in the AgentExecutor class of the file instead."
-            )
+        self._check_source()
         if self.engine == "vllm_http" and not self.base_url:
             raise ConfigError("--base_url: expected the server's address, got none. Add --base_url http://HOST:8000")
         if self.history == "rerender" and self.agent_func_path is not None:
@@ -184,6 +184,29 @@ class RunConfig:
             _ = (self.sampling, self.limits, self.chat_options, self.ray)
         except ValueError as error:
             raise ConfigError(re.sub(r"^ChatOptions\.", "--", str(error))) from error
+
+    def _check_source(self) -> None:
+        given = {name: getattr(self, name) for name in ("env", "agent_func_path", "remote_rm_url")}
+        given = {name: value for name, value in given.items() if value is not None}
+        if len(given) > 1 or not (given or self.resume):
+            got = ", ".join(f"--{name} {value}" for name, value in given.items()) or "none"
+            raise ConfigError(
+                f"run: expected one of --env, --agent_func_path and --reward_func_path, got {got}. "
+                "`agentenv list` shows the environments."
+            )
+        if self.env_kwargs != "{}" and given and self.env is None:
+            mend = "Set `agent_kwargs` in the AgentExecutor class of the file instead."
+            mend = mend if self.agent_func_path is not None else "A reward function has none; leave it out."
+            raise ConfigError(f"--env_kwargs: expected --env beside it, got --{next(iter(given))}. {mend}")
+        if self.reward_batch_size > 1 and given and self.remote_rm_url is None:
+            raise ConfigError(
+                f"--reward_batch_size: expected --reward_func_path beside it, got --{next(iter(given))}. Leave it out."
+            )
+
+    @property
+    def source(self) -> str:
+        """What runs the episodes, as the flags name it; empty where they name nothing."""
+        return self.env or self.agent_func_path or self.remote_rm_url or ""
 
     @property
     def sampling(self) -> SamplingParams:

@@ -26,21 +26,22 @@ class StepTimeout(Exception):
 class _Clock:
     """Ends a wait after so long, less the time in which it stands still."""
 
-    def __init__(self, limit_s: float, end: Callable[[None], None]) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, limit_s: float, end: Callable[[None], None], outer: _Clock | None) -> None:
+        self._loop, self._outer = asyncio.get_running_loop(), outer
         self._end, self._left_s, self._waits = end, limit_s, 0
         self._timer = self._loop.call_later(limit_s, end, None)
         self.over = False
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Stand still in here; where several tasks of the method wait, until the last of them goes on."""
+        """Stand still in here, as the clock around this one does; where several wait, until the last goes on."""
         self._waits += 1
         if self._waits == 1 and not self.over:
             self._left_s = self._timer.when() - self._loop.time()
             self._timer.cancel()
         try:
-            yield
+            with nullcontext() if self._outer is None else self._outer.still():
+                yield
         finally:
             self._waits -= 1
             if not self._waits and not self.over:
@@ -77,7 +78,7 @@ async def bounded(method: Callable[..., Any], *args: Any, limit_s: float, flag: 
         if not over.done():
             over.set_result(None)
 
-    clock = _Clock(limit_s, end)
+    clock = _Clock(limit_s, end, _CLOCK.get())
     outer = _CLOCK.set(clock)
     work = loop.create_task(call(method, *args))
     _CLOCK.reset(outer)

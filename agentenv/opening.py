@@ -123,9 +123,13 @@ async def try_constructor(source: EnvSource | ChatAgentSource, limit_s: float) -
 
 
 def load_source(config: RunConfig) -> EpisodeSource:
-    """What runs the episodes: the agent_func, or the environment with its arguments."""
+    """What runs the episodes: the agent_func, the reward function, or the environment with its arguments."""
     if config.agent_func_path is not None:
         return load_agent_func(config.agent_func_path)
+    if config.remote_rm_url is not None:
+        from agentenv.reward_func import load_reward_source
+
+        return load_reward_source(config.remote_rm_url, batch_size=config.reward_batch_size)
     if config.env is None:
         raise ConfigError("run: expected --env or --agent_func_path, got neither. `agentenv list` shows environments.")
     source = env_source(config.env, parse_json_object("--env_kwargs", config.env_kwargs))

@@ -60,9 +60,31 @@ def read_rewards(answer: Any, num: int, where: str) -> list[Outcome]:
     return [_outcome(rewards[i], scores[i], {name: c[i] for name, c in columns.items()}, where) for i in range(num)]
 
 
+def as_answer(
+    rewards: Sequence[float | None], scores: Sequence[float | None], logs: Mapping[str, Sequence[float | None]]
+) -> dict[str, Any]:
+    """What a reward function gives: rewards, scores in [0, 1] and logs as float tensors of shape [number of queries].
+
+    Raises:
+        ContractError: one of them is missing: where nothing is known, a reward function raises.
+    """
+    import torch
+
+    columns = {"rewards": rewards, "scores": scores, **logs}
+    for name, values in columns.items():
+        if None in values:
+            raise ContractError(f"reward_func: {name}: expected numbers, got {list(values)!r:.200}. Raise InfraError.")
+    tensors = {name: torch.tensor([float(value or 0.0) for value in values]) for name, values in columns.items()}
+    return {
+        "rewards": tensors.pop("rewards"),
+        "scores": tensors.pop("scores"),
+        "extra_logs": tensors,
+    }
+
+
 def _column(value: Any, num: int, where: str, *, one_for_all: bool = False) -> Sequence[Any]:
     """`num` values, not yet read."""
-    rows: Any = value.tolist() if hasattr(value, "tolist") else value
+    rows = _plain(value, where)
     is_list = isinstance(rows, Sequence) and not isinstance(rows, str | bytes)
     if one_for_all and (not is_list or (len(rows) == 1)):
         return (rows if is_list else [rows]) * num
@@ -75,6 +97,19 @@ def _column(value: Any, num: int, where: str, *, one_for_all: bool = False) -> S
             "Return a tensor or a list in the queries' order."
         )
     return list(rows)
+
+
+def _plain(value: Any, where: str) -> Any:
+    """A tensor or array as numbers in lists; anything else as it is."""
+    if not hasattr(value, "tolist"):
+        return value
+    try:
+        return value.tolist()
+    except Exception as error:
+        raise ContractError(
+            f"{where}: expected a tensor or a list whose values can be read, got {type(value).__name__} "
+            f"({type(error).__name__}: {error}). Return a dense tensor of one device."
+        ) from error
 
 
 def _outcome(reward: Any, score: Any, logs: Mapping[str, Any], where: str) -> Outcome:

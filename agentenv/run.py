@@ -174,7 +174,7 @@ async def _episodes(config: RunConfig, runner: EpisodeRunner, tasks: list[Task],
 
 
 def _default_out(config: RunConfig) -> str:
-    name = Path(config.env or config.agent_func_path or "run").stem.replace(":", "-")
+    name = Path(config.source or "run").stem.replace(":", "-")
     return f"runs/{name}-{Path(config.model).name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
@@ -212,7 +212,7 @@ class _Screen:
         if torn or damaged:
             self.note(f"{self.out}: {' and '.join(torn + damaged)}; their episodes run again")
         shown = {
-            "env": config.env or str(config.agent_func_path),
+            "env": config.source,
             "data": f"{config.data or 'built-in'}: {self.num_tasks} tasks × {config.n}",
             "model": config.model,
             **facts,

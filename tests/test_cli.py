@@ -73,8 +73,29 @@ WRONG = {
     "temperature below 0": ([*RUN, "--temperature", "-1"], "temperature: expected a number >= 0, got -1.0"),
     "top_p 0": ([*RUN, "--top_p", "0"], "top_p: expected a number in (0, 1], got 0.0"),
     "no room": ([*RUN, "--max_length", "1"], "max_length: expected an integer >= 2, got 1"),
-    "neither env nor file": (["run"], "expected one of --env and --agent_func_path, got None and None"),
-    "both env and file": ([*RUN, "--agent_func_path", "good.py"], "expected one of --env and --agent_func_path"),
+    "neither env nor file": (["run"], "expected one of --env, --agent_func_path and --reward_func_path, got none"),
+    "both env and file": (
+        [*RUN, "--agent_func_path", "good.py"],
+        "--agent_func_path and --reward_func_path, got --env good.py:A, --agent_func_path good.py",
+    ),
+    "both env and reward function": ([*RUN, "--reward_func_path", "r.py"], "got --env good.py:A, --remote_rm_url r.py"),
+    "both names of a flag": (
+        ["run", "--reward_func_path", "a.py", "--remote_rm_url=b.py"],
+        "--remote_rm_url: expected one name, got --reward_func_path as well, which means the same",
+    ),
+    "kwargs for a reward function": (
+        ["run", "--reward_func_path", "r.py", "--env_kwargs", '{"a": 1}'],
+        "--env_kwargs: expected --env beside it, got --remote_rm_url. A reward function has none",
+    ),
+    "batches without a function": (
+        [*RUN, "--reward_batch_size", "2"],
+        "expected --reward_func_path beside it, got --env",
+    ),
+    "batches of none": (
+        ["run", "--reward_func_path", "r.py", "--reward_batch_size", "0"],
+        "--reward_batch_size: expected an integer >= 1, got 0",
+    ),
+    "no such reward function": (["run", "--reward_func_path", "r.py"], "r.py: expected an existing .py file"),
     "kwargs for a file": (
         ["run", "--agent_func_path", "x.py", "--env_kwargs", '{"a": 1}'],
         "Set `agent_kwargs` in the AgentExecutor class",

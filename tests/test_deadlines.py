@@ -58,6 +58,18 @@ async def test_the_clock_of_one_method_does_not_stand_still_for_another():
     assert await first == "done"
 
 
+async def test_a_wait_within_a_limit_within_a_limit_counts_for_neither():
+    async def waits():
+        with waiting():
+            await asyncio.sleep(0.5)
+        return "done"
+
+    async def outer():
+        return await bounded(waits, limit_s=0.2)
+
+    assert await bounded(outer, limit_s=0.2) == "done"
+
+
 def test_outside_of_a_method_there_is_nothing_to_hold():
     with waiting():
         pass

@@ -34,7 +34,7 @@ BORDER = {"agent.py", "openrlhf.py", "openrlhf_rewards.py", "molt.py", "molt_fil
 """Where those are read and written; others have them too."""
 CARRIERS = {
     "agent.py", "engines/hf.py", "env_actors/host.py", "rewards/_math_worker.py", "rewards/_worker.py",
-    "rewards/grading.py", "sandbox/grading/_asserts.py", "sandbox/grading/_serve.py",
+    "rewards/_threads.py", "rewards/grading.py", "sandbox/grading/_asserts.py", "sandbox/grading/_serve.py",
 }  # fmt: skip
 """Where whatever was raised is carried to a waiting caller, in another thread or process, and not handled."""
 ARITHMETIC = {

@@ -22,7 +22,7 @@ from agentenv.cli_flags import parse
 from agentenv.cli_sandbox import SandboxBenchConfig, SandboxDoctorConfig, SandboxRunConfig
 from agentenv.cli_sandbox_serve import SandboxServeConfig
 from agentenv.cli_tokens import CertifyConfig, DiffConfig, ReplayConfig, ShowConfig
-from agentenv.config import RunConfig
+from agentenv.config import ALIASES, RunConfig
 from agentenv.dataset import read_tasks
 from agentenv.loading import builtin_datasets
 from agentenv.sandbox import ExecLimits
@@ -159,7 +159,7 @@ def test_every_flag_that_the_readme_names_exists():
         RunConfig, LaunchConfig, CheckConfig, CertifyConfig, ShowConfig, DiffConfig, ReplayConfig, SandboxDoctorConfig,
         SandboxRunConfig, SandboxBenchConfig, SandboxServeConfig, ExecLimits,
     )  # fmt: skip
-    known = {"help"} | {name for config in configs for name in config.__dataclass_fields__}
+    known = {"help", *ALIASES} | {name for config in configs for name in config.__dataclass_fields__}
     assert flags - {f"no_{name}" for name in known} <= known
 
 

@@ -6,6 +6,7 @@ import json
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,11 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.chat import Chat
+from agentenv.cli import main
+from agentenv.cli_train import configured
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode import EpisodeKey
 from agentenv.errors import ConfigError, ContractError
 from agentenv.loading import load_tokenizer, resolve_model
 from agentenv.openrlhf_rewards import read_rewards
+from agentenv.record import read_trajectories
 from agentenv.reward_func import RewardSource, load_reward_source
 from agentenv.reward_http import RewardServers
 from agentenv.runner import EpisodeRunner, ErrorPolicy, plan
@@ -539,3 +543,286 @@ def test_no_thread_is_left_where_functions_answer(tmp_path):
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() <= before
+
+
+# --- what functions do to what they are given, and odd values that they give ---------------------------------------
+
+
+async def test_a_function_that_changes_its_arguments_changes_no_task(tmp_path):
+    body = """
+    def reward_func(queries, prompts, labels):
+        seen = dict(labels[0])
+        labels[0].clear()
+        queries.clear()
+        prompts.append("more")
+        return [float(seen["answer"][0])]
+    """
+    source, label = load_reward_source(write(tmp_path, body)), {"answer": [42]}
+    made = [await episode(source, label=label) for _ in range(2)]
+    assert [each.reward for each in made] == [42.0, 42.0]
+    assert label == {"answer": [42]}
+
+
+UNREADABLE_TENSORS = {
+    "a tensor without values": "torch.ones(len(queries), device='meta')",
+    "a sparse tensor": "torch.ones(len(queries)).to_sparse()",
+}
+
+
+@pytest.mark.parametrize("key", ["rewards", "scores", "extra_logs"])
+@pytest.mark.parametrize("kind", UNREADABLE_TENSORS)
+async def test_a_tensor_that_cannot_be_read_is_named(kind, key, tmp_path):
+    value = UNREADABLE_TENSORS[kind]
+    more = f"'extra_logs': {{'a': {value}}}" if key == "extra_logs" else f"'{key}': {value}"
+    body = f"import torch\ndef reward_func(queries, prompts, labels):\n    return {{'rewards': [1.0], {more}}}\n"
+    trajectory = await judged(tmp_path, body)
+    assert (trajectory.reward, trajectory.error.kind) == (None, "contract")
+    named = "extra_logs['a']" if key == "extra_logs" else key
+    assert f"reward_func: {named}: expected" in trajectory.error.message
+
+
+READABLE = {
+    "bool": "torch.ones(len(queries), dtype=torch.bool)",
+    "half": "torch.ones(len(queries), dtype=torch.half)",
+    "int64": "torch.ones(len(queries), dtype=torch.int64)",
+    "part of a graph": "torch.ones(len(queries), requires_grad=True) * 1",
+    "numbers of numpy": "[torch.ones(1).numpy()[0] for _ in queries]",
+    "bools": "[True for _ in queries]",
+}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("kind", READABLE)
+async def test_numbers_of_every_type_are_read_for_any_number_of_samples(kind, size, tmp_path):
+    body = f"import torch\ndef reward_func(queries, prompts, labels):\n    return {{'rewards': {READABLE[kind]}}}\n"
+    source = load_reward_source(write(tmp_path, body), batch_size=size, wait_s=5.0)
+    made = await asyncio.gather(*(episode(source) for _ in range(size)))
+    assert [(each.reward, each.score) for each in made] == [(1.0, 1.0)] * size
+
+
+ASYNC = {
+    "coroutine function": "async def reward_func(queries, prompts, labels):\n    return [1.0] * len(queries)",
+    "an object": "class Judge:\n    async def __call__(self, queries, prompts, labels):\n        return [1.0]\n"
+    "reward_func = Judge()",
+    "a coroutine given": "async def f():\n    return [1.0]\ndef reward_func(queries, prompts, labels):\n    return f()",
+}
+
+
+@pytest.mark.parametrize("form", ASYNC)
+async def test_a_function_may_be_async(form, tmp_path):
+    assert (await judged(tmp_path, ASYNC[form])).reward == 1.0
+
+
+async def test_a_nan_of_one_sample_costs_the_others_of_its_call_nothing(tmp_path):
+    body = """
+    import torch
+    def reward_func(queries, prompts, labels):
+        return torch.tensor([float(label) for label in labels])
+    """
+    source = load_reward_source(write(tmp_path, body), batch_size=3, wait_s=5.0)
+    made = await asyncio.gather(*(episode(source, label=label) for label in ("1", "nan", "2")))
+    assert [each.reward for each in made] == [1.0, None, 2.0]
+    assert made[1].error.kind == "contract"
+
+
+async def test_a_list_of_another_length_for_one_batch_is_asked_for_again_one_by_one(tmp_path):
+    body = """
+    def reward_func(queries, prompts, labels):
+        return [float(label) for label in labels if label != "9"]
+    """
+    source = load_reward_source(write(tmp_path, body), batch_size=3, wait_s=5.0)
+    made = await asyncio.gather(*(episode(source, label=label) for label in ("1", "9", "2")))
+    assert [each.reward for each in made] == [1.0, None, 2.0]
+    assert "expected 1 number, one per query, got 0" in made[1].error.message
+
+
+# --- the files of the guide to OpenRLHF's rewards, as they are ------------------------------------------------------
+
+GUIDE = {
+    "code": """
+import os, subprocess, tempfile
+import torch
+
+def reward_func(queries, prompts, labels):
+    rewards = []
+    for query, prompt, label in zip(queries, prompts, labels):
+        generated_code = query.split(prompt)[-1].strip()
+        try:
+            with tempfile.NamedTemporaryFile(mode="w", suffix=".py", delete=False) as f:
+                f.write(generated_code)
+                temp_file = f.name
+            result = subprocess.run(["python", temp_file], capture_output=True, text=True, timeout=50)
+            rewards.append(1.0 if "passed" in result.stdout else 0.3 if "failed" in result.stdout else 0.0)
+        except subprocess.TimeoutExpired:
+            rewards.append(-0.5)
+        except Exception as e:
+            rewards.append(-1.0)
+        finally:
+            if os.path.exists(temp_file):
+                os.remove(temp_file)
+    rewards_tensor = torch.tensor(rewards).float()
+    logs = {"code_correctness": rewards_tensor, "avg_correctness": rewards_tensor.mean()}
+    return {"rewards": rewards_tensor, "scores": (rewards_tensor + 1.0) / 2.0, "extra_logs": logs}
+""",
+    "math": r"""
+import re
+import torch
+
+def reward_func(queries, prompts, labels):
+    rewards = []
+    for query, prompt, label in zip(queries, prompts, labels):
+        answer = query.split(prompt)[-1].strip()
+        match = re.search(r"(?:answer is:?|=)\s*(-?\d+\.?\d*)", answer, re.IGNORECASE)
+        if match is None:
+            rewards.append(-0.5)
+        else:
+            rewards.append(float(abs(float(match.group(1)) - float(label)) < 1e-6))
+    rewards_tensor = torch.tensor(rewards).float()
+    logs = {"math_accuracy": (rewards_tensor == 1.0).float().mean()}
+    return {"rewards": rewards_tensor, "scores": (rewards_tensor + 0.5) / 1.5, "extra_logs": logs}
+""",
+    "conversation": """
+import torch
+
+def quality_scorer(text):
+    return [{"label": "LABEL_1", "score": 0.75}]
+
+def reward_func(queries, prompts, labels):
+    rewards = []
+    for query, prompt, label in zip(queries, prompts, labels):
+        result = quality_scorer(query)[0]
+        score = result["score"] if result["label"] == "LABEL_1" else 1 - result["score"]
+        if len(query.split(prompt)[-1].strip().split()) < 10:
+            score *= 0.5
+        rewards.append(score)
+    rewards = torch.tensor(rewards).float()
+    scores = (rewards > 0.0).float()
+    return {"rewards": rewards, "scores": scores, "extra_logs": {"filtered_ratio": scores.mean()}}
+""",
+}
+GIVEN = {
+    "code": ("print('1 passed')", (1.0, 1.0, {"code_correctness": 1.0, "avg_correctness": 1.0})),
+    "math": ("So 6*7 = 42", (1.0, 1.0, {"math_accuracy": 1.0})),
+    "conversation": ("Yes.", (0.375, 1.0, {"filtered_ratio": 1.0})),
+}
+
+
+class PlainTokenizer(CharTokenizer):
+    """Special tokens decode to nothing, so that a file of a program is one."""
+
+    def decode(self, token_ids, **kwargs):
+        return super().decode([each for each in token_ids if each != self.eos_token_id], **kwargs)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("name", GUIDE)
+async def test_the_guides_files_run_unmodified(name, size, tmp_path):
+    action, expected = GIVEN[name]
+    source = load_reward_source(write(tmp_path, GUIDE[name]), batch_size=size, wait_s=5.0)
+    made = await asyncio.gather(*(episode(source, action=action, tokenizer=PlainTokenizer()) for _ in range(size)))
+    assert [(each.reward, each.score, each.turns[0].result.info) for each in made] == [expected] * size
+
+
+# --- by the command line --------------------------------------------------------------------------------------------
+
+BY_LABEL = """
+sizes = []
+def reward_func(queries, prompts, labels):
+    sizes.append(len(queries))
+    return {"rewards": [float(label) for label in labels], "extra_logs": {"asked": len(queries)}}
+"""
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"Q{number}", "label": str(number)} for number in range(4)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(tmp_path, BY_LABEL)
+    return tmp_path
+
+
+RUN = ["run", "--data", "tasks.jsonl", "--engine", "scripted", "--out", "out", "--progress", "none"]
+
+
+@pytest.mark.parametrize("flag", [["--reward_func_path", "reward.py"], ["--remote_rm_url=reward.py"],
+                                  ["--reward-func-path=reward.py"]])  # fmt: skip
+def test_run_takes_a_reward_function_by_both_names_writes_it_down_and_resumes(flag, data, capsys):
+    assert main([*RUN, *flag, "--resume"]) == 0  # which begins what is not there yet
+    flags = json.loads((data / "out/config.json").read_text())["config"]["flags"]
+    assert (flags["remote_rm_url"], flags["env"], flags["reward_batch_size"]) == ("reward.py", None, 1)
+    made = {each.episode_id: each for each in read_trajectories("out")}
+    assert sorted(each.reward for each in made.values()) == [0.0, 1.0, 2.0, 3.0]
+    assert "reward.py" in capsys.readouterr().out
+    (data / "reward.py").unlink()
+    write(data, "def reward_func(queries, prompts, labels):\n    raise RuntimeError('asked again')\n")
+    assert main(["run", "--resume", "--out", "out", "--progress", "none"]) == 0
+    assert len(list(read_trajectories("out"))) == 4
+
+
+def test_answers_of_one_moment_are_judged_together_where_the_flag_says_so(data):
+    assert main([*RUN, "--reward_func_path", "reward.py", "--reward_batch_size", "4"]) == 0
+    asked = [each.turns[0].result.info["asked"] for each in read_trajectories("out")]
+    assert max(asked) > 1
+
+
+def test_a_function_that_raises_costs_its_episodes_their_rewards_and_never_gives_a_zero(data):
+    write(data, "def reward_func(queries, prompts, labels):\n    return [1.0 / float(labels[0])]\n")
+    assert main([*RUN, "--reward_func_path", "reward.py", "--max_error_share", "1"]) == 0
+    made = sorted(read_trajectories("out"), key=lambda each: each.episode_id)
+    assert [each.reward for each in made] == [None, 1.0, 0.5, pytest.approx(1 / 3)]
+    assert made[0].error.type == "ZeroDivisionError"
+
+
+async def test_a_function_that_says_infrastructure_failed_is_asked_again_by_the_runner(tmp_path):
+    body = """
+    from agentenv.errors import InfraError
+    failures = [1]
+    def reward_func(queries, prompts, labels):
+        if failures:
+            failures.pop()
+            raise InfraError("the grader is down")
+        return [1.0]
+    """
+    runner = EpisodeRunner(
+        load_reward_source(write(tmp_path, body)), engine=engine_of("42", "42"), chat=Chat(CharTokenizer()),
+        sampling=SamplingParams(), limits=Limits(), policy=ErrorPolicy(max_retries=1, retry_wait_s=0.0),
+    )  # fmt: skip
+    ended = []
+    await runner.run(plan([Task("Q", "7", "t")], num_samples=1), ended.append)
+    assert [(each.reward, each.attempt) for each in ended] == [(1.0, 1)]
+
+
+def test_the_preset_for_mathematics_is_such_a_file(data):
+    rows = [{"prompt": "Q", "label": "#### 42"}, {"prompt": "Q", "label": "41"}, {"prompt": "Q", "label": ""}]
+    (data / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = Path(__file__).parents[1] / "agent_funcs/reward_math.py"
+    assert main([*RUN, "--reward_func_path", str(path), "--max_error_share", "1"]) == 0
+    made = sorted(read_trajectories("out"), key=lambda each: each.episode_id)
+    assert [(each.reward, each.score) for each in made] == [(1.0, 1.0), (0.0, 0.0), (None, None)]
+    assert made[2].error.type == "DataError"
+
+
+def test_help_tells_both_names(capsys):
+    for command in ("run", "train"):
+        with contextlib.suppress(SystemExit):
+            main([command, "--help"])
+        said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        assert "--remote_rm_url" in said
+        assert "Or --reward_func_path, the same flag" in said
+
+
+@pytest.mark.parametrize(("version", "flag"), [("0.9.0", "--remote_rm_url"), ("0.11.2", "--reward.remote_url")])
+def test_launch_tells_openrlhf_by_the_name_that_it_has(version, flag, data, capsys):
+    assert main(["launch", "openrlhf", "--version", version, "--reward_func_path", "reward.py"]) == 0
+    assert f"{flag} {data / 'reward.py'}" in capsys.readouterr().out
+
+
+def test_a_training_takes_it_and_its_batches():
+    config = configured(["--reward-func-path", "reward.py", "--reward_batch_size", "8"])
+    assert (config.remote_rm_url, config.reward_batch_size) == ("reward.py", 8)
+    assert (config.episodes.remote_rm_url, config.episodes.reward_batch_size) == ("reward.py", 8)
+    with pytest.raises(ConfigError, match="--remote_rm_url: expected one name, got --reward_func_path as well"):
+        configured(["--reward_func_path", "reward.py", "--remote_rm_url", "reward.py"])
+    with pytest.raises(ConfigError, match="--reward_batch_size: expected --remote_rm_url beside it"):
+        configured(["--env", "math_retry", "--reward_batch_size", "8"])

@@ -13,14 +13,20 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from agentenv.errors import DataError
+from agentenv.rewards.text import final_text, without_special_tokens
 
 MAX_ANSWER_CHARS = 4096
 """Longer answers are not graded: nothing that long is an answer."""
-_MAX_SEARCHED_CHARS = 262_144
+_MAX_SEARCHED_CHARS = 32_768
+"""From the end of the text: an answer stands there, and the search takes some 10 ms at most."""
+_MAX_MARKED_CHARS = 16_384
 
-_SPECIAL_TOKEN = re.compile(r"(?:<\|[^<>|\s]{1,40}\|>|</?(?:s|eos|bos|pad|end_of_turn|answer)>)$")
 _BOXED_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
-_MARKER = re.compile(r"\banswer\b[*_]{0,3}(?:\s{1,4}is\b\s{0,4}:?|\s{0,4}[:=])(?:[*_]{1,3}(?=\s|$))?", re.IGNORECASE)
+_BARE_BOX = re.compile(r"\\(?:boxed|fbox) ?(-?[0-9]+(?:\.[0-9]+)?|[A-Z])(?![A-Za-z0-9])")
+_MARKER = re.compile(
+    r"\banswer\b(?: (?:to|for) [^.:\n]{1,40}?)?[*_]{0,3}(?:\s{1,4}is\b\s{0,4}:?|\s{0,4}[:=])(?:[*_]{1,3}(?=\s|$))?",
+    re.IGNORECASE,
+)
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|,?\s(?:because|since|which|so|as)\s")
 
 _CHARS = str.maketrans(
@@ -28,7 +34,9 @@ _CHARS = str.maketrans(
     | {"½": " 1/2", "¼": " 1/4", "¾": " 3/4"}
     | dict.fromkeys("\u00a0\u2002\u2003\u2007\u2009\u200a\u202f\u3000\t\r\n", " ")
 )
-_TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|mathbf)\s*\{([^{}]*)\}")
+_TEXT_COMMAND = re.compile(
+    r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|mathit|boldsymbol|bm|underline)\s*\{([^{}]*)\}"
+)
 _SPACING = re.compile(r"(?<!\\)\\(?:[,;: ]|qquad\b|quad\b)")
 _NOISE = re.compile(r"(?<!\\)\\(?:[!()\[\]]|displaystyle\b)|\\?\$")
 _BOLD = re.compile(r"^\*\*([^*]+)\*\*")
@@ -45,13 +53,16 @@ _RATIO = (
 )
 _NUMBER = re.compile(rf"(?P<sign>[-+]?) ?(?:{_RATIO}|{_DECIMAL})")
 
+_POWER_OF_TEN = re.compile(r"(?<=[0-9]) ?(?:\\times|\\cdot|[×·*]) ?10 ?\^ ?\{?([-+]?[0-9]{1,3})\}?$")
+_REPEATING = re.compile(r"(-?)([0-9]{1,40})\.([0-9]{0,40})\\overline ?\{([0-9]{1,40})\}")
+
 _PERCENT = re.compile(r"\s?(?:\\?%|per ?cent\b|pct\b)", re.IGNORECASE)
 _SCALE = re.compile(r" ?(thousand|million|billion|trillion)\b", re.IGNORECASE)
 _SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _POWER = r"(?:\s?\^?\{?[23]\}?|[²³])?"
 _UNIT_WORD = rf"[A-Za-zµ][A-Za-z.'-]{{0,24}}{_POWER}"
 _ATTACHED_UNIT = re.compile(
-    rf"(?:st|nd|rd|th|km|cm|mm|kg|mg|ml|mL|mph|kph|hrs?|mins?|secs?|ft|lbs?|oz|GB|MB|kB|kWh|km/h|am|pm){_POWER}\.?"
+    rf"(?:st|nd|rd|th|km|cm|mm|kg|mg|ml|mL|mph|kph|hrs?|mins?|secs?|ft|lbs?|oz|GB|MB|kB|kWh|km/h| ?[ap]\.?m){_POWER}\.?"
     r"|\s?(?:°|\^\{?(?:\\circ|°)\}?|\\degree)\s?[CF]?|¢| ?/ ?(?:kg|lb|[A-Za-z]{3,12})"
 )
 _SPACED_UNIT = re.compile(rf" {_UNIT_WORD}(?: ?/ ?{_UNIT_WORD}| {_UNIT_WORD}){{0,5}}")
@@ -60,16 +71,17 @@ _NOT_UNITS = re.compile(
     r"|versus|vs|than|thousand|million|billion|trillion",
     re.IGNORECASE,
 )
+_OF_THINGS = re.compile(r" of (?:the |an? |his |her |their )?[A-Za-z]{3,24}")
+_UNIT_OF_EXPRESSION = re.compile(
+    r"(?<=[0-9})πi]) (?:(?:square|cubic|sq\.?|cu\.?) )?(?:units?|[ckm]m|inch(?:es)?|ft|foot|feet|yards?|miles?"
+    rf"|(?:centi|kilo|milli)?met(?:er|re)s?|degrees?|radians?){_POWER}$"
+)
 _ONE_LETTER_UNITS = frozenset("mghsLl")
-_MATH_WORDS = re.compile(r"pi|(?:arc)?(?:sin|cos|tan)|cot|sec|csc|log|exp|sqrt|gcd|lcm|max|min|det|mod|infty")
+MATH_WORDS = re.compile(r"pi|(?:arc)?(?:sin|cos|tan)|cot|sec|csc|log|exp|sqrt|gcd|lcm|max|min|det|mod|infty")
 _TEXT = re.compile(r"[^\W\d_]+(?:(?: |(?<=[^\W\d_]{3})-(?=[^\W\d_]{3}))[^\W\d_]+)*[.!]?")
-_MATHEMATICAL = re.compile(r"[0-9\\^_=+*/<>{}|√π∞]")
-_SEVERAL_NUMBERS = re.compile(r"(?<![_0-9.])[0-9.]+ +[0-9]")
-_PARTLY_READ = re.compile(r"\\(?:approx|sim|simeq|to|rightarrow|Rightarrow|implies|ne|neq)\b|[≈→]|[0-9]\s*_")
-_LATEX = (("\\sqrt(", "sqrt("), ("**", "^"), ("%", "\\%"), ("·", "\\cdot "), ("\u00d7", "\\times "), ("÷", "\\div "))
-_WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{4,}")
 _ASSIGNMENT = re.compile(r"[A-Za-z](?:_[0-9A-Za-z])? ?= ?")
 _CHOICE = re.compile(r"\(?([A-Za-z])\)[.:]?")
+_CHOICE_AND_TEXT = re.compile(r"\(?([A-J])[).:] ?[^()]{1,200}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,32 +96,29 @@ class Number:
 def extract_answer(text: str) -> str | None:
     r"""The final answer that the text commits to, cleaned, or None: never a number picked out of prose.
 
-    It is the last balanced `\boxed{...}` after the thinking, else the last `#### ...` line, else what follows the last
-    "the answer is" or "answer:". A `####` line that begins with a letter and is followed by text is a heading.
+    It is the last balanced `\boxed{...}` after the thinking, else the last `<answer>...</answer>`, else the last
+    `#### ...` line, else what follows the last "the answer is" or "answer:". A `####` line that begins with a letter
+    and is followed by text is a heading.
     """
-    if "<think>" in (final := text.rpartition("</think>")[2]):
+    final = final_text(text)
+    if final is None:
         return None
-    final = _without_special_tokens(final[-_MAX_SEARCHED_CHARS:])
+    final = final[-_MAX_SEARCHED_CHARS:]
     region = _last_boxed(final)
-    if region is not None:
-        return clean(region) or None
-    region = _last_hashes(final)
-    if region is not None and (marker := _after_marker(region)):
-        region = marker
     if region is None:
-        region = _after_marker(final)
-    return (clean(region.rstrip("! ")) or None) if region else None
+        final = final[-_MAX_MARKED_CHARS:]
+        region = _last_tagged(final) or _last_hashes(final) or _after_marker(final)
+        region = region and region.rstrip("! ")
+    answer = clean(region) if region else ""
+    if marker := _after_marker(answer):
+        answer = clean(marker)
+    return answer or None
 
 
-def _without_special_tokens(text: str) -> str:
-    end = len(text)
-    while True:
-        while end and text[end - 1].isspace():
-            end -= 1
-        token = _SPECIAL_TOKEN.search(text[max(0, end - 60) : end])
-        if token is None:
-            return text[:end]
-        end -= len(token[0])
+def _last_tagged(text: str) -> str | None:
+    """Of `<answer>...`; the tag that ends it is gone where generation stops at it."""
+    _, begun, answer = text.rpartition("<answer>")
+    return answer.partition("</answer>")[0].strip() if begun else None
 
 
 def _last_boxed(text: str) -> str | None:
@@ -124,19 +133,20 @@ def _last_boxed(text: str) -> str | None:
             open_braces.append(-1)
         elif token[0][-1] == "{" and len(token[0]) > 2:
             open_braces.append(token.end())
-    return text[best[0] : best[1]] if best else None
+    if best is not None:
+        return text[best[0] : best[1]]
+    bare = _BARE_BOX.findall(text)
+    return bare[-1] if bare else None
 
 
 def _last_hashes(text: str) -> str | None:
-    end = len(text)
-    while (at := text.rfind("####", 0, end)) >= 0:
-        line, _, after = text[at + 4 :].partition("\n")
-        line = line.strip(" #\r\t")
-        if line and not (line.lstrip("*_ ")[:1].isalpha() and after.strip()):
-            return line
-        end = at
-        if len(text) - at > MAX_ANSWER_CHARS * 4:
-            return None  # keeps the search linear; an answer stands at the end
+    followed = False
+    for line in reversed(text.split("\n")):
+        _, hashes, answer = line.rstrip(" #\r\t").rpartition("####")
+        answer = answer.strip(" #\t")
+        if hashes and answer and not (answer.lstrip("*_ ")[:1].isalpha() and followed):
+            return answer
+        followed = followed or bool(line.strip())
     return None
 
 
@@ -154,7 +164,7 @@ def clean(answer: str) -> str:
     """The answer without markup, delimiters, currency, units and thousands separators; may be empty."""
     if len(answer) > MAX_ANSWER_CHARS:
         return answer.strip()
-    text = _without_special_tokens(answer).translate(_CHARS)
+    text = without_special_tokens(answer.replace("</answer>", "")).translate(_CHARS)
     text = _TEXT_COMMAND.sub(r" \1", text)
     text = _NOISE.sub("", _SPACING.sub(" ", text.replace("{,}", ",").replace("\\%", "%")))
     text = " ".join(text.split())
@@ -162,7 +172,7 @@ def clean(answer: str) -> str:
         text = shorter
     if choice := _CHOICE.fullmatch(text):
         return choice[1]
-    return _without_unit(text)
+    return _without_unit(_UNIT_OF_EXPRESSION.sub("", text))
 
 
 def _strip_edges(text: str) -> str:
@@ -195,7 +205,9 @@ def _is_unit(rest: str) -> bool:
         return True
     if not _SPACED_UNIT.fullmatch(rest):
         return False
-    words = re.findall(r"[A-Za-zµ]+", rest)
+    words = re.findall(r"[A-Za-zµ]+", _OF_THINGS.sub("", rest))
+    if not words:
+        return True
     if len(words[0]) == 1 and words[0] not in _ONE_LETTER_UNITS:
         return False
     return not any(_NOT_UNITS.fullmatch(word) for word in words)
@@ -206,7 +218,9 @@ def read_number(text: str) -> Number | None:
     if len(text) > 400:
         return None
     percent = text.endswith("%")
-    match = _NUMBER.fullmatch(text.removesuffix("%").rstrip())
+    if repeating := _REPEATING.fullmatch(text):
+        return Number(_repeating(*repeating.groups()))
+    match = _NUMBER.fullmatch(_POWER_OF_TEN.sub(r"e\1", text.removesuffix("%").rstrip()))
     if match is None:
         return None
     sign = -1 if match["sign"] == "-" else 1
@@ -222,6 +236,12 @@ def read_number(text: str) -> Number | None:
         return None
     top = -top if match["sign2"] else top
     return Number(sign * (int(match["whole"] or 0) + Fraction(top, bottom)), None, percent)
+
+
+def _repeating(sign: str, whole: str, once: str, again: str) -> Fraction:
+    period = Fraction(int(again), int("9" * len(again)))
+    value = int(whole) + (int(once or 0) + period) / Fraction(f"1e{len(once)}")
+    return -value if sign else value
 
 
 def numbers_equal(gold: Number, answer: Number) -> bool:
@@ -257,18 +277,15 @@ def is_text(answer: str) -> bool:
     """Whether the answer is words rather than mathematics, and so is compared as a string."""
     if _TEXT.fullmatch(answer) is None or sum(map(str.isalpha, answer)) < 3:
         return False
-    return not any(_MATH_WORDS.fullmatch(word) for word in answer.split())
-
-
-def looks_mathematical(gold: str) -> bool:
-    """Whether a gold that math-verify cannot read was meant for it: it holds a digit, a command or an operator."""
-    return _MATHEMATICAL.search(gold) is not None
+    return not any(MATH_WORDS.fullmatch(word) for word in answer.split())
 
 
 def same_text(gold: str, answer: str) -> bool:
-    """Whether both are the same string; words compare without regard to case and spaces."""
+    """Whether both are the same string; words compare without regard to case and spaces, `(B) 12` is choice `B`."""
     if gold == answer:
         return True
+    if len(gold) == 1 and (choice := _CHOICE_AND_TEXT.fullmatch(answer)):
+        return choice[1] == gold.upper()
     return is_text(gold) and _fold(gold) == _fold(answer)
 
 
@@ -276,15 +293,21 @@ def _fold(text: str) -> str:
     return "".join(text.casefold().split()).rstrip(".!")
 
 
+def plain_verdict(answer: str, gold: str) -> bool | None:
+    """Whether the answer is the gold, where words and plain numbers tell that; None where mathematics has to."""
+    if same_text(gold, answer):
+        return True
+    if is_text(gold):
+        return False
+    if (gold_number := read_number(gold)) is None:
+        return None
+    number = read_number(answer) or read_assigned_number(answer)
+    return None if number is None else numbers_equal(gold_number, number)
+
+
 def quick_match(extracted: str, golds: tuple[str, ...]) -> bool:
     """True if the answer surely equals a gold; False means "ask the worker", never "wrong"."""
-    answer = read_number(extracted)
-    for gold in golds:
-        if same_text(gold, extracted):
-            return True
-        if answer is not None and (number := read_number(gold)) is not None and numbers_equal(number, answer):
-            return True
-    return False
+    return any(plain_verdict(extracted, gold) for gold in golds)
 
 
 def parse_label(label: object) -> tuple[str, ...]:
@@ -336,24 +359,3 @@ def read_assigned_number(answer: str) -> Number | None:
     """The number of `x = 5`, or None."""
     match = _ASSIGNMENT.match(answer)
     return read_number(answer[match.end() :]) if match else None
-
-
-def unreadable(answer: str, *, words: bool) -> str:
-    """Why an answer must not be handed to math-verify, which would read a part of it; empty if it may.
-
-    Words among mathematics are taken for products of variables, slowly: without `words` they are refused.
-    """
-    if is_text(answer) or (not words and any(not _MATH_WORDS.fullmatch(word) for word in _WORD.findall(answer))):
-        return "words where a number or an expression is expected"
-    if _SEVERAL_NUMBERS.search(answer):
-        return "several numbers without an operator between them"
-    if found := _PARTLY_READ.search(answer):
-        return f"{found[0].strip()!r} is not part of an answer"
-    return ""
-
-
-def to_latex(answer: str) -> str:
-    """The answer as math-verify's LaTeX reader wants it."""
-    for written, latex in _LATEX:
-        answer = answer.replace(written, latex)
-    return answer

@@ -1,131 +1,51 @@
-r"""The process that runs math-verify: `python -m agentenv.rewards._math_worker`, started by `math_pool`.
-
-It reads length-prefixed JSON from standard input and answers on standard output, one request at a time. It works in its
-main thread, where SIGPROF interrupts even the big-integer arithmetic that would freeze a thread, after so much CPU time
-(user and system) and not after so much waiting for a processor. It ends with its parent: at end of input, and on Linux
-by the parent-death signal.
+r"""Compares answers by math-verify, in a worker process of `pool.py`, under its limits.
 
 What math-verify 0.9 gets wrong and this repairs: factorials too small to tell apart, an irrational gold matched by a
 decimal, `12.5%` against `12.5`, a gold `0.333` against `1/3`, anagrams of words, text behind the first number, `5 6`
 read as a sum. What remains:
 - accepted though different: variables in another case (`x` equals `X`), `a = 5` for a bare `5`, other units, values
   that differ by less than 1e-15 after cancellation;
-- refused though equal: an inequality for an interval gold, `0.1\overline{6}` for `1/6`, `e^{i\pi}` for `-1`, decimals
-  for an irrational gold, times of day in another case, number words ("eighteen").
+- refused though equal: `e^{i\pi}` for `-1`, `2 to 1` for `2:1`, `1/3 \approx 0.33` for `1/3`, decimals for an
+  irrational gold, times of day in another case, number words ("eighteen").
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import json
-import os
-import resource
-import signal
-import struct
-import sys
-import time
-from collections.abc import Callable
+import re
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from agentenv.rewards import _math_text as text
+from agentenv.rewards._worker import DeadlineReached
 
-_MAX_MEMORY_BYTES = 4 << 30
-_MEMORY_LIMIT = f"{_MAX_MEMORY_BYTES >> 30} GiB of memory"
-_RETIRE_AT_RSS_BYTES = 1 << 30
+_MATHEMATICAL = re.compile(r"[0-9\\^_=+*/<>{}|√π∞]")
+_SEVERAL_NUMBERS = re.compile(r"(?<![_0-9.])[0-9.]+ +[0-9]")
+_PARTLY_READ = re.compile(r"\\(?:approx|sim|simeq|to|rightarrow|Rightarrow|implies|ne|neq)\b|[≈→]|[0-9]\s*_")
+_LATEX = (
+    ("√(", "sqrt("),
+    ("\\sqrt(", "sqrt("),
+    ("**", "^"),
+    ("%", "\\%"),
+    ("·", "\\cdot "),
+    ("\u00d7", "\\times "),
+    ("÷", "\\div "),
+)
+_WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{4,}")
+_ROOT = re.compile(r"√ ?(?:\{([^{}]*)\}|([0-9.]+|[A-Za-z]))")
 
 Verdict = tuple[str, str]
 
 
-class _DeadlineReached(BaseException):
-    """Not an Exception: math-verify and sympy swallow those."""
+def prepare(request: dict[str, Any]) -> None:
+    """Imports and warms up what the first request would pay for."""
+    _grade("x^2+1", ("1+x^2",))
 
 
-def main() -> None:
-    """Serves requests until the input ends."""
-    _end_with_parent()
-    requests, replies = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _limit_resources()
-    _grade("x^2+1", ("1+x^2",))  # imports and warms up what the first request would pay for
-    _write(replies, {"ready": True, "cpu_s": time.process_time()})
-    os.dup2(null, 2)
-    while (request := _read(requests)) is not None:
-        started_s = time.process_time()
-        outcome, detail = _in_time(request["timeout_s"], partial(_grade, request["answer"], tuple(request["golds"])))
-        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        cpu_s = time.process_time()
-        interrupted = outcome == "timeout" or cpu_s - started_s >= request["timeout_s"]
-        reply = {"id": request["id"], "outcome": outcome, "detail": detail, "cpu_s": cpu_s}
-        _write(replies, {**reply, "retire": interrupted or peak_bytes > _RETIRE_AT_RSS_BYTES})
-
-
-def _end_with_parent() -> None:
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if len(sys.argv) > 1 and os.getppid() != int(sys.argv[1]):
-        sys.exit(0)  # the parent ended before the signal was set
-
-
-def _limit_resources() -> None:
-    os.nice(5)
-    with contextlib.suppress(ValueError, OSError):  # macOS refuses RLIMIT_AS
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        limit = _MAX_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(hard, _MAX_MEMORY_BYTES)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-
-
-def _read(fd: int) -> dict[str, Any] | None:
-    header = _read_exactly(fd, 4)
-    body = _read_exactly(fd, struct.unpack(">I", header)[0]) if header else None
-    return json.loads(body) if body else None
-
-
-def _read_exactly(fd: int, size: int) -> bytes | None:
-    data = b""
-    while len(data) < size:
-        chunk = os.read(fd, size - len(data))
-        if not chunk:
-            return None
-        data += chunk
-    return data
-
-
-def _write(fd: int, message: dict[str, Any]) -> None:
-    body = json.dumps(message).encode()
-    frame = struct.pack(">I", len(body)) + body
-    while frame:
-        frame = frame[os.write(fd, frame) :]
-
-
-def _in_time(timeout_s: float, check: Callable[[], Verdict]) -> Verdict:
-    """The check's verdict; `timeout` when it needs more CPU time or memory than it may have."""
-
-    def interrupt(*_: object) -> None:
-        """Raise in the middle of a check that takes too long."""
-        raise _DeadlineReached(f"{timeout_s:g} s of CPU time")
-
-    signal.signal(signal.SIGPROF, interrupt)
-    try:
-        # Repeats, because an exception raised inside a finalizer or a bare except is lost.
-        signal.setitimer(signal.ITIMER_PROF, timeout_s, 0.25)
-        try:
-            return check()
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-    except _DeadlineReached as limit:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        return "timeout", f"the check took more than {limit}"
-    except MemoryError:
-        return "timeout", f"the check took more than {_MEMORY_LIMIT}"
-    except Exception as error:  # noqa: BLE001 - a bug here must reach the caller as a failed grader
-        return "infra", f"the grader failed: {type(error).__name__}: {error}"[:500]
+def handle(request: dict[str, Any]) -> dict[str, Any]:
+    """The `outcome` and `detail` of a request's `answer` against its `golds`; see `_grade`."""
+    outcome, detail = _grade(request["answer"], tuple(request["golds"]))
+    return {"outcome": outcome, "detail": detail}
 
 
 def _grade(answer: str, golds: tuple[str, ...]) -> Verdict:
@@ -138,31 +58,25 @@ def _grade(answer: str, golds: tuple[str, ...]) -> Verdict:
 
 
 def _compare(answer: str, gold: str) -> Verdict:
-    if text.same_text(gold, answer):
-        return "correct", ""
-    if text.is_text(gold):
-        return "wrong", ""
-    number, gold_number = text.read_number(answer), text.read_number(gold)
-    if gold_number and number is None:
-        number = text.read_assigned_number(answer)
-    if number and gold_number:
-        return ("correct" if text.numbers_equal(gold_number, number) else "wrong"), ""
+    plain = text.plain_verdict(answer, gold)
+    if plain is not None:
+        return ("correct" if plain else "wrong"), ""
     try:
         expected = _parse_gold(gold)
-    except (_DeadlineReached, MemoryError) as error:
-        limit = str(error) if isinstance(error, _DeadlineReached) else _MEMORY_LIMIT
+    except (DeadlineReached, MemoryError) as error:
+        limit = str(error) if isinstance(error, DeadlineReached) else "the memory of a check"
         return "label", f"label: expected an answer that can be compared in {limit}, got {gold[:200]!r}. Correct it."
-    if expected is None and not text.looks_mathematical(gold):
+    if expected is None and not _looks_mathematical(gold):
         return "wrong", ""
     if expected is None:
         return "label", f"label: expected an answer that math-verify can read, got {gold[:200]!r}. Correct it."
-    if reason := text.unreadable(answer, words=gold_number is None):
+    if reason := _unreadable(answer, words=text.read_number(gold) is None):
         return "parse_error", reason
     try:
         pred = _parse(answer)
         if pred is None:
             return "parse_error", "math-verify cannot read the answer as an expression"
-        return ("correct" if _verify(expected, pred, number) else "wrong"), ""
+        return ("correct" if _verify(expected, pred, text.read_number(answer)) else "wrong"), ""
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - the gold compares with itself, so it is the answer that does not
@@ -198,7 +112,7 @@ def _parse(answer: str) -> Any | None:
     from math_verify import LatexExtractionConfig, parse
 
     found = parse(
-        f"${text.to_latex(answer)}$",
+        f"${_to_latex(answer)}$",
         [LatexExtractionConfig(boxed_match_priority=0)],
         fallback_mode="no_fallback",
         extraction_mode="first_match",
@@ -211,7 +125,8 @@ def _parse(answer: str) -> Any | None:
 def _verify(gold: Any, pred: Any, number: text.Number | None) -> bool:
     from math_verify import verify
 
-    if not verify(gold, pred, strict=True, timeout_seconds=None, raise_on_error=True):
+    options = {"strict": True, "allow_set_relation_comp": True, "timeout_seconds": None, "raise_on_error": True}
+    if not verify(gold, pred, **options):
         return False
     if not getattr(gold, "is_number", False) or not getattr(pred, "is_number", False):
         return True
@@ -228,5 +143,30 @@ def _same_magnitude(gold: Any, pred: Any) -> bool:
     return bool(abs(a - b) <= abs(a) / 1000)
 
 
-if __name__ == "__main__":
-    main()
+def _looks_mathematical(gold: str) -> bool:
+    """Whether a gold that math-verify cannot read was meant for it: it holds a digit, a command or an operator."""
+    return _MATHEMATICAL.search(gold) is not None
+
+
+def _unreadable(answer: str, *, words: bool) -> str:
+    """Why an answer must not be handed to math-verify, which would read a part of it; empty if it may.
+
+    Words among mathematics are taken for products of variables, slowly: without `words` they are refused.
+    """
+    if text.is_text(answer) or (
+        not words and any(not text.MATH_WORDS.fullmatch(word) for word in _WORD.findall(answer))
+    ):
+        return "words where a number or an expression is expected"
+    if _SEVERAL_NUMBERS.search(answer):
+        return "several numbers without an operator between them"
+    if found := _PARTLY_READ.search(answer):
+        return f"{found[0].strip()!r} is not part of an answer"
+    return ""
+
+
+def _to_latex(answer: str) -> str:
+    """The answer as math-verify's LaTeX reader wants it."""
+    answer = _ROOT.sub(r"\\sqrt{\1\2}", answer)
+    for written, latex in _LATEX:
+        answer = answer.replace(written, latex)
+    return answer

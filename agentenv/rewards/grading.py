@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from agentenv.deadlines import StepTimeout, bounded
 from agentenv.errors import ConfigError, DataError
-from agentenv.rewards.types import Response, Reward, RewardResult, Status
+from agentenv.rewards.types import GroupReward, Response, Reward, RewardResult, Status
 
 DEADLINE_S = 60.0
 """Longest that grading one response may take, unless said otherwise."""
@@ -18,18 +19,17 @@ async def graded(reward: Reward, response: Response, *, limit_s: float = DEADLIN
     """The result of one response; never raises for one, however its grader fails.
 
     LABEL where the reward cannot use the row; INFRA where it raised anything else, gave no answer within `limit_s`, or
-    gave one outside of its own bounds.
+    gave one outside of its own bounds. Waiting for a free worker or a place in the sandbox does not count.
     """
     try:
-        async with asyncio.timeout(limit_s):
-            result = await reward.grade(response)
+        result = await bounded(reward.grade, response, limit_s=limit_s, flag="limit_s")
     except DataError as error:
         return RewardResult.failed(str(error), Status.LABEL)
-    except TimeoutError:
-        return RewardResult.failed(f"{_name(reward)}: expected a grade within {limit_s:g} s, got none")
+    except StepTimeout as error:
+        return RewardResult.failed(str(error))
     except Exception as error:  # noqa: BLE001 - one response's grader must not end its batch; the result carries it
         return RewardResult.failed(f"{type(error).__name__}: {error}"[:500])
-    return _within_bounds(reward, result)
+    return within_bounds(reward, result)
 
 
 async def graded_all(
@@ -54,12 +54,13 @@ async def graded_all(
     return [task.result() for task in running]
 
 
-def _within_bounds(reward: Reward, result: RewardResult) -> RewardResult:
+def within_bounds(reward: Reward | GroupReward, result: RewardResult) -> RewardResult:
+    """The result, or INFRA where its reward is outside of what the grader says it gives."""
     low, high = reward.bounds
     if result.reward is None or low - _ROUNDING <= result.reward <= high + _ROUNDING:
         return result
     return RewardResult.failed(f"{_name(reward)}: expected a reward in {low:g}..{high:g}, got {result.reward!r}")
 
 
-def _name(reward: Reward) -> str:
+def _name(reward: Reward | GroupReward) -> str:
     return type(reward).__name__

@@ -59,7 +59,7 @@ class JsonSchemaReward:
     ) -> None:
         where = type(self).__name__
         if find_spec("jsonschema") is None:
-            raise MissingDependency(f"{where}: expected the jsonschema package, got none. Run: pip install 'agentenv[schema]'")
+            raise MissingDependency(f"{where}: expected jsonschema, got none. Run: pip install 'agentenv[schema]'")
         self._mode = one_of(f"{where}.mode", mode, MODES)
         self._partial = number(f"{where}.partial", partial, low=0.0, high=1.0)
         self._cpu_limit_s = number(f"{where}.cpu_limit_s", cpu_limit_s, low=MIN_CPU_LIMIT_S)

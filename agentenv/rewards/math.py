@@ -13,21 +13,20 @@ numbers. What the comparison accepts is described at `numbers_equal` (rounding) 
 from __future__ import annotations
 
 import asyncio
-import atexit
 from dataclasses import dataclass
 from enum import StrEnum
 from threading import Lock
 from typing import Self
 
-from agentenv.errors import DataError
-from agentenv.rewards._math_text import MAX_ANSWER_CHARS, extract_answer, parse_label, quick_match
-from agentenv.rewards.math_pool import WorkerFailed, WorkerPool, WorkerTimeout
+from agentenv.deadlines import waiting
+from agentenv.errors import ConfigError, DataError
+from agentenv.rewards._math_text import MAX_ANSWER_CHARS, extract_answer, parse_label, plain_verdict, quick_match
+from agentenv.rewards.pool import WorkerFailed, WorkerPool, WorkerTimeout, shared_pool
+from agentenv.rewards.types import Response, RewardResult, Status, is_finite
 
-__all__ = ["Grade", "MathGrader", "Outcome", "default_grader", "extract_answer", "parse_label", "quick_match"]
-
-_WORKER_MODULE = "agentenv.rewards._math_worker"
-_WALL_PER_CPU = 10.0
-_MIN_WALL_S = 30.0
+__all__ = [
+    "Grade", "MathGrader", "MathReward", "Outcome", "default_grader", "extract_answer", "parse_label", "quick_match",
+]  # fmt: skip
 
 
 class Outcome(StrEnum):
@@ -66,8 +65,8 @@ class MathGrader:
     fails. A worker that gives no answer in `max(10 * timeout_s, 30)` seconds without having computed that much is lost:
     the check is done once more by a new one, and then is INFRA.
 
-    Beyond `max_pending` checks, callers wait in line. A worker is replaced after `max_tasks_per_worker` checks. The
-    last `cache_size` results are remembered.
+    Beyond `max_pending` checks, callers wait in line. A worker is replaced after `max_tasks_per_worker` checks. With a
+    `pool`, these three are the pool's, and closing it is its owner's. The last `cache_size` results are remembered.
     """
 
     def __init__(
@@ -78,13 +77,13 @@ class MathGrader:
         max_pending: int = 1024,
         max_tasks_per_worker: int = 2000,
         cache_size: int = 4096,
+        pool: WorkerPool | None = None,
     ) -> None:
         self._timeout_s = timeout_s
-        self._pool = WorkerPool(
-            _WORKER_MODULE,
+        self._owns_pool = pool is None
+        self._pool = pool or WorkerPool(
             num_workers=num_workers,
             cpu_limit_s=timeout_s,
-            wall_limit_s=max(_WALL_PER_CPU * timeout_s, _MIN_WALL_S),
             max_pending=max_pending,
             max_tasks_per_worker=max_tasks_per_worker,
         )
@@ -106,8 +105,11 @@ class MathGrader:
             return Grade(Outcome.NO_ANSWER)
         if len(extracted) > MAX_ANSWER_CHARS:
             return Grade(Outcome.PARSE_ERROR, extracted, f"the answer is longer than {MAX_ANSWER_CHARS} characters")
-        if quick_match(extracted, golds):
+        verdicts = [plain_verdict(extracted, gold) for gold in golds]
+        if True in verdicts:
             return Grade(Outcome.CORRECT, extracted)
+        if None not in verdicts:
+            return Grade(Outcome.WRONG, extracted)
         key = (extracted, golds)
         with self._cache_lock:
             cached = self._cache.pop(key, None)
@@ -120,7 +122,8 @@ class MathGrader:
         """One check for all who ask; when the one who runs it is cancelled, another takes over."""
         loop = asyncio.get_running_loop()
         while (running := self._shared.get((loop, key))) is not None:
-            grade = await asyncio.shield(running)
+            with waiting():  # for another's check, which has its own limits
+                grade = await asyncio.shield(running)
             if grade is not None:
                 return grade
         future: asyncio.Future[Grade | None] = loop.create_future()
@@ -148,9 +151,10 @@ class MathGrader:
         Raises:
             DataError: no gold matches, and one of them cannot be read; see `grade`.
         """
-        request = {"answer": answer, "golds": golds, "timeout_s": self._timeout_s}
         try:
-            reply = await self._pool.run(request)
+            reply = await self._pool.run(
+                {"task": "math", "answer": answer, "golds": golds}, cpu_limit_s=self._timeout_s
+            )
         except WorkerTimeout as error:
             return Grade(Outcome.TIMEOUT, answer, str(error))
         except WorkerFailed as error:
@@ -163,12 +167,14 @@ class MathGrader:
             return Grade(Outcome.INFRA, answer, f"a worker sent garbage: {str(reply)[:200]}")
 
     async def close(self) -> None:
-        """Kills the workers and waits for their end; a later `grade` starts new ones."""
-        await self._pool.close()
+        """Kills the workers, if they are its own, and waits for their end; a later `grade` starts new ones."""
+        if self._owns_pool:
+            await self._pool.close()
 
     def close_now(self) -> None:
         """Same as `close` without an event loop, for `atexit`."""
-        self._pool.close_now()
+        if self._owns_pool:
+            self._pool.close_now()
 
     async def __aenter__(self) -> Self:
         return self
@@ -181,9 +187,79 @@ _default: MathGrader | None = None
 
 
 def default_grader() -> MathGrader:
-    """The process-wide grader, made at the first call and closed at the end of the process."""
+    """The process-wide grader, made at the first call; it shares its workers with other rewards (`shared_pool`)."""
     global _default
     if _default is None:
-        _default = MathGrader()
-        atexit.register(_default.close_now)
+        _default = MathGrader(pool=shared_pool())
     return _default
+
+
+_STATUS = {
+    Outcome.CORRECT: Status.OK,
+    Outcome.WRONG: Status.OK,
+    Outcome.NO_ANSWER: Status.NO_ANSWER,
+    Outcome.PARSE_ERROR: Status.PARSE_ERROR,
+    Outcome.TIMEOUT: Status.TIMEOUT,
+}
+_FEEDBACK = {
+    Outcome.CORRECT: "The answer is right.",
+    Outcome.WRONG: "The answer is not right.",
+    Outcome.NO_ANSWER: r"No final answer was found. Put it into \boxed{}.",
+    Outcome.PARSE_ERROR: "The final answer could not be read as a number or an expression.",
+    Outcome.TIMEOUT: "The final answer takes too long to compare. Write it in a simpler form.",
+}
+
+
+class MathReward:
+    """The final answer of a response against its label, a number, an expression or a list of them (see `parse_label`).
+
+    The reward depends on how the check ended; the score is 1.0 where the answer is right, else 0.0. `grader` is the
+    process-wide one unless given.
+
+    Components: correct (0/1), has_answer (0/1).
+
+    Raises:
+        ConfigError: a reward is no finite number.
+    """
+
+    def __init__(
+        self,
+        *,
+        correct: float = 1.0,
+        wrong: float = 0.0,
+        no_answer: float = 0.0,
+        parse_error: float = 0.0,
+        timeout: float = 0.0,
+        grader: MathGrader | None = None,
+    ) -> None:
+        rewards = (correct, wrong, no_answer, parse_error, timeout)
+        for outcome, reward in zip(_STATUS, rewards, strict=True):
+            if isinstance(reward, bool) or not is_finite(reward):
+                raise ConfigError(f"MathReward.{outcome}: expected a finite number, got {reward!r}. Change it.")
+        self._rewards = dict(zip(_STATUS, rewards, strict=True))
+        self._grader = grader
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Lowest and highest reward that it can give."""
+        return min(self._rewards.values()), max(self._rewards.values())
+
+    async def grade(self, response: Response) -> RewardResult:
+        """What the response's final answer is worth.
+
+        Raises:
+            DataError: the label is no answer, or cannot be compared with one.
+        """
+        grade = await (self._grader or default_grader()).grade(response.text, response.label)
+        if grade.outcome is Outcome.INFRA:
+            return RewardResult.failed(f"MathReward: {grade.detail}")
+        correct = float(grade.outcome is Outcome.CORRECT)
+        return RewardResult(
+            self._rewards[grade.outcome],
+            score=correct,
+            status=_STATUS[grade.outcome],
+            components={"correct": correct, "has_answer": float(grade.extracted is not None)},
+            extracted=grade.extracted,
+            feedback=_FEEDBACK[grade.outcome],
+            detail=grade.detail,
+        )

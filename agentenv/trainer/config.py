@@ -35,7 +35,10 @@ class TrainConfig:
     env_kwargs: str = "{}"
     """JSON object of arguments for the environment's constructor."""
     remote_rm_url: str | None = None
-    """Instead of both, for one turn: a file with reward_func(queries, prompts, labels), or URLs with commas between."""
+    """Or --reward_func_path, the same flag. Instead of both, for one turn: a file with reward_func(queries, prompts,
+    labels), or URLs with commas between."""
+    reward_batch_size: int = 1
+    """Most answers that one call of reward_func judges, as for `agentenv run`."""
     pretrain: str = "tiny-math"
     """The policy: a model that ships with the package, a folder, or a Hugging Face id."""
     critic_pretrain: str | None = None
@@ -311,7 +314,6 @@ class TrainConfig:
         same = {field.name for field in fields(RunConfig)} & {field.name for field in fields(self)} - {"engine"}
         return RunConfig(
             **{name: getattr(self, name) for name in same},
-            resume=self.remote_rm_url is not None,  # no environment is named then
             data=self.prompt_data,
             split=self.prompt_split,
             prompt_key=self.input_key,

@@ -20,6 +20,7 @@ COUNTS = (
     "micro_train_batch_size", "micro_rollout_batch_size", "train_max_tokens_per_gpu", "lora_alpha",
     "vllm_num_engines", "vllm_tensor_parallel_size", "eval_n_samples_per_prompt", "max_ckpt_num", "logging_steps",
     "max_samples", "max_train_steps", "train_batch_size", "vllm_generate_batch_size", "overlong_buffer_len",
+    "reward_batch_size",
 )  # fmt: skip
 """Integers from 1; None where a flag may be left out."""
 FROM_ZERO = (
@@ -37,6 +38,7 @@ ONLY_WITH: Mapping[str, tuple[str, ...]] = {
     "target_modules": ("lora_rank",), "overlong_penalty_factor": ("overlong_buffer_len",),
     "train_max_tokens_per_gpu": ("use_dynamic_batch",), "dynamic_filtering_reward_range": ("dynamic_filtering",),
     "is_correction_threshold": ("is_correction",), "env_actor_cpus": ("env_actors",), "wandb_org": ("use_wandb",),
+    "reward_batch_size": ("remote_rm_url",),
     "wandb_group": ("use_wandb",), "wandb_project": ("use_wandb", "use_mlflow"),
     "wandb_run_name": ("use_wandb", "use_mlflow", "use_tensorboard"),
 }  # fmt: skip

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from agentenv.config import ALIASES as BOTH_HAVE
 from agentenv.errors import AgentEnvError, ConfigError
 from agentenv.trainer.openrlhf_flags import DOTTED, NO_COUNTERPART, PLACEMENT
 
@@ -30,7 +31,7 @@ OF_RUN = {
     "num_engines": "vllm_num_engines",
 }
 """Names that `agentenv run` has for the same."""
-ALIASES: Mapping[str, str] = {dotted: name for name, dotted in (DOTTED | PLACEMENT).items()} | OF_RUN
+ALIASES: Mapping[str, str] = {dotted: name for name, dotted in (DOTTED | PLACEMENT).items()} | OF_RUN | BOTH_HAVE
 """Other names of the fields."""
 MEANT = {
     "lr": "actor_learning_rate",

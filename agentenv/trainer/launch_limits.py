@@ -24,10 +24,10 @@ IN_THE_FILE = {
 OURS_ALONE = {
     "max_retries", "max_error_share", "engine_cpus", "engine_gpus", "env_actors", "env_actor_cpus", "ray_address",
     "ray_runtime_env", "ray_placement", "ray_wait_s", "progress", "log_level", "max_staleness",
-    "save_samples",
+    "save_samples", "reward_batch_size",
 }  # fmt: skip
 """Fields about how agentenv runs, which nothing of OpenRLHF's depends on, or which are checked below."""
-SHIPPED = ("math_retry", "guess_number", "code_sandbox")
+SHIPPED = ("math_retry", "guess_number", "code_sandbox", "verify")
 """Environments that the repository has an agent_func.py for, of the same name."""
 LAST = VERSIONS[-1]
 

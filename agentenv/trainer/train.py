@@ -152,7 +152,7 @@ def _prepared(config: TrainConfig) -> _Job:
     if config.load_checkpoint and not (config.save_path or config.ckpt_path):
         raise ConfigError("--load_checkpoint: expected --save_path beside it, got none. Name the training's folder.")
     episodes = config.episodes
-    source = _source(config, episodes)
+    source = _source(episodes)
     tasks = load_tasks(episodes, source)
     held_out: list[Task] = []
     if config.eval_dataset is not None:
@@ -168,16 +168,12 @@ def _prepared(config: TrainConfig) -> _Job:
     return _Job(config, episodes, source, tasks, held_out, model, tokenizer, chat, out)
 
 
-def _source(config: TrainConfig, episodes: RunConfig) -> EpisodeSource:
-    if config.remote_rm_url is None:
-        source = load_source(episodes)
-        if not isinstance(source, ChatAgentSource):
-            return source
-        # Its requests may come with a temperature that its SDK has chosen: flags have the word in a training.
-        return replace(source, options=replace(source.options, request_sampling=False))
-    from agentenv.reward_func import load_reward_source
-
-    return load_reward_source(config.remote_rm_url)
+def _source(episodes: RunConfig) -> EpisodeSource:
+    source = load_source(episodes)
+    if not isinstance(source, ChatAgentSource):
+        return source
+    # Its requests may come with a temperature that its SDK has chosen: flags have the word in a training.
+    return replace(source, options=replace(source.options, request_sampling=False))
 
 
 def _num_gpus() -> int:

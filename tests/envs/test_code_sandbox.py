@@ -23,6 +23,9 @@ from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode import EpisodeKey
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.loading import EnvSource, load_agent_func, load_env
+from agentenv.rewards.code.extract import MAX_CODE_CHARS, extract_code
+from agentenv.rewards.code.reward import guide_reward, status_of
+from agentenv.rewards.code.texts import HIDDEN_FAILED, INSTRUCTION, NO_CODE, example_text, said_of
 from agentenv.sandbox.grading import (
     AssertSuite,
     GradeResult,
@@ -37,11 +40,7 @@ from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.types import Limits, SamplingParams, StopReason, Task
 from agentenv_envs.code_sandbox import CodeSandbox
 from agentenv_envs.code_sandbox.datasets import code_task, form_of
-from agentenv_envs.code_sandbox.env import _said
-from agentenv_envs.code_sandbox.extract import MAX_CODE_CHARS, extract_code
 from agentenv_envs.code_sandbox.problems import TASK_SET, answer, load_problems, reference_policy
-from agentenv_envs.code_sandbox.rewards import _reward
-from agentenv_envs.code_sandbox.texts import HIDDEN_FAILED, INSTRUCTION, NO_CODE, example_text
 
 ROOT = Path(__file__).parents[2]
 PROBLEMS = load_problems()
@@ -336,13 +335,13 @@ def test_rules_that_make_no_sense_are_refused(options, named):
 
 @pytest.mark.parametrize("options", [{"colour": "red"}, {"min_isolation": "glass"}])
 async def test_options_that_no_sandbox_has_are_refused(options):
-    with pytest.raises(ConfigError, match=r"CodeSandbox\.sandbox: expected options of LocalSandbox"):
+    with pytest.raises(ConfigError, match=r"sandbox: expected options of LocalSandbox"):
         await CodeSandbox(sandbox=options).reset({"observation": PROMPT, "label": ADD})
 
 
 async def test_a_sandbox_elsewhere_that_is_down_is_infrastructure_and_one_that_cannot_be_here_is_not():
     down = {"backend": "sandbox_fusion", "endpoints": ["http://127.0.0.1:9"]}
-    with pytest.raises(InfraError, match=r"CodeSandbox\.sandbox: sandbox_fusion: expected an endpoint that answers"):
+    with pytest.raises(InfraError, match=r"sandbox: sandbox_fusion: expected an endpoint that answers"):
         await CodeSandbox(sandbox=down).reset({"observation": PROMPT, "label": ADD})
     with pytest.raises(SandboxUnavailable, match="expected isolation 'remote'"):
         await CodeSandbox(sandbox={"isolation": "remote"}).reset({"observation": PROMPT, "label": ADD})
@@ -358,7 +357,7 @@ async def test_options_of_the_sandbox_may_come_from_json():
 
 
 @one_loop
-async def test_after_a_failed_visible_test_its_input_and_values_are_said(sandbox):
+async def test_after_a_failed_visible_test_its_input_and_values_aresaid_of(sandbox):
     result, *_ = await attempts(sandbox, SWAPPED)
     text = said(result)
     for told in ("0 of 1 tests passed", "add(1, 2)", "expected: 3", "got: 2", "2 attempts left."):
@@ -459,13 +458,13 @@ RESULTS = st.builds(
 @settings(max_examples=100)
 @given(RESULTS, st.data())
 def test_what_is_said_does_not_depend_on_which_hidden_tests_failed(result, data):
-    text = _said(result)
+    text = said_of(result)
     assert "SECRET" not in text
     tests = [test for test in result.tests if not test.visible]
     order = data.draw(st.permutations([test.verdict for test in tests]))
     others = [TestResult(test.id, False, verdict) for test, verdict in zip(tests, order, strict=True)]
     shown = [test for test in result.tests if test.visible]
-    assert _said(GradeResult((*shown, *others), result.integrity, load_error=result.load_error)) == text
+    assert said_of(GradeResult((*shown, *others), result.integrity, load_error=result.load_error)) == text
 
 
 # --- the prompt ---------------------------------------------------------------------------------------------------
@@ -662,7 +661,7 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("label", [{"question": "?"}, {"tests": [[[1, 2], 3]]}, {"hidden": [{"input": "1 2"}]}])
 def test_the_error_of_a_row_shows_one_that_can_be_read(label):
-    with pytest.raises(DataError, match="code_sandbox") as caught:
+    with pytest.raises(DataError, match="code_task") as caught:
         code_task(label)
     shown = re.search(r"as (\{.*\}), or with tests (\{.*?\})", str(caught.value))
     assert shown
@@ -673,7 +672,7 @@ def test_the_error_of_a_row_shows_one_that_can_be_read(label):
 @pytest.mark.parametrize("case", UNREADABLE)
 def test_a_row_that_cannot_be_read_is_the_datas_error_and_says_why(case, capsys):
     label, reason = UNREADABLE[case]
-    with pytest.raises(DataError, match="code_sandbox") as caught:
+    with pytest.raises(DataError, match="code_task") as caught:
         code_task(label)
     assert reason in str(caught.value)
     assert capsys.readouterr().out == ""
@@ -709,7 +708,7 @@ SHARED = """
 import asyncio, os
 from pathlib import Path
 from agentenv_envs.code_sandbox import CodeSandbox
-from agentenv_envs.code_sandbox.pool import shared_sandbox
+from agentenv.rewards.code.shared import shared_sandbox
 
 LABEL = {"entry_point": "f", "hidden": [{"args": [], "expected": 1}]}
 def children():
@@ -776,5 +775,8 @@ def test_the_preset_rewards_as_the_guide_does_but_not_for_saying_passed():
 def test_the_presets_rewards_by_verdicts(verdicts, reward):
     named = {"p": Verdict.PASSED, "f": Verdict.FAILED, "t": Verdict.TIMEOUT, "m": Verdict.MISSING}
     tests = tuple(TestResult(f"hidden[{i}]", False, named[each]) for i, each in enumerate(verdicts))
-    assert _reward(GradeResult(tests, Integrity.OUTSIDE)) == reward
-    assert _reward(GradeResult(tests, Integrity.OUTSIDE, load_error="SyntaxError")) == _reward(None) == -1.0
+    result = GradeResult(tests, Integrity.OUTSIDE)
+    assert guide_reward(result, status_of(result)) == reward
+    assert guide_reward(None, status_of(None)) == -1.0
+    unloaded = GradeResult((TestResult("hidden[0]", False, Verdict.ERROR),), Integrity.OUTSIDE, load_error="NameError")
+    assert guide_reward(unloaded, status_of(unloaded)) == -1.0

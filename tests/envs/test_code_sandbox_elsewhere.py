@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from agentenv.errors import ConfigError
+from agentenv.rewards.code.shared import shared_sandbox
 from agentenv.sandbox import LocalSandbox, SandboxUnavailable
 from agentenv.sandbox.fusion_server import FusionServer
 from agentenv_envs.code_sandbox import CodeSandbox
-from agentenv_envs.code_sandbox.pool import shared_sandbox
 from agentenv_envs.code_sandbox.problems import answer, load_problems
 
 PROBLEMS = load_problems()
@@ -55,5 +55,5 @@ async def test_references_pass_and_mutants_fail_on_a_server():
 
 
 async def test_an_unknown_backend_is_an_error_of_the_environments_options():
-    with pytest.raises(ConfigError, match=r"CodeSandbox\.sandbox: expected one of local, .* Did you mean 'docker'"):
+    with pytest.raises(ConfigError, match=r"sandbox: expected one of local, .* Did you mean 'docker'"):
         await shared_sandbox({"backend": "dokcer"})

@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from agentenv.deadlines import waiting
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError
 from agentenv.rewards.grading import graded, graded_all
 from agentenv.rewards.types import Response, RewardResult, Status
@@ -30,6 +31,11 @@ class Scripted:
                     raise InfraError("judge: expected an answer, got status 500. Retry.")
                 case "bug":
                     return 1 / 0
+                case "queue":
+                    with waiting():
+                        await asyncio.sleep(0.3)
+                case "late":
+                    raise TimeoutError("the read operation timed out")
                 case "hang":
                     await asyncio.sleep(3600)
                 case "high":
@@ -70,7 +76,8 @@ def test_a_component_is_a_number_or_none():
         ("label", Status.LABEL, "expected a number, got None"),
         ("down", Status.INFRA, "InfraError: judge: expected an answer"),
         ("bug", Status.INFRA, "ZeroDivisionError: division by zero"),
-        ("hang", Status.INFRA, "Scripted: expected a grade within 0.05 s, got none"),
+        ("hang", Status.INFRA, "Scripted.grade: expected an answer within 0.05 s, got none. Raise limit_s."),
+        ("late", Status.INFRA, "TimeoutError: the read operation timed out"),
         ("high", Status.INFRA, "expected a reward in 0..1, got 1.5"),
     ],
 )
@@ -84,6 +91,10 @@ async def test_one_failure_costs_the_others_of_a_batch_nothing_and_their_order_i
     texts = ["a", "bug", "b", "hang", "label", "c"]
     results = await graded_all(Scripted(), [Response(text) for text in texts], limit_s=0.2)
     assert [result.reward for result in results] == [1.0, None, 1.0, None, None, 1.0]
+
+
+async def test_waiting_for_a_free_worker_costs_no_time_limit():
+    assert (await graded(Scripted(), Response("queue"), limit_s=0.1)).reward == 1.0
 
 
 async def test_no_more_are_graded_at_once_than_asked_for():

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-import agentenv.rewards.math as math_rewards
+import agentenv.rewards.pool as pool
 from agentenv.rewards.math import MathGrader, Outcome
 from tests.rewards.workers import ANSWER, READY, REAL, grade_with_fake, once, state, wait_until, workers
 
@@ -24,8 +24,8 @@ def no_worker_is_left():
 
 
 async def test_a_worker_that_neither_answers_nor_computes_is_lost_and_never_a_timeout(tmp_path, monkeypatch):
-    monkeypatch.setattr(math_rewards, "_MIN_WALL_S", 0.5)
-    monkeypatch.setattr(math_rewards, "_WALL_PER_CPU", 0.0)
+    monkeypatch.setattr(pool, "_MIN_WALL_S", 0.5)
+    monkeypatch.setattr(pool, "_WALL_PER_CPU", 0.0)
     grade = await grade_with_fake(READY + "time.sleep(60)", tmp_path, monkeypatch)
     assert grade.outcome is Outcome.INFRA
     assert "no reply within 0.5 s" in grade.detail
@@ -33,23 +33,23 @@ async def test_a_worker_that_neither_answers_nor_computes_is_lost_and_never_a_ti
 
 
 async def test_a_worker_that_hangs_once_is_replaced_and_the_check_repeated(tmp_path, monkeypatch):
-    monkeypatch.setattr(math_rewards, "_MIN_WALL_S", 1.0)
-    monkeypatch.setattr(math_rewards, "_WALL_PER_CPU", 0.0)
+    monkeypatch.setattr(pool, "_MIN_WALL_S", 1.0)
+    monkeypatch.setattr(pool, "_WALL_PER_CPU", 0.0)
     hang = once(tmp_path, "time.sleep(60)")
     grade = await grade_with_fake(READY + hang + ANSWER, tmp_path, monkeypatch)
     assert grade.outcome is Outcome.CORRECT
 
 
 async def test_a_worker_that_computed_its_share_is_a_timeout_at_the_wall_deadline(tmp_path, monkeypatch):
-    monkeypatch.setattr(math_rewards, "_MIN_WALL_S", 3.0)
-    monkeypatch.setattr(math_rewards, "_WALL_PER_CPU", 0.0)
+    monkeypatch.setattr(pool, "_MIN_WALL_S", 3.0)
+    monkeypatch.setattr(pool, "_WALL_PER_CPU", 0.0)
     computes = "while time.process_time() < 0.6: pass\ntime.sleep(60)"
     grade = await grade_with_fake(READY + computes, tmp_path, monkeypatch)
     assert grade.outcome is Outcome.TIMEOUT
 
 
 async def test_a_check_that_never_polls_signals_is_killed_soon_after_its_share_of_computing(tmp_path, monkeypatch):
-    monkeypatch.setattr(math_rewards, "_MIN_WALL_S", 1000.0)
+    monkeypatch.setattr(pool, "_MIN_WALL_S", 1000.0)
     started = time.monotonic()
     grade = await grade_with_fake(REAL.format("sum(range(10**13))"), tmp_path, monkeypatch)
     assert grade.outcome is Outcome.TIMEOUT

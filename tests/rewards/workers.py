@@ -6,11 +6,11 @@ import os
 import time
 from pathlib import Path
 
-import agentenv.rewards.math as math_rewards
+import agentenv.rewards.pool as pool
 from agentenv.rewards.math import MathGrader
 
 
-def workers(parent: int | None = None, module: str = "_math_worker") -> set[int]:
+def workers(parent: int | None = None, module: str = "rewards._worker") -> set[int]:
     """The pids of the parent's living workers."""
     pids = set()
     for folder in Path("/proc").glob("[0-9]*"):
@@ -47,10 +47,14 @@ def send(message):
     os.write(1, struct.pack(">I", len(body)) + body)
 def receive():
     return json.loads(os.read(0, struct.unpack(">I", os.read(0, 4))[0]))
+def result(**fields):
+    send({"id": request["id"], "status": "ok", "result": fields})
 send({"ready": True})
 request = receive()
+result()  # loaded
+request = receive()
 """
-ANSWER = "send({'id': request['id'], 'outcome': 'correct', 'detail': ''})"
+ANSWER = "result(outcome='correct', detail='')"
 
 
 def once(tmp_path, behaviour: str) -> str:
@@ -59,20 +63,20 @@ def once(tmp_path, behaviour: str) -> str:
 
 REAL = r"""
 import os, signal, sys
-from agentenv.rewards import _math_worker as worker
-grade = worker._grade
+from agentenv.rewards import _math_worker, _worker
+grade = _math_worker._grade
 def instead(answer, golds):
     if golds != ("1+x^2",):  # not the worker's own first check
         {}
     return grade(answer, golds)
-worker._grade = instead
-worker.main()
+_math_worker._grade = instead
+_worker.main()
 """
 
 
 async def grade_with_fake(behaviour: str, tmp_path, monkeypatch, label=3):
     (tmp_path / "fake_worker.py").write_text(behaviour)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(math_rewards, "_WORKER_MODULE", "fake_worker")
+    monkeypatch.setattr(pool, "_WORKER_MODULE", "fake_worker")
     async with MathGrader(num_workers=1, timeout_s=0.2) as grader:
         return await grader.grade(r"\boxed{1+1}", label)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from agentenv.agent import AgentInstance, ResetState, StepState
 from agentenv.errors import ConfigError, InfraError
-from agentenv.sandbox.grading import GradeResult, PytestSuite, feedback
+from agentenv.rewards.code.forms import code_task, program_of
+from agentenv.rewards.code.phases import grade_in_turn, passed_share
+from agentenv.rewards.code.shared import LIMITS, exec_limits, sandbox_for
+from agentenv.rewards.code.task import CodeTask
+from agentenv.rewards.code.texts import INSTRUCTION, said_of
+from agentenv.sandbox.grading import GradeResult
 from agentenv.sandbox.types import ExecLimits, Sandbox
 from agentenv.types import StepResult
-from agentenv_envs.code_sandbox.datasets import CodeTask, code_task
-from agentenv_envs.code_sandbox.extract import extract_code
-from agentenv_envs.code_sandbox.phases import grade_in_turn
-from agentenv_envs.code_sandbox.pool import shared_sandbox
-from agentenv_envs.code_sandbox.texts import HIDDEN_FAILED, INSTRUCTION, NO_CODE, attempts_text, question_text
+from agentenv_envs.code_sandbox.texts import attempts_text, question_text
 
 
 class CodeSandbox(AgentInstance):
@@ -41,7 +41,7 @@ class CodeSandbox(AgentInstance):
 
     datasets: ClassVar[Mapping[str, str | Path]] = {"code_sandbox": Path(__file__).parent / "data/code_sandbox.jsonl"}
 
-    default_limits: ClassVar[ExecLimits] = ExecLimits(cpu_s=2.0)
+    default_limits: ClassVar[ExecLimits] = LIMITS
     """Of one test. An attempt may take as long as all tests: `--step_timeout_s` is to allow for that."""
 
     def __init__(
@@ -76,7 +76,7 @@ class CodeSandbox(AgentInstance):
         self.max_attempts, self.partial_credit, self.reward_at = max_attempts, partial_credit, reward_at
         self.attempt_discount, self.no_code_reward = attempt_discount, no_code_reward
         self.instruction, self.sandbox = instruction, sandbox
-        self.limits = limits if isinstance(limits, ExecLimits) else _exec_limits(self.default_limits, limits or {})
+        self.limits = exec_limits("CodeSandbox", limits, default=self.default_limits)
         self.num_attempts = 0
         self.best_credit = 0.0
         self._task: CodeTask | None = None
@@ -108,14 +108,14 @@ class CodeSandbox(AgentInstance):
             DataError: as `reset`.
         """
         task = self._task_of(states, states.get("observation_text", ""))
-        code = extract_code(states["action_text"])
+        code = program_of(task, states["action_text"])
         result = None if code is None else await self._graded(code, task)
         self.num_attempts += 1
         correct = result is not None and bool(result.all_passed)
         done = correct or self.num_attempts >= self.max_attempts
         credit = self._credit(result)
         reward, earned = self._reward(credit, has_code=code is not None)
-        said = "" if done else f"{_said(result)}\n\n{attempts_text(self.max_attempts - self.num_attempts)}"
+        said = "" if done else f"{said_of(result)}\n\n{attempts_text(self.max_attempts - self.num_attempts)}"
         self._owed = None if done or self.reward_at == "turn" else StepResult(reward=earned, score=credit)
         return StepResult(
             [{"role": "user", "content": said}] if said else "",
@@ -132,12 +132,7 @@ class CodeSandbox(AgentInstance):
 
     async def _opened(self, task: CodeTask) -> Sandbox:
         """Never kept: what an instance holds can be pickled, and no instance closes what others use."""
-        own = {} if self.sandbox is None else self.sandbox
-        if not isinstance(own, Mapping):
-            return own
-        if isinstance(task.suite, PytestSuite):
-            own = {**own, "preimport": ["pytest", *own.get("preimport", ())]}
-        return await shared_sandbox(own)
+        return await sandbox_for(task.suite, self.sandbox)
 
     def _task_of(self, states: Mapping[str, Any], prompt: Any) -> CodeTask:
         if self._task is None:
@@ -163,9 +158,9 @@ class CodeSandbox(AgentInstance):
         return result
 
     def _credit(self, result: GradeResult | None) -> float:
-        if result is None:
-            return 0.0
-        return _passed_share(result) if self.partial_credit else float(bool(result.all_passed))
+        if self.partial_credit:
+            return passed_share(result)
+        return float(result is not None and bool(result.all_passed))
 
     def _reward(self, credit: float, *, has_code: bool) -> tuple[float, float]:
         """What this attempt earns by the rule, and what it would earn as the last one."""
@@ -180,7 +175,7 @@ class CodeSandbox(AgentInstance):
             "correct": float(correct),
             "attempts": float(self.num_attempts),
             "has_code": float(result is not None),
-            "passed_share": 0.0 if result is None else _passed_share(result),
+            "passed_share": passed_share(result),
             "tamper": 0.0 if result is None else float(len(result.tamper_signals)),
         }
         if self.num_attempts == 1:
@@ -197,27 +192,3 @@ class CodeSandbox(AgentInstance):
             "integrity": result.integrity.value,
             "isolation": result.isolation.value,
         }
-
-
-def _passed_share(result: GradeResult) -> float:
-    """Of the hidden tests, and not more than of all: who knows the visible ones by heart has nothing of them."""
-    shares = (result.share(visible=False), result.score)
-    return min(share for share in shares if share is not None)
-
-
-def _said(result: GradeResult | None) -> str:
-    """What is said of an attempt that failed: nothing of hidden tests but that some failed."""
-    if result is None:
-        return NO_CODE
-    if result.share(visible=True) == 1.0:
-        return HIDDEN_FAILED
-    return feedback(result, hidden_count=False)
-
-
-def _exec_limits(default: ExecLimits, fields: Mapping[str, Any]) -> ExecLimits:
-    try:
-        return replace(default, **fields)
-    except TypeError as error:
-        raise ConfigError(
-            f"CodeSandbox.limits: expected fields of ExecLimits, got {dict(fields)!r}: {error}. Change them."
-        ) from error

@@ -29,6 +29,15 @@ async def grade_in_turn(
     return _joined(first, await grade(sandbox, code, replace(whole, visible=()), **how))
 
 
+def passed_share(result: GradeResult | None) -> float:
+    """Of the hidden tests, and not more than of all: who knows the visible ones by heart has nothing of them.
+
+    0 without a program; of a result that has a score.
+    """
+    shares = () if result is None else (result.share(visible=False), result.score)
+    return min((share for share in shares if share is not None), default=0.0)
+
+
 def _joined(visible: GradeResult, hidden: GradeResult) -> GradeResult:
     return replace(
         visible,

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from agentenv.rewards.text import without_special_tokens
+
 MAX_CODE_CHARS = 100_000
 """Longer programs are none: no task needs one."""
 
 _PYTHON = frozenset({"python", "python3", "py", "py3", "python-3", "ipython", "pycon3"})
 _REASONING = re.compile(r"</?(?:think|thinking|thought)>", re.IGNORECASE)
-_TERMINATOR = re.compile(r"(?:<[|｜][^<>]{1,40}[|｜]>|</s>|<eos>|<end_of_turn>)$")
-"""What ends a turn, in texts that were decoded with all special tokens."""
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})([^`]*)")
 _TAG = re.compile(r"[\w+.{}-]{1,20}")
 _BEGINS = re.compile(r"^(?:def|import|from|class) \w", re.MULTILINE)
@@ -45,7 +45,7 @@ def extract_code(text: str) -> str | None:
 
     Example: `extract_code("Like so:\n```python\nprint(1)\n```")` is `"print(1)\n"`.
     """
-    said = _without_reasoning(_without_terminators(text.replace("\r\n", "\n")))
+    said = _without_reasoning(without_special_tokens(text.replace("\r\n", "\n")))
     blocks = _blocks(said.split("\n"))
     if not blocks:
         code = said if _STATEMENT.match(said.lstrip("\n")) or _BEGINS.search(said) else ""
@@ -58,15 +58,6 @@ def extract_code(text: str) -> str | None:
 def _last(blocks: list[_Block], tags: Iterable[str]) -> str:
     found = [block.code for block in blocks if block.tag in tags and block.code.strip()]
     return found[-1] if found else ""
-
-
-def _without_terminators(text: str) -> str:
-    for _ in range(4):
-        end = _TERMINATOR.search(text.rstrip()[-60:])
-        if end is None:
-            break
-        text = text.rstrip()[: -len(end[0])]
-    return text
 
 
 def _without_reasoning(text: str) -> str:

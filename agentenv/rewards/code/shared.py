@@ -1,17 +1,21 @@
-"""The sandbox that all episodes of a process share: one per event loop, opened when it is first asked for."""
+"""The sandbox that all graders of a process share: one per event loop, opened when it is first asked for."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentenv.deadlines import waiting
 from agentenv.errors import ConfigError, InfraError
+from agentenv.sandbox.grading import PytestSuite, TestSuite
 from agentenv.sandbox.opening import open_sandbox
-from agentenv.sandbox.types import Sandbox, SandboxUnavailable
+from agentenv.sandbox.types import ExecLimits, Sandbox, SandboxUnavailable
+
+LIMITS = ExecLimits(cpu_s=2.0)
+"""Of one test, unless said otherwise."""
 
 
 @dataclass(slots=True)
@@ -47,6 +51,34 @@ async def shared_sandbox(options: Mapping[str, Any] | None = None) -> Sandbox:
     return held.sandbox
 
 
+async def sandbox_for(suite: TestSuite, own: Mapping[str, Any] | Sandbox | None) -> Sandbox:
+    """The sandbox for the tests of a suite: `own`, or the shared one with these options. As `shared_sandbox` else."""
+    if own is not None and not isinstance(own, Mapping):
+        return own
+    options = dict(own or {})
+    if isinstance(suite, PytestSuite):
+        options["preimport"] = ["pytest", *options.get("preimport", ())]
+    return await shared_sandbox(options)
+
+
+def exec_limits(
+    where: str, fields: Mapping[str, Any] | ExecLimits | None, *, default: ExecLimits = LIMITS
+) -> ExecLimits:
+    """The limits of one test: the default ones with these fields, or those given.
+
+    Raises:
+        ConfigError: there are no such fields.
+    """
+    if isinstance(fields, ExecLimits):
+        return fields
+    try:
+        return replace(default, **(fields or {}))
+    except TypeError as error:
+        raise ConfigError(
+            f"{where}.limits: expected fields of ExecLimits, got {fields!r:.200}: {error}. Change them."
+        ) from error
+
+
 def checked(options: Mapping[str, Any]) -> Sandbox:
     """A sandbox with these options of `open_sandbox`, of which nothing is started.
 
@@ -56,10 +88,7 @@ def checked(options: Mapping[str, Any]) -> Sandbox:
     """
     # Whoever waits for a slot behind others' programs is not to be late for it.
     own = {"waiting": waiting} if options.get("backend", "local") in ("local", "sandbox_fusion") else {}
-    try:
-        return open_sandbox(**{**options, **own})
-    except ConfigError as error:
-        raise ConfigError(f"CodeSandbox.{error}") from error
+    return open_sandbox(**{**options, **own})
 
 
 async def _opened(options: Mapping[str, Any]) -> AsyncGenerator[Sandbox, None]:
@@ -69,5 +98,5 @@ async def _opened(options: Mapping[str, Any]) -> AsyncGenerator[Sandbox, None]:
     except SandboxUnavailable as error:
         if options.get("backend", "local") == "local":
             raise
-        # What is down elsewhere may be there again: the episode is tried once more, and is nobody's mistake.
-        raise InfraError(f"CodeSandbox.sandbox: {error}") from error
+        # What is down elsewhere may be there again: it is tried once more, and is nobody's mistake.
+        raise InfraError(f"sandbox: {error}") from error

@@ -1,0 +1,173 @@
+"""A user's reward function: by name, called with the arguments it names, its answer read; here and in a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from agentenv.errors import ConfigError, InfraError
+from agentenv.rewards.types import Response, RewardResult, is_finite
+
+_OURS = ("response", "prompt", "label", "metadata")
+_VERLS = ("data_source", "solution_str", "ground_truth", "extra_info")
+_TEXTS = ("extracted", "feedback", "detail")
+
+
+def load_function(spec: str) -> Callable[..., Any]:
+    """The function that `FILE.py:name` or `module:name` names.
+
+    Raises:
+        ConfigError: it is neither, there is no such file or module, or nothing of that name to call in it.
+    """
+    where, colon, name = spec.rpartition(":")
+    if not colon or not where or not name:
+        raise ConfigError(f"function: expected FILE.py:name or module:name, got {spec!r}. Say which function.")
+    module = _load_file(where) if where.endswith(".py") else _import(where, spec)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"function: expected a function {name!r} in {where}, got {function!r}. Define it.")
+    return function  # type: ignore[no-any-return]
+
+
+def _import(where: str, spec: str) -> Any:
+    try:
+        return importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{where}.".startswith(f"{error.name}."):
+            raise  # the module is there; one that it needs is not
+        raise ConfigError(f"function: expected an importable module, got {spec!r}: {error}. Mend the name.") from error
+
+
+def _load_file(where: str) -> Any:
+    """The file as a module, loaded once; one file is one module under every spelling of its path."""
+    path = Path(where).expanduser().resolve()
+    name = f"agentenv_function_{path.stem}_{crc32(str(path).encode()):08x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise ConfigError(f"function: expected a Python file, got {where!r}. Mend the path.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def argument_names(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Which of `response`, `prompt`, `label`, `metadata` or, for verl's functions, of `data_source`, `solution_str`,
+    `ground_truth`, `extra_info` it is called with, beside `kwargs`; `**kw` takes all of one kind.
+
+    Raises:
+        ConfigError: it takes no response, or needs what nobody has.
+    """
+    where = getattr(function, "__qualname__", type(function).__name__)
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: expected a function with a signature, got none. Wrap it in one.") from error
+    ours = _VERLS if "solution_str" in parameters else _OURS
+    rest = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    named = {name for name, parameter in parameters.items() if parameter.kind in (1, 3)}  # by keyword
+    lacking = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (2, 4)
+        and name not in named & {*ours, *kwargs}
+    ]
+    unknown = [] if rest else [name for name in kwargs if name not in named]
+    if not {"response", "solution_str"} & named or lacking or unknown:
+        raise ConfigError(
+            f"{where}: expected parameters among {', '.join(_OURS)} (or verl's {', '.join(_VERLS)}), a response among "
+            f"them, and kwargs, got {inspect.signature(function)} with kwargs {list(kwargs)}. Name them so."
+        )
+    return tuple(name for name in ours if name not in kwargs and (rest or name in named))
+
+
+def arguments(response: Response, names: tuple[str, ...]) -> dict[str, Any]:
+    """The values of those arguments; `extra_info` is the row's column of that name, else all columns."""
+    row = response.metadata
+    values = {
+        "response": response.text,
+        "prompt": response.prompt if isinstance(response.prompt, str) else list(response.prompt),
+        "label": response.label,
+        "metadata": dict(row),
+        "data_source": row.get("data_source", ""),
+        "solution_str": response.text,
+        "ground_truth": response.label,
+        "extra_info": row.get("extra_info", dict(row)),
+    }
+    return {name: values[name] for name in names}
+
+
+def as_result(value: Any, where: str) -> RewardResult:
+    """A function's answer as a result: a number, a dict with `reward` or `score` and further columns, or a result.
+
+    Of a dict, `reward` is optimised (`score`, where it is alone); further numbers become components, `extracted` (or
+    `pred`), `feedback` and `detail` are kept, and other values are told in `detail`.
+
+    Raises:
+        InfraError: it is none of these, or the reward is no finite number.
+    """
+    if isinstance(value, RewardResult):
+        return value
+    columns = dict(value) if isinstance(value, Mapping) else {"reward": value}
+    reward = _number(columns.pop("reward", columns.get("score")))
+    if reward is None or math.isnan(reward) or not is_finite(reward):
+        raise InfraError(
+            f"{where}: expected a finite number or a dict with one, got {value!r:.200}. Mend the function."
+        )
+    score = _number(columns.pop("score", reward))
+    if "pred" in columns:
+        columns.setdefault("extracted", columns.pop("pred"))
+    texts: dict[str, Any] = {name: str(columns.pop(name)) for name in _TEXTS if columns.get(name) is not None}
+    numbers = {str(name): _number(column) for name, column in columns.items()}
+    others = [f"{name}={column!r:.200}" for name, column in columns.items() if numbers[str(name)] is None]
+    texts.setdefault("detail", "; ".join(others)[:1000])
+    return RewardResult(
+        reward,
+        score=score if score is not None and 0.0 <= score <= 1.0 else None,
+        components={name: value if is_finite(value) else None for name, value in numbers.items() if value is not None},
+        **texts,
+    )
+
+
+def _number(value: Any) -> float | None:
+    """A Python, NumPy or torch number as a float; None for anything else."""
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+
+
+def prepare(request: dict[str, Any]) -> None:
+    """Load the function of a request, in the worker, before its time begins."""
+    load_function(request["function"])
+
+
+def handle(request: dict[str, Any]) -> dict[str, Any]:
+    """The fields of the result that the function `request["function"]` gives for `request["arguments"]`."""
+    value = load_function(request["function"])(**request["arguments"])
+    if inspect.isawaitable(value):
+        value = asyncio.run(_awaited(value))
+    return json.loads(json.dumps(asdict(as_result(value, request["function"]))))  # type: ignore[no-any-return]
+
+
+async def _awaited(value: Any) -> Any:
+    return await value

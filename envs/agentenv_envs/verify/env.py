@@ -1,0 +1,148 @@
+"""Verify: one answer per task, and any verifiable reward, by the task's domain or as settings say."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from agentenv.agent import AgentInstance, ResetState, StepState
+from agentenv.errors import ConfigError, DataError, InfraError
+from agentenv.rewards.grading import graded
+from agentenv.rewards.registry import reward_from
+from agentenv.rewards.types import Response, Reward, RewardResult, Status
+from agentenv.types import StepResult
+
+DOMAINS = (
+    "math", "code", "ifeval", "choice", "general_val", "crossthink_qa", "detection", "format", "tool_call_format",
+    "length", "thought_length", "repetition", "regex", "similarity", "json_schema",
+)  # fmt: skip
+"""The rewards that need no more than a row: what a row may have as its domain."""
+
+
+class Verify(AgentInstance):
+    """Answer once; the answer is judged by rule.
+
+    Without `reward` each row says in its column `domain` which of `DOMAINS` judges it. Where a row has its label only,
+    as in OpenRLHF, that is an object: `{"domain": "math", "label": "42"}`, with the row's other columns beside them.
+
+    Reward and score are the reward's own. An answer that a limit of tokens cut is truncated, and judged all the same. A
+    grader that fails raises, so that the episode is tried again: it is never a wrong answer.
+
+    info: correct (0/1, the score is 1), the reward's components that are known, status, extracted (texts). Where rows
+    have domains, components and `correct` are there as `domain/name`, so that a run has the figures of each.
+    """
+
+    datasets: ClassVar[Mapping[str, str | Path]] = {"verify_mixed": Path(__file__).parent / "data/mixed.jsonl"}
+
+    def __init__(
+        self,
+        reward: str | Mapping[str, Any] | Reward | None = None,
+        *,
+        key: str = "domain",
+        limit_s: float = 50.0,
+    ) -> None:
+        """Choose what judges.
+
+        Args:
+            reward: settings as `agentenv.rewards.registry.reward_from` takes them; None: by the row's domain.
+            key: the column with the domain, where there are no settings.
+            limit_s: longest that grading may take; less than --step_timeout_s, so that a slow grader is tried again.
+
+        Raises:
+            ConfigError: the settings describe no reward.
+        """
+        if not isinstance(key, str) or not key:
+            raise ConfigError(f"Verify.key: expected the name of a column, got {key!r}. Change it.")
+        if isinstance(limit_s, bool) or not isinstance(limit_s, int | float) or not 0 < limit_s < float("inf"):
+            raise ConfigError(f"Verify.limit_s: expected seconds > 0, got {limit_s!r}. Change it.")
+        self.reward, self.key, self.limit_s = reward, key, limit_s
+        if reward is not None:
+            _ = _built(reward)
+
+    async def reset(self, states: ResetState) -> ResetState:
+        """Refuse a row of no domain before anything is generated; else leave the prompt as it is.
+
+        Raises:
+            DataError: the row has no domain that is known.
+        """
+        if self.reward is None:
+            self._domain(self._row(states)[1])
+        return states
+
+    async def step(self, states: StepState) -> StepResult:
+        """Judge the answer.
+
+        Raises:
+            DataError: the row has no domain that is known, or no label that its reward can use.
+            InfraError: the grader failed.
+        """
+        label, columns = self._row(states)
+        prompt = states.get("observation_text", "")
+        # Some chat templates begin the thought: one that a limit cut off is not to pass for an answer.
+        text = "<think>" * prompt.rstrip().endswith("<think>") + states["action_text"]
+        domain = self._domain(columns) if self.reward is None else None
+        result = await graded(
+            _built(domain or self.reward), Response(text, label, prompt, columns), limit_s=self.limit_s
+        )
+        if result.reward is None:
+            kind = DataError if result.status is Status.LABEL else InfraError
+            mend = "Mend the row." if result.status is Status.LABEL else "Retry."
+            raise kind(f"Verify.step: expected a grade, got {result.status}: {result.detail or 'no detail'} {mend}")
+        cut = states.get("finish_reason") == "length"
+        return StepResult(
+            reward=result.reward, score=result.score, terminated=not cut, truncated=cut, info=_info(result, domain)
+        )
+
+    def _row(self, states: ResetState | StepState) -> tuple[Any, Mapping[str, Any]]:
+        """The label and the row's other columns."""
+        label, columns = states.get("label"), states.get("metadata") or {}
+        if self.key in columns:
+            return label, columns
+        whole = _object(label)
+        if whole is None or self.key not in whole:
+            return label, columns
+        return whole.get("label"), {**columns, **{name: value for name, value in whole.items() if name != "label"}}
+
+    def _domain(self, columns: Mapping[str, Any]) -> str:
+        domain = columns.get(self.key)
+        if isinstance(domain, str) and domain in DOMAINS:
+            return domain
+        raise DataError(
+            f"Verify: {self.key}: expected one of {', '.join(DOMAINS)}, got {domain!r:.80}. "
+            "Mend the row, or describe its reward in --env_kwargs."
+        )
+
+
+def _object(label: Any) -> Mapping[str, Any] | None:
+    """A label that is an object, or JSON of one."""
+    if isinstance(label, str) and label.lstrip().startswith("{"):
+        try:
+            label = json.loads(label)
+        except (ValueError, RecursionError):
+            return None
+    return label if isinstance(label, Mapping) else None
+
+
+def _built(spec: Any) -> Reward:
+    """The reward of these settings; one for all episodes, where they are JSON."""
+    try:
+        text = json.dumps(spec)
+    except (TypeError, ValueError):
+        return reward_from(spec)
+    return _of_json(text)
+
+
+@functools.lru_cache(maxsize=64)
+def _of_json(text: str) -> Reward:
+    return reward_from(json.loads(text))
+
+
+def _info(result: RewardResult, domain: str | None) -> dict[str, float | str]:
+    correct = float(result.score is not None and result.score >= 1.0)
+    known = {name: float(value) for name, value in result.components.items() if value is not None}
+    if domain is not None:
+        known = {f"{domain}/{name}": value for name, value in (known | {"correct": correct}).items()}
+    return {**known, "correct": correct, "status": result.status.value, "extracted": result.extracted or ""}

@@ -1,0 +1,274 @@
+"""verify: any verifiable reward as an environment of one turn."""
+
+import asyncio
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+from agentenv.chat import Chat
+from agentenv.cli import main
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode import EpisodeKey
+from agentenv.errors import ConfigError, DataError, InfraError
+from agentenv.loading import EnvSource, installed_envs, load_agent_func
+from agentenv.record import read_trajectories
+from agentenv.rewards.registry import make_reward, reward_names
+from agentenv.rewards.types import RewardResult
+from agentenv.runner import EpisodeRunner, ErrorPolicy, plan
+from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.types import Limits, SamplingParams, StopReason, Task
+from agentenv_envs.verify import Verify
+from agentenv_envs.verify.env import DOMAINS
+
+ROOT = Path(__file__).parents[2]
+DATA = Verify.datasets["verify_mixed"]
+ROWS = [json.loads(line) for line in DATA.read_text("utf-8").splitlines()]
+ENV = "agentenv_envs.verify:Verify"
+
+
+def states(action, label="42", *, finish_reason="stop", prompt="", **columns):
+    return {"action_text": action, "label": label, "metadata": columns, "observation_text": prompt,
+            "finish_reason": finish_reason}  # fmt: skip
+
+
+async def judged(action, label="42", *, reward=None, key="domain", **more):
+    return await Verify(reward, key=key).step(states(action, label, **more))
+
+
+def columns(row):
+    return {name: value for name, value in row.items() if name != "label"}
+
+
+# --- the rows that ship ---------------------------------------------------------------------------------------------
+
+
+def test_the_shipped_rows_are_of_eight_domains_and_all_different():
+    assert {row["domain"] for row in ROWS} == {
+        "math", "code", "ifeval", "choice", "json_schema", "regex", "similarity", "format",
+    }  # fmt: skip
+    assert len(ROWS) >= 40
+    assert len({row["id"] for row in ROWS}) == len({row["prompt"] for row in ROWS}) == len(ROWS)
+
+
+async def test_of_every_shipped_row_the_right_response_has_the_whole_reward_and_the_wrong_one_has_not():
+    async def both(row):
+        """What the row's two responses are worth."""
+        return [await judged(row[name], row["label"], **columns(row)) for name in ("reference", "wrong")]
+
+    for row, (right, wrong) in zip(ROWS, await asyncio.gather(*map(both, ROWS)), strict=True):
+        assert (right.reward, right.score, right.info["correct"]) == (1.0, 1.0, 1.0), row["id"]
+        assert wrong.reward < 1.0, row["id"]
+        assert (wrong.score < 1.0, wrong.info["correct"]) == (True, 0.0), row["id"]
+        assert right.terminated
+        assert not right.truncated
+
+
+def test_every_reward_that_needs_no_more_than_a_row_is_a_domain():
+    assert set(reward_names()) - set(DOMAINS) == {"judge", "overlong"}
+    assert set(DOMAINS) <= set(reward_names())
+
+
+# --- what an answer is worth ----------------------------------------------------------------------------------------
+
+
+async def test_info_has_the_components_the_status_and_the_answer_that_was_judged():
+    result = await judged("The answer is 41.", domain="math")
+    assert result.info == {
+        "correct": 0.0, "math/correct": 0.0, "math/has_answer": 1.0, "status": "ok", "extracted": "41",
+    }  # fmt: skip
+    of_all = await judged("The answer is 42.", reward="math")
+    assert of_all.info == {"correct": 1.0, "has_answer": 1.0, "status": "ok", "extracted": "42"}
+    assert (result.reward, result.score, result.observation) == (0.0, 0.0, "")
+    assert (await judged("Hm.", domain="math")).info["status"] == "no_answer"
+
+
+async def test_settings_say_the_reward_whatever_the_row_says():
+    spec = {"sum": {"answer": {"reward": "math", "weight": 0.9}, "format": {"reward": "format", "weight": 0.1}}}
+    result = await judged("The answer is 42.", reward=spec, domain="code")
+    assert result.reward == pytest.approx(0.9)
+    assert (result.info["answer"], result.info["format"], result.info["failed_terms"]) == (1.0, 0.0, 0.0)
+
+
+async def test_a_route_by_another_column():
+    spec = {"route": {"math": "math"}, "tags": {"gsm8k": "math"}, "key": "data_source"}
+    assert (await judged("The answer is 42.", reward=spec, data_source="gsm8k")).reward == 1.0
+    with pytest.raises(DataError, match="data_source: expected one of"):
+        await judged("The answer is 42.", reward=spec, data_source="gsm9k")
+    assert (await judged("The answer is 42.", key="kind", kind="math")).reward == 1.0
+
+
+@pytest.mark.parametrize("label", [{"domain": "choice", "label": "B"}, '{"domain": "choice", "label": "B"}'])
+async def test_a_label_may_hold_the_whole_row_as_openrlhf_has_no_other_column(label):
+    assert (await judged(r"\boxed{B}", label)).reward == 1.0
+    options = {"domain": "choice", "label": "B", "options": ["yes", "no"]}
+    assert (await judged(r"\boxed{no}", options)).reward == 1.0
+
+
+async def test_a_column_goes_before_a_label_that_says_another_domain():
+    label = {"type": "object", "required": ["domain"], "properties": {"domain": {"const": "math"}}}
+    result = await judged('{"domain": "math"}', {**label, "domain": "x"}, domain="json_schema")
+    assert result.reward == 1.0
+
+
+async def test_an_answer_that_was_cut_is_truncated_and_judged_all_the_same():
+    result = await judged("The answer is 42. And", finish_reason="length", domain="math")
+    assert (result.reward, result.terminated, result.truncated) == (1.0, False, True)
+
+
+async def test_a_thought_that_the_template_began_and_a_limit_cut_is_no_answer():
+    cut = await judged("So the answer is 42.", prompt="Q<think>\n", domain="math")
+    assert (cut.reward, cut.info["status"]) == (0.0, "no_answer")
+    assert (await judged("Six sevens.</think>The answer is 42.", prompt="Q<think>\n", domain="math")).reward == 1.0
+
+
+# --- what goes wrong ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [{}, {"domain": "maths"}, {"domain": None}, {"domain": ["math"]}, {"domain": "judge"}])
+async def test_a_row_of_no_domain_is_a_fault_of_the_data(more):
+    with pytest.raises(DataError, match=r"Verify: domain: expected one of math, code, .*Mend the row"):
+        await judged("42", **more)
+
+
+async def test_a_row_of_no_domain_is_refused_before_anything_is_generated():
+    with pytest.raises(DataError, match="domain: expected one of"):
+        await Verify().reset({"observation": "Q", "label": "42", "metadata": {"domain": "maths"}})
+    for row in ({"label": "42", "metadata": {"domain": "math"}}, {"label": '{"domain": "math", "label": "42"}'}):
+        given = {"observation": "Q", **row}
+        assert await Verify().reset(given) == given
+    assert await Verify("math").reset({"observation": "Q", "label": "42"})
+
+
+@pytest.mark.parametrize(
+    ("domain", "label"),
+    [("math", ""), ("code", "none"), ("choice", "?"), ("regex", "("), ("ifeval", {}), ("similarity", 3)],
+)
+async def test_a_label_that_the_reward_cannot_use_is_a_fault_of_the_data(domain, label):
+    with pytest.raises(DataError, match=r"Verify.step: expected a grade, got label"):
+        await judged(r"\boxed{42}", label, domain=domain)
+
+
+class Failing:
+    """A reward that fails at first."""
+
+    bounds = (0.0, 1.0)
+
+    def __init__(self, failures=1, wait_s=0.0):
+        self.failures, self.wait_s = failures, wait_s
+
+    async def grade(self, response):
+        """1.0, after the failures."""
+        await asyncio.sleep(self.wait_s)
+        self.failures -= 1
+        return RewardResult.failed("down") if self.failures >= 0 else RewardResult(1.0, 1.0)
+
+
+async def test_a_grader_that_fails_raises_and_is_never_a_wrong_answer():
+    with pytest.raises(InfraError, match=r"Verify.step: expected a grade, got infra: down"):
+        await judged("42", reward=Failing())
+
+
+async def test_a_grader_that_is_too_slow_raises():
+    with pytest.raises(InfraError, match=r"expected a grade within 0.05 s"):
+        await Verify(Failing(0, wait_s=30.0), limit_s=0.05).step(states("42"))
+
+
+async def run(reward, *actions, max_retries=1):
+    """The runner's episodes of one task."""
+    runner = EpisodeRunner(
+        EnvSource(Verify, {"reward": reward}), engine=ScriptedEngine(actions, CharTokenizer()),
+        chat=Chat(CharTokenizer()), sampling=SamplingParams(), limits=Limits(),
+        policy=ErrorPolicy(max_retries=max_retries, retry_wait_s=0.0, max_error_share=1.0),
+    )  # fmt: skip
+    ended = []
+    await runner.run(plan([Task("Q", "42", "t")], num_samples=1), ended.append)
+    return ended
+
+
+async def test_the_runner_tries_an_episode_again_whose_grader_failed():
+    (trajectory,) = await run(Failing(), "42", "42")
+    assert (trajectory.reward, trajectory.attempt, trajectory.stop_reason) == (1.0, 1, StopReason.TERMINATED)
+    (trajectory,) = await run(Failing(9), "42", "42")
+    assert (trajectory.reward, trajectory.error.kind) == (None, "infra")
+
+
+async def test_the_runner_does_not_try_a_faulty_row_again():
+    (trajectory,) = await run("choice", "42", "42")
+    assert (trajectory.reward, trajectory.attempt, trajectory.error.type) == (None, 0, "DataError")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"reward": "maths"}, "Did you mean 'math'"),
+        ({"reward": {"math": {"wrng": 0}}}, "Did you mean 'wrong'"),
+        ({"reward": 3}, "expected a name"),
+        ({"key": ""}, "Verify.key"),
+        ({"limit_s": 0}, "Verify.limit_s"),
+    ],
+)
+def test_wrong_settings_are_refused_by_the_constructor(options, said):
+    with pytest.raises(ConfigError, match=said):
+        Verify(**options)
+
+
+async def test_rows_and_settings_are_left_as_they_were_and_instances_can_be_pickled():
+    spec = {"sum": {"a": {"reward": "choice", "weight": 2.0}}}
+    row = {"domain": "choice", "label": "B", "options": ["yes", "no"]}
+    env = pickle.loads(pickle.dumps(Verify(spec)))
+    assert (await env.step(states(r"\boxed{B}", row))).reward == 2.0
+    assert row == {"domain": "choice", "label": "B", "options": ["yes", "no"]}
+    assert spec == {"sum": {"a": {"reward": "choice", "weight": 2.0}}}
+
+
+async def test_episodes_with_the_same_settings_share_one_reward(monkeypatch):
+    made = []
+    monkeypatch.setattr("agentenv_envs.verify.env.reward_from", lambda spec: made.append(spec) or make_reward("math"))
+    spec = {"math": {"wrong": -0.125}}
+    for _ in range(3):
+        await judged("42", reward=dict(spec))
+    assert made == [spec]
+
+
+# --- by the command line --------------------------------------------------------------------------------------------
+
+
+def test_it_is_installed_by_its_name():
+    assert installed_envs()["verify"].value == ENV
+
+
+def test_check_finds_nothing(capsys):
+    assert main(["check", ENV, "--label", '{"domain": "math", "label": "42"}']) == 0
+    assert "no contract errors" in capsys.readouterr().out
+
+
+def test_run_and_resume_with_a_model_that_ships(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS if row["domain"] != "code"))
+    assert main(["run", "--env", ENV, "--data", "rows.jsonl", "--limit", "12", "--max_tokens", "8", "--out", "out",
+                 "--progress", "none"]) == 0  # fmt: skip
+    first = {each.episode_id: each.reward for each in read_trajectories("out")}
+    assert len(first) == 12
+    assert None not in first.values()
+    assert main(["run", "--resume", "--out", "out", "--progress", "none"]) == 0
+    assert {each.episode_id: each.reward for each in read_trajectories("out")} == first
+
+
+def test_settings_come_from_env_kwargs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Six sevens?", "label": "41"}\n')
+    kwargs = json.dumps({"reward": {"math": {"wrong": -0.25}}})
+    assert main(["run", "--env", ENV, "--env_kwargs", kwargs, "--data", "rows.jsonl", "--engine", "scripted",
+                 "--out", "out", "--progress", "none"]) == 0  # fmt: skip
+    assert [each.reward for each in read_trajectories("out")] == [-0.25]
+
+
+async def test_the_agent_func_runs_it():
+    source = load_agent_func(ROOT / "agent_funcs/verify.py")
+    trajectory = await source.episode(
+        Task("Q", {"domain": "math", "label": "42"}), engine=ScriptedEngine(["The answer is 42."], CharTokenizer()),
+        chat=Chat(CharTokenizer()), sampling=SamplingParams(), limits=Limits(), key=EpisodeKey("e"),
+    )  # fmt: skip
+    assert (trajectory.reward, trajectory.score, trajectory.error) == (1.0, 1.0, None)

@@ -1,0 +1,413 @@
+"""A user's function as a reward: how it is called, what it may give, and what one that hangs, raises or lies costs."""
+
+import asyncio
+import math
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agentenv.errors import ConfigError, DataError, InfraError
+from agentenv.rewards import _threads
+from agentenv.rewards.function import FunctionReward
+from agentenv.rewards.grading import graded
+from agentenv.rewards.pool import shared_pool
+from agentenv.rewards.types import Response, RewardResult, Status
+
+ROOT = str(Path(__file__).resolve().parents[2])
+RESPONSE = Response("four", 4, "2+2?", {"data_source": "sums", "level": 1})
+
+
+@pytest.fixture(scope="module")
+def functions(tmp_path_factory):
+    """A file of functions; the workers that load it end with the module."""
+    path = tmp_path_factory.mktemp("functions") / "rewards.py"
+    path.write_text(
+        textwrap.dedent(
+            """
+            import asyncio, os, time
+            from agentenv.errors import DataError
+            from agentenv.rewards.types import RewardResult, Status
+
+            def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw):
+                return {"score": 0.5, "acc": True, "pred": solution_str, "source": data_source, "kw": len(kw)}
+
+            def result(response):
+                return RewardResult(0.0, score=0.0, status=Status.NO_ANSWER, components={"a": None}, feedback="none")
+
+            async def later(response, label):
+                await asyncio.sleep(0)
+                return float(label)
+
+            def endless(response):
+                return 1.0 if response == "four" else sum(range(10**13))
+
+            def asleep(response):
+                time.sleep(60)
+
+            def broken(response):
+                raise KeyError("gone")
+
+            def row(response):
+                raise DataError("label: expected a dict, got None. Correct the row.")
+
+            def dies(response):
+                os._exit(3)
+
+            def pid(response):
+                return os.getpid()
+
+            NOTHING = 3
+            """
+        )
+    )
+    yield path
+    shared_pool("functions").close_now()
+
+
+async def test_a_function_is_called_with_what_its_parameters_name():
+    seen = {}
+
+    def ours(response, *, prompt, label, metadata, weight=1.0):
+        seen.update(locals())
+        return 1
+
+    result = await FunctionReward(ours, kwargs={"weight": 2.0}).grade(RESPONSE)
+    assert result == RewardResult(1.0, score=1.0)
+    del seen["seen"]
+    assert seen == {"response": "four", "prompt": "2+2?", "label": 4, "metadata": RESPONSE.metadata, "weight": 2.0}
+
+
+async def test_verls_compute_score_gets_its_four_keywords():
+    seen = {}
+
+    def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw):
+        seen.update(locals())
+        return 0.25
+
+    row = Response("four", 4, "2+2?", {"data_source": "sums", "extra_info": {"split": "train"}})
+    assert (await FunctionReward(compute_score).grade(row)).reward == 0.25
+    del seen["seen"]
+    assert seen == {
+        "data_source": "sums", "solution_str": "four", "ground_truth": 4, "extra_info": {"split": "train"}, "kw": {}
+    }  # fmt: skip
+
+
+async def test_verls_function_with_open_keywords_gets_all_four():
+    def compute_score(solution_str, **kw):
+        return float(sorted(kw) == ["data_source", "extra_info", "ground_truth"] and kw["extra_info"]["level"] == 1)
+
+    assert (await FunctionReward(compute_score).grade(RESPONSE)).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("function", "kwargs"),
+    [
+        (lambda: 1.0, {}),
+        (lambda text: 1.0, {}),
+        (lambda prompt, label: 1.0, {}),
+        (lambda response, answer: 1.0, {}),
+        (lambda response, /: 1.0, {}),
+        (lambda **kw: 1.0, {}),
+        (lambda *response: 1.0, {}),
+        (lambda response: 1.0, {"weight": 1}),
+        (lambda solution_str, label: 1.0, {}),
+        (3, {}),
+        (dict.fromkeys, {}),
+    ],
+)
+def test_a_function_that_cannot_be_called_so_is_refused_at_once(function, kwargs):
+    with pytest.raises(ConfigError, match=r"expected .* got .*\. "):
+        FunctionReward(function, kwargs=kwargs)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"limit_s": 0}, "limit_s"),
+        ({"limit_s": math.nan}, "limit_s"),
+        ({"num_threads": 0}, "num_threads"),
+        ({"killable": True}, "to kill"),
+        ({"timeout_reward": 0.0}, "timeout_reward"),
+        ({"bounds": (1.0, 0.0)}, "bounds"),
+    ],
+)
+def test_wrong_options_are_refused_at_once(options, word):
+    with pytest.raises(ConfigError, match=word):
+        FunctionReward(lambda response: 1.0, **options)
+
+
+def test_a_name_that_leads_nowhere_is_refused_at_once(functions):
+    for name in (
+        str(functions),
+        "nowhere.py:f",
+        "no.such.module:f",
+        f"{functions}:absent",
+        f"{functions}:NOTHING",
+        ":",
+    ):
+        with pytest.raises(ConfigError, match=r"^function: expected .* got .*\. "):
+            FunctionReward(name)
+
+
+async def test_a_function_of_an_installed_module_is_found_by_name():
+    def known(response):
+        return os.path.exists(response)
+
+    sys.modules["a_users_module"] = type(sys)("a_users_module")
+    sys.modules["a_users_module"].known = known  # type: ignore[attr-defined]
+    try:
+        assert (await FunctionReward("a_users_module:known").grade(Response("/"))).reward == 1.0
+    finally:
+        del sys.modules["a_users_module"]
+
+
+@pytest.mark.parametrize(
+    ("value", "result"),
+    [
+        (1, RewardResult(1.0, score=1.0)),
+        (True, RewardResult(1.0, score=1.0)),
+        (-0.5, RewardResult(-0.5)),
+        (np.float32(0.5), RewardResult(0.5, score=0.5)),
+        (np.array(2), RewardResult(2.0)),
+        ({"score": 0.5}, RewardResult(0.5, score=0.5)),
+        ({"reward": -1, "score": 0.0}, RewardResult(-1.0, score=0.0)),
+        ({"reward": 2}, RewardResult(2.0)),
+        ({"score": 1, "acc": np.bool_(True)}, RewardResult(1.0, score=1.0, components={"acc": 1.0})),
+        ({"score": 1, "acc": math.nan}, RewardResult(1.0, score=1.0, components={"acc": None})),
+        ({"score": 1, "pred": 7}, RewardResult(1.0, score=1.0, extracted="7")),
+        ({"score": 1, "feedback": "ok"}, RewardResult(1.0, score=1.0, feedback="ok")),
+        ({"score": 1, "why": [1]}, RewardResult(1.0, score=1.0, detail="why=[1]")),
+    ],
+)
+async def test_numbers_and_dicts_become_results(value, result):
+    assert await FunctionReward(lambda response: value).grade(RESPONSE) == result
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, "1.0", math.nan, math.inf, 1e39, {}, {"acc": 1.0}, {"score": None}, {"reward": "x"}, [1.0], np.ones(2)],
+)
+async def test_what_is_no_reward_is_a_failed_function_and_never_zero(value):
+    reward = FunctionReward(lambda response: value)
+    with pytest.raises(InfraError, match="expected a finite number or a dict with one"):
+        await reward.grade(RESPONSE)
+    assert (await graded(reward, RESPONSE)).status is Status.INFRA
+
+
+async def test_what_a_function_raises_is_typed():
+    async def asynchronous(response):
+        raise ZeroDivisionError("of mine")
+
+    def plain(response):
+        raise SystemExit("bye")
+
+    def row(response):
+        raise DataError("label: expected a dict, got 4. Correct the row.")
+
+    def late(response):
+        raise TimeoutError("of a server")
+
+    def stop(response):
+        return next(iter(()))
+
+    for function, word in ((asynchronous, "of mine"), (plain, "bye"), (late, "of a server"), (stop, "StopIteration")):
+        with pytest.raises(InfraError, match=word):
+            await FunctionReward(function).grade(RESPONSE)
+    assert (await graded(FunctionReward(row), RESPONSE)).status is Status.LABEL
+
+
+async def test_a_function_cannot_change_its_callers_row():
+    def greedy(response, label, metadata):
+        label.append(1)
+        metadata["tests"].clear()
+        return 0
+
+    row = Response("x", [1], "", {"tests": ["a"]})
+    await FunctionReward(greedy).grade(row)
+    assert (row.label, row.metadata) == ([1], {"tests": ["a"]})
+    with pytest.raises(DataError, match="copied"):
+        await FunctionReward(greedy).grade(Response("x", [threading.Lock()], "", {"tests": []}))
+
+
+async def test_an_async_function_runs_on_the_loop_and_within_its_limit():
+    loop = asyncio.get_running_loop()
+
+    async def here(response):
+        assert asyncio.get_running_loop() is loop
+        await asyncio.sleep(0 if response == "quick" else 60)
+        return 1
+
+    class Model:
+        async def __call__(self, response):
+            return await here(response)
+
+    for function in (here, Model()):
+        reward = FunctionReward(function, limit_s=0.2)
+        assert (await reward.grade(Response("quick"))).reward == 1.0
+        with pytest.raises(InfraError, match=r"within 0\.2 s"):
+            await reward.grade(Response("slow"))
+
+
+# --- plain functions, in threads ------------------------------------------------------------------------------------
+
+
+async def test_one_plain_function_that_never_returns_costs_the_others_and_the_loop_nothing():
+    forever = threading.Event()
+
+    def compute_score(solution_str):
+        if solution_str == "pathological":
+            forever.wait(60)
+        return 1.0
+
+    reward = FunctionReward(compute_score, limit_s=0.3, num_threads=1)
+    bad = asyncio.create_task(reward.grade(Response("pathological")))
+    await asyncio.sleep(0)
+    others = [asyncio.create_task(reward.grade(Response("fine"))) for _ in range(20)]
+    with pytest.raises(InfraError, match=r"within 0\.3 s"):
+        await bad
+    assert {(await other).reward for other in others} == {1.0}
+    assert reward.num_abandoned == 1
+    forever.set()
+    while reward.num_abandoned:
+        await asyncio.sleep(0.01)
+
+
+async def test_the_deadline_starts_when_the_thread_starts_and_not_in_the_queue():
+    reward = FunctionReward(lambda response: time.sleep(0.15) or 1.0, limit_s=1.0, num_threads=2)
+    results = await asyncio.gather(*(reward.grade(RESPONSE) for _ in range(20)))  # 1.5 s of work for each thread
+    assert {result.reward for result in results} == {1.0}
+
+
+async def test_threads_are_few_and_live_on():
+    seen, most, now, lock = set(), 0, 0, threading.Lock()
+
+    def note(response):
+        nonlocal most, now
+        with lock:
+            now += 1
+            most = max(most, now)
+        seen.add(threading.get_ident())
+        time.sleep(0.002)
+        with lock:
+            now -= 1
+        return 1
+
+    reward = FunctionReward(note, num_threads=3)
+    for _ in range(3):
+        await asyncio.gather(*(reward.grade(RESPONSE) for _ in range(10)))
+    assert most <= 3
+    assert len(seen) <= 3
+
+
+async def test_a_call_given_up_in_the_queue_is_never_made():
+    calls, gate = [], threading.Event()
+
+    def wait(response):
+        calls.append(response)
+        gate.wait(30)
+        return 1
+
+    reward = FunctionReward(wait, num_threads=1)
+    first, second = (asyncio.create_task(reward.grade(Response(text))) for text in ("first", "second"))
+    while not calls:
+        await asyncio.sleep(0.01)
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert reward.num_abandoned == 0
+    gate.set()
+    assert (await first).reward == 1.0
+    assert (await reward.grade(Response("third"))).reward == 1.0
+    assert calls == ["first", "third"]
+
+
+async def test_functions_that_pile_up_unfinished_are_refused_in_the_end(monkeypatch):
+    monkeypatch.setattr(_threads, "_MOST_ABANDONED", 2)
+    forever = threading.Event()
+    reward = FunctionReward(lambda response: forever.wait(60), limit_s=0.01, num_threads=4)
+    for _ in range(2):
+        with pytest.raises(InfraError, match="within"):
+            await reward.grade(RESPONSE)
+    with pytest.raises(InfraError, match=r"got 2 that did not\. Use killable=True"):
+        await reward.grade(RESPONSE)
+    forever.set()
+
+
+def test_one_reward_serves_event_loops_one_after_another():
+    reward = FunctionReward(lambda response: 1.0, num_threads=1)
+    assert [asyncio.run(reward.grade(RESPONSE)).reward for _ in range(3)] == [1.0] * 3
+
+
+def test_an_abandoned_thread_does_not_hold_up_the_end_of_the_process():
+    code = """
+        import asyncio, time
+        from agentenv.rewards.function import FunctionReward
+        from agentenv.rewards.grading import graded
+        from agentenv.rewards.types import Response
+        reward = FunctionReward(lambda response: time.sleep(600), limit_s=0.1)
+        print(asyncio.run(graded(reward, Response(""))).status, reward.num_abandoned)
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("infra 1\n", "", 0)
+
+
+# --- killable -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_killable_function_answers_as_it_does_here(functions):
+    for name in ("compute_score", "result", "later"):
+        here, there = (FunctionReward(f"{functions}:{name}", killable=killable) for killable in (False, True))
+        assert await there.grade(RESPONSE) == await here.grade(RESPONSE)
+
+
+async def test_a_killable_function_that_computes_without_end_is_killed_and_costs_the_others_nothing(functions):
+    reward = FunctionReward(f"{functions}:endless", killable=True, limit_s=0.3)
+    bad = asyncio.create_task(graded(reward, Response("pathological")))
+    good = await asyncio.gather(*(reward.grade(RESPONSE) for _ in range(10)))
+    assert {result.reward for result in good} == {1.0}
+    result = await bad
+    assert result.status is Status.INFRA
+    assert "0.3 s of CPU time" in result.detail
+    priced = FunctionReward(f"{functions}:endless", killable=True, limit_s=0.3, timeout_reward=-1.0)
+    result = await graded(priced, Response("pathological"))
+    assert (result.reward, result.status) == (-1.0, Status.TIMEOUT)
+
+
+async def test_what_fails_in_a_worker_is_typed(functions):
+    for name, status, word in (
+        ("broken", Status.INFRA, "KeyError: 'gone'"),
+        ("row", Status.LABEL, "expected a dict, got None"),
+        ("dies", Status.INFRA, "died"),
+    ):
+        result = await graded(FunctionReward(f"{functions}:{name}", killable=True), RESPONSE)
+        assert (result.status, word in result.detail) == (status, True), result
+    unsendable = Response("x", None, "", {"x": object()})
+    reward = FunctionReward(f"{functions}:compute_score", killable=True)
+    assert (await graded(reward, unsendable)).status is Status.LABEL
+
+
+async def test_users_functions_have_workers_of_their_own(functions):
+    reward = FunctionReward(f"{functions}:pid", killable=True)
+    pids = {(await reward.grade(RESPONSE)).reward for _ in range(3)}
+    assert len(pids) == 1
+    assert shared_pool("functions") is not shared_pool()
+    assert {worker.process.pid for worker in shared_pool()._idle}.isdisjoint(pids)
+
+
+async def test_a_reward_by_name_travels_to_other_processes_as_that_name(functions):
+    name = f"{functions}:compute_score"
+    sent = pickle.dumps(FunctionReward(name, limit_s=7.0, bounds=(0.0, 1.0)))
+    assert len(sent) < 1000
+    copy = pickle.loads(sent)
+    assert copy.bounds == (0.0, 1.0)
+    assert (await copy.grade(RESPONSE)).reward == 0.5

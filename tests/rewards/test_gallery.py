@@ -1,0 +1,199 @@
+"""The tutorial's reward function; rows 19 to 23 of the RM-Gallery table."""
+
+import asyncio
+
+import pytest
+
+from agentenv.errors import ConfigError, InfraError
+from agentenv.rewards.gallery import (
+    Weights,
+    create_rm_gallery_reward_function,
+    group_rm_gallery_grader,
+    rm_gallery_grader,
+)
+from agentenv.rewards.groups import FunctionGroupReward, grade_groups
+from agentenv.rewards.types import Response, Status
+from tests.rewards.judges import Down, RuleJudge, ScriptedJudge
+
+SEED_KEYS = [
+    "reward_principle", "reward_format", "reward_ngram", "thought_lengths", "scores_thought_length",
+    "scores_total_lengths",
+]  # fmt: skip
+OURS = ["comparison_score", "reward_valid"]
+STATISTICS = ["reward_mean", "reward_std", "reward_min", "reward_max"]
+GOOD = "<think>I add them up.</think><answer>It is four.</answer>"
+
+
+def principled(*scores):
+    """A grader of fixed scores."""
+
+    def grader(prompt, responses, extras=None, **kwargs):
+        return list(scores), [{"prompt": prompt, "kwargs": kwargs}] * len(scores)
+
+    return grader
+
+
+def longer(shown):
+    """Prefers the longer response."""
+    first, second = (shown.split(f"<response_{name}>")[1].split("</response")[0] for name in "ab")
+    return "Verdict: " + ("TIE" if len(first) == len(second) else "A" if len(first) > len(second) else "B")
+
+
+def test_the_sum_is_the_tutorials__row_19():
+    reward_func = create_rm_gallery_reward_function(grader=principled(0.5, -1.0), return_statistics=False)
+    scores, info = reward_func("q", [GOOD, "a b c " * 4])
+    assert list(info) == SEED_KEYS + OURS
+    assert info["reward_principle"] == info["comparison_score"] == [0.5, -1.0]
+    assert info["reward_format"] == [1.0, 0.0]
+    assert info["reward_ngram"] == [0.0, pytest.approx(-0.5833, abs=1e-4)]
+    assert info["thought_lengths"] == [len("I add them up."), 0.0]
+    assert info["reward_valid"] == [1.0, 1.0]
+    lengths, ngrams = info["scores_total_lengths"], info["reward_ngram"]
+    assert scores == pytest.approx([0.95 * 0.5 + 0.05 + lengths[0] + ngrams[0], -0.95 + lengths[1] + ngrams[1]])
+
+
+def test_the_length_of_thoughts_is_only_logged__row_19():
+    reward_func = create_rm_gallery_reward_function(grader=principled(0.0, 0.0))
+    (first, second), info = reward_func(
+        "q", ["<think></think>twenty characters ..", "twenty characters ..<think></think>"]
+    )
+    assert info["scores_thought_length"][0] < 0.0
+    assert first == second
+    weighed = create_rm_gallery_reward_function(grader=principled(0.0), weights=Weights(thought_length=1.0))
+    (score,), info = weighed("q", [GOOD[7:]])
+    assert score == pytest.approx(info["scores_total_lengths"][0] + info["scores_thought_length"][0])
+
+
+def test_lists_are_made_where_there_are_none__row_19():
+    reward_func = create_rm_gallery_reward_function(
+        grader=principled(1.0), return_details=True, return_statistics=False
+    )
+    scores, info, details = reward_func("q", GOOD, temperature=1)
+    assert (len(scores), info["reward_principle"]) == (1, [1.0])
+    assert details == [{"prompt": "q", "kwargs": {"temperature": 1}}]
+
+
+def test_no_callers_list_is_changed():
+    responses, extras = [GOOD, "x"], [{"a": 1}, {}]
+    create_rm_gallery_reward_function(judge=RuleJudge(longer))("q", responses, extras)
+    assert (responses, extras) == ([GOOD, "x"], [{"a": 1}, {}])
+
+
+@pytest.mark.parametrize("invalid", [-999.0, None, float("nan"), float("inf")])
+def test_an_invalid_principle_score_is_the_whole_score__row_20(invalid):
+    reward_func = create_rm_gallery_reward_function(grader=principled(1.0, invalid))
+    scores, info = reward_func("q", [GOOD, GOOD])
+    assert scores[1] == -999.0
+    assert (info["reward_principle"][1], info["comparison_score"][1]) == (-999.0, -999.0)
+    assert info["reward_valid"] == [1.0, 0.0]
+    assert info["reward_format"] == [1.0, 1.0]
+    assert info["reward_mean"] == [scores[0]] * 2
+
+
+def test_statistics_are_those_of_the_group_for_each_response__row_12_and_21():
+    reward_func = create_rm_gallery_reward_function(grader=principled(1.0, 0.0, -999.0), weights=Weights(1, 0, 0, 0))
+    scores, info = reward_func("q", ["x", "y", "z"])
+    assert list(info) == SEED_KEYS + OURS + STATISTICS
+    assert scores == [1.0, 0.0, -999.0]
+    assert [info[name] for name in STATISTICS] == [[0.5] * 3, [0.5] * 3, [0.0] * 3, [1.0] * 3]
+    scores, info = create_rm_gallery_reward_function(grader=principled(-999.0))("q", ["x"])
+    assert [info[name] for name in STATISTICS] == [[-999.0]] * 4
+
+
+def test_every_list_has_a_value_per_response__row_21():
+    _, info = create_rm_gallery_reward_function(judge=RuleJudge(longer))("q", ["x", GOOD, ""])
+    assert {len(values) for values in info.values()} == {3}
+    assert all(isinstance(value, float) for values in info.values() for value in values)
+
+
+def test_repetition_has_the_golden_value__row_22():
+    """n=5, soft, from 0.1: a rate of 0.625 is -0.5833."""
+    _, info = create_rm_gallery_reward_function(rules_only=True)("q", ["a b c a b c a b c a b c", "a b"])
+    assert info["reward_ngram"] == [pytest.approx(-0.58333, abs=1e-5), 0.0]
+
+
+def test_the_group_grader_is_a_tournament__row_23():
+    scores, details = group_rm_gallery_grader(["q"], ["one", "three", "three", "<think>"], judge=RuleJudge(longer))
+    assert scores == pytest.approx([-1 / 3, 2 / 3, 2 / 3, -1.0])
+    assert [each["n_valid"] for each in details] == [6.0] * 4
+
+
+def test_the_single_grader_is_the_share_of_principles__row_23():
+    scores, details = rm_gallery_grader("q", ["one", "two"], [{}, {}], judge=ScriptedJudge("Violations: 1", "none"))
+    assert (scores, details[0]["violations"]) == (pytest.approx([2 / 3, 1.0]), 1.0)
+
+
+def test_single_responses_are_judged_by_principles_where_asked__row_19():
+    _, info = create_rm_gallery_reward_function(use_group_reward=False, judge=ScriptedJudge("Violations: 1, 2"))(
+        "q", ["x"]
+    )
+    assert info["reward_principle"] == info["comparison_score"] == pytest.approx([1 / 3])
+
+
+@pytest.mark.parametrize("use_group_reward", [True, False])
+def test_a_judge_that_is_down_leaves_no_score__row_20(use_group_reward):
+    class Refuses:
+        async def complete(self, messages):
+            raise ConnectionError("HTTP 503")
+
+    reward_func = create_rm_gallery_reward_function(use_group_reward, True, judge=Refuses())
+    scores, info, details = reward_func("q", [GOOD, "other"])
+    assert scores == [-999.0, -999.0]
+    assert info["reward_valid"] == [0.0, 0.0]
+    assert "HTTP 503" in details[0]["detail"]
+    assert details[0]["status"] == "infra"
+
+
+async def test_inside_of_a_running_loop__row_4():
+    scores, _ = create_rm_gallery_reward_function(judge=RuleJudge(longer))("q", ["one", "three"])
+    assert scores[1] > scores[0]
+
+
+async def test_as_a_group_reward_with_a_reference__row_10_and_11():
+    reward = FunctionGroupReward(create_rm_gallery_reward_function(judge=RuleJudge(longer)), kwargs={"max_workers": 8})
+    responses = [Response(text, prompt="q") for text in ("one", "three", "seventeen")]
+    found = await grade_groups(reward, responses, "kkk", references={"k": "three"})
+    assert [result.components["comparison_score"] for result in found.results] == pytest.approx([-1.0, 0.0, 1.0])
+    assert [result.components["win"] for result in found.results] == [0.0, 0.0, 1.0]
+    assert [result.components["win_and"] for result in found.results] == [0.0, 1.0, 1.0]
+
+
+async def test_invalid_scores_become_no_reward__row_20():
+    reward = FunctionGroupReward(create_rm_gallery_reward_function(grader=principled(1.0, -999.0)))
+    found = await grade_groups(reward, [Response(GOOD), Response(GOOD)], "kk")
+    assert [result.status for result in found.results] == [Status.OK, Status.INFRA]
+    assert found.results[1].components["reward_principle"] is None
+    assert found.results[1].components["reward_format"] == 1.0
+
+
+def test_rules_only_need_no_judge__row_18():
+    scores, info = create_rm_gallery_reward_function(rules_only=True)("q", [GOOD])
+    assert scores == info["comparison_score"] == pytest.approx([0.05 + info["scores_total_lengths"][0]])
+    assert info["reward_valid"] == [1.0]
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"judge": Down(), "rules_only": True}, {"judge": Down(), "grader": principled(1.0)}]
+)
+def test_exactly_one_source_of_scores_is_needed(arguments):
+    with pytest.raises(ConfigError, match="one of judge, grader and rules_only"):
+        create_rm_gallery_reward_function(**arguments)
+
+
+def test_weights_are_numbers():
+    with pytest.raises(ConfigError, match=r"weights\.ngram"):
+        Weights(ngram=float("nan"))
+
+
+async def test_several_groups_at_once_share_the_judge():
+    reward_func = create_rm_gallery_reward_function(judge=RuleJudge(longer))
+    calls = [asyncio.to_thread(reward_func, "q", ["one", "three"]) for _ in range(8)]
+    assert len({tuple(scores) for scores, _ in await asyncio.gather(*calls)}) == 1
+
+
+def test_what_a_grader_raises_is_raised():
+    def grader(prompt, responses, extras=None, **kwargs):
+        raise InfraError("down")
+
+    with pytest.raises(InfraError, match="down"):
+        create_rm_gallery_reward_function(grader=grader)("q", ["x"])

@@ -1,0 +1,372 @@
+"""Reward functions that are ready: the guide's three, without the holes of its own."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentenv.errors import ConfigError, ContractError, DataError, InfraError
+from agentenv.openrlhf_rewards import as_answer, read_rewards
+from agentenv.reward_func import load_reward_func
+from agentenv.rewards.presets import conversation
+from agentenv.rewards.presets import math as math_preset
+from agentenv.rewards.presets._answers import answers
+from agentenv.rewards.presets.conversation import conversation_reward_func
+
+ROOT = Path(__file__).parents[2]
+PROMPT = "<|im_start|>user\nWhat is 6*7?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def is_an_answer(got, num):
+    """Float tensors of one number per query, scores in 0..1, and what OpenRLHF's reader takes."""
+    for tensor in (got["rewards"], got["scores"], *got["extra_logs"].values()):
+        assert (tensor.dtype, tuple(tensor.shape)) == (torch.float32, (num,))
+    assert bool(((got["scores"] >= 0) & (got["scores"] <= 1)).all())
+    assert [each.reward for each in read_rewards(got, num, "f")] == got["rewards"].tolist()
+    return got
+
+
+# --- what they share ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompt", "query", "expected"),
+    [
+        ("Q?", "Q?A<|im_end|>\n", "A"),
+        ("Q?", "<s>Q? A</s>", " A"),
+        ("Q?", "Q?You ask: Q? I say A", "You ask: Q? I say A"),
+        ("", "A", "A"),
+        ("Q?<think>\n", "Q?<think>\nSo A</think>B", "<think>So A</think>B"),
+    ],
+)
+def test_the_answer_is_what_follows_the_first_prompt_never_the_last_piece_of_a_split(prompt, query, expected):
+    (response,) = answers([query], [prompt], ["label"])
+    assert (response.text, response.prompt, response.label) == (expected, prompt, "label")
+
+
+@pytest.mark.parametrize("lists", [(["a", "b"], ["a"], ["l"]), ([], ["a"], ["l"]), (["ab"], ["a"], [])])
+def test_lists_of_different_lengths_are_refused(lists):
+    with pytest.raises(DataError, match="expected lists of one length"):
+        answers(*lists)
+
+
+def test_a_query_without_its_prompt_is_refused():
+    with pytest.raises(DataError, match="query 1: expected it to begin with its prompt 'Q2'"):
+        answers(["Q1 A", "Q1 A"], ["Q1", "Q2"], ["", ""])
+
+
+def test_no_failure_becomes_a_number():
+    with pytest.raises(ContractError, match="scores: expected numbers"):
+        as_answer([1.0, 0.0], [1.0, None], {})
+    with pytest.raises(ContractError, match="rewards: expected numbers"):
+        as_answer([None], [1.0], {})
+
+
+# --- mathematics ----------------------------------------------------------------------------------------------------
+
+
+def math_rewards(*cases):
+    queries = [PROMPT + answer + "<|im_end|>" for answer, _ in cases]
+    got = math_preset.reward_func(queries, [PROMPT] * len(cases), [label for _, label in cases])
+    return is_an_answer(got, len(cases))
+
+
+def test_math_has_the_guides_scale():
+    got = math_rewards(("The answer is 42.", "42"), ("#### 42", "#### 42"), (r"\boxed{41}", "42"), ("Who knows?", "42"))
+    assert got["rewards"].tolist() == [1.0, 1.0, 0.0, -0.5]
+    assert got["scores"].tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert got["extra_logs"]["math_accuracy"].tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert got["extra_logs"]["answer_format_rate"].tolist() == [1.0, 1.0, 1.0, 0.0]
+
+
+HOLES = {
+    "the first equation is a step and not the answer": ("6 = 6, so 6*7 = 42. The answer is 42.", "42", 1.0),
+    "a wrong answer after a right step": ("6*7 = 42, plus one. The answer is 43.", "42", 0.0),
+    "thousands have commas": ("The answer is 1,000.", "1000", 1.0),
+    "so have labels": ("The answer is 1000.", "1,000", 1.0),
+    "one comma is no decimal point": ("The answer is 1,000.", "1", 0.0),
+    "fractions": ("The answer is 1/2.", "0.5", 1.0),
+    "the prompt again in the answer": (f"You ask {PROMPT} and the answer is 42. {PROMPT}", "42", 1.0),
+    "a number that would overflow a float": ("The answer is 10^400.", "42", 0.0),
+    "an endless power": ("The answer is 9^9^9^9^9.", "42", 0.0),
+}
+
+
+@pytest.mark.parametrize("hole", HOLES)
+def test_math_is_without_the_guides_hole(hole):
+    answer, label, expected = HOLES[hole]
+    reward = math_rewards((answer, label))["rewards"].item()
+    assert reward == expected or (hole == "an endless power" and reward in (0.0, -0.5))
+
+
+@pytest.mark.parametrize("label", ["", None, math.nan, []])
+def test_a_label_that_is_no_answer_is_an_error_and_no_reward(label):
+    with pytest.raises(DataError):
+        math_rewards(("The answer is 42.", label))
+
+
+def test_math_is_the_same_from_many_threads_and_inside_of_a_running_loop():
+    cases = [(f"The answer is \\boxed{{\\frac{{{number}}}{{2}}}}.", str(number / 2)) for number in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        made = list(threads.map(lambda case: math_rewards(case)["rewards"].item(), cases))
+    assert made == [1.0] * 8
+
+
+async def test_math_is_called_on_an_event_loop_too():
+    assert math_rewards(("The answer is 42.", "42"))["rewards"].item() == 1.0
+
+
+# --- code -----------------------------------------------------------------------------------------------------------
+
+LABEL = {
+    "entry_point": "add",
+    "visible": [{"args": [1, 2], "expected": 3}],
+    "hidden": [{"args": [5, -5], "expected": 0}],
+}
+
+
+def code(text):
+    return f"```python\n{text}\n```"
+
+
+def test_code_has_the_guides_scale_and_no_reward_for_the_word_passed():
+    expected = {
+        code("def add(a, b): return a + b") + "<|im_end|>": 1.0,
+        code("def add(a, b): return 3"): 0.3,
+        code("def add(a, b): return 'x'"): 0.0,
+        code("print('1 passed')\ndef test_it(): pass\ndef add(a, b): return None"): 0.0,
+        code("import os\nprint('3 passed')\nos._exit(0)"): -1.0,
+        code("def add(a, b)"): -1.0,
+        "No.": -1.0,
+    }
+    reward_func = load_reward_func(ROOT / "agent_funcs/reward_code.py")
+    prompt = f"As here:\n{code('def add(a, b): return a + b')}\n"
+    num = len(expected)
+    got = is_an_answer(
+        reward_func([prompt + each for each in expected], [prompt] * num, [json.dumps(LABEL)] * num), num
+    )
+    assert got["rewards"].tolist() == pytest.approx(list(expected.values()))
+    assert got["scores"].tolist() == pytest.approx([(reward + 1) / 2 for reward in expected.values()])
+    assert got["extra_logs"]["correct"].tolist() == [float(reward == 1.0) for reward in expected.values()]
+    assert set(got["extra_logs"]) == {"code_correctness", "correct", "passed_share"}
+
+
+def test_a_label_without_tests_is_an_error_and_no_reward():
+    reward_func = load_reward_func(ROOT / "agent_funcs/reward_code.py")
+    with pytest.raises(DataError, match="answer 0"):
+        reward_func(["Q```python\n```"], ["Q"], ["no tests"])
+
+
+# --- conversation ---------------------------------------------------------------------------------------------------
+
+LONG = "yes it is good and so it goes on with more words"
+USER = "user what is the answer assistant "
+WORDS = sorted({*LONG.split(), *USER.split(), "no", "bad", "in", "all"})
+
+
+def classifier(folder, *, id2label, seed=0):
+    """A tiny BERT with a tokenizer of words, saved; its classes have these names."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+    vocab = {word: index for index, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
+        model_max_length=32,
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    config = BertConfig(
+        vocab_size=len(vocab), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=32, id2label=id2label, label2id={name: index for index, name in id2label.items()},
+        initializer_range=0.4,
+    )  # fmt: skip
+    BertForSequenceClassification(config).save_pretrained(folder)
+    fast.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    return classifier(tmp_path_factory.mktemp("two"), id2label={0: "LABEL_0", 1: "LABEL_1"})
+
+
+def logits(folder, text):
+    """What the model says of a text alone."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, truncation_side="left")
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        return model(**tokenizer(text, return_tensors="pt", truncation=True, max_length=32)).logits[0]
+
+
+def quality(function, *texts, prompt=USER):
+    return is_an_answer(
+        function([prompt + text for text in texts], [prompt] * len(texts), [""] * len(texts)), len(texts)
+    )
+
+
+def test_a_conversations_reward_is_the_probability_of_the_good_class(two):
+    got = quality(conversation_reward_func(two), LONG)
+    expected = logits(two, USER + LONG).softmax(-1)[1]
+    assert got["rewards"].item() == pytest.approx(float(expected), abs=1e-5)
+    assert got["scores"].tolist() == got["rewards"].tolist()
+    assert got["extra_logs"]["short"].tolist() == [0.0]
+
+
+def test_a_reward_model_of_one_output_is_not_turned_around(tmp_path):
+    folder = classifier(tmp_path, id2label={0: "LABEL_0"})
+    got = quality(conversation_reward_func(folder), LONG)
+    assert got["rewards"].item() == pytest.approx(float(logits(folder, USER + LONG).sigmoid()), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("names", "label", "index"),
+    [
+        ({0: "LABEL_1", 1: "LABEL_0"}, None, 0),
+        ({0: "POSITIVE", 1: "NEGATIVE"}, None, 0),
+        ({0: "toxic", 1: "calm", 2: "funny"}, "calm", 1),
+    ],
+)
+def test_the_good_class_is_found_by_its_name_in_the_model(names, label, index, tmp_path):
+    folder = classifier(tmp_path, id2label=names)
+    got = quality(conversation_reward_func(folder, label=label), LONG)
+    assert got["rewards"].item() == pytest.approx(float(logits(folder, USER + LONG).softmax(-1)[index]), abs=1e-5)
+
+
+@pytest.mark.parametrize("label", [None, "LABEL_1"])
+def test_a_class_that_nothing_calls_good_has_to_be_named(label, tmp_path):
+    folder = classifier(tmp_path, id2label={0: "toxic", 1: "calm"})
+    with pytest.raises(ConfigError, match=r"AGENTENV_CONVERSATION_LABEL: expected one class of \['toxic', 'calm'\]"):
+        conversation_reward_func(folder, label=label)
+
+
+def test_the_second_of_three_classes_without_names_is_not_the_good_one(tmp_path):
+    folder = classifier(tmp_path, id2label={index: f"LABEL_{index}" for index in range(3)})
+    with pytest.raises(ConfigError, match="Name the one that means a good answer"):
+        conversation_reward_func(folder)
+
+
+def test_a_long_conversation_loses_its_beginning_and_never_the_answer(two):
+    function, prompt = conversation_reward_func(two), "user " + "so it goes on " * 40 + "assistant "
+    first, second = quality(function, LONG, "no " * 12, prompt=prompt)["rewards"].tolist()
+    assert abs(first - second) > 0.01
+    assert first == pytest.approx(float(logits(two, prompt + LONG).softmax(-1)[1]), abs=1e-5)
+
+
+def test_an_answer_is_worth_the_same_alone_and_beside_others(two):
+    texts = [LONG, LONG + " in all", "no " * 12, LONG + " bad bad bad", "good " * 25]
+    together = quality(conversation_reward_func(two, batch_size=3), *texts)["rewards"].tolist()
+    alone = [quality(conversation_reward_func(two, batch_size=1), text)["rewards"].item() for text in texts]
+    assert together == pytest.approx(alone, abs=1e-5)
+
+
+def test_a_short_answer_is_worth_half_an_empty_one_nothing_and_a_thought_no_answer(two):
+    function = conversation_reward_func(two)
+    got = quality(function, "yes", "", "<think>yes it is good", f"<think>no</think>{LONG}", "答案是四十二没有别的答案")
+    rewards, seen = got["rewards"].tolist(), got["extra_logs"]["quality"].tolist()
+    assert rewards == pytest.approx([seen[0] / 2, 0.0, 0.0, seen[3], seen[4]])
+    assert seen[3] == pytest.approx(float(logits(two, USER + LONG).softmax(-1)[1]), abs=1e-5)
+    assert got["extra_logs"]["short"].tolist() == [1.0, 1.0, 1.0, 0.0, 0.0]
+
+
+def test_an_answer_that_repeats_the_prompt_is_judged_whole(two):
+    text = f"yes {USER} {LONG}"
+    got = quality(conversation_reward_func(two), text)
+    assert got["extra_logs"]["quality"].item() == pytest.approx(
+        float(logits(two, USER + text).softmax(-1)[1]), abs=1e-5
+    )
+    assert got["extra_logs"]["short"].item() == 0.0
+    assert quality(conversation_reward_func(two), f"{LONG} {USER}no")["extra_logs"]["short"].item() == 0.0
+
+
+def test_many_threads_use_one_model(two):
+    function = conversation_reward_func(two)
+    texts = [LONG + " yes" * number for number in range(8)] * 4
+    expected = [quality(function, text)["rewards"].item() for text in texts]
+    with ThreadPoolExecutor(8) as threads:
+        made = list(threads.map(lambda text: quality(function, text)["rewards"].item(), texts))
+    assert made == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_model_that_gives_no_number_is_a_failure_and_no_reward(two, monkeypatch):
+    function = conversation_reward_func(two)
+    held = function.__closure__
+    model = next(each.cell_contents for each in held if hasattr(each.cell_contents, "qualities"))._model
+    with torch.no_grad():
+        model.classifier.bias.fill_(math.nan)
+    with pytest.raises(InfraError, match="expected numbers, got"):
+        quality(function, LONG)
+    with torch.no_grad():
+        model.classifier.weight.set_(torch.zeros(2, 99))
+    with pytest.raises(InfraError, match="expected a classification, got"):
+        quality(function, LONG)
+
+
+def test_the_environment_names_the_model_that_is_loaded_once(two, monkeypatch):
+    conversation._of_the_environment.cache_clear()
+    monkeypatch.delenv("AGENTENV_CONVERSATION_MODEL", raising=False)
+    reward_func = load_reward_func(ROOT / "agent_funcs/reward_conversation.py")
+    with pytest.raises(ConfigError, match="AGENTENV_CONVERSATION_MODEL: expected"):
+        quality(reward_func, LONG)
+    monkeypatch.setenv("AGENTENV_CONVERSATION_MODEL", two)
+    made = [None] * 4
+
+    def call(index):
+        """A reward, at the same time as others."""
+        made[index] = quality(reward_func, LONG)["rewards"].item()
+
+    threads = [threading.Thread(target=call, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == [made[0]] * 4
+    assert made[0] is not None
+    assert conversation._of_the_environment.cache_info().misses == 2, "one without a name, and one model"
+    conversation._of_the_environment.cache_clear()
+
+
+WRONG = [
+    ({"min_words": -1}, "min_words: expected a whole number"),
+    ({"short_factor": 2.0}, "short_factor: expected a number"),
+    ({"batch_size": 0}, "batch_size: expected a whole number"),
+    ({"max_length": 1}, "max_length: expected a whole number"),
+    ({"device": "nowhere"}, "got .* on 'nowhere'"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), WRONG)
+def test_wrong_arguments_are_refused(options, said, two):
+    with pytest.raises(ConfigError, match=said):
+        conversation_reward_func(two, **options)
+
+
+def test_a_model_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="expected a sequence classifier's folder or Hugging Face id"):
+        conversation_reward_func(tmp_path / "nothing")
+
+
+def test_the_files_for_openrlhf_are_short():
+    for name in ("code", "math", "conversation"):
+        assert len((ROOT / f"agent_funcs/reward_{name}.py").read_text().splitlines()) <= 8
+
+
+def test_importing_the_presets_imports_neither_torch_nor_transformers():
+    program = (
+        "import sys; from agentenv.rewards.presets import code_generation, conversation, math; "
+        "sys.exit(bool({'torch', 'transformers'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode == 0

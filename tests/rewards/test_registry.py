@@ -1,0 +1,227 @@
+"""Rewards by name, and rewards of rewards from JSON."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from agentenv.errors import ConfigError, DataError
+from agentenv.rewards.grading import graded
+from agentenv.rewards.registry import REWARDS, ROLL_NAMES, make_reward, reward_from, reward_names
+from agentenv.rewards.types import Response, Status
+
+NEEDED = {
+    "overlong": {"max_length": 100, "buffer": 10},
+    "judge": None,  # a judge is no JSON
+}
+"""Options without which there is no such reward."""
+
+
+@pytest.mark.parametrize("name", reward_names())
+def test_every_name_is_a_reward_with_bounds(name):
+    options = NEEDED.get(name, {})
+    if options is None:
+        with pytest.raises(ConfigError, match="missing a required"):
+            make_reward(name)
+        return
+    low, high = make_reward(name, **options).bounds
+    assert low < high
+
+
+def test_the_names_are_those_of_the_documentation():
+    assert {
+        "math", "code", "ifeval", "choice", "general_val", "crossthink_qa", "detection", "judge", "format", "length",
+        "overlong", "repetition", "regex", "similarity", "json_schema",
+    } <= set(reward_names())  # fmt: skip
+    assert reward_names() == sorted(REWARDS)
+
+
+@pytest.mark.parametrize("name", sorted(set(ROLL_NAMES) - {"LLMJudgeRewardWorker"}))
+def test_rolls_eight_names_mean_what_does_their_work(name):
+    assert len(ROLL_NAMES) == 8
+    assert type(make_reward(name)) is type(make_reward(ROLL_NAMES[name]))
+
+
+UNKNOWN = {
+    "maths": "Did you mean 'math'",
+    "mathrulerewardworker": "Did you mean 'MathRuleRewardWorker'",
+    "json-schema": "Did you mean 'json_schema'",
+    "": "Check its name.",
+    "nothing like it": "expected one of math, code",
+    "agentenv.rewards.math:Nothing": "expected a function 'Nothing' in agentenv.rewards.math",
+    "no.such.module:A": "expected an importable module, got 'no.such.module:A'",
+    "nowhere.py:f": "expected a Python file, got 'nowhere.py'",
+    "agentenv.types:Task": "Task",
+    "agentenv.rewards.types:Reward": "Reward",
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_an_unknown_name_is_refused_with_the_nearest(name):
+    with pytest.raises(ConfigError) as caught:
+        make_reward(name)
+    assert UNKNOWN[name] in str(caught.value)
+
+
+def test_wrong_options_are_refused_with_those_that_there_are():
+    with pytest.raises(ConfigError) as caught:
+        make_reward("math", wrng=-1.0)
+    assert "math: expected options among correct, wrong, no_answer" in str(caught.value)
+    assert "Did you mean 'wrong'?" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"MathReward.wrong: expected a finite number"):
+        make_reward("math", wrong="-1")
+
+
+FILE = """
+class Length:
+    bounds = (0.0, 9.0)
+    def __init__(self, *, factor=1.0):
+        self.factor = factor
+    async def grade(self, response):
+        from agentenv.rewards.types import RewardResult
+        return RewardResult(self.factor * len(response.text))
+
+class NoReward:
+    def __init__(self, *, factor=1.0):
+        self.factor = factor
+
+def starts(response, label):
+    return float(response.startswith(label))
+
+async def ends(response, label):
+    return {"reward": float(response.endswith(label)), "seen": 1.0}
+
+NUMBER = 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(FILE)
+    return str(path)
+
+
+async def test_a_class_of_a_file_is_made_with_its_options(file):
+    reward = make_reward(f"{file}:Length", factor=2.0)
+    assert (await reward.grade(Response("abc"))).reward == 6.0
+
+
+@pytest.mark.parametrize("name", ["starts", "ends"])
+async def test_a_function_of_a_file_is_a_reward(name, file):
+    reward = make_reward(f"{file}:{name}", bounds=(0.0, 1.0))
+    assert reward.bounds == (0.0, 1.0)
+    assert (await reward.grade(Response("abab", "ab"))).reward == 1.0
+
+
+async def test_a_function_of_a_module_is_a_reward(file, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    assert (await make_reward("mine:starts").grade(Response("b", "a"))).reward == 0.0
+
+
+@pytest.mark.parametrize("name", ["NoReward", "NUMBER", "nothing"])
+def test_what_is_no_reward_is_refused(name, file):
+    with pytest.raises(ConfigError, match=f"expected a (reward, with `bounds`|function '{name}')"):
+        make_reward(f"{file}:{name}")
+
+
+def test_a_file_that_cannot_be_imported_is_refused(tmp_path):
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    with pytest.raises(ConfigError, match=r"broken.py:f' to import, got SyntaxError"):
+        make_reward(f"{tmp_path / 'broken.py'}:f")
+
+
+# --- of JSON --------------------------------------------------------------------------------------------------------
+
+SUM = {"sum": {"answer": {"reward": "math", "weight": 0.9}, "format": {"reward": "format", "weight": 0.1}}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "text", "expected"),
+    [
+        ("math", "The answer is 42.", 1.0),
+        ({"math": {"wrong": -0.25}}, "The answer is 41.", -0.25),
+        ({"math": {}}, "The answer is 42.", 1.0),
+        (SUM, "<think>Six sevens.</think><answer>\\boxed{42}</answer>", 1.0),
+        ({"sum": {"answer": "math", "again": {"math": {"correct": 0.5}}}}, "The answer is 42.", 1.5),
+        ({"sum": {"a": {"reward": SUM, "weight": 2.0}}}, "<think>Six sevens.</think><answer>\\boxed{42}</answer>", 2.0),
+        ({"route": {"sums": "math", "code": "code"}}, "The answer is 42.", 1.0),
+        ({"route": {"math": "math"}, "tags": {"gsm8k": "math"}, "key": "data_source"}, "The answer is 42.", 1.0),
+    ],
+)
+async def test_settings_become_a_reward(spec, text, expected):
+    reward = reward_from(json.loads(json.dumps(spec)))
+    row = Response(text, "42", metadata={"tag": "sums", "data_source": "gsm8k"})
+    result = await graded(reward, row)
+    assert (result.reward, result.detail) == (pytest.approx(expected), result.detail)
+
+
+def test_settings_are_left_as_they_were():
+    spec = json.loads(json.dumps(SUM))
+    reward_from(spec)
+    assert spec == SUM
+
+
+def test_a_reward_is_given_back_and_may_be_a_part():
+    made = make_reward("math")
+    assert reward_from(made) is made
+    assert reward_from({"sum": {"a": {"reward": made, "weight": 2.0}}}).bounds == (0.0, 2.0)
+
+
+async def test_an_optional_part_that_fails_adds_nothing_and_a_required_one_takes_the_reward():
+    optional = {"sum": {"answer": "math", "more": {"reward": "choice", "required": False}}}
+    row = Response("The answer is 42.", "42")
+    assert (await graded(reward_from(optional), row)).reward == 1.0
+    required = {"sum": {"answer": "math", "more": "choice"}}
+    result = await graded(reward_from(required), row)
+    assert (result.reward, result.status) == (None, Status.LABEL)
+
+
+async def test_a_row_of_no_domain_is_an_error():
+    with pytest.raises(DataError, match="tag: expected one of"):
+        await reward_from({"route": {"math": "math"}}).grade(Response("42", "42", metadata={"tag": "maths"}))
+
+
+UNREADABLE = {
+    "nothing": {},
+    "two names": {"math": {}, "code": {}},
+    "options in a list": {"math": [1]},
+    "options missing": {"math": None},
+    "a number": 3,
+    "none": None,
+    "a list": ["math"],
+    "a sum of nothing": {"sum": {}},
+    "a sum of a list": {"sum": ["math"]},
+    "a sum with other settings": {"sum": {"a": "math"}, "weights": [1.0]},
+    "a term with other settings": {"sum": {"a": {"reward": "math", "wieght": 1.0}}},
+    "a weight that is text": {"sum": {"a": {"reward": "math", "weight": "1"}}},
+    "routes in a list": {"route": ["math"]},
+    "a route with other settings": {"route": {"a": "math"}, "column": "tag"},
+    "a tag of no domain": {"route": {"math": "math"}, "tags": {"gsm8k": "maths"}},
+    "a part of no name": {"sum": {"a": "maths"}},
+    "a nested part of no name": {"route": {"a": {"sum": {"b": {"reward": {"maths": {}}}}}}},
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_settings_that_cannot_be_read_are_refused(case):
+    with pytest.raises(ConfigError):
+        reward_from(UNREADABLE[case])
+
+
+def test_the_mistake_in_a_part_is_told_with_its_nearest_name():
+    with pytest.raises(ConfigError, match="Did you mean 'math'"):
+        reward_from(UNREADABLE["a nested part of no name"])
+    with pytest.raises(ConfigError, match=r"sum.a: expected options among reward, weight, required.* 'weight'\?"):
+        reward_from(UNREADABLE["a term with other settings"])
+
+
+def test_the_registry_imports_no_reward_before_it_is_asked_for():
+    program = (
+        "import sys; from agentenv.rewards import registry; registry.reward_names(); "
+        "loaded = [name for name in sys.modules if name.startswith('agentenv.rewards.')]; print(sorted(loaded)); "
+        "sys.exit('agentenv.rewards.math' in loaded or 'agentenv.sandbox' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
