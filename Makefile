@@ -24,6 +24,7 @@ test: $(VENV)/installed-dev
 VLLM_HERE = VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind TORCHDYNAMO_DISABLE=1 VLLM_USE_AOT_COMPILE=0
 test-slow: $(VENV)/installed-slow
 	VLLM_LOGGING_LEVEL=ERROR $(BIN)/python -c "import vllm, renderers, ray"  # without them tests would only be skipped
+	test -d $(VENV)/verl/hydra  # as here
 	$(TESTING) $(VLLM_HERE) $(BIN)/python -m pytest -q -m slow -n 2 --dist loadfile --durations=30
 
 bench: $(VENV)/installed-slow
@@ -71,7 +72,8 @@ $(VENV)/installed-slow: $(VENV)/installed-dev
 	$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	$(PIP) --no-deps --target $(VENV)/openrlhf openrlhf==0.11.2
 	$(PIP) --no-deps --target $(VENV)/molt molt-rl==0.2.1
-	$(PIP) --no-deps --target $(VENV)/verl verl==0.9.1
+	$(PIP) --no-deps --target $(VENV)/verl verl==0.9.1 tensordict==0.10.0 hydra-core==1.3.8 omegaconf==2.3.1 \
+		codetiming==1.4.0 pyvers==0.2.3 orjson==3.13.0 antlr4-python3-runtime==4.9.3
 	touch $@
 
 clean:

@@ -1,0 +1,113 @@
+"""One slow judge among 64 groups: our group manager against that of RM-Gallery's tutorial for verl.
+
+    python benchmarks/group_rewards.py
+
+Each group's reward is one call of a plain function that waits, as for a judge over HTTP; both managers have the same
+functions, threads and deadline. The peer does what the tutorial's `single_compute_score` and `parallel_compute_scores`
+say: a thread pool per batch, a deadline from when a call is put into the queue, one `gather` over all groups.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from common import machine
+
+from agentenv.rewards.groups import FunctionGroupReward, stream_groups
+from agentenv.rewards.types import Response
+
+GROUPS, SAMPLES, THREADS = 64, 4, 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the judges take, and what they may."""
+
+    name: str
+    usual_s: float
+    slow_s: float
+    limit_s: float
+
+
+CASES = (
+    Case("no slow judge", 0.05, 0.05, 5.0),
+    Case("one slow judge, within its deadline", 0.05, 4.0, 8.0),
+    Case("one judge that hangs", 0.05, 12.0, 2.0),
+    Case("no slow judge, but a queue longer than the deadline", 0.2, 0.2, 1.0),
+)
+
+
+@dataclass
+class Found:
+    """When rewards were there, in seconds from the start."""
+
+    others: int = 0
+    """Of the 63 groups whose judge is not slow, those that got rewards."""
+    others_s: float = 0.0
+    """When the last of them was there."""
+    batch_s: float = 0.0
+    """When the manager was done."""
+
+
+def compute_score(prompt: str, responses: list[str], extras: list[dict], case: Case):
+    """Waits as long as the group's judge takes."""
+    time.sleep(case.slow_s if prompt == "0" else case.usual_s)
+    return [1.0] * len(responses), {"comparison_score": [1.0] * len(responses)}
+
+
+async def peer(case: Case) -> Found:
+    """The tutorial's way."""
+    found, started = Found(), time.perf_counter()
+
+    async def single(executor: ThreadPoolExecutor, prompt: str):
+        work = partial(compute_score, prompt=prompt, responses=["x"] * SAMPLES, extras=[{}] * SAMPLES, case=case)
+        return await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(executor, work), timeout=case.limit_s)
+
+    try:
+        with ThreadPoolExecutor(max_workers=THREADS) as executor:
+            results = await asyncio.gather(*(single(executor, str(index)) for index in range(GROUPS)))
+        found.others, found.others_s = len(results) - 1, time.perf_counter() - started
+    except TimeoutError:
+        pass
+    found.batch_s = time.perf_counter() - started
+    return found
+
+
+async def ours(case: Case) -> Found:
+    """Ours, with as many threads."""
+    reward = FunctionGroupReward(partial(compute_score, case=case), max_threads=THREADS)
+    responses = [Response("x", prompt=str(index)) for index in range(GROUPS) for _ in range(SAMPLES)]
+    keys = [response.prompt for response in responses]
+    found, started = Found(), time.perf_counter()
+    async for outcome, _ in stream_groups(reward, responses, keys, limit_s=case.limit_s, max_concurrent=GROUPS):
+        if outcome.key != "0" and outcome.status == "ok":
+            found.others, found.others_s = found.others + 1, time.perf_counter() - started
+    found.batch_s = time.perf_counter() - started
+    return found
+
+
+def timed(manager: Callable[[Case], object], case: Case) -> Found:
+    """A run in a loop of its own."""
+    return asyncio.run(manager(case))
+
+
+def main() -> None:
+    print(f"{machine()}\n{GROUPS} groups of {SAMPLES}, {THREADS} threads\n")
+    print("| judges | manager | of the other 63, rewarded | there after (s) | against the peer | batch done (s) |")
+    print("|---|---|---|---|---|---|")
+    for case in CASES:
+        theirs, mine = timed(peer, case), timed(ours, case)
+        never = theirs.others == 0
+        ratio = "they never were" if never else f"{theirs.others_s / mine.others_s:.1f}x sooner"
+        there = "never" if never else f"{theirs.others_s:.2f}"
+        print(f"| {case.name} | the tutorial's | {theirs.others} | {there} | | {theirs.batch_s:.2f} |")
+        print(f"| | ours | {mine.others} | {mine.others_s:.2f} | {ratio} | {mine.batch_s:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
