@@ -62,11 +62,11 @@ def main() -> None:
         request, limit_s = message["request"], message["cpu_limit_s"]
         if message["verb"] == "load":
             reply = _load(request, loaded)
-            usual_bytes, interrupted = _peak_bytes(), False
+            usual_bytes, interrupted = _held_bytes(), False
         else:
             reply = _answer(loaded[request["task"]], request, limit_s, message["memory_limit_bytes"])
             interrupted = reply["status"] == "timeout" or time.process_time() - started_s >= limit_s
-        retire = interrupted or _peak_bytes() > usual_bytes + _RETIRE_AFTER_GROWTH_BYTES
+        retire = interrupted or _held_bytes() > usual_bytes + _RETIRE_AFTER_GROWTH_BYTES
         _write(replies, {**reply, "id": message["id"], "cpu_s": time.process_time(), "retire": retire})
 
 
@@ -78,7 +78,10 @@ def _end_with_parent() -> None:
         sys.exit(0)  # the parent ended before the signal was set
 
 
-def _peak_bytes() -> int:
+def _held_bytes() -> int:
+    """Resident memory. On Linux not `ru_maxrss`, which a process that is started begins with its parent's."""
+    with contextlib.suppress(OSError), open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
