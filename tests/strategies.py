@@ -35,6 +35,7 @@ ODD = (
     "}\n", "word", "a b", "é", "\r\n", "\u200d", "\x00", "qzSENTINELqz", "<think>", "\n</think>\n\n", "Human: ",
     "{{ x }}",
 )  # fmt: skip
+LETTERS = (*range(32, 127), *range(0xA0, 0xD000), *range(0x1F300, 0x1F700))
 harmless = st.from_regex(r"\A[a-z0-9][a-zé, 0-9\n]{0,12}[a-z]\Z")
 """Content that no template changes and that is the beginning and the end of no added token."""
 
@@ -68,7 +69,7 @@ def strange_texts(family=None):
             broken = text[: rng.randrange(1, 9)] if rng.random() < 0.3 else text[2:] if rng.random() < 0.3 else text
             parts.insert(rng.randrange(len(parts) + 1), broken)
         if seed % 5 == 1:
-            parts.append(chr(rng.choice([*range(32, 127), *range(0xA0, 0xD000), *range(0x1F300, 0x1F700)])))
+            parts.append(chr(rng.choice(LETTERS)))
         return "".join(parts)
 
     return st.integers(0, 1 << 32).map(made)

@@ -482,7 +482,8 @@ def test_json_stays_json_when_a_run_is_interrupted(place, flags):
 
 def test_interrupting_the_start_ends_at_once_without_a_traceback(place, flags):
     (place / "env.py").write_text("from pathlib import Path\nimport time\nPath('started').touch()\ntime.sleep(60)\n")
-    argv = [sys.executable, "-m", "agentenv.cli", *map(str, flags)]
+    # Of tests in the background SIGINT is ignored, and would be here.
+    argv = ["env", "--default-signal=INT", sys.executable, "-m", "agentenv.cli", *map(str, flags)]
     running = subprocess.Popen(argv, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 60

@@ -174,7 +174,7 @@ def test_feedback_on_a_missing_answer_is_understood(model: Qwen2ForCausalLM) -> 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_accuracies_on_the_shipped_tasks(script: ModuleType) -> None:
-    figures = script.measure(MODEL, 4, 1)
+    figures = script.measure(MODEL, 2, 1)
     assert 0.3 <= figures["first"] <= 0.8
     assert figures["after feedback"] >= figures["first"]
     assert figures["after feedback"] >= figures["control"] + 0.15

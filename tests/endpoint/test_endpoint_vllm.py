@@ -11,6 +11,7 @@ import pytest
 from agentenv.record import read_trajectories
 from tests.drivers import write_rows
 from tests.endpoint.test_endpoint_run import AGENTS
+from tests.models import AS_ON_ONE_GPU
 from tests.with_openrlhf.where import ROOT
 
 pytestmark = [
@@ -27,6 +28,7 @@ class Both(Compacting):
         return await (Retry if int(context.label) % 2 else Compacting).run(self, context)
 '''
 VLLM = ["--engine", "vllm_local", "--engine_args", json.dumps({"enforce_eager": True})]
+VLLM_AS_ON_ONE_GPU = [*VLLM[:-1], json.dumps({"enforce_eager": True, **AS_ON_ONE_GPU})]
 
 
 def agentenv(folder, *arguments):
@@ -46,7 +48,7 @@ def test_what_vllm_sampled_for_agents_replays_exactly(tmp_path):
     write_rows(tmp_path / "tasks.jsonl", rows)
     agentenv(
         tmp_path, "run", "--env", "agents.py:Both", "--data", "tasks.jsonl", "--n", 2, "--max_tokens", 40,
-        "--max_length", 512, "--dtype", "float32", "--out", "run", "--progress", "none", *VLLM,
+        "--max_length", 512, "--dtype", "float32", "--out", "run", "--progress", "none", *VLLM_AS_ON_ONE_GPU,
     )  # fmt: skip
     trajectories = list(read_trajectories(tmp_path / "run"))
     assert {t.error for t in trajectories} == {None}

@@ -32,7 +32,7 @@ from agentenv.errors import ConfigError, EngineError, MissingDependency
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.types import SamplingParams
 from tests.drivers import command, ids, lines
-from tests.models import make_tiny_qwen2
+from tests.models import AS_ON_ONE_GPU, make_tiny_qwen2
 
 ROOT = Path(__file__).parents[2]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
@@ -429,7 +429,7 @@ def test_a_run_on_two_actors_with_vllm_loses_nothing_when_one_is_killed(tmp_path
     out = tmp_path / "out"
     process = start(
         *RUN, "--engine", "ray", "--engine_backend", "vllm_local", "--num_engines", 2, "--dtype", "float32",
-        "--engine_args", '{"enforce_eager": true}', "--concurrency", 8, "--out", out,
+        "--engine_args", json.dumps({"enforce_eager": True, **AS_ON_ONE_GPU}), "--concurrency", 8, "--out", out,
         cwd=tmp_path, env={"VLLM_CPU_KVCACHE_SPACE": "1", "PYTHONWARNINGS": "ignore"},
     )  # fmt: skip
     try:

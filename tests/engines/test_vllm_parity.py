@@ -13,7 +13,7 @@ import pytest_asyncio
 from agentenv.engines.hf import HFEngine
 from agentenv.engines.vllm_local import VLLMEngine
 from agentenv.types import SamplingParams
-from tests.models import make_tiny_qwen2
+from tests.models import AS_ON_ONE_GPU, make_tiny_qwen2
 
 pytestmark = [
     pytest.mark.slow,
@@ -52,7 +52,7 @@ async def engines(folder):
     """(hf, vllm_local) on the same weights in float32."""
     both = (
         HFEngine(folder, dtype="float32"),
-        VLLMEngine(folder, dtype="float32", max_model_len=1024, engine_args={"enforce_eager": True}),
+        VLLMEngine(folder, dtype="float32", max_model_len=1024, engine_args={"enforce_eager": True, **AS_ON_ONE_GPU}),
     )
     yield both
     for engine in both:

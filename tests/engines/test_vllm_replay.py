@@ -31,6 +31,7 @@ from agentenv.runner import EpisodeRunner, plan
 from agentenv.tokens.replay import replay, replay_run
 from agentenv.trajectory import Trajectory
 from agentenv.types import SamplingParams, StepResult
+from tests.models import AS_ON_ONE_GPU
 
 pytestmark = [
     pytest.mark.slow,
@@ -116,7 +117,7 @@ def config(folder):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(folder):
-    args = {"enforce_eager": True}
+    args = {"enforce_eager": True, **AS_ON_ONE_GPU}
     engine = VLLMEngine(folder, dtype="float32", max_model_len=MAX_LENGTH, engine_args=args)
     await engine.start()
     yield engine

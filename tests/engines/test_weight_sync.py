@@ -30,7 +30,7 @@ from agentenv.engines.vllm_local import VLLMEngine
 from agentenv.errors import ConfigError, EngineError
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.types import SamplingParams
-from tests.models import make_tiny_qwen2
+from tests.models import AS_ON_ONE_GPU, make_tiny_qwen2
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn]
 PROMPT = [1, 349, 201, 285, 284, 313, 33, 223, 201, 30, 71, 90, 86, 84, 67, 65, 2, 201, 1, 67, 85, 345, 346, 86, 201]
@@ -271,8 +271,11 @@ def greedy(models):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engines(models):
-    """Two, of different numbers of weights updates."""
-    both = [VLLMEngine(models[0], dtype="float32", max_model_len=1024, engine_args=ARGS) for _ in range(2)]
+    """Two, of different numbers of weights updates; vLLM's worker is in a process of its own, and in the engine's."""
+    both = [
+        VLLMEngine(models[0], dtype="float32", max_model_len=1024, engine_args=args)
+        for args in (ARGS, {**ARGS, **AS_ON_ONE_GPU})
+    ]
     for engine in both:
         await engine.start()
     yield both
@@ -383,7 +386,7 @@ async def test_vllms_own_transfer_reaches_all_engines_of_a_group_and_a_group_of_
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["same machine", "as if on another machine"])
 async def test_an_actor_takes_weights_from_where_it_can_reach_them(models, weights, greedy, elsewhere):
     pytest.importorskip("ray")
-    args = {**ARGS, "max_model_len": 1024}
+    args = {**ARGS, "max_model_len": 1024, **(AS_ON_ONE_GPU if elsewhere else {})}
     spec = ActorSpec("vllm_local", str(models[0]), CharTokenizer(), "cpu", "float32", args)
     with ray_session(ClusterConfig(cpus=1)):
         async with open_pool(spec, RayConfig(backend="vllm_local", cpus=0.5)) as pool:

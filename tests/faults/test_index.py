@@ -15,7 +15,7 @@ EPISODE, RUNNER, RUN = "test_episode.py", "test_runner.py", "test_run.py"
 RECORD, RECORD_FAULTS = "test_record.py", "test_record_faults.py"
 OUTBOX = "test_outbox.py"
 HTTP, VLLM, HF, POOL = (
-    "engines/test_vllm_http.py", "engines/test_vllm_real.py", "engines/test_hf.py", "rewards/test_pool.py",
+    "engines/test_vllm_http.py", "engines/test_vllm_real.py", "engines/test_hf.py", "rewards/test_worker_pool.py",
 )  # fmt: skip
 RAY, ENGINE_POOL = "engines/test_ray.py", "engines/test_pool.py"
 ENGINES, LOG, RUNS, STALLS = (
