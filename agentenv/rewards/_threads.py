@@ -9,13 +9,15 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from agentenv.deadlines import waiting
 from agentenv.errors import InfraError
 
 _MOST_ABANDONED = 64
+_IDLE_S = 10.0
+"""How long a thread waits for its next call before it ends: nobody has to close what holds none."""
 
 
 class _Call:
@@ -72,6 +74,10 @@ class Threads:
         self.num_abandoned = 0
         """Calls that were given up and have not returned yet."""
 
+    def __reduce__(self) -> tuple[type[Threads], tuple[int]]:
+        """Elsewhere it begins anew: threads and locks cannot be sent."""
+        return Threads, (self._num_threads,)
+
     async def run(self, function: Callable[[], Any], *, limit_s: float) -> Any:
         """What the function gives; its time begins when a thread takes it.
 
@@ -124,7 +130,14 @@ class Threads:
 
     def _work(self) -> None:
         while True:
-            call = self._queue.get()
+            try:
+                call = self._queue.get(timeout=_IDLE_S)
+            except Empty:
+                with self._lock:
+                    if not self._queue.empty():  # it came meanwhile, when this thread still counted
+                        continue
+                    self._num_running -= 1
+                    return
             with self._lock:
                 if call.left:
                     continue

@@ -42,6 +42,13 @@ def test_any_text_is_read(text):
     assert thought_text(text) in text
 
 
+def test_a_hundred_kilobytes_of_terminators_are_peeled_in_milliseconds():
+    text = "</s>" * 25_000
+    started = time.process_time()
+    assert without_special_tokens(text) == ""
+    assert time.process_time() - started < 0.1  # some 3 ms
+
+
 def test_reading_is_linear_in_the_texts_length():
     started = time.process_time()
     for text in ("<|x|>" * 100_000, "<think>" * 100_000, "</think>" * 100_000, "<" * 500_000):

@@ -307,6 +307,22 @@ async def test_threads_are_few_and_live_on():
     assert len(seen) <= 3
 
 
+async def test_threads_that_have_nothing_to_do_end_and_new_ones_take_the_next_calls(monkeypatch):
+    monkeypatch.setattr(_threads, "_IDLE_S", 0.05)
+    made_in = []
+
+    def note(response):
+        made_in.append(threading.current_thread())
+        time.sleep(0.01)
+        return 1
+
+    reward = FunctionReward(note, num_threads=3)
+    for _ in range(2):
+        assert len(await asyncio.gather(*(reward.grade(RESPONSE) for _ in range(6)))) == 6
+        while any(thread.is_alive() for thread in made_in):
+            await asyncio.sleep(0.01)
+
+
 async def test_a_call_given_up_in_the_queue_is_never_made():
     calls, gate = [], threading.Event()
 
