@@ -10,8 +10,9 @@ import hashlib
 import os
 import sys
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from agentenv.agent import create
@@ -99,6 +100,31 @@ def digest(tasks: list[Task]) -> str:
     for task in tasks:
         content.update(repr((task.task_id, task.prompt, task.label)).encode("utf-8", "surrogatepass"))
     return f"{len(tasks)} tasks, {content.hexdigest()}"
+
+
+def code_digest(config: RunConfig) -> str:
+    """What the files of the agent, of a reward function and of rewards in --env_kwargs say, in a few letters.
+
+    "" where all is installed, or at an address.
+    """
+    named = [config.agent_func_path, config.env, config.remote_rm_url]
+    content, num_files = hashlib.blake2b(digest_size=8), 0
+    for text in [*filter(None, named), *_texts(parse_json_object("--env_kwargs", config.env_kwargs))]:
+        name, is_file, _ = text.rpartition(".py")
+        path = Path(f"{name}.py").expanduser()
+        if is_file and path.is_file():
+            content.update(path.read_bytes())
+            num_files += 1
+    return content.hexdigest() if num_files else ""
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in JSON, at any depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for item in [*value, *value.values()] if isinstance(value, Mapping) else value:
+            yield from _texts(item)
 
 
 async def try_constructor(source: EnvSource | ChatAgentSource, limit_s: float) -> None:

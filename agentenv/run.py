@@ -30,10 +30,19 @@ from agentenv.loading import (
     resolve_model,
 )
 from agentenv.metrics import Metrics, Tally
-from agentenv.opening import described, digest, load_source, load_tasks, then_end, try_constructor, until_signal
+from agentenv.opening import (
+    code_digest,
+    described,
+    digest,
+    load_source,
+    load_tasks,
+    then_end,
+    try_constructor,
+    until_signal,
+)
 from agentenv.outbox import Outbox
 from agentenv.progress import JSONProgress, LiveProgress, PlainProgress, Progress, Stats
-from agentenv.record import METRICS, RunWriter
+from agentenv.record import CONFIG, METRICS, RunWriter, read_config, write_json
 from agentenv.report import LastingStream, final_table, header, quiet_transformers, wide_console
 from agentenv.runner import EpisodeRunner, plan
 from agentenv.serialize import jsonable
@@ -80,6 +89,7 @@ async def _run(config: RunConfig, stdout: TextIO) -> int:
     async with Outbox(_open_run(config, out, resolved)) as outbox:
         screen = _Screen(config, out, outbox, tasks, stdout=stdout)
         screen.launch({"engine": engine_name, **template})
+        _tell_changed_files(config, out, screen.note)
         async with (
             in_actors(source, config, tokenizer) as source,
             open_engine(
@@ -127,10 +137,29 @@ def _engine_of(config: RunConfig) -> tuple[str, dict[str, Any]]:
 
 
 def _open_run(config: RunConfig, out: Path, resolved: Mapping[str, str]) -> RunWriter:
-    stored = {"flags": config.to_dict(), "resolved": resolved}
-    free = [f"flags.{name}" for name in FREE_ON_RESUME]
+    stored = {"flags": config.to_dict(), "resolved": resolved, "agent_file": code_digest(config)}
+    free = ["agent_file", *(f"flags.{name}" for name in FREE_ON_RESUME)]
     tally = Tally(config.n, pass_score=config.pass_score)
     return RunWriter.open(out, stored, resume=config.resume, may_differ=free, tally=tally)
+
+
+def _tell_changed_files(config: RunConfig, out: Path, note: Callable[[str], None]) -> None:
+    """Say so where an agent's or a reward's file was mended before a resume: its episodes are not those before.
+
+    Raises:
+        ConfigError: config.json cannot be written.
+    """
+    document, now = read_config(out), code_digest(config)
+    stored = document["config"]
+    was = stored.get("agent_file", now)
+    if was == now:
+        return
+    note("changed on resume: the agent's file, or that of a reward; episodes from here on are judged by the new one")
+    document |= {"config": stored | {"agent_file": now}, "changed": [*document.get("changed", []), [was, now]]}
+    try:
+        write_json(out / CONFIG, document)
+    except OSError as error:
+        raise ConfigError(f"{out / CONFIG}: expected to be written, got {error}. Make room, or mend it.") from error
 
 
 def _look_at(engine: Engine, config: RunConfig, note: Callable[[str], None]) -> None:

@@ -216,6 +216,27 @@ def test_a_resumed_run_samples_what_the_uninterrupted_one_samples(place, flags, 
     assert without_times(lines(place / "out")) == without_times(lines(place / "whole"))
 
 
+@pytest.mark.parametrize("where", ["env", "env_kwargs"])
+def test_a_file_that_was_mended_before_a_resume_is_told_and_kept_once(place, flags, capsys, where):
+    flags = [*flags, "--n", 1]
+    if where == "env_kwargs":
+        (place / "judge.py").write_text("def judge(response): return 1.0\n")
+        flags[flags.index("env.py:Slow")] = "verify"
+        flags += ["--env_kwargs", json.dumps({"reward": {"sum": {"mine": {"reward": "judge.py:judge"}}}})]
+    assert command(flags) == 0
+    log = place / "out/trajectories.jsonl"
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:7]))
+    mended = place / ("env.py" if where == "env" else "judge.py")
+    mended.write_text(f"{mended.read_text()}\n# mended\n")
+    capsys.readouterr()
+    assert command(resume()) == 0
+    assert "changed on resume: the agent's file" in capsys.readouterr().err
+    config = json.loads((place / "out/config.json").read_text())
+    assert config["changed"] == [[config["changed"][0][0], config["config"]["agent_file"]]]
+    assert command(resume()) == 0
+    assert "changed on resume" not in capsys.readouterr().err
+
+
 def test_resuming_a_complete_run_exits_with_0_and_adds_no_line(place, flags, capsys):
     assert command(flags) == 0
     before = (place / "out/trajectories.jsonl").read_bytes()

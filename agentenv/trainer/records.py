@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from agentenv.errors import ConfigError
 from agentenv.metrics import Tally
+from agentenv.opening import code_digest
 from agentenv.record import CONFIG, TRAJECTORIES, RunWriter, read_config, write_json
 from agentenv.serialize import jsonable
 from agentenv.trainer.checkpoint import Checkpoints
@@ -51,7 +51,7 @@ def open_records(
         ConfigError: a training is there and is not to be gone on with, or it is another.
     """
     flags = config.to_dict()
-    stored = {"flags": flags, "resolved": dict(resolved), "agent_file": _digest(config)}
+    stored = {"flags": flags, "resolved": dict(resolved), "agent_file": code_digest(config.episodes)}
     free = ["agent_file", *(f"flags.{name}" for name in flags if name not in FIXED_ON_RESUME)]
     if (out / METRICS).exists() and not config.load_checkpoint:
         raise ConfigError(
@@ -105,13 +105,6 @@ def _check(config: TrainConfig, newest: Path, training: Mapping[str, Any]) -> No
             f"{newest}: expected a checkpoint of this training, got one of another: {'; '.join(changed)}. Take that "
             "back, or begin anew with another --ckpt_path."
         )
-
-
-def _digest(config: TrainConfig) -> str:
-    """What the agent's own file says, in a few letters; "" where it is installed, or at an address."""
-    name, is_file, _ = (config.agent_func_path or config.env or config.remote_rm_url or "").rpartition(".py")
-    path = Path(f"{name}.py").expanduser()
-    return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest() if is_file and path.is_file() else ""
 
 
 def _tell_changes(out: Path, now: Mapping[str, Any], step: int, note: Callable[[str], None]) -> None:
