@@ -6,6 +6,7 @@ Source: openrlhf/utils/agent.py and trainer/ppo_utils/samples_generator.py, 0.9.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -76,8 +77,8 @@ def scalar(value: Any, where: str, advice: str = _REWARD_ADVICE) -> float:
         value = value[0]
     if not isinstance(value, (int, float)) and hasattr(value, "item"):
         value = value.item()
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ContractError(f"{where}: expected one finite number, got {value!r}. {advice}")
+    if not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
+        raise ContractError(f"{where}: expected one finite number, got {value!r:.200}. {advice}")
     return float(value)
 
 

@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import json
+import math
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -184,6 +186,7 @@ BREACHES = {
     "none": ("None", "rewards: expected one finite number, got None"),
     "text": ("'1.0'", "rewards: expected one finite number, got '1.0'"),
     "NaN": ("[float('nan')]", "rewards: expected one finite number, got nan"),
+    "too long for a float": ("10**400", "rewards: expected one finite number, got 1000"),
     "infinite": ("torch.tensor([torch.inf])", "rewards: expected one finite number, got inf"),
     "too large": ("[1e39]", "StepResult.reward: expected a finite number, got 1e+39"),
     "no rewards": ("{'reward': [1.0]}", "expected the key 'rewards', got ['reward']"),
@@ -247,6 +250,39 @@ async def test_waiting_for_a_free_thread_is_no_timeout(tmp_path, monkeypatch):
     source, limits = load_reward_source(write(tmp_path, body)), Limits(step_timeout_s=1.0)
     made = await asyncio.gather(*(episode(source, limits=limits) for _ in range(8)))  # 1.6 s for the last
     assert [each.reward for each in made] == [1.0] * 8
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_one_source_serves_event_loops_one_after_another_and_at_once(size, tmp_path, monkeypatch):
+    """Elsewhere: "is bound to a different event loop", or an answer that waits for ever beside one of a loop before."""
+    monkeypatch.setattr("agentenv.reward_func.MAX_CALLS", 1)
+    body = """
+    import time
+    def reward_func(queries, prompts, labels):
+        time.sleep(0.02)
+        return [1.0] * len(queries)
+    """
+    source = load_reward_source(write(tmp_path, body), batch_size=size, wait_s=0.05)
+
+    async def cut():
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(episode(source), 0.01)
+
+    async def several():
+        return [each.reward for each in await asyncio.gather(*(episode(source) for _ in range(3)))]
+
+    asyncio.run(cut())
+    assert asyncio.run(several()) == [1.0] * 3
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(lambda _: asyncio.run(several()), range(2))) == [[1.0] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("batch_size", 0), ("batch_size", 1.5), ("wait_s", -1), ("wait_s", math.nan)]
+)
+def test_wrong_settings_of_a_source_are_refused(name, value, tmp_path):
+    with pytest.raises(ConfigError, match=f"^{name}: expected"):
+        load_reward_source(write(tmp_path, EXACT), **{name: value})
 
 
 WRONG = {
@@ -342,7 +378,7 @@ async def test_one_answer_that_breaks_the_function_costs_its_batch_nothing(tmp_p
 async def test_an_episode_that_is_cancelled_takes_no_other_with_it(tmp_path):
     source = load_reward_source(write(tmp_path, SIZES), batch_size=3, wait_s=0.3)
     first = asyncio.ensure_future(episode(source, label="1"))
-    while not source._batches._waiting:
+    while not source._batches.get()._waiting:
         await asyncio.sleep(0.001)
     first.cancel()
     second = asyncio.ensure_future(episode(source, label="2"))

@@ -5,16 +5,22 @@ Nothing here needs either of them: `batch` is a mapping of tensors, `non_tensor_
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agentenv.errors import DataError
+from agentenv.rewards.types import RewardResult
 
 if TYPE_CHECKING:
     import torch
 
 
+logger = logging.getLogger(__name__)
+
+TAGS = ("<think>", "</think>", "<answer>", "</answer>", "<tool_call>", "</tool_call>")
+"""What rewards read a text by."""
 BULKY = ("multi_modal_data", "multi_modal_inputs", "raw_prompt_ids")
 """Columns of verl's that no reward is shown."""
 
@@ -43,7 +49,7 @@ def read_texts(data: Any, tokenizer: Any) -> Texts:
     """
     prompts, responses = (_tensor(data, name) for name in ("prompts", "responses"))
     mask = data.batch["attention_mask"] if "attention_mask" in data.batch.keys() else None  # noqa: SIM118 - TensorDict
-    masks = [None] * len(responses) if mask is None else mask.tolist()
+    masks = [None] * len(responses) if mask is None else mask.bool().tolist()
     pad = getattr(tokenizer, "pad_token_id", None)
     said = zip(column(data, "prompt_len"), column(data, "response_len"), strict=True)
     prompt_ids, response_ids = [], []
@@ -54,11 +60,21 @@ def read_texts(data: Any, tokenizer: Any) -> Texts:
         prompt_ids.append(_prompt(prompt, None if mask_row is None else mask_row[:width], prompt_len, pad))
         response_ids.append(_response(response, None if mask_row is None else mask_row[width:], response_len, pad))
     return Texts(
-        tokenizer.batch_decode(prompt_ids, skip_special_tokens=True),
-        tokenizer.batch_decode(response_ids, skip_special_tokens=True),
+        _decoded(tokenizer, prompt_ids),
+        _decoded(tokenizer, response_ids),
         [tuple(ids) for ids in prompt_ids],
         [len(ids) for ids in response_ids],
     )
+
+
+def _decoded(tokenizer: Any, ids: Sequence[Sequence[int]]) -> list[str]:
+    """The texts without special tokens, but with the tags that some tokenizers count among them."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    tags = {token_id for token_id, token in added.items() if token.special and token.content in TAGS}
+    left_out = {token_id for token_id, token in added.items() if token.special and token_id not in tags}
+    plain_ids = [[token for token in row if token not in left_out] for row in ids] if tags else list(ids)
+    texts: list[str] = tokenizer.batch_decode(plain_ids, skip_special_tokens=not tags)
+    return texts
 
 
 def _tensor(data: Any, name: str) -> Any:
@@ -123,3 +139,10 @@ def placed(responses: torch.Tensor, num_tokens: Sequence[int], rewards: Sequence
     at = [row for row, length in enumerate(num_tokens) if length]
     tensor[at, [num_tokens[row] - 1 for row in at]] = tensor.new_tensor([rewards[row] for row in at])
     return tensor
+
+
+def warn_of_invalid(results: Sequence[RewardResult]) -> None:
+    """Say in the log how many have no reward, and why the first: what stands in a tensor instead does not."""
+    invalid = [result.detail or str(result.status) for result in results if result.reward is None]
+    if invalid:
+        logger.warning("%d of %d responses have no reward; the first: %s", len(invalid), len(results), invalid[0])

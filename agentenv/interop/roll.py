@@ -23,7 +23,7 @@ from typing import Any
 
 from agentenv.agent import call
 from agentenv.errors import ConfigError
-from agentenv.interop.proto import read_texts, rows
+from agentenv.interop.proto import read_texts, rows, warn_of_invalid
 from agentenv.interop.roll_dispatch import Dispatch, LocalWorker, data_parallel, one_to_all, register, roll_module
 from agentenv.rewards._arguments import number, one_of, whole_number
 from agentenv.rewards.grading import DEADLINE_S, MAX_CONCURRENT, graded_all
@@ -33,7 +33,7 @@ from agentenv.rewards.math import extract_answer
 from agentenv.rewards.registry import ROLL_NAMES, reward_from
 from agentenv.rewards.routing import Router
 from agentenv.rewards.statistics import statistics
-from agentenv.rewards.text import final_text
+from agentenv.rewards.text import final_text, with_opened_thought
 from agentenv.rewards.types import Response, Reward, RewardResult
 
 __all__ = ["CustomReward", "Dispatch", "RollRewards", "data_parallel", "one_to_all", "register", "worker_class"]
@@ -45,11 +45,15 @@ COLUMNS = (
 """What rewards are shown of a row; ROLL's batches may keep others far away."""
 FACTS = ("global_step", "max_steps")
 """What they are shown of `meta_info`."""
+PATCH_SIZE = 14
+"""Pixels along the side of a patch of an image, in Qwen2.5-VL."""
 POLICIES = (InvalidPolicy.GROUP_MEAN, InvalidPolicy.ZERO, InvalidPolicy.KEEP, InvalidPolicy.RAISE)
 
 
 class RollRewards:
     """Grades batches of ROLL's shape with one reward, or with one for each domain.
+
+    Rewards see a response with the `<think>` that its prompt ends with.
 
     Args:
         reward: settings for `reward_from`, or a reward; with `domains`, they are of each domain.
@@ -66,6 +70,10 @@ class RollRewards:
     Raises:
         ConfigError: a value cannot be.
     """
+
+    patch_size: int | None = PATCH_SIZE
+    """What makes `image_size` of `multi_modal_inputs["image_grid_thw"]`; None for models whose boxes are in thousandths
+    of an image, as Qwen2-VL's and Qwen3-VL's are, whatever a row says."""
 
     def __init__(
         self,
@@ -106,6 +114,7 @@ class RollRewards:
             for response in responses:
                 self.reward.domain(response)
         results = await graded_all(self.reward, responses, limit_s=self._limit_s, max_concurrent=self._max_concurrent)
+        warn_of_invalid(results)
         applied = apply_policy(results, groups, self._policy)
         tensors = self._tensors(data.batch["responses"], results, applied.rewards)
         metrics = statistics(results, groups).metrics()
@@ -121,7 +130,9 @@ class RollRewards:
         for row, prompt, text, ids in zip(
             rows(data, COLUMNS), texts.prompts, texts.responses, texts.prompt_ids, strict=True
         ):
-            responses.append(Response(text, _label(row), row.get("prompt") or prompt, facts | self._with_domain(row)))
+            shown = {**facts, **_with_image_sizes(self._with_domain(row), self.patch_size)}
+            whole = with_opened_thought(text, prompt)
+            responses.append(Response(whole, _label(row), row.get("prompt") or prompt, shown))
             groups.append(row["id"] if isinstance(row.get("id"), str | int) else ids)
         return responses, groups
 
@@ -150,6 +161,17 @@ def _routed(rewards: Any, tags: Mapping[str, str | Sequence[str]]) -> Reward:
     return Router({domain: reward_from(spec) for domain, spec in rewards.items()}, tags, key="tag")
 
 
+def _with_image_sizes(row: Mapping[str, Any], patch_size: int | None) -> Mapping[str, Any]:
+    """The row with its images' widths and heights in what boxes are in, as rewards of boxes want them."""
+    inputs = row.get("multi_modal_inputs")
+    grids = inputs.get("image_grid_thw") if isinstance(inputs, Mapping) else None
+    if grids is None or row.get("image_size") is not None:
+        return row
+    patches = [grid[-2:] for grid in (grids.tolist() if hasattr(grids, "tolist") else grids)]
+    pixels = [[1000, 1000] if patch_size is None else [w * patch_size, h * patch_size] for h, w in patches]
+    return {**row, "image_size": pixels}
+
+
 def _label(row: Mapping[str, Any]) -> Any:
     label, reward_model = row.get("ground_truth"), row.get("reward_model")
     return reward_model.get("ground_truth") if label is None and isinstance(reward_model, Mapping) else label
@@ -165,6 +187,8 @@ class RewardWorker:
     """Settings for `reward_from`."""
     options: Mapping[str, Any] = {}
     """Keyword arguments of `RollRewards`."""
+    patch_size: int | None = PATCH_SIZE
+    """See `RollRewards.patch_size`."""
 
     def __init__(self, worker_config: Any) -> None:
         super().__init__(worker_config=worker_config)  # type: ignore[call-arg]
@@ -172,6 +196,7 @@ class RewardWorker:
         rank_info.dp_rank, rank_info.dp_size = rank_info.rank, rank_info.world_size
         self.tokenizer = tokenizer_of(worker_config)
         self.rewards = RollRewards(self.make_reward(), self.tokenizer, **self.options)
+        self.rewards.patch_size = self.patch_size
 
     def make_reward(self) -> Any:
         """What judges; a judge that needs a client is made here."""

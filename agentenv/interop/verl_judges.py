@@ -14,10 +14,20 @@ from agentenv.rewards._threads import Threads
 from agentenv.rewards.grading import DEADLINE_S, MAX_CONCURRENT
 from agentenv.rewards.group_function import FunctionGroupReward
 from agentenv.rewards.registry import reward_from
+from agentenv.rewards.text import with_opened_thought
 from agentenv.rewards.types import GroupReward, Response, Reward, RewardResult, is_finite
 
+MAX_GROUPS = 8
+"""Groups that a function judges at a time, unless said otherwise."""
 
-def judge_of(judge: Any, kwargs: Mapping[str, Any] | None = None) -> Reward | GroupReward:
+
+def judge_of(
+    judge: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    limit_s: float = DEADLINE_S,
+    max_threads: int = MAX_GROUPS,
+) -> Reward | GroupReward:
     """What judges one response, or all responses to a prompt.
 
     Args:
@@ -25,6 +35,8 @@ def judge_of(judge: Any, kwargs: Mapping[str, Any] | None = None) -> Reward | Gr
             extra_info)` as verl has them; a function `(prompt, responses, extras)` as RM-Gallery's tutorial has them;
             or FILE.py:name or module:name of any of these.
         kwargs: more arguments for a function of RM-Gallery's kind.
+        limit_s: longest that a function of verl's kind may take.
+        max_threads: most calls of one of RM-Gallery's kind at a time, where it is not async.
 
     Raises:
         ConfigError: it is none of these.
@@ -40,10 +52,10 @@ def judge_of(judge: Any, kwargs: Mapping[str, Any] | None = None) -> Reward | Gr
     if not callable(found):
         raise ConfigError(f"reward: expected a reward or a function, got {judge!r:.200}. Pass one.")
     if takes(found, "solution_str"):
-        return ScoreFunction(found)
+        return ScoreFunction(found, limit_s=limit_s)
     if named and not takes(found, "responses"):
         return reward_from(judge)
-    return FunctionGroupReward(found, kwargs=kwargs)
+    return FunctionGroupReward(found, kwargs=kwargs, max_threads=max_threads)
 
 
 def _made(cls: Callable[..., Any]) -> Any:
@@ -56,8 +68,16 @@ def _made(cls: Callable[..., Any]) -> Any:
     return cls()
 
 
-def response_of(row: Mapping[str, Any], text: str, prompt: str, judge: object) -> Response:
-    """The sample of a row: RM-Gallery's functions get the decoded prompt, and as extras `extra_info` alone."""
+def response_of(
+    row: Mapping[str, Any], text: str, prompt: str, judge: object, *, think_opened: bool | None = None
+) -> Response:
+    """The sample of a row: RM-Gallery's functions get the decoded prompt, and as extras `extra_info` alone.
+
+    A thought that the prompt began (`think_opened`; None: if it ends with `<think>`) begins in the text; functions of
+    verl's kind get that as verl has it.
+    """
+    if not isinstance(getattr(judge, "reward", judge), ScoreFunction) and think_opened is not False:
+        text = with_opened_thought(text, "<think>" if think_opened else prompt)
     extra_info, label = mapping(row.get("extra_info")), mapping(row.get("reward_model")).get("ground_truth")
     if isinstance(judge, FunctionGroupReward):
         return Response(text, label, prompt, extra_info)
@@ -86,7 +106,7 @@ class ScoreFunction:
         limit_s: float = DEADLINE_S,
     ) -> None:
         self._function, self._arguments = function, dict(arguments or {})
-        self._limit_s, self._threads = limit_s, Threads(MAX_CONCURRENT)
+        self.limit_s, self._threads = limit_s, Threads(MAX_CONCURRENT)
 
     async def grade(self, response: Response) -> RewardResult:
         """What the function says.
@@ -104,7 +124,8 @@ class ScoreFunction:
         }
         if inspect.iscoroutinefunction(_innermost(self._function)):
             return _result(await self._function(**given))
-        return _result(await self._threads.run(partial(self._function, **given), limit_s=self._limit_s))
+        answer = await self._threads.run(partial(self._function, **given), limit_s=self.limit_s)
+        return _result(await answer if inspect.isawaitable(answer) else answer)
 
 
 def takes(function: Callable[..., Any], parameter: str) -> bool:

@@ -13,6 +13,7 @@ Source: verl 0.9.1, experimental/reward_loop/reward_manager/base.py and reward_l
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -28,6 +29,8 @@ from agentenv.rewards.grading import MAX_CONCURRENT, graded
 from agentenv.rewards.groups import graded_group
 from agentenv.rewards.types import GroupReward, Response, RewardResult
 
+logger = logging.getLogger(__name__)
+
 VALIDATION_SPLITS = ("test", "val", "validation", "dev")
 
 
@@ -42,7 +45,8 @@ class LoopOptions(ScoreOptions):
     group_size: int | None = None
     """Samples of a prompt, where the reward judges groups; None is verl's `rollout.n`."""
     val_group_size: int | None = None
-    """The same of rows whose `extra_info.split` is test, val, validation or dev; None is `rollout.val_kwargs.n`."""
+    """The same of rows whose `extra_info.split` is test, val, validation or dev, which is all that verl's loop of
+    agents tells of a validation, or whose batch says `validate`; None is `rollout.val_kwargs.n`."""
     group_wait_s: float = 600.0
     """Longest that a group waits for its next sample before those that have come are judged without it."""
 
@@ -83,7 +87,7 @@ class LoopRewardManager:
         served = {"reward_router_address": reward_router_address, "reward_model_tokenizer": reward_model_tokenizer}
         self._reward = self._opened({} if reward_router_address is None else served)
         self._groups: Gathering | None = None
-        self._free = asyncio.Semaphore(self.options.max_concurrent)
+        self._turns: tuple[Any, asyncio.Semaphore] | None = None
         if hasattr(self._reward, "grade_group"):
             if int(config.reward.get("num_workers") or 1) != 1:
                 raise ConfigError(
@@ -96,7 +100,8 @@ class LoopRewardManager:
         if self.compute_score is not None:
             return ScoreFunction(self.compute_score, served, limit_s=self.options.timeout)
         if self.options.reward is not None:
-            return judge_of(self.options.reward)
+            most, limit_s = self.options.max_concurrent, self.options.timeout
+            return judge_of(self.options.reward, limit_s=limit_s, max_threads=most)
         return SourceReward(self.options.rewards)
 
     async def run_single(self, data: Any) -> dict[str, Any]:
@@ -115,24 +120,33 @@ class LoopRewardManager:
 
     def _read(self, last: Any) -> tuple[dict[str, Any], Response]:
         row = _with_loops_facts(rows(last)[0])
+        row.setdefault("validate", (last.meta_info or {}).get("validate", False))
         texts = read_texts(last, self.tokenizer)
-        return row, response_of(row, texts.responses[0], texts.prompts[0], self._reward)
+        opened = self.options.think_opened
+        return row, response_of(row, texts.responses[0], texts.prompts[0], self._reward, think_opened=opened)
 
     async def _graded(self, response: Response, row: Mapping[str, Any]) -> RewardResult:
         if self._groups is None:
-            async with self._free:  # verl asks about all samples of a batch at once; its time begins with its turn
+            async with self._turn():  # verl asks about all samples of a batch at once; its time begins with its turn
                 return await graded(self._reward, response, limit_s=self.options.timeout)
         uid = row.get("uid")
         if uid is None:
             raise DataError("uid: expected one for each prompt, got None. A reward of groups cannot do without.")
         return await self._groups.graded(uid, response, self._group_size(row))
 
+    def _turn(self) -> asyncio.Semaphore:
+        """Of the running loop: one that was waited for on another loop cannot be on this one."""
+        loop = asyncio.get_running_loop()
+        if self._turns is None or self._turns[0] is not loop:
+            self._turns = loop, asyncio.Semaphore(self.options.max_concurrent)
+        return self._turns[1]
+
     def _group_size(self, row: Mapping[str, Any]) -> int:
         said = row.get("__rollout_n__")
         if said is not None:
             return int(said)
         rollout = self.config.actor_rollout_ref.rollout
-        if mapping(row.get("extra_info")).get("split") in VALIDATION_SPLITS:
+        if row.get("validate") or mapping(row.get("extra_info")).get("split") in VALIDATION_SPLITS:
             return int(self.options.val_group_size or rollout.val_kwargs.n)
         return int(self.options.group_size or rollout.n)
 
@@ -198,7 +212,7 @@ class Gathering:
         group.members[mine] = response
         if group.timer is not None:
             group.timer.cancel()
-        group.timer = loop.call_later(self._wait_s, self._judge, key, group)
+        group.timer = loop.call_later(self._wait_s, self._give_up_waiting, key, group)
         self._judge_if_complete(key, group)
         try:
             return await mine
@@ -212,6 +226,11 @@ class Gathering:
     def _judge_if_complete(self, key: Hashable, group: _Group) -> None:
         if len(group.members) >= group.size:
             self._judge(key, group)
+
+    def _give_up_waiting(self, key: Hashable, group: _Group) -> None:
+        shown = len(group.members), group.size, key, self._wait_s
+        logger.warning("%d of %d samples of %s came; the last %g s ago: judged without the others", *shown)
+        self._judge(key, group)
 
     def _judge(self, key: Hashable, group: _Group) -> None:
         del self._open[key]

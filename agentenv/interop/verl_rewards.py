@@ -6,7 +6,7 @@ Which of them, and how verl finds it without its source being touched:
   `reward.reward_manager.module.path=pkg://agentenv.interop.verl_rewards`, `reward.reward_manager.name=` its name; by
   `reward.reward_manager.name=agentenv` where `verl_plugin.py` was loaded, which verl >= 0.9.1 does by itself and
   others with VERL_USE_EXTERNAL_MODULES=agentenv.interop.verl_plugin. See `verl_loop.py`.
-- any: `compute_score`, by `reward.custom_reward_function`. See `verl_sources.py`.
+- the same: `compute_score`, by `reward.custom_reward_function`. See `verl_sources.py`.
 - verl <= 0.6, and whoever holds a batch: `RMGalleryRewardManager`, here.
 
 math-verify and verl's hydra agree on antlr4-python3-runtime 4.9.3 only: pip finds that, if it installs both together.
@@ -23,8 +23,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from agentenv.errors import ConfigError
-from agentenv.interop.proto import Texts, column, placed, read_texts, rows
-from agentenv.interop.verl_judges import judge_of, mapping, response_of
+from agentenv.interop.proto import Texts, column, placed, read_texts, rows, warn_of_invalid
+from agentenv.interop.verl_judges import MAX_GROUPS, judge_of, mapping, response_of
 from agentenv.interop.verl_sources import compute_score
 from agentenv.rewards._arguments import number, one_of, whole_number
 from agentenv.rewards.groups import Each, FunctionGroupReward, check_group_sizes, grade_groups, group_keys
@@ -57,10 +57,10 @@ def __getattr__(name: str) -> Any:
 class ManagerOptions:
     """What `RMGalleryRewardManager` reads of its keyword arguments; the first five go to `compute_score` as well."""
 
-    max_workers: int = 8
+    max_workers: int = MAX_GROUPS
     """Groups that are judged at a time."""
     timeout: float = 300.0
-    """Longest that a group may take, in seconds from when its work begins."""
+    """Longest that a group may take, in seconds from when its work begins; so may each of its responses."""
     use_group_reward: bool = True
     """Of the default `compute_score`: its judge compares a prompt's responses, instead of judging each."""
     return_details: bool = False
@@ -95,6 +95,7 @@ class RMGalleryRewardManager:
 
     `compute_score` may be its `(prompt, responses, extras, **kw) -> (scores, reward_info[, details])`, verl's own
     `(data_source, solution_str, ground_truth, extra_info)`, or any reward of ours; None is RM-Gallery's composition.
+    All but verl's see a response with the `<think>` that its prompt ends with.
 
     Args:
         tokenizer: with `batch_decode`.
@@ -152,11 +153,12 @@ class RMGalleryRewardManager:
             InfraError: a response could not be graded, under `invalid_policy="raise"`.
         """
         if "rm_scores" in data.batch.keys():  # noqa: SIM118 - a TensorDict
-            extra_keys = data.meta_info.get("reward_extra_keys", [])
+            extra_keys = data.meta_info.get("reward_extra_keys") or ()
             there = {key: data.non_tensor_batch[key] for key in extra_keys}
             return _answer(data.batch["rm_scores"], there, return_dict)
         texts, keys, responses = await asyncio.to_thread(self._read, data)  # long batches take a while to decode
         results = await self._results(data, responses, keys)
+        warn_of_invalid(results)
         applied = apply_policy(results, keys, self.options.invalid_policy)
         self._show(data, texts, results)
         extra = self._extra_info(results, keys)
@@ -227,8 +229,9 @@ def _judge(
         raise ConfigError(f"reward: expected no compute_score beside it, got {compute_score!r}. Leave one of them out.")
     if compute_score is None and options.reward is None:
         compute_score = _default_function(options)
-    judge: Any = judge_of(options.reward if compute_score is None else compute_score, passed_on)
-    return compute_score, judge if hasattr(judge, "grade_group") else Each(judge)
+    chosen = options.reward if compute_score is None else compute_score
+    judge: Any = judge_of(chosen, passed_on, limit_s=options.timeout, max_threads=options.max_workers)
+    return compute_score, judge if hasattr(judge, "grade_group") else Each(judge, limit_s=options.timeout)
 
 
 def _default_function(options: ManagerOptions) -> Callable[..., Any]:

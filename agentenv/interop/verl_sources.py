@@ -6,6 +6,8 @@ In verl's configuration, without its source being touched:
     reward.custom_reward_function.name=compute_score
     +reward.custom_reward_function.reward_kwargs.rewards.my_source=math
 
+Where the chat template ends prompts with `<think>`, `+reward.custom_reward_function.reward_kwargs.think_opened=true`.
+
 Source: verl 0.9.1, utils/reward_score/__init__.py and trainer/ppo/reward.py.
 """
 
@@ -23,6 +25,7 @@ from agentenv.rewards._arguments import number, one_of
 from agentenv.rewards.grading import DEADLINE_S, graded, within_bounds
 from agentenv.rewards.invalid import INVALID_REWARD, InvalidPolicy
 from agentenv.rewards.registry import make_reward, reward_from
+from agentenv.rewards.text import with_opened_thought
 from agentenv.rewards.types import Response, Reward, RewardResult, Status
 
 MATH_SOURCES = (
@@ -60,6 +63,9 @@ class ScoreOptions:
     """The parts of a reward to pass on, NaN where a response lacks one: verl needs the same keys for all of a batch."""
     timeout: float = DEADLINE_S
     """Longest that grading a response may take, in seconds."""
+    think_opened: bool | None = None
+    """Whether prompts end with `<think>`: what is cut inside of the thought is then no answer. None: the manager looks
+    at each prompt; `compute_score`, which verl shows none, takes it for false."""
 
     def __post_init__(self) -> None:
         """Refuse what none of this can be."""
@@ -74,6 +80,10 @@ class ScoreOptions:
             raise ConfigError(
                 f"{where}.components: expected a list of names other than {', '.join(RESERVED)}, "
                 f"got {self.components!r}. Rename them."
+            )
+        if self.think_opened not in (None, True, False):
+            raise ConfigError(
+                f"{where}.think_opened: expected true, false or null, got {self.think_opened!r}. Correct it."
             )
         number(f"{where}.timeout", self.timeout, low=0.001)
 
@@ -192,7 +202,8 @@ async def compute_score(
         reward.check([data_source])
     metadata = {"data_source": data_source, "extra_info": extra_info, **(extra_info or {})}
     prompt = _prompt(extra_info or {})
-    response = Response(solution_str, ground_truth, prompt, {**metadata, "data_source": data_source})
+    text = with_opened_thought(solution_str, "<think>") if chosen.think_opened else solution_str
+    response = Response(text, ground_truth, prompt, {**metadata, "data_source": data_source})
     return answer_of(await graded(reward, response, limit_s=chosen.timeout), chosen)
 
 

@@ -46,6 +46,20 @@ def one_of(where: str, value: Any, choices: Collection[str]) -> str:
     raise ConfigError(f"{where}: expected one of {', '.join(choices)}, got {value!r}. Correct the argument.")
 
 
+def is_reward(where: str, value: object, method: str) -> None:
+    """Refuse what is no reward: `method` is `grade`, or `grade_group` for one of groups.
+
+    Raises:
+        ConfigError: it has no such method and bounds, or is the class of a reward.
+    """
+    bounds = None if isinstance(value, type) else getattr(value, "bounds", None)
+    if not isinstance(bounds, tuple | list) or len(bounds) != 2 or not callable(getattr(value, method, None)):
+        raise ConfigError(
+            f"{where}: expected a reward, with bounds (low, high) and `async def {method}`, got {value!r:.200}. "
+            "Make one."
+        )
+
+
 def label_error(expected: str, label: object, *, where: str = "label") -> DataError:
     """The error of a row that this reward cannot use."""
     return DataError(f"{where}: expected {expected}, got {shown(repr(label), 200)}. Correct the row.")

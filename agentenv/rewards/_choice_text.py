@@ -40,7 +40,7 @@ _PREFIX = re.compile(
 _ALSO = re.compile(
     r"(?:\bor\b|/|或) ?[(\[]?([A-Z])(?= ?(?:$|[,.;:)\]]))|(?<![\w(])[(\[]?([A-Z])[)\]]|(?<=[ ,;])([A-Z])[.:] (?=\w)"
 )
-_LETTERS = rf"(?:(?:{_GAP})?[(\[]?{_ARTICLE}(?:[A-Z]|[a-z](?=[)\].,]|$))(?![\w'’])[)\]]?){{1,12}}"
+_LETTERS = rf"(?:(?:{_GAP})?[(\[]?(?<![A-Za-z0-9_'’]){_ARTICLE}(?:[A-Z]|[a-z](?=[)\].,]|$))(?![\w'’])[)\]]?){{1,12}}"
 _MARKED = re.compile(
     r"(?i:\b(?:is|are|be|options?|choices?|answers?|letters?|alternative|select|choose|chose|pick|either)\b|[:=]|选项?|答案|是|为)"
     rf" ?(?i:the )?(?i:option |choice |letter |answer )?(?P<letters>{_LETTERS})"
@@ -53,10 +53,16 @@ _NEGATION = re.compile(r"\b(?:not|neither|nor|except|incorrect|wrong|false|canno
 _LETTER = re.compile(r"(?<![\w'])[A-Za-z](?![\w'’])")
 
 _MARKER = re.compile(
-    r"\banswer\b[*_\"')\s]{0,4}(?:is\b|are\b|was\b|would be\b|should be\b|must be\b|[:：=])|答案\s?(?:应该?)?[是为：:]",
-    re.IGNORECASE,
+    r"\b(?:answer(?: (?:to|for) [^.:\n]{1,40}?)?|(?:correct|right|best) (?:option|choice|alternative))\b[*_\"')\s]{0,4}"
+    r"(?:is\b|are\b|was\b|would be\b|should be\b|must be\b|[:：=])"
+    r"|^[#*_ ]{0,8}(?:(?:final|correct) )?answer[*_ ]{0,4}$"
+    r"|(?:答案|正确选项)\s?(?:应该?)?[是为：:】]|(?:答案|[故应该题此以])选(?:择|项)?[是为：:]?",
+    re.IGNORECASE | re.MULTILINE,
 )
-_ANSWER_TAG = re.compile(r"<answer>([^<]*)</answer>")
+_ANSWER_TAG = re.compile(r"<answer>([^<]*)(?:</answer>|$)")
+_CONTRAST = re.compile(
+    r"(?:, (?:and )?not|,? and not| rather than| instead of) (?:option |choice )?[(\[]?[A-Za-z][)\]]?\.?$"
+)
 _CLAUSE_END = re.compile(r"[.!?](?=\s|$)|[。！？]|,?\s(?:because|since|which|so|as)\s")
 
 
@@ -82,20 +88,25 @@ def read_options(value: Any, default_letters: str) -> Options:
     """
     if value is None:
         return Options(default_letters)
-    value = value.tolist() if hasattr(value, "tolist") else value  # an array, as rows of Parquet files have it
-    if isinstance(value, Mapping) and isinstance(value.get("text"), list | tuple) and "label" in value:
-        labels, texts = list(value["label"]), list(value["text"])
+    if isinstance(value, Mapping) and {"label", "text"} <= value.keys():
+        labels, texts = (_listed(value[name]) for name in ("label", "text"))
         labels = list(ALPHABET[: len(texts)]) if all(str(label).isdigit() for label in labels) else labels
     elif isinstance(value, Mapping):
         labels, texts = list(value), list(value.values())
     else:
-        texts = list(value) if isinstance(value, list | tuple) else []
+        texts = _listed(value)
         labels = list(ALPHABET[: len(texts)])
     letters = [label.strip().upper() if isinstance(label, str) else "" for label in labels]
     sound = all(len(letter) == 1 and letter in ALPHABET for letter in letters) and len(set(letters)) == len(texts)
     if not texts or not sound or not all(isinstance(text, str) for text in texts):
         raise label_error("a list of option texts, or a dict from letter to text", value, where="options")
     return Options("".join(letters), dict(zip(letters, map(folded, texts), strict=True)))
+
+
+def _listed(value: Any) -> list[Any]:
+    """The members of a list or an array, as rows of Parquet files have it; none of anything else."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return list(value) if isinstance(value, list | tuple) else []
 
 
 def clean(answer: str) -> str:
@@ -113,7 +124,7 @@ def folded(text: str) -> str:
 
 def letters_of(answer: str, options: Options, *, prose: bool = True) -> frozenset[str]:
     """The letters of the options that an answer names; empty where it names none, or what it is not."""
-    text = clean(answer)
+    text = _CONTRAST.sub("", clean(answer))
     if (single := _SINGLE.fullmatch(text)) and single[1].upper() in options.letters:
         return frozenset(single[1].upper())
     if same := options.with_text(text):
@@ -143,7 +154,7 @@ def final_answer(final: str, options: Options, *, require_box: bool) -> tuple[st
     r"""The part of the final text that answers, and whether it is boxed; None where there is none.
 
     It is the last `\boxed{…}`; unless a box is required also the last `<answer>…</answer>`, what follows the last "the
-    answer is" that names an option, or else all of a text that is nothing but an option.
+    answer is" that names an option, a last line such as "So B is correct", or all of a text that is but an option.
     """
     final = final[-_MAX_SEARCHED_CHARS:]
     if (boxed := last_boxed(final)) is not None:
@@ -155,6 +166,9 @@ def final_answer(final: str, options: Options, *, require_box: bool) -> tuple[st
     clauses = [_clause(final[marker.end() :]) for marker in list(_MARKER.finditer(final))[-_MAX_MARKERS:]]
     if clauses:
         return next((clause for clause in reversed(clauses) if letters_of(clause, options)), clauses[-1]), False
+    last = final.rstrip().rpartition("\n")[2]
+    if len(last) <= _MAX_BARE_CHARS and _VERDICT.search(clean(last)):
+        return last, False
     bare = final.strip()
     return (bare if len(bare) <= _MAX_BARE_CHARS and letters_of(bare, options, prose=False) else None), False
 

@@ -62,14 +62,18 @@ def row_of(label: Any, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises:
         DataError: there is no ground truth.
     """
-    column = _json("reward_model", metadata.get("reward_model") or {})
+    column = _json("reward_model", metadata.get("reward_model"))
     if isinstance(label, str) and label.lstrip()[:1] == "{":
         label = _json("label", label)
-    own = label if isinstance(label, Mapping) else {} if label in (None, "") else {"ground_truth": label}
+    own = label if isinstance(label, Mapping) else {} if _is_empty(label) else {"ground_truth": label}
     row = {**column, **own}
-    if row.get("ground_truth") in (None, ""):
+    if _is_empty(row.get("ground_truth")):
         raise _refused("ground_truth", "boxes in the label or in reward_model", row.get("ground_truth"))
     return row
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value)
 
 
 def rules_of(row: Mapping[str, Any], default: Rules) -> Rules:
@@ -78,9 +82,9 @@ def rules_of(row: Mapping[str, Any], default: Rules) -> Rules:
     Raises:
         DataError: they cannot be followed.
     """
-    given = _json("verifier_parm", row.get("verifier_parm") or {})
-    ratios = _json("det_reward_ratio", given.get("det_reward_ratio") or {})
-    own = {
+    given = _json("verifier_parm", row.get("verifier_parm"))
+    ratios = _json("det_reward_ratio", given.get("det_reward_ratio"))
+    own: dict[str, Any] = {
         "ratios": {name: value for name, value in ratios.items() if value is not None} or None,
         "format_ratio": row.get("format_ratio"),
         "accuracy_ratio": row.get("accuracy_ratio"),
@@ -129,7 +133,7 @@ def image_sizes(metadata: Mapping[str, Any]) -> list[tuple[float, float]]:
         DataError: there are none.
     """
     given = metadata.get("image_size")
-    pairs = given if isinstance(given, list | tuple) and given and isinstance(given[0], list | tuple) else [given]
+    pairs: Any = given if isinstance(given, list | tuple) and given and isinstance(given[0], list | tuple) else [given]
     for pair in pairs:
         if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(is_finite(x) and x >= 1 for x in pair):
             raise _refused("image_size", "[width, height] in pixels, as boxes in pixels need", given)
@@ -158,7 +162,9 @@ def _scaled(box: Box, width: float, height: float) -> Box:
 
 
 def _json(name: str, value: Any) -> Mapping[str, Any]:
-    """A column that is an object, or its JSON."""
+    """A column that is an object, or its JSON; nothing is one without members."""
+    if _is_empty(value):
+        return {}
     try:
         found = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:

@@ -9,6 +9,7 @@ import inspect
 import json
 import math
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,7 @@ from agentenv.rewards.types import Response, RewardResult, is_finite
 _OURS = ("response", "prompt", "label", "metadata")
 _VERLS = ("data_source", "solution_str", "ground_truth", "extra_info")
 _TEXTS = ("extracted", "feedback", "detail")
+_LOADING = threading.RLock()  # guards sys.modules while a file is loaded: who comes second must not see half of it
 
 
 def load_function(spec: str) -> Callable[..., Any]:
@@ -52,19 +54,22 @@ def _load_file(where: str) -> Any:
     """The file as a module, loaded once; one file is one module under every spelling of its path."""
     path = Path(where).expanduser().resolve()
     name = f"agentenv_function_{path.stem}_{crc32(str(path).encode()):08x}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise ConfigError(f"function: expected a Python file, got {where!r}. Mend the path.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look their module up
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    with _LOADING:
+        if name in sys.modules:
+            return sys.modules[name]
+        spec = importlib.util.spec_from_file_location(name, path)
+        if not path.is_file() or spec is None or spec.loader is None:
+            raise ConfigError(f"function: expected a Python file, got {where!r}. Mend the path.")
+        if str(path.parent) not in sys.path:
+            sys.path.append(str(path.parent))  # for the modules beside it, also where it imports them when called
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # dataclasses and pickle look their module up
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+        return module
 
 
 def argument_names(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:

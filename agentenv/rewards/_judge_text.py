@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from agentenv.errors import DataError
 from agentenv.rewards.text import final_text
 from agentenv.types import Message
 
 MAX_CHARS = 20_000
 """Most characters of one text that a judge is shown."""
 _MAX_LINE, _MAX_JSON = 200, 10_000
-_TAG = re.compile(r"<(?=\s{0,8}/?\s{0,8}(?:question|reference|response|answer)[\w-]{0,20}\s{0,8}>)", re.IGNORECASE)
-_SPECIAL = re.compile(r"<(?=[|｜])|(?<=[|｜])>")
+_TAG = re.compile(r"<(?=\s{0,8}/?\s{0,8}(?:question|reference|response|answer))", re.IGNORECASE)
+_CONTROL = r"s|eos|bos|pad|unk|(?:start|end|begin)_of_[a-z]{1,12}|<SYS>"
+_SPECIAL = re.compile(
+    rf"<(?=[|｜]|/?(?:{_CONTROL})>|</SYS>)|(?<=[|｜])>|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_[A-Z]{{1,12}})\])",
+    re.IGNORECASE,
+)
+_ENTITIES = {"<": "&lt;", ">": "&gt;", "[": "&#91;"}
 _WORDS = r"(?:(?:final|my|the|overall) ){0,2}(?:verdict|judge?ment|decision|rating|score|ranking|violations?|winner)"
+_ENDS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
+_MARKUP = rf"(?:[^\w{_ENDS}]|_)*+"
+"""Whatever is no word, up to the end of the line; all of it, so that no text is gone through twice."""
 _VERDICT_LINE = re.compile(
-    rf"^(?=[^\w\n]{{0,12}}(?:{_WORDS}\b|boxed\b|(?:yes|no|tie|a|b)[^\w\n]{{0,8}}$))", re.IGNORECASE | re.MULTILINE
+    rf"(?:\A|(?<=[{_ENDS}]))(?={_MARKUP}(?:\d{{1,3}}[.)] )?{_MARKUP}"
+    rf"(?:{_WORDS}(?![a-z0-9])|boxed\b|(?:yes|no|tie|a|b){_MARKUP}(?:[{_ENDS}]|\Z)))",
+    re.IGNORECASE,
 )
 _HEAD = rf"(?:{_WORDS} ?(?:is ?)?[:=]? ?)?"
 _NUMBER = r"(-?\d{1,9}(?:\.\d{1,9})?)"
@@ -33,15 +44,22 @@ def quoted(name: str, text: str, max_chars: int = MAX_CHARS) -> str:
     if len(text) > max_chars:
         half = max_chars // 2
         text = f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[len(text) - half :]}"
-    text = _SPECIAL.sub(lambda match: "&lt;" if match[0] == "<" else "&gt;", _TAG.sub("&lt;", text))
+    text = _SPECIAL.sub(lambda match: _ENTITIES[match[0]], _TAG.sub("&lt;", text))
     return f"<{name}>\n{_VERDICT_LINE.sub('[quoted] ', text)}\n</{name}>"
 
 
 def prompt_text(prompt: str | Sequence[Message]) -> str:
-    """A prompt as one text; of messages the role stands before each."""
+    """A prompt as one text; of messages the role stands before each.
+
+    Raises:
+        DataError: it is neither text nor messages.
+    """
     if isinstance(prompt, str):
         return prompt
-    return "\n\n".join(f"[{message.get('role', '')}]\n{_content(message.get('content'))}" for message in prompt)
+    messages: list[Any] = list(prompt) if isinstance(prompt, Iterable) else [None]
+    if not all(isinstance(message, Mapping) for message in messages):
+        raise DataError(f"prompt: expected text or messages, got {prompt!r:.200}. Correct the row.")
+    return "\n\n".join(f"[{message.get('role', '')}]\n{_content(message.get('content'))}" for message in messages)
 
 
 def choice(reply: str, choices: Sequence[str]) -> str | None:
@@ -54,9 +72,15 @@ def choice(reply: str, choices: Sequence[str]) -> str | None:
 
 
 def yes_or_no(reply: str) -> bool | None:
-    """The verdict that a reply ends or begins with ("No, yesterday …"); None where it has none, or both."""
+    """The verdict that a reply ends or begins with ("No, yesterday …"); None where it has none, or both.
+
+    One that ends with a verdict of its own making ("Yes … Verdict: unclear") has none.
+    """
+    last = choice(reply, ("yes", "no"))
+    if last is None and re.match(rf"{_WORDS}\b", _committed(reply)):
+        return None
     first = _FIRST_WORD.match(final_text(reply) or "")
-    found = {word for word in (choice(reply, ("yes", "no")), first[1].lower() if first else None) if word}
+    found = {word for word in (last, first[1].lower() if first else None) if word}
     return found == {"yes"} if len(found) == 1 else None
 
 

@@ -30,8 +30,10 @@ _LATEX = (
     ("·", "\\cdot "),
     ("\u00d7", "\\times "),
     ("÷", "\\div "),
+    ("\\varnothing", "\\emptyset"),
 )
 _WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{4,}")
+_ALL_NUMBERS = re.compile(r"- ?\\infty ?< ?[A-Za-z] ?< ?\+?\\infty")
 _ROOT = re.compile(r"√ ?(?:\{([^{}]*)\}|([0-9.]+|[A-Za-z]))")
 
 Verdict = tuple[str, str]
@@ -126,6 +128,8 @@ def _verify(gold: Any, pred: Any, number: text.Number | None) -> bool:
     from math_verify import verify
 
     options = {"strict": True, "allow_set_relation_comp": True, "timeout_seconds": None, "raise_on_error": True}
+    if _is_empty(gold) is not _is_empty(pred):  # math-verify takes `x < oo`, and any inequality of numbers, for empty
+        return False
     if not verify(gold, pred, **options):
         return False
     if not getattr(gold, "is_number", False) or not getattr(pred, "is_number", False):
@@ -133,6 +137,10 @@ def _verify(gold: Any, pred: Any, number: text.Number | None) -> bool:
     if number is not None and number.places is not None and gold.doit().is_rational is False:
         return False
     return _same_magnitude(gold, pred)
+
+
+def _is_empty(value: Any) -> bool:
+    return bool(getattr(value, "is_empty", False))
 
 
 def _same_magnitude(gold: Any, pred: Any) -> bool:
@@ -166,6 +174,7 @@ def _unreadable(answer: str, *, words: bool) -> str:
 
 def _to_latex(answer: str) -> str:
     """The answer as math-verify's LaTeX reader wants it."""
+    answer = _ALL_NUMBERS.sub(r"(-\\infty,\\infty)", answer)
     answer = _ROOT.sub(r"\\sqrt{\1\2}", answer)
     for written, latex in _LATEX:
         answer = answer.replace(written, latex)

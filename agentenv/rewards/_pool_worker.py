@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -83,7 +84,12 @@ class Worker:
         self.socket, theirs = socket.socketpair()
         try:
             self.process = subprocess.Popen(
-                command, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=subprocess.PIPE, env=_environment()
+                command,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=subprocess.PIPE,
+                env=_environment(),
+                start_new_session=True,  # what a user's function starts ends with it
             )
         except BaseException as error:
             self.socket.close()
@@ -243,10 +249,11 @@ class Worker:
         return words.decode(errors="replace").strip()[-500:]
 
     def kill(self) -> None:
-        """Kills the process, which wakes whoever waits for its reply; does not wait for its end."""
+        """Kills it and what it started, which wakes whoever waits for its reply; does not wait for its end."""
         self.killed = True
-        with contextlib.suppress(OSError):
-            self.process.kill()
+        if self.process.returncode is None:  # nobody else can have its number before we have asked for its end
+            with contextlib.suppress(OSError):
+                os.killpg(self.process.pid, signal.SIGKILL)
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 

@@ -106,8 +106,8 @@ class GeneralValReward:
     """The right option on one of `SCALES`, for validation sets and for training; score 1.0 where that is above 0.
 
     An answer is, in this order: the last box, the last `<answer>…</answer>`, what follows the last "the answer is" that
-    names an option, or a short text that is nothing but an option. Where the row has a metadata["tag"], it must be one
-    of `tags`; None takes any.
+    names an option, a last line such as "So B is correct", or a short text that is nothing but an option. Where the row
+    has a metadata["tag"], it must be one of `tags`; None takes any.
     """
 
     bounds = (-1.0, 1.0)

@@ -14,13 +14,15 @@ from math import fsum
 from typing import Any, Generic, TypeVar
 
 from agentenv.errors import ConfigError
-from agentenv.rewards._arguments import number
-from agentenv.rewards.grading import DEADLINE_S, graded
+from agentenv.rewards._arguments import is_reward, number
+from agentenv.rewards.grading import graded
 from agentenv.rewards.groups import GROUP_LIMIT_S, graded_group
 from agentenv.rewards.types import GroupReward, Response, Reward, RewardResult, Status, is_finite
 
 FAILED_TERMS = "failed_terms"
 """The component that counts the terms without a reward."""
+TERM_LIMIT_S = 40.0
+"""Longest that a term may take, unless said otherwise: less than the sum has, so that a slow one ends alone."""
 _R = TypeVar("_R")
 
 
@@ -38,6 +40,9 @@ class Term(Generic[_R]):
 class _Sum(Generic[_R]):
     """What sums over responses and over groups have in common."""
 
+    _method: str
+    """What a term's reward is asked by."""
+
     def __init__(self, terms: Mapping[str, Term[_R]], *, score_from: str | None, limit_s: float) -> None:
         where = type(self).__name__
         if not terms or not all(isinstance(term, Term) for term in terms.values()):
@@ -51,6 +56,11 @@ class _Sum(Generic[_R]):
             raise ConfigError(f"{where}.score_from: expected one of {list(terms)}, got {score_from!r}. Name a term.")
         for name, term in terms.items():
             number(f"{where}.{name}.weight", term.weight)
+            is_reward(f"{where}.{name}.reward", term.reward, self._method)
+            if not isinstance(term.required, bool):
+                raise ConfigError(
+                    f"{where}.{name}.required: expected True or False, got {term.required!r:.200}. Change the value."
+                )
         self.terms, self.score_from = dict(terms), score_from
         self.limit_s = number(f"{where}.limit_s", limit_s, low=0.001)
 
@@ -81,16 +91,11 @@ class _Sum(Generic[_R]):
         total = fsum(self.terms[name].weight * each.reward for name, each in results.items() if each.reward is not None)
         if not is_finite(total):
             return RewardResult(None, status=Status.INFRA, components=components, detail=f"the sum is {total!r}")
-        main = results[self._main(failed)]
+        first = next(name for name, term in self.terms.items() if term.required)
+        named = self.score_from or max(self.terms, key=lambda name: self.terms[name].weight)
+        main = results[first if named in failed else named]
         feedback = "\n".join(dict.fromkeys(result.feedback for result in results.values() if result.feedback))
-        score = self._score(results)
-        return RewardResult(total, score, main.status, components, main.extracted, feedback, detail)
-
-    def _main(self, failed: Mapping[str, RewardResult]) -> str:
-        """The term that says how grading ended: that of the score, else the first required one."""
-        if self.score_from is not None and self.score_from not in failed:
-            return self.score_from
-        return next(name for name, term in self.terms.items() if term.required)
+        return RewardResult(total, results[named].score, main.status, components, main.extracted, feedback, detail)
 
     def _components(self, results: Mapping[str, RewardResult]) -> dict[str, float | None]:
         components: dict[str, float | None] = {}
@@ -100,31 +105,22 @@ class _Sum(Generic[_R]):
                 components[f"{name}/{part}"] = result.components.get(part)
         return components | {FAILED_TERMS: float(sum(result.reward is None for result in results.values()))}
 
-    def _score(self, results: Mapping[str, RewardResult]) -> float | None:
-        """That of the term named for it, else the mean by weight; None where a term with a weight above 0 has none."""
-        if self.score_from is not None:
-            return results[self.score_from].score
-        weights = {name: term.weight for name, term in self.terms.items() if term.weight > 0}
-        scores = {name: score for name in weights if (score := results[name].score) is not None}
-        if not weights or len(scores) < len(weights):
-            return None
-        mean = fsum(weight * scores[name] for name, weight in weights.items()) / fsum(weights.values())
-        return min(max(mean, 0.0), 1.0)
-
 
 class WeightedSum(_Sum[Reward]):
     """The weighted sum of rewards of one response; terms run side by side.
 
     Components are the terms' own rewards under their names, before weights, None for one that failed, and
     `failed_terms` counts those; what a term declares in `component_names`, as a sum does, is there as `term/part`.
-    Status and extracted answer are those of the term that `score_from` names, else of the first required one.
+    Score, status and extracted answer are those of the term that `score_from` names, else of the one with the greatest
+    weight; where that one failed there is no score, and the rest is the first required term's.
 
-    Example: `WeightedSum({"answer": Term(MathReward(), 0.9), "format": Term(ThinkFormatReward(), 0.1)},
-    score_from="answer")`
+    Example: `WeightedSum({"answer": Term(MathReward(), 0.9), "format": Term(ThinkFormatReward(), 0.1)})`
     """
 
+    _method = "grade"
+
     def __init__(
-        self, terms: Mapping[str, Term[Reward]], *, score_from: str | None = None, limit_s: float = DEADLINE_S
+        self, terms: Mapping[str, Term[Reward]], *, score_from: str | None = None, limit_s: float = TERM_LIMIT_S
     ) -> None:
         """Raises ConfigError for terms that cannot be summed; `limit_s` is each term's deadline."""
         super().__init__(terms, score_from=score_from, limit_s=limit_s)
@@ -137,6 +133,8 @@ class WeightedSum(_Sum[Reward]):
 
 class GroupSum(_Sum[GroupReward]):
     """The weighted sum of group rewards; see `WeightedSum`. `groups.Each` makes a term of a reward of one response."""
+
+    _method = "grade_group"
 
     def __init__(
         self, terms: Mapping[str, Term[GroupReward]], *, score_from: str | None = None, limit_s: float = GROUP_LIMIT_S

@@ -57,8 +57,9 @@ class ThinkFormatReward:
 
     `loose`: there is a `<think>…</think>` and an `<answer>…</answer>` somewhere (RM-Gallery's `reasoning_format`).
     `strict`: one of each, in this order, nothing around them and something in the answer; special tokens may follow.
-    `think_opened` says whether the prompt ends with the `<think>`, so that the response begins inside of the thought:
-    None takes either. With a `pattern` the whole text has to match that instead; `(?s)` makes its `.` match line ends.
+    Where `think_opened` is False the response itself has to open its thought; else the prompt may have done so, and a
+    `<think>` that was put back before the response is taken too. With a `pattern` the whole text has to match that
+    instead; `(?s)` makes its `.` match line ends.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ def _behind_thought(text: str, think_opened: bool | None) -> list[_Block] | None
         return None
     opened_here = [block.tag for block in blocks[1:3]] == ["<think>", "</think>"] and not blocks[0].content.strip()
     opened_before = len(blocks) > 1 and blocks[1].tag == "</think>"
-    if opened_here and think_opened is not True:
+    if opened_here:
         rest = blocks[2:]
     elif opened_before and think_opened is not False:
         rest = blocks[1:]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError
@@ -53,6 +55,8 @@ class FunctionReward:
             raise ConfigError("timeout_reward: expected None without killable, got a number. Set killable=True.")
         if not (isinstance(bounds, tuple | list) and len(bounds) == 2 and bounds[0] <= bounds[1]):
             raise ConfigError(f"bounds: expected a lowest and a highest reward, got {bounds!r}. Give both.")
+        if timeout_reward is not None and not bounds[0] <= timeout_reward <= bounds[1]:
+            raise ConfigError(f"timeout_reward: expected a reward in {bounds}, got {timeout_reward!r}. Change it.")
         if not isinstance(function, str) and not callable(function):
             raise ConfigError(f"function: expected a function or its name, got {function!r}. Pass one.")
         self._options: dict[str, Any] = {
@@ -99,7 +103,8 @@ class FunctionReward:
         except AgentEnvError:
             raise
         except Exception as error:
-            raise InfraError(f"{self._where}: expected a reward, got {type(error).__name__}: {error}"[:500]) from error
+            said = f"{type(error).__name__}: {error}"[:400]
+            raise InfraError(f"{self._where}: expected a reward, got {said} ({_place(error)})") from error
         return as_result(value, self._where)
 
     async def _in_worker(self, given: dict[str, Any]) -> RewardResult:
@@ -114,6 +119,12 @@ class FunctionReward:
                 raise InfraError(f"{self._where}: {error}. Raise limit_s, or set timeout_reward.") from error
             return RewardResult(reward, status=Status.TIMEOUT, detail=str(error))
         return RewardResult(**{**fields, "status": Status(fields["status"])})
+
+
+def _place(error: Exception) -> str:
+    """The file and line that raised it."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(last.filename).name}:{last.lineno}"
 
 
 async def _within(limit_s: float, value: Any) -> Any:

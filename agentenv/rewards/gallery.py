@@ -7,23 +7,24 @@ the nearest ones of RM-Gallery and OpenJudge. The formulas of format, length and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from agentenv.errors import ConfigError
+from agentenv.errors import ConfigError, ContractError, DataError
 from agentenv.rewards._arguments import number
 from agentenv.rewards.format import compute_format_reward
+from agentenv.rewards.group_function import numbers_of
 from agentenv.rewards.groups import GROUP_LIMIT_S, Each, graded_group
 from agentenv.rewards.invalid import INVALID_REWARD
-from agentenv.rewards.judge import Judge, PairwiseJudge, RubricReward
+from agentenv.rewards.judge import Judge, PairwiseJudge, RubricReward, checked
 from agentenv.rewards.length import compute_thought_length_reward, compute_total_length_reward
 from agentenv.rewards.loop_thread import run_sync
 from agentenv.rewards.repetition import create_ngram_penalty_reward
 from agentenv.rewards.statistics import summary
 from agentenv.rewards.tournament import Tournament
-from agentenv.rewards.types import GroupReward, Response, RewardResult, is_finite
+from agentenv.rewards.types import GroupReward, Response, RewardResult
 
 Scores = tuple[list[float], list[dict[str, Any]]]
 """A score per response, -999.0 where there is none, and what is known about it."""
@@ -98,7 +99,7 @@ def create_rm_gallery_reward_function(
     the principle score (the score where there are none), and `reward_valid`, 0.0 where that is -999.0.
 
     Raises:
-        ConfigError: not exactly one of judge, grader and rules_only is given.
+        ConfigError: not exactly one of judge, grader and rules_only is given, or the judge is none.
     """
     if sum([judge is not None, grader is not None, rules_only]) != 1:
         raise ConfigError(
@@ -109,6 +110,7 @@ def create_rm_gallery_reward_function(
     if rules_only:
         grader = _no_principles
     elif judge is not None:
+        checked("create_rm_gallery_reward_function", judge, None)
         grader = partial(by_judge, judge=judge)
     assert grader is not None
     return _RewardFunction(grader, weights or Weights(), return_details, return_statistics)
@@ -124,10 +126,14 @@ class _RewardFunction:
     return_statistics: bool
 
     def __call__(self, prompt: Any, responses: Any, extras: Any = None, **kwargs: Any) -> tuple[Any, ...]:
-        """Scores, reward_info and, where asked for, details; a single response may come without its list."""
-        texts = [str(text) for text in responses] if isinstance(responses, list | tuple) else [str(responses)]
-        given, details = self.grader(prompt, texts, extras, **kwargs)
-        principle = [_or_invalid(score) for score in given]
+        """Scores, reward_info and, where asked for, details; a single response may come without its list.
+
+        Raises:
+            DataError: a response is no text.
+            ContractError: the grader gave no score for each.
+        """
+        texts = _texts(responses)
+        principle, details = _read(self.grader(prompt, list(texts), extras, **kwargs), len(texts))
         formats, ngrams = compute_format_reward(texts), create_ngram_penalty_reward(5, -1.0, 0.1)(texts)
         thought_scores, thought_lengths = compute_thought_length_reward(texts)
         total_scores, _ = compute_total_length_reward(texts)
@@ -155,9 +161,20 @@ class _RewardFunction:
         return total + weights.ngram * ngram + weights.thought_length * thought
 
 
-def _or_invalid(score: Any) -> float:
-    number = INVALID_REWARD if score is None else float(score)
-    return number if is_finite(number) else INVALID_REWARD
+def _texts(responses: Any) -> list[str]:
+    texts = [responses] if isinstance(responses, str) or not isinstance(responses, Iterable) else list(responses)
+    wrong = [text for text in texts if not isinstance(text, str)]
+    if wrong:
+        raise DataError(f"responses: expected a text, or a list of texts, got {wrong[0]!r:.200}. Decode them.")
+    return texts
+
+
+def _read(answer: Any, count: int) -> tuple[list[float], list[Any]]:
+    """A grader's scores, INVALID_REWARD where there is none, and details; ContractError where it gave no such pair."""
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        raise ContractError(f"grader: expected (scores, details), got {answer!r:.200}. Mend the grader.")
+    scores = numbers_of("grader: scores", answer[0], count)
+    return [INVALID_REWARD if score is None else score for score in scores], list(answer[1] or [])
 
 
 def _no_principles(prompt: Any, responses: Sequence[str], extras: Any = None, **_: Any) -> Scores:
@@ -173,6 +190,8 @@ def _figures(valid: Sequence[float], count: int) -> dict[str, list[float]]:
 
 def _graded(reward: GroupReward, prompt: Any, responses: Sequence[str], extras: Sequence[Any] | None) -> Scores:
     rows = extras if extras is not None else [{}] * len(responses)
+    if len(rows) != len(responses):
+        raise DataError(f"extras: expected one for each of {len(responses)} responses, got {len(rows)}. Pass them all.")
     text = prompt[0] if isinstance(prompt, list) and prompt and isinstance(prompt[0], str) else prompt or ""
     asked = [
         Response(response, prompt=text, metadata=row if isinstance(row, Mapping) else {})

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
+from typing import Any
 
 from agentenv.deadlines import StepTimeout, bounded
-from agentenv.errors import ConfigError, DataError
+from agentenv.errors import DataError
+from agentenv.rewards._arguments import number, whole_number
 from agentenv.rewards.types import GroupReward, Response, Reward, RewardResult, Status
 
 DEADLINE_S = 60.0
@@ -18,18 +21,24 @@ _ROUNDING = 1e-6
 async def graded(reward: Reward, response: Response, *, limit_s: float = DEADLINE_S) -> RewardResult:
     """The result of one response; never raises for one, however its grader fails.
 
-    LABEL where the reward cannot use the row; INFRA where it raised anything else, gave no answer within `limit_s`, or
+    LABEL where the reward cannot use the row; INFRA where it raised anything else, gave no result within `limit_s`, or
     gave one outside of its own bounds. Waiting for a free worker or a place in the sandbox does not count.
     """
+    text: Any = response.text
+    if not isinstance(text, str):
+        return RewardResult.failed(f"Response.text: expected a text, got {text!r:.100}. Give what the model wrote.")
     try:
-        result = await bounded(reward.grade, response, limit_s=limit_s, flag="limit_s")
+        return within_bounds(reward, await bounded(reward.grade, response, limit_s=limit_s, flag="limit_s"))
     except DataError as error:
         return RewardResult.failed(str(error), Status.LABEL)
     except StepTimeout as error:
         return RewardResult.failed(str(error))
+    except asyncio.CancelledError:
+        if (task := asyncio.current_task()) is None or task.cancelling():
+            raise
+        return RewardResult.failed(f"{_name(reward)}: expected a result, got its own work cancelled. Mend the reward.")
     except Exception as error:  # noqa: BLE001 - one response's grader must not end its batch; the result carries it
         return RewardResult.failed(f"{type(error).__name__}: {error}"[:500])
-    return within_bounds(reward, result)
 
 
 async def graded_all(
@@ -38,11 +47,10 @@ async def graded_all(
     """One result per response, in order, `max_concurrent` at a time; see `graded`.
 
     Raises:
-        ConfigError: `max_concurrent` is less than 1.
+        ConfigError: a limit is out of range.
     """
-    if max_concurrent < 1:
-        raise ConfigError(f"max_concurrent: expected an integer >= 1, got {max_concurrent!r}. Change the value.")
-    free = asyncio.Semaphore(max_concurrent)
+    number("limit_s", limit_s, low=0.001, high=math.inf)
+    free = asyncio.Semaphore(whole_number("max_concurrent", max_concurrent, low=1))
 
     async def one(response: Response) -> RewardResult:
         """The result of a response; its time starts when its turn has come."""
@@ -54,12 +62,19 @@ async def graded_all(
     return [task.result() for task in running]
 
 
-def within_bounds(reward: Reward | GroupReward, result: RewardResult) -> RewardResult:
-    """The result, or INFRA where its reward is outside of what the grader says it gives."""
-    low, high = reward.bounds
-    if result.reward is None or low - _ROUNDING <= result.reward <= high + _ROUNDING:
+def within_bounds(reward: Reward | GroupReward, result: Any) -> RewardResult:
+    """The result; INFRA where it is none, or its reward is outside of what the grader says it gives."""
+    bounds = getattr(reward, "bounds", None)
+    if not isinstance(result, RewardResult):
+        return RewardResult.failed(f"{_name(reward)}: expected a RewardResult, got {result!r:.200}. Mend the reward.")
+    if not isinstance(bounds, tuple | list) or len(bounds) != 2:
+        return RewardResult.failed(f"{_name(reward)}: expected bounds (low, high), got {bounds!r:.200}. Mend it.")
+    if result.reward is None or bounds[0] - _ROUNDING <= result.reward <= bounds[1] + _ROUNDING:
         return result
-    return RewardResult.failed(f"{_name(reward)}: expected a reward in {low:g}..{high:g}, got {result.reward!r}")
+    low, high = bounds
+    return RewardResult.failed(
+        f"{_name(reward)}: expected a reward in {low:g}..{high:g}, got {result.reward!r}. Mend it, or its bounds."
+    )
 
 
 def _name(reward: Reward | GroupReward) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Any
 
-from agentenv.agent import accepted, call
-from agentenv.errors import ConfigError, ContractError
+from agentenv.agent import accepted
+from agentenv.errors import ConfigError, ContractError, DataError
 from agentenv.rewards._arguments import whole_number
 from agentenv.rewards._threads import Threads
 from agentenv.rewards.invalid import INVALID_REWARD
@@ -21,9 +22,10 @@ _Lists = tuple[list[float | None], dict[str, list[float | None]], list[str]]
 class FunctionGroupReward:
     """`compute_score(prompt, responses, extras, **kwargs) -> (scores, reward_info[, details])` as a GroupReward.
 
-    `prompt` and `responses` are the texts (a prompt in messages is passed as it is), `extras` the other columns of each
-    row; scores and the values of `reward_info` are lists of one number per response. A reference, where there is one,
-    is judged as a last response with the extras of the first, and gives `win` and `win_and` by `comparison_score`.
+    `prompt` and `responses` are the texts (a prompt in messages stays messages), `extras` the other columns of each
+    row, all of them copies; scores and the values of `reward_info` are lists of one number per response. A reference,
+    where there is one, is judged as a last response with the extras of the first, and gives `win` and `win_and` by
+    `comparison_score`.
     A score of -999.0, None or NaN is no reward.
 
     The function may be async, or plain: then up to `max_threads` calls run at a time, in threads that live on between
@@ -43,9 +45,22 @@ class FunctionGroupReward:
             raise ConfigError(f"function: expected a function, got {function!r}. Pass compute_score itself.")
         self.function, self.bounds = function, bounds
         self.kwargs = dict(kwargs or {})
+        self._check_signature()
         self.meta_info: dict[str, Any] = {}
         """Further arguments, of the current step; one of the same name as in `kwargs` replaces it."""
         self._threads = Threads(whole_number("max_threads", max_threads, low=1))
+
+    def _check_signature(self) -> None:
+        fixed = dict.fromkeys(("prompt", "responses", "extras"))
+        try:
+            inspect.signature(self.function).bind_partial(**fixed)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"function: expected def compute_score(prompt, responses, extras, …), got {self.function!r:.200} "
+                f"({error}). Name its parameters so."
+            ) from error
+        if taken := fixed.keys() & self.kwargs.keys():
+            raise ConfigError(f"kwargs: expected none of {', '.join(fixed)}, got {sorted(taken)}. Leave them out.")
 
     @property
     def num_abandoned(self) -> int:
@@ -56,19 +71,18 @@ class FunctionGroupReward:
         """One result per response, in order; components are what `reward_info` has, as it is.
 
         Raises:
+            DataError: a column is none that can be copied.
             ContractError: what the function gave cannot be read.
             Exception: what it raised.
         """
         if not responses:
             return []
         texts = [response.text for response in responses] + ([reference] if reference else [])
-        extras = [dict(response.metadata) for response in [*responses, *responses[:1]][: len(texts)]]
         count = len(texts)  # the function may change its lists
-        given = accepted(self.function, self.kwargs | self.meta_info)
-        work = partial(self.function, prompt=responses[0].prompt, responses=texts, extras=extras, **given)
+        ask = partial(self._ask, responses, texts)
         # The group's deadline ends it: it stands still while the call waits for a thread.
         plain = not inspect.iscoroutinefunction(self.function)
-        answer = await (self._threads.run(work, limit_s=inf) if plain else call(work))
+        answer = await self._threads.run(ask, limit_s=inf) if plain else ask()
         if inspect.isawaitable(answer):
             answer = await answer
         scores, info, details = self._read(answer, count)
@@ -81,6 +95,15 @@ class FunctionGroupReward:
             results.append(_result(scores[index], components, details[index]))
         return results
 
+    def _ask(self, responses: Sequence[Response], texts: list[str]) -> Any:
+        rows = [response.metadata for response in [*responses, *responses[:1]][: len(texts)]]
+        try:
+            prompt, extras = copy.deepcopy(responses[0].prompt), [copy.deepcopy(dict(row)) for row in rows]
+        except (TypeError, RecursionError) as error:
+            raise DataError(f"row: expected values that can be copied, got {error}. Mend its columns.") from error
+        given = accepted(self.function, self.kwargs | self.meta_info)
+        return self.function(prompt=prompt, responses=texts, extras=extras, **given)
+
     def _read(self, answer: Any, count: int) -> _Lists:
         name = getattr(self.function, "__qualname__", type(self.function).__name__)
         if not isinstance(answer, tuple) or len(answer) not in (2, 3):
@@ -88,8 +111,8 @@ class FunctionGroupReward:
         info = answer[1] if isinstance(answer[1], Mapping) else {}
         given = answer[2] if len(answer) == 3 else None
         details = [str(detail)[:500] for detail in given] if isinstance(given, list) and len(given) == count else []
-        scores = _numbers(f"{name}: scores", answer[0], count)
-        columns = {str(key): _numbers(f"{name}: reward_info[{key!r}]", values, count) for key, values in info.items()}
+        scores = numbers_of(f"{name}: scores", answer[0], count)
+        columns = {str(key): numbers_of(f"{name}: reward_info[{key!r}]", values, count) for key, values in info.items()}
         return scores, columns, details or [""] * count
 
 
@@ -100,7 +123,12 @@ def against_reference(score: float | None, reference: float | None) -> dict[str,
     return {"win": float(score > reference), "win_and": float(score >= reference)}
 
 
-def _numbers(where: str, values: Any, count: int) -> list[float | None]:
+def numbers_of(where: str, values: Any, count: int) -> list[float | None]:
+    """A function's list of numbers, or an array; None for -999.0, None and what no float32 holds.
+
+    Raises:
+        ContractError: it is no list of `count` numbers.
+    """
     values = values.tolist() if hasattr(values, "tolist") else values
     if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != count:
         raise ContractError(f"{where}: expected a list of {count} numbers, got {values!r:.200}. Mend the function.")

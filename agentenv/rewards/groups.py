@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from agentenv.deadlines import StepTimeout, bounded
 from agentenv.errors import ConfigError, ContractError, DataError
-from agentenv.rewards._arguments import number, one_of, whole_number
+from agentenv.rewards._arguments import is_reward, number, one_of, whole_number
 from agentenv.rewards.grading import DEADLINE_S, graded_all, within_bounds
 from agentenv.rewards.group_function import FunctionGroupReward, against_reference
 from agentenv.rewards.types import GroupReward, Response, Reward, RewardResult, Status
@@ -156,7 +156,9 @@ async def grade_groups(
         group_size: see `check_group_sizes`.
 
     Raises:
-        ConfigError: a limit is out of range, there is not one key per response, or the reward judges no groups.
+        ConfigError: a limit is out of range, there is not one key per response, one cannot be compared, or the reward
+            judges no groups.
+        DataError: a reference is no text.
         GroupSizeError: groups have different sizes, under "strict".
     """
     check_group_sizes(keys, group_size)
@@ -185,16 +187,19 @@ async def stream_groups(
     """Each group's outcome and results as soon as they are there; what is left runs no longer than the generator.
 
     Raises:
-        ConfigError: as `grade_groups`.
+        ConfigError, DataError: as `grade_groups`.
     """
     number("limit_s", limit_s, low=0.001)
     whole_number("max_concurrent", max_concurrent, low=1)
-    if not hasattr(reward, "grade_group"):
+    if not hasattr(reward, "grade_group") or isinstance(reward, type):
         raise ConfigError(
             f"reward: expected a group reward, got {reward!r:.200}. Wrap one of single responses in Each."
         )
     if len(keys) != len(responses):
         raise ConfigError(f"keys: expected one for each of {len(responses)} responses, got {len(keys)}. Pass them all.")
+    wrong = [each for each in (references or {}).values() if not isinstance(each, str | None)]
+    if wrong:
+        raise DataError(f"references: expected texts, got {wrong[0]!r:.200}. Pass what the reference says.")
     free = asyncio.Semaphore(max_concurrent)
 
     async def one(key: Hashable, indices: Sequence[int]) -> tuple[GroupOutcome, tuple[RewardResult, ...]]:
@@ -244,6 +249,7 @@ class Each:
     """A Reward as a GroupReward: judges each response on its own, within `limit_s`; a reference changes nothing."""
 
     def __init__(self, reward: Reward, *, limit_s: float = DEADLINE_S) -> None:
+        is_reward("Each.reward", reward, "grade")
         self.reward, self.limit_s = reward, number("Each.limit_s", limit_s, low=0.001)
 
     @property
@@ -275,6 +281,8 @@ def aligned(results: Sequence[RewardResult]) -> list[RewardResult]:
 def _members(keys: Sequence[Hashable]) -> dict[Hashable, list[int]]:
     members: dict[Hashable, list[int]] = {}
     for index, key in enumerate(keys):
+        if not isinstance(key, Hashable):
+            raise ConfigError(f"keys: expected values that can be compared, got {key!r:.200}. Make them of group_keys.")
         members.setdefault(key, []).append(index)
     return members
 

@@ -29,7 +29,7 @@ from agentenv.rewards.types import Response, RewardResult, Status
 
 MODES = ("strict", "lenient")
 CPU_LIMIT_S = 2.0
-_FENCE = re.compile(r"^[ \t]*```[ \t]*([A-Za-z0-9]*)[ \t]*$", re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*```[ \t]*([A-Za-z0-9]*)[ \t]*\r?$", re.MULTILINE)
 _RECURSION_LIMIT = 4000
 """Frames: a document of the deepest kind takes about 600."""
 _COMPONENTS = {"json": 0.0, "valid": 0.0, "required": 0.0}

@@ -101,6 +101,21 @@ async def ask(
     raise InfraError(f"judge: expected {expected} in {asking.attempts} attempts, the last gave {got}. Mend the judge.")
 
 
+def checked(where: str, judge: Any, asking: Any) -> Asking:
+    """How a judge is asked, by default `Asking()`.
+
+    Raises:
+        ConfigError: the judge is none, as its name would be; or `asking` is none.
+    """
+    if not callable(getattr(judge, "complete", None)) or isinstance(judge, type):
+        raise ConfigError(
+            f"{where}.judge: expected an object with `async def complete(messages)`, got {judge!r:.200}. Make one."
+        )
+    if not isinstance(asking, Asking | None):
+        raise ConfigError(f"{where}.asking: expected Asking(…), got {asking!r:.200}. Make one.")
+    return asking or Asking()
+
+
 class JudgeReward:
     """What a judge says of a response: right or wrong by a reference, or a score on a scale.
 
@@ -133,11 +148,11 @@ class JudgeReward:
     ) -> None:
         self.judge, self.scale, self.needs_label = judge, scale, needs_label
         self.votes = whole_number("JudgeReward.votes", votes, low=1)
-        if scale is not None and number("scale", scale[0]) >= number("scale", scale[1]):
+        if scale is not None and not _is_scale(scale):
             raise ConfigError(f"JudgeReward.scale: expected (low, high), got {scale!r}. Change the value.")
         default = YES_NO if scale is None else SCORE.format(low=scale[0], high=scale[1])
         self.instructions = default if instructions is None else instructions
-        self.asking = asking or Asking()
+        self.asking = checked("JudgeReward", judge, asking)
 
     async def grade(self, response: Response) -> RewardResult:
         """The verdict; NO_ANSWER, without asking, for a response that is empty or whose thinking has no end.
@@ -182,7 +197,7 @@ class JudgeReward:
         return RewardResult(reward, reward, components=components, extracted=answer[:1000])
 
     def _reference(self, label: Any) -> str:
-        if label is None or label == "":
+        if label is None or label in ([], {}) or (isinstance(label, str) and not label.strip()):
             if self.needs_label:
                 raise DataError("label: expected a reference for the judge, got none. Give the row one.")
             return ""
@@ -204,9 +219,9 @@ class RubricReward:
     component_names = ("violations",)
 
     def __init__(self, judge: Judge, *, rubrics: Sequence[str] = PRINCIPLES, asking: Asking | None = None) -> None:
-        if isinstance(rubrics, str) or not rubrics:
+        if isinstance(rubrics, str) or not rubrics or not all(isinstance(rubric, str) for rubric in rubrics):
             raise ConfigError(f"RubricReward.rubrics: expected a list of texts, got {rubrics!r:.200}. Write some.")
-        self.judge, self.rubrics, self.asking = judge, tuple(rubrics), asking or Asking()
+        self.judge, self.rubrics, self.asking = judge, tuple(rubrics), checked("RubricReward", judge, asking)
 
     async def grade(self, response: Response) -> RewardResult:
         """The share; of a response that is empty or whose thinking has no end, 0.0 without asking.
@@ -233,7 +248,7 @@ class PairwiseJudge:
     """Which of two responses a judge prefers."""
 
     def __init__(self, judge: Judge, *, instructions: str = PAIR, asking: Asking | None = None) -> None:
-        self.judge, self.instructions, self.asking = judge, instructions, asking or Asking()
+        self.judge, self.instructions, self.asking = judge, instructions, checked("PairwiseJudge", judge, asking)
 
     async def compare(self, prompt: str | Sequence[Message], a: str, b: str) -> float:
         """1.0 where `a` is better, 0.5 for a tie, 0.0 where `b` is; `a` is shown first, so ask in both orders.
@@ -250,6 +265,10 @@ class PairwiseJudge:
         messages = _messages(self.instructions, texts, self.asking)
         verdict = await ask(self.judge, messages, _preferred, self.asking, expected="A, B or TIE")
         return {"a": 1.0, "tie": 0.5, "b": 0.0}[verdict]
+
+
+def _is_scale(scale: Any) -> bool:
+    return isinstance(scale, tuple | list) and len(scale) == 2 and number("scale", scale[0]) < number("scale", scale[1])
 
 
 def _preferred(reply: str) -> str | None:

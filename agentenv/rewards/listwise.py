@@ -14,7 +14,7 @@ from math import fsum
 from agentenv.rewards._arguments import whole_number
 from agentenv.rewards._judge_text import numbers, prompt_text, quoted
 from agentenv.rewards.groups import against_reference
-from agentenv.rewards.judge import Asking, Judge, ask
+from agentenv.rewards.judge import Asking, Judge, ask, checked
 from agentenv.rewards.text import final_text
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.types import Message
@@ -45,7 +45,7 @@ class ListwiseReward:
     component_names = ("comparison_score", "n_valid", "win", "win_and")
 
     def __init__(self, judge: Judge, *, orders: int = 1, asking: Asking | None = None, seed: int = 0) -> None:
-        self.judge, self.asking, self.seed = judge, asking or Asking(), seed
+        self.judge, self.asking, self.seed = judge, checked("ListwiseReward", judge, asking), seed
         self.orders = whole_number("ListwiseReward.orders", orders, low=1)
 
     async def grade_group(self, responses: Sequence[Response], reference: str | None = None) -> list[RewardResult]:

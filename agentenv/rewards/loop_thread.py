@@ -12,7 +12,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from agentenv.errors import ContractError
+from agentenv.errors import ContractError, InfraError
 
 _T = TypeVar("_T")
 
@@ -36,11 +36,19 @@ class LoopThread:
         if threading.current_thread() is self._thread:
             work.close()
             raise ContractError(f"{self._thread.name}: expected another thread, got the loop's own. Await it instead.")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = asyncio.run_coroutine_threadsafe(_carried(work), self._loop)
         try:
             return future.result()
         finally:
             future.cancel()  # which does nothing to one that is done
+
+
+async def _carried(work: Coroutine[Any, Any, _T]) -> _T:
+    """What `work` gives; what would end the loop of all callers ends this call alone."""
+    try:
+        return await work
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise InfraError(f"run_sync: expected a result, got {error!r}. Raise another exception.") from error
 
 
 _shared: LoopThread | None = None

@@ -36,7 +36,9 @@ def bradley_terry(points: Sequence[Sequence[float]], *, prior: float = 1.0) -> l
     count = len(points)
     number("bradley_terry.prior", prior, low=1e-6)
     if any(len(row) != count or not all(0.0 <= point < math.inf for point in row) for row in points):
-        raise ConfigError(f"bradley_terry.points: expected {count} rows of {count} numbers >= 0, got {points!r:.200}.")
+        raise ConfigError(
+            f"bradley_terry.points: expected {count} rows of {count} numbers >= 0, got {points!r:.200}. Correct them."
+        )
     games = [[points[i][j] + points[j][i] if i != j else 0.0 for j in range(count)] for i in range(count)]
     won = [math.fsum(point for j, point in enumerate(row) if j != i) + prior / 2 for i, row in enumerate(points)]
     strengths = [1.0] * count

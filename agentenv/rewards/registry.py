@@ -67,6 +67,8 @@ def make_reward(name: str, /, **options: Any) -> Reward:
     Raises:
         ConfigError: there is none of that name, it is no reward, or the options are wrong.
     """
+    if not isinstance(name, str):
+        raise _unread(name)
     spec = REWARDS.get(ROLL_NAMES.get(name, name), name)
     if ":" not in spec:
         expected = f"one of {', '.join(REWARDS)}, module:Name or FILE.py:Name"
@@ -101,9 +103,11 @@ def reward_from(spec: str | Mapping[str, Any] | Reward) -> Reward:
     if isinstance(spec, str):
         return make_reward(spec)
     if not isinstance(spec, Mapping):
-        if hasattr(spec, "grade"):
+        if hasattr(spec, "grade") and not isinstance(spec, type):
             return spec
         raise _unread(spec)
+    if not _has_names(spec):
+        raise _unread(dict(spec))
     if "sum" in spec:
         return _sum(**spec)
     if "route" in spec:
@@ -111,7 +115,7 @@ def reward_from(spec: str | Mapping[str, Any] | Reward) -> Reward:
     if len(spec) != 1:
         raise _unread(dict(spec))
     ((name, options),) = spec.items()
-    if not isinstance(name, str) or not _has_names(options):
+    if not _has_names(options):
         raise _unread(dict(spec))
     return make_reward(name, **options)
 
@@ -174,7 +178,10 @@ def _made(name: str, cls: Callable[..., Any], options: Mapping[str, Any], *args:
     Raises:
         ConfigError: it takes others; says which. Or it could not be made with them.
     """
-    signature = inspect.signature(cls)
+    try:
+        signature = inspect.signature(cls)
+    except ValueError as error:
+        raise ConfigError(f"{name}: expected a class of Python, got {cls!r}: {error}. Name another.") from error
     try:
         signature.bind(*args, **options)
     except TypeError as error:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentenv.errors import ConfigError, DataError
-from agentenv.rewards._arguments import number
+from agentenv.rewards._arguments import is_reward, number
 from agentenv.rewards.statistics import Summary, summary
 from agentenv.rewards.types import Response, Reward, RewardResult
 
@@ -22,7 +22,7 @@ class Router:
         key: the column of the row that says it: `tag`, `domain`, `data_source`.
 
     Raises:
-        ConfigError: no rewards, a domain without one, or a tag of two domains.
+        ConfigError: no rewards, a domain without one, a tag of two domains, or tags that are none.
     """
 
     def __init__(
@@ -30,6 +30,8 @@ class Router:
     ) -> None:
         if not rewards:
             raise ConfigError("Router.rewards: expected rewards by domain, got none. Pass at least one.")
+        for domain, reward in rewards.items():
+            is_reward(f"Router.rewards[{domain!r}]", reward, "grade")
         self.rewards, self.key = dict(rewards), key
         self._domains = {domain: domain for domain in rewards} | self._read(tags or {})
 
@@ -62,6 +64,9 @@ class Router:
         return await self.rewards[self.domain(response)].grade(response)
 
     def _read(self, tags: Mapping[str, str | Sequence[str]]) -> dict[str, str]:
+        wrong = [value for value in tags.values() if not isinstance(value, str | list | tuple)]
+        if wrong:
+            raise ConfigError(f"Router.tags: expected a domain, or a list of tags, got {wrong[0]!r:.200}. Mend it.")
         pairs = [
             pair
             for name, value in tags.items()
@@ -69,7 +74,7 @@ class Router:
         ]
         domains: dict[str, str] = {}
         for tag, domain in pairs:
-            if domain not in self.rewards:
+            if not isinstance(domain, str) or domain not in self.rewards:
                 raise ConfigError(f"Router.tags: expected a domain of {sorted(self.rewards)}, got {domain!r}. Mend it.")
             if domains.setdefault(tag, domain) != domain or (tag in self.rewards and tag != domain):
                 raise ConfigError(f"Router.tags: expected one domain for {tag!r}, got two. Remove one of them.")

@@ -27,16 +27,16 @@ _ARTICLES = frozenset({"a", "an", "the"})
 _CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3"
 _WORD = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+")
 _PLAIN_WORD = re.compile(rf"[{_CJK}]|[^\s{_CJK}]+")
-_PUNCTUATION = re.compile(r"(?!(?<=[0-9])\.(?=[0-9])|(?<!\w)-(?=[0-9]))(?:[^\w\s]|_)")
+_PUNCTUATION = re.compile(r"(?!(?<=[0-9])[./:](?=[0-9])|(?<!\w)\.(?=[0-9])|(?<!\w)-(?=\.?[0-9]))(?:[^\w\s]|_)")
 
 
 def normalised(text: str) -> list[str]:
     """The words that count, after SQuAD: lower case, without punctuation and articles; a CJK character is a word.
 
-    Unlike there, a decimal point and a minus stay: `3.14` is not `314`. A text of nothing else keeps its articles, and
-    one without a word is compared character by character.
+    Unlike there, what makes a number stays, a point, a minus, a slash or a colon: `3.14` is not `314`, `1/2` not `12`.
+    A text of nothing else keeps its articles, and one without a word is compared character by character.
     """
-    text = unicodedata.normalize("NFKC", text).casefold()
+    text = unicodedata.normalize("NFKC", text).casefold().replace("\u2212", "-")
     words = _PLAIN_WORD.findall(_PUNCTUATION.sub("", text))
     return [word for word in words if word not in _ARTICLES] or words or list("".join(text.split()))
 

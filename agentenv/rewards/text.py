@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-_SPECIAL_TOKEN = re.compile(r"(?:<[|｜][^<>|｜\s]{1,40}[|｜]>|</?(?:s|eos|bos|pad|end_of_turn|end_of_text)>)$")
+_END_REVERSED = re.compile(r"(?:\s|>[|｜][^<>|｜\s]{1,40}[|｜]<|>(?:s|soe|sob|dap|nrut_fo_dne|txet_fo_dne)/?<)++")
+"""White space and special tokens, read from a text's end: from there one pass finds them all."""
 _OPEN, _CLOSE = "<think>", "</think>"
 _BOXED_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 
@@ -16,6 +17,15 @@ def final_text(text: str) -> str | None:
     """
     final = text.rpartition(_CLOSE)[2]
     return None if _OPEN in final else without_special_tokens(final).strip()
+
+
+def with_opened_thought(text: str, prompt: str) -> str:
+    """The response, after the `<think>` that its prompt ends with, as some chat templates have it.
+
+    Without it what a limit cut inside of the thought would pass for an answer. One that says it again has it once.
+    """
+    opened = prompt.rstrip().endswith(_OPEN) and not text.lstrip().startswith(_OPEN)
+    return _OPEN + text if opened else text
 
 
 def thought_text(text: str) -> str:
@@ -32,14 +42,8 @@ def thought_text(text: str) -> str:
 
 def without_special_tokens(text: str) -> str:
     """The text without white space and special tokens at its end, in any of the usual spellings."""
-    end = len(text)
-    while True:
-        while end and text[end - 1].isspace():
-            end -= 1
-        token = _SPECIAL_TOKEN.search(text, max(0, end - 60), end)
-        if token is None:
-            return text[:end]
-        end -= len(token[0])
+    end = _END_REVERSED.match(text[::-1])
+    return text[: len(text) - end.end()] if end else text
 
 
 def last_boxed(text: str) -> str | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, Literal, Protocol
@@ -51,7 +51,8 @@ class Tournament:
         seed: of what is drawn.
 
     Equal texts tie without being compared, and a response without an answer (thinking that has no end, or nothing else)
-    loses against one with. A group of one response, without a reference, is compared with nothing: 0.0, `n_valid` 0.
+    loses against one with; one whose comparisons all failed has no reward for that. A group of one response, without a
+    reference, is compared with nothing: 0.0, `n_valid` 0.
 
     Components: `comparison_score`; `win_rate`, points per comparison; `copeland`, the pairs won less those lost, per
     pair; `n_valid`, the comparisons that did not fail; `win` and `win_and`, whether it scored more than the reference,
@@ -100,7 +101,9 @@ class Tournament:
         judged = final_text(reference) if reference else None
         competitors = [*texts, judged] if judged else texts
         table = await self._played(responses[0].prompt if responses else "", competitors)
-        standings = table.standings(competitors, rated=self.measure == "bradley_terry")
+        # Strengths take a group of 64 half a second.
+        rated = self.measure == "bradley_terry"
+        standings = await asyncio.to_thread(table.standings, competitors, rated=rated)
         against = standings[-1]["comparison_score"] if judged else None
         return [
             self._result(text, standing | against_reference(standing["comparison_score"], against), table)
@@ -125,7 +128,8 @@ class Tournament:
             async with free:
                 return await self._compare(prompt, a, b)
 
-        pairs = list(self._games(sorted({text for text in texts if text}, key=self._drawn)))
+        marks = {text: self._drawn(text) for text in set(texts) if text}
+        pairs = list(self._games(sorted(marks, key=marks.__getitem__), marks))
         found = await asyncio.gather(*(one(a, b) for a, b in pairs), return_exceptions=True)
         for (a, b), points in zip(pairs, found, strict=True):
             if isinstance(points, DataError):
@@ -144,13 +148,14 @@ class Tournament:
             return None if points is None else float(points)
         raise ContractError(f"compare: expected 0.0, 0.5, 1.0 or None, got {points!r:.200}. Mend the comparer.")
 
-    def _games(self, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
+    def _games(self, texts: Sequence[str], marks: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
         """Who is compared with whom, first shown first."""
         for i, j in self._pairs(len(texts)):
             a, b = texts[i], texts[j]  # in the order of what was drawn for each
-            if self.both_orders or self._drawn(a, b)[0] & 1:
+            straight = hashlib.sha256(marks[a] + marks[b]).digest()[0] & 1
+            if self.both_orders or straight:
                 yield a, b
-            if self.both_orders or not self._drawn(a, b)[0] & 1:
+            if self.both_orders or not straight:
                 yield b, a
 
     def _pairs(self, count: int) -> list[tuple[int, int]]:
@@ -161,12 +166,9 @@ class Tournament:
         ends = [(i, (i + step) % count) for step in steps for i in range(count)]
         return sorted({(min(pair), max(pair)) for pair in ends})
 
-    def _drawn(self, *texts: str) -> bytes:
-        """What is drawn for some texts: the same wherever they stand."""
-        whole = hashlib.sha256(f"{self.seed}".encode())
-        for text in texts:
-            whole.update(hashlib.sha256(text.encode(errors="surrogatepass")).digest())
-        return whole.digest()
+    def _drawn(self, text: str) -> bytes:
+        """What is drawn for a text: the same wherever it stands."""
+        return hashlib.sha256(f"{self.seed} ".encode() + text.encode(errors="surrogatepass")).digest()
 
 
 @dataclass(slots=True)
@@ -179,11 +181,16 @@ class _Table:
     """Of the first against the second, in both orders of showing."""
     failures: list[str] = field(default_factory=list)
     num_games: int = 0
+    asked: set[str] = field(default_factory=set)
+    answered: set[str] = field(default_factory=set)
+    """Texts that were in a comparison, and in one that did not fail."""
 
     def enter(self, a: str, b: str, points: Any) -> None:
         """Note a comparison; one that gave no number failed."""
         self.num_games += 1
+        self.asked |= {a, b}
         if isinstance(points, float):
+            self.answered |= {a, b}
             self.games.setdefault((a, b), []).append(points)
             self.games.setdefault((b, a), []).append(1.0 - points)
         else:
@@ -204,7 +211,9 @@ class _Table:
     def standings(self, texts: Sequence[str], *, rated: bool) -> list[dict[str, float | None]]:
         """The measures of each competitor; a text that occurs twice counts as two, who tie with each other."""
         met = [[self.games.get((a, b), []) if i != j else [] for j, b in enumerate(texts)] for i, a in enumerate(texts)]
-        standings = [_measured(row, alone=len(texts) == 1) for row in met]
+        unknown = self.asked - self.answered  # what needs no comparison says too little of these
+        rows = [[] if text in unknown else row for text, row in zip(texts, met, strict=True)]
+        standings = [_measured(row, alone=len(texts) == 1) for row in rows]
         if rated:
             ratings = bradley_terry([[math.fsum(pair) for pair in row] for row in met])
             for standing, rating in zip(standings, ratings, strict=True):

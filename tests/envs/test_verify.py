@@ -77,11 +77,26 @@ async def test_info_has_the_components_the_status_and_the_answer_that_was_judged
     result = await judged("The answer is 41.", domain="math")
     assert result.info == {
         "correct": 0.0, "math/correct": 0.0, "math/has_answer": 1.0, "status": "ok", "extracted": "41",
+        "math/no_answer": 0.0, "math/parse_error": 0.0, "math/timeout": 0.0,
     }  # fmt: skip
     of_all = await judged("The answer is 42.", reward="math")
-    assert of_all.info == {"correct": 1.0, "has_answer": 1.0, "status": "ok", "extracted": "42"}
+    shares = {"no_answer": 0.0, "parse_error": 0.0, "timeout": 0.0}
+    assert of_all.info == {"correct": 1.0, "has_answer": 1.0, **shares, "status": "ok", "extracted": "42"}
     assert (result.reward, result.score, result.observation) == (0.0, 0.0, "")
-    assert (await judged("Hm.", domain="math")).info["status"] == "no_answer"
+    none = (await judged("Hm.", domain="math")).info
+    assert (none["status"], none["math/no_answer"]) == ("no_answer", 1.0)
+
+
+async def test_without_a_score_nothing_is_said_of_right_and_wrong():
+    result = await judged("The answer is 42.", reward={"length": {"max_length": 4000}})
+    assert (result.score, "correct" in result.info) == (None, False)
+
+
+async def test_why_a_part_of_the_reward_failed_is_in_the_record():
+    spec = {"sum": {"answer": {"reward": "math"}, "judge": {"reward": Failing(), "required": False}}}
+    result = await judged("The answer is 42.", reward=spec)
+    assert (result.reward, result.info["failed_terms"]) == (1.0, 1.0)
+    assert result.info["detail"] == "judge: down"
 
 
 async def test_settings_say_the_reward_whatever_the_row_says():
@@ -146,7 +161,7 @@ async def test_a_row_of_no_domain_is_refused_before_anything_is_generated():
     [("math", ""), ("code", "none"), ("choice", "?"), ("regex", "("), ("ifeval", {}), ("similarity", 3)],
 )
 async def test_a_label_that_the_reward_cannot_use_is_a_fault_of_the_data(domain, label):
-    with pytest.raises(DataError, match=r"Verify.step: expected a grade, got label"):
+    with pytest.raises(DataError, match=r"Verify.step: no grade \(label\)"):
         await judged(r"\boxed{42}", label, domain=domain)
 
 
@@ -166,12 +181,12 @@ class Failing:
 
 
 async def test_a_grader_that_fails_raises_and_is_never_a_wrong_answer():
-    with pytest.raises(InfraError, match=r"Verify.step: expected a grade, got infra: down"):
+    with pytest.raises(InfraError, match=r"Verify.step: no grade \(infra\): .*down"):
         await judged("42", reward=Failing())
 
 
 async def test_a_grader_that_is_too_slow_raises():
-    with pytest.raises(InfraError, match=r"expected a grade within 0.05 s"):
+    with pytest.raises(InfraError, match=r"expected an answer within 0.05 s"):
         await Verify(Failing(0, wait_s=30.0), limit_s=0.05).step(states("42"))
 
 

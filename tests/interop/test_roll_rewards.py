@@ -4,6 +4,7 @@ import inspect
 import json
 import math
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from agentenv.interop.roll_dispatch import (
     one_to_all,
     register,
 )
+from agentenv.rewards.judge import JudgeReward
 from agentenv.rewards.registry import ROLL_NAMES, reward_from
 from agentenv.rewards.types import RewardResult, Status
 from tests.interop.protos import DataProto, Tokenizer, batch_of
@@ -176,6 +178,11 @@ def test_without_ids_a_group_is_what_has_the_same_prompt():
     assert response_level(rewards().compute_rewards(data)) == [2.0, 2.0, 4.0]
 
 
+def test_why_responses_have_no_reward_is_in_the_log(caplog):
+    rewards().compute_rewards(batch(["aa", "raise", "raise"]))
+    assert "2 of 3 responses have no reward; the first: RuntimeError: down" in caplog.text
+
+
 # --- domains ---------------------------------------------------------------------------------------------------------
 
 DOMAINS = {"math_rule": "math", "any": Length()}
@@ -288,6 +295,90 @@ def test_no_worker_has_async_methods(name):
 def test_the_template_reads_answers_by_itself():
     worker = worker_class("Plain", CustomReward)(config())
     assert response_level(worker.compute_rewards(batch([r"\boxed{4}", r"\boxed{5}"]))) == [1.0, 0.0]
+
+
+IN_A_BOX = "<think>so</think>\n<answer>\n[{'bbox_2d': [14, 28, 140, 280], 'label': 'cat'}]\n</answer>"
+TRUE_BOX = "<answer>[{'bbox_2d': [100, 100, 1000, 1000], 'label': 'cat'}]</answer>"
+ADD = "<think>so</think>\n```python\ndef add(a, b):\n    return a + b\n```"
+
+
+def code_row(kind, function, **case):
+    return {"case_type": kind, "test_case_function": function, "test_cases": json.dumps([case]), "tag": "KodCode"}
+
+
+def detection_row(truth=TRUE_BOX, **grid):
+    rules = {"det_verifier_normalized": True, "det_reward_ratio": {"iou_max_label_first": 1.0, "map": 0.0}}
+    reward_model = {"ground_truth": truth, "format_ratio": 0.1, "accuracy_ratio": 1.0, "verifier_parm": rules}
+    inputs = {"image_grid_thw": torch.tensor([[1, 20, 10]]), "pixel_values": torch.zeros(2)} | grid
+    return {"reward_model": reward_model, "multi_modal_inputs": inputs, "tag": "det"}
+
+
+CONSTRAINTS = dict.fromkeys(("N", "quantifier", "end_phrase", "keyword_list"))
+ROWS = [
+    ("MathRuleRewardWorker", {"ground_truth": "4", "tag": "deepmath_103k"}, r"<think>so</think>It is \boxed{4}"),
+    ("CodeSandboxRewardWorker", code_row("input", "None", stdin="1 2\n", expected_stdout="3\n"),
+     "```python\nprint(sum(map(int, input().split())))\n```"),
+    ("CodeSandboxRewardWorker", code_row("pytest", "None", assert_code="def test_it():\n    assert add(1, 2) == 3\n"),
+     ADD),
+    ("CodeSandboxRewardWorker", code_row("assert", "add", assert_code="assert add(1, 2) == 3", entry_point="add",
+                                         import_prefix="import math\n"), ADD),
+    ("GeneralValRuleRewardWorker", {"ground_truth": "B", "tag": "ceval"}, "<think>so</think>The answer is B"),
+    ("CrossThinkQARuleRewardWorker", {"ground_truth": "B", "tag": "nemotron_CrossThinkQA"}, r"So \boxed{B}"),
+    ("MultipleChoiceBoxedRuleRewardWorker", {"ground_truth": "B", "tag": "mc"}, r"So \boxed{b}"),
+    ("GeneralRuleRewardWorker", {"ground_truth": json.dumps(CONSTRAINTS | {"func_name": "validate_lowercase"}),
+                                 "tag": "ifeval"}, "<think>So</think>all of it low"),
+    ("DetectionRewardWorker", detection_row(), IN_A_BOX),
+]  # fmt: skip
+EVERY_ROW = {
+    "id": "0", "source": "x", "difficulty": "0.5", "prompt": "user\nq\nassistant\n", "domain": "d", "ground_truth": "",
+    "messages": json.dumps([{"role": "user", "content": "q"}]), "case_type": "", "test_case_function": "",
+    "test_cases": "",
+}  # fmt: skip
+
+
+def graded_by(worker, row, response, prompt="q"):
+    """The reward of a row of ROLL's form, and how many had none."""
+    columns = {name: [value] for name, value in (EVERY_ROW | row).items()}
+    meta_info = {"global_step": 3, "max_steps": 100}
+    answer = worker.compute_rewards(batch_of([prompt], [response], meta_info=meta_info, **columns))
+    (score,) = answer.batch["scores"].tolist()
+    return score, answer.meta_info["metrics"]["rewards/num_invalid"]
+
+
+@pytest.mark.parametrize(("name", "row", "right"), ROWS, ids=[f"{row[0]}-{n}" for n, row in enumerate(ROWS)])
+def test_a_row_as_rolls_data_has_it(name, row, right):
+    worker = getattr(roll, name)(config())
+    assert graded_by(worker, row, right) == (1.0, 0.0)
+    assert graded_by(worker, row, "I do not KNOW") == (0.0, 0.0)
+    assert graded_by(worker, row, right.rpartition("</think>")[2], prompt="q<think>\n") == (0.0, 0.0), (
+        "cut in a thought"
+    )
+
+
+def test_rolls_judge_judges_with_whom_a_class_asks():
+    class Says:
+        async def complete(self, messages):
+            return "YES"
+
+    class Worker(roll.LLMJudgeRewardWorker):
+        def make_reward(self):
+            return JudgeReward(Says())
+
+    assert graded_by(Worker(config()), {"ground_truth": "Paris", "tag": "RLVR"}, "Paris") == (1.0, 0.0)
+
+
+def test_boxes_in_pixels_are_measured_by_the_patches_of_the_image():
+    """Qwen2.5-VL's are; those of Qwen2-VL and Qwen3-VL are in thousandths already, whatever a row says."""
+
+    class Larger(roll.DetectionRewardWorker):
+        patch_size = 28
+
+    class Relative(roll.DetectionRewardWorker):
+        patch_size = None
+
+    assert graded_by(Larger(config()), detection_row(), IN_A_BOX)[0] < 0.3
+    same = "<answer>[{'bbox_2d': [14, 28, 140, 280], 'label': 'cat'}]</answer>"
+    assert graded_by(Relative(config()), detection_row(truth=same), IN_A_BOX) == (1.0, 0.0)
 
 
 # --- several workers -------------------------------------------------------------------------------------------------
@@ -448,7 +539,8 @@ def test_workers_are_rays_actors():
 
 
 REAL_ROLL = """
-import json, sys
+import json, pickle, sys
+from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import torch
 from protos import Tokenizer, batch_of
@@ -470,9 +562,16 @@ data.meta_info.pop("metrics", None)
 whole = data.union(DataProto.from_dict({name: answer.batch[name] for name in answer.batch.keys()}))
 by_domain = DataProto.concat([worker.compute_rewards(each) for each in data.group_by("id").values()])
 assert by_domain.batch["scores"].shape == (3,)
+rows = []
+for name, row, right in pickle.loads(Path(sys.argv[2]).read_bytes()):
+    columns = {column: [value] * 2 for column, value in row.items()}
+    two = batch_of(["q"] * 2, [right, "I do not KNOW"], proto=DataProto, meta_info={"global_step": 3}, **columns)
+    graded = RollRewards(getattr(roll, name).reward, Tokenizer()).compute_rewards(two)
+    rows.append(graded.batch["scores"].tolist() + [graded.meta_info["metrics"]["rewards/num_invalid"]])
 print(json.dumps({
     "rewards": whole.batch["response_level_rewards"].tolist(),
     "types": sorted({str(answer.batch[name].dtype) for name in answer.batch.keys()}),
+    "rows": rows,
     "tokens": list(answer.batch["token_level_rewards"].shape) == list(data.batch["responses"].shape),
     "metrics": [len(value) for name, value in answer.meta_info["metrics"].items() if name == "rewards/num_invalid"],
 }))
@@ -483,8 +582,10 @@ print(json.dumps({
 @pytest.mark.skipif("ROLL_SRC" not in os.environ, reason="ROLL is not on PyPI: set ROLL_SRC to a checkout of it")
 def test_rolls_own_dataproto(tmp_path):
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", ""), os.environ["ROLL_SRC"]])
+    rows = tmp_path / "rows.pickle"
+    rows.write_bytes(pickle.dumps([(name, EVERY_ROW | row, right) for name, row, right in ROWS]))
     ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", REAL_ROLL, str(Path(__file__).parent)],
+        [sys.executable, "-W", "ignore", "-c", REAL_ROLL, str(Path(__file__).parent), str(rows)],
         cwd=tmp_path,  # it makes ./output
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True, text=True, timeout=240, check=False,
@@ -492,5 +593,6 @@ def test_rolls_own_dataproto(tmp_path):
     assert ran.returncode == 0, ran.stderr[-3000:]
     found = json.loads(ran.stdout.strip().splitlines()[-1])
     assert found == {
-        "rewards": [1.0, 0.0, 1.0], "types": ["torch.float16"], "tokens": True, "metrics": [2]
+        "rewards": [1.0, 0.0, 1.0], "types": ["torch.float16"], "tokens": True, "metrics": [2],
+        "rows": [[1.0, 0.0, 0.0]] * len(ROWS),
     }  # fmt: skip

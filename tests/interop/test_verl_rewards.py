@@ -7,9 +7,12 @@ import asyncio
 import copy
 import logging
 import math
+import pickle
 import subprocess
 import sys
+import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -61,6 +64,21 @@ def test_row_4_it_is_called_without_a_loop_and_within_one():
     assert torch.equal(alone, awaited)
 
 
+def one_of_verls(data_source, solution_str, ground_truth, extra_info=None):
+    """verl's form of a function."""
+    return float(len(solution_str))
+
+
+@pytest.mark.parametrize("options", [{}, {"compute_score": one_of_verls}, {"compute_score": None, "reward": "length"}])
+def test_row_4_it_may_be_sent_to_another_process_before_and_after_it_was_used(options):
+    """verl <= 0.6 pickles its manager for `launch_reward_fn_async`."""
+    judge, data = manager(**options), simple()
+    fresh = pickle.loads(pickle.dumps(judge))
+    expected = judge(data)
+    assert torch.equal(fresh(data), expected)
+    assert torch.equal(pickle.loads(pickle.dumps(judge))(data), expected)
+
+
 def test_row_4_calls_from_several_threads_do_not_mix():
     from concurrent.futures import ThreadPoolExecutor
 
@@ -87,6 +105,13 @@ def test_row_5_scores_that_are_there_are_given_back_with_their_extras(return_dic
     assert answer["reward_extra_info"]["acc"].tolist() == [1.0, 0.0, 1.0, 0.0]
 
 
+def test_row_5_scores_without_extras_are_given_back_alone():
+    data = simple()
+    data.batch["rm_scores"] = torch.ones(4, 7)
+    data.meta_info["reward_extra_keys"] = None
+    assert manager()(data, return_dict=True)["reward_extra_info"] == {}
+
+
 # --- rows 6, 7: texts ------------------------------------------------------------------------------------------------
 
 
@@ -108,6 +133,36 @@ def test_row_6_special_tokens_are_no_text():
     texts = proto.read_texts(simple(responses=("aa<|im_end|>", "b", "c", "d")), Tokenizer())
     assert texts.responses[0] == "aa"
     assert texts.num_tokens[0] == 3
+
+
+def test_row_6_tags_that_a_tokenizer_counts_among_its_special_tokens_are_text():
+    """Else what was thought would read as the answer."""
+
+    stand_ins = {"<think>": "\ue000", "</think>": "\ue001"}  # a character, and so a token, each
+
+    class Counts(Tokenizer):
+        def __init__(self):
+            super().__init__()
+            ends = {id: SimpleNamespace(content="<|im_end|>", special=True) for id in self.all_special_ids}
+            tags = {self.encode(tag)[0]: SimpleNamespace(content=tag, special=True) for tag in stand_ins}
+            self.added_tokens_decoder = ends | tags
+            self.all_special_ids += tags
+
+        def encode(self, text):
+            for tag, character in stand_ins.items():
+                text = text.replace(tag, character)
+            return super().encode(text)
+
+        def decode(self, ids, *, skip_special_tokens=False):
+            text = super().decode(ids, skip_special_tokens=skip_special_tokens)
+            for tag, character in stand_ins.items():
+                text = text.replace(character, tag)
+            return text
+
+    tokenizer = Counts()
+    data = batch_of(["2+2?<|im_end|><think>"], ["so</think>4<|im_end|>"], tokenizer=tokenizer)
+    texts = proto.read_texts(data, tokenizer)
+    assert (texts.prompts, texts.responses) == (["2+2?<think>"], ["so</think>4"])
 
 
 def test_row_7_lengths_that_are_said_hold_where_prompts_are_padded_on_the_right():
@@ -133,6 +188,12 @@ def test_row_7_without_a_mask_the_padding_is_what_the_tokenizer_pads_with():
     del data.batch["attention_mask"]
     texts = proto.read_texts(data, Tokenizer())
     assert (texts.prompts, texts.responses) == (["p", "p", "q", "q"], ["aa", "b", "cc", "dddd"])
+
+
+def test_row_7_a_mask_may_be_of_floats():
+    data = simple()
+    data.batch["attention_mask"] = data.batch["attention_mask"].float()
+    assert nonzero(manager()(data)) == {(0, 1): 2.0, (1, 0): 1.0, (2, 1): 2.0, (3, 3): 4.0}
 
 
 # --- rows 8, 9: groups -----------------------------------------------------------------------------------------------
@@ -421,6 +482,34 @@ def test_row_18_wrong_options_are_refused_at_once(options, words):
         manager(**{"compute_score": lengths} | options)
 
 
+@pytest.mark.parametrize("score", [one_of_verls, None])
+def test_rows_1_and_18_the_timeout_is_that_of_single_responses_too(score):
+    """Which would have a minute else, whatever the groups have."""
+    reward = None if score else "math"
+    judge = RMGalleryRewardManager(Tokenizer(), compute_score=score, reward=reward, timeout=250.0)
+    assert judge.reward.limit_s == 250.0
+    assert score is None or judge.reward.reward.limit_s == 250.0
+    assert score is None or single(reward=f"{__name__}:one_of_verls", timeout=250.0)._reward.limit_s == 250.0
+
+
+NUM_TOGETHER = 12
+TOGETHER = threading.Barrier(NUM_TOGETHER, timeout=20.0)
+
+
+def meets(prompt, responses, extras=None):
+    """Raises where fewer groups than NUM_TOGETHER are judged at a time."""
+    TOGETHER.wait()
+    return [1.0] * len(responses), {}
+
+
+def test_rows_2_and_18_as_many_groups_are_judged_at_a_time_as_max_workers_says():
+    num = NUM_TOGETHER
+    data = batch_of([f"p{n}" for n in range(num)], ["a"] * num, extra_info=[{}] * num)
+    judge = manager(meets, max_workers=num)
+    assert judge(data).sum().item() == num
+    assert pickle.loads(pickle.dumps(judge))(data).sum().item() == num
+
+
 # --- rows 3, 20 through the manager ----------------------------------------------------------------------------------
 
 
@@ -453,6 +542,11 @@ def test_row_20_a_mask_that_is_there_is_not_changed_in_place():
     manager(half_dead, invalid_policy="mask")(data)
     assert before.min() == 1
     assert data.batch["response_mask"].sum(dim=1).tolist() == [7, 0, 7, 7]
+
+
+def test_row_20_why_a_response_has_no_reward_is_in_the_log(caplog):
+    manager(half_dead)(simple())
+    assert "1 of 4 responses have no reward; the first: the function gave no score" in caplog.text
 
 
 def test_row_20_raise_ends_the_batch():
@@ -612,6 +706,7 @@ async def test_ctrl_c_and_hostile_text_are_not_special():
         ({"components": ["reward"]}, "list of names other than reward"),
         ({"components": "format"}, "list of names"),
         ({"timeout": 0}, "timeout: expected a number in"),
+        ({"think_opened": "yes"}, "think_opened: expected true, false or null, got 'yes'"),
         ({"rewards": {"moon": 3}}, "expected a name"),
     ],
 )
@@ -628,6 +723,76 @@ async def test_wrong_options_of_compute_score_are_refused():
     assert (await compute_score("math", "#### 4", "4", reward_router_address="a:1", reward_model_tokenizer=None))[
         "score"
     ]
+
+
+async def test_an_object_that_is_called_asynchronously_is_a_function():
+    class Asks:
+        async def __call__(self, data_source, solution_str, ground_truth, extra_info=None):
+            return 0.5
+
+    assert (await single(Asks()).run_single(sample()))["reward_score"] == 0.5
+
+
+def test_a_manager_outlives_the_loop_that_it_was_asked_on():
+    async def slow(data_source, solution_str, ground_truth, extra_info):
+        await asyncio.sleep(0.01)
+        return 1.0
+
+    judge = single(slow, max_concurrent=1)
+
+    async def asked():
+        return await asyncio.gather(*(judge.run_single(sample()) for _ in range(3)))
+
+    for _ in range(2):
+        assert [answer["reward_score"] for answer in asyncio.run(asked())] == [1.0] * 3
+
+
+# --- a thought that the prompt begins ---------------------------------------------------------------------------------
+
+CUT, WHOLE = r"so it is \boxed{4}, I gue", r"so it is 5</think>\boxed{4}"
+
+
+def thinking(response, prompt="2+2?<think>\n", n=1, **columns):
+    given = {"data_source": ["math"] * n, "extra_info": [{}] * n, "reward_model": [{"ground_truth": "4"}] * n}
+    return batch_of([prompt] * n, [response] * n, **given, **columns)
+
+
+@pytest.mark.parametrize(("text", "reward"), [(CUT, 0.0), (WHOLE, 1.0), ("<think>" + WHOLE, 1.0)])
+async def test_what_a_limit_cut_inside_of_a_thought_that_the_prompt_began_is_no_answer(text, reward):
+    assert (await single().run_single(thinking(text)))["reward_score"] == reward
+    assert (await single().run_single(thinking(text, "2+2?")))["reward_score"] == 1.0
+    assert (await single(think_opened=True).run_single(thinking(text, "2+2?")))["reward_score"] == reward
+    assert (await single(think_opened=False).run_single(thinking(text)))["reward_score"] == 1.0
+    judge = RMGalleryRewardManager(Tokenizer(), reward="math")
+    assert (await judge.acall(thinking(text, n=2))).sum(dim=1).tolist() == [reward] * 2
+    assert (await compute_score("math", text, "4", think_opened=True))["score"] == reward
+    assert (await compute_score("math", text, "4"))["score"] == 1.0
+
+
+def test_the_tutorials_functions_see_the_beginning_of_a_thought_and_verls_what_verl_shows_them():
+    seen = []
+
+    def group(prompt, responses, extras=None):
+        seen.extend(responses)
+        return [0.0] * len(responses), {}
+
+    extras = [{"y": [{"content": "four"}]}]
+    manager(group, is_val_mode=True)(batch_of(["2?<think>"], [WHOLE], extra_info=extras))
+    assert seen == ["<think>" + WHOLE, "four"]
+
+    def score(data_source, solution_str, ground_truth, extra_info=None):
+        seen.append(solution_str)
+        return 0.0
+
+    manager(score)(thinking(WHOLE))
+    asyncio.run(single(score).run_single(thinking(WHOLE)))
+    assert seen[2:] == [WHOLE] * 2
+
+
+def test_the_format_of_a_thought_that_the_prompt_began_is_kept():
+    judge = RMGalleryRewardManager(Tokenizer())
+    info = judge(thinking("so</think><answer>4</answer>"), return_dict=True)["reward_extra_info"]
+    assert info["reward_format"] == [1.0]
 
 
 # --- groups of samples that come one by one --------------------------------------------------------------------------
@@ -682,6 +847,25 @@ async def test_a_sibling_that_never_comes_is_given_up():
     gathering = groups(wait_s=0.05)
     results = await asyncio.gather(*(gathering.graded("g", of("a" * n), 3) for n in (1, 2)))
     assert [result.reward for result in results] == [0.0, 1.0]
+
+
+async def test_a_group_that_is_judged_without_its_rest_is_said_in_the_log(caplog):
+    await groups(wait_s=0.01).graded("g", of("a"), 3)
+    assert "1 of 3 samples of g came" in caplog.text
+
+
+async def test_validation_is_what_the_batch_or_the_row_says():
+    """verl's own loop of agents says neither."""
+    judge = single(reward=f"{__name__}:lengths", n=3, val_n=1)
+    data = sample("xx", uid="v")
+    data.meta_info["validate"] = True
+    assert (await judge.run_single(data))["reward_score"] == 2.0
+
+
+async def test_as_many_groups_are_judged_at_a_time_as_max_concurrent_says():
+    judge = single(reward=f"{__name__}:meets", n=1, max_concurrent=NUM_TOGETHER)
+    answers = await asyncio.gather(*(judge.run_single(sample(uid=str(n))) for n in range(NUM_TOGETHER)))
+    assert [answer["reward_score"] for answer in answers] == [1.0] * NUM_TOGETHER
 
 
 async def test_a_group_may_come_again_under_its_key():

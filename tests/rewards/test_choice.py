@@ -30,7 +30,8 @@ async def chosen(text, label="B", metadata=None, **options):
         "B – Paris", "B (Paris)", "b) paris", "b. paris", "The correct one is B", "the answer is B", "Option B",
         "option b", "option (b)", "Choice B.", "B is correct", "B is the right answer",
         "The correct option is (B) Paris", "Answer: B", "It must be B", "选B", "答案是B", "选项 B",
-        "B) both of them and none", "B. vitamin C", "B) A or none of them",
+        "Yes, B is correct", "It's clear: (B) is right", "B) both of them and none", "B. vitamin C",
+        "B) A or none of them",
     ],
 )  # fmt: skip
 async def test_a_box_that_names_one_option(box):
@@ -100,8 +101,10 @@ async def test_the_text_of_an_option_names_it_where_the_row_has_the_options(box,
 async def test_rows_may_hold_arrays_and_their_numbers():
     import numpy as np
 
-    row = {"options": np.array(["Paris", "London"], dtype=object)}
-    assert (await ChoiceReward().grade(Response(r"\boxed{london}", np.int64(1), metadata=row))).reward == 1.0
+    texts = np.array(["Paris", "London"], dtype=object)
+    for options in (texts, {"label": np.array(["A", "B"]), "text": texts}):
+        response = Response(r"\boxed{london}", np.int64(1), metadata={"options": options})
+        assert (await ChoiceReward().grade(response)).reward == 1.0
 
 
 async def test_options_with_the_same_text_are_a_hedge():
@@ -134,6 +137,7 @@ async def test_labels_are_letters_indices_or_texts(label, options, index_base, l
         (None, None), ("", None), ("Z", None), ("A or B", None), ("Bananas", None), (True, None), (1.0, None),
         (-1, None), (10, None), (float("nan"), None), (["B"], None), ({}, None), ("C", ["x", "y"]), (2, ["x", "y"]),
         ("x", ["x", "x"]), ("B", []), ("B", "Paris"), ("B", ["x", 2]), ("B", {"AB": "x"}), ("B", {1: "x"}), ("B", 7),
+        ("B", {"label": None, "text": ["x"]}), ("B", {"label": 7, "text": ["x"]}),
         ("B", ["x"] * 27), ("B", {"label": ["A"], "text": ["x", "y"]}), ("B", {"A": "x", "a": "y"}),
     ],
 )  # fmt: skip
@@ -159,6 +163,17 @@ async def test_a_row_without_one_right_option_is_a_data_error(label, options):
         ("Bananas are good", Status.NO_ANSWER), ("", Status.NO_ANSWER),
         ("Clearly B it is, said Mr. D.", Status.NO_ANSWER), ("A cat sat.", Status.NO_ANSWER),
         ("<think>The answer is B", Status.NO_ANSWER), ("so it is B", Status.NO_ANSWER),
+        ("A is cheap.\nTherefore, option B is correct.", "B"), ("Thus, B is the correct answer.", "B"),
+        ("So A is not correct.", Status.NO_ANSWER), ("It is false that B is correct.", Status.PARSE_ERROR),
+        ("A is correct\nand so on.", Status.NO_ANSWER),
+        ("So both A and B are correct.", Status.PARSE_ERROR), ("The correct option is B.", "B"),
+        ("So the best choice is **B. London**", "B"), ("### Answer\n\n**B) London**", "B"),
+        ("## Final answer\nB", "B"),
+        ("<answer>B", "B"), ("The answer to the question is B.", "B"),
+        ("The answer is B, not A.", "B"), ("The answer is B rather than (A).", "B"),
+        ("The answer is certainly not B.", Status.PARSE_ERROR), ("故选B。", "B"), ("正确选项是B", "B"),
+        ("本题选 B", "B"), ("【答案】B", "B"),
+        ("因此，应选择B。", "B"), ("选项A错误。", Status.NO_ANSWER),
     ],
 )  # fmt: skip
 async def test_answers_without_a_box(text, answer):
@@ -243,6 +258,8 @@ def test_wrong_arguments_are_config_errors(reward, arguments):
 HOSTILE = [
     "A , B , C , " * 5000 + "!", r"\boxed{" * 20_000, r"\boxed{" + "A , " * 300 + "!}", "answer is " * 20_000,
     "<answer>" * 20_000, r"\boxed{" + "(A) or " * 140 + "x}", r"\boxed{" + "is " * 300 + "}",
+    "<answer>A" * 10_000 + "<", "correct option " * 8000, "answer to " * 9000,
+    "# answer \n" * 9000, "A or " * 40 + "is", "选" * 90_000,
     r"\boxed{" + r"\text{" * 150 + "B" + "}" * 150 + "}", r"\boxed{" + "A. " * 300 + "?}", "{" * 100_000,
     "answer " + "*" * 100_000, r"\boxed{is " + "the A " * 160 + "}",
 ]  # fmt: skip

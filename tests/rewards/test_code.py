@@ -216,6 +216,28 @@ async def test_the_same_block_is_the_program_whatever_the_tests_are(sandbox, row
     assert (last.reward, first.reward) == (1.0, 0.0)
 
 
+ANSWER = "```python\ndef add(a, b):\n    return a + b\n```"
+WRONG_ANSWER = "```python\ndef add(a, b):\n    return a - b\n```"
+USAGE = "```python\nprint(add(1, 2))  # 3\n```"
+
+
+@one_loop
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        (f"{ANSWER}\nUse it so:\n{USAGE}", 1.0),
+        (f"{WRONG_ANSWER}\nBetter:\n{ANSWER}\n{USAGE}", 1.0),
+        (f"{ANSWER}\nNo, so:\n{WRONG_ANSWER}\n{USAGE}", 0.0),
+        ("```python\nadd = lambda a, b: a + b\n```\n" + USAGE, 1.0),
+        (f"{ANSWER}\n```python\nassert add(1, 2) == 3\ndef address(): ...\n```", 1.0),
+        (USAGE, 0.0),
+    ],
+)
+async def test_a_block_that_shows_how_to_use_the_solution_is_not_taken_for_it(sandbox, text, right):
+    label = {"entry_point": "add", "hidden": [{"args": [1, 2], "expected": 3}]}
+    assert (await CodeReward(sandbox=sandbox).grade(Response(text, label))).reward == right
+
+
 @one_loop
 async def test_imports_classes_constants_and_example_usage_stay_in_a_program(sandbox):
     code = (

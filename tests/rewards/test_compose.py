@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.rewards.compose import FAILED_TERMS, GroupSum, Term, WeightedSum
-from agentenv.rewards.grading import graded
+from agentenv.rewards.compose import FAILED_TERMS, TERM_LIMIT_S, GroupSum, Term, WeightedSum
+from agentenv.rewards.grading import DEADLINE_S, graded
 from agentenv.rewards.groups import Each, grade_groups
 from agentenv.rewards.judge import Asking, JudgeReward, PairwiseJudge
 from agentenv.rewards.tournament import Tournament
 from agentenv.rewards.types import Response, RewardResult, Status
+from agentenv_envs.verify import Verify
 from tests.rewards.judges import Comparing, Down, Rewarding
 
 ANY = Response("any", label="4")
@@ -106,15 +107,22 @@ async def test_status_answer_and_score_come_from_the_named_term():
     assert result.feedback == "Good form.\nNo answer."
 
 
-async def test_without_a_named_term_the_score_is_the_mean_by_positive_weight():
+async def test_without_a_named_term_the_score_is_that_of_the_one_with_the_greatest_weight():
     terms = {
-        "a": Term(fixed(1.0, score=1.0), 3.0),
-        "b": Term(fixed(0.0, score=0.5), 1.0),
-        "penalty": Term(fixed(1.0, score=0.0), -1.0),
+        "style": Term(fixed(1.0, score=1.0), 0.1),
+        "answer": Term(fixed(0.0, score=0.5, status=Status.NO_ANSWER), 0.9, required=False),
+        "penalty": Term(fixed(1.0, score=1.0), -5.0),
     }
-    assert (await WeightedSum(terms).grade(ANY)).score == pytest.approx(3.5 / 4)
-    unknown = terms | {"c": Term(fixed(1.0), 1.0)}
-    assert (await WeightedSum(unknown).grade(ANY)).score is None
+    result = await WeightedSum(terms).grade(ANY)
+    assert (result.score, result.status) == (0.5, Status.NO_ANSWER)
+    for unknown in (fixed(0.0), fixed(InfraError("down"))):
+        result = await WeightedSum(terms | {"answer": Term(unknown, 0.9, required=False)}).grade(ANY)
+        assert (result.score, result.status) == (None, Status.OK)
+
+
+async def test_a_slow_optional_term_ends_before_the_sum_does():
+    assert TERM_LIMIT_S < DEADLINE_S
+    assert Verify().limit_s > TERM_LIMIT_S
 
 
 async def test_a_sum_is_a_term_of_another():
@@ -182,6 +190,11 @@ async def test_a_sum_that_no_float32_holds_is_no_reward():
         ({FAILED_TERMS: Term(fixed(1.0))}, {}),
         ({"a": Term(fixed(1.0), float("nan"))}, {}),
         ({"a": Term(fixed(1.0), required=False)}, {}),
+        ({"a": Term(None)}, {}),
+        ({"a": Term(Rewarding)}, {}),
+        ({"a": Term(Each(fixed(1.0)))}, {}),
+        ({"a": Term(fixed(1.0, None))}, {}),
+        ({"a": Term(fixed(1.0), required="no")}, {}),
         ({"a": Term(fixed(1.0))}, {"score_from": "b"}),
         ({"a": Term(fixed(1.0))}, {"limit_s": 0}),
     ],
@@ -189,6 +202,13 @@ async def test_a_sum_that_no_float32_holds_is_no_reward():
 def test_wrong_terms_are_refused(terms, options):
     with pytest.raises(ConfigError):
         WeightedSum(terms, **options)
+
+
+def test_a_sum_of_groups_takes_no_reward_of_one_response():
+    with pytest.raises(ConfigError, match=r"GroupSum\.a\.reward: expected a reward, .* `async def grade_group`"):
+        GroupSum({"a": Term(fixed(1.0))})
+    with pytest.raises(ConfigError, match=r"Each\.reward"):
+        Each(Rewarding)
 
 
 # --- groups ---------------------------------------------------------------------------------------------------------

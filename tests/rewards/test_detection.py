@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -301,7 +302,8 @@ async def test_how_grading_ends(text, status, form):
         (None, {"reward_model": 3}), ([box("cat", 0, 0, math.nan, 1)], {}),
         ({"ground_truth": [CAT], "format_ratio": -1}, {}), ({"ground_truth": [CAT], "accuracy_ratio": "1"}, {}),
         ({"ground_truth": [CAT], "format_ratio": 0, "accuracy_ratio": 0}, {}),
-        ({"ground_truth": [CAT], "verifier_parm": 3}, {}),
+        ({"ground_truth": [CAT], "verifier_parm": 3}, {}), (np.array([CAT, CAT]), {}), (np.array([]), {}),
+        ({"ground_truth": np.array([CAT, CAT])}, {}), (None, {"reward_model": np.array([CAT, CAT])}),
         ({"ground_truth": [CAT], "verifier_parm": {"det_reward_ratio": {"map": 2}}}, {}),
         ({"ground_truth": [CAT], "verifier_parm": {"det_reward_ratio": {"mAP": 1}}}, {}),
         ({"ground_truth": [CAT], "verifier_parm": {"det_reward_ratio": {"map": 0}}}, {}),

@@ -57,7 +57,7 @@ async def test_loose_and_strict(text, loose, strict):
 
 
 @pytest.mark.parametrize(
-    ("think_opened", "whole", "rest"), [(None, True, True), (False, True, False), (True, False, True)]
+    ("think_opened", "whole", "rest"), [(None, True, True), (False, True, False), (True, True, True)]
 )
 async def test_the_prompt_may_have_opened_the_thought(think_opened, whole, rest):
     think = ThinkFormatReward(mode="strict", think_opened=think_opened)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agentenv.errors import ConfigError, InfraError
+from agentenv.errors import ConfigError, ContractError, DataError, InfraError
 from agentenv.rewards.gallery import (
     Weights,
     create_rm_gallery_reward_function,
@@ -178,6 +178,37 @@ def test_rules_only_need_no_judge__row_18():
 def test_exactly_one_source_of_scores_is_needed(arguments):
     with pytest.raises(ConfigError, match="one of judge, grader and rules_only"):
         create_rm_gallery_reward_function(**arguments)
+
+
+def test_a_judges_name_is_no_judge():
+    with pytest.raises(ConfigError, match="expected an object with `async def complete"):
+        create_rm_gallery_reward_function(judge="gpt-4")
+
+
+def test_responses_may_come_in_any_sequence__row_19():
+    import numpy
+
+    reward_func = create_rm_gallery_reward_function(rules_only=True)
+    for texts in ([GOOD, "x"], (GOOD, "x"), numpy.array([GOOD, "x"])):
+        assert reward_func("q", texts) == reward_func("q", [GOOD, "x"])
+
+
+@pytest.mark.parametrize("responses", [None, [None], ["x", 3], 5])
+def test_a_response_that_is_no_text_is_not_judged_as_one(responses):
+    with pytest.raises(DataError, match="responses: expected a text"):
+        create_rm_gallery_reward_function(rules_only=True)("q", responses)
+
+
+def test_extras_are_one_for_each_response():
+    with pytest.raises(DataError, match="extras: expected one for each of 2 responses, got 1"):
+        create_rm_gallery_reward_function(judge=RuleJudge(longer))("q", ["x", "y"], [{}])
+
+
+@pytest.mark.parametrize("answer", [0.5, ([0.5], []), (["0.5", 1.0], []), ("ab", []), None])
+def test_a_grader_that_gives_no_score_for_each_is_refused(answer):
+    reward_func = create_rm_gallery_reward_function(grader=lambda prompt, responses, extras=None, **kwargs: answer)
+    with pytest.raises(ContractError, match="grader"):
+        reward_func("q", ["x", "y"])
 
 
 def test_weights_are_numbers():

@@ -40,12 +40,18 @@ class Scripted:
                     await asyncio.sleep(3600)
                 case "high":
                     return RewardResult(1.5)
+                case "number":
+                    return 1.0
+                case "nothing":
+                    return None
+                case "cancelled":
+                    raise asyncio.CancelledError
             return RewardResult(1.0, 1.0)
         finally:
             self.at_once -= 1
 
 
-@pytest.mark.parametrize("reward", [None, math.nan, math.inf, "1", 1e39])
+@pytest.mark.parametrize("reward", [None, math.nan, math.inf, "1", 1e39, 10**400])
 def test_a_result_about_the_response_has_a_reward_that_is_a_number(reward):
     with pytest.raises(ContractError, match=r"RewardResult.reward: expected a finite number"):
         RewardResult(reward)
@@ -79,6 +85,9 @@ def test_a_component_is_a_number_or_none():
         ("hang", Status.INFRA, "Scripted.grade: expected an answer within 0.05 s, got none. Raise limit_s."),
         ("late", Status.INFRA, "TimeoutError: the read operation timed out"),
         ("high", Status.INFRA, "expected a reward in 0..1, got 1.5"),
+        ("number", Status.INFRA, "Scripted: expected a RewardResult, got 1.0"),
+        ("nothing", Status.INFRA, "Scripted: expected a RewardResult, got None"),
+        ("cancelled", Status.INFRA, "Scripted: expected a result, got its own work cancelled"),
     ],
 )
 async def test_whatever_a_grader_does_is_a_typed_result_without_a_number(text, status, says):
@@ -88,9 +97,17 @@ async def test_whatever_a_grader_does_is_a_typed_result_without_a_number(text, s
 
 
 async def test_one_failure_costs_the_others_of_a_batch_nothing_and_their_order_is_kept():
-    texts = ["a", "bug", "b", "hang", "label", "c"]
+    texts = ["a", "bug", "b", "hang", "label", "cancelled", "number", "c"]
     results = await graded_all(Scripted(), [Response(text) for text in texts], limit_s=0.2)
-    assert [result.reward for result in results] == [1.0, None, 1.0, None, None, 1.0]
+    assert [result.reward for result in results] == [1.0, None, 1.0, None, None, None, None, 1.0]
+
+
+@pytest.mark.parametrize("bounds", [None, (0.0,), 1.0])
+async def test_a_grader_that_does_not_say_its_bounds_is_a_failure(bounds):
+    reward = Scripted()
+    reward.bounds = bounds
+    result = await graded(reward, Response("a"))
+    assert (result.status, "expected bounds (low, high)" in result.detail) == (Status.INFRA, True)
 
 
 async def test_waiting_for_a_free_worker_costs_no_time_limit():
@@ -114,6 +131,10 @@ async def test_a_cancelled_batch_cancels_its_graders():
     assert reward.at_once == 0
 
 
-async def test_a_wrong_setting_is_told_and_not_taken_for_a_failed_grader():
-    with pytest.raises(ConfigError, match="max_concurrent"):
-        await graded_all(Scripted(), [Response("a")], max_concurrent=0)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_concurrent", 0), ("max_concurrent", 1.5), ("max_concurrent", None), ("limit_s", 0), ("limit_s", math.nan)],
+)
+async def test_a_wrong_setting_is_told_and_not_taken_for_a_failed_grader(name, value):
+    with pytest.raises(ConfigError, match=f"^{name}: expected"):
+        await graded_all(Scripted(), [Response("a")], **{name: value})

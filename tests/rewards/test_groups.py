@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import logging
 import subprocess
 import sys
@@ -215,6 +216,13 @@ async def test_a_reward_outside_of_its_own_bounds_is_no_reward():
     assert [result.reward for result in graded.results] == [None, 100.0]
 
 
+async def test_a_reward_without_bounds_fails_its_groups_and_not_the_batch():
+    reward = ByPrompt()
+    reward.bounds = None
+    graded = await grade_groups(reward, rows("a", "b"), ["a", "b"])
+    assert [result.status for result in graded.results] == [Status.INFRA] * 2
+
+
 async def test_single_responses_may_fail_in_a_group_that_is_ok():
     graded = await grade_groups(ByPrompt(a=[RewardResult(1.0), RewardResult.failed("x")]), rows("a", "a"), ["a", "a"])
     assert ([result.reward for result in graded.results], graded.groups[0].status) == ([1.0, None], "ok")
@@ -243,6 +251,11 @@ async def test_each_group_gets_its_own_reference_and_an_empty_one_is_none__row_1
     reward = ByPrompt()
     await grade_groups(reward, rows("a", "b", "c"), ["a", "b", "c"], references={"a": "best", "b": ""})
     assert reward.seen == [("a", [""], "best"), ("b", ["x"], None), ("c", ["xx"], None)]
+
+
+async def test_a_reference_that_is_no_text_is_an_error__row_10():
+    with pytest.raises(DataError, match="references: expected texts, got"):
+        await grade_groups(ByPrompt(), rows("a"), ["a"], references={"a": {"content": "best"}})
 
 
 async def test_each_response_on_its_own_as_a_group():
@@ -281,6 +294,11 @@ async def test_wrong_arguments_are_named(arguments, named):
 async def test_a_reward_of_single_responses_is_no_group_reward():
     with pytest.raises(ConfigError, match="Wrap one of single responses in Each"):
         await grade_groups(Rewarding(1.0), rows("a"), ["a"])
+
+
+async def test_a_key_that_is_a_list_is_told_how_to_make_one_of_it():
+    with pytest.raises(ConfigError, match=r"keys: expected values that can be compared, got \[1, 5\].* group_keys"):
+        await grade_groups(ByPrompt(), rows("a", "b"), [[1, 5], [2, 5]])
 
 
 async def test_a_response_without_a_key_is_named():
@@ -445,6 +463,29 @@ async def test_the_reference_is_judged_last_with_the_first_rows_extras_and_has_n
     assert [response.text for response in responses] == ["x", "y"]
 
 
+async def test_a_function_cannot_change_its_callers_rows__row_10():
+    """The seed's manager hands its own lists out."""
+
+    def compute_score(prompt, responses, extras):
+        prompt[0]["content"] = responses[0] = "changed"
+        extras[0]["y"][0].clear()
+        extras[1].clear()
+        return [1.0, 1.0], {}
+
+    responses = [
+        Response("x", prompt=[{"role": "user", "content": "q"}], metadata={"y": [{"content": "ref"}]}) for _ in range(2)
+    ]
+    before = copy.deepcopy(responses)
+    graded = await grade_groups(FunctionGroupReward(compute_score), responses, ["k", "k"])
+    assert ([group.status for group in graded.groups], responses) == (["ok"], before)
+
+
+async def test_a_row_that_cannot_be_copied_is_the_rows_fault():
+    row = Response("x", metadata={"lock": threading.Lock()})
+    graded = await grade_groups(FunctionGroupReward(lengths), [row], ["k"])
+    assert [result.status for result in graded.results] == [Status.LABEL]
+
+
 @pytest.mark.parametrize("reference", [None, ""])
 async def test_without_a_reference_nothing_wins__row_10(reference):
     graded = await one_group(FunctionGroupReward(lengths), ["x", "xx"], reference=reference)
@@ -574,7 +615,17 @@ print(graded.groups[0].status)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "timeout\n", "")
 
 
-@pytest.mark.parametrize("arguments", [{"function": 3}, {"function": lengths, "max_threads": 0}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"function": 3},
+        {"function": lengths, "max_threads": 0},
+        {"function": lambda prompt, responses: ([], {})},
+        {"function": lambda p, r, e: ([], {})},
+        {"function": dict.fromkeys},
+        {"function": lengths, "kwargs": {"responses": []}},
+    ],
+)
 def test_functions_that_cannot_be_called_are_refused(arguments):
     with pytest.raises(ConfigError):
         FunctionGroupReward(**arguments)

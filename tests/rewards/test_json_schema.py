@@ -35,6 +35,7 @@ async def judged(text, schema=PERSON, **options):
         (f"<think>{{}}</think>\n{ADA}", 1, 1),
         (f"```json\n{ADA}\n```", 1, 1),
         (f"```\n{ADA}\n```", 1, 1),
+        (f"```json\r\n{ADA}\r\n```", 1, 1),
         (f"Here you are:\n```json\n{ADA}\n```", 0, 1),
         (f"```json\n{ADA}\n```\nThat is it.", 0, 1),
         (f"```json\n{{}}\n```\nbetter:\n```json\n{ADA}\n```", 0, 1),

@@ -105,3 +105,5 @@ async def test_no_group():
 def test_wrong_arguments_are_named():
     with pytest.raises(ConfigError, match="orders"):
         ListwiseReward(ScriptedJudge("x"), orders=0)
+    with pytest.raises(ConfigError, match=r"ListwiseReward\.judge: expected an object"):
+        ListwiseReward("gpt-4")

@@ -57,6 +57,12 @@ def test_lists_of_different_lengths_are_refused(lists):
         answers(*lists)
 
 
+@pytest.mark.parametrize("lists", [("ab", "ab", ["l", "l"]), ([None], ["a"], ["l"]), (["a"], [b"a"], ["l"])])
+def test_what_is_no_list_of_texts_is_refused(lists):
+    with pytest.raises(DataError, match="expected a list of texts"):
+        answers(*lists)
+
+
 def test_a_query_without_its_prompt_is_refused():
     with pytest.raises(DataError, match="query 1: expected it to begin with its prompt 'Q2'"):
         answers(["Q1 A", "Q1 A"], ["Q1", "Q2"], ["", ""])

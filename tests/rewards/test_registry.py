@@ -8,6 +8,7 @@ import pytest
 
 from agentenv.errors import ConfigError, DataError
 from agentenv.rewards.grading import graded
+from agentenv.rewards.math import MathReward
 from agentenv.rewards.registry import REWARDS, ROLL_NAMES, make_reward, reward_from, reward_names
 from agentenv.rewards.types import Response, Status
 
@@ -53,6 +54,8 @@ UNKNOWN = {
     "no.such.module:A": "expected an importable module, got 'no.such.module:A'",
     "nowhere.py:f": "expected a Python file, got 'nowhere.py'",
     "agentenv.types:Task": "Task",
+    "builtins:dict": "expected a class of Python",
+    5: "reward: expected a name",
     "agentenv.rewards.types:Reward": "Reward",
 }
 
@@ -191,6 +194,12 @@ UNREADABLE = {
     "a number": 3,
     "none": None,
     "a list": ["math"],
+    "a name that is a number": {1: {}},
+    "a setting that is a number": {"sum": {"a": "math"}, 1: 2},
+    "a class": MathReward,
+    "a term that is a class": {"sum": {"a": {"reward": MathReward}}},
+    "a requirement that is text": {"sum": {"a": {"reward": "math", "required": "no"}}},
+    "tags of nothing": {"route": {"math": "math"}, "tags": {"math": None}},
     "a sum of nothing": {"sum": {}},
     "a sum of a list": {"sum": ["math"]},
     "a sum with other settings": {"sum": {"a": "math"}, "weights": [1.0]},

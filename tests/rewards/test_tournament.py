@@ -1,6 +1,7 @@
 """Tournaments: points, order, failures, references. The defects are those of RM-Gallery and OpenJudge."""
 
 import asyncio
+import threading
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.groups import grade_groups
+from agentenv.rewards.ratings import bradley_terry
 from agentenv.rewards.tournament import Tournament
 from agentenv.rewards.types import Response, Status
 from tests.rewards.judges import Comparing
@@ -135,6 +137,25 @@ async def test_where_all_comparisons_failed_nobody_has_a_reward(failure):
     assert "2 of 2 comparisons failed" in results[0].detail
 
 
+@pytest.mark.parametrize(
+    ("texts", "reference", "rewards"),
+    [
+        (["a", "b", ""], None, [None, None, -1.0]),
+        (["a", "a", "b"], None, [None, None, None]),
+        (["a", "b"], "a", [None, None]),
+        (["a", "a", ""], None, [0.5, 0.5, -1.0]),
+    ],
+)
+@pytest.mark.parametrize("measure", ["comparison_score", "bradley_terry"])
+async def test_a_dead_judge_leaves_no_reward_for_what_needs_no_comparison(texts, reference, rewards, measure):
+    """Else who wrote anything at all would have the best reward beside one that wrote nothing."""
+    results, _ = await played(lambda a, b: None, texts, reference, measure=measure)
+    assert [result.status for result in results if result.reward is None] == [Status.INFRA] * rewards.count(None)
+    assert [result.components["comparison_score"] for result in results] == rewards
+    assert [result.components["win_and"] for result in results] == [None] * len(texts)
+    assert all(result.reward < 0 for result in results if not result.extracted and result.reward is not None)
+
+
 async def test_a_row_that_cannot_be_compared_is_the_labels_fault():
     def judged(a, b):
         raise DataError("label: expected a rubric")
@@ -236,6 +257,21 @@ async def test_no_more_comparisons_run_at_a_time_than_may():
 
     await Tournament(Counting(), max_concurrent=3).grade_group([Response(str(index)) for index in range(6)])
     assert most == 3
+
+
+async def test_the_loop_goes_on_while_strengths_are_computed(monkeypatch):
+    """A group of 64 of which each beats all shorter ones takes half a second; here it waits for the loop."""
+    beaten = threading.Event()
+
+    def strengths(points):
+        assert beaten.wait(60)
+        return bradley_terry(points)
+
+    monkeypatch.setattr("agentenv.rewards.tournament.bradley_terry", strengths)
+    playing = asyncio.ensure_future(scores(by_length, ["aaa", "bb"], measure="bradley_terry"))
+    asyncio.get_running_loop().call_later(0.05, beaten.set)
+    high, low = await playing
+    assert high == pytest.approx(-low)
 
 
 async def test_other_measures():

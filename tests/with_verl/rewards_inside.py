@@ -135,6 +135,13 @@ def test_row_18_the_default_function_of_verls_old_trainer_judges_through_our_man
     assert batch_manager(default_compute_score)(data).sum(dim=1).tolist() == [1.0, 0.0]
 
 
+@check
+def test_what_was_cut_inside_of_a_thought_that_the_prompt_began_is_no_answer_on_verls_dataproto():
+    texts = [r"so \boxed{4}, I gue", r"so</think>\boxed{4}"]
+    data = rows(texts, ["2+2<think>\n"] * 2)
+    assert batch_manager(reward="math")(data).sum(dim=1).tolist() == [0.0, 1.0]
+
+
 # --- row 24: known to verl -------------------------------------------------------------------------------------------
 
 

@@ -35,13 +35,14 @@ class _Block:
         return "\n".join(line[min(self.indent, len(line) - len(line.lstrip())) :] for line in self.lines)
 
 
-def extract_code(text: str) -> str | None:
+def extract_code(text: str, defines: str = "") -> str | None:
     r"""The program that an answer commits to; None where there is none.
 
     Reasoning (`<think>…</think>`, also without its beginning or its end) is left out first. Then it is the last fenced
     block that is tagged as Python; else the last one without a tag; else, where nothing is fenced and a line begins as
-    a statement does, all of the text. A last block may lack its end, as where a limit or a stop string cut it, or have
-    it behind its last line. Blocks in other languages are no answer, and neither are empty ones.
+    a statement does, all of the text. Where blocks define the name `defines` it is the last of those: one that shows
+    how to use a solution is none. A last block may lack its end, as where a limit or a stop string cut it, or have it
+    behind its last line. Blocks in other languages are no answer, and neither are empty ones.
 
     Example: `extract_code("Like so:\n```python\nprint(1)\n```")` is `"print(1)\n"`.
     """
@@ -50,14 +51,17 @@ def extract_code(text: str) -> str | None:
     if not blocks:
         code = said if _STATEMENT.match(said.lstrip("\n")) or _BEGINS.search(said) else ""
     else:
-        code = _last(blocks, _PYTHON) or _last(blocks, {""})
+        code = _last(blocks, _PYTHON, defines) or _last(blocks, {""}, defines)
     code = code.strip("\n").rstrip()
     return code + "\n" if code.strip() and len(code) < MAX_CODE_CHARS else None
 
 
-def _last(blocks: list[_Block], tags: Iterable[str]) -> str:
+def _last(blocks: list[_Block], tags: Iterable[str], defines: str) -> str:
     found = [block.code for block in blocks if block.tag in tags and block.code.strip()]
-    return found[-1] if found else ""
+    name = re.escape(defines)
+    defining = re.compile(rf"^(?:(?:async )?def|class) +{name}\b|^{name} *(?::[^=\n]*)?=(?!=)", re.MULTILINE)
+    named = [code for code in found if defines and defining.search(code)]
+    return (named or found or [""])[-1]
 
 
 def _without_reasoning(text: str) -> str:

@@ -66,7 +66,8 @@ def program_of(task: CodeTask, text: str) -> str | None:
     Where the tests are of the text it is one that says what the response says.
     """
     if not task.of_text:
-        return extract_code(text)
+        names = getattr(task.suite, "names", ()) or (getattr(task.suite, "entry_point", ""),)
+        return extract_code(text, names[0].partition(".")[0])
     said = final_text(text)
     return program_of_text(said) if said and len(said) < MAX_CODE_CHARS else None
 

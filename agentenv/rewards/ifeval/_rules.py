@@ -39,6 +39,7 @@ class Rule:
 
 def items_of(value: object) -> list[Any] | None:
     """The members of a list, tuple or array; None of anything else."""
+    value = value.tolist() if hasattr(value, "tolist") else value  # an array may have no dimension
     if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
         return list(value)
     return None

@@ -42,7 +42,12 @@ class Instruction:
         Raises:
             MissingDependency: the text's language must be detected, and langdetect is not installed.
         """
-        return bool(text.strip()) and RULES[self.name].check(text, **self.params)
+        return any(map(_is_seen, text)) and RULES[self.name].check(text, **self.params)
+
+
+def _is_seen(character: str) -> bool:
+    """Whether it leaves a mark: no white space, and nothing of no width."""
+    return character.isprintable() and not character.isspace()
 
 
 def judged(instructions: list[Instruction], text: str, mode: str) -> list[bool]:

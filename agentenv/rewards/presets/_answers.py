@@ -8,7 +8,7 @@ from typing import Any
 from agentenv.errors import DataError, InfraError
 from agentenv.rewards.grading import DEADLINE_S, graded_all
 from agentenv.rewards.loop_thread import run_sync
-from agentenv.rewards.text import without_special_tokens
+from agentenv.rewards.text import with_opened_thought, without_special_tokens
 from agentenv.rewards.types import Response, Reward, RewardResult, Status
 
 
@@ -19,8 +19,11 @@ def answers(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any
     may be a token that begins every text.
 
     Raises:
-        DataError: the lists have different lengths, or a query does not hold its prompt.
+        DataError: these are no lists of texts of one length, or a query does not hold its prompt.
     """
+    for name, texts in (("queries", queries), ("prompts", prompts)):
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+            raise DataError(f"reward_func: {name}: expected a list of texts, got {texts!r:.200}. Decode them.")
     lengths = {"queries": len(queries), "prompts": len(prompts), "labels": len(labels)}
     if len(set(lengths.values())) != 1:
         raise DataError(f"reward_func: expected lists of one length, got {lengths}. Give one entry per answer.")
@@ -54,6 +57,4 @@ def _after(query: str, prompt: str, index: int) -> str:
             f"reward_func: query {index}: expected it to begin with its prompt {prompt!r:.80}, got {query!r:.80}. "
             "Decode both in the same way."
         )
-    answer = without_special_tokens(query[start + len(prompt) :])
-    # Some chat templates begin the thought: one that a limit cut off is not to pass for an answer.
-    return f"<think>{answer}" if prompt.rstrip().endswith("<think>") else answer
+    return with_opened_thought(without_special_tokens(query[start + len(prompt) :]), prompt)

@@ -12,6 +12,7 @@ from agentenv.agent import AgentInstance, ResetState, StepState
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.grading import graded
 from agentenv.rewards.registry import reward_from
+from agentenv.rewards.text import with_opened_thought
 from agentenv.rewards.types import Response, Reward, RewardResult, Status
 from agentenv.types import StepResult
 
@@ -20,6 +21,8 @@ DOMAINS = (
     "length", "thought_length", "repetition", "regex", "similarity", "json_schema",
 )  # fmt: skip
 """The rewards that need no more than a row: what a row may have as its domain."""
+_TOLD = (Status.NO_ANSWER, Status.PARSE_ERROR, Status.TIMEOUT)
+"""Of which a run has the share."""
 
 
 class Verify(AgentInstance):
@@ -31,8 +34,9 @@ class Verify(AgentInstance):
     Reward and score are the reward's own. An answer that a limit of tokens cut is truncated, and judged all the same. A
     grader that fails raises, so that the episode is tried again: it is never a wrong answer.
 
-    info: correct (0/1, the score is 1), the reward's components that are known, status, extracted (texts). Where rows
-    have domains, components and `correct` are there as `domain/name`, so that a run has the figures of each.
+    info: correct (0/1, the score is 1; absent where there is no score), the reward's components that are known, and
+    no_answer, parse_error, timeout (0/1); status, extracted and detail as texts. Where rows have domains, all numbers
+    are there as `domain/name`, so that a run has the figures of each.
     """
 
     datasets: ClassVar[Mapping[str, str | Path]] = {"verify_mixed": Path(__file__).parent / "data/mixed.jsonl"}
@@ -81,16 +85,14 @@ class Verify(AgentInstance):
         """
         label, columns = self._row(states)
         prompt = states.get("observation_text", "")
-        # Some chat templates begin the thought: one that a limit cut off is not to pass for an answer.
-        text = "<think>" * prompt.rstrip().endswith("<think>") + states["action_text"]
+        text = with_opened_thought(states["action_text"], prompt)
         domain = self._domain(columns) if self.reward is None else None
         result = await graded(
             _built(domain or self.reward), Response(text, label, prompt, columns), limit_s=self.limit_s
         )
         if result.reward is None:
             kind = DataError if result.status is Status.LABEL else InfraError
-            mend = "Mend the row." if result.status is Status.LABEL else "Retry."
-            raise kind(f"Verify.step: expected a grade, got {result.status}: {result.detail or 'no detail'} {mend}")
+            raise kind(f"Verify.step: no grade ({result.status}): {result.detail or 'no detail'}")
         cut = states.get("finish_reason") == "length"
         return StepResult(
             reward=result.reward, score=result.score, terminated=not cut, truncated=cut, info=_info(result, domain)
@@ -141,8 +143,10 @@ def _of_json(text: str) -> Reward:
 
 
 def _info(result: RewardResult, domain: str | None) -> dict[str, float | str]:
-    correct = float(result.score is not None and result.score >= 1.0)
     known = {name: float(value) for name, value in result.components.items() if value is not None}
+    known |= {str(status): float(result.status is status) for status in _TOLD}
+    correct = {} if result.score is None else {"correct": float(result.score >= 1.0)}
     if domain is not None:
-        known = {f"{domain}/{name}": value for name, value in (known | {"correct": correct}).items()}
-    return {**known, "correct": correct, "status": result.status.value, "extracted": result.extracted or ""}
+        known = {f"{domain}/{name}": value for name, value in (known | correct).items()}
+    texts = {"status": result.status.value, "extracted": result.extracted or "", "detail": result.detail}
+    return {**known, **correct, **{name: text for name, text in texts.items() if text}}

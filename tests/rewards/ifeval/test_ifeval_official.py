@@ -337,7 +337,7 @@ def test_loose_reads_a_text_in_eight_ways():
     assert len(variants("*a*\n*b*\n*c*")) == 8
 
 
-@pytest.mark.parametrize("text", ["", " ", "\n\n"])
+@pytest.mark.parametrize("text", ["", " ", "\n\n", "\u200b", "\ufeff \u200e"])
 def test_a_blank_text_follows_nothing(text):
     assert not followed("punctuation:no_comma", {}, text, "loose")
     assert not followed("keywords:frequency", {"keyword": "a", "frequency": 1, "relation": "less than"}, text, "loose")

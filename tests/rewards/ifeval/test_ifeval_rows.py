@@ -81,6 +81,7 @@ async def test_the_callers_dict_is_never_changed_so_a_group_can_share_it(label):
 
 @pytest.mark.parametrize(("label", "message"), [
     (None, "label: expected IFEval's"),
+    (np.array(1), "label: expected IFEval's"),
     ({"func_name": "no_such"}, "instruction: expected one of keywords:existence"),
     ({"func_name": 3}, "got 3"),
     ({"instruction_id_list": ["no:such"], "kwargs": [{}]}, "got 'no:such'"),
