@@ -180,6 +180,47 @@ class Failing:
         return RewardResult.failed("down") if self.failures >= 0 else RewardResult(1.0, 1.0)
 
 
+class Announcing:
+    """A reward that says when it has begun."""
+
+    bounds = (0.0, 1.0)
+
+    def __init__(self):
+        self.begun = asyncio.Event()
+
+    async def grade(self, response):
+        """1.0."""
+        self.begun.set()
+        return RewardResult(1.0, 1.0)
+
+
+class SecondWaits:
+    """An engine whose second generation ends only when the first answer is being judged."""
+
+    def __init__(self, tokenizer, begun):
+        self.engine, self.begun, self.num = ScriptedEngine(["an answer"], tokenizer), begun, 0
+
+    async def generate(self, prompt_token_ids, sampling, *, request_id):
+        """As scripted."""
+        self.num += 1
+        if self.num == 2:
+            await self.begun.wait()
+        return await self.engine.generate(prompt_token_ids, sampling, request_id=request_id)
+
+
+async def test_rewards_are_computed_while_other_answers_are_still_being_generated():
+    """ROLL's acceptance check; where a batch were generated before any of it is judged, nothing would ever end."""
+    reward, tokenizer, ended = Announcing(), CharTokenizer(), []
+    runner = EpisodeRunner(
+        EnvSource(Verify, {"reward": reward}),
+        engine=SecondWaits(tokenizer, reward.begun),
+        chat=Chat(tokenizer), sampling=SamplingParams(seed=0), limits=Limits(generate_timeout_s=30.0),
+        policy=ErrorPolicy(max_retries=0), concurrency=2,
+    )  # fmt: skip
+    await runner.run(plan([Task("a", label="", task_id="a"), Task("b", label="", task_id="b")], 1), ended.append)
+    assert [trajectory.reward for trajectory in ended] == [1.0, 1.0]
+
+
 async def test_a_grader_that_fails_raises_and_is_never_a_wrong_answer():
     with pytest.raises(InfraError, match=r"Verify.step: no grade \(infra\): .*down"):
         await judged("42", reward=Failing())
