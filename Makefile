@@ -30,6 +30,8 @@ test-slow: $(VENV)/installed-slow
 bench: $(VENV)/installed-slow
 	$(BIN)/python benchmarks/engines.py
 	$(BIN)/python benchmarks/math_grader.py
+	$(BIN)/python benchmarks/rewards.py
+	$(BIN)/python benchmarks/group_rewards.py
 	$(BIN)/python benchmarks/chat_bridge.py
 	$(BIN)/python benchmarks/loop_overhead.py
 	$(BIN)/python benchmarks/blocking_env.py
