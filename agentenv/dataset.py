@@ -192,20 +192,28 @@ def _task(where: str, row: Any, prompt_key: str, label_key: str | None, task_id:
         raise DataError(f'{where}: expected a JSON object, got {row!r:.60}. Write a row as {{"prompt": ...}}.')
     if prompt_key not in row:
         raise DataError(_lacks(where, row, prompt_key, "Set --prompt_key to one of them."))
-    if label_key is not None and label_key not in row:
-        advice = "Set --label_key to one of them, or to '' where the environment needs no label."
-        raise DataError(_lacks(where, row, label_key, advice))
     images, seed = row.get("images"), row.get("seed")
     has_images = isinstance(images, list | tuple)
     used = {prompt_key, label_key, *(["images"] if has_images else [])}
     return Task(
         prompt=_prompt(f"{where}, {prompt_key!r}", row[prompt_key]),
-        label=None if label_key is None else row[label_key],
+        label=None if label_key is None else _label(where, row, label_key),
         task_id=task_id,
         images=tuple(images) if isinstance(images, list | tuple) else (),
         metadata={str(key): value for key, value in row.items() if key not in used},
         seed=seed if isinstance(seed, int) and not isinstance(seed, bool) else None,
     )
+
+
+def _label(where: str, row: Mapping[str, Any], key: str) -> Any:
+    """The column of that name, or what `column.key` says is in one, as verl's data has it."""
+    value: Any = row
+    for name in [key] if key in row else key.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            advice = "Set --label_key to one of them, or to '' where the environment needs no label."
+            raise DataError(_lacks(where, row, key, advice))
+        value = value[name]
+    return value
 
 
 def _lacks(where: str, row: Mapping[str, Any], key: str, advice: str) -> str:

@@ -152,6 +152,16 @@ def test_a_missing_prompt_key_names_the_line_and_the_keys(jsonl):
     assert str(caught.value) == expected
 
 
+def test_a_label_may_be_inside_of_a_column_as_in_verls_data(jsonl):
+    row = {"prompt": "q", "reward_model": {"style": "rule", "ground_truth": "4"}, "a.b": "5"}
+    (task,) = read_tasks(jsonl(row), label_key="reward_model.ground_truth")
+    assert (task.label, task.metadata["reward_model"]) == ("4", row["reward_model"])
+    assert read_tasks(jsonl(row), label_key="a.b")[0].label == "5"
+    for key in ("reward_model.truth", "reward_model.style.x", "prompt.x"):
+        with pytest.raises(DataError, match=f"expected key '{key}', got keys"):
+            read_tasks(jsonl(row), label_key=key)
+
+
 def test_a_missing_label_key_is_no_silent_none(jsonl):
     with pytest.raises(DataError, match=r"expected key 'label', got keys \['prompt'\]. Set --label_key"):
         read_tasks(jsonl({"prompt": "q"}))

@@ -17,6 +17,8 @@ from agentenv.deadlines import StepTimeout, bounded
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards._arguments import number, whole_number
 from agentenv.rewards._judge_text import MAX_CHARS, choice, numbers, prompt_text, quoted, scored, yes_or_no
+from agentenv.rewards.judges.draws import Drawn
+from agentenv.rewards.judges.failures import JudgeRefused
 from agentenv.rewards.text import final_text
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.types import Message
@@ -84,13 +86,16 @@ async def ask(
 
     Raises:
         InfraError: of all attempts none gave it; with what the last one gave.
+        JudgeRefused: it refuses the question, which is then not asked again.
     """
-    got = "nothing"
+    drawn, got = judge if isinstance(judge, Drawn) else Drawn(judge), "nothing"
     for attempt in range(asking.attempts):
         if attempt:
             await asyncio.sleep(min(asking.backoff_s * 2 ** (attempt - 1), 30.0))
         try:
-            reply = await bounded(judge.complete, messages, limit_s=asking.limit_s, flag="limit_s")
+            reply = await bounded(drawn.complete, messages, limit_s=asking.limit_s, flag="limit_s")
+        except JudgeRefused:
+            raise
         except (InfraError, StepTimeout) as error:
             got = str(error).rstrip(".")
             continue
@@ -167,7 +172,9 @@ class JudgeReward:
             return RewardResult(0.0, 0.0, Status.NO_ANSWER, components)
         texts = {"question": prompt_text(response.prompt), "reference": reference, "response": answer}
         messages = _messages(self.instructions, texts, self.asking)
-        found = await asyncio.gather(*(self._vote(messages) for _ in range(self.votes)), return_exceptions=True)
+        found = await asyncio.gather(
+            *(self._vote(messages, vote) for vote in range(self.votes)), return_exceptions=True
+        )
         votes = [vote for vote in found if isinstance(vote, float)]
         errors = [error for error in found if isinstance(error, BaseException)]
         if not votes:
@@ -178,13 +185,14 @@ class JudgeReward:
             )
         return self._result(votes, answer)
 
-    async def _vote(self, messages: Sequence[Message]) -> float:
+    async def _vote(self, messages: Sequence[Message], vote: int) -> float:
+        drawn = Drawn(self.judge, vote)
         if self.scale is None:
-            verdict = await ask(self.judge, messages, yes_or_no, self.asking, expected="yes or no")
+            verdict = await ask(drawn, messages, yes_or_no, self.asking, expected="yes or no")
             return float(verdict)
         low, high = self.scale
         expected = f"a score of {low:g}..{high:g}"
-        score = await ask(self.judge, messages, lambda reply: scored(reply, low, high), self.asking, expected=expected)
+        score = await ask(drawn, messages, lambda reply: scored(reply, low, high), self.asking, expected=expected)
         return (score - low) / (high - low)
 
     def _result(self, votes: Sequence[float], answer: str) -> RewardResult:

@@ -62,7 +62,8 @@ def make_reward(name: str, /, **options: Any) -> Reward:
 
     Args:
         name: a function becomes a `FunctionReward`.
-        options: arguments of the class's constructor.
+        options: arguments of the class's constructor. A `judge` may be settings of `judges.openai.OpenAIJudge`, as
+            `{"base_url": "http://127.0.0.1:8000/v1", "model": "…"}`, with `cache`, a file of its replies, beside them.
 
     Raises:
         ConfigError: there is none of that name, it is no reward, or the options are wrong.
@@ -74,6 +75,8 @@ def make_reward(name: str, /, **options: Any) -> Reward:
         expected = f"one of {', '.join(REWARDS)}, module:Name or FILE.py:Name"
         raise ConfigError(f"reward: expected {expected}, got {name!r}.{_nearest(name, [*REWARDS, *ROLL_NAMES])}")
     found = _found(spec)
+    if isinstance(options.get("judge"), Mapping):
+        options["judge"] = _judge(**options["judge"])
     if inspect.isclass(found):
         made = _made(name, found, options)
     else:
@@ -118,6 +121,15 @@ def reward_from(spec: str | Mapping[str, Any] | Reward) -> Reward:
     if not _has_names(options):
         raise _unread(dict(spec))
     return make_reward(name, **options)
+
+
+def _judge(*, cache: str | None = None, **settings: Any) -> Any:
+    """A language model behind an address; one that was asked the same before answers from the file `cache`."""
+    from agentenv.rewards.judges.cache import CachedJudge, ReplyCache
+    from agentenv.rewards.judges.openai import OpenAIJudge
+
+    judge = _made("judge", OpenAIJudge, settings)
+    return judge if cache is None else CachedJudge(judge, ReplyCache(cache))
 
 
 def _sum(**settings: Any) -> Reward:

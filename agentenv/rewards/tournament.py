@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from itertools import combinations
 from typing import Any, Literal, Protocol
 
 from agentenv.deadlines import StepTimeout, bounded
-from agentenv.errors import ContractError, DataError
+from agentenv.errors import ConfigError, ContractError, DataError
 from agentenv.rewards._arguments import number, one_of, whole_number
 from agentenv.rewards.groups import against_reference
 from agentenv.rewards.ratings import ELO_PER_NAT, bradley_terry
@@ -74,6 +75,14 @@ class Tournament:
         limit_s: float = 200.0,
         seed: int = 0,
     ) -> None:
+        compare = getattr(comparer, "compare", None)
+        try:
+            inspect.signature(compare).bind("prompt", "a", "b")  # type: ignore[arg-type]
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"Tournament.comparer: expected an object with compare(prompt, a, b), got {comparer!r:.200} ({error}). "
+                "Pass one."
+            ) from error
         self.comparer, self.both_orders, self.seed = comparer, both_orders, seed
         self.measure = one_of("Tournament.measure", measure, _MEASURES)
         self.opponents = None if opponents is None else whole_number("Tournament.opponents", opponents, low=1)

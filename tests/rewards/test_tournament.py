@@ -315,3 +315,9 @@ def test_wrong_arguments_are_named(options):
 def test_bounds():
     assert Tournament(Comparing(by_length)).bounds == (-1.0, 1.0)
     assert Tournament(Comparing(by_length), measure="win_rate").bounds == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("comparer", [None, object(), lambda prompt, a, b: 1.0, type("Two", (), {"compare": min})()])
+def test_what_cannot_compare_is_refused_before_anything_is_judged(comparer):
+    with pytest.raises(ConfigError, match=r"Tournament\.comparer: expected an object with compare\(prompt, a, b\)"):
+        Tournament(comparer)
