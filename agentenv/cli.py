@@ -1,4 +1,4 @@
-"""The command line, `agentenv run | train | list | doctor | check | tokens | sandbox | launch`: flags to configs.
+"""The command line, `agentenv run | train | list | doctor | check | tokens | rm | sandbox | launch`: flags to configs.
 
 Exit codes: 0 done, 1 the run failed, 2 usage, 3 too many episodes failed, 130 and 143 interrupted (resumable).
 """
@@ -23,6 +23,7 @@ from rich.text import Text
 from agentenv import __version__
 from agentenv.cli_flags import parse, print_json
 from agentenv.cli_launch import launch
+from agentenv.cli_rm import rm
 from agentenv.cli_sandbox import sandbox
 from agentenv.cli_tokens import tokens
 from agentenv.cli_train import train
@@ -104,7 +105,7 @@ def _help() -> None:
     lines = ["usage: agentenv COMMAND [flags]        agentenv COMMAND --help for the flags", ""]
     configs = {
         "run": RunConfig, "train": train, "list": ListConfig, "doctor": DoctorConfig, "check": CheckConfig,
-        "tokens": tokens, "sandbox": sandbox, "launch": launch,
+        "tokens": tokens, "rm": rm, "sandbox": sandbox, "launch": launch,
     }  # fmt: skip
     lines += [f"  {name:8} {(config.__doc__ or '').splitlines()[0]}" for name, config in configs.items()]
     sys.stdout.write("\n".join(lines) + "\n")
@@ -213,7 +214,7 @@ def _label(text: str) -> Any:
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": _run, "train": train, "list": _list, "doctor": _doctor, "check": _check, "tokens": tokens,
-    "sandbox": sandbox, "launch": launch,
+    "rm": rm, "sandbox": sandbox, "launch": launch,
 }  # fmt: skip
 
 

@@ -47,14 +47,15 @@ def read_tasks(
         raise ConfigError(f"--limit: expected a number of tasks >= 1, got {limit}. Leave it out for all of them.")
     tasks: list[Task] = []
     taken: set[str] = set()
-    for where, row in islice(_rows(spec, split, builtin), limit):
+    for where, row in islice(read_rows(spec, split, builtin), limit):
         tasks.append(_task(where, row, prompt_key, label_key or None, _task_id(row, len(tasks), taken)))
     if not tasks:
         raise DataError(f"{spec}: expected at least one row, got none. Check the file.")
     return tasks
 
 
-def _rows(spec: str, split: str | None, builtin: Mapping[str, Path]) -> Iterator[tuple[str, Any]]:
+def read_rows(spec: str, split: str | None = None, builtin: Mapping[str, Path] = _NOTHING) -> Iterator[tuple[str, Any]]:
+    """Each row of `spec` as it stands there, and where that is, for errors; see `read_tasks` for what is read."""
     path = Path(builtin.get(spec, spec)).expanduser()
     if not path.is_file() and _is_hub_name(spec, path):
         return _hub_rows(spec, split, builtin)

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-RUN_ELSEWHERE = {"train_tiny_math.py": "tests/test_tiny_math.py"}
+RUN_ELSEWHERE = {
+    "train_reward_model.py": "tests/rm/test_train_reward_model.py",
+    "train_tiny_math.py": "tests/test_tiny_math.py",
+}
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in RUN_ELSEWHERE)
 
 

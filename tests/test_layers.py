@@ -24,8 +24,9 @@ LAYERS = (
         "runner", "record", "outbox", "env_actors", "serialize", "dataset", "loading", "catalog", "metrics",
         "estimates", "id_set", "progress", "report", "config", "run", "doctor", "check", "tokens", "gym", "testing",
         "interop", "trainer", "viewer", "watchdog", "signals", "reward_func", "reward_http", "check_watch", "opening",
+        "rm",
     },
-    {"cli", "cli_flags", "cli_launch", "cli_sandbox", "cli_sandbox_serve", "cli_tokens", "cli_train"},
+    {"cli", "cli_flags", "cli_launch", "cli_rm", "cli_sandbox", "cli_sandbox_serve", "cli_tokens", "cli_train"},
 )  # fmt: skip
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 HEAVY = {"torch", "transformers", "vllm", "ray", "openrlhf", "math_verify", "pyarrow", "datasets"}
@@ -34,7 +35,8 @@ BORDER = {"agent.py", "openrlhf.py", "openrlhf_rewards.py", "molt.py", "molt_fil
 """Where those are read and written; others have them too."""
 CARRIERS = {
     "agent.py", "engines/hf.py", "env_actors/host.py", "rewards/_math_worker.py", "rewards/_worker.py",
-    "rewards/_threads.py", "rewards/grading.py", "sandbox/grading/_asserts.py", "sandbox/grading/_serve.py",
+    "rewards/_threads.py", "rewards/grading.py", "rewards/models/batching.py", "sandbox/grading/_asserts.py",
+    "sandbox/grading/_serve.py",
 }  # fmt: skip
 """Where whatever was raised is carried to a waiting caller, in another thread or process, and not handled."""
 ARITHMETIC = {

@@ -549,6 +549,8 @@ async def test_a_crash_fails_what_is_in_flight_and_the_engine_goes_on(
     forward, calls = engine._slots.forward, []
 
     def failing(*args: Any) -> Any:
+        while len(calls) < 3 and len(engine._running) + len(engine._waiting) < len(PROMPTS):
+            time.sleep(0.001)  # in the engine's thread: until all are in flight, on however slow a loop
         calls.append(args)
         if len(calls) == 4:
             raise RuntimeError("the floor gave way")

@@ -8,7 +8,6 @@ import pytest
 
 from agentenv.errors import ConfigError, DataError
 from agentenv.rewards.grading import graded
-from agentenv.rewards.judge import Asking
 from agentenv.rewards.math import MathReward
 from agentenv.rewards.registry import REWARDS, ROLL_NAMES, make_reward, reward_from, reward_names
 from agentenv.rewards.types import Response, Status
@@ -237,12 +236,11 @@ def test_the_registry_imports_no_reward_before_it_is_asked_for():
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-async def test_a_judge_is_made_of_settings(tmp_path):
-    settings = {"base_url": "http://127.0.0.1:9/v1", "model": "m", "cache": str(tmp_path / "replies.jsonl")}
-    judged = make_reward("judge", judge=settings, asking=Asking(attempts=1))
-    result = await graded(judged, Response("4", label="4", prompt="2+2?"), limit_s=60.0)
-    assert (result.reward, result.status) == (None, Status.INFRA)
-    assert "127.0.0.1:9" in result.detail
-    assert settings["model"] == "m"
+def test_a_judge_is_made_of_settings(tmp_path):
+    settings = {"base_url": "http://127.0.0.1:9/v1", "model": "m"}
+    judged = make_reward("judge", judge=settings, votes=3)
+    assert (judged.votes, judged.judge.url) == (3, "http://127.0.0.1:9/v1/chat/completions")
+    cached = make_reward("judge", judge={**settings, "cache": str(tmp_path / "replies.jsonl")}).judge
+    assert (cached.judge.url, cached.cache.path) == (judged.judge.url, tmp_path / "replies.jsonl")
     with pytest.raises(ConfigError, match="modle"):
         make_reward("judge", judge={"base_url": "http://127.0.0.1:9/v1", "modle": "m"})

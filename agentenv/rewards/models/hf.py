@@ -1,0 +1,230 @@
+"""HFScorer: a sequence-classification model of transformers as a reward model, in this process.
+
+Example:
+    >>> scorer = HFScorer("Skywork/Skywork-Reward-V2-Qwen3-0.6B", max_length=16_384, overflow="left")
+    >>> await scorer.score([{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}])
+    Scored(value=…, num_tokens=19, truncated=False)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentenv.agent import Tokenizer
+from agentenv.deadlines import waiting
+from agentenv.errors import ConfigError, DataError, InfraError, MissingDependency
+from agentenv.rewards._arguments import one_of, whole_number
+from agentenv.rewards._threads import Threads
+from agentenv.rewards.models.batching import MicroBatcher
+from agentenv.rewards.models.render import OVERFLOWS, Overflow, Rendered, Renderer
+from agentenv.rewards.models.types import Conversation, Scored
+
+if TYPE_CHECKING:
+    from agentenv.rewards.models._classifier import Classifier
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+MOST_TOKENS, MOST_TOKENS_CPU = 16_384, 2_048
+_LOAD_LIMIT_S = 3600.0
+_NO_LIMIT = 1_000_000_000
+"""transformers gives tokenizers that know no limit a far larger number."""
+
+
+@dataclass(frozen=True, slots=True)
+class HFOptions:
+    """What is seldom changed of an HFScorer."""
+
+    tokenizer: Tokenizer | None = None
+    """By default the model's own."""
+    add_bos: bool = False
+    """See Renderer, as for the next two."""
+    add_eos: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    max_batch_tokens: int | None = None
+    """See MicroBatcher, as for the next; by default 16,384, and 2,048 on a CPU, whose caches larger batches leave."""
+    max_wait_s: float = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A scorer's two halves."""
+
+    renderer: Renderer
+    classifier: Classifier
+
+    def rendered(self, conversation: Conversation) -> Rendered:
+        """The ids of a conversation, all of which the model knows.
+
+        Raises:
+            DataError: it cannot be rendered, or has another token: on a GPU that would end all scoring.
+        """
+        rendered, most = self.renderer.ids(conversation), self.classifier.vocab_size
+        largest = max(rendered.token_ids)
+        if largest >= most:
+            raise DataError(
+                f"conversation: expected tokens of the model, below {most}, got {largest}. "
+                "Use the tokenizer that the model was trained with."
+            )
+        return rendered
+
+
+class HFScorer:
+    """Scores conversations with a sequence classifier; implements `agentenv.rewards.models.types.Scorer`.
+
+    Args:
+        model: a folder, a name, or a PreTrainedModel as it is (put in eval mode; then `options.tokenizer` is needed).
+        device: as torch names it; `auto` is the first GPU, or the CPU.
+        dtype: of the weights; `auto` is the checkpoint's on a GPU and float32 on a CPU. The head is float32 anyway.
+        label: whose raw number is the score, by name or index; needed where the model has several.
+        max_length: most tokens; by default what model and tokenizer take.
+        overflow: see Renderer.
+        max_batch: most conversations of one batch.
+        options: what else there is.
+
+    The model is loaded once, in a thread, at the first score or by `load`. In float32 a score is the same within 1e-4
+    whatever else is in the batch. Values are the head's own: no activation, and no mean and deviation of OpenRLHF's
+    config, for which `ModelReward(shift=-mean, scale=1 / std)` is.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Any,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        label: str | int | None = None,
+        max_length: int | None = None,
+        overflow: Overflow = "error",
+        max_batch: int = 32,
+        options: HFOptions | None = None,
+    ) -> None:
+        self.options = options or HFOptions()
+        self._model = str(model) if isinstance(model, Path) else model
+        self._device, self._label = device, label
+        self._dtype = one_of("HFScorer.dtype", dtype, DTYPES)
+        self._overflow: Any = one_of("HFScorer.overflow", overflow, OVERFLOWS)
+        self._max_length = None if max_length is None else whole_number("HFScorer.max_length", max_length, low=2)
+        if not isinstance(self._model, str) and self.options.tokenizer is None:
+            raise ConfigError(
+                "HFScorer.options: expected a tokenizer for a model that is an object, got none. Give it."
+            )
+        self.batcher = MicroBatcher(
+            self._score_batch,
+            max_batch=max_batch,
+            max_batch_tokens=MOST_TOKENS if self.options.max_batch_tokens is None else self.options.max_batch_tokens,
+            max_wait_s=self.options.max_wait_s,
+        )
+        self._loader = Threads(1)
+        self._loaded: Loaded | ConfigError | None = None
+        self._closed = False
+
+    async def load(self) -> Loaded:
+        """Load the model, if that is not done; no time of an agent's step goes by meanwhile.
+
+        Raises:
+            ConfigError: there is no such model, it has no such label, or fewer positions than `max_length`.
+            InfraError: there is no room for it, or the scorer was closed.
+            MissingDependency: torch or transformers is not installed.
+        """
+        if not isinstance(self._loaded, Loaded):
+            with waiting():
+                await self._loader.run(self._load_once, limit_s=_LOAD_LIMIT_S)
+        return self._open()
+
+    async def score(self, conversation: Conversation) -> Scored:
+        """The model's raw number of a conversation.
+
+        Raises:
+            DataError: the conversation cannot be rendered, or has a token that the model does not know.
+            InfraError: the model failed on it, gave what is no finite number, or was closed.
+            ConfigError: the model cannot be loaded; see `load`.
+        """
+        loaded = await self.load()
+        found: list[Rendered] = []
+
+        def ids() -> list[int]:
+            """In the batcher's thread: a long text takes milliseconds, and tokenizers are not for several at once."""
+            found.append(loaded.rendered(conversation))
+            return found[0].token_ids
+
+        value = await self.batcher.score(ids)
+        return Scored(value, len(found[0].token_ids), found[0].truncated)
+
+    async def close(self) -> None:
+        """Fail what waits and let go of the model; again is harmless."""
+        self._closed = True
+        await self.batcher.close()
+        loaded, self._loaded, self._model = self._loaded, None, ""
+        if isinstance(loaded, Loaded):
+            loaded.classifier.free()
+
+    def _open(self) -> Loaded:
+        if self._closed or not isinstance(self._loaded, Loaded):
+            raise InfraError("HFScorer: expected an open scorer, got a closed one. Close it after the last episode.")
+        return self._loaded
+
+    def _score_batch(self, sequences: list[list[int]]) -> list[float]:
+        return self._open().classifier.score_batch(sequences)
+
+    def _load_once(self) -> None:
+        """In the thread, so never twice at once; what is wrong with the arguments stays wrong."""
+        if isinstance(self._loaded, ConfigError):
+            raise self._loaded
+        if self._loaded is not None or self._closed:
+            return
+        try:
+            loaded = self._load()
+        except ConfigError as error:
+            self._loaded = error
+            raise
+        if not self._closed:
+            self._loaded = loaded
+
+    def _load(self) -> Loaded:
+        try:
+            from transformers import AutoTokenizer
+
+            from agentenv.rewards.models._classifier import Classifier
+        except ImportError as error:
+            raise MissingDependency(
+                f"HFScorer: expected torch and transformers, got {error}. pip install 'torch>=2.6' 'transformers>=4.56'"
+            ) from error
+        classifier = Classifier(self._model, device=self._device, dtype=self._dtype, label=self._label)
+        if self.options.max_batch_tokens is None and classifier.device.type == "cpu":
+            self.batcher.max_batch_tokens = MOST_TOKENS_CPU
+        tokenizer: Any = self.options.tokenizer
+        if tokenizer is None:
+            try:
+                tokenizer = AutoTokenizer.from_pretrained(self._model)
+            except (OSError, ValueError, KeyError, ImportError) as error:
+                raise ConfigError(
+                    f"HFScorer: expected a tokenizer in {self._model!r}, got {error}. Give options.tokenizer."
+                ) from error
+        renderer = Renderer(
+            tokenizer,
+            max_length=self._room(classifier, tokenizer),
+            overflow=self._overflow,
+            add_bos=self.options.add_bos,
+            add_eos=self.options.add_eos,
+            template_kwargs=self.options.template_kwargs,
+        )
+        return Loaded(renderer, classifier)
+
+    def _room(self, classifier: Classifier, tokenizer: Any) -> int:
+        most = classifier.max_positions
+        if self._max_length is not None and (most is None or self._max_length <= most):
+            return self._max_length
+        if self._max_length is not None:
+            raise ConfigError(
+                f"HFScorer.max_length: expected at most the model's {most} positions, got {self._max_length}. Lower it."
+            )
+        limits = [
+            limit for limit in (most, getattr(tokenizer, "model_max_length", None)) if limit and limit < _NO_LIMIT
+        ]
+        if not limits:
+            raise ConfigError(
+                "HFScorer.max_length: expected a number for a model that knows no limit, got None. Give it."
+            )
+        return min(limits)

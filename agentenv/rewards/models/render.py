@@ -1,0 +1,231 @@
+"""Conversations to the token ids that a reward model is asked about, by its own tokenizer and its own template.
+
+A conversation is rendered whole, as the model was trained on it: no generation prompt, no messages that are encoded
+apart, nothing of the policy's template. Roles that are out of order, or that the template drops, are refused: the score
+of another conversation than the given one would be worse than none. What messages say cannot forge the template's
+tokens (`agentenv.encoding`), unless they have `"trusted": True`; text is taken as it is, tokens included.
+
+Example:
+    >>> Renderer(tokenizer, max_length=2048).ids([{"role": "user", "content": "Hi"}, {"role": "assistant", …}])
+    Rendered(token_ids=[151644, 872, …, 151645, 198], truncated=False)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from agentenv.agent import Tokenizer
+from agentenv.encoding import encode_of, encoder_of
+from agentenv.errors import ConfigError, DataError
+from agentenv.rewards._arguments import one_of, whole_number
+from agentenv.rewards.models.types import Conversation
+from agentenv.template import render
+from agentenv.types import Message
+
+Overflow = Literal["error", "left", "right"]
+"""What becomes of a conversation that is too long: refused, or cut at its beginning or at its end."""
+OVERFLOWS = ("error", "left", "right")
+BEFORE: Mapping[str, tuple[str, ...]] = {
+    "system": ("",),
+    "developer": ("",),
+    "user": ("", "system", "developer", "assistant", "tool"),
+    "assistant": ("user", "tool"),
+    "tool": ("assistant", "tool"),
+}
+"""The roles that may stand right before each; "" is the beginning."""
+_MAX_KNOWN = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """What a model is asked about."""
+
+    token_ids: list[int]
+    """At least one, and at most `max_length`."""
+    truncated: bool = False
+    """Whether the conversation was longer, and was cut."""
+
+
+class Renderer:
+    """Renders conversations with one tokenizer; safe to call from one thread at a time.
+
+    Args:
+        tokenizer: the reward model's own.
+        max_length: most tokens that the model takes.
+        overflow: what becomes of longer conversations. `left` keeps the end, and a BOS before it; `right` keeps the
+            beginning, and with `add_eos` the EOS.
+        add_bos: put one BOS before a conversation that lacks it. Otherwise messages have what the template renders, and
+            are never given a second one by the tokenizer.
+        add_eos: put one EOS after a conversation that does not end with it, as OpenRLHF trains its reward models.
+        template_kwargs: further variables of the chat template.
+
+    Text of a tokenizer with a chat template is taken for a rendering, which has its special tokens; of a tokenizer
+    without one (encoders) it gets those that the tokenizer puts around texts, but no second BOS.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        max_length: int,
+        overflow: Overflow = "error",
+        add_bos: bool = False,
+        add_eos: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.tokenizer, self.max_length = tokenizer, whole_number("Renderer.max_length", max_length, low=2)
+        self.overflow = one_of("Renderer.overflow", overflow, OVERFLOWS)
+        self.has_template = bool(getattr(tokenizer, "chat_template", None))
+        self._bos = self._wanted("bos", add_bos)
+        self._eos = self._wanted("eos", add_eos)
+        self._variables = dict(template_kwargs or {})
+        self._encode, self._encoder = encode_of(tokenizer), encoder_of(tokenizer)
+        self._known: set[tuple[str, ...]] = set()
+
+    def _wanted(self, which: str, add: bool) -> int | None:
+        """The id to put around every conversation, or None."""
+        token: int | None = getattr(self.tokenizer, f"{which}_token_id", None)
+        if add and token is None:
+            raise ConfigError(
+                f"Renderer.add_{which}: expected a tokenizer with {which.upper()}, got one without. Leave it out."
+            )
+        return token if add else None
+
+    def ids(self, conversation: Conversation) -> Rendered:
+        """The ids of a conversation, within `max_length`.
+
+        Raises:
+            DataError: it is empty, too long, has roles out of order or that the template drops, or is none.
+        """
+        if isinstance(conversation, str):
+            ids = self._text_ids(conversation)
+        else:
+            ids = self._message_ids(checked(conversation))
+        if not ids:
+            raise DataError("conversation: expected something to score, got an empty one. Correct the row.")
+        ids = ids if self._bos is None or ids[0] == self._bos else [self._bos, *ids]
+        ids = ids if self._eos is None or ids[-1] == self._eos else [*ids, self._eos]
+        return self._fitted(ids)
+
+    def _text_ids(self, text: str) -> list[int]:
+        if not text:
+            return []
+        ids = list(self._encode(_encodable(text), add_special_tokens=False))
+        bos = getattr(self.tokenizer, "bos_token_id", None)
+        if self.has_template or (bos is not None and ids[:1] == [bos]):
+            return ids
+        return list(self._encode(text, add_special_tokens=True))
+
+    def _message_ids(self, messages: Sequence[Message]) -> list[int]:
+        if not self.has_template:
+            raise DataError(
+                "conversation: expected text for a tokenizer without a chat template, got messages. "
+                "Give the text that the reward model was trained on, or set the tokenizer's chat_template."
+            )
+        self._check_kept(messages)
+        bare = [{key: item for key, item in message.items() if key != "trusted"} for message in messages]
+        mark = self._encoder.free_mark(bare)
+        protected = [
+            new if old.get("trusted") is True else self._encoder.protect(new, mark, ends=True)
+            for old, new in zip(messages, bare, strict=True)
+        ]
+        return self._encoder.start(_encodable(self._render(protected)), mark)
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        try:
+            return render(self.tokenizer, messages, gen=False, variables=self._variables)
+        except ConfigError as error:
+            roles = ", ".join(str(message["role"]) for message in messages)
+            raise DataError(
+                f"conversation: expected messages that the reward model's chat template takes, got roles {roles}: "
+                f"{error.__cause__}. Change the conversation."
+            ) from error
+
+    def _check_kept(self, messages: Sequence[Message]) -> None:
+        """Refuse messages whose role the template drops without a word; once for each sequence of roles."""
+        roles = tuple(str(message["role"]) + "()" * bool(message.get("tool_calls")) for message in messages)
+        if roles in self._known:
+            return
+        texts = [f"qz{index}CONTENTqz" for index in range(len(messages))]
+        dummies = [{**message, "content": text} for message, text in zip(messages, texts, strict=True)]
+        shown = self._render(dummies)
+        lost = [
+            str(message["role"])
+            for message, text in zip(messages, texts, strict=True)
+            if text not in shown and not message.get("tool_calls")
+        ]
+        if lost:
+            raise DataError(
+                f"conversation: expected roles that the reward model's chat template renders, got {', '.join(roles)}: "
+                f"it drops {', '.join(lost)}. Put what they say into another message."
+            )
+        if len(self._known) < _MAX_KNOWN:
+            self._known.add(roles)
+
+    def _fitted(self, ids: list[int]) -> Rendered:
+        most = self.max_length
+        if len(ids) <= most:
+            return Rendered(ids)
+        if self.overflow == "error":
+            raise DataError(
+                f"conversation: expected at most {most} tokens, got {len(ids)}. "
+                "Drop the row, raise max_length, or choose overflow 'left' or 'right'."
+            )
+        if self.overflow == "right":
+            return Rendered(ids[:most] if self._eos is None else [*ids[: most - 1], self._eos], truncated=True)
+        head = ids[:1] if ids[0] == getattr(self.tokenizer, "bos_token_id", None) else []
+        return Rendered(head + ids[len(ids) - most + len(head) :], truncated=True)
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"conversation: expected text in Unicode, got half a surrogate pair: {error}") from error
+    return text
+
+
+def checked(conversation: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages, with content that is text, of a conversation that begins, goes on and ends as one must.
+
+    Raises:
+        DataError: it is empty or none, or a role is out of order; naming it and where it stands.
+    """
+    if not isinstance(conversation, Sequence) or not conversation:
+        raise DataError(f"conversation: expected text or messages, got {conversation!r:.200}. Correct the row.")
+    messages = [_checked_message(index, message) for index, message in enumerate(conversation)]
+    before = ""
+    for index, message in enumerate(messages):
+        role = message["role"]
+        if before not in BEFORE[role]:
+            raise DataError(
+                f"conversation[{index}]: expected roles in order, got {role!r} "
+                f"{f'after {before!r}' if before else 'at the beginning'}. "
+                "Begin with a user (or a system message), then let assistant and user take turns."
+            )
+        before = role
+    if before != "assistant":
+        raise DataError(
+            f"conversation[{len(messages) - 1}]: expected the assistant to speak last, got {before!r}. "
+            "Score a conversation that ends with the answer."
+        )
+    return messages
+
+
+def _checked_message(index: int, message: object) -> dict[str, Any]:
+    where = f"conversation[{index}]"
+    if not isinstance(message, Mapping):
+        raise DataError(f"{where}: expected a message with role and content, got {message!r:.200}. Correct the row.")
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or role not in BEFORE:
+        raise DataError(f"{where}.role: expected one of {', '.join(BEFORE)}, got {role!r:.200}. Correct the row.")
+    if content is None and message.get("tool_calls"):
+        content = ""
+    if isinstance(content, list | tuple):
+        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        content = None if None in parts else "".join(map(str, parts))
+    if not isinstance(content, str):
+        raise DataError(f"{where}.content: expected text, got {message.get('content')!r:.200}. Correct the row.")
+    return {**message, "content": content}

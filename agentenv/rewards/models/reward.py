@@ -1,0 +1,123 @@
+"""ModelReward: what a reward model says of a response, shifted, scaled and clipped into a reward.
+
+Example:
+    >>> reward = ModelReward(HFScorer("my-rm"), shift=-1.5, scale=0.5, clip=(-5.0, 5.0), score=(1.5, 2.0))
+    >>> await reward.grade(Response("It is 4.", prompt=[{"role": "user", "content": "2+2?"}]))
+    RewardResult(reward=1.1, score=0.86, …, components={'value': 3.7, 'truncated': 0.0, 'clipped': 0.0}, …)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from agentenv.errors import ConfigError, InfraError
+from agentenv.rewards._arguments import number, one_of
+from agentenv.rewards.models.types import Conversation, Scorer
+from agentenv.rewards.text import final_text, without_special_tokens
+from agentenv.rewards.types import Response, RewardResult, Status, is_finite
+from agentenv.types import Message
+
+
+class ModelReward:
+    """`scale * (value + shift)`, clipped, where `value` is the raw number of a reward model.
+
+    Args:
+        scorer: the reward model, which the caller closes.
+        shift: added first; `shift=-mean, scale=1 / std` normalises as OpenRLHF's reward models do.
+        scale: multiplied with then; not 0.
+        clip: lowest and highest reward, or None.
+        score: (middle, width) of the raw value's sigmoid, `1 / (1 + exp(-(value - middle) / width))`, which becomes the
+            score in 0..1; None gives no score: a reward model's numbers have no scale of their own.
+        part: what of the response is judged: `final`, without its thinking, or `all`, thinking included.
+        no_answer: reward of a response whose thinking has no end or that says nothing; None asks the model about an
+            empty answer. The status is NO_ANSWER either way.
+        text_prompt: what a prompt is that is text: `raw`, taken as it is, with the answer behind it; or `user`, what a
+            user said, for the model's own template.
+
+    The model sees the prompt's raw messages and the answer as one more, never a text that the policy's template made.
+
+    Components: `value` (None where the model was not asked), `truncated` and `clipped`, 0.0 or 1.0.
+    """
+
+    component_names = ("value", "truncated", "clipped")
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        *,
+        shift: float = 0.0,
+        scale: float = 1.0,
+        clip: tuple[float, float] | None = None,
+        score: tuple[float, float] | None = None,
+        part: str = "final",
+        no_answer: float | None = None,
+        text_prompt: str = "raw",
+    ) -> None:
+        where = type(self).__name__
+        self.scorer = scorer
+        self._shift, self._scale = number(f"{where}.shift", shift), number(f"{where}.scale", scale)
+        if not self._scale:
+            raise ConfigError(f"{where}.scale: expected a number other than 0, got {scale!r}. Change the value.")
+        self._clip = None if clip is None else _pair(f"{where}.clip", clip)
+        if self._clip is not None and self._clip[0] >= self._clip[1]:
+            raise ConfigError(f"{where}.clip: expected (low, high), got {clip!r}. Change the value.")
+        self._sigmoid = None if score is None else _pair(f"{where}.score", score)
+        if self._sigmoid is not None and not self._sigmoid[1]:
+            raise ConfigError(f"{where}.score: expected (middle, width), width not 0, got {score!r}. Change the value.")
+        self._part = one_of(f"{where}.part", part, ("final", "all"))
+        self._text_prompt = one_of(f"{where}.text_prompt", text_prompt, ("raw", "user"))
+        low, high = self.bounds
+        self._no_answer = None if no_answer is None else number(f"{where}.no_answer", no_answer, low=low, high=high)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """`clip`, or infinite."""
+        return self._clip or (-math.inf, math.inf)
+
+    async def grade(self, response: Response) -> RewardResult:
+        """The reward; a response without an answer has the status NO_ANSWER.
+
+        Raises:
+            DataError: the conversation is none that the model can score.
+            InfraError: the model failed.
+        """
+        answer = final_text(response.text) if self._part == "final" else without_special_tokens(response.text).strip()
+        if not answer and self._no_answer is not None:
+            components: Mapping[str, float | None] = {"value": None, "truncated": 0.0, "clipped": 0.0}
+            return RewardResult(self._no_answer, status=Status.NO_ANSWER, components=components)
+        scored = await self.scorer.score(self._conversation(response.prompt, answer or ""))
+        reward = self._scale * (scored.value + self._shift)
+        if not is_finite(reward) and self._clip is None:
+            raise InfraError(f"ModelReward: expected a finite reward, got {reward!r} of {scored.value!r}. Set clip.")
+        low, high = self.bounds
+        clipped = min(max(reward, low), high)
+        return RewardResult(
+            clipped,
+            score=self._score(scored.value),
+            status=Status.OK if answer else Status.NO_ANSWER,
+            components={
+                "value": scored.value,
+                "truncated": float(scored.truncated),
+                "clipped": float(clipped != reward),
+            },
+            extracted=answer,
+        )
+
+    def _conversation(self, prompt: Conversation, answer: str) -> Conversation:
+        if isinstance(prompt, str) and self._text_prompt == "raw":
+            return prompt + answer
+        asked: Sequence[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return [*asked, {"role": "assistant", "content": answer}]
+
+    def _score(self, value: float) -> float | None:
+        if self._sigmoid is None:
+            return None
+        middle, width = self._sigmoid
+        return 0.5 * (1.0 + math.tanh((value - middle) / (2.0 * width)))  # the same, and never overflows
+
+
+def _pair(where: str, values: object) -> tuple[float, float]:
+    if not isinstance(values, tuple | list) or len(values) != 2:
+        raise ConfigError(f"{where}: expected two numbers, got {values!r}. Change the value.")
+    return number(where, values[0]), number(where, values[1])

@@ -1,0 +1,399 @@
+"""Micro-batching: what waits together is scored together, failures are of single sequences, nobody waits for ever."""
+
+import asyncio
+import math
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.errors import ConfigError, DataError, InfraError
+from agentenv.rewards.models.batching import TOKENS_OF_A_CALL, MicroBatcher, batches
+
+
+class Model:
+    """Scores a sequence by its sum; remembers its batches; fails, waits or gives nonsense where it is told to."""
+
+    def __init__(self, *, fails=(), gives=None, held=False):
+        self.batches, self.fails, self.gives = [], set(fails), gives or {}
+        self.threads, self.inside = set(), 0
+        self.free = threading.Event()
+        if not held:
+            self.free.set()
+
+    def __call__(self, sequences):
+        self.inside += 1
+        assert self.inside == 1, "called twice at once"
+        self.threads.add(threading.get_ident())
+        self.batches.append([list(ids) for ids in sequences])
+        try:
+            assert self.free.wait(60)
+            if self.fails & {i for ids in sequences for i in ids}:
+                raise RuntimeError("out of memory")
+            return [self.gives.get(ids[0], float(sum(ids))) for ids in sequences]
+        finally:
+            self.inside -= 1
+
+    @property
+    def num_rows(self):
+        return sum(map(len, self.batches))
+
+
+async def until(condition, seconds=30.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.001)
+
+
+async def asked_while_busy(batcher, model, sequences):
+    """Tasks that all wait before the worker, which is held in a batch of its own, can take them."""
+    first = asyncio.create_task(batcher.score([1]))
+    await until(lambda: len(model.batches) == 1)
+    tasks = [asyncio.create_task(batcher.score(ids)) for ids in sequences]
+    await until(lambda: batcher.num_waiting == len(tasks) + 1)
+    return first, tasks
+
+
+# --- batches --------------------------------------------------------------------------------------------------------
+
+
+async def test_concurrent_callers_share_batches_and_each_gets_its_own_score():
+    """NeMo RL's asynchronous path asks the model about one conversation at a time."""
+    model = Model()
+    batcher = MicroBatcher(model, max_batch=16, max_wait_s=0.2)
+    scores = await asyncio.gather(*(batcher.score([index]) for index in range(64)))
+    assert scores == [float(index) for index in range(64)]
+    assert model.num_rows == 64
+    assert len(model.batches) <= 8
+    await batcher.close()
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 5, 7, 17, 33])
+async def test_any_number_of_callers_will_do(num):
+    """NeMo RL asserts that the batch is a multiple of its shards and of its micro-batch."""
+    batcher = MicroBatcher(Model(), max_batch=4)
+    assert await asyncio.gather(*(batcher.score([i, i]) for i in range(num))) == [2.0 * i for i in range(num)]
+    await batcher.close()
+
+
+async def test_a_lone_caller_waits_no_longer_than_it_has_to():
+    batcher = MicroBatcher(Model(), max_wait_s=0.05)
+    started = time.monotonic()
+    assert await batcher.score([3]) == 3.0
+    assert 0.04 <= time.monotonic() - started < 10.0
+    await batcher.close()
+
+
+async def test_a_full_batch_does_not_wait():
+    batcher = MicroBatcher(Model(), max_batch=4, max_wait_s=3600.0)
+    await asyncio.wait_for(asyncio.gather(*(batcher.score([index]) for index in range(4))), 30)
+    await batcher.close()
+
+
+async def test_all_batches_are_computed_in_one_thread_that_is_not_the_event_loops():
+    model = Model()
+    batcher = MicroBatcher(model, max_batch=2)
+    for _ in range(5):
+        await asyncio.gather(*(batcher.score([1]) for _ in range(4)))
+    assert len(model.threads) == 1
+    assert threading.get_ident() not in model.threads
+    await batcher.close()
+
+
+async def test_the_event_loop_goes_on_while_a_batch_is_computed():
+    model = Model(held=True)
+    batcher = MicroBatcher(model)
+    task = asyncio.create_task(batcher.score([1]))
+    await until(lambda: len(model.batches) == 1)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not task.done()
+    model.free.set()
+    assert await task == 1.0
+    await batcher.close()
+
+
+def test_callers_on_several_event_loops_share_one_batcher():
+    model = Model()
+    batcher = MicroBatcher(model, max_batch=8)
+    found = {}
+
+    async def ask(start):
+        return await asyncio.gather(*(batcher.score([start + index]) for index in range(20)))
+
+    def run(start):
+        found[start] = asyncio.run(ask(start))
+
+    threads = [threading.Thread(target=run, args=(start,)) for start in (0, 100, 200)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == {start: [float(start + index) for index in range(20)] for start in (0, 100, 200)}
+    asyncio.run(batcher.close())
+
+
+async def test_sequences_of_like_length_go_together():
+    model = Model(held=True)
+    batcher = MicroBatcher(model, max_batch=4)
+    first, tasks = await asked_while_busy(batcher, model, [[1] * n for n in (400, 5, 390, 6, 410, 7, 380, 8)])
+    model.free.set()
+    assert await asyncio.gather(*tasks) == [400, 5, 390, 6, 410, 7, 380, 8]
+    assert [[len(ids) for ids in batch] for batch in model.batches[1:]] == [[410, 400, 390, 380], [8, 7, 6, 5]]
+    await first
+    await batcher.close()
+
+
+async def test_of_a_long_queue_the_first_are_scored_before_the_last_are_prepared():
+    model = Model(held=True)
+    batcher = MicroBatcher(model, max_batch=2)
+    prepared = []
+    first, tasks = await asked_while_busy(
+        batcher, model, [lambda i=i: prepared.append(len(model.batches)) or [i] for i in range(40)]
+    )
+    model.free.set()
+    assert await asyncio.gather(*tasks) == [float(i) for i in range(40)]
+    assert prepared[15] == 1 < prepared[16]
+    await first
+    await batcher.close()
+
+
+@given(st.lists(st.integers(1, 3000), max_size=60), st.integers(1, 20), st.integers(1, 4000))
+def test_every_sequence_is_in_one_batch_and_no_batch_is_too_large(lengths, max_batch, max_tokens):
+    found = batches(lengths, max_batch, max_tokens)
+    assert sorted(index for batch in found for index in batch) == list(range(len(lengths)))
+    for batch in found:
+        assert len(batch) <= max_batch
+        assert len(batch) == 1 or len(batch) * max(lengths[index] for index in batch) <= max_tokens
+
+
+@given(st.lists(st.integers(1, 2000), min_size=1, max_size=7), st.integers(1, 4))
+def test_no_other_cut_of_the_sorted_lengths_costs_less(lengths, max_batch):
+    def cost(cut):
+        return sum(len(batch) * batch[0] + TOKENS_OF_A_CALL for batch in cut)
+
+    def cuts(ordered):
+        yield from ([ordered[:size], *rest] for size in range(1, min(max_batch, len(ordered)) + 1)
+                    for rest in cuts(ordered[size:]))  # fmt: skip
+        if not ordered:
+            yield []
+
+    found = [[lengths[index] for index in batch] for batch in batches(lengths, max_batch, 10**6)]
+    assert cost(found) == min(map(cost, cuts(sorted(lengths, reverse=True))))
+
+
+def test_equal_lengths_fill_batches():
+    assert [len(batch) for batch in batches([10] * 70, 32, 10_000)] == [32, 32, 6]
+    assert [len(batch) for batch in batches([10] * 7, 32, 30)] == [3, 3, 1]
+
+
+# --- failures -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_batch_that_fails_is_split_until_only_what_fails_has_failed():
+    model = Model(fails={5}, held=True)
+    batcher = MicroBatcher(model, max_batch=16)
+    first, tasks = await asked_while_busy(batcher, model, [[index] for index in range(16)])
+    model.free.set()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [index for index, result in enumerate(results) if isinstance(result, Exception)] == [5]
+    assert isinstance(results[5], InfraError)
+    assert "RuntimeError: out of memory" in str(results[5])
+    assert [result for index, result in enumerate(results) if index != 5] == [float(i) for i in range(16) if i != 5]
+    assert (batcher.num_scored, batcher.num_failed) == (16, 1)
+    await first
+    await batcher.close()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e39])
+async def test_a_score_that_is_no_finite_number_is_an_error_of_that_sequence_alone(value):
+    model = Model(gives={7: value})
+    batcher = MicroBatcher(model, max_batch=8, max_wait_s=0.05)
+    results = await asyncio.gather(*(batcher.score([index]) for index in range(8)), return_exceptions=True)
+    assert results[:7] == [float(index) for index in range(7)]
+    with pytest.raises(InfraError, match="expected a finite score"):
+        raise results[7]
+    assert model.num_rows == 8
+    await batcher.close()
+
+
+@pytest.mark.parametrize("answer", [[], [1.0] * 9, None, ["a", "b"], [None, None]])
+async def test_a_model_that_gives_something_else_fails_typed(answer):
+    batcher = MicroBatcher(lambda sequences: answer, max_wait_s=0.05)
+    results = await asyncio.gather(*(batcher.score([index]) for index in range(2)), return_exceptions=True)
+    assert [type(result) for result in results] == [InfraError, InfraError]
+    await batcher.close()
+
+
+async def test_an_error_of_ours_is_given_as_it_is():
+    def refuse(sequences):
+        raise DataError("no such token")
+
+    batcher = MicroBatcher(refuse)
+    with pytest.raises(DataError, match="no such token"):
+        await batcher.score([1])
+    await batcher.close()
+
+
+async def test_ids_may_be_made_in_the_workers_thread_and_fail_there_alone():
+    model, threads = Model(), set()
+    batcher = MicroBatcher(model, max_batch=3, max_wait_s=0.05)
+
+    def make(ids):
+        threads.add(threading.get_ident())
+        if ids is None:
+            raise DataError("no conversation")
+        return ids
+
+    results = await asyncio.gather(
+        *(batcher.score(lambda ids=ids: make(ids)) for ids in ([1, 2], None, [3])), return_exceptions=True
+    )
+    assert (results[0], results[2]) == (3.0, 3.0)
+    assert isinstance(results[1], DataError)
+    assert threads == model.threads
+    with pytest.raises(InfraError, match="ZeroDivisionError"):
+        await batcher.score(lambda: 1 / 0)
+    await batcher.close()
+
+
+async def test_the_worker_goes_on_after_a_failure():
+    model = Model(fails={5})
+    batcher = MicroBatcher(model)
+    with pytest.raises(InfraError):
+        await batcher.score([5])
+    assert await batcher.score([6]) == 6.0
+    await batcher.close()
+
+
+# --- who leaves -----------------------------------------------------------------------------------------------------
+
+
+async def test_cancelled_callers_cost_nothing():
+    model = Model(held=True)
+    batcher = MicroBatcher(model, max_batch=4)
+    first, tasks = await asked_while_busy(batcher, model, [[index] for index in range(10, 22)])
+    for task in tasks[::2]:
+        task.cancel()
+    await asyncio.wait(tasks[::2])
+    assert batcher.num_waiting == 7
+    model.free.set()
+    assert await asyncio.gather(*tasks[1::2]) == [float(index) for index in range(11, 22, 2)]
+    assert await first == 1.0
+    assert model.num_rows == 7
+    assert batcher.num_waiting == 0
+    await batcher.close()
+
+
+async def test_a_caller_cancelled_in_the_queue_is_not_even_prepared():
+    model, prepared = Model(held=True), []
+    batcher = MicroBatcher(model)
+    first, tasks = await asked_while_busy(batcher, model, [lambda i=i: prepared.append(i) or [i] for i in range(4)])
+    tasks[2].cancel()
+    await asyncio.wait(tasks[2:3])
+    model.free.set()
+    await asyncio.gather(first, *tasks[:2], tasks[3])
+    assert sorted(prepared) == [0, 1, 3]
+    await batcher.close()
+
+
+async def test_a_caller_cancelled_between_two_batches_is_not_in_the_second():
+    free, seen = threading.Semaphore(0), []
+
+    def model(sequences):
+        seen.append([len(ids) for ids in sequences])
+        assert free.acquire(timeout=60)
+        return [0.0] * len(sequences)
+
+    batcher = MicroBatcher(model, max_batch=2)
+    first = asyncio.create_task(batcher.score([1]))
+    await until(lambda: len(seen) == 1)
+    tasks = [asyncio.create_task(batcher.score([1] * num)) for num in (300, 300, 3, 2)]
+    await until(lambda: batcher.num_waiting == 5)
+    free.release()
+    await until(lambda: len(seen) == 2)
+    tasks[2].cancel()
+    await asyncio.wait(tasks[2:3])
+    free.release(9)
+    await asyncio.gather(first, *tasks[:2], tasks[3])
+    assert seen == [[1], [300, 300], [2]]
+    await batcher.close()
+
+
+async def test_a_caller_cancelled_while_its_batch_is_computed_harms_nobody():
+    model = Model(held=True)
+    batcher = MicroBatcher(model, max_batch=2)
+    tasks = [asyncio.create_task(batcher.score([index])) for index in (1, 2)]
+    await until(lambda: len(model.batches) == 1)
+    tasks[0].cancel()
+    await asyncio.wait(tasks[:1])
+    model.free.set()
+    assert await tasks[1] == 2.0
+    await batcher.close()
+
+
+async def test_closing_fails_who_waits_and_lets_the_batch_that_runs_end():
+    model = Model(held=True)
+    batcher = MicroBatcher(model)
+    first, tasks = await asked_while_busy(batcher, model, [[index] for index in range(8)])
+    closing = asyncio.create_task(batcher.close())
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(result) for result in results] == [InfraError] * 8
+    assert not first.done()
+    model.free.set()
+    await closing
+    assert await first == 1.0
+    assert len(model.batches) == 1
+
+
+async def test_closing_gives_a_model_that_hangs_up(monkeypatch):
+    monkeypatch.setattr("agentenv.rewards.models.batching._CLOSE_GRACE_S", 0.05)
+    model = Model(held=True)
+    batcher = MicroBatcher(model)
+    task = asyncio.create_task(batcher.score([1]))
+    await until(lambda: len(model.batches) == 1)
+    await batcher.close()
+    with pytest.raises(InfraError, match="expected an open scorer"):
+        await task
+    model.free.set()
+
+
+async def test_closing_again_or_before_the_first_call_is_harmless_and_closed_stays_closed():
+    batcher = MicroBatcher(Model())
+    await batcher.close()
+    await batcher.close()
+    with pytest.raises(InfraError, match="expected an open scorer"):
+        await batcher.score([1])
+
+
+async def test_a_closed_batcher_leaves_no_thread():
+    batcher = MicroBatcher(Model())
+    await batcher.score([1])
+    await batcher.close()
+    assert not any(thread.name == "agentenv-rm" and thread.is_alive() for thread in threading.enumerate())
+
+
+async def test_an_event_loop_that_has_ended_harms_nobody_else():
+    model = Model(held=True)
+    batcher = MicroBatcher(model, max_batch=2, max_wait_s=0.001)
+
+    async def give_up():
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(batcher.score([2]), 0.05)
+
+    await asyncio.to_thread(lambda: asyncio.run(give_up()))
+    task = asyncio.create_task(batcher.score([3]))
+    model.free.set()
+    assert await task == 3.0
+    await batcher.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_batch": 0}, {"max_batch": 2.0}, {"max_batch_tokens": 0}, {"max_wait_s": -1.0}, {"max_wait_s": math.nan}],
+)
+def test_wrong_arguments_are_refused(wrong):
+    with pytest.raises(ConfigError, match=r"MicroBatcher\."):
+        MicroBatcher(Model(), **wrong)
