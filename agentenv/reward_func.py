@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from agentenv import molt_files
 from agentenv.agent import AgentInstance, Engine, StepState
@@ -26,10 +26,10 @@ from agentenv.loading import load_file
 from agentenv.openrlhf_module import stand_in
 from agentenv.openrlhf_rewards import Outcome, Sample, read_rewards
 from agentenv.reward_http import TIMEOUT_S, RewardServers
+from agentenv.rewards.per_loop import PerLoop
 from agentenv.trajectory import Trajectory
 from agentenv.types import Completion, Limits, SamplingParams, StepResult, Task
 
-_T = TypeVar("_T")
 MAX_CALLS = 32
 """Calls of a reward_func at once: the most threads that OpenRLHF calls it in."""
 
@@ -101,21 +101,6 @@ def load_reward_func(path: str | Path) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-class _OfLoop(Generic[_T]):
-    """What an event loop needs for itself: made anew where another one runs, as each call of `asyncio.run` does."""
-
-    def __init__(self, make: Callable[[], _T]) -> None:
-        self._make = make
-        self._made: tuple[asyncio.AbstractEventLoop, _T] | None = None
-
-    def get(self) -> _T:
-        """That of the running loop."""
-        loop, made = asyncio.get_running_loop(), self._made
-        if made is None or made[0] is not loop:
-            self._made = made = (loop, self._make())
-        return made[1]
-
-
 class RewardSource:
     """Episodes of one turn whose answers are judged; the runner's EpisodeSource.
 
@@ -128,14 +113,14 @@ class RewardSource:
         if not 0 <= wait_s < math.inf:
             raise ConfigError(f"wait_s: expected seconds >= 0, got {wait_s!r}. Change the value.")
         self.judge = judge
-        self._batches = _OfLoop(partial(_Batches, judge, batch_size, wait_s))
+        self._batches = PerLoop(partial(_Batches, judge, batch_size, wait_s))
 
     async def episode(
         self, task: Task, *, engine: Engine, chat: Chat, sampling: SamplingParams, limits: Limits, key: EpisodeKey
     ) -> Trajectory:
         """Run one episode; see `run_episode`."""
         heard = _Heard(engine)
-        ask = partial(self._batches.get().ask, limit_s=limits.step_timeout_s)
+        ask = partial(self._batches.here().ask, limit_s=limits.step_timeout_s)
 
         async def make() -> AgentInstance:
             """The environment of this episode."""
@@ -251,7 +236,7 @@ class RewardFunction:
 
     def __init__(self, function: Callable[..., Any], where: str) -> None:
         self.function, self.where = function, where
-        self._slots = _OfLoop(partial(asyncio.Semaphore, MAX_CALLS))
+        self._slots = PerLoop(partial(asyncio.Semaphore, MAX_CALLS))
 
     async def judge(self, samples: Sequence[Sample], limit_s: float) -> Sequence[Outcome]:
         """Call the function once, for at most `limit_s` from when a thread is free for it.
@@ -262,6 +247,6 @@ class RewardFunction:
             ContractError: its answer cannot be read.
         """
         lists = [each.query for each in samples], [each.prompt for each in samples], [each.label for each in samples]
-        async with self._slots.get():
+        async with self._slots.here():
             answer = await bounded(self.function, *lists, limit_s=limit_s)
         return read_rewards(answer, len(samples), self.where)

@@ -27,6 +27,7 @@ from agentenv.interop.verl_sources import ScoreOptions, SourceReward, answer_of
 from agentenv.rewards._arguments import number, whole_number
 from agentenv.rewards.grading import MAX_CONCURRENT, graded
 from agentenv.rewards.groups import graded_group
+from agentenv.rewards.per_loop import PerLoop
 from agentenv.rewards.types import GroupReward, Response, RewardResult
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class LoopRewardManager:
         served = {"reward_router_address": reward_router_address, "reward_model_tokenizer": reward_model_tokenizer}
         self._reward = self._opened({} if reward_router_address is None else served)
         self._groups: Gathering | None = None
-        self._turns: tuple[Any, asyncio.Semaphore] | None = None
+        self._turns = PerLoop(lambda: asyncio.Semaphore(self.options.max_concurrent))
         if hasattr(self._reward, "grade_group"):
             if int(config.reward.get("num_workers") or 1) != 1:
                 raise ConfigError(
@@ -127,19 +128,14 @@ class LoopRewardManager:
 
     async def _graded(self, response: Response, row: Mapping[str, Any]) -> RewardResult:
         if self._groups is None:
-            async with self._turn():  # verl asks about all samples of a batch at once; its time begins with its turn
+            async with (
+                self._turns.here()
+            ):  # verl asks about all samples of a batch at once; its time begins with its turn
                 return await graded(self._reward, response, limit_s=self.options.timeout)
         uid = row.get("uid")
         if uid is None:
             raise DataError("uid: expected one for each prompt, got None. A reward of groups cannot do without.")
         return await self._groups.graded(uid, response, self._group_size(row))
-
-    def _turn(self) -> asyncio.Semaphore:
-        """Of the running loop: one that was waited for on another loop cannot be on this one."""
-        loop = asyncio.get_running_loop()
-        if self._turns is None or self._turns[0] is not loop:
-            self._turns = loop, asyncio.Semaphore(self.options.max_concurrent)
-        return self._turns[1]
 
     def _group_size(self, row: Mapping[str, Any]) -> int:
         said = row.get("__rollout_n__")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from agentenv.errors import DataError
-from agentenv.rewards.text import final_text, without_special_tokens
+from agentenv.rewards.text import final_text, last_boxed, without_special_tokens
 
 MAX_ANSWER_CHARS = 4096
 """Longer answers are not graded: nothing that long is an answer."""
@@ -21,7 +21,6 @@ _MAX_SEARCHED_CHARS = 32_768
 """From the end of the text: an answer stands there, and the search takes some 10 ms at most."""
 _MAX_MARKED_CHARS = 16_384
 
-_BOXED_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox) ?(-?[0-9]+(?:\.[0-9]+)?|[A-Z])(?![A-Za-z0-9])")
 _MARKER = re.compile(
     r"\banswer\b(?: (?:to|for) [^.:\n]{1,40}?)?[*_]{0,3}(?:\s{1,4}is\b\s{0,4}:?|\s{0,4}[:=])(?:[*_]{1,3}(?=\s|$))?",
@@ -122,21 +121,10 @@ def _last_tagged(text: str) -> str | None:
 
 
 def _last_boxed(text: str) -> str | None:
-    open_braces: list[int] = []  # content start of a box, -1 of any other group
-    best: tuple[int, int] | None = None
-    for token in _BOXED_TOKEN.finditer(text):
-        if token[0] == "}":
-            start = open_braces.pop() if open_braces else -1
-            if start >= 0 and (best is None or start > best[0]) and text[start : token.start()].strip():
-                best = (start, token.start())
-        elif token[0] == "{":
-            open_braces.append(-1)
-        elif token[0][-1] == "{" and len(token[0]) > 2:
-            open_braces.append(token.end())
-    if best is not None:
-        return text[best[0] : best[1]]
-    bare = _BARE_BOX.findall(text)
-    return bare[-1] if bare else None
+    boxed = last_boxed(text)
+    if boxed is None and (bare := _BARE_BOX.findall(text)):
+        return str(bare[-1])
+    return boxed
 
 
 def _last_hashes(text: str) -> str | None:

@@ -18,7 +18,7 @@ from agentenv.rewards.format import compute_format_reward
 from agentenv.rewards.group_function import numbers_of
 from agentenv.rewards.groups import GROUP_LIMIT_S, Each, graded_group
 from agentenv.rewards.invalid import INVALID_REWARD
-from agentenv.rewards.judge import Judge, PairwiseJudge, RubricReward, checked
+from agentenv.rewards.judge import Judge, PairwiseJudge, PrinciplesReward, checked
 from agentenv.rewards.length import compute_thought_length_reward, compute_total_length_reward
 from agentenv.rewards.loop_thread import run_sync
 from agentenv.rewards.repetition import create_ngram_penalty_reward
@@ -65,8 +65,8 @@ def group_rm_gallery_grader(
 def rm_gallery_grader(
     prompt: Any, responses: Sequence[str], extras: Sequence[Any] | None = None, *, judge: Judge, **_: Any
 ) -> Scores:
-    """The share of principles that each response keeps to, in [0, 1]: `judge.RubricReward`."""
-    return _graded(Each(RubricReward(judge), limit_s=GROUP_LIMIT_S), prompt, responses, extras)
+    """The share of principles that each response keeps to, in [0, 1]: `judge.PrinciplesReward`."""
+    return _graded(Each(PrinciplesReward(judge), limit_s=GROUP_LIMIT_S), prompt, responses, extras)
 
 
 def create_rm_gallery_reward_function(

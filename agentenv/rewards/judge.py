@@ -215,7 +215,7 @@ class JudgeReward:
             raise DataError(f"label: expected text or JSON, got {label!r:.200}. Correct the row.") from error
 
 
-class RubricReward:
+class PrinciplesReward:
     """The share of principles that a response keeps to, as a judge sees it: 1 - violated / all.
 
     Source: RM-Gallery, core/reward/base.py, pointwise principles; there a failed judge is a 0.0, here no reward.
@@ -228,8 +228,8 @@ class RubricReward:
 
     def __init__(self, judge: Judge, *, rubrics: Sequence[str] = PRINCIPLES, asking: Asking | None = None) -> None:
         if isinstance(rubrics, str) or not rubrics or not all(isinstance(rubric, str) for rubric in rubrics):
-            raise ConfigError(f"RubricReward.rubrics: expected a list of texts, got {rubrics!r:.200}. Write some.")
-        self.judge, self.rubrics, self.asking = judge, tuple(rubrics), checked("RubricReward", judge, asking)
+            raise ConfigError(f"PrinciplesReward.rubrics: expected a list of texts, got {rubrics!r:.200}. Write some.")
+        self.judge, self.rubrics, self.asking = judge, tuple(rubrics), checked("PrinciplesReward", judge, asking)
 
     async def grade(self, response: Response) -> RewardResult:
         """The share; of a response that is empty or whose thinking has no end, 0.0 without asking.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards._judge_text import choice, numbers, prompt_text, quoted, scored, yes_or_no
 from agentenv.rewards.grading import graded
-from agentenv.rewards.judge import Asking, JudgeReward, PairwiseJudge, RubricReward
+from agentenv.rewards.judge import Asking, JudgeReward, PairwiseJudge, PrinciplesReward
 from agentenv.rewards.types import Response, Status
 from tests.rewards.judges import Down, RuleJudge, ScriptedJudge
 
@@ -382,15 +382,15 @@ async def test_votes_without_a_verdict_are_none(replies, reward):
         lambda: JudgeReward(Down(), scale=5),
         lambda: JudgeReward(Down(), asking={"attempts": 2}),
         lambda: JudgeReward("gpt-4"),
-        lambda: RubricReward(None),
-        lambda: RubricReward(Down(), rubrics=["be kind", None]),
+        lambda: PrinciplesReward(None),
+        lambda: PrinciplesReward(Down(), rubrics=["be kind", None]),
         lambda: PairwiseJudge(Down),
         lambda: Asking(attempts=0),
         lambda: Asking(limit_s=0),
         lambda: Asking(backoff_s=-1),
         lambda: Asking(max_chars=0),
-        lambda: RubricReward(Down(), rubrics=[]),
-        lambda: RubricReward(Down(), rubrics="one"),
+        lambda: PrinciplesReward(Down(), rubrics=[]),
+        lambda: PrinciplesReward(Down(), rubrics="one"),
     ],
 )
 def test_wrong_arguments(make):
@@ -411,19 +411,19 @@ def test_wrong_arguments(make):
     ],
 )
 async def test_the_share_of_principles_that_are_kept__row_23(reply, reward, violations):
-    result = await RubricReward(ScriptedJudge(reply)).grade(ROW)
+    result = await PrinciplesReward(ScriptedJudge(reply)).grade(ROW)
     assert (result.reward, dict(result.components)) == (pytest.approx(reward), {"violations": violations})
 
 
 @pytest.mark.parametrize("reply", ["Violations: 4", "Violations: 0", "all", InfraError("down")])
 async def test_a_judge_that_lists_no_violations_gives_no_reward__row_23(reply):
     """Elsewhere a judge that failed is a score of 0.0."""
-    assert (await graded(RubricReward(ScriptedJudge(reply), asking=QUICK), ROW)).status is Status.INFRA
+    assert (await graded(PrinciplesReward(ScriptedJudge(reply), asking=QUICK), ROW)).status is Status.INFRA
 
 
 async def test_principles_are_numbered_for_the_judge():
     judge = ScriptedJudge("none")
-    await RubricReward(judge, rubrics=["be {kind}", "be brief"]).grade(ROW)
+    await PrinciplesReward(judge, rubrics=["be {kind}", "be brief"]).grade(ROW)
     assert "1. be {kind}\n2. be brief" in judge.asked[0][0]["content"]
 
 

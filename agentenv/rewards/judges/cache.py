@@ -17,9 +17,9 @@ from typing import Protocol
 from agentenv.agent import call
 from agentenv.errors import ConfigError, DataError
 from agentenv.rewards._arguments import whole_number
-from agentenv.rewards.judges._turns import PerLoop
 from agentenv.rewards.judges.draws import Draw
 from agentenv.rewards.judges.usage import Usage
+from agentenv.rewards.per_loop import PerLoop
 from agentenv.types import Message
 
 logger = logging.getLogger(__name__)

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from agentenv.errors import ConfigError, InfraError
 from agentenv.rewards._arguments import number, whole_number
-from agentenv.rewards.judges._turns import PerLoop, Turns
+from agentenv.rewards.judges._turns import Turns
 from agentenv.rewards.judges._wire import answer_of, request_bytes, sampling_fields, shown
 from agentenv.rewards.judges.draws import Draw
 from agentenv.rewards.judges.failures import JudgeRefused, JudgeTimeout, JudgeUnavailable, JudgeUnreadable
 from agentenv.rewards.judges.usage import Usage
+from agentenv.rewards.per_loop import PerLoop
 from agentenv.types import Message, SamplingParams
 
 if TYPE_CHECKING:

@@ -1,0 +1,33 @@
+"""What belongs to one event loop, kept for each of several: clients and locks of asyncio serve one loop only."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+_T = TypeVar("_T")
+
+
+class PerLoop(Generic[_T]):
+    """One value for each event loop, made at its first use there; it goes with its loop."""
+
+    def __init__(self, make: Callable[[], _T]) -> None:
+        self._make = make
+        self._values: WeakKeyDictionary[asyncio.AbstractEventLoop, _T] = WeakKeyDictionary()
+        self._lock = threading.Lock()  # guards the values: loops may run in several threads
+
+    def here(self) -> _T:
+        """The value of the running loop."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if loop not in self._values:
+                self._values[loop] = self._make()
+            return self._values[loop]
+
+    def drop(self) -> _T | None:
+        """The value of the running loop, which has none any more; None where it had none."""
+        with self._lock:
+            return self._values.pop(asyncio.get_running_loop(), None)
