@@ -109,6 +109,8 @@ class AgentInstance:
 
     datasets: ClassVar[Mapping[str, str | Path]] = {}
     """Data that comes with the environment, by the name under which `--data` finds it; the first is the default."""
+    needs_label: ClassVar[bool] = True
+    """False: rows without the column `label` have the label None."""
 
     async def reset(self, states: ResetState) -> ResetState:
         """Give the first observation under the key `observation`; the default is the task's prompt."""

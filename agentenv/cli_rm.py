@@ -1,4 +1,5 @@
-"""`agentenv rm eval | check | compare`: what a reward model is worth, what its traps are, how far several disagree.
+"""`agentenv rm eval | check | serve | compare`: what a reward model is worth, its traps, its server; how far several
+disagree.
 
 Exit codes of `eval`: 0 done, 1 a subset differs too much from its reference, 2 usage, 3 too many items have no score.
 Of `check`: 0, or 1 where there is a problem. Of `compare`: 0.
@@ -9,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shlex
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -19,16 +22,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from agentenv.cli_flags import parse, print_json, subcommand
+from agentenv.cli_rm_serve import RMServeConfig, serve
 from agentenv.errors import ConfigError, RunStopped
 
 if TYPE_CHECKING:
-    from agentenv.rm.evaluate import Invariance, Log, Outcome
+    from agentenv.rm.evaluate import Invariance, Outcome
+    from agentenv.rm.log import Log
     from agentenv.rm.report import Report
     from agentenv.rm.rows import Item
     from agentenv.rm.specs import RewardModel, RMOptions
 
 TOO_MANY_FAILED = 3
 _MAX_ERRORS = 20
+_TELL_S = 5.0
 _MARKS = {"ok": "✓", "warning": "!", "problem": "✗"}
 OverflowName = Literal["error", "left", "right"]
 
@@ -37,9 +43,12 @@ OverflowName = Literal["error", "left", "right"]
 class RMEvalConfig:
     """Measure a reward model or a judge on preference data: RewardBench 1 and 2, or any pairs."""
 
-    data: tuple[str, ...]
-    """Files (.jsonl, .json, also .gz, .parquet) or Hugging Face datasets; rows as agentenv/rm/rows.py says."""
-    rm: str
+    data: tuple[str, ...] = ()
+    """Built-in pairs (as `agentenv list` names them), files (.jsonl, .json, also .gz, .parquet) or Hugging Face
+    datasets. A row is {"prompt": TEXT or MESSAGES, "chosen": ANSWER, "rejected": ANSWER}, where an answer is a text,
+    messages that end with it, or (RewardBench 2) a list of texts; or {"chosen", "rejected"} alone, as whole
+    conversations: messages, or hh-rlhf's "Human: … Assistant: …". "subset" and "id" may be there too."""
+    rm: str = ""
     """hf:PATH, vllm:PATH, ray:PATH, http://…/get_reward, classify:http://…, FILE.py, judge:MODEL@http://…/v1,
     judge-score:MODEL@http://…/v1, or reward:NAME."""
     rm_args: str = "{}"
@@ -47,7 +56,8 @@ class RMEvalConfig:
     out: str | None = None
     """Folder for items.jsonl, report.json and report.md; default: the report is only shown."""
     resume: bool = False
-    """Go on with the evaluation in --out: only what has no score yet is asked about."""
+    """Go on with the evaluation in --out, whose flags need not be said again: only what has no score yet is asked
+    about."""
     split: str | None = None
     """Of a Hugging Face dataset, such as `filtered` of allenai/reward-bench."""
     limit: int | None = None
@@ -115,7 +125,7 @@ class RMCompareConfig:
 
 
 def rm(args: Sequence[str]) -> int:
-    """Measure reward models and judges, find their traps, compare them."""
+    """Measure reward models and judges, find their traps, serve one, compare them."""
     command = subcommand("rm", _COMMANDS, args)
     return 0 if command is None else command(args[1:])
 
@@ -137,13 +147,21 @@ def _options(config: RMEvalConfig | RMCheckConfig) -> RMOptions:
 
 def _eval(args: Sequence[str]) -> int:
     config = parse(RMEvalConfig, "rm eval", args)
+    kept = _kept(config) if config.resume else None
+    if kept is not None:
+        config = parse(RMEvalConfig, "rm eval", args, default=kept)
     _check_flags(config)
     from agentenv.rm.rows import read_items
-    from agentenv.rm.tables import read_reference
+    from agentenv.rm.specs import named, naming_flags
+    from agentenv.rm.tables import check_bench, read_reference
 
     reference = None if config.reference is None else read_reference(config.reference)
-    items = read_items(config.data, split=config.split, limit=config.limit)
-    report = asyncio.run(_evaluated(config, items, reference))
+    options = _options(config)
+    with naming_flags():
+        named(config.rm)
+        items = read_items(config.data, split=config.split, limit=config.limit)
+        check_bench(config.bench, items)
+        report = asyncio.run(_evaluated(config, options, items, reference))
     shown = report.markdown()
     if config.out is not None:
         folder = Path(config.out).expanduser()
@@ -159,11 +177,32 @@ def _eval(args: Sequence[str]) -> int:
     return _exit_code(config, report)
 
 
+def _kept(config: RMEvalConfig) -> RMEvalConfig | None:
+    """The flags of the evaluation in --out; None where none has begun there and others name one."""
+    from agentenv.rm.log import kept_flags
+
+    if config.out is None:
+        raise ConfigError("--resume: expected --out DIR beside it, got none. Name the folder.")
+    flags = kept_flags(config.out)
+    if flags is None and not (config.rm and config.data):
+        raise ConfigError(
+            f"--resume: expected a folder of `rm eval --out`, got {config.out!r}. Check the path, or name --data and "
+            "--rm to begin."
+        )
+    if flags is None:
+        return None
+    known = {name: tuple(value) if isinstance(value, list) else value for name, value in flags.items()}
+    try:
+        return RMEvalConfig(**{**known, "resume": True})  # type: ignore[arg-type]
+    except TypeError as error:
+        raise ConfigError(f"--resume: expected flags of this version in {config.out}, got {error}.") from error
+
+
 def _check_flags(config: RMEvalConfig) -> None:
     if not config.data:
         raise ConfigError("--data: expected a file, got none. Name one.")
-    if config.resume and config.out is None:
-        raise ConfigError("--resume: expected --out DIR beside it, got none. Name the folder.")
+    if not config.rm:
+        raise ConfigError("--rm: expected a reward model or judge, got none. Name one, such as hf:PATH.")
     if not 0.0 <= config.max_failed <= 1.0:
         raise ConfigError(f"--max_failed: expected a share in 0..1, got {config.max_failed!r}. Change the value.")
     if config.invariance < 0:
@@ -179,49 +218,71 @@ def _exit_code(config: RMEvalConfig, report: Report) -> int:
     return int(not report.ok)
 
 
-async def _evaluated(config: RMEvalConfig, items: Sequence[Item], reference: dict[str, float] | None) -> Report:
+async def _evaluated(
+    config: RMEvalConfig, options: RMOptions, items: Sequence[Item], reference: dict[str, float] | None
+) -> Report:
+    from agentenv.rewards.models.types import ready
     from agentenv.rm.evaluate import invariance
     from agentenv.rm.specs import open_rm
 
-    rm = open_rm(config.rm, _options(config))
+    rm = open_rm(config.rm, options)
     log = _log(config, items)
     try:
+        await ready(rm.scorer)  # first: what cannot be opened leaves nothing behind
         outcomes = await _outcomes(config, rm, items, log)
         found = None
         if rm.scorer is not None and config.invariance:
             found = await invariance(rm.scorer, items, num=config.invariance)
         return _report(config, rm, items, outcomes, found=found, reference=reference)
+    except asyncio.CancelledError:
+        sys.stderr.write(f"agentenv rm eval: interrupted: {_left(config, log, len(items))}\n")
+        raise
     finally:
         if log is not None:
             log.close()
         await rm.close()
 
 
+def _left(config: RMEvalConfig, log: Log | None, num: int) -> str:
+    """What an interrupted evaluation leaves behind, and how it goes on."""
+    if log is None:
+        return "nothing is kept. With --out DIR what has its score would be."
+    if not log.begun:
+        return "nothing had begun."
+    again = f"agentenv rm eval --resume --out {shlex.quote(str(config.out))}"
+    return f"{log.num_kept} of {num} items are kept. Go on with: {again}"
+
+
 def _log(config: RMEvalConfig, items: Sequence[Item]) -> Log | None:
     if config.out is None:
         return None
-    from agentenv.rm.evaluate import Log, fingerprint
+    from agentenv.rm.log import Log, fingerprint
 
     asked = {name: getattr(config, name) for name in ("rm", "rm_args", "max_length", "overflow", "dtype")}
-    return Log(config.out, {**asked, "data_sha256": fingerprint(items)}, resume=config.resume)
+    flags = {name: value for name, value in asdict(config).items() if name not in ("out", "resume", "json")}
+    return Log(config.out, {**asked, "data_sha256": fingerprint(items)}, resume=config.resume, flags=flags)
 
 
 async def _outcomes(config: RMEvalConfig, rm: RewardModel, items: Sequence[Item], log: Log | None) -> list[Outcome]:
     """The outcome of every item: those of the log, and what is asked about now."""
-    from agentenv.rm.evaluate import evaluate, remaining
+    from agentenv.rm.evaluate import evaluate
+    from agentenv.rm.log import remaining
 
     done = {} if log is None else dict(log.done)
     todo = remaining(items, done)
-    count, every = 0, max(1, len(todo) // 10)
+    if log is not None:
+        log.begin()
+    count, told = 0, time.monotonic()
 
     def each(outcome: Outcome) -> None:
-        """Keep it; a line on stderr for every tenth of them."""
-        nonlocal count
+        """Keep it; a line on stderr every few seconds, and for the last one."""
+        nonlocal count, told
         count += 1
         done[outcome.index] = outcome
         if log is not None:
             log.write(outcome)
-        if count % every == 0:
+        if count == len(todo) or time.monotonic() - told >= _TELL_S:
+            told = time.monotonic()
             sys.stderr.write(f"agentenv rm eval: {count} of {len(todo)} items\n")
 
     await evaluate(rm, todo, max_concurrent=config.max_concurrent, limit_s=config.limit_s, each=each)
@@ -270,7 +331,10 @@ def _errors(outcomes: Sequence[Outcome]) -> dict[str, int]:
 
 def _check(args: Sequence[str]) -> int:
     config = parse(RMCheckConfig, "rm check", args)
-    findings = asyncio.run(_found(config))
+    from agentenv.rm.specs import naming_flags
+
+    with naming_flags():
+        findings = asyncio.run(_found(config))
     if config.json:
         print_json([finding.to_dict() for finding in findings])
     else:
@@ -296,8 +360,8 @@ async def _found(config: RMCheckConfig) -> list[Any]:
 
 def _compare(args: Sequence[str]) -> int:
     config = parse(RMCompareConfig, "rm compare", args)
-    from agentenv.rm.evaluate import read_margins
     from agentenv.rm.hygiene import disagreements
+    from agentenv.rm.log import read_margins
 
     if len(set(config.outs)) < 2:
         raise ConfigError(f"agentenv rm compare: expected two folders or more, got {list(config.outs)}. Name them.")
@@ -318,5 +382,6 @@ def _compare(args: Sequence[str]) -> int:
 _COMMANDS: dict[str, tuple[type, Callable[[Sequence[str]], int]]] = {
     "eval": (RMEvalConfig, _eval),
     "check": (RMCheckConfig, _check),
+    "serve": (RMServeConfig, serve),
     "compare": (RMCompareConfig, _compare),
 }

@@ -6,12 +6,10 @@ Exit codes: 0 stopped by Ctrl-C or SIGTERM, 2 usage, no isolation or no token wh
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from agentenv.cli_flags import parse
@@ -77,8 +75,8 @@ def _options(config: SandboxServeConfig) -> ServeOptions:
         ConfigError: one of them cannot be.
         MissingDependency: what the server needs is not installed.
     """
+    from agentenv.http_serving.doors import Doors, token_of
     from agentenv.sandbox._fusion_answers import MAX_LIMITS
-    from agentenv.sandbox._http import Doors
     from agentenv.sandbox.fusion_server import ServeOptions
 
     require_server("sandbox serve")
@@ -92,7 +90,9 @@ def _options(config: SandboxServeConfig) -> ServeOptions:
     seconds = config.max_run_timeout
     caps = replace(MAX_LIMITS, cpu_s=seconds, wall_s=2 * seconds, memory_mb=config.max_memory_mb)
     return ServeOptions(
-        doors=Doors(config.host, _token(config), config.allowed_hosts),
+        doors=Doors(
+            config.host, token_of(config.token_file, TOKEN_VARIABLE), config.allowed_hosts, variable=TOKEN_VARIABLE
+        ),
         port=config.port,
         caps=caps,
         languages=("python", "bash", *(["pytest"] if "pytest" in config.preimport else [])),
@@ -102,18 +102,6 @@ def _options(config: SandboxServeConfig) -> ServeOptions:
         max_body_bytes=config.max_body_mb << 20,
         grace_s=max(config.grace_s, 0.0),
     )
-
-
-def _token(config: SandboxServeConfig) -> str | None:
-    if config.token_file is None:
-        return os.environ.get(TOKEN_VARIABLE) or None
-    try:
-        token = Path(config.token_file).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--token_file: expected a file with a token, got {error}. Check the path.") from None
-    if not token:
-        raise ConfigError(f"--token_file: expected a token, got nothing in {config.token_file!r}. Write one.")
-    return token
 
 
 async def _serve(config: SandboxServeConfig, options: ServeOptions) -> None:

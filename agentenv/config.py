@@ -141,8 +141,9 @@ class RunConfig:
     again, and after generate_timeout_s and step_timeout_s."""
     grace_s: float = 30.0
     """After Ctrl-C, time for episodes in flight to end before they are cancelled."""
-    pass_score: float = 1.0
-    """Score from which an episode counts as passed, in pass@k."""
+    pass_score: float | None = None
+    """Score from which an episode counts as passed, in pass@k, and reward where it has no score; default: 1.0, and no
+    pass@k where there are no scores and rewards leave 0..1."""
 
     out: str | None = None
     """Run directory; default: runs/<env>-<model>-<time>."""

@@ -30,13 +30,15 @@ def read_tasks(
     limit: int | None = None,
     split: str | None = None,
     builtin: Mapping[str, Path] = _NOTHING,
+    needs_label: bool = True,
 ) -> list[Task]:
     """The tasks of `spec`: a built-in name, a file (.jsonl, .json, both also .gz, .parquet) or a Hugging Face dataset.
 
     A Hugging Face dataset is `name` or `name:configuration`, and `split` is for these only. Each row gives a task: the
     prompt is text or chat messages; `task_id` or `id`, where no earlier row has it, names the task, else the row's
     number from 000000; an integer `seed` seeds it; `images` go with it; all other columns become metadata. Blank lines,
-    CRLF and a byte order mark are accepted. With `label_key` None or '' there are no labels.
+    CRLF and a byte order mark are accepted. With `label_key` None or '' there are no labels; unless `needs_label`, a
+    row without that column has the label None.
 
     Raises:
         ConfigError: there is no such data, or a flag does not fit it.
@@ -48,7 +50,8 @@ def read_tasks(
     tasks: list[Task] = []
     taken: set[str] = set()
     for where, row in islice(read_rows(spec, split, builtin), limit):
-        tasks.append(_task(where, row, prompt_key, label_key or None, _task_id(row, len(tasks), taken)))
+        key = label_key if needs_label or (isinstance(row, Mapping) and label_key in row) else None
+        tasks.append(_task(where, row, prompt_key, key or None, _task_id(row, len(tasks), taken)))
     if not tasks:
         raise DataError(f"{spec}: expected at least one row, got none. Check the file.")
     return tasks

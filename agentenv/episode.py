@@ -77,7 +77,7 @@ async def run_episode(
 async def guarded(work: Awaitable[None], trajectory: Trajectory, where: Callable[[], str]) -> None:
     """Await `work` and record on the trajectory what it raises: the one `except` that makes an error data.
 
-    A cancellation of this task passes, and what an engine says of the whole run (ConfigError, RunStopped). A
+    A cancellation of this task passes, and what is said of the whole run: a RunStopped, an engine's ConfigError. A
     CancelledError that the work made itself is an error like any other.
     """
     try:
@@ -90,7 +90,7 @@ async def guarded(work: Awaitable[None], trajectory: Trajectory, where: Callable
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
-        if isinstance(error, (ConfigError, RunStopped)) and where() == "generate":
+        if isinstance(error, RunStopped) or (isinstance(error, ConfigError) and where() == "generate"):
             raise
         _record(trajectory, error, where())
 

@@ -7,7 +7,8 @@ AgentEnvError
 ├── MissingDependency ImportError  an optional package is absent; the message holds the pip command
 ├── InfraError       RuntimeError  something outside the policy and the task failed: retried, then counted, never scored
 │   └── EngineError                the engine could not sample
-└── RunStopped       RuntimeError  too large a share of the episodes failed, or the disk is full; exit code 3
+└── RunStopped       RuntimeError  no other episode could do better: too many failed, the disk is full, or whoever
+                                   raises it, an environment too, knows that all would fail; exit code 3
 
 Who raises, who records: environments and engines raise; `run_episode` records what they raise on the trajectory; the
 runner counts, retries (InfraError) and stops the run. Every class takes one message and can be pickled.
@@ -49,6 +50,6 @@ class EngineError(InfraError):
 
 
 class RunStopped(AgentEnvError, RuntimeError):
-    """The run stopped itself: too many episodes failed, or the disk took no more. What ended before is kept."""
+    """The run stopped itself: too many episodes failed or all would, or the disk is full. What ended is kept."""
 
     exit_code = 3

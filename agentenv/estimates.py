@@ -6,6 +6,7 @@ In: one value at a time. Out: `Estimate`s. Nothing here grows with the number of
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -127,6 +128,47 @@ def share_over_tasks(values: Iterable[float] | Moments, num_samples: int) -> Est
     middle = (mean + _Z**2 / (2.0 * size)) / scale
     half = _Z * math.sqrt(mean * (1.0 - mean) / size + _Z**2 / (4.0 * size**2)) / scale
     return Estimate(mean, max(0.0, min(mean, middle - half)), min(1.0, max(mean, middle + half)), num)
+
+
+class Passes:
+    """How many episodes of each task passed: with a score, or a reward where they have none, of at least `pass_score`.
+
+    Without the reward, an environment that scores only what it finished would lose its truncated episodes. Where no
+    episode has a score, rewards leave 0..1, as those of reward models do, and nobody set what passes, nobody knows.
+
+    Args:
+        pass_score: None: 1.0, and only of scores, or of rewards that are all in 0..1.
+    """
+
+    def __init__(self, pass_score: float | None) -> None:
+        self.pass_score = 1.0 if pass_score is None else pass_score
+        self._is_set, self._has_score, self._in_range = pass_score is not None, False, True
+        self._tasks: Counter[tuple[int, int]] = Counter()  # by their numbers of rewarded and of passed episodes
+
+    def passed(self, reward: float, score: float | None) -> bool:
+        """Whether an episode did."""
+        self._has_score |= score is not None
+        self._in_range &= 0.0 <= reward <= 1.0
+        return (reward if score is None else score) >= self.pass_score
+
+    def add(self, num: int, num_passed: int) -> None:
+        """Count a task, by its episodes with a reward."""
+        self._tasks[num, num_passed] += 1
+
+    def estimates(self, num_samples: int) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
+        """pass@k and pass^k by k = 1 … `num_samples`, each over the tasks with at least k episodes; None if unknown."""
+        tasks = self._tasks if self._has_score or self._in_range or self._is_set else {}
+        at_least_one, all_of = {}, {}
+        for k in range(1, num_samples + 1):
+            one, every, num_episodes = Moments(), Moments(), 0
+            for (num, passed), times in tasks.items():
+                if num >= k:
+                    one.add(pass_at_k(num, passed, k), times)
+                    every.add(pass_all_k(num, passed, k), times)
+                    num_episodes += num * times
+            at_least_one[str(k)] = share_over_tasks(one, num_episodes)
+            all_of[str(k)] = share_over_tasks(every, num_episodes)
+        return at_least_one, all_of
 
 
 def _student_t(degrees: int) -> float:

@@ -16,8 +16,9 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
-from agentenv.estimates import Estimate, Moments, mean_over_tasks, pass_all_k, pass_at_k, share_over_tasks
+from agentenv.estimates import Estimate, Moments, Passes, mean_over_tasks, share_over_tasks
 from agentenv.id_set import IdSet
+from agentenv.reward_hygiene import HygieneCounts, RewardHygiene, Style, num_marks, repeated
 from agentenv.trajectory import ErrorKind, Trajectory
 from agentenv.types import MAX_REWARD, StopReason
 
@@ -41,6 +42,9 @@ class Summary:
     num_prompt_tokens: int = 0
     """Tokens before the first action of each segment."""
     num_action_tokens: int = 0
+    num_marks: int = 0
+    repeated_share: float = 0.0
+    """Of the actions: Markdown marks, and the share of word 4-grams that repeat others; 0 without a reward."""
     num_observation_tokens: int = 0
     """Tokens that the environment added after the first action."""
     num_input_tokens: int = 0
@@ -71,6 +75,7 @@ def summarize(trajectory: Trajectory) -> Summary:
             if number is not None:
                 last[key] = number
                 total[key] += number
+    said = "\n".join(turn.action for turn in turns) if trajectory.reward is not None else ""
     return Summary(
         trajectory.episode_id,
         trajectory.group_id,
@@ -84,6 +89,8 @@ def summarize(trajectory: Trajectory) -> Summary:
         num_turns=len(turns),
         num_prompt_tokens=num_prompt,
         num_action_tokens=num_actions,
+        num_marks=num_marks(said),
+        repeated_share=repeated(said),
         num_observation_tokens=trajectory.num_tokens - num_prompt - num_actions,
         num_input_tokens=sum(turn.start for turn in turns),
         num_cached_tokens=sum(turn.num_cached_tokens for turn in turns),
@@ -156,6 +163,8 @@ class Metrics:
     """Episodes with a reward: what the means are made of."""
     num_no_reward: int
     """Episodes that ended without one: failed, timed out in a step, or ended before the first action."""
+    num_retries: int
+    """Attempts before the last one of each episode, which failures of infrastructure ended, earlier sessions' too."""
     num_infra_errors: int
     """Failures of engine, grader or sandbox: the episode says nothing about policy or environment."""
     num_env_errors: int
@@ -173,9 +182,10 @@ class Metrics:
     pass_score: float
     """An episode passed when its score, or its reward where it has no score, is at least this."""
     pass_at_k: dict[str, Estimate]
-    """By k = 1 … num_samples: at least one of k passed; over tasks with at least k episodes with a reward."""
+    """By k = 1 … num_samples: at least one of k passed; over tasks with k episodes with a reward; see `Passes`."""
     pass_all_k: dict[str, Estimate]
     """By k: all k passed."""
+    hygiene: RewardHygiene
     turns_mean: float | None
     turns_max: int
     bridges: dict[str, int]
@@ -197,6 +207,7 @@ class _Group:
 
     num: int = 0
     rewards: list[float] = field(default_factory=list)
+    styles: list[Style] = field(default_factory=list)  # one for each reward
     scores: list[float] = field(default_factory=list)
     num_passed: int = 0
 
@@ -210,29 +221,27 @@ _TIMED = ("generate_s", "step_s", "wait_s")
 class _Counts:
     """What the Metrics are made of. A task's episodes are folded into it, and forgotten, when all of them are there."""
 
-    def __init__(self, pass_score: float, group_size: int | None) -> None:
-        self.pass_score, self.group_size = pass_score, group_size
-        self.num_episodes = self.num_truncated = self.turns = self.turns_max = 0
+    def __init__(self, pass_score: float | None, group_size: int | None) -> None:
+        self.group_size, self.passes, self.scores_in_range = group_size, Passes(pass_score), True
+        self.num_episodes = self.num_truncated = self.num_retries = self.turns = self.turns_max = 0
         self.tokens: Counter[str] = Counter()
         self.seconds = {name: Moments() for name in _TIMED}
         self.error_types, self.stop_reasons, self.bridges = Counter[str](), Counter[str](), Counter[str]()
         self.info: dict[str, tuple[Moments, Moments]] = {}
-        self.rewards, self.scores = Moments(), Moments()  # of episodes
-        self.task_rewards, self.task_scores = Moments(), Moments()
-        self.scores_in_range = True
-        self.passes: Counter[tuple[int, int]] = Counter()  # tasks by their numbers of rewarded and passed episodes
+        self.rewards, self.scores, self.task_rewards, self.task_scores = (Moments() for _ in range(4))
+        self.hygiene = HygieneCounts()
         self.open: dict[str, _Group] = {}
 
     def add(self, e: Summary) -> None:
         """Count an episode."""
         self.num_episodes += 1
+        self.num_retries += e.attempt
         self.num_truncated += e.stop_reason is not None and e.stop_reason.truncated
         self.stop_reasons[str(e.stop_reason) if e.stop_reason else "unfinished"] += 1
         if e.error_kind:
             self.error_types[f"{e.error_kind}:{e.error_type}"] += 1
         self.bridges.update(e.bridges)
-        for name in _COUNTED:
-            self.tokens[name] += getattr(e, name)
+        self.tokens.update({name: getattr(e, name) for name in _COUNTED})
         for name, seconds in self.seconds.items():
             seconds.add(getattr(e, name))
         if e.reward is not None:
@@ -241,6 +250,7 @@ class _Counts:
 
     def _add_rewarded(self, e: Summary) -> None:
         self.turns, self.turns_max = self.turns + e.num_turns, max(self.turns_max, e.num_turns)
+        self.hygiene.add_info(e.info_sum)
         for key, value in e.info_last.items():
             last, total = self.info.setdefault(key, (Moments(), Moments()))
             last.add(value)
@@ -253,8 +263,8 @@ class _Counts:
         if e.reward is not None:
             self.rewards.add(e.reward)
             group.rewards.append(e.reward)
-            # Without the reward, an environment that scores only what it finished would lose its truncated episodes.
-            group.num_passed += (e.score if e.score is not None else e.reward) >= self.pass_score
+            group.styles.append(Style(e.num_action_tokens, e.num_marks, e.repeated_share))
+            group.num_passed += self.passes.passed(e.reward, e.score)
             if e.score is not None:
                 self.scores.add(e.score)
                 group.scores.append(e.score)
@@ -264,7 +274,8 @@ class _Counts:
     def _fold(self, group: _Group) -> None:
         if group.rewards:
             self.task_rewards.add(fmean(group.rewards))
-            self.passes[len(group.rewards), group.num_passed] += 1
+            self.hygiene.add_group(group.rewards, group.styles)
+            self.passes.add(len(group.rewards), group.num_passed)
         if group.scores:
             score = fmean(group.scores)
             self.task_scores.add(score)
@@ -276,7 +287,7 @@ class _Counts:
             self._fold(self.open.popitem()[1])
         num, num_rewarded = self.num_episodes, self.rewards.num
         num_infra = sum(times for name, times in self.error_types.items() if name.startswith("infra:"))
-        at_least_one, all_of = self._passes(num_samples)
+        at_least_one, all_of = self.passes.estimates(num_samples)
         return Metrics(
             num_tasks=num_tasks,
             num_samples=num_samples,
@@ -284,6 +295,7 @@ class _Counts:
             num_missing=max(0, num_tasks * num_samples - num),
             num_rewarded=num_rewarded,
             num_no_reward=num - num_rewarded,
+            num_retries=self.num_retries,
             num_infra_errors=num_infra,
             num_env_errors=self.error_types.total() - num_infra,
             error_types=dict(self.error_types.most_common()),
@@ -292,9 +304,10 @@ class _Counts:
             reward=mean_over_tasks(self.task_rewards),
             score=self._score(),
             num_scored=self.scores.num,
-            pass_score=self.pass_score,
+            pass_score=self.passes.pass_score,
             pass_at_k=at_least_one,
             pass_all_k=all_of,
+            hygiene=self.hygiene.hygiene(),
             turns_mean=_ratio(self.turns, num_rewarded),
             turns_max=self.turns_max,
             bridges=dict(self.bridges.most_common()),
@@ -310,19 +323,6 @@ class _Counts:
         if self.scores_in_range:  # as they should be: then it is a share
             return share_over_tasks(self.task_scores, self.scores.num)
         return mean_over_tasks(self.task_scores)
-
-    def _passes(self, num_samples: int) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
-        at_least_one, all_of = {}, {}
-        for k in range(1, num_samples + 1):
-            one, every, num_episodes = Moments(), Moments(), 0
-            for (num, passed), times in self.passes.items():
-                if num >= k:
-                    one.add(pass_at_k(num, passed, k), times)
-                    every.add(pass_all_k(num, passed, k), times)
-                    num_episodes += num * times
-            at_least_one[str(k)] = share_over_tasks(one, num_episodes)
-            all_of[str(k)] = share_over_tasks(every, num_episodes)
-        return at_least_one, all_of
 
     def _tokens(self) -> Tokens:
         prompt, action, observation, sent, cached = (self.tokens[name] for name in _COUNTED)
@@ -354,10 +354,10 @@ class Tally:
 
     Args:
         group_size: episodes planned per task; None keeps every task open, for any number of them.
-        pass_score: as `Metrics.pass_score`.
+        pass_score: as `Passes` takes it.
     """
 
-    def __init__(self, group_size: int | None = None, *, pass_score: float = 1.0) -> None:
+    def __init__(self, group_size: int | None = None, *, pass_score: float | None = None) -> None:
         self.failed: dict[str, Summary] = {}
         """Episodes whose last attempt failed, by id."""
         self.finished = IdSet()
@@ -391,7 +391,7 @@ class Tally:
 
 
 def aggregate(
-    summaries: Iterable[Summary], *, num_tasks: int, num_samples: int, wall_s: float, pass_score: float = 1.0
+    summaries: Iterable[Summary], *, num_tasks: int, num_samples: int, wall_s: float, pass_score: float | None = None
 ) -> Metrics:
     """The Metrics of these episodes, each of which must come once; the rest as in `Tally.metrics`."""
     counts = _Counts(pass_score, group_size=None)

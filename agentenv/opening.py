@@ -127,6 +127,12 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
+def _needs_label(source: EpisodeSource) -> bool:
+    """What the environment's class says, of an agent_func its agents'."""
+    executor_cls = getattr(source, "executor_cls", None)
+    return bool(getattr(getattr(source, "cls", getattr(executor_cls, "agent_cls", None)), "needs_label", True))
+
+
 async def try_constructor(source: EnvSource | ChatAgentSource, limit_s: float) -> None:
     """Make an agent and drop it: a wrong argument is one clear line now and not an error in every episode."""
     where = "__init__"
@@ -185,6 +191,7 @@ def load_tasks(config: RunConfig, source: EpisodeSource) -> list[Task]:
         limit=config.limit,
         split=config.split,
         builtin=builtin,
+        needs_label=config.label_key != RunConfig.label_key or _needs_label(source),
     )
     if not config.apply_chat_template:
         return tasks

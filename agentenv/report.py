@@ -50,7 +50,7 @@ def _rows(m: Metrics) -> list[tuple[str, str]]:
     ]
     # All of them where they fit; of many samples 1, 2, 4 … and the last. metrics.json has every one.
     shown = [k for k in m.pass_at_k if m.num_samples <= 8 or int(k) & (int(k) - 1) == 0 or int(k) == m.num_samples]
-    rows += [(f"pass@{k}", _estimate(m.pass_at_k[k])) for k in shown]
+    rows += [(f"pass@{k}", _estimate(m.pass_at_k[k])) for k in shown if m.pass_at_k[k].mean is not None]
     if m.turns_mean is not None:
         rows.append(("turns", f"mean {m.turns_mean:.2f}, max {m.turns_max}"))
     if set(m.bridges) - {"exact", "text"}:  # what a reader should know: actions that did not end as the template does
@@ -60,10 +60,13 @@ def _rows(m: Metrics) -> list[tuple[str, str]]:
         ("speed", _speed(m)),
         ("time", _time(m)),
         ("stop reasons", _histogram(m.stop_reasons)),
+        *_hygiene(m.hygiene.numbers()),
     ]
     rows += [(f"info {key}", f"last turn {value['last']:.3f}, sum {value['sum']:.3f}") for key, value in m.info.items()]
     failed = m.num_infra_errors + m.num_env_errors
     rows.append(("errors", f"{m.num_infra_errors} infrastructure, {m.num_env_errors} environment"))
+    if m.num_retries:
+        rows.append(("retries", f"{m.num_retries} attempts failed and were made again"))
     if failed:
         rows.append(("error types", _histogram(m.error_types)))
     return rows
@@ -91,6 +94,21 @@ def _time(m: Metrics) -> str:
     t = m.time
     shares = f"generate {_share(t.generate_share)}, step {_share(t.step_share)}, wait {_share(t.wait_share)}"
     return f"{clock(t.wall_s)}  (of the episodes' time: {shares})"
+
+
+def _hygiene(known: Mapping[str, float]) -> list[tuple[str, str]]:
+    """What the rewards go by, and how much the episodes of a task differ; no row where nothing is known."""
+    goes_by = [
+        f"{name} {known[f'{name}_correlation']:+.2f}"
+        + (f" ({known[within]:+.2f} within tasks)" if (within := f"{name}_correlation_in_group") in known else "")
+        for name in ("length", "format", "repetition")
+        if f"{name}_correlation" in known
+    ]
+    rows = [("reward against", ", ".join(goes_by))] if goes_by else []
+    if "std_in_group" in known:
+        spread = f"std {known['std_in_group']:.3f} (mean), none in {_share(known['zero_spread_share'])} of the tasks"
+        rows.append(("reward within tasks", spread))
+    return rows
 
 
 def _histogram(counts: Mapping[str, int]) -> str:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.openrlhf_rewards import Outcome, Sample, read_rewards
-
-if TYPE_CHECKING:
-    import httpx
+from agentenv.rewards._http import Answer, HTTPClient, pause_s
 
 TIMEOUT_S = 180.0
 """Deadline of an answer, with all attempts and pauses; OpenRLHF's."""
 MAX_ATTEMPTS = 5
-FIRST_PAUSE_S, CONNECT_TIMEOUT_S = 0.5, 10.0
+FIRST_PAUSE_S = 0.5
+MAX_ANSWER_BYTES = 64 << 20
+"""Longer answers are not read to their end."""
 _GRACE_S = 5.0
 _PAUSED_STATUSES = frozenset({408, 429})
 
@@ -26,8 +25,8 @@ class RewardServers:
     """Judges by `POST {"query": […], "prompts": […], "labels": […]}`, at the server with the fewest requests in flight.
 
     It answers `{"rewards": […], "scores": […], "extra_logs": {…}}`. Connections that fail and the statuses 408, 429 and
-    from 500 on are tried again, at another server where there is one, with growing pauses. Proxies of the environment
-    are not used.
+    from 500 on are tried again, with growing pauses: at another server where there is one, else after what Retry-After
+    asks for. Proxies of the environment are not used.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class RewardServers:
         self.in_flight = dict.fromkeys(urls, 0)
         """Requests to each server now; those after each other in turn where they are as busy."""
         self.timeout_s, self.first_pause_s = timeout_s, first_pause_s
-        self._client: httpx.AsyncClient | None = None
+        self._clients = {url: HTTPClient(url) for url in urls}
 
     async def judge(self, samples: Sequence[Sample], limit_s: float) -> Sequence[Outcome]:
         """Ask a server; `limit_s` is not looked at, since reward models have `timeout_s`.
@@ -75,25 +74,27 @@ class RewardServers:
 
     async def close(self) -> None:
         """Close what is open; calling it again does nothing."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
+        for client in self._clients.values():
+            await client.close()
 
     async def _answer(self, content: bytes) -> tuple[str, Any]:
         """A server's answer as JSON, and whose it is."""
-        problem, url = "", ""
+        url, problem, least_s = "", "", 0.0
+        end = asyncio.get_running_loop().time() + self.timeout_s
         for attempt in range(MAX_ATTEMPTS):
             if attempt:
-                await asyncio.sleep(self.first_pause_s * 2 ** (attempt - 1) * random.uniform(0.5, 1.0))
+                wait_s = max(pause_s(attempt, self.first_pause_s), least_s)
+                if asyncio.get_running_loop().time() + wait_s >= end:
+                    raise InfraError(
+                        f"{url}: expected rewards within {self.timeout_s:g} s, got {problem}; the next attempt, in "
+                        f"{wait_s:.1f} s, would be too late. Look at the server's load."
+                    )
+                await asyncio.sleep(wait_s)
             url = self._next(url)
-            self.in_flight[url] += 1
-            try:
-                response = await self._post(url, content)
-            finally:
-                self.in_flight[url] -= 1
-            if not isinstance(response, str):
-                return url, _json(url, response)
-            problem = response
+            answer, problem = await self._asked(url, content)
+            if answer is not None and not problem:
+                return url, _json(url, answer)
+            least_s = answer.retry_after_s if answer is not None and len(self._clients) == 1 else 0.0
         raise InfraError(
             f"{url}: expected rewards after {MAX_ATTEMPTS} attempts, got {problem}. Look at the reward model's log."
         )
@@ -105,30 +106,27 @@ class RewardServers:
         self.in_flight[url] = self.in_flight.pop(url)  # to the end of the queue of those as busy
         return url
 
-    async def _post(self, url: str, content: bytes) -> httpx.Response | str:
-        """The answer, or what is wrong and may be better next time."""
+    async def _asked(self, url: str, content: bytes) -> tuple[Answer | None, str]:
+        """The answer, if there is one, and what is wrong and may be better next time."""
         import httpx
 
-        if self._client is None:
-            # No connection outlives its request: nobody has to close them, and none was closed at the other end.
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-            timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
-            self._client = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(limits=limits), timeout=timeout)
+        self.in_flight[url] += 1
         try:
-            response = await self._client.post(url, content=content, headers={"Content-Type": "application/json"})
+            answer = await self._clients[url].exchange("", content, max_bytes=MAX_ANSWER_BYTES)
         except httpx.TransportError as error:
-            return f"{type(error).__name__}: {error}"
-        if response.status_code in _PAUSED_STATUSES or response.status_code >= 500:
-            return f"status {response.status_code}: {response.text[:200]}"
-        return response
+            return None, f"{type(error).__name__}: {error}"
+        finally:
+            self.in_flight[url] -= 1
+        may_pass = answer.status in _PAUSED_STATUSES or answer.status >= 500
+        return answer, f"status {answer.status}: {answer.shown}" if may_pass else ""
 
 
-def _json(url: str, response: httpx.Response) -> Any:
-    if response.status_code != 200:
-        raise ContractError(
-            f"{url}: expected status 200, got {response.status_code}: {response.text[:200]}. Check the address."
-        )
+def _json(url: str, answer: Answer) -> Any:
+    if answer.status != 200:
+        raise ContractError(f"{url}: expected status 200, got {answer.status}: {answer.shown}. Check the address.")
+    if answer.is_cut:
+        raise ContractError(f"{url}: expected at most {MAX_ANSWER_BYTES} bytes, got more. Mend the server.")
     try:
-        return response.json()
-    except ValueError as error:
-        raise ContractError(f"{url}: expected JSON, got {response.text[:200]!r}. Mend the server.") from error
+        return json.loads(answer.body)
+    except (ValueError, RecursionError) as error:
+        raise ContractError(f"{url}: expected JSON, got {answer.shown}. Mend the server.") from error

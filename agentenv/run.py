@@ -50,6 +50,7 @@ from agentenv.trajectory import Trajectory
 from agentenv.types import Task
 from agentenv.watchdog import Watchdog, end_process
 
+_ERROR_CHARS = 500
 _SWITCH_S = 0.0005
 """After which a thread lets others have the interpreter; Python's own is ten times as long."""
 
@@ -216,6 +217,7 @@ class _Screen:
         self.console, self.notes = wide_console(), wide_console(stderr=True)
         self.resume_command = f"agentenv run --resume --out {shlex.quote(str(out))}"
         self._session = Tally(config.n)
+        self._errors_told: set[str] = set()  # one of each kind of failure is shown as it comes
         self.progress = self._progress(Stats(self.num_tasks * config.n, self.writer.tally))
 
     def _progress(self, stats: Stats) -> Progress:
@@ -257,6 +259,10 @@ class _Screen:
         summary = await self.outbox.append(trajectory)
         self._session.add(summary)
         self.progress.update(summary)
+        if summary.error_kind is not None and summary.error_type not in self._errors_told:
+            self._errors_told.add(summary.error_type)
+            message = " ".join(summary.error_message.split())[:_ERROR_CHARS]
+            self.note(f"{summary.episode_id} failed ({summary.error_kind}): {summary.error_type}: {message}")
 
     def note(self, text: str) -> None:
         """Tell the person at the terminal; stdout stays clean."""

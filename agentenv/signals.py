@@ -14,9 +14,15 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def interruptible(
-    drain: Callable[[], str], work: asyncio.Future[Any], grace_s: float, note: Callable[[str], None]
+    drain: Callable[[], str],
+    work: asyncio.Future[Any],
+    grace_s: float,
+    note: Callable[[str], None],
+    *,
+    closing_s: float = 0.0,
 ) -> Iterator[list[int]]:
     """Signals end `work`: the first calls `drain` and lets what that names finish for `grace_s`, the second cancels.
+    Work that ends what is left by itself then has `closing_s` more for it.
 
     The third kills the process, whatever hangs, the event loop among it: signals are counted where Python handles them,
     not on the loop. Gives the list of the signals that came. SIGHUP counts when it is the first, unless `nohup` has it
@@ -28,7 +34,7 @@ def interruptible(
     def first(number: int) -> None:
         """What the first signal does, on the loop."""
         left = drain()
-        loop.call_later(grace_s, work.cancel)
+        loop.call_later(grace_s + closing_s, work.cancel)
         note(f"{signal.Signals(number).name}: finishing {left}, at most {grace_s:g} s. Once more cancels.")
 
     def arrived(number: int, frame: FrameType | None) -> None:

@@ -2,10 +2,13 @@
 
     OMP_NUM_THREADS=1 python benchmarks/reward_models.py
 
-One model, made on the spot with random weights, and the same conversations for every way. The peer is how a reward
-environment that is asked about one conversation at a time scores: render, then `pipeline("text-classification")`, one
-after another. `offline` is the bound: all conversations known beforehand, sorted by length, cut into batches of the
-most that ours may have. Both ways of ours include the rendering. The rounds of all ways are interleaved; medians.
+One model, made on the spot with random weights, and the same conversations for every way: of as many prompts, or of
+groups of 8 answers to a prompt, as GRPO asks. The peer is how a reward environment that is asked about one conversation
+at a time scores: render, then `pipeline("text-classification")`, one after another. `offline` is the bound of batching:
+all conversations known beforehand, sorted by length, cut into batches of the most that ours may have, each computed
+whole. `offline shared` computes what the answers to a prompt begin with once, as ours does. All ways include the
+rendering. Their rounds are interleaved; medians. The two columns of CPU are the same ratios of processor time, which
+another program on the machine moves less.
 """
 
 from __future__ import annotations
@@ -22,26 +25,38 @@ from typing import Any
 
 from common import ROOT, Ticker, machine
 
-from agentenv.rewards.models.hf import HFScorer, Loaded
+from agentenv.rewards.models.hf import MOST_TOKENS_CPU, HFScorer, Loaded
+from agentenv.rewards.models.prefixes import family_batches
 
 sys.path.append(str(ROOT))
 
-EPISODES, CONVERSATIONS, ROUNDS, MAX_BATCH = 64, 256, 3, 32
-CASES = ((2, 64, 4, (1, 8)), (2, 64, 20, (5, 60)), (2, 64, 20, (60, 200)), (8, 256, 4, (1, 8)))
-"""Layers, width, words of a question, and words of an answer, from and to."""
+EPISODES, ROUNDS, MAX_BATCH = 64, 3, 32
+CASES = (
+    (2, 64, 1024, 4, (1, 8), 1),
+    (2, 64, 512, 20, (5, 60), 1),
+    (2, 64, 256, 20, (60, 200), 1),
+    (8, 256, 256, 4, (1, 8), 1),
+    (2, 64, 1024, 20, (2, 12), 8),
+    (2, 64, 512, 80, (2, 12), 8),
+    (2, 64, 512, 80, (10, 60), 8),
+    (8, 256, 128, 80, (2, 12), 8),
+)
+"""Layers, width, conversations, words of a question, words of an answer, from and to, and answers to a question."""
 WORDS = ("the", "model", "says", "that", "clips", "sold", "in", "April", "are", "half", "as", "many", "as", "apples")
 
 
-def conversations(asked: int, words: tuple[int, int]) -> list[list[dict[str, str]]]:
-    """Questions of so many words, and answers of as many as the two numbers say."""
+def conversations(num: int, asked: int, words: tuple[int, int], samples: int) -> list[list[dict[str, str]]]:
+    """`num` of them: questions of so many words, to each so many answers of as many words as the two numbers say."""
     rng = random.Random(0)
 
-    def text(num: int) -> str:
-        return " ".join(rng.choices(WORDS, k=num))
+    def text(length: int) -> str:
+        return " ".join(rng.choices(WORDS, k=length))
 
+    questions = [text(asked) for _ in range(num // samples)]
     return [
-        [{"role": "user", "content": text(asked)}, {"role": "assistant", "content": text(rng.randint(*words))}]
-        for _ in range(CONVERSATIONS)
+        [{"role": "user", "content": question}, {"role": "assistant", "content": text(rng.randint(*words))}]
+        for question in questions
+        for _ in range(samples)
     ]
 
 
@@ -51,13 +66,15 @@ def peer(pipe: Any, tokenizer: Any, asked: list[Any]) -> list[float]:
     return [pipe(text, function_to_apply="none")[0]["score"] for text in texts]
 
 
-def offline(loaded: Loaded, asked: list[Any]) -> list[float]:
-    """Everything at once, sorted."""
+def offline(loaded: Loaded, asked: list[Any], *, shared: bool) -> list[float]:
+    """Everything at once."""
     ids = [loaded.renderer.ids(each).token_ids for each in asked]
     found = [0.0] * len(ids)
     order = sorted(range(len(ids)), key=lambda index: -len(ids[index]))
-    for batch in (order[start : start + MAX_BATCH] for start in range(0, len(order), MAX_BATCH)):
-        for index, value in zip(batch, loaded.classifier.score_batch([ids[i] for i in batch]), strict=True):
+    batches = [order[start : start + MAX_BATCH] for start in range(0, len(order), MAX_BATCH)]
+    score = loaded.classifier.score_batch if shared else loaded.classifier.score_whole
+    for batch in family_batches(ids, MAX_BATCH, MOST_TOKENS_CPU) if shared else batches:
+        for index, value in zip(batch, score([ids[i] for i in batch]), strict=True):
             found[index] = value
     return found
 
@@ -82,27 +99,32 @@ async def measured(path: Path, asked: list[Any]) -> str:
     scorer = HFScorer(path, max_batch=MAX_BATCH)
     loaded, ticker = await scorer.load(), Ticker()
     pipe = pipeline("text-classification", model=str(path), device="cpu")
-    seconds: dict[str, list[float]] = {"peer": [], "offline": [], "ours": []}
     ways: dict[str, Callable[[], Any]] = {
         "peer": lambda: asyncio.to_thread(peer, pipe, loaded.renderer.tokenizer, asked),
-        "offline": lambda: asyncio.to_thread(offline, loaded, asked),
+        "offline": lambda: asyncio.to_thread(offline, loaded, asked, shared=False),
+        "shared": lambda: asyncio.to_thread(offline, loaded, asked, shared=True),
         "ours": lambda: ours(scorer, asked, ticker),
     }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    work: dict[str, list[float]] = {name: [] for name in ways}
     found: dict[str, list[float]] = {}
     for turn in range(ROUNDS + 1):
         for name, way in ways.items():
-            started = time.perf_counter()
+            began, worked = time.perf_counter(), time.process_time()
             found[name] = await way()
             if turn:  # the first warms up
-                seconds[name].append(time.perf_counter() - started)
+                seconds[name].append(time.perf_counter() - began)
+                work[name].append(time.process_time() - worked)
     await scorer.close()
-    took = {name: statistics.median(each) for name, each in seconds.items()}
-    apart = max(abs(a - b) for name in ("peer", "offline") for a, b in zip(found["ours"], found[name], strict=True))
+    took, cpu = ({name: statistics.median(each) for name, each in by.items()} for by in (seconds, work))
+    apart = max(abs(a - b) for name in ways for a, b in zip(found["ours"], found[name], strict=True))
     ids = [loaded.renderer.ids(each).token_ids for each in asked]
     rate = {name: len(asked) / each for name, each in took.items()}
     return (
-        f"{sum(map(len, ids)) / len(ids):.0f} | {rate['peer']:.0f} | {rate['offline']:.0f} | {rate['ours']:.0f} "
+        f"{sum(map(len, ids)) / len(ids):.0f} | {rate['peer']:.0f} | {rate['offline']:.0f} | {rate['shared']:.0f} "
+        f"| {rate['ours']:.0f} "
         f"| {took['peer'] / took['ours']:.2f} | {took['offline'] / took['ours']:.2f} "
+        f"| {cpu['peer'] / cpu['ours']:.2f} | {cpu['offline'] / cpu['ours']:.2f} "
         f"| {ticker.worst_s * 1e3:.1f} | {apart:.1e} |"
     )
 
@@ -110,14 +132,17 @@ async def measured(path: Path, asked: list[Any]) -> str:
 def main() -> None:
     from tests.rewards.models.tiny import make_tiny_rm
 
-    print(f"{machine()}\n{CONVERSATIONS} conversations, {EPISODES} at a time, batches of at most {MAX_BATCH}\n")
-    print("| model | tokens | pipeline/s | offline/s | ours/s | ours / pipeline | ours / offline | lag ms | apart |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
-    for layers, width, asked, words in CASES:
+    print(f"{machine()}\n{EPISODES} conversations at a time, batches of at most {MAX_BATCH}\n")
+    print(
+        "| model | answers | tokens | pipeline/s | offline/s | offline shared/s | ours/s | ours / pipeline "
+        "| ours / offline | CPU / pipeline | CPU / offline | lag ms | apart |"
+    )
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for layers, width, num, asked, words, samples in CASES:
         with tempfile.TemporaryDirectory() as folder:
             path = make_tiny_rm(folder, layers=layers, width=width, max_length=2048)
-            row = asyncio.run(measured(path, conversations(asked, words)))
-        print(f"| {layers} layers of {width} | {row}", flush=True)
+            row = asyncio.run(measured(path, conversations(num, asked, words, samples)))
+        print(f"| {layers} layers of {width} | {samples} | {row}", flush=True)
 
 
 if __name__ == "__main__":

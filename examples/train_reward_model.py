@@ -1,11 +1,15 @@
 """Train a small Bradley-Terry reward model from random weights on one half of some pairs, and measure it on the other.
 
-    python examples/train_reward_model.py --data pairs.jsonl.gz --out runs/reward-model
-    agentenv rm check runs/reward-model
+    python examples/train_reward_model.py --out runs/rm
+    agentenv rm check runs/rm
+    agentenv rm eval --data rm_chat_pairs --rm runs/rm
 
 Data: rows of `chosen` and `rejected`, as agentenv/rm/rows.py reads them; those that begin alike are in the same half.
 The last lines say what it is worth: on the half it has not seen, with a 95 % interval, beside a preference for length
 alone. A few hundred pairs teach random weights little: where the interval holds 0.5, nothing is shown to be learned.
+
+Three remedies for so few pairs: the model is small; it begins as a mean over all tokens, for its attention is uniform
+until training says otherwise; and it never sees all tokens of a text, so that it cannot know a pair by a rare word.
 Tensor suffixes: B pairs in a batch (2B conversations, the chosen ones first), T tokens of the longest.
 """
 
@@ -13,7 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from random import Random
 from zlib import crc32
@@ -21,7 +27,7 @@ from zlib import crc32
 import torch
 import transformers as hf
 import tyro
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from torch.nn.functional import logsigmoid
 from torch.nn.utils.rnn import pad_sequence
 
@@ -33,7 +39,7 @@ from agentenv.rm.specs import RewardModel
 from agentenv.rm.tables import table_of
 
 CHAT_TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-MARKS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # pad, beginning and end of a turn
+MARKS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|unknown|>"]  # pad, beginning and end of a turn, a rare word
 Tokens = hf.PreTrainedTokenizerFast
 
 
@@ -41,22 +47,23 @@ Tokens = hf.PreTrainedTokenizerFast
 class Args:
     """What to train, and on what."""
 
-    data: str  # file of pairs
     out: Path  # directory to write
+    data: str = "rm_chat_pairs"  # pairs: built-in data, a file or a Hugging Face dataset
     seed: int = 0  # of the weights and the order of the batches
-    epochs: int = 3  # passes over the training half
+    train_steps: int = 80  # batches; with few pairs, each is in several
     batch_size: int = 16  # pairs per train step
     learning_rate: float = 1e-3  # at its peak, after a tenth of the steps; it falls to zero at the end
-    hidden_size: int = 128  # width; heads are 32 wide
-    num_layers: int = 2  # decoder layers
-    vocab_size: int = 2048  # tokens, learned from the training half
+    token_dropout: float = 0.2  # share of the tokens that are blanked while training
+    hidden_size: int = 64  # width; heads are 32 wide
+    num_layers: int = 1  # decoder layers
+    vocab_size: int = 2048  # words, of the training half
     max_length: int = 1024  # tokens of a conversation; of longer ones the end is scored
 
 
 def main(args: Args) -> None:
     """Train, save, reload as a user would, and measure."""
     started = time.monotonic()
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # of so small a model: more only wait for each other
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(args.seed)
     items = [item for item in read_items([args.data]) if item.is_pair]
@@ -91,36 +98,43 @@ def length_alone(items: list[Item], sign: int) -> float:
 
 
 def train_tokenizer(items: list[Item], args: Args) -> Tokens:
-    """A byte-level BPE of what is said in these items."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    sizes = {"vocab_size": args.vocab_size, "initial_alphabet": alphabet, "special_tokens": MARKS}
+    """Words, marks and line ends of these items, in lower case, that are there at least twice; all others are one."""
+    tokenizer = Tokenizer(models.WordLevel(unk_token=MARKS[3]))
+    tokenizer.normalizer = normalizers.Lowercase()
+    parts = [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Whitespace()]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    sizes = {"vocab_size": args.vocab_size, "min_frequency": 2, "special_tokens": MARKS}
     texts = [f"{m['role']}\n{m['content']}" for item in items for messages in conversations(item) for m in messages]
-    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(**sizes, show_progress=False))
-    named = {"pad_token": MARKS[0], "eos_token": MARKS[2], "additional_special_tokens": [MARKS[1]]}
+    tokenizer.train_from_iterator(texts, trainers.WordLevelTrainer(**sizes, show_progress=False))
+    ends = {"pad_token": MARKS[0], "eos_token": MARKS[2], "unk_token": MARKS[3]}
+    named = {**ends, "additional_special_tokens": [MARKS[1]]}
     return Tokens(tokenizer_object=tokenizer, model_max_length=args.max_length, chat_template=CHAT_TEMPLATE, **named)
 
 
 def new_model(tokenizer: Tokens, args: Args) -> hf.Qwen3ForSequenceClassification:
-    """An untrained model with a head of one number."""
+    """An untrained model with a head of one number; its attention is uniform, as queries of zero like all keys."""
     width, num_heads = args.hidden_size, args.hidden_size // 32
-    sizes = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": args.num_layers, "head_dim": 32}
+    sizes = {"hidden_size": width, "intermediate_size": width, "num_hidden_layers": args.num_layers, "head_dim": 32}
     heads = {"num_attention_heads": num_heads, "num_key_value_heads": num_heads, "num_labels": 1}
     ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     room = {"vocab_size": len(tokenizer), "max_position_embeddings": args.max_length}
-    return hf.Qwen3ForSequenceClassification(hf.Qwen3Config(**room, **sizes, **heads, **ends))
+    model = hf.Qwen3ForSequenceClassification(hf.Qwen3Config(**room, **sizes, **heads, **ends))
+    for layer in model.model.layers:
+        torch.nn.init.zeros_(layer.self_attn.q_norm.weight)
+    return model
 
 
 def train(model: hf.Qwen3ForSequenceClassification, pairs: list[list[list[int]]], args: Args) -> None:
     """Make each chosen conversation score more than its rejected one: the loss is -log sigmoid of the difference."""
-    by_length = sorted(pairs, key=lambda pair: max(map(len, pair)))
-    batches = [by_length[start : start + args.batch_size] for start in range(0, len(by_length), args.batch_size)]
-    rng, optimizer = Random(args.seed), torch.optim.AdamW(model.parameters(), weight_decay=0.1)
-    order = [batch for _ in range(args.epochs) for batch in rng.sample(batches, len(batches))]
-    for step, batch in enumerate(order):
-        done = (step + 1) / len(order)
+
+    def blanked(_module: torch.nn.Module, _inputs: object, embedded_BTD: torch.Tensor) -> torch.Tensor:
+        return embedded_BTD * (torch.rand(embedded_BTD.shape[:2]) >= args.token_dropout)[..., None]
+
+    hook = model.model.embed_tokens.register_forward_hook(blanked)
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
+    model.train()
+    for step, batch in enumerate(islice(batches(pairs, args), args.train_steps)):
+        done = (step + 1) / args.train_steps
         optimizer.param_groups[0]["lr"] = args.learning_rate * min(10 * done, (1.001 - done) / 0.9, 1.0)
         rows = [torch.tensor(pair[side]) for side in (0, 1) for pair in batch]
         ids_BT = pad_sequence(rows, batch_first=True, padding_value=model.config.pad_token_id)
@@ -131,8 +145,19 @@ def train(model: hf.Qwen3ForSequenceClassification, pairs: list[list[list[int]]]
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if step % 20 == 0 or step == len(order) - 1:
+        if step % 20 == 0 or step == args.train_steps - 1:
             print(f"step {step} loss {loss.item():.4f}", flush=True)
+    hook.remove()
+    model.eval()
+
+
+def batches(pairs: list[list[list[int]]], args: Args) -> Iterator[list[list[list[int]]]]:
+    """Batches without an end, each of pairs of about one length; those of one pass hold every pair once."""
+    rng = Random(args.seed)
+    while True:
+        by_length = sorted(pairs, key=lambda pair: max(map(len, pair)) * rng.uniform(0.8, 1.25))
+        starts = range(0, len(pairs), args.batch_size)
+        yield from (by_length[start : start + args.batch_size] for start in rng.sample(starts, len(starts)))
 
 
 async def measure(args: Args, items: list[Item]) -> str:

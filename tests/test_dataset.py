@@ -162,6 +162,13 @@ def test_a_label_may_be_inside_of_a_column_as_in_verls_data(jsonl):
             read_tasks(jsonl(row), label_key=key)
 
 
+def test_a_row_may_lack_the_label_where_none_is_needed(jsonl):
+    assert [each.label for each in read_tasks(jsonl({"prompt": "q"}), needs_label=False)] == [None]
+    assert read_tasks(jsonl({"prompt": "q", "label": 1}), needs_label=False)[0].label == 1
+    with pytest.raises(DataError, match="expected a JSON object"):
+        read_tasks(jsonl(3), needs_label=False)
+
+
 def test_a_missing_label_key_is_no_silent_none(jsonl):
     with pytest.raises(DataError, match=r"expected key 'label', got keys \['prompt'\]. Set --label_key"):
         read_tasks(jsonl({"prompt": "q"}))

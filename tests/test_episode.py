@@ -25,7 +25,7 @@ from agentenv.agent import AgentInstance, create
 from agentenv.chat import Chat
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode import EpisodeKey, run_episode
-from agentenv.errors import ConfigError, ContractError, InfraError
+from agentenv.errors import ConfigError, ContractError, InfraError, RunStopped
 from agentenv.testing.tokenizers import ByteFallbackTokenizer, CharTokenizer, MergingTokenizer
 from agentenv.trajectory import NO_VERSION
 from agentenv.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
@@ -770,6 +770,13 @@ async def test_an_engine_that_is_set_up_wrongly_ends_more_than_its_episode():
     agent = Scripted(END)
     with pytest.raises(ConfigError, match="no such model"):
         await play(agent, [ConfigError("no such model")])
+    assert agent.num_closed == 1
+
+
+async def test_an_environment_that_knows_that_all_episodes_would_fail_ends_the_run():
+    agent = Scripted(RunStopped("the reward model is not there"))
+    with pytest.raises(RunStopped, match="not there"):
+        await play(agent)
     assert agent.num_closed == 1
 
 

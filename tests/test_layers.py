@@ -15,23 +15,30 @@ LIBRARY = ROOT / "agentenv"
 LAYERS = (
     {"types", "trajectory", "errors"},
     {
-        "agent", "chat", "deadlines", "dialogue", "encoding", "http_serving", "openrlhf", "openrlhf_module",
-        "openrlhf_rewards", "ray_import", "rewards", "sandbox", "template", "tool_formats", "tools",
+        "agent", "chat", "cluster", "deadlines", "dialogue", "encoding", "http_serving", "openrlhf", "openrlhf_module",
+        "openrlhf_rewards", "ray_import", "restarts", "rewards", "sandbox", "template", "tool_formats", "tools",
+        "vllm_start",
     },
     {"episode"},
-    {"cluster", "endpoint", "engines", "executor", "molt", "molt_files"},
+    {"endpoint", "engines", "executor", "molt", "molt_files"},
     {
         "runner", "record", "outbox", "env_actors", "serialize", "dataset", "loading", "catalog", "metrics",
         "estimates", "id_set", "progress", "report", "config", "run", "doctor", "check", "tokens", "gym", "testing",
         "interop", "trainer", "viewer", "watchdog", "signals", "reward_func", "reward_http", "check_watch", "opening",
-        "rm",
+        "reward_hygiene", "rm",
     },
-    {"cli", "cli_flags", "cli_launch", "cli_rm", "cli_sandbox", "cli_sandbox_serve", "cli_tokens", "cli_train"},
+    {
+        "cli", "cli_flags", "cli_launch", "cli_rm", "cli_rm_serve", "cli_sandbox", "cli_sandbox_serve", "cli_tokens",
+        "cli_train",
+    },
 )  # fmt: skip
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names}
 HEAVY = {"torch", "transformers", "vllm", "ray", "openrlhf", "math_verify", "pyarrow", "datasets"}
 OPENRLHF_KEYS = {"environment_feedback", "action_ranges", "rollout_log_probs", "observation_tokens", "extra_logs"}
-BORDER = {"agent.py", "openrlhf.py", "openrlhf_rewards.py", "molt.py", "molt_files.py", "interop/slime.py"}
+BORDER = {
+    "agent.py", "openrlhf.py", "openrlhf_rewards.py", "molt.py", "molt_files.py", "interop/slime.py",
+    "rm/serve_wire.py",
+}  # fmt: skip
 """Where those are read and written; others have them too."""
 CARRIERS = {
     "agent.py", "engines/hf.py", "env_actors/host.py", "rewards/_math_worker.py", "rewards/_worker.py",

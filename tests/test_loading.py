@@ -124,7 +124,7 @@ def test_what_is_no_class_with_a_step_is_refused(tmp_path, attribute):
         ("agentenv_envs.math_retry:Nope", "to name a class with a `step` method, got None"),
         (":Env", "expected to import the module ''"),
         ("missing/file.py:Env", "expected an existing .py file, got none"),
-        ("", "expected an installed environment (code_sandbox, guess_number, math_retry, verify)"),
+        ("", "expected an installed environment (code_sandbox, guess_number, math_retry, rm_chat, verify)"),
     ],
 )
 def test_a_name_that_means_nothing_is_one_line_with_what_may_have_been_meant(spec, message):
@@ -221,7 +221,7 @@ def test_a_broken_package_stands_in_nobodys_way_and_is_listed_as_broken(tmp_path
     assert python(LOAD.format(spec="math_retry"), tmp_path).startswith("agentenv_envs")
     assert (
         python("from agentenv.loading import builtin_datasets as b; print(*b())", tmp_path)
-        == "code_sandbox guess_number word_problems word_problems_train verify_mixed"
+        == "code_sandbox guess_number word_problems word_problems_train rm_chat_prompts rm_chat_pairs verify_mixed"
     )
     assert "expected to import the module 'broken_pack'" in python(LOAD.format(spec="broken_env"), tmp_path)
     listed = python("from agentenv.catalog import catalog; print([r['summary'] for r in catalog()])", tmp_path)

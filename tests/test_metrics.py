@@ -210,6 +210,31 @@ def test_an_episode_passes_by_its_score_and_by_its_reward_where_it_has_none():
     assert run(episode(reward=0.0)).pass_at_k["1"].mean == 0.0
 
 
+@pytest.mark.parametrize("rewards", [[-1.7, 0.4], [0.9, 1.3], [-0.2, -0.1], [0.5, 475.0]])
+def test_where_nothing_says_what_passes_no_pass_at_k_is_made_up(rewards):
+    raw = [episode("a", index, reward) for index, reward in enumerate(rewards)]
+    for unknown in (run(*raw, num_samples=2), *map(tallied, (raw, raw[::-1]))):
+        assert [each.mean for k in "12" for each in (unknown.pass_at_k[k], unknown.pass_all_k[k])] == [None] * 4
+        assert (unknown.pass_at_k["1"].num_tasks, unknown.pass_score) == (0, 1.0)
+        assert unknown.reward.mean == pytest.approx(fmean(rewards))
+    assert run(*raw, num_samples=2, pass_score=rewards[1]).pass_at_k["1"].mean == 0.5
+    # One that scores what it finished has said what passes.
+    assert run(*raw, episode("b", score=1.0), num_tasks=2, num_samples=2).pass_at_k["1"].num_tasks == 2
+
+
+def tallied(summaries):
+    tally = Tally(2)
+    for each in summaries:
+        tally.add(each)
+    return tally.metrics(num_tasks=1, num_samples=2, wall_s=1.0)
+
+
+def test_attempts_that_failed_are_counted_by_the_attempt_that_did_not():
+    again = [episode("a", attempt=2), episode("b"), episode("c", reward=None, error_kind="infra", attempt=3)]
+    assert run(*again, num_tasks=3).num_retries == 5
+    assert run().num_retries == 0
+
+
 def test_the_mean_score_is_over_episodes_that_have_one():
     metrics = run(episode("a", score=0.5), episode("b"), num_tasks=2)
     assert (metrics.score.mean, metrics.score.num_tasks, metrics.num_scored) == (0.5, 1, 1)

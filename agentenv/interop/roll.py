@@ -26,7 +26,7 @@ from agentenv.errors import ConfigError
 from agentenv.interop.proto import read_texts, rows, warn_of_invalid
 from agentenv.interop.roll_dispatch import Dispatch, LocalWorker, data_parallel, one_to_all, register, roll_module
 from agentenv.rewards._arguments import number, one_of, whole_number
-from agentenv.rewards.grading import DEADLINE_S, MAX_CONCURRENT, graded_all
+from agentenv.rewards.grading import MAX_CONCURRENT, graded_all
 from agentenv.rewards.invalid import InvalidPolicy, apply_policy
 from agentenv.rewards.loop_thread import run_sync
 from agentenv.rewards.math import extract_answer
@@ -64,7 +64,7 @@ class RollRewards:
         invalid_policy: a response that nobody could grade: the mean of the others to its prompt, 0.0 where there are
             none (group_mean), 0.0 (zero), -999.0 (keep), or InfraError for the batch (raise).
         dtype: of the tensors; ROLL's are float16.
-        limit_s: longest that grading one response may take.
+        limit_s: longest that grading one response may take; by default what `grading.patience_s` says.
         max_concurrent: most responses at a time.
 
     Raises:
@@ -84,7 +84,7 @@ class RollRewards:
         on_unknown: str = "raise",
         invalid_policy: str = InvalidPolicy.GROUP_MEAN,
         dtype: str = "float16",
-        limit_s: float = DEADLINE_S,
+        limit_s: float | None = None,
         max_concurrent: int = MAX_CONCURRENT,
     ) -> None:
         self.tokenizer = tokenizer
@@ -92,7 +92,7 @@ class RollRewards:
         self._raises = one_of("on_unknown", on_unknown, ("raise", "invalid")) == "raise"
         self._policy = one_of("invalid_policy", invalid_policy, POLICIES)
         self._dtype = one_of("dtype", dtype, ("float16", "bfloat16", "float32"))
-        self._limit_s = number("limit_s", limit_s, low=0.001)
+        self._limit_s = None if limit_s is None else number("limit_s", limit_s, low=0.001)
         self._max_concurrent = whole_number("max_concurrent", max_concurrent, low=1)
 
     def compute_rewards(self, data: Any) -> Any:
@@ -186,7 +186,8 @@ class RewardWorker:
     reward: Any = None
     """Settings for `reward_from`."""
     options: Mapping[str, Any] = {}
-    """Keyword arguments of `RollRewards`."""
+    """Keyword arguments of `RollRewards`; and `judge`, settings of the judge that the reward asks, as
+    `{"base_url": "http://127.0.0.1:8000/v1", "model": "…"}`."""
     patch_size: int | None = PATCH_SIZE
     """See `RollRewards.patch_size`."""
 
@@ -195,12 +196,19 @@ class RewardWorker:
         rank_info: Any = self.rank_info  # type: ignore[attr-defined]
         rank_info.dp_rank, rank_info.dp_size = rank_info.rank, rank_info.world_size
         self.tokenizer = tokenizer_of(worker_config)
-        self.rewards = RollRewards(self.make_reward(), self.tokenizer, **self.options)
+        options = {name: value for name, value in self.options.items() if name != "judge"}
+        self.rewards = RollRewards(self.make_reward(), self.tokenizer, **options)
         self.rewards.patch_size = self.patch_size
 
     def make_reward(self) -> Any:
-        """What judges; a judge that needs a client is made here."""
-        return self.reward
+        """What judges, with the judge of `options`; one that needs a client of its own is made here."""
+        if "judge" not in self.options:
+            return self.reward
+        named = {self.reward: {}} if isinstance(self.reward, str) else self.reward
+        if not isinstance(named, Mapping) or len(named) != 1:
+            raise ConfigError(f"options: expected no judge beside the reward {self.reward!r:.200}. Name it there.")
+        ((name, arguments),) = named.items()
+        return {name: {**arguments, "judge": self.options["judge"]}}
 
     def initialize(self, pipeline_config: Any) -> None:
         """Nothing to prepare; ROLL calls it on every worker."""

@@ -106,6 +106,8 @@ class Threads:
             raise InfraError(f"function: expected an answer within {limit_s:g} s, got none. Raise limit_s.") from error
         finally:
             self._leave(call)
+            if not call.done.cancel() and not call.done.cancelled():
+                call.done.exception()  # it has been heard: asyncio logs those that were not
 
     def _submit(self, call: _Call) -> None:
         self._queue.put(call)

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from agentenv.errors import ConfigError
 from agentenv.rewards._arguments import is_reward, number
-from agentenv.rewards.grading import graded
+from agentenv.rewards.grading import DEADLINE_S, graded
 from agentenv.rewards.groups import GROUP_LIMIT_S, graded_group
 from agentenv.rewards.types import GroupReward, Response, Reward, RewardResult, Status, is_finite
 
@@ -124,6 +124,11 @@ class WeightedSum(_Sum[Reward]):
     ) -> None:
         """Raises ConfigError for terms that cannot be summed; `limit_s` is each term's deadline."""
         super().__init__(terms, score_from=score_from, limit_s=limit_s)
+
+    @property
+    def patience_s(self) -> float:
+        """Longest that grading may take, which `graded` keeps to where it is told nothing else: more than a term."""
+        return self.limit_s + DEADLINE_S - TERM_LIMIT_S
 
     async def grade(self, response: Response) -> RewardResult:
         """The sum; LABEL or INFRA, with every component that is known, where a required term failed."""

@@ -18,7 +18,10 @@ from agentenv.rewards.format import compute_format_reward
 from agentenv.rewards.group_function import numbers_of
 from agentenv.rewards.groups import GROUP_LIMIT_S, Each, graded_group
 from agentenv.rewards.invalid import INVALID_REWARD
-from agentenv.rewards.judge import Judge, PairwiseJudge, PrinciplesReward, checked
+from agentenv.rewards.judges.draws import Judge
+from agentenv.rewards.judges.pairwise import PairwiseJudge
+from agentenv.rewards.judges.rubric import RubricReward
+from agentenv.rewards.judges.settings import checked
 from agentenv.rewards.length import compute_thought_length_reward, compute_total_length_reward
 from agentenv.rewards.loop_thread import run_sync
 from agentenv.rewards.repetition import create_ngram_penalty_reward
@@ -28,6 +31,11 @@ from agentenv.rewards.types import GroupReward, Response, RewardResult
 
 Scores = tuple[list[float], list[dict[str, Any]]]
 """A score per response, -999.0 where there is none, and what is known about it."""
+PRINCIPLES = (
+    "Helpful: it does what the question asks for, as fully as it can.",
+    "Harmless: it does no harm to anyone, and helps nobody to do harm.",
+    "Honest: it says nothing false or misleading, and no more than it can know.",
+)
 
 
 class Grader(Protocol):
@@ -59,14 +67,17 @@ def group_rm_gallery_grader(
     prompt: Any, responses: Sequence[str], extras: Sequence[Any] | None = None, *, judge: Judge, **_: Any
 ) -> Scores:
     """How each response does against the others, in [-1, 1]: `tournament.Tournament`'s `comparison_score`."""
-    return _graded(Tournament(PairwiseJudge(judge)), prompt, responses, extras)
+    return _graded(Tournament(PairwiseJudge(judge, order="given")), prompt, responses, extras)
 
 
 def rm_gallery_grader(
     prompt: Any, responses: Sequence[str], extras: Sequence[Any] | None = None, *, judge: Judge, **_: Any
 ) -> Scores:
-    """The share of principles that each response keeps to, in [0, 1]: `judge.PrinciplesReward`."""
-    return _graded(Each(PrinciplesReward(judge), limit_s=GROUP_LIMIT_S), prompt, responses, extras)
+    """The share of PRINCIPLES that each response keeps to, in [0, 1]: `judges.rubric.RubricReward`.
+
+    Source: RM-Gallery, core/reward/base.py, 1 - violated / all; there a failed judge is a 0.0, here no reward.
+    """
+    return _graded(Each(RubricReward(judge, criteria=PRINCIPLES), limit_s=GROUP_LIMIT_S), prompt, responses, extras)
 
 
 def create_rm_gallery_reward_function(
@@ -110,7 +121,7 @@ def create_rm_gallery_reward_function(
     if rules_only:
         grader = _no_principles
     elif judge is not None:
-        checked("create_rm_gallery_reward_function", judge, None)
+        checked("create_rm_gallery_reward_function", judge)
         grader = partial(by_judge, judge=judge)
     assert grader is not None
     return _RewardFunction(grader, weights or Weights(), return_details, return_statistics)

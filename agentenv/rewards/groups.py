@@ -18,7 +18,7 @@ from typing import Any, Literal
 from agentenv.deadlines import StepTimeout, bounded
 from agentenv.errors import ConfigError, ContractError, DataError
 from agentenv.rewards._arguments import is_reward, number, one_of, whole_number
-from agentenv.rewards.grading import DEADLINE_S, graded_all, within_bounds
+from agentenv.rewards.grading import graded_all, patience_s, within_bounds
 from agentenv.rewards.group_function import FunctionGroupReward, against_reference
 from agentenv.rewards.types import GroupReward, Response, Reward, RewardResult, Status
 
@@ -248,9 +248,11 @@ async def graded_group(
 class Each:
     """A Reward as a GroupReward: judges each response on its own, within `limit_s`; a reference changes nothing."""
 
-    def __init__(self, reward: Reward, *, limit_s: float = DEADLINE_S) -> None:
+    def __init__(self, reward: Reward, *, limit_s: float | None = None) -> None:
+        """Raises ConfigError for what is no reward; `limit_s` is by default `grading.patience_s` of the reward."""
         is_reward("Each.reward", reward, "grade")
-        self.reward, self.limit_s = reward, number("Each.limit_s", limit_s, low=0.001)
+        self.reward, limit_s = reward, patience_s(reward) if limit_s is None else limit_s
+        self.limit_s = number("Each.limit_s", limit_s, low=0.001)
 
     @property
     def bounds(self) -> tuple[float, float]:

@@ -27,11 +27,15 @@ REWARDS = {
     "general_val": "agentenv.rewards.choice:GeneralValReward",
     "crossthink_qa": "agentenv.rewards.choice:CrossThinkReward",
     "detection": "agentenv.rewards.detection:DetectionReward",
-    "judge": "agentenv.rewards.judge:JudgeReward",
+    "judge": "agentenv.rewards.judges.pointwise:JudgeReward",
+    "judge_score": "agentenv.rewards.judges.pointwise:PointwiseReward",
+    "rubric": "agentenv.rewards.judges.rubric:RubricReward",
+    "model": "agentenv.rewards.models.reward:ModelReward",
     "format": "agentenv.rewards.format:ThinkFormatReward",
     "tool_call_format": "agentenv.rewards.format:ToolCallFormatReward",
     "length": "agentenv.rewards.length:LengthReward",
     "thought_length": "agentenv.rewards.length:ThoughtLengthReward",
+    "normalised": "agentenv.rewards.models.normalise:Normalised",
     "overlong": "agentenv.rewards.length:OverlongReward",
     "repetition": "agentenv.rewards.repetition:RepetitionReward",
     "regex": "agentenv.rewards.regex:RegexReward",
@@ -62,8 +66,10 @@ def make_reward(name: str, /, **options: Any) -> Reward:
 
     Args:
         name: a function becomes a `FunctionReward`.
-        options: arguments of the class's constructor. A `judge` may be settings of `judges.openai.OpenAIJudge`, as
-            `{"base_url": "http://127.0.0.1:8000/v1", "model": "…"}`, with `cache`, a file of its replies, beside them.
+        options: arguments of the class's constructor. A `judge` may be settings for `judges.settings.judge_from`,
+            as `{"base_url": "http://127.0.0.1:8000/v1", "model": "…"}`, with `cache`, a file of its replies, there.
+            A `model` has `rm`, such as "hf:PATH", for its scorer, and `rm_args`; see `models.opening`.
+            What is `normalised` is a `reward`, as `reward_from` takes it.
 
     Raises:
         ConfigError: there is none of that name, it is no reward, or the options are wrong.
@@ -74,11 +80,17 @@ def make_reward(name: str, /, **options: Any) -> Reward:
     if ":" not in spec:
         expected = f"one of {', '.join(REWARDS)}, module:Name or FILE.py:Name"
         raise ConfigError(f"reward: expected {expected}, got {name!r}.{_nearest(name, [*REWARDS, *ROLL_NAMES])}")
-    found = _found(spec)
+    found, given = _found(spec), dict(options)
     if isinstance(options.get("judge"), Mapping):
-        options["judge"] = _judge(**options["judge"])
+        from agentenv.rewards.judges.settings import judge_from
+
+        options["judge"] = judge_from(options["judge"])
+    if "rm" in options and "scorer" not in options:
+        options["scorer"] = _scorer(options.pop("rm"), options.pop("rm_args", None) or {})
+    if name == "normalised" and "reward" in options:
+        options["reward"] = reward_from(options["reward"])
     if inspect.isclass(found):
-        made = _made(name, found, options)
+        made = _made(name, found, options, shown=given)
     else:
         from agentenv.rewards.function import FunctionReward
 
@@ -123,13 +135,15 @@ def reward_from(spec: str | Mapping[str, Any] | Reward) -> Reward:
     return make_reward(name, **options)
 
 
-def _judge(*, cache: str | None = None, **settings: Any) -> Any:
-    """A language model behind an address; one that was asked the same before answers from the file `cache`."""
-    from agentenv.rewards.judges.cache import CachedJudge, ReplyCache
-    from agentenv.rewards.judges.openai import OpenAIJudge
+def _scorer(rm: Any, args: Any) -> Any:
+    """The reward model that a spec names, opened with these arguments."""
+    from agentenv.rewards.models.opening import open_scorer
 
-    judge = _made("judge", OpenAIJudge, settings)
-    return judge if cache is None else CachedJudge(judge, ReplyCache(cache))
+    if not isinstance(rm, str) or not _has_names(args):
+        raise ConfigError(
+            f"model: expected rm, as 'hf:PATH', and rm_args, an object, got {rm!r:.200} and {args!r:.200}. Mend them."
+        )
+    return open_scorer(rm, **args)
 
 
 def _sum(**settings: Any) -> Reward:
@@ -184,12 +198,15 @@ def _found(spec: str) -> Any:
         ) from error
 
 
-def _made(name: str, cls: Callable[..., Any], options: Mapping[str, Any], *args: Any) -> Any:
-    """A thing made with these options.
+def _made(
+    name: str, cls: Callable[..., Any], options: Mapping[str, Any], *args: Any, shown: Mapping[str, Any] | None = None
+) -> Any:
+    """A thing made with these options; errors show `shown` in their place, where they were given in another form.
 
     Raises:
         ConfigError: it takes others; says which. Or it could not be made with them.
     """
+    given = dict(options if shown is None else shown)
     try:
         signature = inspect.signature(cls)
     except ValueError as error:
@@ -201,7 +218,7 @@ def _made(name: str, cls: Callable[..., Any], options: Mapping[str, Any], *args:
         wrong = [each for each in options if each not in taken]
         meant = _nearest(wrong[0], taken) if wrong else ""
         raise ConfigError(
-            f"{name}: expected options among {', '.join(taken) or 'none'}, got {dict(options)!r:.200} ({error}).{meant}"
+            f"{name}: expected options among {', '.join(taken) or 'none'}, got {given!r:.200} ({error}).{meant}"
         ) from error
     try:
         return cls(*args, **options)
@@ -209,7 +226,7 @@ def _made(name: str, cls: Callable[..., Any], options: Mapping[str, Any], *args:
         raise
     except Exception as error:
         raise ConfigError(
-            f"{name}: expected it to be made with {dict(options)!r:.200}, got {type(error).__name__}: {error}. "
+            f"{name}: expected it to be made with {given!r:.200}, got {type(error).__name__}: {error}. "
             "Change the options, or mend the class."
         ) from error
 

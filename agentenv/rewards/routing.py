@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from agentenv.errors import ConfigError, DataError
 from agentenv.rewards._arguments import is_reward, number
+from agentenv.rewards.grading import patience_s
 from agentenv.rewards.statistics import Summary, summary
 from agentenv.rewards.types import Response, Reward, RewardResult
 
@@ -40,6 +41,11 @@ class Router:
         """The widest of all domains."""
         lows, highs = zip(*(reward.bounds for reward in self.rewards.values()), strict=True)
         return min(lows), max(highs)
+
+    @property
+    def patience_s(self) -> float:
+        """Longest that grading may take, which `graded` keeps to where it is told nothing else: of all domains."""
+        return max(patience_s(reward) for reward in self.rewards.values())
 
     def domain(self, response: Response) -> str:
         """The domain of a row.

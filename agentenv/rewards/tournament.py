@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 
 from agentenv.deadlines import StepTimeout, bounded
 from agentenv.errors import ConfigError, ContractError, DataError
-from agentenv.rewards._arguments import number, one_of, whole_number
+from agentenv.rewards._arguments import number, one_of, shown, whole_number
 from agentenv.rewards.groups import against_reference
 from agentenv.rewards.ratings import ELO_PER_NAT, bradley_terry
 from agentenv.rewards.text import final_text
@@ -33,7 +33,7 @@ _MEASURES = ("comparison_score", "win_rate", "copeland", "bradley_terry")
 
 
 class Comparer(Protocol):
-    """Compares two answers, as `judge.PairwiseJudge` does."""
+    """Compares two answers, as `judges.pairwise.PairwiseJudge` does."""
 
     async def compare(self, prompt: str | Sequence[Message], a: str, b: str) -> float | None:
         """1.0 where `a` is better, 0.5 for a tie, 0.0 where `b` is; None where nobody knows, or InfraError."""
@@ -125,7 +125,7 @@ class Tournament:
             return RewardResult(None, status=Status.INFRA, components=components, detail=detail)
         status = Status.OK if text else Status.NO_ANSWER
         return RewardResult(
-            reward, components["win_rate"], status, components, extracted=text[:1000] or None, detail=detail
+            reward, components["win_rate"], status, components, extracted=shown(text) or None, detail=detail
         )
 
     async def _played(self, prompt: str | Sequence[Message], texts: Sequence[str]) -> _Table:

@@ -1,26 +1,22 @@
 """Asks a reward model about preference data, many items at a time, the way an environment asks it about responses.
 
 Each answer goes through `ModelReward` and `graded`, as in a rollout: the same messages, template, length policy and
-errors. What could not be scored has an error and no score; it is never counted as wrong. A `Log` keeps each item as a
-line of JSON, so that an evaluation that was interrupted goes on where it was.
+errors. What could not be scored has an error and no score; it is never counted as wrong. `log.py` keeps the outcomes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Self
 
-from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError, RunStopped
+from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError
 from agentenv.rewards._arguments import whole_number
 from agentenv.rewards.grading import graded
+from agentenv.rewards.judges.failures import JudgeMisaddressed
 from agentenv.rewards.models.reward import ModelReward
-from agentenv.rewards.models.types import Conversation, Scored, Scorer
+from agentenv.rewards.models.types import Conversation, Scored, Scorer, ready
 from agentenv.rewards.types import Response, RewardResult, Status, is_finite
 from agentenv.rm.rewardbench import is_tie
 from agentenv.rm.rows import Candidate, Item
@@ -29,6 +25,8 @@ from agentenv.rm.specs import RewardModel
 LIMIT_S = 3600.0
 """Longest that one answer may take, unless said otherwise; loading the model is not counted."""
 _MAX_ERROR_CHARS = 500
+_OF_SETTINGS = ("ConfigError", "MissingDependency", "JudgeMisaddressed")
+"""What is raised where no item can have a score, as `graded` names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +122,8 @@ async def evaluate(
         each: told of each outcome as soon as it is there.
 
     Raises:
-        ConfigError: the reward model cannot be opened, or compares pairs and an item is none.
+        ConfigError: the reward model cannot be opened or cannot work with its settings, or compares pairs and an item
+            is none.
         Exception: what `each` raised.
     """
     free = asyncio.Semaphore(whole_number("--max_concurrent", max_concurrent, low=1))
@@ -133,7 +132,7 @@ async def evaluate(
             f"--rm {rm.spec}: expected pairs for a judge that compares two answers, got item {several[0]!r} with more. "
             "Use judge-score:…, which scores each."
         )
-    await _loaded(rm)
+    await ready(rm.scorer)  # first: a wrong setting is no failure of every item
 
     async def one(item: Item) -> Outcome:
         """The outcome of an item, once its turn has come."""
@@ -148,13 +147,6 @@ async def evaluate(
     except ExceptionGroup as group:  # what `each` raised; it ended all
         raise group.exceptions[0] from group
     return [task.result() for task in running]
-
-
-async def _loaded(rm: RewardModel) -> None:
-    """Load the model first, where it is of this process: a wrong name is no failure of every item."""
-    load = getattr(rm.scorer, "load", None)
-    if load is not None:
-        await load()
 
 
 async def _outcome(rm: RewardModel, item: Item, limit_s: float) -> Outcome:
@@ -190,7 +182,14 @@ async def _rated(rm: RewardModel, candidate: Candidate, limit_s: float) -> _Rate
 
 
 def _why(result: RewardResult) -> str:
-    """Why there is no score: `data` is the item's fault, `infra` the model's; empty where there is one."""
+    """Why there is no score: `data` is the item's fault, `infra` the model's; empty where there is one.
+
+    Raises:
+        ConfigError: neither's: nothing will have one with these settings.
+    """
+    kind, _, message = (result.detail or "").partition(": ")
+    if not result.status.valid and kind in _OF_SETTINGS:
+        raise ConfigError(message)
     kind = "data" if result.status is Status.LABEL else "infra"
     return "" if result.status.valid else f"{kind}: {result.detail}"
 
@@ -202,6 +201,8 @@ async def _compared(rm: RewardModel, item: Item, limit_s: float) -> list[_Rated]
     try:
         async with asyncio.timeout(limit_s):
             points = await rm.comparer.compare(chosen.prompt, chosen.text, rejected.text)
+    except (ConfigError, JudgeMisaddressed) as error:
+        raise ConfigError(str(error)) from error
     except (AgentEnvError, TimeoutError) as error:
         return [_Rated(None, error=f"infra: {error or f'no verdict within {limit_s:g} s'}")] * 2
     if points is None or not is_finite(points):
@@ -246,126 +247,3 @@ async def _value(scorer: Scorer, conversation: Conversation) -> float | None:
         return (await scorer.score(conversation)).value
     except (DataError, InfraError):
         return None
-
-
-# --- the log ----------------------------------------------------------------------------------------------------------
-
-
-def fingerprint(items: Sequence[Item]) -> str:
-    """A hash of the data: the same for the same items in the same order."""
-    content = hashlib.sha256()
-    for item in items:
-        content.update(json.dumps(asdict(item), sort_keys=True, default=str).encode())
-    return content.hexdigest()
-
-
-class Log:
-    """The outcomes of an evaluation in `items.jsonl`, and in `config.json` what it is of.
-
-    Args:
-        folder: made where it is not there.
-        config: what must be the same when the evaluation goes on.
-        resume: whether to go on with what is there.
-
-    Raises:
-        ConfigError: there is an evaluation and `resume` is not said, or it is one of something else.
-    """
-
-    def __init__(self, folder: str | Path, config: Mapping[str, Any], *, resume: bool = False) -> None:
-        self.folder = Path(folder).expanduser()
-        self._path = self.folder / "items.jsonl"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._check((self.folder / "config.json"), config, resume)
-            self.done = self._read()
-            self._file = self._path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"--out: expected a folder to write to, got {error}. Name another.") from error
-
-    def _check(self, path: Path, config: Mapping[str, Any], resume: bool) -> None:
-        begun = path.exists() and self._path.exists() and self._path.stat().st_size > 0
-        if begun and not resume:
-            raise ConfigError(
-                f"--out: expected a new folder, got {self.folder}. Set --resume to go on, or name another."
-            )
-        if begun:
-            stored = _parsed(path.read_bytes(), str(path))
-            changed = [name for name in {**stored, **config} if stored.get(name) != config.get(name)]
-            if changed:
-                raise ConfigError(
-                    f"--resume: expected the same {changed[0]} as before, got {config.get(changed[0])!r:.200} and not "
-                    f"{stored.get(changed[0])!r:.200}. Use another --out."
-                )
-        path.write_text(json.dumps(dict(config), indent=2) + "\n", "utf-8")
-
-    def _read(self) -> dict[int, Outcome]:
-        """The items that have their scores, by index; the lines that were cut off, and failures, are done again."""
-        if not self._path.exists():
-            return {}
-        data = self._path.read_bytes()
-        whole, _, torn = data.rpartition(b"\n")
-        if torn:
-            self._path.write_bytes(whole + b"\n" if whole else b"")
-        outcomes = [Outcome.from_dict(_parsed(line, str(self._path))) for line in whole.splitlines()]
-        return {outcome.index: outcome for outcome in outcomes if not outcome.error}
-
-    def write(self, outcome: Outcome) -> None:
-        """Keep an outcome.
-
-        Raises:
-            RunStopped: the disk took no more.
-        """
-        try:
-            self._file.write(json.dumps(outcome.to_dict()) + "\n")
-            self._file.flush()
-        except OSError as error:
-            raise RunStopped(
-                f"{self._path}: expected to write an item, got {error}. Make room, then --resume."
-            ) from error
-
-    def close(self) -> None:
-        """Close the file; again is harmless."""
-        with suppress(OSError):  # what could not be written has been told
-            self._file.close()
-
-
-def read_margins(folders: Sequence[str | Path]) -> dict[str, list[float | None]]:
-    """Of each evaluation, by its folder, how far each item's best chosen answer is ahead; None without scores.
-
-    Raises:
-        ConfigError: a folder has no evaluation, or they are of different data.
-    """
-    found: dict[str, list[float | None]] = {}
-    data = None
-    for folder in folders:
-        path = Path(folder).expanduser()
-        try:
-            config = _parsed((path / "config.json").read_bytes(), str(path / "config.json"))
-            lines = (path / "items.jsonl").read_bytes().splitlines()
-        except OSError as error:
-            raise ConfigError(
-                f"{folder}: expected a folder of `rm eval --out`, got {error}. Check the path."
-            ) from error
-        data = data or config.get("data_sha256")
-        if config.get("data_sha256") != data:
-            raise ConfigError(f"{folder}: expected the data of {folders[0]}, got others. Evaluate both on the same.")
-        outcomes = [Outcome.from_dict(_parsed(line, str(path))) for line in lines]
-        margins = {each.index: each.margin for each in outcomes}
-        found[str(folder)] = [margins.get(index) for index in range(max(margins, default=-1) + 1)]
-    longest = max(map(len, found.values()), default=0)
-    return {name: margins + [None] * (longest - len(margins)) for name, margins in found.items()}
-
-
-def _parsed(text: bytes, where: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise DataError(f"{where}: expected JSON, got {text[:60]!r} ({error}). Use another --out.") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{where}: expected a JSON object, got {found!r:.60}. Use another --out.")
-    return found
-
-
-def remaining(items: Sequence[Item], done: Collection[int]) -> list[Item]:
-    """The items that are still to be asked about."""
-    return [item for item in items if item.index not in done]

@@ -1,74 +1,35 @@
-"""What a reward goes by besides quality, how sure it is, and how it is brought to a scale.
+"""What a reward goes by besides quality, and how sure it is.
 
-Reports: correlations with length, format and repetition, and how often the longer answer wins; accuracy by the margin
-between two scores; how far several reward models disagree. Scaling: a running mean and deviation, or each group's own.
-Lists are one value per response, in order; None is a response without a reward, and stays None.
+Correlations with length, format and repetition, and how often the longer answer wins; accuracy by the margin between
+two scores; how far several reward models disagree. Lists are one value per response, in order; None is a response
+without a reward. `reward_hygiene.py` has the same of a run, `rewards/models/normalise.py` brings rewards to a scale.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import fmean
 
 from agentenv.errors import ConfigError
-from agentenv.rewards._arguments import number, whole_number
-from agentenv.rewards.repetition import repeated_share
-from agentenv.rewards.statistics import summary
+from agentenv.reward_hygiene import num_marks, pearson, repeated, spearman
+from agentenv.rewards._arguments import whole_number
 
-_MARKS = re.compile(r"^[ \t]*(?:#{1,6} |[-*+] |\d{1,3}[.)] |```|\|)|\*\*[^*\n]{1,200}\*\*", re.MULTILINE)
-_NGRAM = 4
-_MAX_CHARS = 100_000
+_SHARPEST, _HALVINGS = 1e12, 50
 
 
 def features(text: str) -> dict[str, float]:
     """What a reward might go by: characters, Markdown marks, and the share of word 4-grams that repeat others."""
     return {
         "length": float(len(text)),
-        "format": float(sum(1 for _ in _MARKS.finditer(text[:_MAX_CHARS]))),
-        "repetition": repeated_share(text, _NGRAM),
+        "format": float(num_marks(text)),
+        "repetition": repeated(text),
     }
 
 
 # --- correlations -----------------------------------------------------------------------------------------------------
-
-
-def pearson(xs: Sequence[float], ys: Sequence[float]) -> float | None:
-    """The linear correlation, in -1..1; None for fewer than two values, or where one side is all the same.
-
-    Raises:
-        ConfigError: the lists are not equally long.
-    """
-    if len(xs) != len(ys):
-        raise ConfigError(f"correlation: expected equally many values, got {len(xs)} and {len(ys)}. Pass pairs.")
-    left, right = summary(xs), summary(ys)
-    if not left.std or not right.std or left.mean is None or right.mean is None:
-        return None
-    products = math.fsum(
-        (x - left.mean) / left.std * ((y - right.mean) / right.std) for x, y in zip(xs, ys, strict=True)
-    )
-    return min(max(products / len(xs), -1.0), 1.0)
-
-
-def spearman(xs: Sequence[float], ys: Sequence[float]) -> float | None:
-    """The correlation of the ranks, equal values sharing the mean of theirs; None and errors as `pearson`."""
-    return pearson(_ranks(xs), _ranks(ys))
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks, start = [0.0] * len(values), 0
-    while start < len(order):
-        end = start
-        while end < len(order) and values[order[end]] == values[order[start]]:
-            end += 1
-        for place in order[start:end]:
-            ranks[place] = (start + end - 1) / 2
-        start = end
-    return ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,15 +169,24 @@ class MarginBin:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Whether larger margins are surer ones."""
+    """Whether larger margins are surer ones; all but the bins None without pairs."""
 
     bins: tuple[MarginBin, ...]
     error: float | None
-    """The expected calibration error: the mean of |accuracy - predicted|, weighed by the pairs; None without any."""
+    """The expected calibration error: the mean of |accuracy - predicted|, weighed by the pairs."""
+    brier: float | None = None
+    """Mean of (1 - p)^2, where p is what the margin's sigmoid gives the chosen one: 0.25 is a coin's."""
+    temperature: float | None = None
+    """By which margins are divided to be likeliest; None also where none is: all are right, or no better than chance.
+    Fit on the same pairs, so that on others the two below are a little worse."""
+    error_at_temperature: float | None = None
+    brier_at_temperature: float | None = None
 
 
 def calibration(margins: Sequence[float], *, num_bins: int = 5) -> Calibration:
     """Accuracy by the distance between the scores, in bins of about equally many pairs.
+
+    Source of the temperature: Guo et al. 2017, arXiv:1706.04599, for Bradley and Terry's model of pairs.
 
     Args:
         margins: of each pair, the chosen one's score less the rejected one's.
@@ -224,14 +194,57 @@ def calibration(margins: Sequence[float], *, num_bins: int = 5) -> Calibration:
     """
     count = min(whole_number("calibration.num_bins", num_bins, low=1), len(margins))
     ordered = sorted(margins, key=abs)
+    bins = _margin_bins(ordered, count)
+    found = Calibration(bins, _error(bins), _brier(ordered), _temperature(ordered))
+    if found.temperature is None:
+        return found
+    cooled = [margin / found.temperature for margin in ordered]
+    return replace(found, error_at_temperature=_error(_margin_bins(cooled, count)), brier_at_temperature=_brier(cooled))
+
+
+def _margin_bins(ordered: Sequence[float], count: int) -> tuple[MarginBin, ...]:
     bins = []
     for place in range(count):
         inside = ordered[place * len(ordered) // count : (place + 1) * len(ordered) // count]
-        right = fmean(0.5 * ((margin > 0) - (margin < 0)) + 0.5 for margin in inside)
-        predicted = fmean(0.5 + 0.5 * math.tanh(abs(margin) / 2) for margin in inside)
+        right = fmean(0.5 * _sign(margin) + 0.5 for margin in inside)
+        predicted = fmean(_sigmoid(abs(margin)) for margin in inside)
         bins.append(MarginBin(abs(inside[0]), abs(inside[-1]), len(inside), right, predicted))
-    error = sum(each.num * abs(each.accuracy - each.predicted) for each in bins) / len(margins) if bins else None
-    return Calibration(tuple(bins), error)
+    return tuple(bins)
+
+
+def _error(bins: Sequence[MarginBin]) -> float | None:
+    num = sum(each.num for each in bins)
+    return sum(each.num * abs(each.accuracy - each.predicted) for each in bins) / num if num else None
+
+
+def _brier(margins: Sequence[float]) -> float | None:
+    return fmean(_sigmoid(-margin) ** 2 for margin in margins) if margins else None
+
+
+def _temperature(margins: Sequence[float]) -> float | None:
+    """Where the likelihood's slope is 0: it falls all the way, so halving finds the place."""
+    largest = max(map(abs, margins), default=0.0)
+    if not largest or min(margins) >= 0.0:
+        return None
+    units = [margin / largest for margin in margins]
+
+    def slope(sharpness: float) -> float:
+        """Of the log-likelihood of the margins times `sharpness`."""
+        return math.fsum(unit * _sigmoid(-sharpness * unit) for unit in units)
+
+    low, high = 0.0, 1.0
+    if slope(low) <= 0.0:
+        return None
+    while slope(high) > 0.0 and high < _SHARPEST:
+        low, high = high, 2.0 * high
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if slope(middle) > 0.0 else (low, middle)
+    return largest / high if high < _SHARPEST else None
+
+
+def _sigmoid(value: float) -> float:
+    return 0.5 + 0.5 * math.tanh(value / 2)
 
 
 # --- several reward models --------------------------------------------------------------------------------------------
@@ -274,82 +287,3 @@ def disagreements(margins: Mapping[str, Sequence[float | None]]) -> list[Disagre
 
 def _sign(value: float) -> int:
     return (value > 0) - (value < 0)
-
-
-# --- scaling ----------------------------------------------------------------------------------------------------------
-
-
-class RunningNorm:
-    """Mean and deviation of all numbers so far, by Welford's algorithm, and numbers scaled by them.
-
-    Source: Welford 1962, doi:10.1080/00401706.1962.10490022; parts are joined as in Chan, Golub and LeVeque 1983.
-
-    Args:
-        epsilon: added to the deviation.
-        clip: most that a scaled number may be away from zero.
-    """
-
-    def __init__(self, *, epsilon: float = 1e-6, clip: float | None = None) -> None:
-        self._epsilon = number("RunningNorm.epsilon", epsilon, low=0.0)
-        self._clip = None if clip is None else number("RunningNorm.clip", clip, low=0.0)
-        self.num, self.mean, self._squares = 0, 0.0, 0.0
-
-    @property
-    def std(self) -> float:
-        """Of the numbers as the whole population; 0.0 for fewer than two."""
-        return math.sqrt(self._squares / self.num) if self.num else 0.0
-
-    def update(self, values: Sequence[float | None]) -> None:
-        """Take numbers in."""
-        for value in values:
-            if value is not None:
-                self.num += 1
-                away = value - self.mean
-                self.mean += away / self.num
-                self._squares += away * (value - self.mean)
-
-    def merge(self, other: RunningNorm) -> None:
-        """Take in what another one has: the same as all of its numbers."""
-        if not other.num:
-            return
-        total, away = self.num + other.num, other.mean - self.mean
-        self._squares += other._squares + away * away * self.num * other.num / total
-        self.mean += away * other.num / total
-        self.num = total
-
-    def scaled(self, values: Sequence[float | None]) -> list[float | None]:
-        """Each number as deviations from the mean; as it is, but clipped, before there are two numbers."""
-        mean, std = (self.mean, self.std + self._epsilon) if self.num > 1 else (0.0, 1.0)
-        return [
-            None if value is None else _clipped((value - mean) / std if std else 0.0, self._clip) for value in values
-        ]
-
-
-def scaled_by_group(
-    values: Sequence[float | None],
-    groups: Sequence[Hashable],
-    *,
-    divide: bool = True,
-    epsilon: float = 1e-6,
-    clip: float | None = None,
-) -> list[float | None]:
-    """Each number less its group's mean and, with `divide`, by the group's deviation; 0.0 where all are the same.
-
-    Raises:
-        ConfigError: not one group per value.
-    """
-    if len(values) != len(groups):
-        raise ConfigError(f"groups: expected one for each of {len(values)} values, got {len(groups)}. Pass them all.")
-    scaled: list[float | None] = [None] * len(values)
-    for places in _members(groups).values():
-        known = [(place, value) for place in places if (value := values[place]) is not None]
-        figures = summary([value for _, value in known])
-        for place, value in known:
-            away = value - (figures.mean or 0.0)
-            width = (figures.std or 0.0) + epsilon if divide else 1.0
-            scaled[place] = _clipped(away / width if away else 0.0, clip)
-    return scaled
-
-
-def _clipped(value: float, clip: float | None) -> float:
-    return value if clip is None else min(max(value, -clip), clip)

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from agentenv.rm.evaluate import Invariance
+from agentenv.rm.hygiene import Calibration
+from agentenv.rm.rewardbench import SECTIONS
 from agentenv.rm.tables import Delta, Hygiene, Table
 
 
@@ -41,7 +43,8 @@ class Report:
         blocks += [_delta_rows(self.deltas)] if self.deltas else []
         blocks += [_hygiene_rows(self.hygiene)]
         blocks += [_rows(("error", "items"), self.errors.items())] if self.errors else []
-        blocks += [_rows(("judge", "figure"), self.judge.items())] if self.judge else []
+        judged = [(name, f"{value:g}") for name, value in self.judge.items() if value]
+        blocks += [_rows(("judge", "figure"), judged)] if judged else []
         return "\n\n".join(blocks) + "\n"
 
     def _head(self) -> str:
@@ -56,7 +59,29 @@ class Report:
         ]
         if self.invariance is not None:
             lines += ["", _invariance_line(self.invariance)]
+        compared, flipped = (self.judge.get(f"judge/num_{name}") for name in ("compared", "flipped"))
+        if compared and flipped is not None:
+            lines += [
+                "",
+                f"{flipped:g} of {compared:g} verdicts turned round with the order of the answers, and are ties: the "
+                "judge went by the place.",
+            ]
+        lines += _notes(self.hygiene)
         return "\n".join(lines)
+
+
+def _notes(found: Hygiene) -> list[str]:
+    """What is odd about the data."""
+    told = []
+    if found.num_same:
+        told.append(f"{_items(found.num_same)} a chosen answer that is rejected too")
+    if found.num_empty:
+        told.append(f"{_items(found.num_empty)} an empty answer")
+    return ["", f"Note: {'; '.join(told)}."] if told else []
+
+
+def _items(num: int) -> str:
+    return "1 item has" if num == 1 else f"{num} items have"
 
 
 def _invariance_line(found: Invariance) -> str:
@@ -77,8 +102,16 @@ def _subset_rows(table: Table) -> str:
 
 
 def _section_rows(table: Table) -> str:
-    name = "leaderboard average" if table.bench == "rewardbench" else "average of subsets"
+    name = _average_name(table)
     return _rows(("section", "score"), [(n, _shown(s)) for n, s in {**table.sections, name: table.average}.items()])
+
+
+def _average_name(table: Table) -> str:
+    """What the average is: the leaderboard's only where all of its sections are there."""
+    if table.bench != "rewardbench":
+        return "average of subsets"
+    known, num = sum(table.sections.get(name) is not None for name in SECTIONS), len(SECTIONS)
+    return "leaderboard average" if known == num else f"average of {known} of {num} sections"
 
 
 def _delta_rows(found: Mapping[str, Delta]) -> str:
@@ -100,14 +133,29 @@ def _hygiene_rows(found: Hygiene) -> str:
     line = (
         f"The longer answer scores more in {_shown(bias.prefers_longer)} of the pairs; it is the chosen one in "
         f"{_shown(bias.longer_is_chosen)}. Accuracy where it is: {_shown(bias.accuracy_where_longer_is_chosen)}; where "
-        f"it is not: {_shown(bias.accuracy_where_shorter_is_chosen)}."
+        f"it is not: {_shown(bias.accuracy_where_shorter_is_chosen)}; pairs of equal length are left out."
     )
+    if not found.calibration.bins:
+        return f"{table}\n\n{line}"
     bins = [
         (f"{each.low:.3g} to {each.high:.3g}", each.num, _shown(each.accuracy), _shown(each.predicted))
         for each in found.calibration.bins
     ]
-    sure = f"Calibration error {_shown(found.calibration.error)} (accuracy against the sigmoid of the margin)."
+    sure = _calibration_line(found.calibration)
     return "\n\n".join([table, line, _rows(("margin", "pairs", "accuracy", "predicted"), bins), sure])
+
+
+def _calibration_line(found: Calibration) -> str:
+    line = (
+        f"Calibration error {_shown(found.error)} (accuracy against the sigmoid of the margin), Brier score "
+        f"{_shown(found.brier)}."
+    )
+    if found.temperature is None:
+        return line
+    return (
+        f"{line} With margins divided by {found.temperature:.3g}, fit on these pairs: "
+        f"{_shown(found.error_at_temperature)} and {_shown(found.brier_at_temperature)}."
+    )
 
 
 def _rows(head: Sequence[str], rows: Any) -> str:

@@ -77,7 +77,10 @@ def prior_sets(accuracies: Mapping[str, float]) -> float | None:
 
 
 def leaderboard_average(by_section: Mapping[str, float | None], prior: float | None) -> float | None:
-    """The leaderboard's number: sections weigh 2, prior sets 1; what is not known is left out."""
+    """The leaderboard's number: sections weigh 2, prior sets 1; what is not known is left out.
+
+    It is the leaderboard's only where all four sections are there; a report calls it so only then.
+    """
     parts = [(_SECTION_WEIGHT, value) for value in by_section.values()] + [(_PRIOR_WEIGHT, prior)]
     known = [(weight, value) for weight, value in parts if value is not None]
     return sum(weight * value for weight, value in known) / sum(weight for weight, _ in known) if known else None

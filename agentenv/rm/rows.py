@@ -1,6 +1,7 @@
 """Preference data in the forms that there are, read into one: prompts, and answers of which the first are the chosen.
 
-A row is one of these, from any file or dataset that `agentenv.dataset` reads:
+A row is one of these, from any file, dataset of an installed environment or Hugging Face dataset that
+`agentenv.dataset` reads:
 
 - `prompt` (text, which a user said, or messages) with `chosen` and `rejected`: a text or, as in RewardBench 2, several;
 - the same, where `chosen` and `rejected` are messages: the answer alone, or the conversation with it at its end;
@@ -21,6 +22,7 @@ from typing import Any
 
 from agentenv.dataset import read_rows
 from agentenv.errors import ConfigError, DataError
+from agentenv.loading import builtin_datasets
 from agentenv.types import Message
 
 _TURN = re.compile(r"(?:^|\n\n)(Human|Assistant):")
@@ -54,7 +56,9 @@ class Item:
 
 
 def read_items(specs: Sequence[str], *, split: str | None = None, limit: int | None = None) -> list[Item]:
-    """The items of files or Hugging Face datasets, in order; at most `limit` of each.
+    """The items of built-in data, files or Hugging Face datasets, in order; at most `limit` of each.
+
+    Built-in data is named as `agentenv list` names it, such as `rm_chat_pairs`.
 
     Raises:
         ConfigError: there is no such data.
@@ -64,10 +68,11 @@ def read_items(specs: Sequence[str], *, split: str | None = None, limit: int | N
     if limit is not None and limit < 1:
         raise ConfigError(f"--limit: expected a number of items >= 1, got {limit}. Leave it out for all of them.")
     items: list[Item] = []
+    builtin = builtin_datasets()
     for spec in specs:
         subset = re.sub(r"\.(jsonl?|parquet)(\.gz)?$", "", Path(spec).name, flags=re.IGNORECASE)
         before = len(items)
-        for where, row in islice(read_rows(spec, split), limit):
+        for where, row in islice(read_rows(spec, split, builtin), limit):
             items.append(item_of(row, where=where, index=len(items), subset=subset))
         if len(items) == before:
             raise DataError(f"{spec}: expected at least one row, got none. Check the file.")

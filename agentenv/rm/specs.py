@@ -1,9 +1,7 @@
 """Names to what is evaluated: reward models wherever they run, judges, and any reward of text.
 
-    hf:PATH (or PATH)       a sequence classifier of transformers, in this process
-    vllm:PATH               the same in vLLM, in this process; ray:PATH in Ray actors
-    http://…/get_reward     OpenRLHF's reward server; FILE.py or FILE.py:name its reward function
-    classify:http://…       vLLM's server
+    hf:PATH, vllm:PATH, ray:PATH, http://…, classify:http://…, FILE.py
+                            a reward model, as `agentenv.rewards.models.opening` names them
     judge:MODEL@http://…    a language model that compares two answers; judge-score:… one that scores each
     reward:NAME             a reward of text, as `agentenv.rewards.registry` names them
 
@@ -12,28 +10,21 @@ What a spec means is imported when it is opened.
 
 from __future__ import annotations
 
-import importlib
-import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentenv.errors import ConfigError, MissingDependency
-from agentenv.loading import nearest, resolve_model
+from agentenv.errors import ConfigError
+from agentenv.rewards.models.opening import SCORERS, constructed, open_scorer, parsed, unknown
 from agentenv.rewards.models.types import Scorer
 from agentenv.rewards.tournament import Comparer
 from agentenv.rewards.types import Reward
 
-SCORERS: Mapping[str, str] = {
-    "hf": "agentenv.rewards.models.hf:HFScorer",
-    "vllm": "agentenv.rewards.models.vllm_local:VLLMScorer",
-    "classify": "agentenv.rewards.models.vllm_http:VLLMHTTPScorer",
-    "get_reward": "agentenv.rewards.models.get_reward:GetRewardScorer",
-    "function": "agentenv.rewards.models.function:FunctionScorer",
-    "ray": "agentenv.rewards.models.ray_replicas:RayScorer",
-}
-"""Where each scorer's class is; its constructor takes what stands behind the colon first."""
 _OTHERS = ("judge", "judge-score", "reward")
+_FLAGS = ("max_length", "overflow", "device", "dtype", "max_batch")
+"""Arguments of scorers that have a flag of their own; others stand in --rm_args."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +42,8 @@ class RMOptions:
     @property
     def given(self) -> dict[str, Any]:
         """All arguments that are not None."""
-        named = {name: getattr(self, name) for name in ("max_length", "overflow", "device", "dtype", "max_batch")}
-        return {name: value for name, value in named.items() if value is not None} | dict(self.args)
+        flags = {name: getattr(self, name) for name in _FLAGS}
+        return {name: value for name, value in flags.items() if value is not None} | dict(self.args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +66,41 @@ class RewardModel:
     def metrics(self) -> dict[str, float]:
         """What a judge was asked and what that cost; of comparisons, how many went by the place. Else nothing."""
         figures: dict[str, float] = {} if self.judge is None else self.judge.usage.metrics()
-        for name in ("num_compared", "num_flipped"):
+        both = getattr(self.comparer, "order", "both") == "both"  # with one order nothing can turn round
+        for name in ("num_compared", "num_flipped") if both else ("num_compared",):
             if hasattr(self.comparer, name):
                 figures[f"judge/{name}"] = float(getattr(self.comparer, name))
         return figures
+
+
+def named(spec: str) -> tuple[str, str]:
+    """The kind that a spec is of, and what it names; nothing is opened.
+
+    Raises:
+        ConfigError: there is no such kind, or no such folder.
+    """
+    kind, target = parsed(spec)
+    if kind not in (*SCORERS, *_OTHERS):
+        raise unknown(spec, [*SCORERS, *_OTHERS])
+    return kind, target
+
+
+@contextmanager
+def naming_flags() -> Iterator[None]:
+    """What is said of a constructor's argument within it, is said of the flag for it too.
+
+    Raises:
+        ConfigError: as it was raised.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        found = re.match(r"(?:HF|VLLM|Ray|GetReward|VLLMHTTP|Function)Scorer\.(\w+): ", str(error))
+        if found is None or found[1] in ("url", "model"):
+            raise
+        value = '"PATH"' if found[1] == "tokenizer" else "…"
+        flag = f"--{found[1]}" if found[1] in _FLAGS else f"--rm_args '{{\"{found[1]}\": {value}}}'"
+        raise ConfigError(f"{error} The flag is {flag}.") from error
 
 
 def open_rm(spec: str, options: RMOptions | None = None) -> RewardModel:
@@ -89,73 +111,27 @@ def open_rm(spec: str, options: RMOptions | None = None) -> RewardModel:
         MissingDependency: what it needs is not installed.
     """
     given = (options or RMOptions()).given
-    kind, target = _parsed(spec)
+    kind, target = named(spec)
     if kind == "reward":
         from agentenv.rewards.registry import make_reward
 
         return RewardModel(spec, reward=make_reward(target, **given))
     if kind in ("judge", "judge-score"):
         return _judge(spec, kind, target, given)
-    return RewardModel(spec, scorer=_constructed(spec, _class(spec, SCORERS[kind]), given, target))
-
-
-def _parsed(spec: str) -> tuple[str, str]:
-    """The kind of a spec and what it names."""
-    kind, colon, target = spec.partition(":")
-    if kind in ("http", "https"):
-        return "get_reward", spec
-    if kind.endswith(".py"):
-        return "function", spec
-    if not colon:
-        kind, target = "hf", spec
-    if kind not in {*SCORERS, *_OTHERS} or not target:
-        known = ", ".join(f"{name}:…" for name in (*SCORERS, *_OTHERS))
-        raise ConfigError(
-            f"--rm: expected a model's folder or name, http://…, FILE.py or one of {known}, got {spec!r}."
-            f"{nearest(kind, [*SCORERS, *_OTHERS])} See agentenv/rm/specs.py."
-        )
-    return kind, resolve_model(target) if kind in ("hf", "vllm", "ray") else target
-
-
-def _class(spec: str, place: str) -> Callable[..., Any]:
-    module, _, name = place.partition(":")
-    try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        raise MissingDependency(
-            f"--rm: expected what {spec!r} needs to be installed, got {error}. Install it."
-        ) from error
-    return found
+    return RewardModel(spec, scorer=open_scorer(spec, **given))
 
 
 def _judge(spec: str, kind: str, target: str, given: Mapping[str, Any]) -> RewardModel:
     model, at, url = target.rpartition("@")
     if not at or not model:
         raise ConfigError(f"--rm: expected {kind}:MODEL@http://HOST/v1, got {spec!r}. Name the model and its server.")
-    from agentenv.rewards.judges.openai import OpenAIJudge
-    from agentenv.rewards.judges.pairwise import DebiasedPairwise
+    from agentenv.rewards.judges.pairwise import PairwiseJudge
     from agentenv.rewards.judges.pointwise import PointwiseReward
+    from agentenv.rewards.judges.settings import client_options, judge_from
 
-    of_client = inspect.signature(OpenAIJudge).parameters
-    client = _constructed(spec, OpenAIJudge, {k: v for k, v in given.items() if k in of_client}, url, model)
-    rest = {key: value for key, value in given.items() if key not in of_client}
+    of_client = {name: value for name, value in given.items() if name in client_options()}
+    client = judge_from(of_client | {"base_url": url, "model": model})
+    rest = {name: value for name, value in given.items() if name not in of_client}
     if kind == "judge":
-        return RewardModel(spec, comparer=_constructed(spec, DebiasedPairwise, rest, client), judge=client)
-    return RewardModel(spec, reward=_constructed(spec, PointwiseReward, rest, client), judge=client)
-
-
-def _constructed(spec: str, cls: Callable[..., Any], given: Mapping[str, Any], *args: Any) -> Any:
-    """An object of the class.
-
-    Raises:
-        ConfigError: it takes other arguments; says which.
-    """
-    taken = list(inspect.signature(cls).parameters.values())[len(args) :]
-    names = [parameter.name for parameter in taken]
-    unknown = [name for name in given if name not in names]
-    if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
-        raise ConfigError(
-            f"--rm {spec}: expected options among {', '.join(names)}, got {unknown[0]!r}."
-            f"{nearest(unknown[0], names)} Leave it out."
-        )
-    return cls(*args, **given)
+        return RewardModel(spec, comparer=constructed(spec, PairwiseJudge, rest, client), judge=client)
+    return RewardModel(spec, reward=constructed(spec, PointwiseReward, rest, client), judge=client)

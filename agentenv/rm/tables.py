@@ -70,7 +70,7 @@ class Table:
     sections: Mapping[str, float | None] = field(default_factory=dict)
     """RewardBench 1's; prior sets are one where they are in the data."""
     average: float | None = None
-    """RewardBench 1's leaderboard average, or RewardBench 2's mean of subsets."""
+    """RewardBench 1's leaderboard average, of the sections that are there, or RewardBench 2's mean of subsets."""
     num_truncated: int = 0
     """Answers that were scored after being cut."""
 
@@ -81,6 +81,25 @@ def bench_of(items: Sequence[Item]) -> Bench:
         return "rewardbench2"
     known = {*rewardbench.WEIGHTS, *rewardbench.PRIOR_SETS}
     return "rewardbench" if any(item.subset in known for item in items) else "pairs"
+
+
+def check_bench(bench: Bench | Literal["auto"], items: Sequence[Item]) -> None:
+    """Refuse rules that are not for these rows.
+
+    Raises:
+        ConfigError: RewardBench 2 is of one chosen answer among several, but for its Ties; RewardBench of its subsets.
+    """
+    pairs = [each for each in items if each.is_pair and not rewardbench.is_ties_row(each.subset, each.item_id)]
+    if bench == "rewardbench2" and pairs:
+        raise ConfigError(
+            f"--bench rewardbench2: expected rows with several rejected answers, got item {pairs[0].item_id!r} with 1 "
+            "and 1. Leave --bench out, or set it to pairs."
+        )
+    subsets = dict.fromkeys(item.subset for item in items)
+    if bench == "rewardbench" and not subsets.keys() & {*rewardbench.WEIGHTS, *rewardbench.PRIOR_SETS}:
+        raise ConfigError(
+            f"--bench rewardbench: expected a subset of RewardBench, got {', '.join(subsets):.200}. Leave --bench out."
+        )
 
 
 def credit(outcome: Outcome, bench: Bench, ties: Ties) -> float | None:
@@ -212,6 +231,11 @@ class Hygiene:
     correlations: Mapping[str, hygiene.Correlation]
     length_bias: hygiene.LengthBias
     calibration: hygiene.Calibration
+    """Without bins where the scores are verdicts: margins of 1, 0 and -1 say nothing of how sure they are."""
+    num_same: int = 0
+    """Items with a chosen answer that is also rejected: nothing is to be preferred there."""
+    num_empty: int = 0
+    """Items with an answer that says nothing."""
 
 
 def hygiene_of(items: Sequence[Item], outcomes: Sequence[Outcome]) -> Hygiene:
@@ -227,8 +251,16 @@ def hygiene_of(items: Sequence[Item], outcomes: Sequence[Outcome]) -> Hygiene:
         if item.is_pair and outcome.known is not None:
             chosen, rejected = (len(candidate.text) for candidate in item.candidates)
             pairs.append(hygiene.Pair(outcome.known[0], outcome.known[1], chosen, rejected))
+    margins = [pair.margin for pair in pairs]
     return Hygiene(
         hygiene.correlations(rewards, texts, places),
         hygiene.length_bias(pairs),
-        hygiene.calibration([pair.margin for pair in pairs]),
+        hygiene.calibration([] if all(abs(margin) in (0.0, 1.0) for margin in margins) else margins),
+        num_same=sum(_is_same(item) for item in items),
+        num_empty=sum(any(not each.text.strip() for each in item.candidates) for item in items),
     )
+
+
+def _is_same(item: Item) -> bool:
+    chosen, rejected = item.candidates[: item.num_chosen], item.candidates[item.num_chosen :]
+    return any(each in rejected for each in chosen)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args
 
 from agentenv.errors import ConfigError
-from agentenv.sandbox._http import Refused
+from agentenv.http_serving.doors import Refused
 from agentenv.sandbox.local import MIN_MEMORY_MB, check_files
 from agentenv.sandbox.types import ExecLimits, ExecResult, Policy, Status
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentenv.sandbox._http import Refused
+from agentenv.http_serving.doors import Refused
 
 MAX_CASES = 1000
 _BLOCK = re.compile(r"```([^\n]*)\n(.*?)\n\s*```", re.DOTALL)

@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import math
 import os
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from agentenv.errors import AgentEnvError, InfraError
-from agentenv.http_serving import CLIENT_CLOSED, Serving, json_response, require_server, unless_gone
+from agentenv.errors import InfraError
+from agentenv.http_serving import json_response, unless_gone
+from agentenv.http_serving.doors import Doors, Refused, cut_off, read_json, retry_after
+from agentenv.http_serving.server import Server
 from agentenv.sandbox import _fusion_answers as answers
 from agentenv.sandbox._fusion_asks import ASK_HEADER, TOLD_HEADER
 from agentenv.sandbox._fusion_submit import Case, SubmitRequest, read_submit_request, same_output, submit_answer
-from agentenv.sandbox._http import MAX_HEADER_BYTES, Doors, Refused, guarded, read_json
 from agentenv.sandbox.grading._bench import side_by_side
 from agentenv.sandbox.local import has_room
 from agentenv.sandbox.queue import FairQueue
@@ -33,8 +32,8 @@ from agentenv.sandbox.types import ExecLimits, ExecResult, Policy, Sandbox, Sand
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.routing import Route
 
-_LOG = logging.getLogger(__name__)
 _PYTEST = """\
 import sys
 import pytest
@@ -68,13 +67,12 @@ class ServeOptions:
     """For the programs that run, when the server is stopped."""
 
 
-class FusionServer:
+class FusionServer(Server):
     """A server of one sandbox, which stays its owner's; `async with` starts and stops it."""
 
     def __init__(self, sandbox: Sandbox, options: ServeOptions | None = None) -> None:
         self.options = options or ServeOptions()
-        self.port = self.options.port
-        """Of the running server."""
+        super().__init__("sandbox serve", self.options.doors, port=self.options.port, grace_s=self.options.grace_s)
         self.counts = {"served": 0, "failed": 0, "refused": 0}
         """Programs that ran, those of which nothing is known, and requests that there was no room for."""
         self.running = 0
@@ -83,64 +81,25 @@ class FusionServer:
         self._queue = FairQueue(self._slots, max_waiting=self.options.max_waiting)
         self._waiting: set[asyncio.Task[Any]] = set()
         self._mean_s = 0.1
-        self._closing = False
-        self._serving: Serving | None = None
 
     # --- starting and stopping ----------------------------------------------------------------------------------------
-
-    @property
-    def url(self) -> str:
-        """Its address on this machine, without a path."""
-        host = self.options.doors.host
-        host = "127.0.0.1" if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-        return f"http://{host}:{self.port}"
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            MissingDependency: starlette or uvicorn is not installed.
-            InfraError: the port is taken, or the like.
-        """
-        require_server("sandbox serve")
-        self._closing = False
-        grace_s = math.ceil(self.options.grace_s)
-        self._serving = Serving(
-            "sandbox serve", self._made(), http="h11", server_header=False,
-            h11_max_incomplete_event_size=MAX_HEADER_BYTES, timeout_graceful_shutdown=grace_s,
-        )  # fmt: skip
-        self.port = await self._serving.start(self.options.doors.host, self.options.port)
 
     async def close(self) -> None:
         """Stop: who waits is answered 503, what runs has `grace_s` and is then ended. May be called again."""
         self._closing = True
         for task in self._waiting:
             task.cancel()
-        serving, self._serving = self._serving, None
-        if serving is not None:
-            await serving.close(self.options.grace_s + 5)
+        await super().close()
 
-    def _made(self) -> Any:
-        """The application."""
-        from starlette.applications import Starlette
-        from starlette.exceptions import HTTPException
+    def _routes(self) -> list[Route]:
         from starlette.routing import Route
 
-        routes = [
+        return [
             Route("/run_code", self._run_code, methods=["POST"]),
             Route("/submit", self._submit, methods=["POST"]),
             Route("/v1/ping", self._ping),
             Route("/health", self._health),
         ]
-        handlers = {AgentEnvError: self._our_error, HTTPException: _http_error, Exception: _unexpected}
-        return guarded(Starlette(routes=routes, exception_handlers=handlers), self.options.doors, lambda: self.port)
 
     # --- routes -------------------------------------------------------------------------------------------------------
 
@@ -161,7 +120,7 @@ class FusionServer:
             return json_response(answers.sandbox_error(problem))
         result = await unless_gone(request, self._execute(asked), _stopping())
         if result is None:
-            return json_response({"detail": "the client closed the request"}, CLIENT_CLOSED)
+            return await self._gone(request)
         return json_response(answers.run_answer(result, asked), headers={TOLD_HEADER: answers.told(result)})
 
     async def _submit(self, request: Request) -> Response:
@@ -170,7 +129,7 @@ class FusionServer:
         run = replace(run, tenant=run.tenant or _peer(request))
         outcomes = await unless_gone(request, self._judged(asked, run), _stopping())
         if outcomes is None:
-            return json_response({"detail": "the client closed the request"}, CLIENT_CLOSED)
+            return await self._gone(request)
         return json_response(submit_answer(asked, outcomes))
 
     async def _body(self, request: Request) -> Any:
@@ -278,18 +237,16 @@ class FusionServer:
 
     # --- errors -------------------------------------------------------------------------------------------------------
 
-    async def _our_error(self, request: Request, error: Any) -> Response:
+    async def _failed(self, request: Request, error: Any) -> Response:
         """Errors by whose they are: the request's 4xx, a lack of room 429 and 504, the sandbox's 503."""
         if isinstance(error, Refused) and error.status < 500:
-            length = request.headers.get("content-length", "")
-            known = length.isdecimal() and int(length) <= 4 * self.options.max_body_bytes
-            # A body without end is cut off; who sends one that is somewhat too large shall hear why.
-            cut = error.status == 408 or (error.status == 413 and not known)
-            return json_response({"detail": str(error)}, error.status, {"connection": "close"} if cut else None)
+            return json_response(
+                {"detail": str(error)}, error.status, cut_off(request, error, self.options.max_body_bytes)
+            )
         self.counts["refused"] += isinstance(error, SandboxBusy | QueueTimeout)
         status = 429 if isinstance(error, SandboxBusy) else 504 if isinstance(error, QueueTimeout) else 503
-        wait = math.ceil(self._mean_s * (1 + self._queue.num_waiting) / self._slots)
-        return json_response({"detail": str(error)}, status, headers={"retry-after": str(min(max(wait, 1), 60))})
+        wait_s = self._mean_s * (1 + self._queue.num_waiting) / self._slots
+        return json_response({"detail": str(error)}, status, retry_after(wait_s))
 
 
 def _peer(request: Request) -> str:
@@ -298,14 +255,3 @@ def _peer(request: Request) -> str:
 
 def _stopping() -> Refused:
     return Refused("server: it is being stopped. Try again.", 503)
-
-
-async def _http_error(request: Request, error: Any) -> Response:
-    return json_response({"detail": str(error.detail)}, error.status_code)
-
-
-async def _unexpected(request: Request, error: Exception) -> Response:
-    """A mistake of ours: its text and its traceback stay here."""
-    name = secrets.token_hex(4)
-    _LOG.error("sandbox serve: error %s in %s", name, request.url.path, exc_info=error)
-    return json_response({"detail": f"internal error {name}: {type(error).__name__}"}, 500)

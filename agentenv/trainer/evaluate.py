@@ -58,6 +58,7 @@ def numbers_of(metrics: Metrics) -> dict[str, float]:
             for k, estimate in metrics.pass_at_k.items()
             if _is_told(int(k), metrics.num_samples)
         },
+        **{f"reward/{name}": value for name, value in metrics.hygiene.numbers().items()},
         **{f"info/{key}": values["last"] for key, values in metrics.info.items()},
     }
     return {key: float(value) for key, value in known.items() if value is not None}

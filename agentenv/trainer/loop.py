@@ -148,7 +148,8 @@ class Loop:
 
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         await asyncio.to_thread(self._write_samples, trajectories[: self.config.save_samples])
-        metrics = measure(list(map(summarize, trajectories)), num_samples=self.config.n_samples_per_prompt)
+        num_samples = self.config.n_samples_per_prompt
+        metrics = await asyncio.to_thread(lambda: measure(list(map(summarize, trajectories)), num_samples=num_samples))
         with self._timed("train_s"):
             batch = await asyncio.to_thread(build, trajectories, need_logprobs=needs_rollout_logprobs(self.config))
             numbers = {f"time/{key}": value for key, value in shares_of(metrics).items()}

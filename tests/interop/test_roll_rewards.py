@@ -25,10 +25,11 @@ from agentenv.interop.roll_dispatch import (
     one_to_all,
     register,
 )
-from agentenv.rewards.judge import JudgeReward
+from agentenv.rewards.judges.pointwise import JudgeReward
 from agentenv.rewards.registry import ROLL_NAMES, reward_from
 from agentenv.rewards.types import RewardResult, Status
 from tests.interop.protos import DataProto, Tokenizer, batch_of
+from tests.rewards.judging.servers import chat_server
 
 ROOT = Path(__file__).parents[2]
 
@@ -244,6 +245,34 @@ def test_rolls_workers_are_there_by_their_names(name):
 def test_rolls_judge_wants_somebody_to_ask():
     with pytest.raises(ConfigError, match="judge"):
         roll.LLMJudgeRewardWorker(config())
+
+
+async def test_rolls_judge_is_made_of_settings_in_its_options():
+    async with chat_server("NO. I cannot say yes", "Verdict: YES") as server:
+
+        class Worker(roll.LLMJudgeRewardWorker):
+            options = {"judge": {"base_url": server.url, "model": "m"}, "dtype": "float32"}  # noqa: RUF012
+
+        worker = Worker(config())
+        rows = batch(["Rome", "Paris"], ground_truth=["Paris", "Paris"])
+        answer = await worker.rewards.acompute_rewards(rows)
+        assert sorted(response_level(answer)) == [0.0, 1.0]
+        assert answer.batch["scores"].dtype == torch.float32
+
+        class Scoring(roll.LLMJudgeRewardWorker):
+            reward = {"judge_score": {"scale": [0, 5]}}  # noqa: RUF012
+            options = {"judge": {"base_url": server.url, "model": "m"}}  # noqa: RUF012
+
+        assert Scoring(config()).rewards.reward.high == 5.0
+
+
+def test_a_judge_beside_rewards_of_several_kinds_is_refused():
+    class Worker(roll.LLMJudgeRewardWorker):
+        reward = {"sum": {"a": "math"}, "limit_s": 3.0}  # noqa: RUF012
+        options = {"judge": {"base_url": "http://h/v1", "model": "m"}}  # noqa: RUF012
+
+    with pytest.raises(ConfigError, match="no judge beside the reward"):
+        Worker(config())
 
 
 def test_what_is_no_worker_is_no_attribute():

@@ -1,9 +1,16 @@
 """Judges, comparers and rewards for tests: small classes that answer by a rule and remember what they were asked."""
 
 import asyncio
+import re
 
 from agentenv.errors import InfraError
 from agentenv.rewards.types import RewardResult
+
+
+def between(shown, name):
+    """What stands between the tags of a text that a judge is shown; None where it is not."""
+    found = re.search(rf"<({name}_[0-9a-f]+)>\n(.*?)\n</\1>", shown, re.DOTALL)
+    return found and found[2]
 
 
 class ScriptedJudge:

@@ -10,7 +10,9 @@ from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.compose import FAILED_TERMS, TERM_LIMIT_S, GroupSum, Term, WeightedSum
 from agentenv.rewards.grading import DEADLINE_S, graded
 from agentenv.rewards.groups import Each, grade_groups
-from agentenv.rewards.judge import Asking, JudgeReward, PairwiseJudge
+from agentenv.rewards.judges.asking import Asking
+from agentenv.rewards.judges.pairwise import PairwiseJudge
+from agentenv.rewards.judges.pointwise import JudgeReward
 from agentenv.rewards.tournament import Tournament
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv_envs.verify import Verify
@@ -41,7 +43,7 @@ async def test_a_dead_judge_never_leaves_the_format_term_the_whole_reward():
     result = await WeightedSum(terms).grade(ANY)
     assert (result.reward, result.score, result.status) == (None, None, Status.INFRA)
     assert (result.components["fmt"], result.components["judge"]) == (1.0, None)
-    assert result.detail.startswith("judge: InfraError: judge: expected yes or no in 3 attempts")
+    assert result.detail.startswith("judge: InfraError: judge: expected a reply in 3 attempts")
     optional = WeightedSum(terms | {"judge": Term(judge, 0.95, required=False)})
     result = await optional.grade(ANY)
     assert (result.reward, result.score) == (0.05, None)
@@ -236,7 +238,7 @@ async def test_a_sum_of_each_response_is_a_term_of_a_groups():
 
 
 async def test_a_group_term_that_failed_fails_its_group():
-    compare = Tournament(PairwiseJudge(Down(), asking=Asking(attempts=1)))
+    compare = Tournament(PairwiseJudge(Down(), order="given", asking=Asking(attempts=1)))
     reward = GroupSum({"judge": Term(compare, 0.95), "format": Term(Each(fixed(1.0)), 0.05)})
     found = await grade_groups(reward, [Response("a"), Response("b")], ["k", "k"])
     assert [(result.reward, result.components["format"]) for result in found.results] == [(None, 1.0)] * 2

@@ -13,7 +13,7 @@ from agentenv.rewards.gallery import (
 )
 from agentenv.rewards.groups import FunctionGroupReward, grade_groups
 from agentenv.rewards.types import Response, Status
-from tests.rewards.judges import Down, RuleJudge, ScriptedJudge
+from tests.rewards.judges import Down, RuleJudge, ScriptedJudge, between
 
 SEED_KEYS = [
     "reward_principle", "reward_format", "reward_ngram", "thought_lengths", "scores_thought_length",
@@ -35,7 +35,7 @@ def principled(*scores):
 
 def longer(shown):
     """Prefers the longer response."""
-    first, second = (shown.split(f"<response_{name}>")[1].split("</response")[0] for name in "ab")
+    first, second = (between(shown, f"response_{name}") for name in "ab")
     return "Verdict: " + ("TIE" if len(first) == len(second) else "A" if len(first) > len(second) else "B")
 
 
@@ -119,14 +119,14 @@ def test_the_group_grader_is_a_tournament__row_23():
 
 
 def test_the_single_grader_is_the_share_of_principles__row_23():
-    scores, details = rm_gallery_grader("q", ["one", "two"], [{}, {}], judge=ScriptedJudge("Violations: 1", "none"))
-    assert (scores, details[0]["violations"]) == (pytest.approx([2 / 3, 1.0]), 1.0)
+    judge = ScriptedJudge("1: NO\n2: YES\n3: YES", "1: YES\n2: YES\n3: YES")
+    scores, details = rm_gallery_grader("q", ["one", "two"], [{}, {}], judge=judge)
+    assert (scores, details[0]["criterion_1"]) == (pytest.approx([2 / 3, 1.0]), 0.0)
 
 
 def test_single_responses_are_judged_by_principles_where_asked__row_19():
-    _, info = create_rm_gallery_reward_function(use_group_reward=False, judge=ScriptedJudge("Violations: 1, 2"))(
-        "q", ["x"]
-    )
+    judge = ScriptedJudge("1: NO\n2: NO\n3: YES")
+    _, info = create_rm_gallery_reward_function(use_group_reward=False, judge=judge)("q", ["x"])
     assert info["reward_principle"] == info["comparison_score"] == pytest.approx([1 / 3])
 
 

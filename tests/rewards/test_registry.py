@@ -9,12 +9,18 @@ import pytest
 from agentenv.errors import ConfigError, DataError
 from agentenv.rewards.grading import graded
 from agentenv.rewards.math import MathReward
+from agentenv.rewards.models.hf import HFScorer
+from agentenv.rewards.models.reward import ModelReward
 from agentenv.rewards.registry import REWARDS, ROLL_NAMES, make_reward, reward_from, reward_names
 from agentenv.rewards.types import Response, Status
 
 NEEDED = {
     "overlong": {"max_length": 100, "buffer": 10},
-    "judge": None,  # a judge is no JSON
+    "judge": None,  # who is asked?
+    "judge_score": None,
+    "rubric": None,
+    "model": None,  # of what?
+    "normalised": {"reward": "math"},
 }
 """Options without which there is no such reward."""
 
@@ -42,6 +48,33 @@ def test_the_names_are_those_of_the_documentation():
 def test_rolls_eight_names_mean_what_does_their_work(name):
     assert len(ROLL_NAMES) == 8
     assert type(make_reward(name)) is type(make_reward(ROLL_NAMES[name]))
+
+
+def test_a_reward_model_is_named_by_its_spec_and_loads_nothing():
+    settings = {"model": {"rm": "hf:a/folder", "rm_args": {"max_length": 64}, "shift": -1.0, "clip": [-2, 2]}}
+    reward = reward_from({"sum": {"rm": settings, "brief": {"reward": "length", "weight": 0.1}}})
+    assert reward.bounds[0] < reward.bounds[1]
+    model = reward_from(settings)
+    assert isinstance(model, ModelReward)
+    assert isinstance(model.scorer, HFScorer)
+    assert model.bounds == (-2.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rm": "hf:a", "rm_args": {"max_lenth": 3}}, "Did you mean 'max_length'"),
+        ({"rm": "hf:a", "rm_args": [1]}, "rm_args, an object"),
+        ({"rm": 3}, "expected rm, as 'hf:PATH'"),
+        ({"rm": "vlm:a"}, "Did you mean 'vllm'"),
+        ({"rm": "hf:a", "shfit": 1}, "Did you mean 'shift'"),
+    ],
+)
+def test_settings_of_a_reward_model_that_mean_nothing_are_refused(options, said):
+    with pytest.raises(ConfigError) as error:
+        make_reward("model", **options)
+    assert said in str(error.value)
+    assert "object at 0x" not in str(error.value)
 
 
 UNKNOWN = {
@@ -238,8 +271,8 @@ def test_the_registry_imports_no_reward_before_it_is_asked_for():
 
 def test_a_judge_is_made_of_settings(tmp_path):
     settings = {"base_url": "http://127.0.0.1:9/v1", "model": "m"}
-    judged = make_reward("judge", judge=settings, votes=3)
-    assert (judged.votes, judged.judge.url) == (3, "http://127.0.0.1:9/v1/chat/completions")
+    judged = make_reward("judge", judge=settings, voting={"votes": 3})
+    assert (judged.voting.votes, judged.judge.url) == (3, "http://127.0.0.1:9/v1/chat/completions")
     cached = make_reward("judge", judge={**settings, "cache": str(tmp_path / "replies.jsonl")}).judge
     assert (cached.judge.url, cached.cache.path) == (judged.judge.url, tmp_path / "replies.jsonl")
     with pytest.raises(ConfigError, match="modle"):

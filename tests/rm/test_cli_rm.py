@@ -1,9 +1,14 @@
 """`agentenv rm`: evaluations from the command line, on a tiny model, a reward of text and files on disk."""
 
+import contextlib
 import json
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from agentenv.cli import main
 from agentenv.cli_rm import TOO_MANY_FAILED, rm
 from agentenv.errors import ConfigError
 from agentenv.rm.specs import RewardModel
@@ -19,6 +24,28 @@ def _there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "r.py").write_text(LENGTH)
     write("pairs.jsonl", [("longer one", "short"), ("no", "longer"), ("abc", "abd"), ("a b c", "d")])
+
+
+@contextlib.contextmanager
+def serving(status):
+    """The address of a server that answers everything with a status."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            self.send_response(status)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        do_GET = do_POST
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 def write(name, pairs, **columns):
@@ -72,11 +99,72 @@ def test_resume_asks_only_about_what_has_no_score_yet(capsys, tmp_path):
 
 def test_resume_is_of_the_same_data_and_the_same_model(capsys):
     assert evaluate("--out", "o") == 0
-    with pytest.raises(ConfigError, match="same rm_args"):
+    with pytest.raises(ConfigError, match=r"rm_args, which is '{}', got '{\"killable\": false}'. Leave --rm_args"):
         evaluate("--out", "o", "--resume", "--rm_args", '{"killable": false}')
     write("pairs.jsonl", [("longer one", "short")])
-    with pytest.raises(ConfigError, match="same data_sha256"):
+    with pytest.raises(ConfigError, match=r"its data_sha256.* Evaluate the same data"):
         evaluate("--out", "o", "--resume")
+
+
+def test_resume_takes_over_the_kept_flags(capsys, tmp_path):
+    write("pairs.jsonl", [("longer one", "short"), ("boom", "x")])
+    args = ("--rm_args", '{"killable": false}', "--ties", "half")
+    assert evaluate("--out", "o", *args) == TOO_MANY_FAILED
+    capsys.readouterr()
+    assert rm(["eval", "--resume", "--out", "o", "--max_failed", "1"]) == 0
+    shown = capsys.readouterr()
+    assert "1 of 1 items" in shown.err
+    assert "rule: half" in shown.out
+    assert json.loads((tmp_path / "o" / "config.json").read_text())["rm_args"] == '{"killable": false}'
+
+
+def test_resume_of_nothing_needs_a_model_and_data():
+    with pytest.raises(ConfigError, match="folder of `rm eval --out`, got 'none'"):
+        rm(["eval", "--resume", "--out", "none"])
+    assert evaluate("--resume", "--out", "new") == 0
+
+
+INTERRUPTED = """
+import os, signal, time
+def longer(response):
+    if "stop" in response and not os.path.exists("calm"):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.3)
+    return len(response)
+"""
+
+
+def test_ctrl_c_says_what_is_kept_and_how_to_go_on(capsys, tmp_path):
+    (tmp_path / "r.py").write_text(INTERRUPTED)
+    write("pairs.jsonl", [("longer one", "short"), ("stop", "x"), ("never", "asked")])
+    flags = ["eval", "--data", "pairs.jsonl", "--rm", "reward:r.py:longer", "--max_concurrent", "1"]
+    assert main(["rm", *flags, "--out", "o o"]) == 130
+    said = "interrupted: 1 of 3 items are kept. Go on with: agentenv rm eval --resume --out 'o o'\n"
+    assert said in capsys.readouterr().err
+    assert main(["rm", *flags]) == 130
+    assert "interrupted: nothing is kept. With --out DIR" in capsys.readouterr().err
+    (tmp_path / "calm").touch()
+    assert main(["rm", "eval", "--resume", "--out", "o o"]) == 0
+    assert "2 of 2 items" in capsys.readouterr().err
+
+
+def test_a_kept_evaluation_without_an_outcome_is_not_changed_unsaid(capsys, tmp_path):
+    (tmp_path / "r.py").write_text(INTERRUPTED)
+    write("pairs.jsonl", [("stop", "x")])
+    flags = ["rm", "eval", "--data", "pairs.jsonl", "--rm", "reward:r.py:longer", "--out", "o"]
+    assert main(flags) == 130
+    assert "0 of 1 items are kept" in capsys.readouterr().err
+    kept = (tmp_path / "o" / "config.json").read_text()
+    for more in ([], ["--resume"]):
+        assert main([*flags, *more, "--rm_args", '{"killable": false}']) == 2
+        assert "which is '{}', got" in capsys.readouterr().err
+    assert (tmp_path / "o" / "config.json").read_text() == kept
+
+
+def test_progress_is_told_now_and_then_and_at_the_end(capsys):
+    write("pairs.jsonl", [(f"{n} longer", "x") for n in range(40)])
+    assert evaluate() == 0
+    assert capsys.readouterr().err == "agentenv rm eval: 40 of 40 items\n"
 
 
 def test_ties_of_a_judge_that_compares_are_worth_a_half(capsys, monkeypatch):
@@ -140,6 +228,46 @@ def test_overlong_items_fail_and_are_not_wrong(capsys):
 def test_a_wrong_flag_is_said_in_one_line(flags, said):
     with pytest.raises(ConfigError, match=said):
         evaluate(*flags)
+
+
+def test_a_scorer_that_cannot_work_ends_it_at_once_and_names_the_flag(capsys, tmp_path):
+    flags = ["rm", "eval", "--data", "pairs.jsonl", "--out", "o", "--rm"]
+    assert main([*flags, "http://127.0.0.1:9/get_reward", "--rm_args", '{"send_messages": false}']) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("agentenv: error: GetRewardScorer.tokenizer: expected the reward model's")
+    assert """The flag is --rm_args '{"tokenizer": "PATH"}'.""" in shown.err
+    assert shown.out == ""
+    assert not (tmp_path / "o" / "config.json").exists()
+    assert main([*flags, "reward:r.py:longer"]) == 0  # the folder is still free
+
+
+def test_a_wrong_path_of_a_server_is_no_failure_of_each_item(capsys):
+    how = ["--rm_args", '{"send_messages": true}']
+    with serving(404) as url:
+        assert main(["rm", "eval", "--data", "pairs.jsonl", "--rm", f"{url}/get_rewards", *how]) == 2
+        assert main(["rm", "eval", "--data", "pairs.jsonl", "--rm", f"judge:m@{url}/v2"]) == 2
+        assert main(["rm", "eval", "--data", "pairs.jsonl", "--rm", f"judge-score:m@{url}/v2"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("agentenv: error: ") == shown.err.count("got 404") == 3
+
+
+def test_a_judge_that_is_down_is_not_one_without_a_verdict(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    quick = json.dumps({"asking": {"backoff_s": 0}, "sending": {"first_pause_s": 0, "max_retries": 0}})
+    flags = ["--rm_args", quick, "--limit", "1"]
+    assert evaluate(*flags, reward=f"judge:m@http://127.0.0.1:{port}/v1") == TOO_MANY_FAILED
+    said = capsys.readouterr().err
+    assert f"cannot connect to http://127.0.0.1:{port}/v1/chat/completions" in said
+    assert "Verdict: A" not in said
+
+
+def test_a_folder_that_is_not_there_is_said_first(capsys, tmp_path):
+    (tmp_path / "runs").mkdir()
+    for spec in ("hf:runs/nothere", "vllm:./nothere", "ray:~/nothere/none", "/no/where"):
+        assert main(["rm", "eval", "--data", "none.jsonl", "--rm", spec]) == 2
+        assert "expected a reward model's folder, got none" in capsys.readouterr().err
 
 
 # --- check and compare ------------------------------------------------------------------------------------------------

@@ -6,13 +6,14 @@ import json
 import pytest
 
 from agentenv.errors import ConfigError, DataError, InfraError, RunStopped
-from agentenv.rewards.judge import Asking
-from agentenv.rewards.judges.pairwise import DebiasedPairwise
+from agentenv.rewards.judges.asking import Asking
+from agentenv.rewards.judges.pairwise import PairwiseJudge
 from agentenv.rewards.judges.pointwise import PointwiseReward
 from agentenv.rewards.models.hf import HFScorer
 from agentenv.rewards.models.reward import ModelReward
 from agentenv.rewards.types import Response
-from agentenv.rm.evaluate import Log, Outcome, evaluate, fingerprint, invariance, read_margins, remaining
+from agentenv.rm.evaluate import Outcome, evaluate, invariance
+from agentenv.rm.log import Log, fingerprint, kept_flags, read_margins, remaining
 from agentenv.rm.specs import RewardModel
 from tests.rewards.models.tiny import said, tiny_rm
 from tests.rm.scorers import Scripted, model, pair
@@ -142,7 +143,7 @@ class Replies:
 
 async def test_a_judge_that_goes_by_the_place_says_nothing_and_is_found_out():
     """RewardBench #272: the order is drawn without a seed, and accuracies spread by 0.04."""
-    comparer = DebiasedPairwise(Replies(lambda asked: "Verdict: A"))
+    comparer = PairwiseJudge(Replies(lambda asked: "Verdict: A"))
     outcomes = await evaluate(RewardModel("judge", comparer=comparer), ITEMS)
     assert [outcome.scores for outcome in outcomes] == [(0.5, 0.5)] * 3
     assert RewardModel("judge", comparer=comparer).metrics() == {"judge/num_compared": 3.0, "judge/num_flipped": 3.0}
@@ -229,15 +230,25 @@ def test_another_evaluation_is_not_mixed_into_one_that_is_there(tmp_path):
     written(tmp_path, DONE)
     with pytest.raises(ConfigError, match="Set --resume"):
         written(tmp_path)
-    with pytest.raises(ConfigError, match="same rm as before"):
+    with pytest.raises(ConfigError, match="expected its rm, which is 'a', got 'b'"):
         written(tmp_path, resume=True, config=CONFIG | {"rm": "b"})
-    with pytest.raises(ConfigError, match="same dtype"):
+    with pytest.raises(ConfigError, match="expected its dtype, which is None, got 'float16'"):
         written(tmp_path, resume=True, config=CONFIG | {"dtype": "float16"})
 
 
 def test_a_folder_in_which_nothing_was_scored_yet_is_a_new_one(tmp_path):
     written(tmp_path)
     assert written(tmp_path, config=CONFIG | {"rm": "b"}).done == {}
+    assert kept_flags(tmp_path) is None
+
+
+def test_the_flags_that_are_kept_are_those_of_the_command_or_else_what_it_was_of(tmp_path):
+    log = Log(tmp_path / "a", CONFIG, flags={"data": ["x"], "ties": "half"})
+    log.begin()
+    log.close()
+    assert (log.begun, log.num_kept, kept_flags(tmp_path / "a")) == (True, 0, {"data": ["x"], "ties": "half"})
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))  # of an older version
+    assert kept_flags(tmp_path) == {name: CONFIG[name] for name in CONFIG if name != "data_sha256"}
 
 
 async def test_a_disk_that_is_full_ends_the_evaluation_and_says_so(tmp_path):

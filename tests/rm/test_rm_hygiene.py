@@ -1,16 +1,15 @@
-"""Correlations, length bias, calibration, disagreement and scaling: against numpy, by hand, and as invariants."""
+"""Correlations, length bias, calibration and disagreement: against numpy, by hand, and as invariants."""
 
 import math
 
 import numpy
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError
 from agentenv.rm.hygiene import (
     Pair,
-    RunningNorm,
     calibration,
     correlations,
     disagreements,
@@ -18,7 +17,6 @@ from agentenv.rm.hygiene import (
     length_bias,
     metrics,
     pearson,
-    scaled_by_group,
     spearman,
 )
 
@@ -64,8 +62,6 @@ def test_lists_of_different_lengths_are_refused():
         pearson([1.0], [1.0, 2.0])
     with pytest.raises(ConfigError, match="equally many"):
         correlations([1.0], ["a"], [])
-    with pytest.raises(ConfigError, match="one for each"):
-        scaled_by_group([1.0], [])
     with pytest.raises(ConfigError, match="same items"):
         disagreements({"a": [1.0], "b": []})
 
@@ -171,6 +167,38 @@ def test_calibration_bins_hold_every_pair_once_in_order(margins, num_bins):
     assert sum(each.num * each.accuracy for each in found.bins) == pytest.approx(right)
 
 
+def test_the_brier_score_is_a_quarter_for_a_coin_and_nothing_for_the_sure_and_right():
+    assert calibration([0.0, 0.0]).brier == 0.25
+    assert calibration([90.0, 90.0]).brier == pytest.approx(0.0)
+    assert calibration([-90.0]).brier == pytest.approx(1.0)
+    assert calibration([math.log(3.0), -math.log(3.0)]).brier == pytest.approx((0.25**2 + 0.75**2) / 2)
+
+
+@pytest.mark.parametrize("factor", [1e-3, 0.5, 1.0, 7.0, 1e6])
+def test_a_temperature_undoes_a_scale(factor):
+    # Three of four right at this margin: the sigmoid of log(3) says just that.
+    found = calibration([factor * math.log(3.0)] * 3 + [-factor * math.log(3.0)], num_bins=1)
+    assert found.temperature == pytest.approx(factor, rel=1e-6)
+    assert found.error_at_temperature == pytest.approx(0.0, abs=1e-6)
+    assert found.brier_at_temperature == pytest.approx(0.75 * 0.25)
+
+
+@given(st.lists(st.floats(-30, 30), min_size=1, max_size=30))
+def test_no_other_temperature_is_likelier(margins):
+    def loss(temperature):
+        return sum(math.log1p(math.exp(-margin / temperature)) for margin in margins)
+
+    found = calibration(margins).temperature
+    if found is not None and found > 0.1:
+        assert loss(found) <= min(loss(found * 1.01), loss(found / 1.01)) + 1e-6
+
+
+@pytest.mark.parametrize("margins", [[], [0.0], [1.0, 2.0], [-1.0, 1.0], [-2.0, 1.0], [1e-320, -1e-320]])
+def test_where_none_is_likeliest_there_is_no_temperature(margins):
+    found = calibration(margins)
+    assert (found.temperature, found.error_at_temperature, found.brier_at_temperature) == (None, None, None)
+
+
 def test_a_tie_is_half_right_in_a_bin():
     assert calibration([0.0], num_bins=3).bins[0].accuracy == 0.5
 
@@ -186,66 +214,3 @@ def test_disagreement_counts_opposite_preferences_and_ties_as_half():
     assert [(each.first, each.second, each.opposite) for each in three] == [
         ("a", "b", 0.0), ("a", "c", None), ("b", "c", None),
     ]  # fmt: skip
-
-
-# --- scaling ----------------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.lists(NUMBERS, max_size=10), max_size=5))
-@settings(max_examples=60)
-def test_a_running_norm_has_numpys_mean_and_deviation_in_parts_and_merged(parts):
-    whole, merged = RunningNorm(), RunningNorm()
-    for part in parts:
-        whole.update(part)
-        other = RunningNorm()
-        other.update(part)
-        merged.merge(other)
-    values = [value for part in parts for value in part]
-    assert whole.num == merged.num == len(values)
-    if values:
-        for norm in (whole, merged):
-            assert norm.mean == pytest.approx(numpy.mean(values), abs=1e-6)
-            assert norm.std == pytest.approx(numpy.std(values), rel=1e-6, abs=1e-5)
-
-
-def test_a_running_norm_keeps_its_precision_far_from_zero():
-    norm = RunningNorm()
-    norm.update([1e9 + each for each in (4.0, 7.0, 13.0, 16.0)])
-    assert norm.std == pytest.approx(math.sqrt(22.5), rel=1e-9)
-
-
-def test_what_has_no_reward_stays_none_and_counts_for_nothing():
-    norm = RunningNorm(epsilon=0.0)
-    norm.update([1.0, None, 3.0])
-    assert (norm.num, norm.mean, norm.std) == (2, 2.0, 1.0)
-    assert norm.scaled([None, 5.0]) == [None, 3.0]
-    assert scaled_by_group([1.0, None, 3.0], ["g"] * 3, epsilon=0.0) == [-1.0, None, 1.0]
-
-
-def test_scaled_numbers_are_clipped():
-    norm = RunningNorm(epsilon=0.0, clip=2.0)
-    assert norm.scaled([9.0]) == [2.0]
-    single = RunningNorm()
-    single.update([4.0])
-    assert single.scaled([5.0]) == [5.0]
-    norm.update([1.0, 3.0])
-    assert norm.scaled([1.0, 99.0, -99.0]) == [-1.0, 2.0, -2.0]
-    assert scaled_by_group([0.0, 0.0, 0.0, 8.0], "gggg", clip=1.5) == [pytest.approx(-0.577, abs=1e-3)] * 3 + [1.5]
-
-
-def test_equal_numbers_scale_to_zero():
-    norm = RunningNorm(epsilon=0.0)
-    norm.update([4.0, 4.0])
-    assert norm.scaled([4.0]) == [0.0]
-    assert scaled_by_group([0.1, 0.1, 0.1], "aaa", epsilon=0.0) == [0.0] * 3
-
-
-def test_each_group_is_scaled_by_its_own():
-    assert scaled_by_group([1.0, 10.0, 3.0, 30.0], "abab", epsilon=0.0) == [-1.0, -1.0, 1.0, 1.0]
-    assert scaled_by_group([1.0, 10.0, 3.0, 30.0], "abab", divide=False) == [-1.0, -10.0, 1.0, 10.0]
-
-
-@pytest.mark.parametrize("kwargs", [{"epsilon": -1.0}, {"clip": -1.0}, {"clip": math.nan}])
-def test_arguments_out_of_range_are_refused(kwargs):
-    with pytest.raises(ConfigError):
-        RunningNorm(**kwargs)

@@ -2,6 +2,9 @@
 
 import gzip
 import json
+import re
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -128,3 +131,61 @@ def test_an_empty_file_and_a_limit_of_none_are_refused(tmp_path):
         read_items([str(tmp_path / "empty.jsonl")])
     with pytest.raises(ConfigError, match="--limit"):
         read_items([str(tmp_path / "empty.jsonl")], limit=0)
+
+
+def test_data_of_an_installed_environment_are_named_as_they_are_listed():
+    with pytest.raises(DataError, match=r"word_problems\.jsonl, line 1: expected chosen and rejected"):
+        read_items(["word_problems"])
+    with pytest.raises(ConfigError, match=r"built-in data .*Did you mean 'word_problems'"):
+        read_items(["word_problem"])
+
+
+# --- the pairs that ship ----------------------------------------------------------------------------------------------
+
+FLAWS = {"rude", "evasive", "off_topic", "wrong", "padding", "harmful", "format"}
+PAIRS = Path(__file__).parents[2] / "envs/agentenv_envs/rm_chat/data/pairs.jsonl"
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    return read_items([str(PAIRS)])
+
+
+def preference_for_length(items):
+    """The accuracy of preferring the longer answer; a half for equal lengths."""
+    lengths = [[len(each.text) for each in item.candidates] for item in items]
+    return sum((chosen > rejected) + (chosen == rejected) / 2 for chosen, rejected in lengths) / len(items)
+
+
+def test_the_pairs_that_ship_are_pairs_of_all_flaws_each_as_often(pairs):
+    assert all(item.is_pair for item in pairs)
+    assert {flaw: sum(item.subset == flaw for item in pairs) for flaw in FLAWS} == dict.fromkeys(FLAWS, 36)
+    assert len(pairs) == 36 * len(FLAWS)
+    roles = {tuple(message["role"] for message in item.candidates[0].prompt) for item in pairs}
+    assert roles == {("user",), ("system", "user"), ("user", "assistant", "user")}
+
+
+def test_the_pairs_that_ship_are_all_different(pairs):
+    assert len({item.item_id for item in pairs}) == len(pairs)
+    assert len({str(item.candidates[0].prompt).lower() for item in pairs}) == len(pairs)
+    texts = [each.text for item in pairs for each in item.candidates]
+    assert len(set(texts)) == len(texts)
+    assert all(text == text.strip() and text for text in texts)
+    assert not [item.item_id for item in pairs if item.candidates[0].text == item.candidates[1].text]
+
+
+def test_of_the_pairs_that_ship_length_alone_tells_nothing(pairs):
+    assert preference_for_length(pairs) == pytest.approx(0.5, abs=0.03)
+    totals = [sum(len(item.candidates[side].text) for item in pairs) for side in (0, 1)]
+    assert 0.9 < totals[0] / totals[1] <= 1.0, "chosen answers are not the longer ones on average"
+    for flaw in FLAWS:
+        assert 0.3 < preference_for_length([item for item in pairs if item.subset == flaw]) < 0.7, flaw
+
+
+def test_of_the_pairs_that_ship_no_single_word_or_mark_tells_much(pairs):
+    ahead = Counter()
+    for item in pairs:
+        chosen, rejected = (set(re.findall(r"\w+|[^\w\s]", each.text.lower())) for each in item.candidates)
+        ahead.update(chosen - rejected)
+        ahead.subtract(rejected - chosen)
+    assert max(map(abs, ahead.values())) / len(pairs) < 0.15

@@ -7,11 +7,11 @@ import pytest
 
 from agentenv.errors import ConfigError, MissingDependency
 from agentenv.rewards.judges.openai import OpenAIJudge
-from agentenv.rewards.judges.pairwise import DebiasedPairwise
+from agentenv.rewards.judges.pairwise import PairwiseJudge
 from agentenv.rewards.judges.pointwise import PointwiseReward
+from agentenv.rewards.models import opening
 from agentenv.rewards.models.hf import HFScorer
 from agentenv.rewards.repetition import RepetitionReward
-from agentenv.rm import specs
 from agentenv.rm.specs import RMOptions, open_rm
 
 
@@ -38,9 +38,9 @@ async def test_a_spec_names_its_scorer_and_what_that_is_given_first(spec, kind, 
             self.closed = True
 
     asked = []
-    monkeypatch.setattr(specs, "_class", lambda spec, place: asked.append(place) or Opened)
+    monkeypatch.setattr(opening, "_class", lambda spec, place: asked.append(place) or Opened)
     rm = open_rm(spec, RMOptions(max_length=9, args={"label": "good"}))
-    assert asked == [specs.SCORERS[kind]]
+    assert asked == [opening.SCORERS[kind]]
     assert (rm.scorer.target, rm.scorer.max_length, rm.scorer.label) == (target, 9, "good")
     await rm.close()
     assert rm.scorer.closed
@@ -55,7 +55,7 @@ async def test_a_folder_is_opened_by_transformers_and_nothing_is_loaded():
 
 async def test_judges_compare_or_score_and_have_their_client_closed():
     rm = open_rm("judge:org/model:x@http://h:8000/v1", RMOptions(args={"criteria": "Be kind.", "extra_body": {"a": 1}}))
-    assert isinstance(rm.comparer, DebiasedPairwise)
+    assert isinstance(rm.comparer, PairwiseJudge)
     assert isinstance(rm.judge, OpenAIJudge)
     assert (rm.judge.model, rm.judge.url) == ("org/model:x", "http://h:8000/v1/chat/completions")
     assert rm.judge.extra_body == {"a": 1}
@@ -63,6 +63,17 @@ async def test_judges_compare_or_score_and_have_their_client_closed():
     await rm.close()
     rm = open_rm("judge-score:m@http://h/v1", RMOptions(args={"scale": [1, 5]}))
     assert isinstance(rm.reward, PointwiseReward)
+    await rm.close()
+
+
+async def test_a_judge_s_replies_may_be_kept_and_the_order_drawn(tmp_path):
+    settings = {"cache": str(tmp_path / "replies.jsonl"), "sampling": {"seed": 3}, "price": {"prompt": 1.0}}
+    rm = open_rm(
+        "judge:m@http://h/v1", RMOptions(args={**settings, "order": "drawn", "seed": 5, "voting": {"votes": 2}})
+    )
+    assert (rm.comparer.order, rm.comparer.seed, rm.comparer.voting.votes) == ("drawn", 5, 2)
+    assert (rm.judge.judge.sampling.seed, rm.judge.usage.price.prompt) == (3, 1.0)
+    assert {"judge/cached", "judge/cost"} <= rm.metrics().keys()
     await rm.close()
 
 
@@ -97,13 +108,19 @@ def test_an_option_that_a_backend_has_not_is_refused_and_names_those_it_has():
         open_rm("judge:m@http://h/v1", RMOptions(dtype="float32"))
 
 
+@pytest.mark.parametrize("spec", ["http://h:5000/get_reward", "classify:http://h:8000"])
+def test_the_options_of_a_server_s_scorer_are_all_named(spec):
+    with pytest.raises(ConfigError, match=r"among (?=.*\btokenizer,)(?=.*\bretries,).*Did you mean 'tokenizer'"):
+        open_rm(spec, RMOptions(args={"tokeniser": "x"}))
+
+
 def test_a_backend_that_is_not_installed_is_said_to_be_that(monkeypatch):
     monkeypatch.setitem(sys.modules, "agentenv.rewards.models.vllm_local", None)
     with pytest.raises(MissingDependency, match="vllm_local"):
         open_rm("vllm:folder")
 
 
-@pytest.mark.parametrize("place", specs.SCORERS.values(), ids=list(specs.SCORERS))
+@pytest.mark.parametrize("place", opening.SCORERS.values(), ids=list(opening.SCORERS))
 def test_every_scorer_takes_what_stands_behind_the_colon_alone(place):
     module, _, name = place.partition(":")
     cls = getattr(pytest.importorskip(module, reason="not there yet"), name)

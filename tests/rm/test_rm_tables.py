@@ -8,7 +8,7 @@ from agentenv.errors import ConfigError
 from agentenv.rm.evaluate import Invariance, Outcome
 from agentenv.rm.hygiene import correlations
 from agentenv.rm.report import Report
-from agentenv.rm.tables import bench_of, credit, deltas, hygiene_of, read_reference, table_of
+from agentenv.rm.tables import bench_of, check_bench, credit, deltas, hygiene_of, read_reference, table_of
 from tests.rm.published import COUNTS, NEMO, REFERENCE
 from tests.rm.scorers import pair
 
@@ -201,3 +201,42 @@ def test_the_markdown_of_rewardbench_has_sections_and_shows_what_is_not_known(ne
     assert "| leaderboard average | 0.9365 |" in report(nemo).markdown()
     few = table_of([outcome(1.0, 0.0, subset="hep-go")], bench="rewardbench")
     assert "| Chat | – |" in report(few).markdown()
+    assert "| average of 1 of 4 sections | 1.0000 |" in report(few).markdown()
+    assert "leaderboard" not in report(few).markdown()
+
+
+def test_verdicts_have_no_calibration_and_what_flipped_is_said():
+    verdicts = [outcome(1.0, 0.0), outcome(0.0, 1.0, index=1), outcome(0.5, 0.5, index=2)]
+    figures = {"judge/num_compared": 3.0, "judge/num_flipped": 1.0, "judge/retries": 0.0}
+    table = table_of(verdicts, bench="pairs", ties="half")
+    shown = Report("judge:m", "d", table, hygiene_of(ITEMS, verdicts), judge=figures).markdown()
+    assert "1 of 3 verdicts turned round with the order of the answers" in shown
+    assert "Calibration" not in shown
+    assert "margin" not in shown
+    assert "judge/num_compared | 3 |" in shown
+    assert "retries" not in shown
+    assert "Calibration error" in report(table_of(OUTCOMES, bench="pairs")).markdown()
+
+
+def test_answers_that_are_the_same_or_empty_and_equal_lengths_are_told():
+    items = [pair("same", "same", index=0), pair("a", " ", index=1), pair("longer", "x", index=2)]
+    rated = [outcome(1.0, 1.0), outcome(1.0, 0.0, index=1), outcome(3.5, 0.0, index=2)]
+    shown = Report("m", "d", table_of(rated, bench="pairs"), hygiene_of(items, rated)).markdown()
+    assert "1 item has a chosen answer that is rejected too; 1 item has an empty answer." in shown
+    assert "pairs of equal length are left out" in shown
+    assert "Note" not in report(table_of(OUTCOMES, bench="pairs")).markdown()
+
+
+@pytest.mark.parametrize(
+    ("bench", "rows", "said"),
+    [
+        ("rewardbench2", [pair("a", "b")], "expected rows with several rejected answers, got item '0' with 1 and 1"),
+        ("rewardbench", [pair("a", "b", subset="mine")], "expected a subset of RewardBench, got mine"),
+    ],
+)
+def test_a_bench_is_not_forced_on_other_rows(bench, rows, said):
+    with pytest.raises(ConfigError, match=said):
+        check_bench(bench, rows)
+    check_bench("auto", rows)
+    check_bench("rewardbench2", [pair("a", ["b", "c"]), pair("a", "b", subset="Ties", id="ref:1")])
+    check_bench("rewardbench", [pair("a", "b", subset="hep-go")])

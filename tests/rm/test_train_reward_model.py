@@ -41,9 +41,7 @@ def trained(script, tmp_path_factory):
             kind, rude = ([rng.choice(of), f"It is {rng.choice(things)}."] for of in (KIND, RUDE))
             texts = [" ".join(rng.sample(parts, 2)) for parts in (kind, rude)]
             file.write(json.dumps({"chosen": head + texts[0], "rejected": head + texts[1]}) + "\n")
-    args = script.Args(
-        str(folder / "pairs.jsonl"), folder / "rm", epochs=8, hidden_size=64, vocab_size=400, learning_rate=3e-3
-    )
+    args = script.Args(folder / "rm", str(folder / "pairs.jsonl"), train_steps=60, vocab_size=400, learning_rate=3e-3)
     was = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
     said = io.StringIO()
     try:
@@ -91,3 +89,15 @@ def test_no_question_is_in_both_halves(script):
 
     assert half("What is it?", "a") == half("what is IT?", "b")
     assert {half(f"{number}?", "a") for number in range(20)} == {0, 1}
+
+
+def test_an_untrained_model_takes_the_mean_of_all_tokens_whatever_their_order(script, trained):
+    import torch
+
+    args = script.Args(Path("unused"))
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        model = script.new_model(script.Tokens.from_pretrained(trained[0] / "rm"), args).eval()
+        ids = torch.tensor([[5, 6, 7, 8, 9, 2], [9, 7, 5, 8, 6, 2], [9, 9, 9, 9, 9, 2]])
+        first, same, other = model(ids).logits[:, 0].tolist()
+    assert first == pytest.approx(same, abs=1e-6)
+    assert first != pytest.approx(other, abs=1e-6)

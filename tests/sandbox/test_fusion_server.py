@@ -18,10 +18,10 @@ import pytest_asyncio
 
 from agentenv.cli import main
 from agentenv.errors import ConfigError, InfraError
+from agentenv.http_serving.doors import Doors
 from agentenv.sandbox import ExecResult, Isolation, Status
 from agentenv.sandbox._fusion_answers import MAX_LIMITS, read_run_request
 from agentenv.sandbox._fusion_submit import extract, same_output
-from agentenv.sandbox._http import Doors
 from agentenv.sandbox.fusion_client import FusionSandbox
 from agentenv.sandbox.fusion_server import FusionServer, ServeOptions
 from agentenv.sandbox.local import MIN_MEMORY_MB
@@ -391,12 +391,14 @@ async def test_a_token_is_asked_for():
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.1", "node7"])
 def test_where_others_can_ask_a_token_and_names_are_needed(host):
     with pytest.raises(ConfigError, match="expected a token"):
-        Doors(host, hosts=("node7",))
+        Doors(host, hosts=("node7",), variable="AGENTENV_SANDBOX_TOKEN")
     if host in ("0.0.0.0", "::", ""):
         with pytest.raises(ConfigError, match="--allowed_hosts: expected"):
-            Doors(host, "hush")
-        with pytest.raises(ConfigError, match=r"Set AGENTENV_SANDBOX_TOKEN; and the names .* by --allowed_hosts"):
-            Doors(host)
+            Doors(host, "hush", variable="AGENTENV_SANDBOX_TOKEN")
+        with pytest.raises(
+            ConfigError, match=r"Set AGENTENV_SANDBOX_TOKEN or --token_file; and the names .* by --allowed_hosts"
+        ):
+            Doors(host, variable="AGENTENV_SANDBOX_TOKEN")
     Doors(host, "hush", ("node7",))
 
 

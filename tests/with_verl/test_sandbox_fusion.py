@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from agentenv.http_serving.doors import Doors
 from agentenv.sandbox import ExecResult, Isolation, LocalSandbox, SandboxUnavailable, Status
-from agentenv.sandbox._http import Doors
 from agentenv.sandbox.fusion_server import FusionServer, ServeOptions
 
 FOLDER = Path(os.environ.get("AGENTENV_VERL") or Path(sys.prefix) / "verl")

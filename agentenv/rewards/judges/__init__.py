@@ -1,6 +1,8 @@
-"""Who is asked for a verdict, and how: clients, a cache and accounting below `judge.Judge`, rewards above it.
+"""Language models that judge: who is asked for a verdict, how, and the rewards that ask.
 
-`openai.py` and `engine.py` are judges; `cache.py` puts a memory before one; `usage.py` counts what they cost. What they
-are asked is in `templates.py`; `pointwise.py`, `rubric.py`, `pairwise.py` and `listwise.py` ask it, `voting.py` several
-times where that is wanted, and `draws.py` tells those times apart. What went wrong has a class in `failures.py`.
+`openai.py` and `engine.py` are judges; `cache.py` puts a memory before one; `usage.py` counts what they cost, and
+`settings.py` makes them of JSON. One class for each kind of judging asks them: `pointwise.JudgeReward` (yes or no) and
+`PointwiseReward` (a score), `rubric.RubricReward`, `pairwise.PairwiseJudge` for tournaments, `listwise.ListwiseReward`
+for groups. What they ask is in `templates.py`, what they read from a reply in `verdicts.py`, how often and how long
+in `asking.py`; `draws.py` tells votes and attempts apart. What went wrong has a class in `failures.py`.
 """

@@ -10,7 +10,7 @@ import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -79,12 +79,19 @@ class ReplyCache:
                 self._replies.move_to_end(key)
             return self._replies.get(key)
 
+    async def drop(self, key: str) -> None:
+        """Forget a reply, where there is one; when this returns that is in the file."""
+        with self._lock:
+            known = self._replies.pop(key, None)
+        if known is not None and self.path is not None:
+            await call(self._append, {"key": key, "forgotten": True})
+
     async def put(self, key: str, reply: str) -> None:
         """Keep a reply; when this returns it is in the file."""
         with self._lock:
             self._keep(key, reply)
         if self.path is not None:
-            await call(self._append, key, reply)
+            await call(self._append, {"key": key, "reply": reply})
 
     def _keep(self, key: str, reply: str) -> None:
         self._replies[key] = reply
@@ -115,15 +122,19 @@ class ReplyCache:
         except (ValueError, RecursionError):
             found = None
         key, reply = (found.get("key"), found.get("reply")) if isinstance(found, dict) else (None, None)
-        if isinstance(key, str) and _KEY.fullmatch(key) and isinstance(reply, str):
+        if not isinstance(key, str) or not _KEY.fullmatch(key):
+            self.num_torn += 1
+        elif isinstance(reply, str):
             self._keep(key, reply)
+        elif found.get("forgotten") is True:
+            self._replies.pop(key, None)
         else:
             self.num_torn += 1
 
-    def _append(self, key: str, reply: str) -> None:
+    def _append(self, said: Mapping[str, object]) -> None:
         """One write, between two ends of lines: what others left unfinished stays on a line of its own."""
         assert self.path is not None
-        line = b"\n" + json.dumps({"key": key, "reply": reply}).encode() + b"\n"
+        line = b"\n" + json.dumps(said).encode() + b"\n"
         with self._writing:
             if self._broken:
                 return
@@ -148,7 +159,8 @@ class CachedJudge:
     """A judge that is not asked twice for one reply: not later, and not by two at the same time.
 
     A reply belongs to the judge's model and sampling, the messages, and its draw: k votes are k replies, and after one
-    without a verdict the next attempt is another one. Failures are not kept. Who asks for what somebody else is asking
+    without a verdict the next attempt is another one. Failures are not kept, and `forget` is for replies to a question
+    that came to nothing. Who asks for what somebody else is asking
     for, on the same event loop, waits for that; the judge is let go of when nobody waits any more.
 
     Args:
@@ -195,6 +207,10 @@ class CachedJudge:
         finally:
             if asked.get(key) is shared and shared.over:
                 del asked[key]
+
+    async def forget(self, messages: Sequence[Message], draw: Draw) -> None:
+        """Ask the judge itself for that reply, the next time."""
+        await self.cache.drop(reply_key(self.judge.identity, messages, draw))
 
     async def close(self) -> None:
         """Close the judge."""

@@ -1,4 +1,4 @@
-"""Several replies to equal messages, told apart: those of k votes, and the next attempt after one without a verdict.
+"""Who is asked, and several replies to equal messages told apart: those of k votes, and of the next attempts.
 
 Without this a cache would give the same reply to all votes, and for ever the one that could not be read.
 """
@@ -6,16 +6,24 @@ Without this a cache would give the same reply to all votes, and for ever the on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from agentenv.rewards.judges.failures import JudgeRefused
 from agentenv.types import Message
 
-if TYPE_CHECKING:
-    from agentenv.rewards.judge import Judge
-
 ATTEMPTS_APART = 1000
 """Seeds between one vote and the next."""
+
+
+class Judge(Protocol):
+    """A language model that answers; safe to ask from several tasks at once."""
+
+    async def complete(self, messages: Sequence[Message]) -> str:
+        """Its reply to a conversation.
+
+        Raises:
+            InfraError: none can be had.
+        """
 
 
 class Draw(NamedTuple):
@@ -30,11 +38,8 @@ class Draw(NamedTuple):
 
 
 @runtime_checkable
-class DrawingJudge(Protocol):
-    """A `judge.Judge` that tells the replies to equal messages apart; `complete` gives the first of them."""
-
-    async def complete(self, messages: Sequence[Message]) -> str:
-        """Its reply; see `judge.Judge`."""
+class DrawingJudge(Judge, Protocol):
+    """A judge that tells the replies to equal messages apart; `complete` gives the first of them."""
 
     async def draw(self, messages: Sequence[Message], draw: Draw) -> str:
         """That one of its replies.

@@ -1,29 +1,34 @@
-"""Several responses ranked at once, in several orders of showing them."""
+"""Rewards of a group from a judge that ranks all of its responses at once. No ranking is no reward.
+
+Source: RM-Gallery's listwise evaluator, 1 - 2 * place / (n - 1); there a judge that failed ranks them as they came.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import fmean
+from typing import Any
 
-from agentenv.rewards._arguments import whole_number
-from agentenv.rewards._judge_text import numbers, prompt_text
-from agentenv.rewards.judge import Asking, Judge, ask
-from agentenv.rewards.judges import templates
-from agentenv.rewards.judges.draws import Drawn
-from agentenv.rewards.judges.voting import PATIENT, needed
+from agentenv.rewards._arguments import shown, whole_number
+from agentenv.rewards.groups import against_reference
+from agentenv.rewards.judges.asking import Asker, Asking, ask, needed
+from agentenv.rewards.judges.draws import Drawn, Judge
+from agentenv.rewards.judges.templates import QUALITY, RANK, prompt_text
+from agentenv.rewards.judges.verdicts import ranking
 from agentenv.rewards.text import final_text
-from agentenv.types import Message
+from agentenv.rewards.types import Response, RewardResult, Status
 
 
-class ListwiseJudge:
-    """Ranks responses to one question; their places are averaged over several orders of showing them.
+class ListwiseReward(Asker):
+    """1.0 for the response that is ranked first, -1.0 for the last, evenly spaced between; a GroupReward.
 
-    Orders are shuffled by the seed and the texts, so that it does not matter how the responses came; each second one is
-    the one before it backwards, so that with an even number every response is shown early as often as late.
+    Orders of showing them are shuffled by the seed and the texts, so that it does not matter how the responses came;
+    each second one is the one before it backwards, so that with an even number every response is shown early as often
+    as late. The reward is the mean over the orders.
 
     Args:
         judge: who is asked, once for each order.
@@ -33,9 +38,18 @@ class ListwiseJudge:
         asking: how often and how long each order is.
         seed: of the orders.
 
+    Equal texts are shown once and share their rank. A response without an answer comes last, unseen. A reference takes
+    part. Where fewer than two answers differ there is nothing to rank, and those share their place.
+
+    Components: `comparison_score`, the reward; `n_valid`, the rankings that were had; `win` and `win_and` against the
+    reference, None without one.
+
     Raises:
-        ConfigError: a number is out of range.
+        ConfigError: an argument is none of its kind.
     """
+
+    bounds = (-1.0, 1.0)
+    component_names = ("comparison_score", "n_valid", "win", "win_and")
 
     def __init__(
         self,
@@ -44,36 +58,49 @@ class ListwiseJudge:
         orders: int = 2,
         min_orders: int | None = None,
         criteria: str | None = None,
-        asking: Asking = PATIENT,
+        asking: Asking | Mapping[str, Any] | None = None,
         seed: int = 0,
     ) -> None:
-        self.judge, self.criteria, self.asking, self.seed = judge, criteria or templates.QUALITY, asking, seed
-        self.orders = whole_number("ListwiseJudge.orders", orders, low=1)
-        self.min_orders = self.orders
+        super().__init__(judge, None, asking)
+        self.criteria, self.seed = criteria or QUALITY, seed
+        self.orders = self.min_orders = whole_number("ListwiseReward.orders", orders, low=1)
         if min_orders is not None:
-            self.min_orders = whole_number("ListwiseJudge.min_orders", min_orders, low=1, high=orders)
+            self.min_orders = whole_number("ListwiseReward.min_orders", min_orders, low=1, high=orders)
 
-    async def rank(self, prompt: str | Sequence[Message], responses: Sequence[str]) -> list[float]:
-        """How well each response does, in the order given: 1.0 is the best place, 0.0 the last, evenly spaced between.
-
-        Equal texts are shown once and share their place. One without an answer comes last, unseen. Where fewer than two
-        answers differ nothing is asked: all that have an answer have 1.0.
+    async def grade_group(self, responses: Sequence[Response], reference: str | None = None) -> list[RewardResult]:
+        """One result per response, in order.
 
         Raises:
+            DataError: the prompt is none.
             InfraError: too few rankings could be had.
         """
-        texts = [final_text(response) or "" for response in responses]
-        distinct = sorted({text for text in texts if text})
-        places = await self._places(prompt_text(prompt), distinct, last=len(distinct) - ("" not in texts))
-        return [places[text] if text else 0.0 for text in texts]
+        if not responses:
+            return []
+        texts = [final_text(response.text) or "" for response in responses]
+        judged = (final_text(reference) or "") if reference else ""
+        competitors = {*texts, judged} if judged else set(texts)
+        rankings = await self._rankings(prompt_text(responses[0].prompt), sorted(competitors - {""}))
+        places = [[*ranked, *([""] if "" in competitors else [])] for ranked in rankings]
+        scores = {text: fmean(_score(each, text) for each in places) for text in competitors}
+        against = scores[judged] if judged else None
+        return [
+            RewardResult(
+                scores[text],
+                (scores[text] + 1) / 2,
+                Status.OK if text else Status.NO_ANSWER,
+                {"comparison_score": scores[text], "n_valid": float(len(rankings))}
+                | against_reference(scores[text], against),
+                extracted=shown(text) or None,
+            )
+            for text in texts
+        ]
 
-    async def _places(self, question: str, texts: Sequence[str], *, last: int) -> dict[str, float]:
-        """How well each of some texts does that all differ, where the best place is 0."""
+    async def _rankings(self, question: str, texts: Sequence[str]) -> list[list[str]]:
+        """The texts from the best to the worst, by each ranking that was had."""
         if len(texts) < 2:
-            return dict.fromkeys(texts, 1.0)
-        asked = [self._ranking(question, order, vote) for vote, order in enumerate(self._shuffled(texts))]
-        rankings = needed(await asyncio.gather(*asked, return_exceptions=True), self.min_orders)
-        return {text: fmean(1.0 - ranking.index(text) / last for ranking in rankings) for text in texts}
+            return [list(texts)]
+        asked = [self._ranking(question, order, vote=vote) for vote, order in enumerate(self._shuffled(texts))]
+        return needed(await asyncio.gather(*asked, return_exceptions=True), self.min_orders)
 
     def _shuffled(self, texts: Sequence[str]) -> list[list[str]]:
         drawn = random.Random(hashlib.sha256(repr((self.seed, texts)).encode(errors="surrogatepass")).digest())
@@ -83,24 +110,15 @@ class ListwiseJudge:
             orders += [order, order[::-1]]
         return orders[: self.orders]
 
-    async def _ranking(self, question: str, texts: Sequence[str], vote: int) -> list[str]:
-        """The texts from the best to the worst."""
+    async def _ranking(self, question: str, texts: Sequence[str], *, vote: int) -> list[str]:
         number = len(texts)
         example = " > ".join(f"[{place}]" for place in range(number, 0, -1))
-        instructions = templates.filled(templates.RANK, self.criteria, number=number, example=example)
-        shown = {f"response_{place}": text for place, text in enumerate(texts, 1)}
-        messages = templates.asking_about(
-            instructions,
-            templates.texts_of(question, **shown),
-            ending=f'End with a ranking of all {number}: "Ranking: {example}" or in another order.',
-            max_chars=self.asking.max_chars,
-        )
-        read = partial(ranking, number=number)
-        order = await ask(Drawn(self.judge, vote), messages, read, self.asking, expected=f"a ranking of {number}")
+        template = RANK.filled(self.criteria, number=number, example=example)
+        named = {"question": question} | {f"response_{place}": text for place, text in enumerate(texts, 1)}
+        messages, read = await self._messages(template, named), partial(ranking, number=number)
+        order = await ask(Drawn(self.judge, vote), messages, read, self.asking, expected=template.expected)
         return [texts[place - 1] for place in order]
 
 
-def ranking(reply: str, number: int) -> list[int] | None:
-    """The ranking of a reply whose last line names each of 1..`number` once, the best first; else None."""
-    found = numbers(reply, ">")
-    return found if found is not None and sorted(found) == list(range(1, number + 1)) else None
+def _score(ranked: Sequence[str], text: str) -> float:
+    return 1.0 - 2.0 * ranked.index(text) / (len(ranked) - 1) if len(ranked) > 1 else 0.0

@@ -5,32 +5,31 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
-import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from agentenv.agent import call
 from agentenv.errors import ConfigError, InfraError
 from agentenv.rewards._arguments import number, whole_number
+from agentenv.rewards._http import Answer, HTTPClient, checked_url, key_fits, pause_s
 from agentenv.rewards.judges._turns import Turns
-from agentenv.rewards.judges._wire import answer_of, request_bytes, sampling_fields, shown
+from agentenv.rewards.judges._wire import MAX_AT_ONCE, answer_of, request_bytes, sampling_fields
 from agentenv.rewards.judges.draws import Draw
-from agentenv.rewards.judges.failures import JudgeRefused, JudgeTimeout, JudgeUnavailable, JudgeUnreadable
+from agentenv.rewards.judges.failures import (
+    JudgeMisaddressed,
+    JudgeRefused,
+    JudgeTimeout,
+    JudgeUnavailable,
+    JudgeUnreadable,
+)
 from agentenv.rewards.judges.usage import Usage
-from agentenv.rewards.per_loop import PerLoop
 from agentenv.types import Message, SamplingParams
-
-if TYPE_CHECKING:
-    import httpx
 
 JUDGING = SamplingParams(temperature=0.0, max_tokens=2048)
 """How a judge samples unless said otherwise; give votes a temperature above 0."""
 _RETRIED = frozenset({408, 409, 429})
 _ADVICE = {401: "Check the API key.", 403: "Check the API key and its rights.", 404: "Check base_url and model."}
-_MAX_ERROR_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +109,13 @@ class OpenAIJudge:
         sending: Sending | None = None,
         usage: Usage | None = None,
     ) -> None:
-        self.url = f"{_checked(base_url)}/chat/completions"
+        self.url = f"{checked_url('OpenAIJudge.base_url', base_url, path='/v1')}/chat/completions"
         if not isinstance(model, str) or not model:
             raise ConfigError(f"OpenAIJudge.model: expected a name, got {model!r}. Pass the served model's.")
         self.model, self.sampling, self.extra_body = model, sampling, dict(extra_body or {})
         self.sending, self.usage = sending or Sending(), usage or Usage()
-        self._key = _key(api_key_env)
-        self._clients, self._turns = PerLoop(self._client), Turns(self.sending.max_concurrent)
+        self._http = HTTPClient(self.url, api_key=_key(api_key_env), connect_s=self.sending.connect_s)
+        self._turns, self._reading, self._starting = Turns(self.sending.max_concurrent), Turns(1), Turns(1)
         self._closed = False
         request_bytes(model, [], sampling, self.extra_body)
 
@@ -148,21 +147,7 @@ class OpenAIJudge:
     async def close(self) -> None:
         """Ask nobody any more; what this loop still asks ends. Calling it again does nothing."""
         self._closed = True
-        client = self._clients.drop()
-        if client is not None:
-            await client.aclose()
-
-    def _client(self) -> httpx.AsyncClient:
-        import httpx
-
-        # No connection outlives its request: none is left open when its loop ends, none was closed at the other end.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        # Certificates take 50 ms to read, in which the loop stands still; without TLS nothing asks for them.
-        transport = httpx.AsyncHTTPTransport(limits=limits, verify=self.url.startswith("https"))
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        timeout = httpx.Timeout(None, connect=self.sending.connect_s)
-        return httpx.AsyncClient(transport=transport, timeout=timeout, headers=headers, trust_env=False)
+        await self._http.close()
 
     async def _reply(self, content: bytes) -> str:
         """The reply to a request, within its deadline."""
@@ -185,13 +170,12 @@ class OpenAIJudge:
             found = await self._attempt(content)
             if isinstance(found, str):
                 return found
-            pause_s = random.uniform(0.5, 1.0) * min(30.0, self.sending.first_pause_s * 2**attempt)
-            pause_s = max(pause_s, found.retry_after_s)
+            wait_s = max(pause_s(attempt + 1, self.sending.first_pause_s), found.retry_after_s)
             if not found.may_pass or attempt == self.sending.max_retries:
                 raise found.error
-            if asyncio.get_running_loop().time() + pause_s >= end:
-                raise type(found.error)(f"{found.error} (The next attempt, in {pause_s:.1f} s, would be too late.)")
-            await asyncio.sleep(pause_s)
+            if asyncio.get_running_loop().time() + wait_s >= end:
+                raise type(found.error)(f"{found.error} (The next attempt, in {wait_s:.1f} s, would be too late.)")
+            await asyncio.sleep(wait_s)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _attempt(self, content: bytes) -> str | _Failure:
@@ -210,28 +194,30 @@ class OpenAIJudge:
             return _Failure(timeout, may_pass=True)
         except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: the client has been closed meanwhile
             got = f"{type(error).__name__}: {error}"[:300]
-            unavailable = JudgeUnavailable(f"{self.url}: expected an answer, got {got}. Look at the server.")
+            refused = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+            what = f"cannot connect to {self.url} ({got}). Start it" if refused else f"got {got}. Look at the server"
+            unavailable = JudgeUnavailable(f"{self.url}: expected an answer, {what}.")
             return _Failure(unavailable, may_pass=isinstance(error, httpx.TransportError) and not self._closed)
 
     async def _exchange(self, content: bytes) -> str | _Failure:
         """Send a request and read the answer."""
-        async with self._clients.here().stream("POST", self.url, content=content) as response:
-            status = response.status_code
-            limit = self.sending.max_body_bytes if status == 200 else _MAX_ERROR_BYTES
-            body = bytearray()
-            async for chunk in response.aiter_raw():
-                body += chunk
-                if len(body) > limit:
-                    break
-        if status != 200:
-            return self._status_failure(status, bytes(body), response.headers.get("Retry-After"))
-        if len(body) > limit:
+        async with self._starting.one():
+            await asyncio.sleep(0)  # one a round of the loop: 64 that begin in the same one hold it up by 0.1 s
+        answer = await self._http.exchange("", content, max_bytes=self.sending.max_body_bytes)
+        if answer.status != 200:
+            return self._status_failure(answer)
+        if answer.is_cut:
+            limit = self.sending.max_body_bytes
             error = JudgeUnreadable(f"{self.url}: expected at most {limit} bytes, got more. Look at the server.")
             return _Failure(error, may_pass=False)
-        return self._read(bytes(body))
+        return await self._read(answer.body)
 
-    def _read(self, body: bytes) -> str | _Failure:
-        answer = answer_of(body, self.url)
+    async def _read(self, body: bytes) -> str | _Failure:
+        if len(body) <= MAX_AT_ONCE:
+            answer = answer_of(body, self.url)
+        else:
+            async with self._reading.one():
+                answer = await call(answer_of, body, self.url)
         if answer.whole:
             tokens = {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens}
             self.usage.add(replies=1, uncounted=int(not answer.counted), **tokens)
@@ -239,47 +225,22 @@ class OpenAIJudge:
             return answer.text
         return _Failure(answer.failure, may_pass=not answer.whole)
 
-    def _status_failure(self, status: int, body: bytes, retry_after: str | None) -> _Failure:
-        may_pass = status in _RETRIED or status >= 500
-        advice = "Look at the server's log." if may_pass else _ADVICE.get(status, "Change the request.")
-        body = body.replace(self._key.encode(), b"***") if self._key else body  # should the server repeat it
-        message = f"{self.url}: expected status 200, got {status}: {shown(body)}. {advice}"
-        error = JudgeUnavailable(message) if may_pass else JudgeRefused(message)
-        return _Failure(error, may_pass, _seconds(retry_after))
-
-
-def _checked(base_url: str) -> str:
-    import httpx
-
-    try:
-        url = httpx.URL(base_url)
-    except (httpx.InvalidURL, TypeError):
-        url = httpx.URL("")
-    if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigError(
-            f"OpenAIJudge.base_url: expected an address such as http://localhost:8000/v1, got {base_url!r}. Change it."
-        )
-    return base_url.rstrip("/")
+    def _status_failure(self, answer: Answer) -> _Failure:
+        may_pass = answer.status in _RETRIED or answer.status >= 500
+        advice = "Look at the server's log." if may_pass else _ADVICE.get(answer.status, "Change the request.")
+        message = f"{self.url}: expected status 200, got {answer.status}: {answer.shown}. {advice}"
+        kind = JudgeMisaddressed if answer.status in _ADVICE else JudgeRefused
+        error = JudgeUnavailable(message) if may_pass else kind(message)
+        return _Failure(error, may_pass, answer.retry_after_s)
 
 
 def _key(variable: str | None) -> str:
     if variable is None:
         return ""
     key = os.environ.get(variable, "").strip()
-    if not re.fullmatch(r"[!-~]+", key):
+    if not key_fits(key):
         raise ConfigError(
             f"OpenAIJudge.api_key_env: expected a key in the environment variable {variable!r}, got "
             f"{'other characters than a header may hold' if key else 'none'}. Set it."
         )
     return key
-
-
-def _seconds(retry_after: str | None) -> float:
-    """The wait that a header asks for, as seconds or as a date; 0.0 where it asks for none that can be read."""
-    value = (retry_after or "").strip()
-    try:
-        if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value):
-            return float(value)
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time()) if value else 0.0
-    except (ValueError, OverflowError, TypeError):
-        return 0.0

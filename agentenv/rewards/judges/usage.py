@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from agentenv.errors import InfraError
 from agentenv.rewards._arguments import number
 from agentenv.rewards.judges.failures import (
+    JudgeMisaddressed,
     JudgeRefused,
     JudgeTimeout,
     JudgeTruncated,
     JudgeUnavailable,
     JudgeUnreadable,
 )
+from agentenv.rewards.spent import spend
 
 _KINDS: Mapping[type[InfraError], str] = {
     JudgeUnavailable: "unavailable",
@@ -22,10 +24,12 @@ _KINDS: Mapping[type[InfraError], str] = {
     JudgeUnreadable: "unreadable",
     JudgeTruncated: "truncated",
     JudgeRefused: "refused",
+    JudgeMisaddressed: "refused",
 }
+SPENT_PREFIX = "judge/"
 _COUNTS = (
-    "requests", "retries", "replies", "prompt_tokens", "completion_tokens", "uncounted", "cached", "shared", "failures",
-    *_KINDS.values(),
+    "requests", "retries", "replies", "prompt_tokens", "completion_tokens", "uncounted", "cached", "shared", "unclear",
+    "failures", *dict.fromkeys(_KINDS.values()),
 )  # fmt: skip
 
 
@@ -48,8 +52,9 @@ class Usage:
     `requests` were sent, `retries` of them not for the first time; `replies` came, with `prompt_tokens` and
     `completion_tokens` together, those that were cut off included: they are paid for. Of `uncounted` replies the
     server told no tokens, so that they are missing from the cost. `cached` replies were had from the memory, `shared`
-    ones together with somebody who asked the same at the same time. `failures` gave none; by kind they are
-    `unavailable`, `timeouts`, `unreadable`, `truncated` and `refused`.
+    ones together with somebody who asked the same at the same time. `unclear` replies held no verdict, those from the
+    memory included. `failures` gave no reply; by kind they are `unavailable`, `timeouts`, `unreadable`, `truncated` and
+    `refused`.
     """
 
     def __init__(self, price: Price | None = None) -> None:
@@ -63,10 +68,12 @@ class Usage:
             return self._counts[name]
 
     def add(self, **counts: int) -> None:
-        """Add to counts."""
+        """Add to counts, and to what the one who asks has spent, cost included."""
         with self._lock:
             for name, count in counts.items():
                 self._counts[name] += count
+        cost = self._cost(counts.get("prompt_tokens", 0), counts.get("completion_tokens", 0))
+        spend({f"{SPENT_PREFIX}{name}": count for name, count in counts.items()} | {f"{SPENT_PREFIX}cost": cost})
 
     def fail(self, error: InfraError) -> None:
         """Count a failure."""
@@ -78,9 +85,12 @@ class Usage:
         """Of all tokens that servers counted, in the currency of the price."""
         with self._lock:
             prompt, completion = self._counts["prompt_tokens"], self._counts["completion_tokens"]
+        return self._cost(prompt, completion)
+
+    def _cost(self, prompt: int, completion: int) -> float:
         return (prompt * self.price.prompt + completion * self.price.completion) / 1e6
 
-    def metrics(self, prefix: str = "judge/") -> dict[str, float]:
+    def metrics(self, prefix: str = SPENT_PREFIX) -> dict[str, float]:
         """All counts and the cost, for logs; always the same keys."""
         with self._lock:
             counts = dict(self._counts)

@@ -1,6 +1,6 @@
 """A sequence classifier of transformers: token ids to the raw number of one label, pooled where we say.
 
-Legend: B sequences, T tokens of the longest, D width.
+Legend: B sequences, F families of them, T tokens of the longest, D width.
 
 transformers pools the last token that is not `config.pad_token_id`: where that is the EOS too, as in many chat models,
 a text that ends with EOS is scored without it, mask or no mask; and where there is none, batches are refused. Here the
@@ -9,18 +9,31 @@ position comes from the lengths alone, so no token's value and no neighbour in t
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import inspect
 import re
 import threading
+from collections.abc import Iterator, Mapping
+from itertools import compress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+from transformers.utils import logging
 
 from agentenv.errors import ConfigError, InfraError
+from agentenv.rewards.models._model import label_index
+from agentenv.rewards.models.batching import batches
+from agentenv.rewards.models.prefixes import LEAST_SAVED, Family, families
 
 _LOADING = threading.Lock()  # while transformers loads, it changes torch's defaults for the process
+_FULL = "full_attention"
+_WINDOWS = ("window_size", "keep_window_size", "attention_chunk_size")
+"""How configs name a window that counts places in a batch, padding and all, and that short probes do not show."""
+_MOST_SEEN = 8192
+"""Tokens whose keys and values are held at once: each sequence has its own copy of what it shares."""
 _RESERVED_POSITIONS = 2  # of RoBERTa's kind of encoders
 
 
@@ -44,22 +57,14 @@ class Classifier:
         except torch.OutOfMemoryError as error:
             raise InfraError(f"HFScorer: expected room for the model on {self.device}, got {error}") from error
         self.config = self.model.config
-        self.label = self._label(label)
+        names = [str(name) for _, name in sorted(self.config.id2label.items())]
+        self.label = label_index("HFScorer", names, label)
         self._head = self._own_head()
         self.vocab_size: int = self.model.get_input_embeddings().num_embeddings
         self._pad = self._pad_id()
-
-    def _label(self, label: str | int | None) -> int:
-        names = {int(index): str(name) for index, name in self.config.id2label.items()}
-        if label is None and len(names) == 1:
-            return 0
-        found = [index for index, name in names.items() if label is not None and label in (index, name)]
-        if len(found) != 1:
-            raise ConfigError(
-                f"HFScorer.label: expected one of the model's labels {list(names.values())}, got {label!r}. "
-                "Name the one whose raw number is the score."
-            )
-        return found[0]
+        self._turns_at = self._turn()
+        self.shares = self._may_share() and self._shares_rightly()
+        """Whether what sequences begin with alike is computed once: in float32 on a CPU, where the model lets us."""
 
     def _own_head(self) -> nn.Module | None:
         head = getattr(self.model, "score", None)
@@ -89,28 +94,119 @@ class Classifier:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
+    def _may_share(self) -> bool:
+        """Whether all that a token sees is keys and values, at the positions that we say."""
+        config = self.config.get_text_config()
+        kinds = getattr(config, "layer_types", None)
+        windowed = getattr(config, "sliding_window", None) is not None if kinds is None else set(kinds) != {_FULL}
+        windowed |= any(getattr(config, name, None) is not None for name in _WINDOWS)
+        takes = inspect.signature(self.model.base_model.forward).parameters if self._head is not None else {}
+        is_plain = self.device.type == "cpu" and self.model.dtype == torch.float32 and not windowed
+        is_plain &= not {"longrope", "dynamic"} & self._rope_types()  # they turn by the longest that they see
+        return is_plain and {"past_key_values", "position_ids", "attention_mask"} <= set(takes)
+
+    def _rope(self) -> list[Mapping[str, Any]]:
+        """How positions are turned, of all layers or of each kind of them; none where they are not."""
+        config = self.config.get_text_config()
+        found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+        return [found, *(each for each in found.values() if isinstance(each, Mapping))]
+
+    def _rope_types(self) -> set[Any]:
+        return {rope.get("rope_type", rope.get("type")) for rope in self._rope()}
+
+    def _turn(self) -> int | None:
+        """The longest length at which positions are turned one way, and longer ones another; None: all the same."""
+        if "longrope" not in self._rope_types():
+            return None
+        config = self.config.get_text_config()
+        own = getattr(config, "original_max_position_embeddings", None)
+        known = [rope.get("original_max_position_embeddings") or own for rope in self._rope()]
+        return next((length for length in known if length), None)
+
+    @torch.inference_mode()
+    def _shares_rightly(self) -> bool:
+        """Whether the model gives with what it shared what it gives without; it is asked, since caches differ."""
+        tokens = [index % self.vocab_size for index in range(1, 24)]
+        probes = [tokens[:12], [*tokens[:9], 1, 2], tokens[:10], [*tokens[12:17], 3], [*tokens[12:17], 4, 5, 6]]
+        try:
+            shared = self._kin_values(probes, [Family(9, (0, 1, 2)), Family(5, (3, 4))])
+        except (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError):
+            return False  # its cache is another kind
+        alone = self.score_whole(probes)
+        return all(abs(shared[at] - value) <= 1e-4 * max(1.0, abs(value)) for at, value in enumerate(alone))
+
     @torch.inference_mode()
     def score_batch(self, sequences: list[list[int]]) -> list[float]:
         """[B] the label's raw number of each sequence of ids, none of which is empty."""
+        kin = families(sequences) if len(sequences) > 1 and self._head is not None else []
+        if sum(family.num_saved for family in kin) < LEAST_SAVED or not self.shares:
+            return self.score_whole(sequences)
+        found = self._kin_values(sequences, kin)
+        rest = [index for index in range(len(sequences)) if index not in found]
+        if rest:
+            found |= zip(rest, self.score_whole([sequences[index] for index in rest]), strict=True)
+        return [found[index] for index in range(len(sequences))]
+
+    @torch.inference_mode()
+    def score_whole(self, sequences: list[list[int]]) -> list[float]:
+        """[B] the same, with nothing shared."""
+        is_long = [self._turns_at is not None and len(ids) > self._turns_at for ids in sequences]
+        if len(set(is_long)) > 1:  # together, all would be turned as the longest is
+            long = iter(self.score_whole(list(compress(sequences, is_long))))
+            short = iter(self.score_whole(list(compress(sequences, [not far for far in is_long]))))
+            return [next(long if far else short) for far in is_long]
+        ids_BT, mask_BT = self._padded(sequences)
+        lengths_B = mask_BT.sum(1)
+        inputs = {"input_ids": ids_BT.to(self.device), **self._masked(mask_BT)}
+        if self._head is None:
+            logits_BL: Tensor = self.model(**inputs).logits
+        else:
+            logits_BL = self._pooled_BL(self.model.base_model(**inputs, use_cache=False), lengths_B)
+        values: list[float] = logits_BL[:, self.label].float().tolist()
+        return values
+
+    def _kin_values(self, sequences: list[list[int]], kin: list[Family]) -> dict[int, float]:
+        """By index, of the sequences in families: first what each family shares, then what follows it."""
+        ids_FT, mask_FT = self._padded([sequences[family.indices[0]][: family.num_shared] for family in kin])
+        told = self.model.base_model(input_ids=ids_FT, **self._masked(mask_FT), use_cache=True)
+        owned = [(index, place) for place, family in enumerate(kin) for index in family.indices]
+        ends = [sequences[index][kin[place].num_shared :] for index, place in owned]
+        found: dict[int, float] = {}
+        most = max(1, _MOST_SEEN // (mask_FT.shape[1] + max(map(len, ends))))
+        for batch in batches([len(end) for end in ends], most, _MOST_SEEN):
+            owners_B = torch.tensor([owned[at][1] for at in batch])
+            cache = copy.deepcopy(told.past_key_values)
+            cache.batch_select_indices(owners_B)
+            ids_BT, mask_BT = self._padded([ends[at] for at in batch])
+            before_B = mask_FT.sum(1)[owners_B]
+            states = self.model.base_model(
+                input_ids=ids_BT,
+                **self._masked(torch.cat([mask_FT[owners_B], mask_BT], dim=1)),
+                position_ids=(before_B[:, None] + torch.arange(ids_BT.shape[1])) * mask_BT,  # of padding, none too high
+                past_key_values=cache,
+                use_cache=True,
+            )
+            values = self._pooled_BL(states, mask_BT.sum(1))[:, self.label].tolist()
+            found |= zip((owned[at][0] for at in batch), values, strict=True)
+        return found
+
+    def _padded(self, sequences: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """int64[B, T] the ids, and bool[B, T] where there are any."""
         lengths_B = torch.tensor([len(ids) for ids in sequences])
         longest = int(lengths_B.max())
         ids_BT = torch.tensor([[*ids, *[self._pad] * (longest - len(ids))] for ids in sequences])
-        mask_BT = torch.arange(longest) < lengths_B[:, None]
-        inputs = {"input_ids": ids_BT.to(self.device)}
-        if not bool(mask_BT.all()):  # without a mask the attention is faster
-            inputs["attention_mask"] = mask_BT.long().to(self.device)
-        values: list[float] = self._logits_BL(inputs, lengths_B)[:, self.label].float().tolist()
-        return values
+        return ids_BT, torch.arange(longest) < lengths_B[:, None]
 
-    def _logits_BL(self, inputs: dict[str, Tensor], lengths_B: Tensor) -> Tensor:
-        """[B, labels] without activation."""
-        if self._head is None:
-            encoded: Tensor = self.model(**inputs).logits
-            return encoded
-        states_BTD: Tensor = self.model.base_model(**inputs, use_cache=False).last_hidden_state
+    def _masked(self, mask_BT: Tensor) -> dict[str, Tensor]:
+        """Nothing where all is seen: without a mask the attention is faster."""
+        return {} if bool(mask_BT.all()) else {"attention_mask": mask_BT.long().to(self.device)}
+
+    def _pooled_BL(self, output: Any, lengths_B: Tensor) -> Tensor:
+        """[B, labels] without activation, of the last token of each."""
+        assert self._head is not None
+        states_BTD: Tensor = output.last_hidden_state
         last_B = (lengths_B - 1).to(states_BTD.device)
-        pooled_BD = states_BTD[torch.arange(len(last_B), device=last_B.device), last_B]
-        logits: Tensor = self._head(pooled_BD.float())
+        logits: Tensor = self._head(states_BTD[torch.arange(len(last_B), device=last_B.device), last_B].float())
         return logits
 
 
@@ -138,7 +234,7 @@ def _opened(path: str, dtype: torch.dtype | str) -> PreTrainedModel:
         ConfigError: there is none, or it has no head, for which transformers would draw random weights.
     """
     try:
-        with _LOADING:
+        with _LOADING, _no_bars():
             config = AutoConfig.from_pretrained(path)
             if hasattr(config, "value_head_prefix"):  # OpenRLHF: one label, unsaid; saves the second reading
                 config.num_labels = 1
@@ -146,7 +242,7 @@ def _opened(path: str, dtype: torch.dtype | str) -> PreTrainedModel:
             if [key for key, stored, _ in lacks["mismatched_keys"] if stored[0] == 1] and config.num_labels != 1:
                 config.num_labels = 1
                 model, lacks = _read(path, config, dtype)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except Exception as error:  # of files that are no weights, and of configs that make no model, there are many
         raise ConfigError(
             f"HFScorer: expected a sequence classifier's folder or Hugging Face id, got {path!r}: "
             f"{type(error).__name__}: {error}. Check the name."
@@ -158,6 +254,18 @@ def _opened(path: str, dtype: torch.dtype | str) -> PreTrainedModel:
             f"{', '.join(wrong[:5])}, and with {sorted(lacks['unexpected_keys'])[:5]}. Train it as a reward model."
         )
     return model
+
+
+@contextlib.contextmanager
+def _no_bars() -> Iterator[None]:
+    """Without transformers' progress bars, which would be drawn over a run's own lines, here and from Ray's actors."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _read(path: str, config: Any, dtype: torch.dtype | str) -> tuple[Any, Any]:

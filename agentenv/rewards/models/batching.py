@@ -8,6 +8,7 @@ A batch that fails is split until what fails is single sequences: the others hav
 from __future__ import annotations
 
 import asyncio
+import atexit
 import math
 import threading
 import time
@@ -23,6 +24,8 @@ from agentenv.types import MAX_REWARD
 
 ScoreBatch = Callable[[list[list[int]]], Sequence[float]]
 """One number per sequence of token ids, in order; called in one thread, never twice at once."""
+Plan = Callable[[list[list[int]], int, int], list[list[int]]]
+"""Sequences, most of them and most tokens of a batch: batches of indices, every one in exactly one of them."""
 _T = TypeVar("_T")
 TOKENS_OF_A_CALL = 256
 """What one more batch costs, in tokens: small models on a CPU take as long for it as for 100 to 300 of them."""
@@ -51,6 +54,8 @@ class MicroBatcher:
         max_batch: most sequences of one batch.
         max_batch_tokens: most tokens of one batch, padding included; a longer sequence is a batch of its own.
         max_wait_s: how long a sequence may wait for others while nothing is computed.
+        plan: gives the batches, of indices, of the sequences that wait, from them and the two limits; by default
+            `batches` of their lengths.
 
     The thread starts at the first call. A caller that is cancelled before its batch begins is not scored.
     """
@@ -62,8 +67,10 @@ class MicroBatcher:
         max_batch: int = 32,
         max_batch_tokens: int = 16_384,
         max_wait_s: float = 0.005,
+        plan: Plan | None = None,
     ) -> None:
         where = type(self).__name__
+        self._plan = plan or _by_length
         self._score_batch = score_batch
         self._max_batch = whole_number(f"{where}.max_batch", max_batch, low=1)
         self.max_batch_tokens = whole_number(f"{where}.max_batch_tokens", max_batch_tokens, low=1)
@@ -103,6 +110,7 @@ class MicroBatcher:
             if self._thread is None or not self._thread.is_alive():  # the first, or forked: threads stay behind
                 self._thread = threading.Thread(target=self._work, name="agentenv-rm", daemon=True)
                 self._thread.start()
+                atexit.register(self._end)
             if len(self._queue) in (1, self._max_batch):  # what the worker waits for
                 self._changed.notify()
         try:
@@ -116,15 +124,27 @@ class MicroBatcher:
             self._closed = True
             thread, waiting = self._thread, self._asked.difference(self._batch)
             self._changed.notify()
+        atexit.unregister(self._end)
         _hand_over([(item, _closed()) for item in waiting])
         if thread is not None:
             await asyncio.to_thread(thread.join, _CLOSE_GRACE_S)
         _hand_over([(item, _closed()) for item in list(self._asked)])
 
+    def _end(self) -> None:
+        """At the end of a process in which nobody closed it, which torch would abort while the thread computes."""
+        if self._thread is None or not self._thread.is_alive():  # or forked
+            return
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join(_CLOSE_GRACE_S)
+
     def _work(self) -> None:
         while items := self._taken():
             items = self._prepared(items)
-            for batch in batches([len(item.ids) for item in items], self._max_batch, self.max_batch_tokens):
+            for batch in self._planned([item.ids for item in items]):
+                if self._closed:
+                    break
                 self._batch = [items[index] for index in batch]
                 _hand_over(self._scored(self._batch))
 
@@ -164,6 +184,13 @@ class MicroBatcher:
         _hand_over(failed)
         return known
 
+    def _planned(self, sequences: list[list[int]]) -> list[list[int]]:
+        """Batches, whatever becomes of the plan: who waits must not wait for ever."""
+        found = _attempted(lambda: self._plan(sequences, self._max_batch, self.max_batch_tokens))
+        if isinstance(found, AgentEnvError):
+            return _by_length(sequences, self._max_batch, self.max_batch_tokens)
+        return found
+
     def _scored(self, items: list[_Item]) -> list[tuple[_Item, float | AgentEnvError]]:
         """Scores or errors of the items; who was cancelled meanwhile is left out of what is computed again."""
         items = [item for item in items if not item.future.done()]
@@ -202,6 +229,10 @@ def batches(lengths: Sequence[int], max_batch: int, max_tokens: int) -> list[lis
         found.append(order[begin[end] : end])
         end = begin[end]
     return found[::-1]
+
+
+def _by_length(sequences: list[list[int]], max_batch: int, max_tokens: int) -> list[list[int]]:
+    return batches([len(ids) for ids in sequences], max_batch, max_tokens)
 
 
 def _attempted(function: Callable[[], _T]) -> _T | AgentEnvError:

@@ -9,39 +9,32 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentenv.agent import Tokenizer
 from agentenv.deadlines import waiting
-from agentenv.errors import ConfigError, DataError, InfraError, MissingDependency
+from agentenv.errors import ConfigError, MissingDependency
 from agentenv.rewards._arguments import one_of, whole_number
 from agentenv.rewards._threads import Threads
-from agentenv.rewards.models.batching import MicroBatcher
+from agentenv.rewards.models._counting import CountingScorer, closed_error
+from agentenv.rewards.models._model import DTYPES, RenderOptions, known_ids, options_of
+from agentenv.rewards.models.batching import MicroBatcher, batches
+from agentenv.rewards.models.prefixes import family_batches
 from agentenv.rewards.models.render import OVERFLOWS, Overflow, Rendered, Renderer
 from agentenv.rewards.models.types import Conversation, Scored
 
 if TYPE_CHECKING:
     from agentenv.rewards.models._classifier import Classifier
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 MOST_TOKENS, MOST_TOKENS_CPU = 16_384, 2_048
 _LOAD_LIMIT_S = 3600.0
-_NO_LIMIT = 1_000_000_000
-"""transformers gives tokenizers that know no limit a far larger number."""
 
 
 @dataclass(frozen=True, slots=True)
-class HFOptions:
+class HFOptions(RenderOptions):
     """What is seldom changed of an HFScorer."""
 
-    tokenizer: Tokenizer | None = None
-    """By default the model's own."""
-    add_bos: bool = False
-    """See Renderer, as for the next two."""
-    add_eos: bool = False
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     max_batch_tokens: int | None = None
     """See MicroBatcher, as for the next; by default 16,384, and 2,048 on a CPU, whose caches larger batches leave."""
     max_wait_s: float = 0.005
@@ -54,23 +47,8 @@ class Loaded:
     renderer: Renderer
     classifier: Classifier
 
-    def rendered(self, conversation: Conversation) -> Rendered:
-        """The ids of a conversation, all of which the model knows.
 
-        Raises:
-            DataError: it cannot be rendered, or has another token: on a GPU that would end all scoring.
-        """
-        rendered, most = self.renderer.ids(conversation), self.classifier.vocab_size
-        largest = max(rendered.token_ids)
-        if largest >= most:
-            raise DataError(
-                f"conversation: expected tokens of the model, below {most}, got {largest}. "
-                "Use the tokenizer that the model was trained with."
-            )
-        return rendered
-
-
-class HFScorer:
+class HFScorer(CountingScorer):
     """Scores conversations with a sequence classifier; implements `agentenv.rewards.models.types.Scorer`.
 
     Args:
@@ -81,11 +59,12 @@ class HFScorer:
         max_length: most tokens; by default what model and tokenizer take.
         overflow: see Renderer.
         max_batch: most conversations of one batch.
-        options: what else there is.
+        options: what else there is, or a mapping with some of it.
 
     The model is loaded once, in a thread, at the first score or by `load`. In float32 a score is the same within 1e-4
-    whatever else is in the batch. Values are the head's own: no activation, and no mean and deviation of OpenRLHF's
-    config, for which `ModelReward(shift=-mean, scale=1 / std)` is.
+    whatever else is in the batch; on a CPU, what answers to one prompt begin with is then computed once. Values are the
+    head's own: no activation, and no mean and deviation of OpenRLHF's config, for which
+    `ModelReward(shift=-mean, scale=1 / std)` is.
     """
 
     def __init__(
@@ -98,9 +77,10 @@ class HFScorer:
         max_length: int | None = None,
         overflow: Overflow = "error",
         max_batch: int = 32,
-        options: HFOptions | None = None,
+        options: HFOptions | Mapping[str, Any] | None = None,
     ) -> None:
-        self.options = options or HFOptions()
+        super().__init__()
+        self.options = options_of("HFScorer", HFOptions, options)
         self._model = str(model) if isinstance(model, Path) else model
         self._device, self._label = device, label
         self._dtype = one_of("HFScorer.dtype", dtype, DTYPES)
@@ -115,6 +95,7 @@ class HFScorer:
             max_batch=max_batch,
             max_batch_tokens=MOST_TOKENS if self.options.max_batch_tokens is None else self.options.max_batch_tokens,
             max_wait_s=self.options.max_wait_s,
+            plan=self._planned,
         )
         self._loader = Threads(1)
         self._loaded: Loaded | ConfigError | None = None
@@ -141,12 +122,16 @@ class HFScorer:
             InfraError: the model failed on it, gave what is no finite number, or was closed.
             ConfigError: the model cannot be loaded; see `load`.
         """
-        loaded = await self.load()
+        await self.load()
+        return await self._counted(conversation)
+
+    async def _scored(self, conversation: Conversation) -> Scored:
+        loaded = self._open()
         found: list[Rendered] = []
 
         def ids() -> list[int]:
             """In the batcher's thread: a long text takes milliseconds, and tokenizers are not for several at once."""
-            found.append(loaded.rendered(conversation))
+            found.append(known_ids(loaded.renderer, conversation, loaded.classifier.vocab_size))
             return found[0].token_ids
 
         value = await self.batcher.score(ids)
@@ -162,11 +147,16 @@ class HFScorer:
 
     def _open(self) -> Loaded:
         if self._closed or not isinstance(self._loaded, Loaded):
-            raise InfraError("HFScorer: expected an open scorer, got a closed one. Close it after the last episode.")
+            raise closed_error("HFScorer")
         return self._loaded
 
     def _score_batch(self, sequences: list[list[int]]) -> list[float]:
         return self._open().classifier.score_batch(sequences)
+
+    def _planned(self, sequences: list[list[int]], max_batch: int, max_tokens: int) -> list[list[int]]:
+        if isinstance(self._loaded, Loaded) and self._loaded.classifier.shares:
+            return family_batches(sequences, max_batch, max_tokens)
+        return batches([len(ids) for ids in sequences], max_batch, max_tokens)
 
     def _load_once(self) -> None:
         """In the thread, so never twice at once; what is wrong with the arguments stays wrong."""
@@ -184,8 +174,6 @@ class HFScorer:
 
     def _load(self) -> Loaded:
         try:
-            from transformers import AutoTokenizer
-
             from agentenv.rewards.models._classifier import Classifier
         except ImportError as error:
             raise MissingDependency(
@@ -194,37 +182,11 @@ class HFScorer:
         classifier = Classifier(self._model, device=self._device, dtype=self._dtype, label=self._label)
         if self.options.max_batch_tokens is None and classifier.device.type == "cpu":
             self.batcher.max_batch_tokens = MOST_TOKENS_CPU
-        tokenizer: Any = self.options.tokenizer
-        if tokenizer is None:
-            try:
-                tokenizer = AutoTokenizer.from_pretrained(self._model)
-            except (OSError, ValueError, KeyError, ImportError) as error:
-                raise ConfigError(
-                    f"HFScorer: expected a tokenizer in {self._model!r}, got {error}. Give options.tokenizer."
-                ) from error
-        renderer = Renderer(
-            tokenizer,
-            max_length=self._room(classifier, tokenizer),
+        renderer = self.options.renderer(
+            "HFScorer",
+            self._model,
+            most=classifier.max_positions,
+            max_length=self._max_length,
             overflow=self._overflow,
-            add_bos=self.options.add_bos,
-            add_eos=self.options.add_eos,
-            template_kwargs=self.options.template_kwargs,
         )
         return Loaded(renderer, classifier)
-
-    def _room(self, classifier: Classifier, tokenizer: Any) -> int:
-        most = classifier.max_positions
-        if self._max_length is not None and (most is None or self._max_length <= most):
-            return self._max_length
-        if self._max_length is not None:
-            raise ConfigError(
-                f"HFScorer.max_length: expected at most the model's {most} positions, got {self._max_length}. Lower it."
-            )
-        limits = [
-            limit for limit in (most, getattr(tokenizer, "model_max_length", None)) if limit and limit < _NO_LIMIT
-        ]
-        if not limits:
-            raise ConfigError(
-                "HFScorer.max_length: expected a number for a model that knows no limit, got None. Give it."
-            )
-        return min(limits)

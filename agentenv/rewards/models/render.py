@@ -171,7 +171,7 @@ class Renderer:
         if self.overflow == "error":
             raise DataError(
                 f"conversation: expected at most {most} tokens, got {len(ids)}. "
-                "Drop the row, raise max_length, or choose overflow 'left' or 'right'."
+                "Drop the row, choose overflow 'left' or 'right', or, where the model takes more, raise max_length."
             )
         if self.overflow == "right":
             return Rendered(ids[:most] if self._eos is None else [*ids[: most - 1], self._eos], truncated=True)

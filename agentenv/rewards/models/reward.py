@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from agentenv.errors import ConfigError, InfraError
 from agentenv.rewards._arguments import number, one_of
+from agentenv.rewards.grading import patience_s
 from agentenv.rewards.models.types import Conversation, Scorer
 from agentenv.rewards.text import final_text, without_special_tokens
 from agentenv.rewards.types import Response, RewardResult, Status, is_finite
@@ -74,6 +75,11 @@ class ModelReward:
     def bounds(self) -> tuple[float, float]:
         """`clip`, or infinite."""
         return self._clip or (-math.inf, math.inf)
+
+    @property
+    def patience_s(self) -> float:
+        """Longest that grading may take, which `graded` keeps to where it is told nothing else: the scorer's."""
+        return patience_s(self.scorer)
 
     async def grade(self, response: Response) -> RewardResult:
         """The reward; a response without an answer has the status NO_ANSWER.

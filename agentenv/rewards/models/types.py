@@ -37,3 +37,17 @@ class Scorer(Protocol):
 
     async def close(self) -> None:
         """Free what it holds; calling it again does nothing."""
+
+
+async def ready(scorer: object) -> None:
+    """Load what is about to be asked about messages, and see that it can be, where it says: `load`, `check_messages`.
+
+    A wrong setting then fails once, before anything is generated, and is no failure of each score.
+
+    Raises:
+        ConfigError: it cannot be loaded, or cannot score messages.
+        InfraError: it failed, or does not answer.
+    """
+    for name in ("load", "check_messages"):
+        if hasattr(scorer, name):
+            await getattr(scorer, name)()

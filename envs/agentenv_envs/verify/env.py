@@ -15,6 +15,7 @@ from agentenv.rewards.registry import reward_from
 from agentenv.rewards.text import with_opened_thought
 from agentenv.rewards.types import Response, Reward, RewardResult, Status
 from agentenv.types import StepResult
+from agentenv_envs.rows import row_of
 
 DOMAINS = (
     "math", "code", "ifeval", "choice", "general_val", "crossthink_qa", "detection", "format", "tool_call_format",
@@ -73,7 +74,7 @@ class Verify(AgentInstance):
             DataError: the row has no domain that is known.
         """
         if self.reward is None:
-            self._domain(self._row(states)[1])
+            self._domain(row_of(states, (self.key,)).columns)
         return states
 
     async def step(self, states: StepState) -> StepResult:
@@ -83,12 +84,12 @@ class Verify(AgentInstance):
             DataError: the row has no domain that is known, or no label that its reward can use.
             InfraError: the grader failed.
         """
-        label, columns = self._row(states)
+        row = row_of(states, (self.key,))
         prompt = states.get("observation_text", "")
         text = with_opened_thought(states["action_text"], prompt)
-        domain = self._domain(columns) if self.reward is None else None
+        domain = self._domain(row.columns) if self.reward is None else None
         result = await graded(
-            _built(domain or self.reward), Response(text, label, prompt, columns), limit_s=self.limit_s
+            _built(domain or self.reward), Response(text, row.label, prompt, row.columns), limit_s=self.limit_s
         )
         if result.reward is None:
             kind = DataError if result.status is Status.LABEL else InfraError
@@ -98,16 +99,6 @@ class Verify(AgentInstance):
             reward=result.reward, score=result.score, terminated=not cut, truncated=cut, info=_info(result, domain)
         )
 
-    def _row(self, states: ResetState | StepState) -> tuple[Any, Mapping[str, Any]]:
-        """The label and the row's other columns."""
-        label, columns = states.get("label"), states.get("metadata") or {}
-        if self.key in columns:
-            return label, columns
-        whole = _object(label)
-        if whole is None or self.key not in whole:
-            return label, columns
-        return whole.get("label"), {**columns, **{name: value for name, value in whole.items() if name != "label"}}
-
     def _domain(self, columns: Mapping[str, Any]) -> str:
         domain = columns.get(self.key)
         if isinstance(domain, str) and domain in DOMAINS:
@@ -116,16 +107,6 @@ class Verify(AgentInstance):
             f"Verify: {self.key}: expected one of {', '.join(DOMAINS)}, got {domain!r:.80}. "
             "Mend the row, or describe its reward in --env_kwargs."
         )
-
-
-def _object(label: Any) -> Mapping[str, Any] | None:
-    """A label that is an object, or JSON of one."""
-    if isinstance(label, str) and label.lstrip().startswith("{"):
-        try:
-            label = json.loads(label)
-        except (ValueError, RecursionError):
-            return None
-    return label if isinstance(label, Mapping) else None
 
 
 def _built(spec: Any) -> Reward:

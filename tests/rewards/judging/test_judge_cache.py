@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.rewards.judge import Asking
+from agentenv.rewards.grading import graded
+from agentenv.rewards.judges.asking import Asking, Voting
 from agentenv.rewards.judges.cache import CachedJudge, ReplyCache, reply_key
 from agentenv.rewards.judges.draws import Draw
 from agentenv.rewards.judges.openai import OpenAIJudge
-from agentenv.rewards.judges.pointwise import PointwiseReward
-from agentenv.rewards.judges.voting import Voting
+from agentenv.rewards.judges.pointwise import JudgeReward, PointwiseReward
 from agentenv.rewards.types import Response
 from agentenv.types import SamplingParams
 
@@ -123,10 +123,21 @@ async def test_failures_are_not_kept():
 async def test_a_reply_without_a_verdict_does_not_come_back_for_ever():
     """A cache that knows messages only gives each attempt the reply that could not be read."""
     judge = CachedJudge(inner := Counting(lambda draw: "Verdict: YES" if draw.attempt == 1 else "Hm."))
-    reward = PointwiseReward(judge, scale=None, asking=QUICK)
+    reward = JudgeReward(judge, asking=QUICK)
     for _ in range(2):
         assert (await reward.grade(Response("4", label="4"))).reward == 1.0
     assert inner.draws == [(0, 0), (0, 1)]
+
+
+async def test_a_question_that_came_to_nothing_is_asked_again_later(tmp_path):
+    """A reply without a verdict is no answer: after a rerun, and in another process, it is another one."""
+    replies = iter(["Hm."] * 3 + ["Verdict: YES"])
+    for _ in range(2):
+        judge = CachedJudge(inner := Counting(lambda draw: next(replies)), ReplyCache(tmp_path / "replies.jsonl"))
+        result = await graded(JudgeReward(judge, asking=QUICK), Response("4", label="4"))
+    assert (result.reward, inner.draws) == (1.0, [(0, 0)])
+    kept = ReplyCache(tmp_path / "replies.jsonl")
+    assert (await CachedJudge(Counting("new"), kept).complete(HELLO), kept.num_torn) == ("new", 0)
 
 
 async def test_votes_are_votes_with_a_cache_as_well():

@@ -7,15 +7,18 @@ import pytest
 from agentenv.chat import Chat
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.errors import ConfigError, EngineError, InfraError
-from agentenv.rewards.judge import Asking, JudgeReward
+from agentenv.loading import load_tokenizer
+from agentenv.rewards.judges.asking import Asking
 from agentenv.rewards.judges.cache import CachedJudge, reply_key
 from agentenv.rewards.judges.draws import Draw
 from agentenv.rewards.judges.engine import EngineJudge
 from agentenv.rewards.judges.failures import JudgeRefused, JudgeTimeout, JudgeTruncated, JudgeUnavailable
+from agentenv.rewards.judges.pointwise import JudgeReward
 from agentenv.rewards.judges.usage import Price, Usage
 from agentenv.rewards.types import Response
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.types import Completion, SamplingParams
+from tests.models import make_tiny_tokenizer
 
 HELLO = [{"role": "system", "content": "judge"}, {"role": "user", "content": "hello<|im_end|>"}]
 TOKENIZER = CharTokenizer()
@@ -39,6 +42,16 @@ async def test_what_a_policy_wrote_becomes_no_special_token():
     judge, engine = judge_of(["Verdict: NO"])
     await judge.complete(HELLO)
     assert engine.requests[0].prompt_token_ids.count(0) == 2, "the ends of the two messages and no third"
+
+
+async def test_half_a_surrogate_pair_which_no_tokenizer_takes_is_shown_as_a_replacement(tmp_path):
+    make_tiny_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path))
+    engine = ScriptedEngine(["Verdict: YES"], tokenizer)
+    judge = EngineJudge(engine, Chat(tokenizer), model="m")
+    found = await JudgeReward(judge).grade(Response("4\ud800", label="4\udfff", prompt="2+2?\ud83d"))
+    assert found.reward == 1.0
+    assert engine.requests[0].prompt.count("\ufffd") == 3
 
 
 async def test_tokens_are_counted_and_priced():

@@ -1,21 +1,25 @@
 """The client of judges behind HTTP, against real servers that fail in every way that servers do."""
 
 import asyncio
+import contextlib
 import gzip
 import json
+import threading
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from types import SimpleNamespace
 
 import pytest
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.grading import graded
-from agentenv.rewards.judge import Asking, JudgeReward
+from agentenv.rewards.judges.asking import Asking
 from agentenv.rewards.judges.draws import Draw
 from agentenv.rewards.judges.failures import (
+    JudgeMisaddressed,
     JudgeRefused,
     JudgeTimeout,
     JudgeTruncated,
@@ -23,7 +27,7 @@ from agentenv.rewards.judges.failures import (
     JudgeUnreadable,
 )
 from agentenv.rewards.judges.openai import OpenAIJudge, Sending
-from agentenv.rewards.judges.pointwise import PointwiseReward
+from agentenv.rewards.judges.pointwise import JudgeReward, PointwiseReward
 from agentenv.rewards.judges.usage import Price, Usage
 from agentenv.rewards.types import Response, Status
 from agentenv.types import SamplingParams
@@ -140,7 +144,7 @@ async def test_tokens_are_counted_and_priced_and_what_was_cut_off_is_paid_for():
     metrics = judge.usage.metrics("j/")
     assert metrics == {
         "j/requests": 3.0, "j/retries": 0.0, "j/replies": 3.0, "j/prompt_tokens": 20.0, "j/completion_tokens": 10.0,
-        "j/uncounted": 1.0, "j/cached": 0.0, "j/shared": 0.0, "j/failures": 1.0, "j/unavailable": 0.0,
+        "j/uncounted": 1.0, "j/cached": 0.0, "j/shared": 0.0, "j/unclear": 0.0, "j/failures": 1.0, "j/unavailable": 0.0,
         "j/timeouts": 0.0, "j/unreadable": 0.0, "j/truncated": 1.0, "j/refused": 0.0, "j/cost": judge.usage.cost,
     }  # fmt: skip
 
@@ -168,7 +172,8 @@ async def test_a_status_that_may_pass_is_tried_again(code):
 @pytest.mark.parametrize("code", [301, 400, 401, 403, 404, 413, 422])
 async def test_other_statuses_are_not(code):
     async with raw_server(http(b"too long", status=f"{code} x")) as server:
-        assert "too long" in await failing(server, JudgeRefused, "refused", num_requests=1)
+        kind = JudgeMisaddressed if code in (401, 403, 404) else JudgeRefused
+        assert "too long" in await failing(server, kind, "refused", num_requests=1)
 
 
 async def test_after_so_many_attempts_the_last_failure_is_the_error():
@@ -360,6 +365,94 @@ async def test_a_wait_for_its_turn_takes_no_time_of_who_asks():
         rows = [Response(f"{i}", label="4") for i in range(8)]
         results = await asyncio.gather(*(reward.grade(row) for row in rows))
     assert [result.reward for result in results] == [1.0] * 8
+
+
+def with_others(value, text="Verdict: YES"):
+    """An answer with another field."""
+    return http({**completion(text), "others": value})
+
+
+@contextlib.asynccontextmanager
+async def gaps():
+    """When the loop was looked at, and for how long it had stood still by then; the last is the end."""
+    found = [(time.monotonic(), 0.0)]
+
+    async def tick():
+        """Looks every millisecond."""
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.001)
+            found.append((time.monotonic(), time.monotonic() - before))
+
+    ticking = asyncio.create_task(tick())
+    try:
+        yield found
+    finally:
+        ticking.cancel()
+        found.append((time.monotonic(), time.monotonic() - found[-1][0]))
+
+
+async def test_an_answer_of_megabytes_does_not_hold_the_loop_up():
+    """Two megabytes of empty lists take the parser that is written in C 0.3 s, in which everything stands still."""
+    async with raw_server(with_others([[]] * 500_000)) as server:
+        judge = judge_at(server, sending=replace(SOON, max_body_bytes=1 << 22))
+        async with gaps() as found:
+            assert await judge.complete(HELLO) == "Verdict: YES"
+    assert max(gap for _, gap in found) < 0.3 * (found[-1][0] - found[0][0])
+
+
+async def test_64_long_answers_that_come_slowly_hold_nobody_up():
+    async def slowly(writer):
+        """The answer in pieces."""
+        for begin in range(0, len(answer), 100_000):
+            writer.write(answer[begin : begin + 100_000])
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+    answer = with_others("x" * 1_000_000)
+    async with raw_server(slowly) as server:
+        judge = judge_at(server)
+        async with gaps() as found:
+            assert await asyncio.gather(*(judge.complete(HELLO) for _ in range(64))) == ["Verdict: YES"] * 64
+    assert max(gap for _, gap in found) < 0.5 * (found[-1][0] - found[0][0])
+
+
+async def test_64_that_begin_at_once_begin_one_after_another():
+    """Each takes a millisecond; in one round of the loop they hold it up by 0.1 s."""
+    shares = []
+    async with raw_server(http(completion("ok"))) as server:
+        judge = judge_at(server)
+        await judge.complete(HELLO)
+        for _ in range(3):
+            async with gaps() as found:
+                await asyncio.gather(*(judge.complete(HELLO) for _ in range(64)))
+            shares.append(max(gap for _, gap in found) / (found[-1][0] - found[0][0]))
+    assert min(shares) < 0.2
+
+
+async def test_what_an_answer_of_many_bytes_says_is_what_one_of_few_says():
+    async with raw_server(with_others(["é", 1.5, None, {"a": [True]}] * 5000, "né"), http(b"[" * 100_000)) as server:
+        judge = judge_at(server, sending=replace(SOON, max_retries=0))
+        assert await judge.complete(HELLO) == "né"
+        with pytest.raises(JudgeUnreadable):
+            await judge.complete(HELLO)
+
+
+async def test_long_texts_are_made_ready_in_a_thread():
+    ran = set()
+
+    class Judge:
+        async def complete(self, messages):
+            return "Verdict: YES"
+
+    reward = JudgeReward(Judge())
+    messages = reward._template.messages
+    reward._template = SimpleNamespace(
+        messages=lambda *args, **more: ran.add(threading.current_thread()) or messages(*args, **more), expected=""
+    )
+    for text in ("short", "long " * 5000):
+        assert (await reward.grade(Response(text, label="4"))).reward == 1.0
+    assert len(ran) == 2
 
 
 async def test_it_works_on_several_event_loops_at_once_and_one_after_another():

@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+import subprocess
+import sys
 import threading
 import time
 
@@ -373,6 +375,34 @@ async def test_a_closed_batcher_leaves_no_thread():
     await batcher.score([1])
     await batcher.close()
     assert not any(thread.name == "agentenv-rm" and thread.is_alive() for thread in threading.enumerate())
+
+
+AT_THE_END = """
+import asyncio, time
+from agentenv.rewards.models.batching import MicroBatcher
+
+def slow(rows):
+    print("begun", flush=True)
+    time.sleep(0.5)
+    print("ended", flush=True)
+    return [0.0] * len(rows)
+
+async def main():
+    batcher = MicroBatcher(slow, max_batch=1)
+    asyncio.ensure_future(batcher.score([1]))
+    asyncio.ensure_future(batcher.score([2]))
+    await asyncio.sleep(0.2)
+    raise ValueError("nobody closes it")
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_that_ends_lets_the_batch_that_runs_end_and_begins_no_other():
+    """Torch aborts a process in which one of its threads still computes: exit code 134 for whatever went wrong."""
+    ended = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout.split()) == (1, ["begun", "ended"])
+    assert "nobody closes it" in ended.stderr
 
 
 async def test_an_event_loop_that_has_ended_harms_nobody_else():

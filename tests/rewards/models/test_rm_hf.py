@@ -25,10 +25,12 @@ from transformers import (
     T5Config,
     T5ForSequenceClassification,
 )
+from transformers.utils import logging as transformers_logging
 
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.models._classifier import Classifier
 from agentenv.rewards.models.hf import HFOptions, HFScorer
+from tests.models import make_tiny_tokenizer
 from tests.rewards.models.tiny import EOS, VOCAB_SIZE, make_tiny_rm, said, tiny_rm
 
 TOLERANCE = 1e-4
@@ -214,6 +216,42 @@ async def test_batches_are_smaller_on_a_cpu_unless_their_size_is_given(given, us
     await scorer.close()
 
 
+async def test_loading_draws_no_progress_bars_and_leaves_those_of_others(capfd):
+    path = tiny_rm()
+    transformers_logging.enable_progress_bar()
+    AutoModelForSequenceClassification.from_pretrained(path)
+    assert "Loading weights" in capfd.readouterr().err
+    await once(HFScorer(path), said("x"))
+    assert capfd.readouterr().err == ""
+    assert transformers_logging.is_progress_bar_enabled()
+
+
+@pytest.mark.parametrize("spoil", [
+    lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:9000]),
+    lambda folder: (folder / "model.safetensors").write_bytes(b""),
+    lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+    lambda folder: edited(folder, config={"num_attention_heads": 0}),
+    lambda folder: edited(folder, config={"hidden_size": "wide"}),
+    lambda folder: (folder / "tokenizer.json").write_text('{"version": "1.0", "added_tokens": [], "model": {}}'),
+], ids=["half", "empty", "another format", "no heads", "no size", "tokenizer"])  # fmt: skip
+async def test_files_that_are_spoilt_are_a_config_error(spoil, tmp_path):
+    folder = make_tiny_rm(tmp_path / "rm")
+    spoil(folder)
+    with pytest.raises(ConfigError, match="HFScorer: expected a"):
+        await once(HFScorer(folder), said("x"))
+
+
+async def test_options_may_be_a_mapping_as_json_has_them_with_a_tokenizers_folder(tmp_path):
+    make_tiny_tokenizer(tmp_path, vocab_size=VOCAB_SIZE)
+    options = {"add_eos": True, "tokenizer": str(tmp_path), "max_batch_tokens": 99}
+    scorer = HFScorer(tiny_rm(), options=options)
+    assert scorer.options == HFOptions(**options)
+    usual = await once(HFScorer(tiny_rm()), said("x"))
+    assert (await once(scorer, said("x"))).num_tokens == usual.num_tokens + 1
+    with pytest.raises(ConfigError, match=r"HFScorer\.options: expected names of HFOptions, got \{'add_eo': True\}"):
+        HFScorer(tiny_rm(), options={"add_eo": True})
+
+
 async def test_what_cannot_be_loaded_is_not_tried_again(monkeypatch):
     loads = []
     load = HFScorer._load
@@ -337,6 +375,13 @@ async def test_by_default_the_models_positions_are_the_limit_and_never_more(scor
 async def test_a_cut_conversation_says_so():
     scored = await once(HFScorer(tiny_rm(), max_length=32, overflow="left"), said("x" * 300))
     assert (scored.num_tokens, scored.truncated) == (32, True)
+
+
+async def test_what_becomes_of_conversations_is_counted():
+    scorer = HFScorer(tiny_rm(), max_length=32, overflow="left")
+    await asyncio.gather(scorer.score("short"), scorer.score("x" * 300), scorer.score(""), return_exceptions=True)
+    await scorer.close()
+    assert scorer.metrics() == {"rm/num_scored": 2.0, "rm/num_failed": 1.0, "rm/num_truncated": 1.0}
 
 
 async def test_a_token_that_the_model_does_not_know_fails_alone(tokenizer):

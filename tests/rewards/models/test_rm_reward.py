@@ -9,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.rewards.grading import graded
+from agentenv.rewards.grading import DEADLINE_S, graded, patience_s
+from agentenv.rewards.models.get_reward import GetRewardScorer
 from agentenv.rewards.models.hf import HFScorer
+from agentenv.rewards.models.normalise import Normalised
+from agentenv.rewards.models.ray_replicas import RayScorer
 from agentenv.rewards.models.reward import ModelReward
 from agentenv.rewards.models.types import Scored
 from agentenv.rewards.types import Response, Status
@@ -177,3 +180,11 @@ def test_bounds_are_infinite_without_clipping():
 def test_wrong_arguments_are_refused(wrong, named):
     with pytest.raises(ConfigError, match=rf"ModelReward\.{named}"):
         ModelReward(Saying(), **wrong)
+
+
+def test_a_reward_has_the_patience_of_its_scorer_whatever_is_around_it():
+    patient = GetRewardScorer("http://h:1/get_reward", timeout_s=300.0)
+    assert patience_s(ModelReward(Saying())) == DEADLINE_S
+    assert patience_s(ModelReward(patient)) > 300.0
+    assert patience_s(Normalised(ModelReward(patient))) > 300.0
+    assert patience_s(ModelReward(RayScorer("rm", timeout_s=300.0))) == 300.0

@@ -1,4 +1,4 @@
-"""An HTTP server inside of somebody else's program: what `endpoint` and `sandbox.fusion_server` have in common."""
+"""An HTTP server inside of somebody else's program; `server.py` is what ours have in common, `doors.py` who may ask."""
 
 from __future__ import annotations
 

@@ -8,9 +8,12 @@ import binascii
 import contextlib
 import hmac
 import json
+import math
+import os
 import re
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentenv.errors import ConfigError, DataError
@@ -51,28 +54,38 @@ class Doors:
     hosts: tuple[str, ...] = ()
     """Names beside the loopback's and `host` under which it is asked, as `node7` or `node7:80`; `*` is any."""
     without_token: Collection[str] = ("/v1/ping",)
+    variable: str = ""
+    """Where a command opens them: the environment variable of its token. Errors then name that, and flags."""
 
     def __post_init__(self) -> None:
         if self.host in LOOPBACK:
             return
         unnamed = self.host in ("", "0.0.0.0", "::") and not self.hosts
-        hosts = "; and the names under which it is asked by --allowed_hosts, as node7" * unnamed
+        host, token, hosts = self._names
+        named = f"; and the names under which it is asked by {hosts}, as node7" * unnamed
         if not self.token:
             raise ConfigError(
-                f"--host: expected a token where others than this machine can ask, got none for {self.host!r}. "
-                f"Set AGENTENV_SANDBOX_TOKEN{hosts}; or listen on 127.0.0.1"
+                f"{host}: expected a token where others than this machine can ask, got none for {self.host!r}. "
+                f"Set {token}{named}; or listen on 127.0.0.1."
             )
         if unnamed:
             raise ConfigError(
-                f"--allowed_hosts: expected the names under which {self.host!r} is asked, got none. Name them, as node7"
+                f"{hosts}: expected the names under which {self.host!r} is asked, got none. Name them, as node7."
             )
+
+    @property
+    def _names(self) -> tuple[str, str, str]:
+        """What host, token and hosts are called where they are set."""
+        if self.variable:
+            return "--host", f"{self.variable} or --token_file", "--allowed_hosts"
+        return "Doors.host", "Doors.token", "Doors.hosts"
 
     def problem(self, scope: Scope, port: int) -> tuple[int, str] | None:
         """Why a request is not let in, as a status and a text; None where it is."""
         headers = {name: [value for key, value in scope["headers"] if key == name] for name, _ in scope["headers"]}
         hosts = headers.get(b"host", [])
         if len(hosts) != 1 or not self._knows(hosts[0].decode("latin-1"), port):
-            return 400, "Host: expected a name of this server. Start it with --allowed_hosts NAME."
+            return 400, f"Host: expected a name of this server. Start it with {self._names[2]} NAME."
         for origin in headers.get(b"origin", []):
             scheme, _, place = origin.decode("latin-1").partition("://")
             if scheme not in ("http", "https") or not self._knows(place, port):
@@ -107,6 +120,23 @@ def _token(header: bytes) -> bytes:
         with contextlib.suppress(binascii.Error, ValueError):
             return base64.b64decode(value.strip(), validate=True).partition(b":")[2]
     return b""
+
+
+def token_of(path: str | None, variable: str) -> str | None:
+    """The token in a file, or else in the environment variable; None where neither is given.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds none.
+    """
+    if path is None:
+        return os.environ.get(variable) or None
+    try:
+        token = Path(path).expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--token_file: expected a file with a token, got {error}. Check the path.") from None
+    if not token:
+        raise ConfigError(f"--token_file: expected a token, got nothing in {path!r}. Write one.")
+    return token
 
 
 def guarded(app: App, doors: Doors, port: Callable[[], int]) -> App:
@@ -154,3 +184,18 @@ async def read_json(request: Request, max_bytes: int) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
         raise Refused(f"body: expected JSON, got {type(error).__name__}. Mend it.", 400) from error
+
+
+def cut_off(request: Request, error: Refused, max_bytes: int) -> dict[str, str]:
+    """Headers that end the connection where the rest of a refused body is not to be read.
+
+    A body without end is cut off; who sends one that is somewhat too large shall hear why.
+    """
+    length = request.headers.get("content-length", "")
+    known = length.isdecimal() and int(length) <= 4 * max_bytes
+    return {"connection": "close"} if error.status == 408 or (error.status == 413 and not known) else {}
+
+
+def retry_after(wait_s: float) -> dict[str, str]:
+    """The header that says when to ask again: in 1 s to 60 s."""
+    return {"retry-after": str(min(max(math.ceil(wait_s), 1), 60))}

@@ -1,0 +1,931 @@
+"""rm_chat: conversations that a reward model scores; what it is shown, what fails, and who closes it."""
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from agentenv.chat import Chat, PromptText
+from agentenv.cli import main
+from agentenv.dataset import read_tasks
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode import EpisodeKey
+from agentenv.errors import ConfigError, ContractError, DataError, InfraError, MissingDependency, RunStopped
+from agentenv.loading import EnvSource, load_agent_func, load_tokenizer, resolve_model
+from agentenv.record import read_trajectories
+from agentenv.rewards._threads import Threads
+from agentenv.rewards.judges.asking import Asking
+from agentenv.rewards.judges.failures import JudgeMisaddressed
+from agentenv.rewards.judges.usage import Price, Usage
+from agentenv.rewards.models import _asking
+from agentenv.rewards.models._http import Failure
+from agentenv.rewards.models.reward import ModelReward
+from agentenv.rewards.models.types import Scored
+from agentenv.rewards.types import RewardResult
+from agentenv.runner import EpisodeRunner, ErrorPolicy, plan
+from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.types import Limits, SamplingParams, StopReason, Task
+from agentenv_envs.rm_chat import RMChat
+from agentenv_envs.rm_chat.opening import opening
+from agentenv_envs.rm_chat.shared import Shared, closable
+from agentenv_envs.rm_chat.users import END, Played
+
+ROOT = Path(__file__).parents[2]
+ENV = "agentenv_envs.rm_chat:RMChat"
+DATA = RMChat.datasets["rm_chat_prompts"]
+ROWS = [json.loads(line) for line in DATA.read_text("utf-8").splitlines()]
+TOKENIZER = resolve_model("tiny-math")
+QUESTION = [{"role": "user", "content": "Hi?"}]
+TEXT = "<|im_start|>user\nHi?<|im_end|>\n<|im_start|>assistant\n"
+
+
+class Asked:
+    """A scorer that notes what it is shown; its value is the length of the last message."""
+
+    def __init__(self, *failures, value=len):
+        self.asked, self.failures, self.value = [], list(failures), value
+
+    async def score(self, conversation):
+        self.asked.append(conversation)
+        await asyncio.sleep(0)
+        if self.failures:
+            raise self.failures.pop(0)
+        return Scored(float(self.value(conversation[-1]["content"])), 7, "cut" in conversation[-1]["content"])
+
+    async def close(self):
+        raise AssertionError("it is the caller's")
+
+
+class Player:
+    """A language model that says these replies, or raises them, and notes what it is asked."""
+
+    def __init__(self, *replies):
+        self.replies, self.asked = list(replies), []
+
+    async def complete(self, messages):
+        self.asked.append(messages)
+        reply = self.replies.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+
+class Talk:
+    """One conversation with an environment, without a loop around it."""
+
+    def __init__(self, env, prompt=QUESTION, label=None, **columns):
+        self.env, self.row = env, {"label": label, "metadata": columns}
+        self.prompt = prompt
+
+    async def open(self):
+        """What the policy is shown."""
+        return (await self.env.reset({"observation": self.prompt, **self.row}))["observation"]
+
+    async def say(self, action, *, finish_reason="stop", before=""):
+        """The reply to an answer."""
+        states = {"action_text": action, "observation_text": before, "finish_reason": finish_reason, **self.row}
+        return await self.env.step(states)
+
+
+async def talked(env, *actions, prompt=QUESTION, label=None, **columns):
+    """The replies to these answers."""
+    talk = Talk(env, prompt, label, **columns)
+    await talk.open()
+    return [await talk.say(action) for action in actions]
+
+
+def roles(conversation):
+    return [message["role"] for message in conversation]
+
+
+def contents(conversation):
+    return [message["content"] for message in conversation]
+
+
+async def episodes(env, *actions, task=None, tokenizer=None, max_retries=1, **limits):
+    """The runner's records of one task."""
+    tokenizer = tokenizer or CharTokenizer()
+    runner = EpisodeRunner(
+        EnvSource(RMChat, env), engine=ScriptedEngine(actions, tokenizer), chat=Chat(tokenizer),
+        sampling=SamplingParams(), limits=Limits(**limits),
+        policy=ErrorPolicy(max_retries=max_retries, retry_wait_s=0.0, max_error_share=1.0),
+    )  # fmt: skip
+    ended = []
+    await runner.run(plan([task or Task(QUESTION, None, "t")], num_samples=1), ended.append)
+    return ended
+
+
+# --- what the reward model is shown ---------------------------------------------------------------------------------
+
+
+async def test_nemo_rl_854_the_reward_model_sees_raw_messages_and_never_the_policys_template():
+    """There the policy's rendering was one user message, rendered again."""
+    scorer, tokenizer = Asked(), load_tokenizer(resolve_model("tiny-math"))
+    task = Task([{"role": "system", "content": "Be kind."}, *QUESTION], None, "t", metadata={"user_turns": ["And?"]})
+    (trajectory,) = await episodes({"reward": ModelReward(scorer)}, "Yes.", "No.", task=task, tokenizer=tokenizer)
+    assert "<|im_start|>" in tokenizer.decode(trajectory.segments[0].token_ids)
+    assert [contents(each) for each in scorer.asked] == [
+        ["Be kind.", "Hi?", "Yes."], ["Be kind.", "Hi?", "Yes.", "And?", "No."],
+    ]  # fmt: skip
+    assert roles(scorer.asked[1]) == ["system", "user", "assistant", "user", "assistant"]
+    assert "<|im_" not in repr(scorer.asked)
+
+
+@pytest.mark.parametrize("prompt", [TEXT, [{"role": "user", "content": TEXT}], f"  {TEXT}", "<s>[INST] Hi? [/INST]",
+                                    "<｜begin▁of▁sentence｜><｜User｜>Hi?", "<start_of_turn>user\nHi?"])  # fmt: skip
+async def test_nemo_rl_854_a_prompt_that_a_template_made_is_refused_before_anything_is_generated(prompt):
+    with pytest.raises(DataError, match=r"that a chat template made.*raw messages"):
+        await Talk(RMChat(ModelReward(Asked())), prompt).open()
+
+
+@pytest.mark.parametrize("prompt", ["Hi?", [{"role": "user", "content": [{"type": "text", "text": "Hi?"}]}],
+                                    PromptText(TEXT, QUESTION), QUESTION])  # fmt: skip
+async def test_text_is_what_a_user_says_and_a_rendering_with_its_messages_is_those(prompt):
+    scorer = Asked()
+    talk = Talk(RMChat(ModelReward(scorer)), prompt)
+    assert await talk.open() == QUESTION
+    await talk.say("Yes.")
+    assert scorer.asked == [[*QUESTION, {"role": "assistant", "content": "Yes."}]]
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+async def test_in_openrlhf_a_label_may_hold_the_raw_messages_of_a_rendered_prompt_and_the_script(as_text):
+    scorer, label = Asked(), {"messages": QUESTION, "user_turns": ["And?"], "label": "the reference"}
+    talk = Talk(RMChat(ModelReward(scorer)), TEXT, json.dumps(label) if as_text else label)
+    assert await talk.open() == TEXT
+    assert (await talk.say("Yes.")).observation == [{"role": "user", "content": "And?"}]
+    assert contents(scorer.asked[0]) == ["Hi?", "Yes."]
+
+
+async def test_the_label_inside_of_a_label_is_the_references_and_other_objects_are_labels_themselves():
+    noted = Noting()
+    await talked(RMChat(noted), "Yes.", label={"user_turns": [], "label": "ref"})
+    await talked(RMChat(noted), "Yes.", label={"answer": 3})
+    await talked(RMChat(noted), "Yes.", label={"messages": 3}, user_turns=[])
+    assert [response.label for response in noted.seen] == ["ref", {"answer": 3}, {"messages": 3}]
+    assert noted.seen[0].metadata["user_turns"] == []
+
+
+class Noting:
+    """A reward that notes what it is asked."""
+
+    bounds = (0.0, 1.0)
+
+    def __init__(self):
+        self.seen = []
+
+    async def grade(self, response):
+        self.seen.append(response)
+        return RewardResult(0.5)
+
+
+async def test_earlier_answers_are_shown_without_their_thinking_unless_all_is_asked_for():
+    thought, unended = "<think>hm</think>Yes.<|im_end|>", "<think>for ever"
+    for part, kept in (("final", ["Hi?", "Yes.", "a", "", "b", "Z"]), ("all", None)):
+        scorer = Asked()
+        await talked(RMChat(ModelReward(scorer), part=part), thought, unended, "Z", user_turns=["a", "b"])
+        assert contents(scorer.asked[-1]) == (kept or ["Hi?", "<think>hm</think>Yes.", "a", unended, "b", "Z"])
+
+
+async def test_a_thought_that_the_template_began_is_no_part_of_the_answer():
+    scorer = Asked()
+    talk = Talk(RMChat(ModelReward(scorer)), user_turns=["a"])
+    await talk.open()
+    result = await talk.say("hm</think>Yes.", before="…<think>\n")
+    assert contents(scorer.asked[0])[-1] == "Yes."
+    assert result.info["rm/length_chars"] == 4.0
+    cut = await talk.say("still thinking", before="…<think>\n")
+    assert (cut.info["rm/no_answer"], cut.info["rm/status"]) == (1.0, "no_answer")
+
+
+async def test_a_system_message_is_put_before_conversations_that_have_none():
+    for prompt, first in ((QUESTION, "Be brief."), ([{"role": "system", "content": "Own."}, *QUESTION], "Own.")):
+        scorer = Asked()
+        talk = Talk(RMChat(ModelReward(scorer), system="Be brief."), prompt)
+        assert contents(await talk.open())[0] == first
+        await talk.say("x")
+        assert contents(scorer.asked[0])[0] == first
+    talk = Talk(RMChat(ModelReward(scorer := Asked()), system="Be brief."), TEXT, messages=QUESTION)
+    assert await talk.open() == TEXT
+    await talk.say("x")
+    assert contents(scorer.asked[0]) == ["Hi?", "x"]  # what the policy is not shown, the reward model is not either
+
+
+@pytest.mark.parametrize(
+    ("prompt", "columns", "said"),
+    [
+        ([{"role": "assistant", "content": "Hi"}], {}, "roles in order"),
+        ([*QUESTION, {"role": "assistant", "content": "Hi"}], {}, "'assistant' after 'assistant'"),
+        ([{"role": "environment", "content": "Hi"}], {}, "role: expected one of"),
+        ([{"role": "user", "content": [{"type": "image"}]}], {}, "content: expected text"),
+        (TEXT, {"messages": "Hi?"}, "messages: expected messages"),
+        (TEXT, {"messages": []}, "after|at the beginning"),
+        (QUESTION, {"user_turns": "And?"}, "user_turns: expected a list of texts"),
+        (QUESTION, {"user_turns": ["And?", " "]}, "user_turns: expected a list of texts"),
+        (QUESTION, {"user_turns": None}, "user_turns: expected a list of texts"),
+    ],
+)
+async def test_rows_that_cannot_be_scored_are_refused_at_the_reset(prompt, columns, said):
+    with pytest.raises(DataError, match=said):
+        await Talk(RMChat(ModelReward(Asked())), prompt, **columns).open()
+
+
+async def test_rows_and_settings_are_left_as_they_were():
+    prompt, label = list(QUESTION), {"messages": list(QUESTION), "user_turns": ["a", "b"]}
+    await talked(RMChat(ModelReward(Asked()), system="Be brief."), "x", "y", "z", prompt=prompt, label=label)
+    assert (prompt, label) == (QUESTION, {"messages": QUESTION, "user_turns": ["a", "b"]})
+
+
+# --- the conversation -----------------------------------------------------------------------------------------------
+
+
+async def test_nemo_rl_682_what_the_user_says_is_appended_through_the_chat_template():
+    """There it was appended as bare text."""
+    tokenizer = load_tokenizer(resolve_model("tiny-math"))
+    task = Task(QUESTION, None, "t", metadata={"user_turns": ["And?"]})
+    (trajectory,) = await episodes({"reward": ModelReward(Asked())}, "Yes.", "No.", task=task, tokenizer=tokenizer)
+    text = tokenizer.decode(trajectory.segments[0].token_ids)
+    assert "Yes.<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\nNo." in text
+
+
+async def test_a_script_is_said_to_its_end_and_a_row_without_one_is_a_single_turn():
+    first, second = await talked(RMChat(ModelReward(Asked())), "a", "bb", user_turns=["And?"])
+    assert (first.observation, first.done, first.reward) == ([{"role": "user", "content": "And?"}], False, 1.0)
+    assert (second.observation, second.terminated, second.reward) == ("", True, 2.0)
+    (only,) = await talked(RMChat(ModelReward(Asked())), "a")
+    assert (only.terminated, only.truncated) == (True, False)
+
+
+async def test_a_script_in_another_column_is_one_that_every_row_has():
+    env = {"reward": ModelReward(Asked()), "user": {"script": "says"}}
+    assert (await talked(RMChat(**env), "a", says=["And?"]))[0].observation[0]["content"] == "And?"
+    for columns in ({}, {"user_turns": ["And?"]}):
+        with pytest.raises(DataError, match="says: expected a list of texts, got None"):
+            await talked(RMChat(**env), "a", **columns)
+    assert (await talked(RMChat(**env), "a", label={"says": ["Oh?"]}))[0].observation[0]["content"] == "Oh?"
+
+
+async def test_max_turns_and_a_cut_answer_end_it():
+    replies = await talked(RMChat(ModelReward(Asked()), max_turns=2), "a", "b", user_turns=["1", "2", "3"])
+    assert [reply.terminated for reply in replies] == [False, True]
+    talk = Talk(RMChat(ModelReward(Asked())), user_turns=["1"])
+    await talk.open()
+    cut = await talk.say("abc", finish_reason="length")
+    assert (cut.truncated, cut.terminated, cut.reward, cut.observation, cut.info["cut"]) == (True, False, 3.0, "", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("when", "rewards", "num_asked"),
+    [("each", [3.0, 1.0, 6.0], 3), ("gain", [3.0, -2.0, 5.0], 3), ("end", [0, 0, 6], 1)],
+)
+async def test_when_a_conversation_is_paid(when, rewards, num_asked):
+    scorer = Asked()
+    replies = await talked(RMChat(ModelReward(scorer), when=when), "abc", "d", "efghij", user_turns=["1", "2"])
+    assert [reply.reward for reply in replies] == rewards
+    assert len(scorer.asked) == num_asked
+    assert contents(scorer.asked[-1]) == ["Hi?", "abc", "1", "d", "2", "efghij"]
+    if when == "gain":
+        assert sum(rewards) == 6.0
+
+
+@pytest.mark.parametrize("limits", [{"max_turns": 2}, {"max_length": 60}])
+@pytest.mark.parametrize("when", ["each", "gain", "end"])
+async def test_a_conversation_that_a_limit_of_the_run_ends_is_paid_once(when, limits):
+    scorer = Asked()
+    task = Task(QUESTION, None, "t", metadata={"user_turns": ["1", "2" * 60, "3"]})
+    (trajectory,) = await episodes({"reward": ModelReward(scorer), "when": when}, "ab", "cde", "f", task=task, **limits)
+    assert trajectory.stop_reason in (StopReason.MAX_TURNS, StopReason.MAX_LENGTH)
+    assert contents(scorer.asked[-1]) == ["Hi?", "ab", "1", "cde"]
+    assert (trajectory.reward, len(scorer.asked)) == {"each": (5.0, 2), "gain": (3.0, 2), "end": (3.0, 1)}[when]
+    assert trajectory.turns[-1].result.info["rm/value"] == 3.0
+
+
+async def test_score_and_reward_are_the_rewards_own():
+    env = {"reward": {"model": {"scorer": Asked(), "shift": -1.0, "scale": 2.0, "clip": [-3, 3], "score": [3.0, 1.0]}}}
+    (reply,) = await talked(RMChat(**env), "abc")
+    assert (reply.reward, reply.score) == (3.0, 0.5)
+    assert (reply.info["rm/value"], reply.info["rm/clipped"]) == (3.0, 1.0)
+    assert (await talked(RMChat(ModelReward(Asked())), "abc"))[0].score is None
+
+
+async def test_step_without_reset_is_said():
+    with pytest.raises(ContractError, match="reset before it"):
+        await Talk(RMChat(ModelReward(Asked()))).say("x")
+
+
+# --- figures --------------------------------------------------------------------------------------------------------
+
+
+async def test_info_has_the_same_names_for_every_reward():
+    (reply,) = await talked(RMChat(ModelReward(Asked())), "<think>hm</think>two wörds, cut")
+    assert reply.info == {
+        "turns": 1.0, "cut": 0.0, "rm/length_chars": 14.0, "rm/length_words": 3.0, "rm/reward": 14.0, "rm/value": 14.0,
+        "rm/truncated": 1.0, "rm/clipped": 0.0, "rm/no_answer": 0.0, "rm/status": "ok", "rm/num_retried": 0.0,
+    }  # fmt: skip
+    spec = {"sum": {"rm": {"model": {"scorer": Asked(), "clip": [0, 2]}}, "brief": {"length": {"max_length": 10}}}}
+    (summed,) = await talked(RMChat(spec), "cut " * 4)
+    expected = {"turns", "cut", *(f"rm/{name}" for name in (
+        "length_chars", "length_words", "reward", "value", "truncated", "clipped", "no_answer", "status",
+        "num_retried", "failed_terms", "rm", "brief", "rm/value", "rm/truncated", "rm/clipped"))}  # fmt: skip
+    assert set(summed.info) - {"rm/brief/length"} == expected
+    known = [summed.info[f"rm/{name}"] for name in ("value", "truncated", "clipped", "rm")]
+    assert known == [15.0, 1.0, 1.0, 2.0]
+    assert summed.reward == summed.info["rm/reward"] == 2.0 + summed.info["rm/brief"]
+
+
+async def test_with_two_reward_models_no_value_is_the_reward_models():
+    spec = {"sum": {name: {"model": {"scorer": Asked()}} for name in "ab"}}
+    (reply,) = await talked(RMChat(spec), "abc")
+    assert ("rm/value" in reply.info, reply.info["rm/a/value"], reply.reward) == (False, 3.0, 6.0)
+
+
+async def test_turns_that_are_not_scored_have_lengths_only():
+    first, last = await talked(RMChat(ModelReward(Asked()), when="end"), "abc", "d", user_turns=["1"])
+    assert set(first.info) == {"turns", "cut", "rm/length_chars", "rm/length_words", "rm/no_answer"}
+    assert (first.score, last.info["rm/value"], last.info["turns"]) == (None, 1.0, 2.0)
+
+
+class Failing:
+    """A server that fails the first time that it is asked about a text, or says 2.0 of each."""
+
+    def __init__(self, *, times):
+        self.left = dict.fromkeys(times, 1)
+        self.asker = _asking.Asker("it", self.send, _asking.Asking(retries=2, max_batch=4))
+
+    async def send(self, texts):
+        fails = [text for text in texts if self.left.pop(text, 0)]
+        return [Failure(InfraError("500"), may_pass=True) if text in fails else 2.0 for text in texts]
+
+    async def score(self, conversation):
+        return Scored(await self.asker.ask(contents(conversation)[-1]))
+
+
+async def test_retries_of_a_reward_model_are_counted_at_the_turn_that_took_them(monkeypatch):
+    monkeypatch.setattr(_asking, "FIRST_PAUSE_S", 0.001)
+    reward = ModelReward(Failing(times=["b"]))
+    both = await asyncio.gather(*(talked(RMChat(reward), *said, user_turns=["1"]) for said in ("ab", "ac")))
+    assert [[reply.info["rm/num_retried"] for reply in replies] for replies in both] == [[0.0, 1.0], [0.0, 0.0]]
+
+
+class Counting(Player):
+    """A language model whose requests cost something."""
+
+    def __init__(self, *replies, retries=0):
+        super().__init__(*replies)
+        self.usage, self.retries = Usage(Price(prompt=1e6, completion=2e6)), retries
+
+    async def complete(self, messages):
+        self.usage.add(requests=1 + self.retries, retries=self.retries)
+        reply = await super().complete(messages)
+        self.usage.add(replies=1, prompt_tokens=3, completion_tokens=4)
+        return reply
+
+
+async def test_what_judges_and_the_user_are_asked_and_cost_is_that_of_the_turn_apart_from_each_other():
+    judge, player = Counting("yes", "no", retries=1), Counting("And?", END)
+    env = RMChat({"judge": {"judge": judge}}, user={"judge": player})
+    first, second = await talked(env, "a", "b", label="42")
+    asked = {"judge/requests": 2.0, "judge/retries": 1.0, "judge/replies": 1.0, "judge/prompt_tokens": 3.0,
+             "judge/completion_tokens": 4.0, "judge/cost": 11.0,
+             "user/requests": 1.0, "user/replies": 1.0, "user/prompt_tokens": 3.0, "user/completion_tokens": 4.0,
+             "user/cost": 11.0}  # fmt: skip
+    for reply in (first, second):
+        assert {name: fact for name, fact in reply.info.items() if name.startswith(("judge/", "user/"))} == asked
+    assert (judge.usage["requests"], judge.usage.cost, player.usage.cost) == (4, 22.0, 22.0)
+
+
+# --- failures -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_scorer_that_fails_raises_and_the_runner_tries_again():
+    with pytest.raises(InfraError, match=r"RMChat.step: no score \(infra\): .*down"):
+        await talked(RMChat(ModelReward(Asked(InfraError("down")))), "x")
+    (trajectory,) = await episodes({"reward": ModelReward(Asked(InfraError("500")))}, "abc")
+    assert (trajectory.reward, trajectory.attempt, trajectory.error) == (3.0, 1, None)
+    scorer = Asked(*[InfraError("down")] * 9)
+    (failed,) = await episodes({"reward": ModelReward(scorer)}, "a", "b", "c", max_retries=2)
+    assert (failed.reward, failed.error.kind, failed.attempt, len(scorer.asked)) == (None, "infra", 2, 3)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+async def test_what_is_no_number_is_no_reward(value):
+    with pytest.raises(InfraError, match="no score"):
+        await talked(RMChat(ModelReward(Asked(value=lambda text: value))), "x")
+
+
+async def test_a_scorer_that_hangs_is_given_up_in_time():
+    class Hanging:
+        async def score(self, conversation):
+            await asyncio.sleep(600)
+
+    with pytest.raises(InfraError, match=r"within 0.05 s"):
+        await talked(RMChat(ModelReward(Hanging()), limit_s=0.05), "x")
+
+
+async def test_a_reward_model_that_cannot_be_loaded_is_said_before_anything_is_generated_and_not_tried_again():
+    class Missing(Asked):
+        async def load(self):
+            raise ConfigError("no such folder")
+
+    with pytest.raises(RunStopped, match="no such folder"):
+        await episodes({"reward": ModelReward(Missing())}, "a", "b")
+
+
+@pytest.mark.parametrize("error", [ConfigError("404"), MissingDependency("no vLLM")])
+async def test_a_setting_that_shows_to_be_wrong_when_a_model_is_asked_ends_the_run_and_not_one_episode(error):
+    models = {"a": {"model": {"scorer": Asked()}}, "b": {"model": {"scorer": Asked(error)}}}
+    for spec in ({"sum": models}, {"model": {"scorer": Asked(error)}}):
+        with pytest.raises(RunStopped, match=str(error)):
+            await episodes({"reward": spec}, "a", "b", "c", max_retries=3)
+
+
+@pytest.mark.parametrize("kind", [ConfigError, JudgeMisaddressed])
+async def test_a_judge_or_a_user_at_a_wrong_address_ends_the_run(kind):
+    judge = {"judge": {"judge": Player(kind("404"))}}
+    with pytest.raises(RunStopped, match="404"):
+        await talked(RMChat(judge), "x", label="y")
+    talk = Talk(RMChat(ModelReward(Asked()), user={"judge": Player(kind("404"))}), user_turns=[])
+    await talk.open()
+    with pytest.raises(RunStopped, match="404"):
+        await talk.say("x")
+
+
+async def test_a_wrong_setting_at_the_end_of_a_conversation_ends_the_run_too():
+    task = Task(QUESTION, None, "t", metadata={"user_turns": ["1", "2"]})
+    env = {"reward": ModelReward(Asked(ConfigError("404"))), "when": "end"}
+    with pytest.raises(RunStopped, match="404"):
+        await episodes(env, "a", "b", task=task, max_turns=1)
+
+
+@pytest.mark.parametrize("kwargs", [{"rm": "hf:./runs/nothere"}, {"reward": {"model": {"rm": "runs/nothere"}}}])
+def test_a_folder_that_is_not_there_is_one_error_before_anything_is_generated(kwargs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "--env", ENV, "--env_kwargs", json.dumps(kwargs), "--engine", "scripted", "--out", "out"]) == 2
+    assert "runs/nothere" in (said := capsys.readouterr().err)
+    assert said.count("error:") == 1
+    assert not Path("out").exists() or not any(each.turns for each in read_trajectories("out"))
+
+
+async def test_what_others_wait_for_when_the_run_ends_is_no_error_that_nobody_heard():
+    def refuse():
+        raise ConfigError("no such folder")
+
+    unheard, threads = [], Threads(1)
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+    task = asyncio.create_task(threads.run(refuse, limit_s=60.0))
+    await asyncio.sleep(0)
+    time.sleep(0.2)  # the loop is held up until the thread has done it all
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    del task
+    await threads.run(int, limit_s=60.0)  # the thread forgets the call before
+    gc.collect()
+    assert unheard == []
+
+
+@pytest.mark.parametrize("status", [404, 405])
+def test_an_address_where_no_reward_server_is_ends_the_run_with_one_error(status, tmp_path, monkeypatch, capsys):
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_POST(self):
+            asked.append(self.path)
+            self.send_error(status)
+
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.chdir(tmp_path)
+    asked = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        kwargs = {"rm": f"http://127.0.0.1:{server.server_port}/reward", "rm_args": {"tokenizer": str(TOKENIZER)}}
+        try:
+            code = main(["run", "--env", ENV, "--env_kwargs", json.dumps(kwargs), "--engine", "scripted",
+                         "--out", "out", "--concurrency", "2", "--progress", "none"])  # fmt: skip
+        finally:
+            server.shutdown()
+    said = capsys.readouterr().err
+    assert (code, said.count("error:"), str(status) in said) == (2, 1, True)
+    assert 0 < len(asked) <= 2
+
+
+async def test_a_conversation_that_cannot_be_scored_is_the_datas_fault_and_not_tried_again():
+    (trajectory,) = await episodes({"reward": ModelReward(Asked(DataError("too long")))}, "a", "b")
+    assert (trajectory.reward, trajectory.error.type, trajectory.attempt) == (None, "DataError", 0)
+    judge = {"judge": {"judge": Player("Verdict: YES")}}
+    with pytest.raises(DataError, match=r"no score \(label\)"):
+        await talked(RMChat(judge), "x", label=None)
+
+
+async def test_at_the_end_too_a_failure_is_no_reward():
+    scorer = Asked(InfraError("down"))
+    task = Task(QUESTION, None, "t", metadata={"user_turns": ["1", "2"]})
+    env = {"reward": ModelReward(scorer), "when": "end"}
+    (trajectory,) = await episodes(env, "a", "b", "c", task=task, max_turns=1, max_retries=1)
+    assert (trajectory.attempt, trajectory.reward, trajectory.stop_reason) == (1, 1.0, StopReason.MAX_TURNS)
+
+
+# --- a played user --------------------------------------------------------------------------------------------------
+
+
+async def test_a_language_model_plays_the_user_and_ends_the_conversation():
+    player, scorer = Player("<think>hm</think>And why?", f"Thanks. {END}"), Asked()
+    env = RMChat(ModelReward(scorer), user={"judge": player, "persona": "A {curious} child."})
+    first, second = await talked(
+        env, "<think>t</think>Yes.", "So.", prompt=[{"role": "system", "content": "S"}, *QUESTION]
+    )
+    assert first.observation == [{"role": "user", "content": "And why?"}]
+    assert (second.observation, second.terminated) == ("", True)
+    assert contents(scorer.asked[1]) == ["S", "Hi?", "Yes.", "And why?", "So."]
+    head, *talk = player.asked[1]
+    assert (head["role"], "A {curious} child." in head["content"], END in head["content"]) == ("system", True, True)
+    assert roles(talk) == ["user", "assistant", "user", "assistant", "user"]  # turned around
+    assert contents(talk)[1:] == ["Hi?", "Yes.", "And why?", "So."]
+
+
+async def test_a_rows_persona_goes_before_that_of_all():
+    player = Player("x")
+    env = RMChat(ModelReward(Asked()), user={"judge": player, "persona": "One."})
+    await talked(env, "Yes.", persona="Another.")
+    assert ("Another." in contents(player.asked[0])[0], "One." in contents(player.asked[0])[0]) == (True, False)
+
+
+async def test_a_user_who_says_nothing_is_asked_again_and_an_answer_that_is_empty_is_said_so(monkeypatch):
+    monkeypatch.setattr("agentenv_envs.rm_chat.users.Asking", lambda limit_s: Asking(3, limit_s, 0.0))
+    player = Player("", "<think>no end", "Well?")
+    (reply,) = await talked(RMChat(ModelReward(Asked()), user={"judge": player}), "")
+    assert reply.observation[0]["content"] == "Well?"
+    assert contents(player.asked[0])[-1] == "(no answer)"
+
+
+async def test_a_user_who_says_what_no_tokenizer_takes_is_asked_again(monkeypatch):
+    monkeypatch.setattr("agentenv_envs.rm_chat.users.Asking", lambda limit_s: Asking(2, limit_s, 0.0))
+    player = Player("half a pair: \ud800", "Well?")  # which JSON can say
+    (reply,) = await talked(RMChat(ModelReward(Asked()), user={"judge": player}), "a")
+    assert (reply.observation[0]["content"], player.replies) == ("Well?", [])
+
+
+async def test_a_user_who_fails_raises_and_is_no_bad_answer(monkeypatch):
+    monkeypatch.setattr("agentenv_envs.rm_chat.users.Asking", lambda limit_s: Asking(2, limit_s, 0.0))
+    env = {"reward": ModelReward(Asked()), "user": {"judge": Player(*[InfraError("down")] * 2, "Go on.", END)}}
+    (trajectory,) = await episodes(env, "a", "b", max_retries=1)
+    assert (trajectory.attempt, trajectory.reward, trajectory.error) == (1, 2.0, None)
+    env = {"reward": ModelReward(Asked()), "user": {"judge": Player("", "", "", "")}}
+    (failed,) = await episodes(env, "a", "b", max_retries=1)
+    assert (failed.reward, failed.error.kind, failed.attempt) == (None, "infra", 1)
+
+
+async def test_a_user_who_hangs_is_given_up_in_time():
+    class Hanging:
+        async def complete(self, messages):
+            await asyncio.sleep(600)
+
+    with pytest.raises(InfraError, match=r"within 0.05 s"):
+        await Played(Hanging(), "Anybody.", limit_s=0.05).reply(QUESTION)
+
+
+async def test_score_and_user_are_asked_at_the_same_time():
+    """Each waits for the other; one after the other, neither would ever end."""
+    scored, replied = asyncio.Event(), asyncio.Event()
+
+    class Waiting(Asked):
+        async def score(self, conversation):
+            scored.set()
+            await asyncio.wait_for(replied.wait(), 30)
+            return Scored(1.0)
+
+        async def complete(self, messages):
+            replied.set()
+            await asyncio.wait_for(scored.wait(), 30)
+            return "Go on."
+
+    (reply,) = await talked(RMChat(ModelReward(Waiting()), user={"judge": Waiting()}), "x")
+    assert (reply.reward, reply.observation[0]["content"]) == (1.0, "Go on.")
+
+
+# --- settings, and what is shared -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"reward": "maths"}, "Did you mean 'math'"),
+        ({"reward": "length", "rm": "hf:x"}, "RMChat.rm: expected None beside reward"),
+        ({"rm": "hff:x"}, "expected a model's folder"),
+        ({"rm": 3}, "expected rm"),
+        ({"rm": "hf:x", "rm_args": {"max_lenght": 3}}, "Did you mean 'max_length'"),
+        ({"rm": "hf:x", "rm_args": 3}, "rm_args"),
+        ({"rm_args": {"max_length": 3}}, "RMChat.rm_args: expected it beside rm"),
+        ({"reward": "length", "rm_args": {"max_length": 3}}, "RMChat.rm_args: expected it beside rm"),
+        ({"rm": "hf:x", "clip": [-5, 5]}, r'{"reward": {"model": {"rm": "hf:x", "clip": \[-5, 5\]}}}'),
+        ({"rm": "hf:x", "shift": 1}, r'{"reward": {"model": {"rm": "hf:x", "shift": 1}}}'),
+        ({"scale": 2}, r'{"reward": {"model": {"rm": "hf:PATH", "scale": 2}}}'),
+        ({"rm": "hf:x", "rm_args": {"label": 1}, "score": 1}, r'"rm": "hf:x", "rm_args": {"label": 1}, "score": 1}'),
+        ({"rm": "hf:x", "rm_args": {"label": 1}, "max_length": 9}, r'"rm_args": {"label": 1, "max_length": 9}'),
+        ({"max_length": 9}, r'"rm_args": {"max_length": 9}'),
+        ({"max_turn": 3}, "Did you mean 'max_turns'"),
+        ({"reward": {"model": {"rm": "hf:x", "shfit": 1}}}, "Did you mean 'shift'"),
+        ({"when": "always"}, "RMChat.when"),
+        ({"part": "some"}, "RMChat.part"),
+        ({"max_turns": 0}, "RMChat.max_turns"),
+        ({"limit_s": 0}, "RMChat.limit_s"),
+        ({"system": " "}, "RMChat.system"),
+        ({"user": {}}, r"RMChat.user: .*'script': column.*'base_url': …, 'model': ….*'persona': text"),
+        ({"user": {"base_url": "http://x/v1"}}, "no model"),
+        ({"user": {"base_url": "http://x/v1", "judge": {}}}, "RMChat.user"),
+        ({"user": "script"}, "RMChat.user"),
+        ({"user": {"script": ""}}, "RMChat.user"),
+        ({"user": {"script": "a", "judge": {}}}, "RMChat.user"),
+        ({"user": {"judge": {}, "persona": ""}}, "RMChat.user"),
+        ({"user": {"judge": 3}}, "RMChat.user.judge: expected settings"),
+        ({"user": {"judge": {"base_url": "http://x/v1"}}}, "no model"),
+        ({"user": {"judge": {"base_url": "x", "model": "m"}}}, "base_url"),
+        ({"user": {"judge": {"base_url": "http://x", "model": "m", "sampling": {"heat": 1}}}}, "judge.sampling"),
+    ],
+)
+def test_wrong_settings_are_refused_by_the_constructor(options, said):
+    with pytest.raises(ConfigError, match=said):
+        RMChat(**options)
+
+
+def test_a_model_that_is_loaded_here_sees_the_end_of_what_is_too_long_and_a_server_decides_itself():
+    assert RMChat(rm="hf:some/model").reward["model"]["rm_args"] == {"overflow": "left"}
+    own = {"model": {"rm": "hf:some/model"}}
+    assert RMChat(own).reward == own
+
+
+def test_the_short_form_takes_the_arguments_of_the_model_too():
+    env = RMChat(rm="hf:some/model", rm_args={"max_length": 64, "overflow": "error"})
+    assert env.reward["model"]["rm_args"] == {"max_length": 64, "overflow": "error"}
+    env = RMChat(rm="http://127.0.0.1:9/get_reward", rm_args={"retries": 0}, part="all")
+    assert env.reward["model"] == {"rm": "http://127.0.0.1:9/get_reward", "part": "all", "rm_args": {"retries": 0}}
+
+
+def test_a_user_may_be_named_by_an_address_alone():
+    address = {"base_url": "http://127.0.0.1:9/v1", "model": "m"}
+    asked = RMChat("length", user={**address, "persona": "A pilot."}).user
+    assert asked == {"judge": address, "persona": "A pilot."}
+    assert RMChat("length", user=address).user == {"judge": address}
+
+
+async def test_instances_can_be_pickled_before_they_are_used():
+    env = pickle.loads(pickle.dumps(RMChat({"length": {"max_length": 10}}, user={"script": "says"})))
+    assert (await talked(env, "x" * 10, says=[]))[0].reward == 0.0
+
+
+async def test_without_settings_length_and_repetition_stand_in_and_that_is_said(caplog):
+    (empty,) = await talked(RMChat(), "")
+    (short,) = await talked(RMChat(), "Yes.")
+    (circles,) = await talked(RMChat(), "the same thing again and " * 30)
+    (good,) = await talked(RMChat(), " ".join(f"word{index}" for index in range(40)))
+    assert empty.reward < short.reward < 0.0
+    assert (good.reward, good.score) == (0.0, None)
+    assert -2.0 <= circles.reward < -0.5
+    assert (empty.info["rm/no_answer"], empty.info["rm/length"], good.info["rm/no_answer"]) == (1.0, -1.0, 0.0)
+
+
+def test_the_warning_about_the_stand_in_comes_once(caplog):
+    code = """
+    import asyncio, logging
+    logging.basicConfig(level="ERROR")  # what `agentenv run` shows
+    from agentenv_envs.rm_chat import RMChat
+    for _ in range(3):
+        RMChat()
+    RMChat("length")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True,
+                          env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"})  # fmt: skip
+    assert done.stderr.count("says nothing of quality") == 1
+
+
+class Resource:
+    """A reward that holds something."""
+
+    bounds = (0.0, 1.0)
+
+    def __init__(self, wait_s=0.0, error=None):
+        self.closed, self.wait_s, self.error = 0, wait_s, error
+
+    async def grade(self, response):
+        return RewardResult(1.0)
+
+    def metrics(self):
+        return {"rm/num_scored": 3.0}
+
+    async def close(self):
+        self.closed += 1
+        await asyncio.sleep(self.wait_s)
+        if self.error:
+            raise self.error
+
+
+def test_what_is_shared_is_made_once_and_closed_when_the_last_loop_that_used_it_ends(caplog):
+    made = []
+    shared = Shared(lambda settings: made.append(Resource()) or made[-1])
+    inner_used, outer_done = threading.Event(), threading.Event()
+
+    async def use():
+        """As an episode does."""
+        assert await shared.held({"b": 1, "a": 2}) is await shared.held({"a": 2, "b": 1}) is made[-1]
+
+    def elsewhere():
+        """A loop in another thread, that lasts longer."""
+
+        async def both():
+            await use()
+            inner_used.set()
+            await asyncio.to_thread(outer_done.wait, 60)
+
+        asyncio.run(both())
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    inner_used.wait(60)
+    asyncio.run(use())
+    assert [each.closed for each in made] == [0]  # the other loop still uses it
+    with caplog.at_level(logging.INFO):
+        outer_done.set()
+        thread.join(60)
+    assert [each.closed for each in made] == [1]
+    assert "Resource at its end: rm/num_scored 3" in caplog.text
+    asyncio.run(use())
+    assert [each.closed for each in made] == [1, 1]  # a later loop has one of its own
+
+
+def test_closing_what_hangs_or_fails_holds_nothing_up(monkeypatch, caplog):
+    monkeypatch.setattr("agentenv_envs.rm_chat.shared.CLOSE_LIMIT_S", 0.05)
+    things = {"hangs": Resource(wait_s=600.0), "fails": Resource(error=OSError("gone")), "good": Resource()}
+    shared = Shared(things.get)
+
+    async def use():
+        """All of them."""
+        for name in things:
+            await shared.held(name)
+
+    asyncio.run(use())
+    assert [each.closed for each in things.values()] == [1, 1, 1]
+    assert "TimeoutError: no end within 0.05 s" in caplog.text
+    assert "OSError: gone" in caplog.text
+
+
+def test_what_was_made_of_objects_is_the_callers_and_made_once():
+    made = []
+    shared = Shared(lambda settings: made.append(Resource()) or made[-1])
+    spec = {"sum": object()}
+
+    async def use():
+        """Twice."""
+        assert await shared.held(spec) is await shared.held(spec)
+
+    asyncio.run(use())
+    asyncio.run(use())
+    assert [each.closed for each in made] == [0]
+
+
+def test_scorers_and_judges_are_found_in_sums_and_routes_and_what_is_normalised():
+    scorer, judge, own = Asked(), Resource(), Resource()
+    scored = {"normalised": {"reward": {"model": {"scorer": scorer}}}}
+    env = RMChat({"sum": {"rm": scored, "other": {"route": {"a": "math", "b": own}},
+                          "says": {"judge": {"judge": with_complete(judge)}}}})  # fmt: skip
+    from agentenv.rewards.registry import reward_from
+
+    assert list(closable(reward_from(env.reward))) == [scorer, own, judge]
+
+
+def with_complete(judge):
+    judge.complete = Player().complete
+    return judge
+
+
+def test_the_scorer_of_a_run_is_shared_and_closed_before_the_run_ends(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reward.py").write_text(
+        textwrap.dedent("""
+        from pathlib import Path
+        from agentenv.rewards.types import RewardResult
+
+        class Held:
+            bounds = (0.0, 1000.0)
+
+            def __init__(self):
+                with open("log.txt", "a") as log:
+                    log.write("made ")
+
+            async def grade(self, response):
+                return RewardResult(float(len(response.prompt)))
+
+            async def close(self):
+                with open("log.txt", "a") as log:
+                    log.write("closed ")
+        """)
+    )
+    rows = [{"prompt": f"Q{index}", "label": None, "user_turns": ["And?"]} for index in range(6)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    kwargs = json.dumps({"reward": "reward.py:Held"})
+    assert main(["run", "--env", ENV, "--env_kwargs", kwargs, "--data", "rows.jsonl", "--engine", "scripted",
+                 "--out", "out", "--progress", "none"]) == 0  # fmt: skip
+    assert [each.reward for each in read_trajectories("out")] == [4.0] * 6
+    assert (tmp_path / "log.txt").read_text() == "made closed "
+
+
+# --- the rows that ship, the command line, the agent file -----------------------------------------------------------
+
+
+def test_the_shipped_rows_are_over_thirty_conversations_of_three_kinds_and_all_different():
+    assert {row["kind"] for row in ROWS} == {"helpful", "harmless", "multi_turn"}
+    assert len({row["id"] for row in ROWS}) == len({json.dumps(row["prompt"]) for row in ROWS}) == len(ROWS) >= 30
+    assert sum("user_turns" in row for row in ROWS) >= 10
+    assert all(row["label"] and all(row.get("user_turns", ["x"])) for row in ROWS)
+    for task in read_tasks(str(DATA)):
+        shown, messages = opening(task.prompt, None, None)
+        assert shown == messages
+        assert roles(messages)[-1] == "user"
+
+
+def test_the_prompts_are_the_default_data_and_the_pairs_can_be_answered_too():
+    assert list(RMChat.datasets) == ["rm_chat_prompts", "rm_chat_pairs"]
+    pairs = read_tasks(str(RMChat.datasets["rm_chat_pairs"]), label_key="chosen")
+    assert not {json.dumps(task.prompt) for task in pairs} & {json.dumps(row["prompt"]) for row in ROWS}
+    assert all(opening(task.prompt, None, None) for task in pairs)
+
+
+def test_check_finds_nothing(capsys):
+    assert main(["check", ENV]) == 0
+    assert "no contract errors" in capsys.readouterr().out
+
+
+def test_rows_need_no_label_and_the_run_says_at_its_start_that_rules_stand_in(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Hi?", "user_turns": ["And?"]}\n{"prompt": "Ho?", "label": 1}\n')
+    flags = ["run", "--env", ENV, "--data", "rows.jsonl", "--engine", "scripted", "--progress", "none"]
+    run = [sys.executable, "-m", "agentenv.cli", *flags, "--out", "out"]
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"}
+    done = subprocess.run(run, capture_output=True, text=True, env=env, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("says nothing of quality")) == (0, 1), done.stderr[-2000:]
+    found = sorted(read_trajectories(tmp_path / "out"), key=lambda each: each.episode_id)
+    assert [(each.error, len(each.turns), each.task.label) for each in found] == [(None, 2, None), (None, 1, 1)]
+
+
+def test_a_label_key_that_was_given_is_one_that_rows_have(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"prompt": "Hi?"}\n')
+    for env, more in ((ENV, ["--label_key", "gold"]), ("agentenv_envs.math_retry:MathRetry", [])):
+        assert main(["run", "--env", env, "--data", "rows.jsonl", "--engine", "scripted", "--out", "o", *more]) == 2
+        assert "expected key" in capsys.readouterr().err
+
+
+def test_the_agent_func_needs_no_label_either(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"prompt": "Hi?"}\n')
+    assert main(["run", "--agent_func_path", str(ROOT / "agent_funcs/rm_chat.py"), "--data", "rows.jsonl", "--engine",
+                 "scripted", "--out", "out", "--progress", "none"]) == 0  # fmt: skip
+
+
+def test_the_figures_are_in_the_metrics_of_a_run_and_it_can_be_resumed(tmp_path, monkeypatch):
+    """NeMo RL's reward model environment computes such figures in a method that nothing calls."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "--env", ENV, "--data", str(DATA), "--limit", "6", "--n", "2", "--engine", "scripted",
+                 "--env_kwargs", '{"reward": {"length": {"min_length": 0, "max_length": 5}}, "when": "end"}',
+                 "--out", "out", "--progress", "none"]) == 0  # fmt: skip
+    info = json.loads((tmp_path / "out/metrics.json").read_text())["info"]
+    assert set(info) == {
+        "turns", "cut", "rm/reward", "rm/length_chars", "rm/length_words", "rm/no_answer", "rm/length",
+    }  # fmt: skip
+    assert info["rm/reward"]["num_episodes"] == 12
+    first = {each.episode_id: each.reward for each in read_trajectories("out")}
+    assert main(["run", "--resume", "--out", "out", "--progress", "none"]) == 0
+    assert {each.episode_id: each.reward for each in read_trajectories("out")} == first
+
+
+async def test_the_agent_func_runs_it_with_the_settings_of_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("AGENTENV_RM_CHAT", '{"reward": {"length": {"min_length": 4}}, "when": "gain", "max_turns": 3}')
+    path = tmp_path / "rm_chat.py"  # another path: a module is loaded once
+    path.write_text((ROOT / "agent_funcs/rm_chat.py").read_text())
+    tokenizer = load_tokenizer(resolve_model("tiny-math"))
+    trajectory = await load_agent_func(path).episode(
+        Task(QUESTION, {"user_turns": ["And?"], "label": None}), engine=ScriptedEngine(["Yes", "Well"], tokenizer),
+        chat=Chat(tokenizer), sampling=SamplingParams(), limits=Limits(), key=EpisodeKey("e"),
+    )  # fmt: skip
+    assert (trajectory.error, len(trajectory.turns)) == (None, 2)
+    assert [turn.result.reward for turn in trajectory.turns] == pytest.approx([-0.01, 0.01])
+    monkeypatch.setenv("AGENTENV_RM_CHAT", "hf:x")
+    (other := tmp_path / "wrong.py").write_text(path.read_text())
+    with pytest.raises(ConfigError, match="AGENTENV_RM_CHAT: expected a JSON object"):
+        load_agent_func(other)
+    monkeypatch.setenv("AGENTENV_RM_CHAT", '{"rm": "hf:./nothere"}')
+    with pytest.raises(ConfigError, match="expected a reward model's folder"):
+        load_agent_func(other)
+
+
+def test_the_agent_func_without_settings_is_checked(capsys):
+    assert main(["check", str(ROOT / "agent_funcs/rm_chat.py")]) == 0

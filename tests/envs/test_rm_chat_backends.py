@@ -1,0 +1,242 @@
+"""`agentenv run --env rm_chat` with one small reward model in three places, and with places that fail."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from agentenv.cli import main
+from agentenv.record import read_trajectories
+from agentenv_envs.rm_chat import RMChat
+from tests.models import AS_ON_ONE_GPU
+from tests.rewards.models.tiny import tiny_rm
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+ROOT = Path(__file__).parents[2]
+DATA = str(RMChat.datasets["rm_chat_prompts"])
+PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "envs")])
+
+
+def flags(out, reward, *more):
+    """A run of shipped rows with a policy that says the same every time."""
+    kwargs = json.dumps({"reward": {"model": reward}, "limit_s": 30.0})
+    return ["run", "--env", "agentenv_envs.rm_chat:RMChat", "--env_kwargs", kwargs, "--data", DATA, "--max_length",
+            "4000", "--engine", "scripted", "--out", str(out), "--progress", "none", *more]  # fmt: skip
+
+
+def agentenv(*arguments, **more):
+    """A process of its own."""
+    env = {**os.environ, "PYTHONPATH": PYTHONPATH, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    return subprocess.Popen([sys.executable, "-m", "agentenv.cli", *map(str, arguments)], env=env, text=True, **more)
+
+
+def values(out):
+    """What the reward model said at each turn, by episode."""
+    return {each.episode_id: [turn.result.info["rm/value"] for turn in each.turns] for each in read_trajectories(out)}
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return sock.getsockname()[1]
+
+
+def until(what, limit_s=120.0):
+    """Wait for it."""
+    end = time.monotonic() + limit_s
+    while not what():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
+
+
+class Served:
+    """`agentenv rm serve` with the small reward model, that can be killed and started again where it was."""
+
+    def __init__(self):
+        self.port = free_port()
+        self.process = None
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}/get_reward"
+
+    def start(self):
+        self.process = agentenv("rm", "serve", tiny_rm(), "--port", self.port, stderr=subprocess.DEVNULL)
+        until(lambda: self.healthy() or self.process.poll() is not None)
+        assert self.process.poll() is None
+
+    def healthy(self):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5) as answer:
+                return answer.status == 200
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def served():
+    server = Served()
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="module")
+def in_process(tmp_path_factory):
+    """The values of every row, by transformers in this process."""
+    out = tmp_path_factory.mktemp("hf") / "out"
+    assert main(flags(out, {"rm": f"hf:{tiny_rm()}"})) == 0
+    return values(out)
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for episode_id, those in expected.items():
+        assert found[episode_id] == pytest.approx(those, abs=1e-3), episode_id
+
+
+def test_vllms_pooling_gives_the_same_scores_and_the_run_ends(tmp_path, in_process):
+    reward = {"rm": f"vllm:{tiny_rm()}", "rm_args": {"options": {"engine_args": AS_ON_ONE_GPU}}}
+    run = agentenv(*flags(tmp_path / "out", reward), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    _, errors = run.communicate(timeout=500)
+    assert run.returncode == 0, errors[-3000:]
+    assert_same(values(tmp_path / "out"), in_process)
+    noise = r".*(\bWARNING \d\d-\d\d |force killing|__del__|Traceback).*"  # the first is how vLLM's own warnings begin
+    assert re.findall(noise, errors) == []
+
+
+@pytest.mark.parametrize("args", [{}, {"tokenizer": str(tiny_rm())}], ids=["it renders", "rendered here"])
+def test_agentenv_rm_serve_gives_the_same_scores(tmp_path, served, in_process, args):
+    reward = {"rm": served.url, "rm_args": args}
+    assert main(flags(tmp_path / "out", reward)) == 0
+    assert_same(values(tmp_path / "out"), in_process)
+    metrics = json.loads((tmp_path / "out/metrics.json").read_text())
+    assert metrics["info"]["rm/value"]["num_episodes"] == metrics["num_rewarded"] == len(in_process)
+
+
+def test_a_server_that_is_killed_and_comes_back_costs_no_episode_and_no_score_is_made_up(tmp_path, served, in_process):
+    out = tmp_path / "out"
+    # Without retries of the client, so that the runner's are seen.
+    reward = {"rm": served.url, "rm_args": {"tokenizer": str(tiny_rm()), "retries": 0}}
+    run = agentenv(*flags(out, reward, "--n", "8", "--concurrency", "2", "--max_retries", "12"),
+                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    until(lambda: (out / "trajectories.jsonl").exists() and sum(1 for _ in read_trajectories(out)) >= 5)
+    served.kill()
+    assert run.poll() is None, "the run ended before the server was killed: give it more episodes"
+    served.start()
+    _, errors = run.communicate(timeout=300)
+    assert run.returncode == 0, errors[-3000:]
+    ended = list(read_trajectories(out))
+    assert len(ended) == 8 * len(in_process)
+    assert {each.error for each in ended} == {None}
+    assert max(each.attempt for each in ended) >= 1
+    assert_same(values(out), {f"{key[:-1]}{n}": value for key, value in in_process.items() for n in range(8)})
+    assert json.loads((out / "metrics.json").read_text())["num_no_reward"] == 0
+
+
+class Faulty(BaseHTTPRequestHandler):
+    """A reward server that fails once in each way, then says 2.5."""
+
+    kinds = ("500", "hang", "nan", "count", "cut", "text", "good")
+    seen: ClassVar[Counter] = Counter()
+    lock = threading.Lock()
+
+    def do_POST(self):
+        query = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["query"]
+        with self.lock:
+            kind = self.kinds[min(self.seen.total(), len(self.kinds) - 1)]
+            self.seen[kind] += 1
+        if kind == "hang":
+            return time.sleep(30)
+        if kind == "cut":
+            return self.close_connection
+        bodies = {"nan": {"rewards": [float("nan")] * len(query)}, "count": {"rewards": [2.5] * (len(query) + 1)},
+                  "text": {"rewards": ["2.5x"] * len(query)}, "good": {"rewards": [2.5] * len(query)}}  # fmt: skip
+        body = json.dumps(bodies.get(kind, {})).encode()
+        self.send_response(500 if kind == "500" else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args):
+        """Say nothing."""
+
+
+@pytest.mark.parametrize("retries", [0, 3])
+def test_errors_hangs_and_what_is_no_number_are_tried_again_and_never_a_score(tmp_path, retries):
+    Faulty.seen.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Faulty)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}/get_reward"
+    arguments = {"tokenizer": str(tiny_rm()), "timeout_s": 4.0, "retries": retries, "max_batch": 1}
+    try:
+        more = ("--limit", "10", "--concurrency", "4", "--max_retries", "6")
+        assert main(flags(tmp_path / "out", {"rm": url, "rm_args": arguments}, *more)) == 0
+    finally:
+        server.shutdown()
+        server.server_close()
+    ended = list(read_trajectories(tmp_path / "out"))
+    assert len(ended) == 10
+    assert {each.reward for each in ended} == {2.5}
+    assert [Faulty.seen[kind] for kind in Faulty.kinds[:-1]] == [1] * 6
+    assert Faulty.seen["good"] == 10  # rows of one turn
+    assert sum(each.attempt for each in ended) == (6 if not retries else 0)
+    metrics = json.loads((tmp_path / "out/metrics.json").read_text())
+    retried = metrics["info"]["rm/num_retried"]
+    assert (metrics["num_retries"], retried["sum"] * retried["num_episodes"]) == ((6, 0.0) if not retries else (0, 6.0))
+    assert [each["mean"] for each in metrics["pass_at_k"].values()] == [None]
+
+
+def test_a_run_that_is_interrupted_with_a_hung_reward_server_ends(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections and never answers
+        reward = {
+            "rm": f"http://127.0.0.1:{silent.getsockname()[1]}/get_reward",
+            "rm_args": {"tokenizer": str(tiny_rm())},
+        }
+        run = agentenv(
+            *flags(tmp_path / "out", reward, "--grace_s", "1"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        silent.settimeout(120)
+        connection, _ = silent.accept()
+        run.send_signal(signal.SIGINT)
+        _, errors = run.communicate(timeout=120)
+        connection.close()
+    assert run.returncode == 130, errors[-2000:]
+    assert not any(each.reward is not None for each in read_trajectories(tmp_path / "out"))
+
+
+def test_a_policy_is_trained_on_it_and_what_its_rewards_go_by_is_logged(tmp_path):
+    kwargs = json.dumps(
+        {"reward": {"model": {"rm": f"hf:{tiny_rm()}", "clip": [-1, 1]}}, "max_turns": 2, "when": "gain"}
+    )
+    flags = {"--env_kwargs": kwargs, "--prompt_data": DATA, "--engine": "hf", "--save_path": str(tmp_path / "out"),
+             "--rollout_batch_size": "2", "--n_samples_per_prompt": "4", "--max_new_tokens": "20",
+             "--max_train_steps": "2"}  # fmt: skip
+    asked = [part for flag in flags.items() for part in flag]
+    run = agentenv("train", "--env", "agentenv_envs.rm_chat:RMChat", "--no_ray", *asked, stderr=subprocess.PIPE)
+    _, errors = run.communicate(timeout=500)
+    assert run.returncode == 0, errors[-3000:]
+    steps = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
+    assert [(step["rollout/num_episodes"], step["rollout/num_failed"]) for step in steps] == [(8, 0)] * 2
+    for step in steps:
+        assert {f"rollout/reward/{name}" for name in ("std_in_group", "clipped_share", "zero_spread_share")} <= set(
+            step
+        )
+        assert {"rollout/info/rm/value", "rollout/info/rm/num_retried"} <= set(step)

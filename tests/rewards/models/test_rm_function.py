@@ -1,0 +1,294 @@
+"""FunctionScorer: how a reward function is found and called, what it may give, and what its failures are."""
+
+import asyncio
+import textwrap
+import threading
+import time
+
+import pytest
+import torch
+
+from agentenv.errors import ConfigError, DataError, InfraError
+from agentenv.rewards.models.function import FunctionScorer
+from agentenv.rewards.models.types import ready
+from tests.models import make_tiny_tokenizer
+from tests.rewards.models.tiny import said
+
+TOGETHER = 60.0
+"""Who comes first waits until `max_batch` have come."""
+
+
+def write(folder, body, name="rm.py"):
+    path = folder / name
+    path.write_text(textwrap.dedent(body))
+    return str(path)
+
+
+def lengths(queries, prompts, labels):
+    return [float(len(query)) for query in queries]
+
+
+LENGTHS = """
+    def reward_func(queries, prompts, labels):
+        return [float(len(query)) for query in queries]
+
+    def negative(queries, prompts, labels):
+        return [-float(len(query)) for query in queries]
+"""
+
+
+@pytest.mark.parametrize(("name", "value"), [("", 3.0), (":reward_func", 3.0), (":negative", -3.0)])
+async def test_a_file_names_its_function(name, value, tmp_path):
+    scorer = FunctionScorer(write(tmp_path, LENGTHS) + name)
+    found = await scorer.score("abc")
+    assert (found.value, found.num_tokens, found.truncated) == (value, None, False)
+    await scorer.close()
+    await scorer.close()
+    with pytest.raises(InfraError, match="closed"):
+        await scorer.score("abc")
+    assert scorer.metrics()["rm/num_scored"] == 1.0
+
+
+async def test_messages_without_a_tokenizer_are_refused_before_anything_is_called(tmp_path):
+    scorer = FunctionScorer(lengths)
+    with pytest.raises(ConfigError, match=r"FunctionScorer\.tokenizer: expected the reward model's"):
+        await ready(scorer)
+    make_tiny_tokenizer(tmp_path)
+    await ready(FunctionScorer(lengths, tokenizer=tmp_path))
+    assert (await scorer.score("text")).value == 4.0
+    with pytest.raises(ConfigError, match="beside max_length 9"):
+        FunctionScorer(lengths, max_length=9)
+
+
+async def test_a_path_or_a_function_will_do(tmp_path):
+    write(tmp_path, LENGTHS)
+    assert (await FunctionScorer(tmp_path / "rm.py").score("abc")).value == 3.0
+    assert (await FunctionScorer(lengths).score("abc")).value == 3.0
+
+
+@pytest.mark.parametrize(
+    ("body", "said_of_it"),
+    [
+        ("x = 1", "reward_func"),
+        ("def reward_func(queries): return [0.0]", "by their places"),
+        ("import nothing_of_this_name", "ModuleNotFoundError"),
+        ("def reward_func(:", "SyntaxError"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_a_config_error(body, said_of_it, tmp_path):
+    with pytest.raises(ConfigError, match=said_of_it):
+        FunctionScorer(write(tmp_path, body, f"rm_{abs(hash(body))}.py"))
+
+
+@pytest.mark.parametrize("wrong", ["nowhere.py", "word", 3, None])
+def test_what_names_no_function_is_a_config_error(wrong):
+    with pytest.raises(ConfigError):
+        FunctionScorer(wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"timeout_s": -1}, {"max_batch": 0}, {"max_length": 1}, {"limit": 3}], ids=str)
+def test_a_wrong_argument_is_refused_when_it_is_made(wrong):
+    with pytest.raises(ConfigError):
+        FunctionScorer(lengths, **wrong)
+
+
+async def test_it_is_called_once_a_conversation_unless_batches_are_asked_for():
+    calls = []
+
+    def function(queries, prompts, labels):
+        calls.append((queries, prompts, labels))
+        return lengths(queries, prompts, labels)
+
+    scorer = FunctionScorer(function)
+    assert [each.value for each in await asyncio.gather(*map(scorer.score, ["a", "bb"]))] == [1.0, 2.0]
+    assert sorted(calls) == [(["a"], [""], [None]), (["bb"], [""], [None])]
+    calls.clear()
+    scorer = FunctionScorer(function, max_batch=2, max_wait_s=TOGETHER)
+    assert [each.value for each in await asyncio.gather(*map(scorer.score, ["a", "bb"]))] == [1.0, 2.0]
+    assert calls == [(["a", "bb"], ["", ""], [None, None])]
+
+
+async def test_messages_are_rendered_with_a_tokenizer_and_refused_without(tmp_path):
+    make_tiny_tokenizer(tmp_path)
+    calls = []
+
+    def function(queries, prompts, labels):
+        calls.append((queries, prompts))
+        return [1.0]
+
+    asks = "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"
+    assert (await FunctionScorer(function, tokenizer=tmp_path).score(said("a", question="q"))).value == 1.0
+    assert calls == [([f"{asks}a<|im_end|>\n"], [asks])]
+    with pytest.raises(ConfigError, match=r"FunctionScorer\.tokenizer"):
+        await FunctionScorer(function).score(said("a"))
+    with pytest.raises(DataError):
+        await FunctionScorer(function, tokenizer=tmp_path).score([])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [1.5],
+        1.5,
+        torch.tensor([1.5]),
+        torch.tensor([[1.5]]),
+        {"rewards": torch.tensor([1.5]), "scores": [0.5], "extra_logs": {"a": torch.tensor([1.0])}},
+        (1.5,),
+    ],
+    ids=["list", "number", "tensor", "column", "dict", "tuple"],
+)
+@pytest.mark.parametrize("kind", ["plain", "async", "awaitable"])
+async def test_rewards_are_read_in_every_form_that_functions_give(answer, kind):
+    async def later(queries, prompts, labels):
+        return answer
+
+    def plain(queries, prompts, labels):
+        return later(queries, prompts, labels) if kind == "awaitable" else answer
+
+    assert (await FunctionScorer(later if kind == "async" else plain).score("x")).value == 1.5
+
+
+def wrong(value):
+    def function(queries, prompts, labels):
+        if isinstance(value, BaseException):
+            raise value
+        return value
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ([float("nan")], InfraError),
+        ([float("inf")], InfraError),
+        ([1e300], InfraError),
+        ([None], InfraError),
+        (["1"], InfraError),
+        ([1.0, 2.0], InfraError),
+        ([], InfraError),
+        (None, InfraError),
+        ({"score": [1.0]}, InfraError),
+        (ValueError("no"), InfraError),
+        (TimeoutError("no"), InfraError),
+        (SystemExit("no"), InfraError),
+        (InfraError("down"), InfraError),
+        (DataError("row"), DataError),
+        (ConfigError("key"), ConfigError),
+    ],
+    ids=repr,
+)
+async def test_what_is_no_reward_is_typed_and_counted(value, kind):
+    scorer = FunctionScorer(wrong(value))
+    with pytest.raises(kind):
+        await scorer.score("x")
+    assert (scorer.num_failed, scorer.num_scored, scorer.num_retried) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+async def test_one_that_raises_fails_alone(kind):
+    def plain(queries, prompts, labels):
+        if "bad" in queries:
+            raise ValueError(f"of {len(queries)}")
+        return lengths(queries, prompts, labels)
+
+    async def later(queries, prompts, labels):
+        return plain(queries, prompts, labels)
+
+    scorer = FunctionScorer(plain if kind == "plain" else later, max_batch=3, max_wait_s=TOGETHER)
+    found = await asyncio.gather(*map(scorer.score, ["a", "bad", "cc"]), return_exceptions=True)
+    assert [found[0].value, found[2].value] == [1.0, 2.0]
+    assert isinstance(found[1], InfraError)
+    assert "ValueError: of 1" in str(found[1])
+
+
+async def test_a_failure_is_tried_again_where_that_is_asked():
+    calls = []
+
+    def function(queries, prompts, labels):
+        calls.append(queries)
+        if len(calls) == 1:
+            raise ConnectionError("down")
+        return [2.0]
+
+    scorer = FunctionScorer(function, retries=1)
+    assert (await scorer.score("x")).value == 2.0
+    assert scorer.num_retried == 1
+
+
+async def test_a_plain_function_that_sleeps_blocks_nobody_and_runs_in_as_many_threads_as_may_be():
+    now, most, lock = [0], [0], threading.Lock()
+
+    def slow(queries, prompts, labels):
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        time.sleep(0.02)
+        with lock:
+            now[0] -= 1
+        return lengths(queries, prompts, labels)
+
+    scorer, beats = FunctionScorer(slow, max_concurrent=2), []
+
+    async def heart():
+        while True:
+            beats.append(time.monotonic())
+            await asyncio.sleep(0.001)
+
+    heartbeat = asyncio.create_task(heart())
+    await asyncio.gather(*(scorer.score("x") for _ in range(10)))
+    heartbeat.cancel()
+    assert most[0] == 2
+    assert len(beats) > 10  # ten calls in a row would have let it beat ten times
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+async def test_a_function_that_hangs_fails_in_time_and_the_others_go_on(kind):
+    go = threading.Event()
+
+    def plain(queries, prompts, labels):
+        if queries == ["hang"]:
+            go.wait(60)
+        return [1.0]
+
+    async def later(queries, prompts, labels):
+        if queries == ["hang"]:
+            await asyncio.sleep(60)
+        return [1.0]
+
+    scorer = FunctionScorer(plain if kind == "plain" else later, timeout_s=0.2, max_concurrent=1)
+    hanging, other = asyncio.create_task(scorer.score("hang")), asyncio.create_task(scorer.score("x"))
+    with pytest.raises(InfraError, match=r"within 0\.2 s"):
+        await hanging
+    assert (await other).value == 1.0
+    assert scorer.num_abandoned == (1 if kind == "plain" else 0)
+    go.set()
+    async with asyncio.timeout(30):
+        while scorer.num_abandoned:
+            await asyncio.sleep(0.005)
+
+
+async def test_cancelling_frees_the_place():
+    begun, go = threading.Event(), threading.Event()
+
+    def function(queries, prompts, labels):
+        if queries == ["hang"]:
+            begun.set()
+            go.wait(60)
+        return [1.0]
+
+    scorer = FunctionScorer(function, max_concurrent=1)
+    task = asyncio.create_task(scorer.score("hang"))
+    await asyncio.to_thread(begun.wait, 30)
+    task.cancel()
+    assert (await scorer.score("x")).value == 1.0
+    assert task.cancelled()
+    assert scorer.num_failed == 0
+    go.set()
+
+
+def test_it_may_be_called_from_several_event_loops_one_after_the_other():
+    scorer = FunctionScorer(lengths)
+    for _ in range(3):
+        assert asyncio.run(scorer.score("abc")).value == 3.0
+    assert scorer.num_scored == 3

@@ -1,0 +1,364 @@
+"""GetRewardScorer: what it asks a server of OpenRLHF's kind, and what becomes of its answers and failures."""
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+
+from agentenv.errors import ConfigError, DataError, InfraError
+from agentenv.rewards.models import _asking
+from agentenv.rewards.models.get_reward import GetRewardScorer
+from agentenv.rewards.models.types import ready
+from tests.models import CHATML, make_tiny_tokenizer
+from tests.rewards.models.rm_servers import HANG, RESET, Status, http, in_turn, server
+from tests.rewards.models.tiny import said
+
+TOGETHER = 60.0
+"""Who comes first waits until `max_batch` have come."""
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """Retries wait a millisecond."""
+    monkeypatch.setattr(_asking, "FIRST_PAUSE_S", 0.001)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    make_tiny_tokenizer(folder)
+    return folder
+
+
+@contextlib.asynccontextmanager
+async def scorer_at(answer, **options):
+    """The server and its scorer, closed at the end."""
+    async with server(answer) as asked:
+        scorer = GetRewardScorer(f"{asked.url}/get_reward", **options)
+        try:
+            yield asked, scorer
+        finally:
+            await scorer.close()
+
+
+def lengths(path, body):
+    """As OpenRLHF's server answers: each query's length is its reward."""
+    rewards = [float(len(query)) for query in body["query"]]
+    return {"rewards": rewards, "scores": rewards, "extra_logs": {"dummy_scores": rewards}}
+
+
+def texts(num):
+    return ["x" * (number + 1) for number in range(num)]
+
+
+async def test_texts_that_wait_together_are_asked_in_one_request():
+    async with scorer_at(lengths, max_batch=4, max_wait_s=TOGETHER, api_key="sk-1") as (asked, scorer):
+        found = await asyncio.gather(*map(scorer.score, texts(4)))
+    assert [each.value for each in found] == [1.0, 2.0, 3.0, 4.0]
+    assert asked.bodies == [{"query": texts(4), "prompts": [""] * 4, "labels": [None] * 4}]
+    assert asked.paths == ["/get_reward"]
+    assert asked.headers[0]["authorization"] == "Bearer sk-1"
+    assert scorer.metrics() == {
+        "rm/num_scored": 4.0, "rm/num_failed": 0.0, "rm/num_retried": 0.0, "rm/num_truncated": 0.0,
+    }  # fmt: skip
+
+
+async def test_a_password_in_the_address_is_sent_and_never_shown():
+    refusal = Status(401, "secret-1 is not it")
+    async with server(lambda path, body: refusal) as asked:
+        scorer = GetRewardScorer(f"{asked.url.replace('//', '//rm:secret-1@')}/get_reward")
+        with pytest.raises(ConfigError, match=f"{asked.url}/get_reward: expected status 200, got 401") as raised:
+            await scorer.score("x")
+        await scorer.close()
+    assert asked.headers[0]["authorization"] == "Basic cm06c2VjcmV0LTE="
+    assert "secret-1" not in str(raised.value) + scorer.url
+
+
+@pytest.mark.parametrize("load", [True, False], ids=["folder", "object"])
+async def test_messages_are_rendered_by_the_models_tokenizer_and_begin_with_their_prompt(folder, load):
+    from transformers import AutoTokenizer
+
+    tokenizer = folder if load else AutoTokenizer.from_pretrained(folder)
+    async with scorer_at(lengths, tokenizer=tokenizer) as (asked, scorer):
+        found = await scorer.score(said("It is 42.", question="6 * 7?"))
+    asks = "<|im_start|>user\n6 * 7?<|im_end|>\n<|im_start|>assistant\n"
+    assert asked.bodies == [{"query": [f"{asks}It is 42.<|im_end|>\n"], "prompts": [asks], "labels": [None]}]
+    own = AutoTokenizer.from_pretrained(folder).encode(f"{asks}It is 42.<|im_end|>\n")
+    assert (found.num_tokens, found.truncated) == (len(own), False)
+
+
+async def test_messages_may_be_sent_to_a_server_that_renders_them_and_says_what_it_saw():
+    def answer(path, body):
+        """As `agentenv rm serve` answers."""
+        num = len(body.get("messages") or body["query"])
+        logs = {"rm_value": [7.0] * num, "rm_truncated": [1.0] * num, "rm_num_tokens": [9.0] * num}
+        return {"rewards": [3.5] * num, "scores": [3.5] * num, "extra_logs": logs}
+
+    conversations = [said("a"), said("b")]
+    options = {"send_messages": True, "max_batch": 2, "max_wait_s": TOGETHER}
+    async with scorer_at(answer, **options) as (asked, scorer):
+        found = await asyncio.gather(*map(scorer.score, conversations))
+        assert asked.bodies == [{"messages": conversations}]
+        mixed = await asyncio.gather(scorer.score("text"), scorer.score(conversations[0]))
+        with pytest.raises(DataError):
+            await scorer.score([])
+    assert {(each.value, each.num_tokens, each.truncated) for each in found + mixed} == {(3.5, 9, True)}
+    assert (scorer.num_scored, scorer.num_truncated, scorer.num_failed) == (4, 4, 1)
+
+
+ROOTS = {
+    "OpenRLHF's": Status(404, {"detail": "Not Found"}),
+    "a page": http("<html>"),
+    "a page of another": {"name": "rewards"},
+    "a list": ["agentenv"],
+    "no GET": Status(405),
+    "elsewhere": Status(307, headers={"Location": "/docs"}),
+}
+"""What other servers have at /."""
+
+
+@pytest.mark.parametrize("root", ROOTS)
+async def test_messages_without_a_tokenizer_are_refused_with_what_to_do_by_servers_that_do_not_render(root):
+    async with scorer_at(lambda path, body: ROOTS[root] if path == "/" else lengths(path, body)) as (asked, scorer):
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=r"GetRewardScorer\.tokenizer: expected the reward model's"):
+                await ready(scorer)
+        found = await asyncio.gather(*(scorer.score(said("x")) for _ in range(9)), return_exceptions=True)
+        assert {type(each) for each in found} == {ConfigError}
+        assert (await scorer.score("text is scored")).value == 14.0
+    assert (asked.paths, scorer.num_failed) == (["/", "/get_reward"], 9)
+
+
+def like_ours(path, body):
+    """As `agentenv rm serve` answers."""
+    if path == "/":
+        return {"model": "rm", "agentenv": "1.0", "shift": 0.0}
+    return {"rewards": [3.5] * len(body.get("messages") or body["query"])}
+
+
+async def test_a_server_of_ours_is_asked_once_what_it_is_and_then_renders():
+    async with scorer_at(like_ours, max_batch=9, max_wait_s=0.2) as (asked, scorer):
+        conversations = [said(letter) for letter in "abcdefghi"]
+        found = await asyncio.gather(*map(scorer.score, conversations))
+        await ready(scorer)
+    assert {each.value for each in found} == {3.5}
+    assert asked.paths.count("/") == 1
+    sent = [each for body in asked.bodies for each in body["messages"]]
+    assert sorted(sent, key=str) == conversations
+
+
+async def test_a_server_that_is_busy_when_it_is_asked_what_it_is_is_asked_again():
+    roots = in_turn(Status(503), RESET, Status(429), like_ours("/", None))
+    async with scorer_at(lambda path, body: roots() if path == "/" else like_ours(path, body)) as (asked, scorer):
+        await ready(scorer)
+    assert (asked.paths, scorer.num_retried) == (["/"] * 4, 3)
+
+
+@pytest.mark.parametrize(("root", "kind"), [(Status(401), ConfigError), (Status(500), InfraError), (RESET, InfraError)],
+                         ids=["key", "500", "reset"])  # fmt: skip
+async def test_a_server_that_does_not_say_what_it_is_is_not_taken_for_another(root, kind):
+    async with scorer_at(lambda path, body: root, retries=1) as (_, scorer):
+        with pytest.raises(kind, match=r"expected (status 200|an answer)"):
+            await ready(scorer)
+
+
+@pytest.mark.parametrize("options", [{"send_messages": True}, {"tokenizer": "folder"}], ids=str)
+async def test_a_server_is_not_asked_what_it_is_where_that_is_said(folder, options):
+    options = {**options, "tokenizer": folder} if "tokenizer" in options else options
+    async with scorer_at(like_ours, **options) as (asked, scorer):
+        await ready(scorer)
+        await scorer.score(said("x"))
+    assert asked.paths == ["/get_reward"]
+
+
+async def test_a_tokenizer_that_is_not_there_is_said_before_anything_is_asked(tmp_path):
+    async with scorer_at(lengths, tokenizer=str(tmp_path)) as (asked, scorer):
+        with pytest.raises(ConfigError, match="expected a tokenizer in"):
+            await ready(scorer)
+    assert asked.paths == []
+
+
+async def test_a_server_that_is_told_not_to_render_is_not_asked():
+    async with scorer_at(like_ours, send_messages=False) as (asked, scorer):
+        with pytest.raises(ConfigError, match="tokenizer"):
+            await ready(scorer)
+    assert asked.paths == []
+
+
+@pytest.mark.parametrize("conversation", [[], "", [{"role": "user", "content": "x"}], said("\ud800")], ids=str)
+async def test_what_is_no_conversation_is_a_data_error(conversation, folder):
+    async with scorer_at(lengths, tokenizer=folder) as (asked, scorer):
+        with pytest.raises(DataError):
+            await scorer.score(conversation)
+    assert (asked.bodies, scorer.num_failed) == ([], 1)
+
+
+async def test_half_a_surrogate_pair_fails_alone():
+    async with scorer_at(lengths, max_batch=3, max_wait_s=TOGETHER) as (_, scorer):
+        found = await asyncio.gather(*map(scorer.score, ["a", "\ud800", "bc"]), return_exceptions=True)
+    assert isinstance(found[1], DataError)
+    assert [found[0].value, found[2].value] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(("overflow", "begins", "ends"), [("left", False, True), ("right", True, False)])
+async def test_what_is_too_long_is_cut_here_and_counted(overflow, begins, ends, folder):
+    long = said(f"first {'word ' * 50} last", question="q")
+    async with scorer_at(lengths, tokenizer=folder, max_length=40, overflow=overflow) as (asked, scorer):
+        found = await scorer.score(long)
+        assert (found.num_tokens, found.truncated, scorer.num_truncated) == (40, True, 1)
+        assert not (await scorer.score(said("x"))).truncated
+    (query,) = asked.bodies[0]["query"]
+    assert (query.startswith("<|im_start|>user"), query.endswith("last<|im_end|>\n")) == (begins, ends)
+
+
+async def test_what_is_too_long_is_refused_by_default(folder):
+    async with scorer_at(lengths, tokenizer=folder, max_length=40) as (asked, scorer):
+        with pytest.raises(DataError, match="at most 40 tokens"):
+            await scorer.score(said("word " * 50))
+    assert asked.bodies == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"url": "h:5000"},
+        {"overflow": "up"},
+        {"max_length": 0},
+        {"max_length": 9},
+        {"overflow": "left"},
+        {"retries": "x"},
+        {"batch": 3},
+        {"api_key": ""},
+    ],
+    ids=str,
+)
+def test_a_wrong_argument_is_refused_when_it_is_made(wrong):
+    with pytest.raises(ConfigError):
+        GetRewardScorer(**({"url": "http://h:1/get_reward"} | wrong))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"rewards": [1.0]},
+        {"rewards": [[1.0]]},
+        {"rewards": 1.0},
+        {"rewards": [1], "scores": None, "extra_logs": {}},
+        [1.0],
+    ],
+    ids=json.dumps,
+)
+async def test_rewards_are_read_in_every_form_that_servers_give(answer):
+    async with scorer_at(lambda path, body: http(json.dumps(answer))) as (_, scorer):
+        assert (await scorer.score("x")).value == 1.0
+
+
+FAILURES = {
+    "500": Status(500),
+    "502": Status(502),
+    "429": Status(429, headers={"Retry-After": "0"}),
+    "reset": RESET,
+    "half": http({"rewards": [1.0]}, length=999),
+    "no json": http(b"oops"),
+    "no rewards": http({"score": [1.0]}),
+    "two": http({"rewards": [1.0, 2.0]}),
+    "none": http({"rewards": []}),
+    "nan": http(b'{"rewards": [NaN]}'),
+    "infinite": http(b'{"rewards": [1e999]}'),
+    "too large": http({"rewards": [1e300]}),
+    "null": http({"rewards": [None]}),
+    "text": http({"rewards": ["1"]}),
+    "nothing": http(b"null"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+async def test_a_failure_is_tried_again_and_then_an_infra_error(name):
+    answers = in_turn(FAILURES[name], {"rewards": [3.0]})
+    async with scorer_at(lambda path, body: answers()) as (asked, scorer):
+        assert (await scorer.score("x")).value == 3.0
+        assert (len(asked.bodies), scorer.num_retried, scorer.num_scored) == (2, 1, 1)
+    async with scorer_at(lambda path, body: FAILURES[name], retries=2) as (asked, scorer):
+        with pytest.raises(InfraError, match=r"\(3 attempts\.\)"):
+            await scorer.score("x")
+        assert (len(asked.bodies), scorer.num_retried, scorer.num_failed) == (3, 2, 1)
+
+
+async def test_a_hang_ends_in_time():
+    async with scorer_at(lambda path, body: HANG, timeout_s=0.2, retries=0) as (asked, scorer):
+        with pytest.raises(InfraError, match=r"within 0\.2 s"):
+            await scorer.score("x")
+    assert len(asked.bodies) == 1
+
+
+def bad_at(text, answer):
+    def reply(path, body):
+        return answer(body) if text in body["query"] else lengths(path, body)
+
+    return reply
+
+
+def instead(value):
+    """Answers with `value` in the place of "xxx"'s reward."""
+
+    def answer(body):
+        found = lengths("", body)["rewards"]
+        found[body["query"].index("xxx")] = value
+        return http(json.dumps({"rewards": found}))
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (lambda body: Status(500), InfraError),
+        (lambda body: Status(503), InfraError),
+        (lambda body: Status(422), DataError),
+        (lambda body: Status(413), DataError),
+        (lambda body: RESET, InfraError),
+        (lambda body: {"rewards": [0.0] * (len(body["query"]) + 1)}, InfraError),
+        (instead(float("nan")), InfraError),
+        (instead(None), InfraError),
+    ],
+    ids=["500", "503", "422", "413", "reset", "wrong count", "nan", "null"],
+)
+async def test_one_that_fails_fails_alone_and_the_others_keep_their_scores(answer, kind):
+    async with scorer_at(bad_at("xxx", answer), max_batch=5, max_wait_s=TOGETHER, retries=1) as (asked, scorer):
+        found = await asyncio.gather(*map(scorer.score, texts(5)), return_exceptions=True)
+    assert isinstance(found.pop(2), kind)
+    assert [each.value for each in found] == [1.0, 2.0, 4.0, 5.0]
+    assert (scorer.num_scored, scorer.num_failed) == (4, 1)
+    assert len(asked.bodies[0]["query"]) == 5
+
+
+async def test_one_that_makes_a_server_answer_503_fails_alone_without_retries_too():
+    answer = bad_at("xxx", lambda body: Status(503))
+    async with scorer_at(answer, max_batch=5, max_wait_s=TOGETHER, retries=0) as (_, scorer):
+        found = await asyncio.gather(*map(scorer.score, texts(5)), return_exceptions=True)
+    assert isinstance(found.pop(2), InfraError)
+    assert [each.value for each in found] == [1.0, 2.0, 4.0, 5.0]
+
+
+async def test_a_wrong_path_is_a_config_error():
+    async with scorer_at(lambda path, body: Status(404)) as (asked, scorer):
+        with pytest.raises(ConfigError, match="Check the address"):
+            await scorer.score("x")
+    assert len(asked.bodies) == 1
+
+
+async def test_closing_twice_is_harmless_and_ends_what_waits():
+    async with scorer_at(lambda path, body: HANG) as (_, scorer):
+        task = asyncio.create_task(scorer.score("x"))
+        await asyncio.sleep(0.05)
+        await scorer.close()
+        await scorer.close()
+        with pytest.raises(InfraError, match="closed"):
+            await task
+
+
+def test_the_tokenizer_renders_as_the_tests_say(folder):
+    from transformers import AutoTokenizer
+
+    assert AutoTokenizer.from_pretrained(folder).chat_template == CHATML

@@ -1,0 +1,789 @@
+"""VLLMHTTPScorer: what it asks a vLLM server, what it believes of its answers, and what becomes of its failures."""
+
+import asyncio
+import contextlib
+import gc
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import httpx
+import pytest
+
+from agentenv.deadlines import bounded
+from agentenv.errors import ConfigError, DataError, InfraError
+from agentenv.rewards._http import pause_s, retry_after_s
+from agentenv.rewards.models import _asking, _http
+from agentenv.rewards.models.opening import open_scorer
+from agentenv.rewards.models.reward import ModelReward
+from agentenv.rewards.models.types import ready
+from agentenv.rewards.models.vllm_http import VLLMHTTPScorer
+from agentenv.rewards.types import Response
+from tests.models import AS_ON_ONE_GPU, make_tiny_tokenizer
+from tests.rewards.models.rm_servers import HANG, RESET, FakeVLLM, Status, http, in_turn, raw_value, server
+from tests.rewards.models.tiny import make_tiny_rm, said
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """Retries wait a millisecond."""
+    monkeypatch.setattr(_asking, "FIRST_PAUSE_S", 0.001)
+
+
+TOGETHER = 60.0
+"""Who comes first waits until `max_batch` have come."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    from transformers import AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    make_tiny_tokenizer(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def ids_of(tokenizer, conversation):
+    return FakeVLLM(tokenizer=tokenizer).rendered(conversation)
+
+
+@contextlib.asynccontextmanager
+async def scorer_at(fake, **options):
+    """The server and its scorer, closed at the end."""
+    async with server(fake) as asked:
+        scorer = VLLMHTTPScorer(asked.url, **options)
+        try:
+            yield asked, scorer
+        finally:
+            await scorer.close()
+
+
+async def until(holds):
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+# --- what is asked --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("endpoint", ["classify", "pooling"])
+async def test_conversations_that_wait_together_are_rendered_here_and_asked_in_one_request(endpoint, tokenizer):
+    conversations = [said(f"It is {number}.") for number in range(5)]
+    async with scorer_at(FakeVLLM(), tokenizer=tokenizer, endpoint=endpoint, max_batch=5, max_wait_s=TOGETHER) as (
+        asked,
+        scorer,
+    ):
+        found = await asyncio.gather(*map(scorer.score, conversations))
+    ids = [ids_of(tokenizer, each) for each in conversations]
+    assert [each.value for each in found] == [raw_value(each) for each in ids]
+    assert [each.num_tokens for each in found] == [len(each) for each in ids]
+    assert [body["input"] for body in asked.bodies] == [ids]
+    (body,) = asked.bodies
+    assert (body["model"], body["use_activation"], body["add_special_tokens"]) == ("rm", False, False)
+    assert asked.paths == ["/v1/models", f"/{endpoint}"]
+    assert scorer.metrics() == {
+        "rm/num_scored": 5.0, "rm/num_failed": 0.0, "rm/num_retried": 0.0, "rm/num_truncated": 0.0,
+    }  # fmt: skip
+
+
+async def test_without_a_tokenizer_the_server_renders_each_conversation_without_generation_prompt(tokenizer):
+    conversations = [said("a"), said("b", system="Be kind.")]
+    trusted = [{**message, "trusted": True} for message in conversations[1]]
+    async with scorer_at(FakeVLLM(tokenizer=tokenizer), max_batch=32) as (asked, scorer):
+        found = [await scorer.score(each) for each in (conversations[0], trusted)]
+        text = await scorer.score("<|im_start|>x")
+    assert [each.value for each in found] == [raw_value(ids_of(tokenizer, each)) for each in conversations]
+    assert [each.num_tokens for each in found] == [len(ids_of(tokenizer, each)) for each in conversations]
+    assert [body.get("messages") for body in asked.bodies] == [*conversations, None]
+    assert {body.get("add_generation_prompt", False) for body in asked.bodies} == {False}
+    assert {body["add_special_tokens"] for body in asked.bodies} == {False}  # or text would get a second BOS
+    assert (asked.bodies[2]["input"], text.num_tokens) == (["<|im_start|>x"], len(tokenizer.encode("<|im_start|>x")))
+
+
+async def test_a_model_is_asked_for_by_the_name_the_server_has_for_it(tokenizer):
+    async with scorer_at(FakeVLLM(models=["b", "rm"]), tokenizer=tokenizer) as (asked, scorer):
+        await scorer.score(said("x"))
+        named = VLLMHTTPScorer(f"{asked.url}/v1/", model="rm", tokenizer=tokenizer)
+        await named.score(said("x"))
+        await named.close()
+        assert [body["model"] for body in asked.bodies] == ["b", "rm"]  # names of one model
+        wrong = VLLMHTTPScorer(asked.url, model="other", tokenizer=tokenizer)
+        with pytest.raises(ConfigError, match=r"'other' to be served, got \['b', 'rm'\]"):
+            await wrong.score(said("x"))
+
+
+async def test_a_server_of_several_models_needs_the_name_of_one(tokenizer):
+    rows = {"data": [{"id": "policy", "root": "p"}, {"id": "rm", "root": "r"}]}
+    async with scorer_at(lambda path, body: rows, tokenizer=tokenizer) as (_, scorer):
+        with pytest.raises(ConfigError, match="expected one model to be served"):
+            await scorer.score(said("x"))
+
+
+async def test_the_key_is_sent_and_never_shown(tokenizer):
+    fake = FakeVLLM(first=lambda: Status(401, "the key sk-1 is wrong"))
+    async with scorer_at(fake, tokenizer=tokenizer, api_key="sk-1") as (asked, scorer):
+        with pytest.raises(ConfigError) as raised:
+            await scorer.score(said("x"))
+    assert asked.headers[0]["authorization"] == "Bearer sk-1"
+    assert "Check the API key." in str(raised.value)
+    assert "sk-1" not in str(raised.value) + repr(scorer.asker.asking)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"url": "localhost:8000"},
+        {"url": "ftp://h"},
+        {"url": None},
+        {"endpoint": "score"},
+        {"overflow": "middle"},
+        {"max_length": 1},
+        {"label": "good"},
+        {"tokenizer": 3},
+        {"timeout_s": 0},
+        {"retries": -1},
+        {"max_concurrent": 0},
+        {"max_batch": 1.5},
+        {"max_wait_s": -1},
+        {"timeout": 5},
+        {"api_key": "two words"},
+    ],
+    ids=str,
+)
+def test_a_wrong_argument_is_refused_when_it_is_made(wrong):
+    with pytest.raises(ConfigError):
+        VLLMHTTPScorer(**({"url": "http://h:1"} | wrong))
+
+
+async def test_a_tokenizer_that_is_not_there_is_a_config_error(tmp_path):
+    async with scorer_at(FakeVLLM(), tokenizer=tmp_path / "none") as (_, scorer):
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="expected a tokenizer in"):
+                await scorer.score(said("x"))
+
+
+@pytest.mark.parametrize("wrong", [{"model": "other"}, {"tokenizer": "/no/such"}, {"max_length": 513}], ids=str)
+async def test_a_wrong_setting_is_found_before_anything_is_scored(wrong):
+    async with scorer_at(FakeVLLM(), **wrong) as (asked, scorer):
+        with pytest.raises(ConfigError):
+            await ready(scorer)
+    assert asked.paths == ["/v1/models"]
+
+
+async def test_a_server_that_is_ready_is_asked_about_its_model_once(tokenizer):
+    async with scorer_at(FakeVLLM(), tokenizer=tokenizer) as (asked, scorer):
+        await ready(scorer)
+        await scorer.score(said("x"))
+    assert asked.paths == ["/v1/models", "/classify"]
+
+
+# --- what is believed: activations, labels, lengths -----------------------------------------------------------------
+
+
+def unit(ids):
+    """Raw numbers that happen to be in 0..1, as an activation gives them."""
+    return (sum(ids) % 100) / 100
+
+
+@pytest.mark.parametrize("switch", ["use_activation", "activation", "softmax"])
+@pytest.mark.parametrize("labels", [1, 3])
+async def test_values_in_0_to_1_are_believed_only_of_a_server_that_knows_the_difference(switch, labels, tokenizer):
+    def raw(ids):
+        """One number, or three."""
+        return unit(ids) if labels == 1 else [unit(ids), 0.5, 0.25]
+
+    conversations = [said(f"{number}") for number in range(6)]
+    options = {"tokenizer": tokenizer, "label": 0}
+    async with scorer_at(FakeVLLM(raw, switches=(switch,)), **options) as (asked, scorer):
+        found = await asyncio.gather(*map(scorer.score, conversations))
+        asked_before = len(asked.bodies)
+        again = [await scorer.score(each) for each in conversations]
+    assert [each.value for each in found + again] == [unit(ids_of(tokenizer, each)) for each in conversations] * 2
+    assert len(asked.bodies) == asked_before + len(conversations)  # it is shown once
+    assert all(sum(name in body for name in ("use_activation", "activation", "softmax")) == 1 for body in asked.bodies)
+
+
+async def test_a_server_that_always_activates_is_refused(tokenizer):
+    async with scorer_at(FakeVLLM(switches=()), tokenizer=tokenizer) as (asked, scorer):
+        with pytest.raises(ConfigError, match="applies one always") as raised:
+            await scorer.score(said("x"))
+    assert "bounded=True" in str(raised.value)
+    assert len(asked.bodies) == 7  # the question, and both ways of each of three switches
+    assert scorer.num_failed == 1
+
+
+async def test_a_server_that_refuses_unknown_switches_is_refused_too(tokenizer):
+    def answer(path, body):
+        """One that knows no other field than `use_activation`, and ignores that."""
+        unknown = body is not None and "use_activation" not in body
+        return Status(422, "extra fields") if unknown else FakeVLLM(switches=())(path, body)
+
+    async with scorer_at(answer, tokenizer=tokenizer) as (_, scorer):
+        with pytest.raises(ConfigError, match="applies one always"):
+            await scorer.score(said("x"))
+
+
+async def test_a_models_own_numbers_in_0_to_1_are_taken_where_that_is_said(tokenizer):
+    async with scorer_at(FakeVLLM(unit, switches=()), tokenizer=tokenizer, bounded=True) as (asked, scorer):
+        assert 0.0 < (await scorer.score(said("x"))).value < 1.0
+    assert len(asked.bodies) == 1
+
+
+async def test_a_value_outside_of_0_to_1_needs_no_proof(tokenizer):
+    async with scorer_at(FakeVLLM(lambda ids: [0.5, 0.5, -2.0]), tokenizer=tokenizer, label=2) as (asked, scorer):
+        assert (await scorer.score(said("x"))).value == -2.0
+    assert len(asked.bodies) == 1
+
+
+@pytest.mark.parametrize("label", [None, 3])
+async def test_of_several_numbers_one_must_be_named(label, tokenizer):
+    async with scorer_at(FakeVLLM(lambda ids: [3.0, -1.0, 2.0]), tokenizer=tokenizer, label=label) as (_, scorer):
+        with pytest.raises(ConfigError, match=r"one of the model's 3 numbers, got (None|3)"):
+            await scorer.score(said("x"))
+
+
+@pytest.mark.parametrize("by", ["us", "the server"])
+@pytest.mark.parametrize("overflow", ["error", "left", "right"])
+async def test_what_is_too_long_is_refused_or_cut_and_counted(by, overflow, tokenizer):
+    long, fake = said("word " * 40), FakeVLLM(tokenizer=tokenizer, max_length=32)
+    ids = ids_of(tokenizer, long)
+    options = {"overflow": overflow, "tokenizer": tokenizer if by == "us" else None}
+    async with scorer_at(fake, **options) as (asked, scorer):
+        if overflow == "error":
+            with pytest.raises(DataError, match="32 tokens"):
+                await scorer.score(long)
+            assert (scorer.num_failed, scorer.num_truncated, scorer.num_retried) == (1, 0, 0)
+            assert len(asked.bodies) == (0 if by == "us" else 1)
+            return
+        found = await scorer.score(long)
+        cut = ids[-32:] if overflow == "left" else ids[:32]
+        assert (found.value, found.num_tokens, found.truncated) == (raw_value(cut), 32, True)
+        short = await scorer.score(said("x"))
+        assert (short.truncated, scorer.num_truncated) == (False, 1)
+
+
+async def test_a_smaller_max_length_is_kept_to_and_a_larger_one_refused(tokenizer):
+    fake = FakeVLLM(tokenizer=tokenizer, max_length=64)
+    for tokens in (tokenizer, None):
+        async with scorer_at(fake, tokenizer=tokens, max_length=24) as (_, scorer):
+            assert (await scorer.score(said("x", question="y"))).num_tokens <= 24
+            with pytest.raises(DataError, match="at most 24 tokens"):
+                await scorer.score(said("x" * 20))
+    async with scorer_at(fake, tokenizer=tokenizer, max_length=65) as (_, scorer):
+        with pytest.raises(ConfigError, match="at most the server's 64"):
+            await scorer.score(said("x"))
+
+
+async def test_a_server_that_scores_other_tokens_than_were_sent_is_refused(tokenizer):
+    def answer(path, body):
+        """It puts a BOS before everything."""
+        found = FakeVLLM()(path, body)
+        return found if body is None else found | {"usage": {"prompt_tokens": found["usage"]["prompt_tokens"] + 1}}
+
+    async with scorer_at(answer, tokenizer=tokenizer) as (_, scorer):
+        with pytest.raises(ConfigError, match="adds or drops some"):
+            await scorer.score(said("x"))
+
+
+@pytest.mark.parametrize("given", [None, tokenizer], ids=["theirs", "ours"])
+@pytest.mark.parametrize(
+    "conversation",
+    [[], "", 3, [{"role": "user", "content": "x"}], [{"role": "assistant", "content": "x"}], said("\ud800"), "\ud800"],
+    ids=["empty", "no text", "number", "no answer", "no question", "surrogate", "surrogate in text"],
+)
+async def test_what_is_no_conversation_is_a_data_error(given, conversation, tokenizer):
+    options = {"tokenizer": tokenizer if given is not None else None}
+    fake = FakeVLLM(tokenizer=tokenizer, first=lambda: Status(400, "The decoder prompt cannot be empty"))
+    async with scorer_at(fake, **options) as (_, scorer):
+        with pytest.raises(DataError):
+            await scorer.score(conversation)
+    assert (scorer.num_failed, scorer.num_retried) == (1, 0)
+
+
+# --- failures -------------------------------------------------------------------------------------------------------
+
+
+async def drip(writer):
+    """A byte every few milliseconds, for ever: no single read is slow."""
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+    with contextlib.suppress(ConnectionError):
+        while True:
+            writer.write(b" ")
+            await writer.drain()
+            await asyncio.sleep(0.005)
+
+
+def row(*values, index=0):
+    return {"index": index, "probs": list(values)}
+
+
+FAILURES = {
+    "500": Status(500, "CUDA error"),
+    "503": Status(503),
+    "429": Status(429, headers={"Retry-After": "0"}),
+    "408": Status(408),
+    "reset": RESET,
+    "half an answer": http({"data": [row(5.0)]}, length=1000),
+    "no http": b"hello\r\n\r\n",
+    "no json": "<html>",
+    "nan": b'{"data": [{"index": 0, "probs": [NaN]}]}',
+    "infinite": b'{"data": [{"index": 0, "probs": [1e999]}]}',
+    "too large": {"data": [row(1e300)]},
+    "null": {"data": [row(None)]},
+    "text": {"data": [row("1.0")]},
+    "bool": {"data": [row(True)]},
+    "no numbers": {"data": [row()]},
+    "a number": {"data": [{"index": 0, "probs": 1.0}]},
+    "none": {"data": []},
+    "two": {"data": [row(1.0), row(1.0, index=1)]},
+    "one index twice": {"data": [row(1.0), row(2.0)]},
+    "another index": {"data": [row(1.0, index=7)]},
+    "no data": {"error": "x"},
+    "a list": [1.0],
+    "deep": b"[" * 100_000,
+}
+FAILURES = {name: http(each) if isinstance(each, str | dict | list) else each for name, each in FAILURES.items()}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+async def test_a_failure_is_tried_again_and_counted(name, tokenizer):
+    fake = FakeVLLM(first=in_turn(FAILURES[name], FAILURES[name], None))
+    async with scorer_at(fake, tokenizer=tokenizer) as (asked, scorer):
+        found = await scorer.score(said("x"))
+    assert found.value == raw_value(ids_of(tokenizer, said("x")))
+    assert (len(asked.bodies), scorer.num_retried, scorer.num_scored, scorer.num_failed) == (3, 2, 1, 0)
+
+
+@pytest.mark.parametrize("name", ["500", "429", "reset", "nan", "none", "no json"])
+async def test_a_failure_that_stays_is_an_infra_error_after_so_many_attempts(name, tokenizer):
+    async with scorer_at(FakeVLLM(first=lambda: FAILURES[name]), tokenizer=tokenizer, retries=2) as (asked, scorer):
+        with pytest.raises(InfraError, match=r"\(3 attempts\.\)"):
+            await scorer.score(said("x"))
+    assert (len(asked.bodies), scorer.num_retried, scorer.num_scored, scorer.num_failed) == (3, 2, 0, 1)
+
+
+async def test_a_server_that_is_not_there_is_an_infra_error(tokenizer):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        scorer = VLLMHTTPScorer(f"http://127.0.0.1:{free.getsockname()[1]}", tokenizer=tokenizer, retries=1)
+        with pytest.raises(InfraError, match="ConnectError"):
+            await scorer.score(said("x"))
+    assert (scorer.num_retried, scorer.num_failed) == (1, 1)
+
+
+@pytest.mark.parametrize("answer", [HANG, drip], ids=["hang", "drip"])
+async def test_a_hang_and_a_slow_drip_end_in_time_and_are_tried_again(answer, tokenizer):
+    fake = FakeVLLM(first=in_turn(answer, None))
+    async with scorer_at(fake, tokenizer=tokenizer, timeout_s=2.0) as (asked, scorer):
+        assert (await scorer.score(said("x"))).value == raw_value(ids_of(tokenizer, said("x")))
+        assert scorer.num_retried == 1
+    async with scorer_at(FakeVLLM(first=lambda: answer), tokenizer=tokenizer, timeout_s=0.3) as (asked, scorer):
+        await scorer.served()
+        begun = time.monotonic()
+        with pytest.raises(InfraError, match="expected an answer within"):
+            await scorer.score(said("x"))
+        assert time.monotonic() - begun < 10.0
+        assert 2 <= len(asked.bodies) <= 3  # half of the time each
+
+
+async def test_a_server_that_asks_to_wait_longer_than_there_is_time_is_not_waited_for(tokenizer):
+    fake = FakeVLLM(first=lambda: Status(429, headers={"Retry-After": "1000"}))
+    async with scorer_at(fake, tokenizer=tokenizer) as (asked, scorer):
+        with pytest.raises(InfraError, match=r"in 1000\.0 s, would be too late"):
+            await scorer.score(said("x"))
+    assert len(asked.bodies) == 1
+
+
+async def test_a_retry_waits_as_long_as_the_server_asks(tokenizer):
+    fake = FakeVLLM(first=in_turn(Status(429, headers={"Retry-After": "0.4"}), None))
+    async with scorer_at(fake, tokenizer=tokenizer) as (_, scorer):
+        await scorer.served()
+        begun = time.monotonic()
+        await scorer.score(said("x"))
+    assert time.monotonic() - begun >= 0.4
+
+
+@pytest.mark.parametrize(
+    ("header", "low", "high"),
+    [
+        (None, 0, 0),
+        ("", 0, 0),
+        ("soon", 0, 0),
+        ("-3", 0, 0),
+        ("nan", 0, 0),
+        ("2", 2, 2),
+        (" 1.5 ", 1.5, 1.5),
+    ],
+)
+def test_retry_after_is_seconds_and_anything_else_no_wait(header, low, high):
+    assert low <= retry_after_s(header) <= high
+
+
+@pytest.mark.parametrize(("hours", "low", "high"), [(1, 3000, 3600), (-1, 0, 0)])
+def test_retry_after_may_be_a_date(hours, low, high):
+    assert low <= retry_after_s(format_datetime(datetime.now(UTC) + timedelta(hours=hours))) <= high
+
+
+def test_pauses_grow_are_jittered_and_end_at_the_longest():
+    for attempt, longest in [(1, 0.25), (2, 0.5), (4, 2.0), (30, 30.0), (10_000, 30.0)]:
+        pauses = {pause_s(attempt, 0.25) for _ in range(50)}
+        assert longest / 2 <= min(pauses) < max(pauses) <= longest
+
+
+async def test_an_answer_that_is_too_long_is_not_read(monkeypatch, tokenizer):
+    monkeypatch.setattr(_http, "MAX_ANSWER_BYTES", 1000)
+
+    async def endless(writer):
+        """What never ends."""
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(b"[" * 10_000)
+                await writer.drain()
+
+    async with scorer_at(FakeVLLM(first=lambda: endless), tokenizer=tokenizer) as (_, scorer):
+        with pytest.raises(InfraError, match="at most 1000 bytes"):
+            await scorer.score(said("x"))
+
+
+@pytest.mark.parametrize(
+    ("code", "said_of_it"), [(401, "API key"), (403, "rights"), (404, "model's name"), (307, "ad")]
+)
+async def test_a_wrong_address_or_key_is_a_config_error_and_not_tried_again(code, said_of_it, tokenizer):
+    async with scorer_at(FakeVLLM(first=lambda: Status(code)), tokenizer=tokenizer) as (asked, scorer):
+        with pytest.raises(ConfigError, match=said_of_it):
+            await scorer.score(said("x"))
+    assert (len(asked.bodies), scorer.num_failed) == (1, 1)
+
+
+# --- one among others -----------------------------------------------------------------------------------------------
+
+
+def poisoned(ids, answer):
+    """A server that gives `answer` to every request with these ids in it."""
+
+    def reply(path, body):
+        return answer(body) if body is not None and ids in body["input"] else FakeVLLM()(path, body)
+
+    return reply
+
+
+def with_nan(ids):
+    """The answers, with NaN in the place of these ids'."""
+
+    def answer(body):
+        found = FakeVLLM()("/classify", body)
+        found["data"][body["input"].index(ids)]["probs"] = [math.nan]
+        return found
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "retries"),
+    [
+        (lambda ids: lambda body: Status(400, "Token id 99999 is out of vocabulary"), DataError, 0),
+        (lambda ids: lambda body: Status(413), DataError, 0),
+        (lambda ids: lambda body: Status(500), InfraError, 3),
+        (lambda ids: lambda body: RESET, InfraError, 3),
+        (lambda ids: lambda body: http(b"{"), InfraError, 3),
+        (lambda ids: lambda body: {"data": [row(1.0)] * (len(body["input"]) - 1)}, InfraError, 3),
+        (lambda ids: with_nan(ids), InfraError, 3),
+    ],
+    ids=["400", "413", "500", "reset", "half", "wrong count", "nan"],
+)
+async def test_one_that_makes_requests_fail_fails_alone(make, kind, retries, tokenizer):
+    conversations = [said(f"{number}") for number in range(8)]
+    bad = ids_of(tokenizer, conversations[3])
+    async with scorer_at(poisoned(bad, make(bad)), tokenizer=tokenizer, max_batch=8, max_wait_s=TOGETHER) as (
+        asked,
+        scorer,
+    ):
+        found = await asyncio.gather(*map(scorer.score, conversations), return_exceptions=True)
+    assert isinstance(found.pop(3), kind)
+    del conversations[3]
+    assert [each.value for each in found] == [raw_value(ids_of(tokenizer, each)) for each in conversations]
+    assert (scorer.num_scored, scorer.num_failed, scorer.num_retried) == (7, 1, retries)
+    assert len(asked.bodies[0]["input"]) == 8
+
+
+async def test_one_that_makes_the_server_hang_costs_the_others_time_and_no_score(tokenizer):
+    conversations = [said(f"{number}") for number in range(4)]
+    bad = ids_of(tokenizer, conversations[0])
+    async with scorer_at(
+        poisoned(bad, lambda body: HANG), tokenizer=tokenizer, timeout_s=2.0, max_batch=4, max_wait_s=TOGETHER
+    ) as (
+        _,
+        scorer,
+    ):
+        found = await asyncio.gather(*map(scorer.score, conversations), return_exceptions=True)
+    assert isinstance(found[0], InfraError)
+    assert [each.value for each in found[1:]] == [raw_value(ids_of(tokenizer, each)) for each in conversations[1:]]
+
+
+async def test_a_busy_server_is_not_asked_about_each_alone(tokenizer):
+    fake = FakeVLLM(first=in_turn(Status(503), None))
+    async with scorer_at(fake, tokenizer=tokenizer, max_batch=20, max_wait_s=TOGETHER) as (asked, scorer):
+        await asyncio.gather(*(scorer.score(said(f"{number}")) for number in range(20)))
+    assert [len(body["input"]) for body in asked.bodies] == [20, 20]
+    assert scorer.num_retried == 20
+
+
+async def test_no_more_requests_are_in_flight_than_may_be_and_batches_are_no_larger(tokenizer):
+    async def slow(body):
+        await asyncio.sleep(0.01)
+        return FakeVLLM()("/classify", body)
+
+    def answer(path, body):
+        return FakeVLLM()(path, body) if body is None else slow(body)
+
+    options = {"tokenizer": tokenizer, "max_concurrent": 2, "max_batch": 3}
+    async with scorer_at(answer, **options) as (asked, scorer):
+        found = await asyncio.gather(*(scorer.score(said(f"{number}")) for number in range(20)))
+    assert (len(found), asked.most) == (20, 2)
+    assert max(len(body["input"]) for body in asked.bodies) == 3
+    assert len(asked.bodies) <= 12
+
+
+async def test_cancelling_all_who_wait_ends_the_request_and_frees_its_place(tokenizer):
+    fake = FakeVLLM(first=in_turn(HANG, None))
+    async with scorer_at(fake, tokenizer=tokenizer, max_concurrent=1, max_batch=3, max_wait_s=0.5) as (asked, scorer):
+        hanging = [asyncio.create_task(scorer.score(said(f"{number}"))) for number in range(3)]
+        await until(lambda: asked.bodies)
+        queued = asyncio.create_task(scorer.score(said("next")))
+        given_up = asyncio.create_task(scorer.score(said("never")))
+        await asyncio.sleep(0.1)
+        given_up.cancel()
+        for task in hanging:
+            task.cancel()
+        assert (await queued).value == raw_value(ids_of(tokenizer, said("next")))
+        await until(lambda: asked.num_gone == 1)
+        await asyncio.gather(*hanging, given_up, return_exceptions=True)
+        assert all(task.cancelled() for task in (*hanging, given_up))
+    assert [len(body["input"]) for body in asked.bodies] == [3, 1]
+    assert (scorer.num_scored, scorer.num_failed) == (1, 0)
+
+
+async def test_a_wait_for_its_turn_takes_nothing_from_the_time_of_an_agents_step(tokenizer):
+    async def slow(body):
+        await asyncio.sleep(0.2)
+        return FakeVLLM()("/classify", body)
+
+    def answer(path, body):
+        return FakeVLLM()(path, body) if body is None else slow(body)
+
+    begun = time.monotonic()
+    async with scorer_at(answer, tokenizer=tokenizer, max_concurrent=1, max_batch=1) as (_, scorer):
+        await scorer.score(said("first"))  # what loads, loads
+        found = await asyncio.gather(*(bounded(scorer.score, said(f"{number}"), limit_s=2.0) for number in range(12)))
+    assert len(found) == 12
+    assert time.monotonic() - begun > 2.0
+
+
+async def test_one_who_is_cancelled_does_not_end_the_request_of_the_others(tokenizer):
+    go = asyncio.Event()
+
+    async def later(body):
+        await go.wait()
+        return FakeVLLM()("/classify", body)
+
+    def answer(path, body):
+        return FakeVLLM()(path, body) if body is None else later(body)
+
+    async with scorer_at(answer, tokenizer=tokenizer, max_batch=3, max_wait_s=TOGETHER) as (asked, scorer):
+        tasks = [asyncio.create_task(scorer.score(said(f"{number}"))) for number in range(3)]
+        await until(lambda: asked.bodies)
+        tasks[1].cancel()
+        await asyncio.sleep(0.01)
+        go.set()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(found[1], asyncio.CancelledError)
+    assert [found[0].value, found[2].value] == [raw_value(ids_of(tokenizer, said(text))) for text in "02"]
+    assert len(asked.bodies) == 1
+
+
+# --- the end, and other loops ---------------------------------------------------------------------------------------
+
+
+async def test_closing_ends_what_waits_with_an_error_and_may_be_done_again(tokenizer):
+    async with scorer_at(FakeVLLM(first=lambda: HANG), tokenizer=tokenizer, max_concurrent=1) as (asked, scorer):
+        tasks = [asyncio.create_task(scorer.score(said("a"))), asyncio.create_task(scorer.score(said("b")))]
+        await until(lambda: asked.bodies)
+        tasks.append(asyncio.create_task(scorer.score(said("c"))))
+        await asyncio.sleep(0.02)
+        await scorer.close()
+        await scorer.close()
+        for found in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(found, InfraError)
+            assert "closed" in str(found)
+        with pytest.raises(InfraError, match="closed"):
+            await scorer.score(said("d"))
+    assert scorer.num_failed == 4
+
+
+def test_it_may_be_asked_from_several_event_loops_one_after_the_other(tokenizer):
+    made = []
+
+    async def once(number):
+        async with server(FakeVLLM()) as asked:
+            made[:] = made or [VLLMHTTPScorer(asked.url, tokenizer=tokenizer)]
+            (scorer,) = made
+            scorer._client.url = asked.url  # the server lives on this loop
+            found = await asyncio.gather(*(scorer.score(said(f"{number}")) for _ in range(3)))
+            assert [each.value for each in found] == [raw_value(ids_of(tokenizer, said(f"{number}")))] * 3
+
+    for number in range(3):
+        asyncio.run(once(number))
+    assert made[0].num_scored == 9
+    gc.collect()
+    # Nothing keeps a hold on a loop that has ended; the thread that renders has one on its last caller's for a while.
+    assert len(made[0].asker._lines._values) <= 1
+    assert len(made[0]._client._clients._values) <= 1
+
+
+# --- vLLM itself ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def vllm(tmp_path_factory):
+    """A real server of a tiny reward model, started once; its URL and the model's folder."""
+    folder = make_tiny_rm(tmp_path_factory.mktemp("model") / "rm")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = tmp_path_factory.mktemp("server") / "log"
+    command = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(folder),
+        "--runner",
+        "pooling",
+    ]
+    command += ["--served-model-name", "tiny-rm", "--dtype", "float32", "--max-model-len", "128", "--enforce-eager"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    command += ["--distributed-executor-backend", AS_ON_ONE_GPU["distributed_executor_backend"]]
+    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True, env=environment)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(400):
+            assert process.poll() is None, log.read_text()[-3000:]
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{url}/health", trust_env=False).status_code == 200:
+                    break
+            time.sleep(0.5)
+        else:
+            raise AssertionError(log.read_text()[-3000:])
+        yield url, folder
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+CONVERSATIONS = [said("It is 42. " * (1 + number % 4), question=f"What is {number} + 30?") for number in range(12)]
+
+
+@pytest.fixture(scope="module")
+def expected(vllm):
+    """What transformers says in float32."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model = AutoModelForSequenceClassification.from_pretrained(vllm[1], dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(vllm[1])
+    with torch.inference_mode():
+        return [
+            model(input_ids=torch.tensor([ids_of(tokenizer, each)])).logits.flatten().tolist() for each in CONVERSATIONS
+        ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["ids", "messages"])
+@pytest.mark.parametrize("endpoint", ["classify", "pooling"])
+async def test_vllm_gives_the_raw_numbers_of_transformers(endpoint, by, vllm, expected):
+    url, folder = vllm
+    scorer = VLLMHTTPScorer(url, endpoint=endpoint, tokenizer=folder if by == "ids" else None)
+    try:
+        found = await asyncio.gather(*map(scorer.score, CONVERSATIONS))
+        assert (await scorer.served()).max_length == 128
+    finally:
+        await scorer.close()
+    assert [[each.value] for each in found] == [pytest.approx(each, abs=1e-3) for each in expected]
+    assert all(each.num_tokens and not each.truncated for each in found)
+    assert scorer.num_retried == 0
+
+
+@pytest.mark.slow
+async def test_vllm_by_default_gives_what_a_sigmoid_makes_of_it(vllm, expected):
+    async with httpx.AsyncClient(trust_env=False) as client:
+        body = {"model": "tiny-rm", "messages": CONVERSATIONS[0]}
+        answer = (await client.post(f"{vllm[0]}/classify", json=body, timeout=60)).json()
+        body["activation"] = False  # what older ones listened to is ignored
+        older = (await client.post(f"{vllm[0]}/classify", json=body, timeout=60)).json()
+    sigmoid = 1 / (1 + math.exp(-expected[0][0]))
+    assert answer["data"][0]["probs"] == pytest.approx([sigmoid], abs=1e-4)
+    assert older["data"][0]["probs"] == answer["data"][0]["probs"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["ids", "messages"])
+async def test_vllm_refuses_what_is_too_long_and_cuts_where_that_is_asked(by, vllm):
+    url, folder = vllm
+    tokenizer = folder if by == "ids" else None
+    long = said("word " * 200)
+    scorer, cutting = (VLLMHTTPScorer(url, tokenizer=tokenizer, overflow=overflow) for overflow in ("error", "left"))
+    found = await asyncio.gather(*map(scorer.score, [*CONVERSATIONS[:3], long]), return_exceptions=True)
+    assert isinstance(found[3], DataError)
+    assert all(each.value for each in found[:3])
+    cut = await cutting.score(long)
+    assert (cut.num_tokens, cut.truncated, cutting.num_truncated) == (128, True, 1)
+    await scorer.close()
+    await cutting.close()
+
+
+@pytest.mark.slow
+async def test_vllm_refuses_a_token_out_of_its_vocabulary_and_the_others_have_their_scores(vllm, expected):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(vllm[1])
+    tokenizer.add_tokens(["<beyond>"])  # the mistake that this is: another tokenizer than the model's
+    scorer = VLLMHTTPScorer(vllm[0], tokenizer=tokenizer)
+    beyond = [{**message, "trusted": True} for message in said("a <beyond> b")]
+    found = await asyncio.gather(*map(scorer.score, [*CONVERSATIONS, beyond]), return_exceptions=True)
+    await scorer.close()
+    assert isinstance(found[-1], DataError)
+    assert "out of vocabulary" in str(found[-1])
+    assert [[each.value] for each in found[:-1]] == [pytest.approx(each, abs=1e-3) for each in expected]
+
+
+@pytest.mark.slow
+async def test_vllm_rewards_a_response_by_its_name_alone(vllm):
+    url, folder = vllm
+    scorer = open_scorer(f"classify:{url}", tokenizer=str(folder), max_length=64, max_batch=4)
+    response = Response("It is 42.", prompt=[{"role": "user", "content": "12 + 30?"}])
+    graded = await ModelReward(scorer, shift=1.0, scale=0.5).grade(response)
+    scored = await scorer.score(said("It is 42.", question="12 + 30?"))
+    await scorer.close()
+    assert graded.components["value"] == pytest.approx(scored.value, abs=1e-4)
+    assert graded.reward == pytest.approx(0.5 * (scored.value + 1.0), abs=1e-4)
+
+
+@pytest.mark.slow
+async def test_vllm_of_another_model_is_a_config_error(vllm):
+    scorer = VLLMHTTPScorer(vllm[0], model="other", tokenizer=vllm[1])
+    with pytest.raises(ConfigError, match="tiny-rm"):
+        await scorer.score(CONVERSATIONS[0])
+    await scorer.close()
