@@ -52,6 +52,11 @@ class Encoder:
         """Ids of a text that continues one; with `mark`, of a rendering of protected messages."""
         return [i for piece in self._pieces(text, mark) for i in self._after(piece)]
 
+    def plain(self, text: str) -> list[int]:
+        """Ids that decode to the text, none of them an added token's: what somebody says in a turn of their own."""
+        mark = self.free_mark([text])
+        return self.follow(self.protect(text, mark), mark)
+
     def free_mark(self, values: Sequence[Any]) -> str:
         """A character that occurs in none of the values, neither as it is nor escaped."""
         seen = ascii(values)

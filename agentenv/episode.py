@@ -61,17 +61,7 @@ async def run_episode(
         asyncio.CancelledError: the call was cancelled; after `close`.
         ConfigError: the engine is set up wrongly, so that no other episode could be sampled either; after `close`.
     """
-    episode = _Episode(task, engine=engine, chat=chat, sampling=sampling, limits=limits, key=key)
-    trajectory = episode.trajectory
-    started = time.perf_counter()
-    try:
-        await episode.guard(episode.run(make_agent))
-    finally:
-        trajectory.finish(StopReason.ABORTED)
-        await episode.guard(episode.close())
-        worked = sum(turn.generate_s + turn.step_s for turn in trajectory.turns)
-        trajectory.wait_s = max(0.0, time.perf_counter() - started - worked)
-    return trajectory
+    return await Episode(task, engine=engine, chat=chat, sampling=sampling, limits=limits, key=key).whole(make_agent)
 
 
 async def guarded(work: Awaitable[None], trajectory: Trajectory, where: Callable[[], str]) -> None:
@@ -119,8 +109,8 @@ def place_of(error: BaseException) -> str:
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
-class _Episode:
-    """The state of one running episode."""
+class Episode:
+    """The state of one running episode; `trajectory` is its record so far."""
 
     def __init__(
         self, task: Task, *, engine: Engine, chat: Chat, sampling: SamplingParams, limits: Limits, key: EpisodeKey
@@ -138,6 +128,18 @@ class _Episode:
         self.trajectory = Trajectory(
             task, limits.max_length, key.episode_id, key.group_id, attempt=key.attempt, seed=key.seed
         )
+
+    async def whole(self, make_agent: AgentFactory) -> Trajectory:
+        """Everything from the making of the agent to its `close`; see `run_episode`."""
+        started = time.perf_counter()
+        try:
+            await self.guard(self.run(make_agent))
+        finally:
+            self.trajectory.finish(StopReason.ABORTED)
+            await self.guard(self.close())
+            worked = sum(turn.generate_s + turn.step_s for turn in self.trajectory.turns)
+            self.trajectory.wait_s = max(0.0, time.perf_counter() - started - worked)
+        return self.trajectory
 
     async def run(self, make_agent: AgentFactory) -> None:
         """Reset, take turns until something ends the episode, and let the environment have its last word."""

@@ -7,6 +7,7 @@ AgentEnvError
 ├── MissingDependency ImportError  an optional package is absent; the message holds the pip command
 ├── InfraError       RuntimeError  something outside the policy and the task failed: retried, then counted, never scored
 │   └── EngineError                the engine could not sample
+├── EpisodeFailed    RuntimeError  an episode that somebody takes step by step failed: its record has the kind of error
 └── RunStopped       RuntimeError  no other episode could do better: too many failed, the disk is full, or whoever
                                    raises it, an environment too, knows that all would fail; exit code 3
 
@@ -47,6 +48,10 @@ class InfraError(AgentEnvError, RuntimeError):
 
 class EngineError(InfraError):
     """The engine could not sample."""
+
+
+class EpisodeFailed(AgentEnvError, RuntimeError):
+    """An episode that is taken step by step failed: nobody knows the reward of its last turn."""
 
 
 class RunStopped(AgentEnvError, RuntimeError):

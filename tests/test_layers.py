@@ -20,7 +20,7 @@ LAYERS = (
         "vllm_start",
     },
     {"episode"},
-    {"endpoint", "engines", "executor", "molt", "molt_files"},
+    {"endpoint", "engines", "executor", "molt", "molt_files", "stepping"},
     {
         "runner", "record", "outbox", "env_actors", "serialize", "dataset", "loading", "catalog", "metrics",
         "estimates", "id_set", "progress", "report", "config", "run", "doctor", "check", "tokens", "gym", "testing",
