@@ -112,6 +112,10 @@ class AgentInstance:
     needs_label: ClassVar[bool] = True
     """False: rows without the column `label` have the label None."""
 
+    hacks: ClassVar[Mapping[str, str]] = {}
+    """Actions that try to earn a reward without solving anything, by name: `agentenv audit` plays them, and none may
+    earn a full score."""
+
     async def reset(self, states: ResetState) -> ResetState:
         """Give the first observation under the key `observation`; the default is the task's prompt."""
         return states
@@ -124,6 +128,13 @@ class AgentInstance:
         """Give a last word when a limit ends the episode: the reward adds to the last turn's, the score replaces it.
 
         `states` are those of the last step. None leaves the last result as it is. Observations are ignored.
+        """
+        return None
+
+    async def gold(self, states: StepState) -> str | None:
+        """An action that earns the full score from here; None where nobody knows one. No policy is ever shown it.
+
+        For `agentenv audit` and simulations. `states` has observation_text, label, turn_index, metadata and seed.
         """
         return None
 

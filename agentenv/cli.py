@@ -1,4 +1,4 @@
-"""The command line, `agentenv run | train | list | doctor | check | tokens | rm | sandbox | launch`: flags to configs.
+"""The command line, `agentenv COMMAND`: flags to configs.
 
 Exit codes: 0 done, 1 the run failed, 2 usage, 3 too many episodes failed, 130 and 143 interrupted (resumable).
 """
@@ -21,8 +21,11 @@ from rich.table import Table
 from rich.text import Text
 
 from agentenv import __version__
+from agentenv.cli_audit import audit
 from agentenv.cli_flags import parse, print_json
 from agentenv.cli_launch import launch
+from agentenv.cli_new import new
+from agentenv.cli_play import play
 from agentenv.cli_rm import rm
 from agentenv.cli_sandbox import sandbox
 from agentenv.cli_tokens import tokens
@@ -105,7 +108,7 @@ def _help() -> None:
     lines = ["usage: agentenv COMMAND [flags]        agentenv COMMAND --help for the flags", ""]
     configs = {
         "run": RunConfig, "train": train, "list": ListConfig, "doctor": DoctorConfig, "check": CheckConfig,
-        "tokens": tokens, "rm": rm, "sandbox": sandbox, "launch": launch,
+        "audit": audit, "new": new, "play": play, "tokens": tokens, "rm": rm, "sandbox": sandbox, "launch": launch,
     }  # fmt: skip
     lines += [f"  {name:8} {(config.__doc__ or '').splitlines()[0]}" for name, config in configs.items()]
     sys.stdout.write("\n".join(lines) + "\n")
@@ -213,8 +216,8 @@ def _label(text: str) -> Any:
 
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "run": _run, "train": train, "list": _list, "doctor": _doctor, "check": _check, "tokens": tokens,
-    "rm": rm, "sandbox": sandbox, "launch": launch,
+    "run": _run, "train": train, "list": _list, "doctor": _doctor, "check": _check, "audit": audit,
+    "new": new, "play": play, "tokens": tokens, "rm": rm, "sandbox": sandbox, "launch": launch,
 }  # fmt: skip
 
 

@@ -154,6 +154,18 @@ class Episode:
             await self._last_word()
         self.trajectory.finish(reason)
 
+    async def gold(self) -> str | None:
+        """What the environment would have a perfect policy say now; see `AgentInstance.gold`."""
+        states: StepState = {
+            "observation_text": self.dialogue.text,
+            "label": deepcopy(self.label),
+            "turn_index": len(self.trajectory.turns),
+            "metadata": deepcopy(self.metadata),
+            "seed": self.key.seed,
+        }
+        action: str | None = await self._bounded(self._running_agent().gold, states)
+        return action
+
     async def guard(self, work: Awaitable[None]) -> None:
         """Await `work`; what it raises goes on the trajectory, unless that is finished."""
         await guarded(work, self.trajectory, lambda: self.where)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from agentenv.chat import Chat
 from agentenv.encoding import encoder_of
@@ -115,6 +116,16 @@ class SteppedEpisode:
         cut = self.over and self.trajectory.truncated and not result.done
         return replace(result, truncated=True) if cut else result
 
+    async def gold(self) -> str | None:
+        """An action that earns the full score from here, as the environment knows it; None where it knows none.
+
+        Raises:
+            ContractError: no action is asked for.
+        """
+        if self.asked is None:
+            raise ContractError("SteppedEpisode.gold: expected an episode that asks, got one that does not. Begin one.")
+        return await self._episode.gold()
+
     async def aclose(self) -> None:
         """End the episode, wherever it is; its environment is closed. Again is harmless."""
         if self._running is not None and not self._running.done():
@@ -149,7 +160,7 @@ class SteppedEpisode:
         if running is None or asking is None:
             return
         try:
-            await asyncio.wait({running, asking}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(cast(set[asyncio.Future[Any]], {running, asking}), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             running.cancel()
             raise

@@ -17,7 +17,7 @@ LAYERS = (
     {
         "agent", "chat", "cluster", "deadlines", "dialogue", "encoding", "http_serving", "openrlhf", "openrlhf_module",
         "openrlhf_rewards", "ray_import", "restarts", "rewards", "sandbox", "template", "tool_formats", "tools",
-        "vllm_start",
+        "toolsets", "mcp_tools", "vllm_start",
     },
     {"episode"},
     {"endpoint", "engines", "executor", "molt", "molt_files", "stepping"},
@@ -25,11 +25,11 @@ LAYERS = (
         "runner", "record", "outbox", "env_actors", "serialize", "dataset", "loading", "catalog", "metrics",
         "estimates", "id_set", "progress", "report", "config", "run", "doctor", "check", "tokens", "gym", "testing",
         "interop", "trainer", "viewer", "watchdog", "signals", "reward_func", "reward_http", "check_watch", "opening",
-        "reward_hygiene", "rm",
+        "reward_hygiene", "rm", "conformance", "audit", "play", "scaffold",
     },
     {
         "cli", "cli_flags", "cli_launch", "cli_rm", "cli_rm_serve", "cli_sandbox", "cli_sandbox_serve", "cli_tokens",
-        "cli_train",
+        "cli_train", "cli_audit", "cli_new", "cli_play",
     },
 )  # fmt: skip
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names}

@@ -38,6 +38,9 @@ class Yes(AgentInstance):
     async def close(self):
         self.closed += 1
 
+    def gold(self, states):
+        return states["label"] if states["turn_index"] else "not yet"
+
 
 class Raises(Yes):
     async def step(self, states):
@@ -175,3 +178,24 @@ async def test_an_environment_that_is_never_begun_is_never_made():
     made = []
     await stepped(made=made).aclose()
     assert made == []
+
+
+async def test_the_environment_says_what_a_perfect_policy_would():
+    async with stepped() as episode:
+        with pytest.raises(ContractError, match="that does not"):
+            await episode.gold()
+        await episode.begin()
+        assert await episode.gold() == "not yet"
+        await episode.act("no")
+        await episode.act(await episode.gold())
+        assert episode.trajectory.score == 1.0
+
+
+async def test_an_environment_that_knows_no_solution_says_none():
+    class Plain(AgentInstance):
+        async def step(self, states):
+            return StepResult(terminated=True)
+
+    async with stepped(Plain) as episode:
+        await episode.begin()
+        assert await episode.gold() is None

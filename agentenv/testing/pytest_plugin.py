@@ -1,0 +1,1 @@
+"""The pytest plugin: fixtures and the marker `agentenv`."""
