@@ -1,10 +1,44 @@
-"""`agentenv new`."""
+"""`agentenv new NAME`: a plugin of one's own. Exit codes: 0 made, 2 usage."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tyro
+
+from agentenv.cli_flags import parse, print_json
+
+
+@dataclass(frozen=True)
+class NewConfig:
+    """Make a plugin of your own: an environment, its data, its tests, ready to install."""
+
+    name: tyro.conf.Positional[str]
+    """Of the environment: lower-case letters, digits and underscores."""
+    out: str | None = None
+    """Folder to make; default: one of that name, here."""
+    json: bool = False
+    """Print JSON."""
 
 
 def new(args: Sequence[str]) -> int:
     """Make a plugin of your own: an environment, its data, its tests, ready to install."""
+    config = parse(NewConfig, "new", args)
+    from agentenv.scaffold.plugin import make_plugin
+
+    plugin = make_plugin(config.name, config.out)
+    files = [str(path) for path in plugin.files]
+    if config.json:
+        print_json({"folder": str(plugin.folder), "env": plugin.name, "class": plugin.class_name, "files": files})
+        return 0
+    said = [f"{plugin.folder}/", *(f"  {path}" for path in files), "", "Next:"]
+    said += [
+        f"  pip install -e '{plugin.folder}[dev]'",
+        f"  agentenv check {plugin.name} && agentenv audit {plugin.name}",
+        f"  agentenv run --env {plugin.name} --limit 4",
+        f"  pytest {plugin.folder}",
+    ]
+    sys.stdout.write("\n".join(said) + "\n")
     return 0
