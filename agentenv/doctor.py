@@ -18,7 +18,7 @@ from agentenv.errors import AgentEnvError
 State = Literal["ok", "missing", "broken"]
 
 _REQUIRED = ("torch", "transformers", "gymnasium", "httpx", "tyro", "rich", "math-verify")
-_OPTIONAL = (("pyarrow", "data"), ("datasets", "data"))
+_OPTIONAL = (("pyarrow", "data"), ("datasets", "data"), ("mcp", "mcp"), ("reasoning-gym", "reasoning-gym"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ WRONG = {
     "unknown command": (["rnu"], "got 'rnu'. Did you mean 'run'?"),
     "nothing like a command": (
         ["zzz"],
-        "expected one of run, train, list, doctor, check, tokens, rm, sandbox, launch, got 'zzz'. Run `agentenv",
+        "expected one of run, train, list, doctor, check, audit, new, play, tokens, rm, sandbox, launch, got 'zzz'. Run `agentenv",
     ),
     "flag with a slip": ([*RUN, "--tempratur", "1"], "Did you mean --temperature?"),
     "flag of nobody": (
@@ -205,7 +205,7 @@ def test_help_names_every_command(argv, capsys):
     assert command(argv) == 0
     captured = capsys.readouterr()
     assert re.findall(r"^  (\w+)", captured.out, re.MULTILINE) == [
-        "run", "train", "list", "doctor", "check", "tokens", "rm", "sandbox", "launch",
+        "run", "train", "list", "doctor", "check", "audit", "new", "play", "tokens", "rm", "sandbox", "launch",
     ]  # fmt: skip
     assert captured.err == ""
 
