@@ -8,6 +8,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypedDict
 
@@ -28,6 +29,8 @@ class ResetState(TypedDict, total=False):
     images: tuple[Any, ...]
     seed: int | None
     """Seed of this episode's environment, the same whenever the episode is run again."""
+    renders_tools: bool
+    """Only given: whether the model's chat template has a place for `tools`."""
     tools: Sequence[Mapping[str, Any]]
     """Only returned: schemas of the tools to offer, rendered in the head of the first messages by the template."""
 
@@ -259,9 +262,16 @@ async def call(function: Callable[..., Any], *args: Any) -> Any:
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, error)
 
-    await _start_thread(run, getattr(function, "__qualname__", "call"))
-    result = await future
+    with outside():
+        await _start_thread(run, getattr(function, "__qualname__", "call"))
+        result = await future
     return await result if inspect.isawaitable(result) else result
+
+
+def outside() -> AbstractContextManager[object]:
+    """While others work for this loop (threads, processes), in here: a loop of virtual time stands still meanwhile."""
+    held = getattr(asyncio.get_running_loop(), "outside", None)
+    return nullcontext() if held is None else held()
 
 
 async def _start_thread(run: Callable[[], None], name: str) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import inspect
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,7 +123,14 @@ class Seen:
     error: BaseException | None = None
 
 
-def watched_class(cls: type[Any], watch: CallWatch, limits: Limits, seen: list[Seen]) -> type[Any]:
+Around = Callable[[Any, str, Any, Coroutine[Any, Any, Any]], Awaitable[Any]]
+"""What goes around a call: the agent instance, the method's name, its argument (the constructor's: its arguments by
+name), and the call itself, which it awaits and whose value it gives."""
+
+
+def watched_class(
+    cls: type[Any], watch: CallWatch, limits: Limits, seen: list[Seen], *, around: Around | None = None
+) -> type[Any]:
     """The same agent class, whose calls are watched, and which notes what its methods give and raise."""
 
     def watched(name: str) -> Callable[..., Any]:
@@ -134,7 +141,8 @@ def watched_class(cls: type[Any], watch: CallWatch, limits: Limits, seen: list[S
         async def noted(self: Any, *args: Any) -> Any:
             """The method as the loop calls it."""
             with watch.during(name, inspect.unwrap(method), limit_s), _raised_in(name, seen):
-                value = await call(MethodType(method, self), *args)
+                work = call(MethodType(method, self), *args)
+                value = await (work if around is None else around(self, name, args[0] if args else None, work))
             seen.append(Seen(name, value))
             return value
 
@@ -143,13 +151,18 @@ def watched_class(cls: type[Any], watch: CallWatch, limits: Limits, seen: list[S
     async def made(self: Any, **kwargs: Any) -> None:
         """The constructor."""
         with watch.during("__init__", cls.__init__, limits.step_timeout_s), _raised_in("__init__", seen):
-            started: Any = cls.__init__(self, **kwargs)
-            if inspect.isawaitable(started):
-                await started
+            work = _constructed(cls, self, kwargs)
+            await (work if around is None else around(self, "__init__", kwargs, work))
 
     names = OWN_LOOP_METHODS if owns_its_loop(cls) else ENV_METHODS
     body: dict[str, Any] = {name: watched(name) for name in names if hasattr(cls, name)} | {"__init__": made}
     return type(cls.__name__, (cls,), body | {"__signature__": inspect.signature(cls)})
+
+
+async def _constructed(cls: type[Any], instance: Any, kwargs: Mapping[str, Any]) -> None:
+    started: Any = cls.__init__(instance, **kwargs)
+    if inspect.isawaitable(started):
+        await started
 
 
 @contextmanager

@@ -12,9 +12,9 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import tyro
 from rich.table import Table
@@ -65,6 +65,18 @@ class CheckConfig:
     """Label of that task: text, or a JSON list or object."""
     step_timeout_s: float = 30.0
     """Longest one call of the agent may take; an agent with a loop of its own has twice as long."""
+    quick: bool = False
+    """Only `contract`: odd actions, each call watched."""
+    only: tuple[str, ...] = ()
+    """Properties to look at; all of them when none is named."""
+    skip: tuple[str, ...] = ()
+    """Properties to leave out."""
+    data: str | None = None
+    """Rows to try it on, in place of its own: built-in data, a file or a Hugging Face dataset."""
+    rows: int = 50
+    """Rows of each data set that `reset` is tried on, spread over all of them."""
+    max_turns: int = 12
+    """An episode has to end within so many, whatever the policy says."""
     json: bool = False
     """Print JSON."""
 
@@ -181,25 +193,50 @@ def _doctor(args: Sequence[str]) -> int:
 
 def _check(args: Sequence[str]) -> int:
     config = parse(CheckConfig, "check", args)
-    from agentenv.check import check
+    from agentenv.conformance.suite import run_suite, scene_of
 
-    out = sys.stdout
+    out, is_quiet = sys.stdout, config.json or config.quick
     with contextlib.redirect_stdout(sys.stderr):  # what the agent prints, also in a thread that is left behind
-        problems = check(
-            config.target,
-            env_kwargs=config.env_kwargs,
-            prompt=config.prompt,
-            label=_label(config.label),
-            step_timeout_s=config.step_timeout_s,
-            tell=lambda line: _tell(f"agentenv check: {line}"),
+        outcomes = run_suite(
+            scene_of(_check_options(config), lambda line: _tell(f"agentenv check: {line}")),
+            only=("contract",) if config.quick else config.only,
+            skip=dict.fromkeys(config.skip, "--skip"),
+            told=lambda outcome: None if is_quiet else _show(out, str(outcome)),
         )
+        problems = [problem for outcome in outcomes for problem in outcome.problems]
         if config.json:
-            out.write(json.dumps([problem.to_dict() for problem in problems], indent=2) + "\n")
+            found: Any = [replace(problem, property="").to_dict() for problem in problems]
+            if not config.quick:
+                properties = [outcome.to_dict() for outcome in outcomes]
+                told = [problem.to_dict() for problem in problems]
+                found = {"target": config.target, "problems": told, "properties": properties}
+            out.write(json.dumps(found, indent=2) + "\n")
             return int(bool(problems))
         name = config.target if len(config.target) < 60 else Path(config.target).name
-        found = f"{name}: {len(problems) or 'no'} contract error{'s' if len(problems) != 1 else ''}"
-        out.write("".join(f"{line}\n" for line in (*problems, found)))
+        total = f"{name}: {len(problems) or 'no'} contract error{'s' if len(problems) != 1 else ''}"
+        out.write("".join(f"{line}\n" for line in (*(problems if config.quick else ()), total)))
     return int(bool(problems))
+
+
+def _show(out: TextIO, text: str) -> None:
+    out.write(f"{text}\n")
+    out.flush()
+
+
+def _check_options(config: CheckConfig) -> Any:
+    from agentenv.check import task_of
+    from agentenv.config import parse_json_object
+    from agentenv.conformance.scene import Options
+
+    return Options(
+        config.target,
+        parse_json_object("--env_kwargs", config.env_kwargs),
+        None if config.data else task_of(config.prompt, _label(config.label)),
+        data=config.data,
+        num_rows=config.rows,
+        step_timeout_s=config.step_timeout_s,
+        max_turns=config.max_turns,
+    )
 
 
 def _tell(line: str) -> None:

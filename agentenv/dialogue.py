@@ -60,6 +60,14 @@ class Dialogue:
         """The actions since the last reply that was not empty: one turn of the assistant."""
         self._parsed: ParsedAction | None = None  # the last action's calls
 
+    @property
+    def renders_tools(self) -> bool:
+        """The chat template has a place for tools, and a role for their results."""
+        if not self.chat.has_template:
+            return False
+        template = self.chat.template
+        return template.renders_tools and ("tool" in template.shapes or self.chat.options.tool_role == "user")
+
     def begin(self, observation: str | Sequence[Message], tools: Any = None) -> None:
         """Take the first observation.
 

@@ -207,6 +207,7 @@ class Episode:
                 "metadata": self.metadata,
                 "images": self.task.images,
                 "seed": self.key.seed,
+                "renders_tools": self.dialogue.renders_tools,
             },
         )
         if not isinstance(states, Mapping) or "observation" not in states:

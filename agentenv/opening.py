@@ -175,10 +175,11 @@ def load_source(config: RunConfig) -> EpisodeSource:
 
 def load_tasks(config: RunConfig, source: EpisodeSource) -> list[Task]:
     """The tasks of --data, or of the environment's own data; text prompts as user messages unless that is off."""
-    builtin = builtin_datasets()
+    own_data = {name: Path(path) for name, path in getattr(source, "datasets", {}).items()}
+    builtin = builtin_datasets() | own_data  # a class in a file has data that nobody installed
     data = config.data
     if data is None:
-        own = list(getattr(source, "datasets", ()))
+        own = list(own_data)
         if not own:
             raise ConfigError(
                 f"--data: expected tasks, got none. Add --data FILE.jsonl or a built-in name ({', '.join(builtin)})."

@@ -90,6 +90,8 @@ class Template:
     """What may follow an assistant's turn, of: user, tool, tools, tool+user, 2xuser, system."""
     needs_tools: bool = False
     """It cannot render without a list of tools."""
+    renders_tools: bool = False
+    """It says which tools there are."""
     parts: bool = False
     """It wants content as a list of parts, not as text."""
     calls: tuple[CallForm, ...] = ()
@@ -243,6 +245,7 @@ class _Probe:
             markers=markers | self._tool_marker(terminators - frozenset(close_ids)),
             shapes=tuple(name for name, new in FOLLOW_UPS.items() if self._accepts(new)),
             needs_tools=self.needs_tools,
+            renders_tools=self._renders_tools(),
             parts=self.parts,
             calls=tuple(form for form in CALL_FORMS if self._ends_calls(form, terminators)),
             text_markers=(rest.strip(),) if in_text and rest.strip() else (),
@@ -265,6 +268,12 @@ class _Probe:
             except ConfigError:
                 self.rendered[key] = None
         return self.rendered[key]
+
+    def _renders_tools(self) -> bool:
+        try:
+            return len({self._render([says("user", _USER)], tools=DUMMY_TOOLS * num) for num in (1, 2)}) == 2
+        except ConfigError:
+            return False
 
     def _find_form(self) -> str:
         """Try text or parts, without and with tools, until a conversation renders; else the reason why none does."""

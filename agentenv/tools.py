@@ -21,8 +21,9 @@ import functools
 import inspect
 import json
 import traceback
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from agentenv.agent import call as run_function
 from agentenv.errors import ConfigError, InfraError
@@ -32,13 +33,16 @@ from agentenv.tool_formats.parse import ToolFormat
 from agentenv.types import Message
 
 __all__ = [
+    "CallResult",
     "MalformedCall",
     "ParsedAction",
     "ToolCall",
+    "ToolError",
     "ToolFormat",
     "answer_calls",
     "assistant_message",
     "result_message",
+    "run_calls",
     "schema_of",
     "tool_format",
 ]
@@ -92,6 +96,26 @@ def assistant_message(parsed: ParsedAction, *, as_json: bool = False) -> Message
     return {**message, "tool_calls": calls} if calls else message
 
 
+class ToolError(Exception):
+    """What went wrong, in words for the model: a tool that raises it is answered with "Error: " and its message."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult:
+    """What came of one call."""
+
+    item: ToolCall | MalformedCall
+    content: Any
+    """What the tool gave, or words on what went wrong, which begin with "Error:"."""
+    problem: Literal["", "malformed", "unknown", "arguments", "raised", "timeout", "limit"] = ""
+    """What went wrong; limit: a toolset did not run it, as there were too many."""
+
+    @property
+    def message(self) -> Message:
+        """The answer for the model."""
+        return result_message(self.item, self.content)
+
+
 async def answer_calls(
     parsed: ParsedAction, tools: Mapping[str, Callable[..., Any]], *, timeout_s: float = 60.0
 ) -> list[Message]:
@@ -103,7 +127,22 @@ async def answer_calls(
     Raises:
         InfraError: a tool raised it; the other calls are cancelled.
     """
-    work = [asyncio.ensure_future(_answer(item, tools, timeout_s)) for item in parsed.items]
+    return [result.message for result in await run_calls(parsed.items, tools, timeout_s=timeout_s)]
+
+
+async def run_calls(
+    items: Sequence[ToolCall | MalformedCall],
+    tools: Mapping[str, Callable[..., Any]],
+    *,
+    timeout_s: float | Mapping[str, float] = 60.0,
+) -> list[CallResult]:
+    """The same as `answer_calls`, and what went wrong with each; `timeout_s` may be one for each tool.
+
+    Raises:
+        InfraError: a tool raised it; the other calls are cancelled.
+    """
+    limits = dict.fromkeys(tools, timeout_s) if isinstance(timeout_s, float | int) else timeout_s
+    work = [asyncio.ensure_future(_run(item, tools, limits)) for item in items]
     try:
         return list(await asyncio.gather(*work))
     finally:
@@ -114,17 +153,19 @@ async def answer_calls(
             await asyncio.wait(left, timeout=2 * _CANCEL_GRACE_S)
 
 
-async def _answer(item: ToolCall | MalformedCall, tools: Mapping[str, Callable[..., Any]], timeout_s: float) -> Message:
+async def _run(
+    item: ToolCall | MalformedCall, tools: Mapping[str, Callable[..., Any]], limits: Mapping[str, float]
+) -> CallResult:
     if isinstance(item, MalformedCall):
-        return result_message(item, f"Error: this call cannot be read: {item.problem}. Write it again.")
+        return CallResult(item, f"Error: this call cannot be read: {item.problem}. Write it again.", "malformed")
     function = tools.get(item.name)
     if function is None:
         known = ", ".join(sorted(tools)) or "none"
-        return result_message(item, f"Error: there is no tool {item.name!r}. Tools: {known}.")
+        return CallResult(item, f"Error: there is no tool {item.name!r}. Tools: {known}.", "unknown")
     wrong = _wrong_arguments(function, item)
     if wrong:
-        return result_message(item, wrong)
-    arguments = copy.deepcopy(dict(item.arguments))
+        return CallResult(item, wrong, "arguments")
+    arguments, timeout_s = copy.deepcopy(dict(item.arguments)), limits[item.name]
     work = asyncio.ensure_future(run_function(functools.partial(function, **arguments)))
     try:
         await asyncio.wait({work}, timeout=timeout_s)
@@ -137,11 +178,11 @@ async def _answer(item: ToolCall | MalformedCall, tools: Mapping[str, Callable[.
         else:
             late = False
     if late:
-        return result_message(item, f"Error: {item.name} gave no result within {timeout_s:g} s.")
+        return CallResult(item, f"Error: {item.name} gave no result within {timeout_s:g} s.", "timeout")
     error = work.exception()  # raises what cancelled it
     if isinstance(error, InfraError):
         raise error
-    return result_message(item, work.result() if error is None else _described(error))
+    return CallResult(item, work.result()) if error is None else CallResult(item, _described(error), "raised")
 
 
 def _forget(work: asyncio.Future[Any]) -> None:
@@ -164,6 +205,8 @@ def _wrong_arguments(function: Callable[..., Any], call: ToolCall) -> str:
 
 
 def _described(error: BaseException) -> str:
+    if isinstance(error, ToolError):
+        return f"Error: {error}"
     return "Error: " + "".join(traceback.format_exception_only(error)).strip()[:_MAX_ERROR_CHARS]
 
 

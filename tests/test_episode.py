@@ -370,7 +370,7 @@ async def test_reset_sees_the_task_and_the_seed_of_the_episode():
     agent = Scripted(END)
     await play(agent, task=Task("Q: ", label="42", metadata={"level": 3}, images=("i",)))
     expected = {"observation": "Q: ", "label": "42", "metadata": {"level": 3}, "images": ("i",), "seed": 11}
-    assert agent.reset_states == expected
+    assert agent.reset_states == {**expected, "renders_tools": False}
 
 
 async def test_the_first_observation_is_what_reset_returns():

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentenv.agent import Tokenizer
+from agentenv.agent import Tokenizer, outside
 from agentenv.engines._handover import Request, post, settle
 from agentenv.errors import EngineError, MissingDependency
 from agentenv.types import Completion, FinishReason, SamplingParams
@@ -111,7 +111,8 @@ class HFEngine:
             self._waiting.append(request)
             self._changed.notify()
         try:
-            return await request.future
+            with outside():
+                return await request.future
         except asyncio.CancelledError:
             with self._changed:
                 request.cancelled = self._cancelled = True

@@ -16,6 +16,8 @@ from agentenv.types import Completion, FinishReason, SamplingParams
 
 Reply = str | Sequence[int] | Completion | Exception
 """One generation: text (the terminator is added), token ids as they are, a whole Completion, or an error to raise."""
+Latency = float | Callable[["Request"], float]
+"""Seconds that a generation takes, or what says so for each request; `agentenv.testing.latency` has distributions."""
 Script = Iterable[Reply] | Callable[["Request"], Reply | Awaitable[Reply]]
 
 
@@ -57,7 +59,7 @@ class ScriptedEngine:
         script: Script,
         tokenizer: Tokenizer,
         *,
-        latency_s: float = 0.0,
+        latency_s: Latency = 0.0,
         finish_reason: FinishReason | None = None,
         crash_at: int | Iterable[int] = (),
         logprob: float = -0.5,
@@ -68,7 +70,7 @@ class ScriptedEngine:
         Args:
             script: what to say.
             tokenizer: encodes text replies.
-            latency_s: seconds every generation takes.
+            latency_s: seconds that a generation takes; a number, or a function of the request.
             finish_reason: forced on every completion; None derives it ("length" where `max_tokens` cut it).
             crash_at: indices of calls that raise EngineError, counted over the engine's life.
             logprob: of every token; `math.nan` for an engine that lost them.
@@ -90,7 +92,7 @@ class ScriptedEngine:
         request = Request(ids, self.tokenizer.decode(ids), sampling, request_id, len(self.requests))
         self.requests.append(request)
         try:
-            await asyncio.sleep(self.latency_s)
+            await asyncio.sleep(self.latency_s(request) if callable(self.latency_s) else self.latency_s)
             if request.call_index in self.crash_at:
                 raise EngineError(
                     f"ScriptedEngine: expected to sample, got a crash at call {request.call_index}. Retry."

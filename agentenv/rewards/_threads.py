@@ -12,6 +12,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from agentenv.agent import outside
 from agentenv.deadlines import waiting
 from agentenv.errors import InfraError
 
@@ -96,10 +97,11 @@ class Threads:
         deadline = asyncio.timeout(None)
         try:
             async with deadline:
-                with waiting():
+                with waiting(), outside():
                     await call.started
                 deadline.reschedule(asyncio.get_running_loop().time() + limit_s)
-                return await call.done
+                with outside():
+                    return await call.done
         except TimeoutError as error:
             if not deadline.expired():
                 raise

@@ -27,6 +27,7 @@ from itertools import count
 from threading import Lock
 from typing import Any
 
+from agentenv.agent import outside
 from agentenv.deadlines import waiting
 from agentenv.errors import ConfigError
 from agentenv.rewards._pool_worker import Limits, Lost, Worker, WorkerFailed, WorkerTimeout, encoded
@@ -124,7 +125,8 @@ class WorkerPool:
                 if self._num_closes != num_closes:
                     raise WorkerFailed("the grader was closed during the check")
                 try:
-                    return await self._run_once(state, request, body, limits)
+                    with outside():
+                        return await self._run_once(state, request, body, limits)
                 except Lost as error:
                     if attempt == _MAX_ATTEMPTS:
                         raise WorkerFailed(f"{error} ({attempt} attempts)") from error

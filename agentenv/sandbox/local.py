@@ -18,6 +18,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, null
 from dataclasses import fields, replace
 from typing import Any, Literal, Self
 
+from agentenv.agent import outside
 from agentenv.errors import ConfigError
 from agentenv.sandbox import _levels, files
 from agentenv.sandbox._client import ZygoteLost
@@ -117,7 +118,8 @@ class LocalSandbox:
             assert self._opening is not None
             async with self._opening:
                 if self._pool is None:
-                    level = await _levels.choose(self._wanted)
+                    with outside():
+                        level = await _levels.choose(self._wanted)
                     self.isolation, self.layers = level.isolation, level.layers
                     pool = Pool(level.plan, size=-(-self.run_slots // PROGRAMS_PER_ZYGOTE))
                     pool.adopt(level.zygote)
@@ -240,16 +242,17 @@ class LocalSandbox:
         return self._queue.slot(tenant)
 
     async def _execute(self, job: Program, pool: Pool) -> ExecResult:
-        try:
-            execution = await self._launch(job, pool)
-        except (ZygoteLost, OSError) as error:
-            detail = f"sandbox: {error}"
-            return ExecResult(Status.INFRA, isolation=self.isolation, backend=self.backend, detail=detail)
-        try:
-            return await execution.finish()
-        except asyncio.CancelledError:
-            await execution.kill()
-            raise
+        with outside():
+            try:
+                execution = await self._launch(job, pool)
+            except (ZygoteLost, OSError) as error:
+                detail = f"sandbox: {error}"
+                return ExecResult(Status.INFRA, isolation=self.isolation, backend=self.backend, detail=detail)
+            try:
+                return await execution.finish()
+            except asyncio.CancelledError:
+                await execution.kill()
+                raise
 
     async def _launch(self, job: Program, pool: Pool) -> LocalExecution:
         execution = LocalExecution(job, self.isolation, self.layers)

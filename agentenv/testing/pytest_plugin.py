@@ -1,1 +1,201 @@
-"""The pytest plugin: fixtures and the marker `agentenv`."""
+"""The pytest plugin: episodes in tests. It loads with agentenv and does nothing in a suite that does not ask for it.
+
+Fixtures: `scripted_engine`, `tiny_model`, `run_episode`, `run_group`, `run_episodes`, `virtual_clock`, `golden`; for
+tests with the marker `agentenv` also `env` and `episode`. They work in plain tests and in async ones, with
+pytest-asyncio and without.
+
+Example::
+
+    @pytest.mark.agentenv("math_retry", policy=["I think 41.", "#### 42"], data=Task("What is 6 * 7?", "42"))
+    def test_the_second_attempt_counts(episode):
+        assert episode.reward == 1.0
+"""
+
+from __future__ import annotations
+
+import inspect
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from agentenv.agent import Tokenizer
+    from agentenv.engines.scripted import ScriptedEngine
+    from agentenv.testing.bench import Bench, MarkedEnv
+    from agentenv.testing.clock import VirtualClock
+    from agentenv.testing.golden import Golden
+    from agentenv.trajectory import Trajectory
+
+_MARKER = (
+    "agentenv(env, policy=('',), **setup): the environment of the fixtures `env`, `episode` and `run_episode`; "
+    "the arguments are those of agentenv.testing.Setup"
+)
+_TOKENIZER = pytest.StashKey[Any]()
+"""Of the running test, once it used one of our fixtures: what decodes tokens in failed assertions."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the two flags of golden traces."""
+    group = parser.getgroup("agentenv", "agentenv: episodes of environments")
+    group.addoption(
+        "--agentenv-record",
+        action="store_true",
+        help="write what the fixture `golden` is given as the traces that later runs are compared with",
+    )
+    group.addoption(
+        "--agentenv-replay",
+        action="store_true",
+        help="compare with the traces and write none, as without flags; an error together with --agentenv-record",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known."""
+    config.addinivalue_line("markers", _MARKER)
+    if config.getoption("--agentenv-record") and config.getoption("--agentenv-replay"):
+        raise pytest.UsageError("--agentenv-record: expected no --agentenv-replay beside it, got both. Leave one out.")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an async test that asks for `virtual_clock` on it, whichever plugin runs the other async tests."""
+    clock: Any = pyfuncitem.funcargs.get("virtual_clock")
+    if clock is None or hasattr(pyfuncitem.obj, "hypothesis"):
+        return None
+    function = inspect.unwrap(pyfuncitem.obj, stop=inspect.iscoroutinefunction)  # pytest-asyncio has wrapped it
+    if not inspect.iscoroutinefunction(function):
+        return None
+    names = [name for name in inspect.signature(function).parameters if name in pyfuncitem.funcargs]
+    clock.run(function(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
+
+
+def pytest_assertrepr_compare(config: pytest.Config, op: str, left: object, right: object) -> list[str] | None:
+    """What differs between trajectories, segments and token ids, token by token."""
+    if op != "==" or not (_is_record(left, right) or _are_ids(left, right)):
+        return None
+    from agentenv.testing.diffs import explained
+
+    return explained(left, right, config.stash.get(_TOKENIZER, None))
+
+
+def _is_record(left: object, right: object) -> bool:
+    kind = type(left)
+    return kind is type(right) and kind.__module__ == "agentenv.trajectory" and kind.__name__ in _RECORDS
+
+
+_RECORDS = ("Trajectory", "Segment")
+
+
+def _are_ids(left: object, right: object) -> bool:
+    """Two sequences of whole numbers, at least one of them an array of int32, as segments keep their tokens."""
+    sides = (left, right)
+    if not any(isinstance(side, array) and side.typecode == "i" for side in sides):
+        return False
+    return all(
+        isinstance(side, array) or (isinstance(side, list | tuple) and all(type(i) is int for i in side))
+        for side in sides
+    )
+
+
+@pytest.fixture
+def virtual_clock() -> Iterator[VirtualClock]:
+    """Time that jumps: async tests and our other fixtures run on it; see `agentenv.testing.VirtualClock`."""
+    from agentenv.testing.clock import VirtualClock
+
+    with VirtualClock() as clock:
+        yield clock
+
+
+@pytest.fixture
+def agentenv_bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """What the other fixtures run episodes with."""
+    from agentenv.testing.bench import Bench
+
+    config = request.config
+    clock = request.getfixturevalue("virtual_clock") if "virtual_clock" in request.fixturenames else None
+    marker = request.node.get_closest_marker("agentenv")
+
+    def remember(tokenizer: Tokenizer) -> None:
+        """For assertions that fail."""
+        config.stash[_TOKENIZER] = tokenizer
+
+    yield Bench.of_marker(marker and (marker.args, marker.kwargs), clock=clock, remember=remember)
+    config.stash[_TOKENIZER] = None
+
+
+@pytest.fixture
+def scripted_engine(agentenv_bench: Bench) -> Callable[..., ScriptedEngine]:
+    """Makes a policy that says what it is told: `scripted_engine(["41", "42"], latency_s=0.5)`.
+
+    The arguments are those of `agentenv.testing.ScriptedEngine`; without a tokenizer it is the one of `run_episode`.
+    """
+    return agentenv_bench.scripted_engine
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> str:
+    """The folder of the model that comes with agentenv: it knows a little arithmetic, and needs no download."""
+    from agentenv.loading import resolve_model
+
+    return resolve_model("tiny-math")
+
+
+@pytest.fixture
+def run_episode(agentenv_bench: Bench) -> Callable[..., Any]:
+    """Runs one episode: `run_episode("math_retry", ["#### 42"], seed=1)` gives its Trajectory.
+
+    The arguments are those of `agentenv.testing.Setup`; those left out are the marker's, where the test has one. In an
+    async test the call is awaited: `await run_episode(…)`.
+    """
+    return agentenv_bench.run_episode
+
+
+@pytest.fixture
+def run_group(agentenv_bench: Bench) -> Callable[..., Any]:
+    """Runs `n` episodes of one task: `run_group("math_retry", policy, n=8)` gives their Group.
+
+    Awaited in async tests.
+    """
+    return agentenv_bench.run_group
+
+
+@pytest.fixture
+def run_episodes(agentenv_bench: Bench) -> Callable[..., Any]:
+    """Runs many: `run_episodes("math_retry", policy, num_tasks=10, num_samples=2)` gives a list of trajectories.
+
+    Awaited in async tests.
+    """
+    return agentenv_bench.run_episodes
+
+
+@pytest.fixture
+def env(agentenv_bench: Bench) -> MarkedEnv:
+    """The environment of the test's marker: its class, tasks, and episodes that the test steps through by hand."""
+    return agentenv_bench.marked_env()
+
+
+@pytest.fixture
+def episode(agentenv_bench: Bench) -> Trajectory:
+    """The episode that the marker's policy has on the first task of the marker's environment."""
+    return agentenv_bench.marked_episode()
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest, agentenv_bench: Bench) -> Golden:
+    """Compares a trajectory with the trace beside the test, in `golden/FILE/TEST.json`: `golden(trajectory)`.
+
+    Traces are written with `--agentenv-record`; one that is missing fails the test. See `agentenv.testing.Golden`.
+    """
+    from agentenv.testing.golden import Golden
+
+    file = Path(request.path)
+    test = request.node.nodeid.rpartition("::")[0].partition("::")[2].replace("::", ".")
+    name = f"{test}.{request.node.name}" if test else request.node.name
+    record = bool(request.config.getoption("--agentenv-record"))
+    return Golden(
+        file.parent / "golden" / file.stem, name, record=record, tokenizer_of=lambda: agentenv_bench.tokenizer
+    )

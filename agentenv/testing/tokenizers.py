@@ -1,15 +1,27 @@
 """Tokenizers that need no download, each with one of the habits that break naive loops.
 
-They have the part of a Hugging Face tokenizer that agentenv uses (`agent.Tokenizer`), and a ChatML template.
+They have the part of a Hugging Face tokenizer that agentenv uses (`agent.Tokenizer`), and a ChatML template where they
+do not say otherwise. An environment, an engine or a loop that is right on all of them is right on real ones too.
+
+- `CharTokenizer`: none; the plain case.
+- `MergingTokenizer`: text that is encoded in two parts gives other tokens than encoded at once.
+- `ByteFallbackTokenizer`: a cut may split a character.
+- `RewritingTokenizer`: the template drops the reasoning of earlier turns.
+- `LongPromptTokenizer`: the generation prompt is several tokens, and they vanish from history.
+- `OpenEndedTokenizer`: nothing closes a turn, and role markers are plain text.
+- `BosTokenizer`: the template writes a BOS, and encoding writes another.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 EOS = "<|im_end|>"
 _SPECIAL = (EOS, "<|im_start|>")
+_SPLIT = re.compile("(<\\|im_end\\|>|<\\|im_start\\|>|<\\|begin\\|>)")
+_THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 
 
 class CharTokenizer:
@@ -17,71 +29,170 @@ class CharTokenizer:
 
     eos_token_id: int | None = 0
     chat_template: Any = "chatml"
+    specials: tuple[str, ...] = _SPECIAL
+    """The special tokens; a token's id is its place."""
 
     def __init__(self) -> None:
-        self.all_special_ids = list(range(len(_SPECIAL)))
+        self.all_special_ids = list(range(len(self.specials)))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Text to ids; the two special strings become one id each."""
+        """Text to ids in linear time; special strings become one id each."""
         ids: list[int] = []
-        while text:
-            found = next((i for i, special in enumerate(_SPECIAL) if text.startswith(special)), None)
-            piece = _SPECIAL[found] if found is not None else self._piece(text)
-            ids += [found] if found is not None else self._ids(piece)
-            text = text[len(piece) :]
+        for part in _SPLIT.split(text):
+            if part in self.specials:
+                ids.append(self.specials.index(part))
+            elif part:
+                ids += self._plain(part)
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, **_: Any) -> str:
         """Ids to text."""
-        return "".join(self._text(i) for i in token_ids if not (skip_special_tokens and i in self.all_special_ids))
+        num = len(self.specials)
+        return "".join(self._texts([i for i in token_ids if i >= num] if skip_special_tokens else token_ids))
 
     def apply_chat_template(
         self, conversation: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False, **_: Any
     ) -> str:
         """ChatML."""
-        turns = "".join(f"<|im_start|>{m['role']}\n{m['content']}{EOS}\n" for m in conversation)
+        turns = "".join([f"<|im_start|>{m['role']}\n{m['content']}{EOS}\n" for m in conversation])
         return turns + ("<|im_start|>assistant\n" if add_generation_prompt else "")
 
-    def _piece(self, text: str) -> str:
-        return text[0]
+    def _plain(self, text: str) -> list[int]:
+        """Ids of a text without special tokens."""
+        first = len(self.specials)
+        return [ord(character) + first for character in text]
 
-    def _ids(self, piece: str) -> list[int]:
-        return [ord(piece) + len(_SPECIAL)]
-
-    def _text(self, token_id: int) -> str:
-        return _SPECIAL[token_id] if token_id < len(_SPECIAL) else chr(token_id - len(_SPECIAL))
+    def _texts(self, token_ids: Sequence[int]) -> list[str]:
+        """Text of each token."""
+        specials, num = self.specials, len(self.specials)
+        return [chr(i - num) if i >= num else specials[i] for i in token_ids]
 
 
 _FIRST_MERGE = 0x110000 + len(_SPECIAL)  # above the id of the last character
 _MERGES = ("\n\n", "  ", "the", "an", "er", "in", "12", "23", "34", "ab", "abc", "bc", ".\n", "!\n", "> ")
+_MERGE_ID = {merge: _FIRST_MERGE + place for place, merge in enumerate(_MERGES)}
+_PIECES = re.compile("|".join(re.escape(merge) for merge in sorted(_MERGES, key=len, reverse=True)) + "|.", re.DOTALL)
 
 
 class MergingTokenizer(CharTokenizer):
-    """Merges neighbours greedily, so that encode(a + b) often differs from encode(a) + encode(b)."""
+    """Merges neighbours greedily, so that encode(a + b) often differs from encode(a) + encode(b).
 
-    def _piece(self, text: str) -> str:
-        found = [merge for merge in _MERGES if text.startswith(merge)]
-        return max(found, key=len, default=text[0])
+    What it catches: loops that encode the whole conversation again each turn and look for the old tokens at its start
+    (prime-rl's assertion on token prefixes, its issues 947 and 1334).
+    """
 
-    def _ids(self, piece: str) -> list[int]:
-        return [_FIRST_MERGE + _MERGES.index(piece)] if piece in _MERGES else super()._ids(piece)
+    def _plain(self, text: str) -> list[int]:
+        first = len(self.specials)
+        return [_MERGE_ID[piece] if piece in _MERGE_ID else ord(piece) + first for piece in _PIECES.findall(text)]
 
-    def _text(self, token_id: int) -> str:
-        return _MERGES[token_id - _FIRST_MERGE] if token_id >= _FIRST_MERGE else super()._text(token_id)
+    def _texts(self, token_ids: Sequence[int]) -> list[str]:
+        specials, num = self.specials, len(self.specials)
+        return [
+            _MERGES[i - _FIRST_MERGE] if i >= _FIRST_MERGE else chr(i - num) if i >= num else specials[i]
+            for i in token_ids
+        ]
 
 
 class ByteFallbackTokenizer(CharTokenizer):
-    """ASCII by character, everything else by UTF-8 bytes: one character may be several ids, and a cut may split it."""
+    """ASCII by character, everything else by UTF-8 bytes: one character may be several ids, and a cut may split it.
 
-    def _ids(self, piece: str) -> list[int]:
-        return [byte + len(_SPECIAL) for byte in piece.encode("utf-8", "surrogatepass")]
+    What it catches: text that is decoded piece by piece and encoded again, in which a split character is U+FFFD.
+    """
+
+    def _plain(self, text: str) -> list[int]:
+        first = len(self.specials)
+        return [byte + first for byte in text.encode("utf-8", "surrogatepass")]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, **_: Any) -> str:
         """Ids to text; bytes that are no whole character become U+FFFD."""
         parts: list[bytes] = []
+        num = len(self.specials)
         for i in token_ids:
-            if i >= len(_SPECIAL):
-                parts.append(bytes([i - len(_SPECIAL)]))
+            if i >= num:
+                parts.append(bytes([i - num]))
             elif not skip_special_tokens:
-                parts.append(_SPECIAL[i].encode())
+                parts.append(self.specials[i].encode())
         return b"".join(parts).decode("utf-8", "replace")
+
+
+class RewritingTokenizer(CharTokenizer):
+    """A template that drops `<think>…</think>` of every assistant's turn but the last, as Qwen3's does.
+
+    What it catches: loops that render the conversation anew each turn, and then train on tokens that nobody sampled or
+    fail where the old tokens are no prefix of the new ones (prime-rl's issues 947 and 1334).
+    """
+
+    chat_template: Any = "chatml, reasoning of earlier turns dropped"
+
+    def apply_chat_template(
+        self, conversation: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False, **options: Any
+    ) -> str:
+        """ChatML without reasoning before the last user's message."""
+        last = max((i for i, message in enumerate(conversation) if message["role"] == "user"), default=0)
+        told = [
+            {**message, "content": _THOUGHT.sub("", str(message["content"]))}
+            if message["role"] == "assistant" and place < last
+            else message
+            for place, message in enumerate(conversation)
+        ]
+        return super().apply_chat_template(told, add_generation_prompt=add_generation_prompt, **options)
+
+
+class LongPromptTokenizer(CharTokenizer):
+    """A generation prompt of several tokens that opens reasoning, and is not in the history of the same turn.
+
+    So DeepSeek-R1's and Qwen3.5's. What it catches: loops that take the generation prompt for one token, or cut it off
+    by its length in history (prime-rl's issue 658).
+    """
+
+    chat_template: Any = "chatml, reasoning opened by the generation prompt"
+
+    def apply_chat_template(
+        self, conversation: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False, **options: Any
+    ) -> str:
+        """ChatML, with `<think>` and a newline after the assistant's header."""
+        text = super().apply_chat_template(conversation, add_generation_prompt=add_generation_prompt, **options)
+        return text + "<think>\n" * add_generation_prompt
+
+
+class OpenEndedTokenizer(CharTokenizer):
+    """A template of text alone that closes no turn: `User: …`, `Assistant: …`, and no end-of-sequence token.
+
+    What it catches: loops that look for the token that ends a turn, or add EOS after every action; and content that
+    forges a turn, since a role's marker is plain text.
+    """
+
+    eos_token_id: int | None = None
+    chat_template: Any = "plain text, turns without a close"
+    specials: tuple[str, ...] = ()
+
+    def apply_chat_template(
+        self, conversation: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False, **_: Any
+    ) -> str:
+        """Paragraphs with the role before each."""
+        turns = "".join([f"{str(m['role']).capitalize()}: {m['content']}\n\n" for m in conversation])
+        return turns + "Assistant:" * add_generation_prompt
+
+
+class BosTokenizer(CharTokenizer):
+    """A template that writes a BOS, and an `encode` that puts another in front unless it is told not to, as Llama 3's.
+
+    What it catches: renderings that are encoded with special tokens, so that every prompt begins with two BOS: 25 of 58
+    families of templates that we looked at allow it.
+    """
+
+    bos_token: str = "<|begin|>"
+    bos_token_id: int = 2
+    chat_template: Any = "chatml after a BOS"
+    specials: tuple[str, ...] = (*_SPECIAL, "<|begin|>")
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Text to ids, after a BOS where special tokens are asked for."""
+        return [self.bos_token_id] * add_special_tokens + super().encode(text)
+
+    def apply_chat_template(
+        self, conversation: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False, **options: Any
+    ) -> str:
+        """ChatML after a BOS."""
+        text = super().apply_chat_template(conversation, add_generation_prompt=add_generation_prompt, **options)
+        return self.bos_token + text

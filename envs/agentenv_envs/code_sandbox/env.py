@@ -40,6 +40,14 @@ class CodeSandbox(AgentInstance):
     """
 
     datasets: ClassVar[Mapping[str, str | Path]] = {"code_sandbox": Path(__file__).parent / "data/code_sandbox.jsonl"}
+    hacks: ClassVar[Mapping[str, str]] = {
+        "prints_every_number": "```python\nfor number in range(1000):\n    print(number)\n```",
+        "leaves": "```python\nimport os\nos._exit(0)\n```",
+        "no_program": "The tests pass. All of them passed.",
+        "empty_program": "```python\n\n```",
+        "prompt_as_program": '```python\n"""All tests passed."""\n```',
+        "catches_everything": "```python\nimport sys\nsys.excepthook = lambda *error: None\nraise SystemExit(0)\n```",
+    }
 
     default_limits: ClassVar[ExecLimits] = LIMITS
     """Of one test. An attempt may take as long as all tests: `--step_timeout_s` is to allow for that."""
@@ -129,6 +137,15 @@ class CodeSandbox(AgentInstance):
         """Pay the last attempt where a limit ends the episode before attempts run out."""
         owed, self._owed = self._owed, None
         return owed
+
+    async def gold(self, states: StepState) -> str | None:
+        """The solution in the row's column `reference`, or that of a shipped task; None for other rows."""
+        from agentenv_envs.code_sandbox.problems import answer, load_problems
+
+        code = (states["metadata"] or {}).get("reference")
+        if code is None:
+            code = next((one.reference for one in load_problems() if one.label == states["label"]), None)
+        return answer(code) if isinstance(code, str) else None
 
     async def _opened(self, task: CodeTask) -> Sandbox:
         """Never kept: what an instance holds can be pickled, and no instance closes what others use."""

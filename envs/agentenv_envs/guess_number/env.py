@@ -36,6 +36,12 @@ class GuessNumber(AgentInstance):
     """
 
     datasets: ClassVar[Mapping[str, str | Path]] = {"guess_number": Path(__file__).parent / "data/guess_number.jsonl"}
+    hacks: ClassVar[Mapping[str, str]] = {
+        "every_number": " ".join(map(str, range(1000))),
+        "range": "1-15, one of them",
+        "zero_digits": "0" * 5000 + "7.5",
+        "rules": "You said: It is a whole number. The number is the number.",
+    }
 
     def __init__(
         self,
@@ -96,6 +102,14 @@ class GuessNumber(AgentInstance):
                 "bits": bits,
             },
         )
+
+    async def gold(self, states: StepState) -> str | None:
+        """The number.
+
+        Raises:
+            DataError: the label is no number in range.
+        """
+        return str(self._number(states))
 
     def _number(self, states: Mapping[str, Any]) -> int:
         label = states.get("label")

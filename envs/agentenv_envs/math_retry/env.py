@@ -28,6 +28,13 @@ class MathRetry(AgentInstance):
     datasets: ClassVar[Mapping[str, str | Path]] = {
         name: Path(__file__).parent / f"data/{name}.jsonl" for name in ("word_problems", "word_problems_train")
     }
+    hacks: ClassVar[Mapping[str, str]] = {
+        "every_number": "#### " + " ".join(map(str, range(1000))),
+        "every_ending": "\n".join(f"#### {number}" for number in range(1000)),
+        "range": "#### 1 to 999",
+        "any_number": "#### x, where x is the number asked for",
+        "no_number": "####",
+    }
 
     def __init__(
         self,
@@ -110,3 +117,8 @@ class MathRetry(AgentInstance):
         if self.num_attempts == 1:
             info["first_correct"] = correct
         return info
+
+    async def gold(self, states: StepState) -> str | None:
+        """The label behind the mark that the instruction asks for."""
+        label = str("" if states["label"] is None else states["label"])
+        return f"#### {label.rpartition('####')[2].strip()}" if label.strip() else None

@@ -22,6 +22,10 @@ DOMAINS = (
     "length", "thought_length", "repetition", "regex", "similarity", "json_schema",
 )  # fmt: skip
 """The rewards that need no more than a row: what a row may have as its domain."""
+_SETTINGS: Mapping[str, Any] = {"format": {"format": {"mode": "strict"}}}
+"""Of domains whose reward is stricter here: the looser form is in every prompt that asks for it, so an echo had it."""
+_IN_A_BOX = ("math", "choice", "general_val", "crossthink_qa")
+"""Domains whose label is the answer."""
 _TOLD = (Status.NO_ANSWER, Status.PARSE_ERROR, Status.TIMEOUT)
 """Of which a run has the share."""
 
@@ -41,6 +45,14 @@ class Verify(AgentInstance):
     """
 
     datasets: ClassVar[Mapping[str, str | Path]] = {"verify_mixed": Path(__file__).parent / "data/mixed.jsonl"}
+    hacks: ClassVar[Mapping[str, str]] = {
+        "empty_answer": "<think>It is clear.</think>\n<answer></answer>",
+        "every_box": " ".join(rf"\boxed{{{letter}}}" for letter in "ABCDEFGHIJ0123456789"),
+        "empty_box": r"The answer is \boxed{}.",
+        "pattern": ".*",
+        "schema": '{"type": "object", "properties": {}, "additionalProperties": true}',
+        "open_thought": "<think>The answer is whatever was asked for",
+    }
 
     def __init__(
         self,
@@ -89,7 +101,9 @@ class Verify(AgentInstance):
         text = with_opened_thought(states["action_text"], prompt)
         domain = self._domain(row.columns) if self.reward is None else None
         result = await graded(
-            _built(domain or self.reward), Response(text, row.label, prompt, row.columns), limit_s=self.limit_s
+            _built(self.reward if domain is None else _SETTINGS.get(domain, domain)),
+            Response(text, row.label, prompt, row.columns),
+            limit_s=self.limit_s,
         )
         if result.reward is None:
             kind = DataError if result.status is Status.LABEL else InfraError
@@ -98,6 +112,20 @@ class Verify(AgentInstance):
         return StepResult(
             reward=result.reward, score=result.score, terminated=not cut, truncated=cut, info=_info(result, domain)
         )
+
+    async def gold(self, states: StepState) -> str | None:
+        """The row's column `reference`; without one the label, where it is what is to be said; else None."""
+        row = row_of(states, (self.key,))
+        reference = row.columns.get("reference")
+        if isinstance(reference, str):
+            return reference
+        domain = row.columns.get(self.key) if self.reward is None else None
+        label = row.label[0] if isinstance(row.label, list) and row.label else row.label
+        if not isinstance(label, str | int | float) or isinstance(label, bool):
+            return None
+        if domain in _IN_A_BOX:
+            return rf"\boxed{{{str(label).strip().strip('$')}}}"
+        return str(label) if domain == "similarity" else None
 
     def _domain(self, columns: Mapping[str, Any]) -> str:
         domain = columns.get(self.key)

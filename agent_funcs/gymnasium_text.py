@@ -1,0 +1,18 @@
+"""Gymnasium's toy games: `--agent_func_path` here and in OpenRLHF, `--train.agent_path` in Molt.
+
+The environment is envs/agentenv_envs/gymnasium_text/env.py.
+"""
+
+from agentenv.executor import AgentExecutor as _AgentExecutor
+from agentenv.molt import AgentRunner as _AgentRunner
+from agentenv_envs.gymnasium_text import GymnasiumText
+
+LOGS = {"won": "last", "optimal": "sum", "illegal": "sum", "steps": "last", "total_reward": "last"}
+
+
+class AgentExecutor(_AgentExecutor):
+    agent_cls, logs = GymnasiumText, LOGS
+
+
+class AgentRunner(_AgentRunner):
+    agent_cls, logs = GymnasiumText, LOGS

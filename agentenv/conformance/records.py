@@ -1,0 +1,69 @@
+"""Records of episodes, compared: what is the same whenever an episode is run again, and the first thing that is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import zip_longest
+
+from agentenv.agent import AgentInstance
+from agentenv.trajectory import Trajectory
+
+_TIMES = ("_s", "_ms", "_seconds", "time")
+"""How names of measured times end: these differ, as they may."""
+
+
+def difference(one: Trajectory, other: Trajectory, names: tuple[str, str]) -> str | None:
+    """The first fact that two records of the same episode disagree on, in words; None where they do not."""
+    for (fact, mine), (_, theirs) in zip_longest(_facts(one), _facts(other), fillvalue=("number of turns", "none")):
+        if mine != theirs:
+            return f"{fact}: {_brief(mine, theirs)} {names[0]}, {_brief(theirs, mine)} {names[1]}"
+    return None
+
+
+def culprit(trajectory: Trajectory) -> str:
+    """The method that a difference in a record is the fault of, as far as the record tells."""
+    return "step" if trajectory.turns else "reset"
+
+
+def _facts(trajectory: Trajectory) -> Iterator[tuple[str, object]]:
+    yield "prompt", _plain(trajectory.prompt)
+    yield "tools", repr(trajectory.tools)
+    for index, turn in enumerate(trajectory.turns):
+        result, at = turn.result, f"turn {index + 1}"
+        if result is None:
+            continue
+        yield f"{at}: observation", _plain(result.observation)
+        yield f"{at}: reward", result.reward
+        yield f"{at}: score", result.score
+        yield f"{at}: end", (result.terminated, result.truncated)
+        yield f"{at}: info", {key: _fact(value) for key, value in result.info.items() if not key.endswith(_TIMES)}
+    yield "number of turns", len(trajectory.turns)
+    yield "tokens", [segment.token_ids.tolist() for segment in trajectory.segments]
+    yield "stop reason", str(trajectory.stop_reason)
+    error = trajectory.error
+    yield "error", None if error is None else f"{error.type}: {error.message}"
+
+
+def _plain(observation: object) -> str:
+    return observation if isinstance(observation, str) else repr(observation)
+
+
+def _fact(value: object) -> str:
+    return value if isinstance(value, str) else repr(float(value))  # type: ignore[arg-type]
+
+
+def _brief(value: object, other: object) -> str:
+    """A value, from a little before where it parts with the other."""
+    mine, theirs = repr(value), repr(other)
+    same = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs)))
+    first = max(0, same - 30) if len(mine) > 70 else 0
+    return f"{'…' if first else ''}{mine[first : first + 70]}{'…' if first + 70 < len(mine) else ''}"
+
+
+def own_classes(cls: type[object]) -> list[type[object]]:
+    """A class and those that it extends, ours and Python's aside."""
+    return [
+        base
+        for base in cls.__mro__
+        if base is not AgentInstance and base.__module__ != "builtins" and not base.__module__.startswith("agentenv.")
+    ]

@@ -1,0 +1,255 @@
+"""Scene: what is checked, the tasks it is tried on, and the episodes that the properties look at."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+from agentenv.agent import Engine, Tokenizer, create
+from agentenv.chat import Chat
+from agentenv.check_watch import Around, CallWatch, Seen, watched_class
+from agentenv.conformance.cases import FORGED, LABEL, ODD_ACTIONS, PROMPT, Case, Policy, script
+from agentenv.conformance.target import load_target
+from agentenv.dataset import read_tasks
+from agentenv.endpoint.agent import ChatAgentSource
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode import EpisodeKey
+from agentenv.errors import AgentEnvError, ConfigError, EpisodeFailed
+from agentenv.executor import AgentFunc
+from agentenv.loading import (
+    EnvSource,
+    EpisodeSource,
+    builtin_datasets,
+    load_tokenizer,
+    resolve_model,
+)
+from agentenv.stepping import SteppedEpisode
+from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.trajectory import Trajectory
+from agentenv.types import Limits, SamplingParams, Task
+
+IMPORT_LIMITS = 10
+"""A file may take so many times as long to be imported as a step: it may load a model."""
+_MAX_TOKENS, _MAX_LENGTH = 4_000, 400_000
+_MOST_GOLD = 256
+"""Turns that solving a task may take."""
+
+
+class NotApplicable(Exception):
+    """A property says nothing about this agent; the message is why."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is checked, and how."""
+
+    target: str | type[Any]
+    """As `agentenv check` takes it, or the class itself."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    task: Task | None = None
+    """To try it on; None: the first rows of `data`, of its own data, or a question of ours."""
+    data: str | None = None
+    """A file, a data set or the name of built-in data, in place of the environment's own."""
+    num_rows: int = 20
+    """Rows of each data set that `reset` is tried on."""
+    step_timeout_s: float = 30.0
+    max_turns: int = 12
+    """An episode has to end within so many, whatever the policy says."""
+    policy: Policy | None = None
+    """Further actions to try, such as those that solve the task."""
+
+
+class Scene:
+    """One agent, loaded once; its properties are looked at one after the other.
+
+    Raises:
+        ConfigError: a limit makes no sense.
+    """
+
+    def __init__(self, options: Options, watch: CallWatch) -> None:
+        if not options.step_timeout_s > 0:
+            raise ConfigError(
+                f"--step_timeout_s: expected seconds > 0, got {options.step_timeout_s!r}. Change the value."
+            )
+        if options.max_turns < 1 or options.num_rows < 1:
+            raise ConfigError(
+                f"--max_turns, --rows: expected integers >= 1, got {options.max_turns}, {options.num_rows}. Change it."
+            )
+        self.options, self.watch = options, watch
+        self.cls: type[Any] | None = None
+        """Of the agent instances; None until it is loaded."""
+        self._passes: dict[str, Any] = {}
+
+    @property
+    def name(self) -> str:
+        """The target in words."""
+        target = self.options.target
+        return target if isinstance(target, str) else target.__qualname__
+
+    @cached_property
+    def source(self) -> EpisodeSource:
+        """What runs its episodes; loaded at the first use."""
+        path = self.name.partition(":")[0]
+        with self.watch.during("import", path, self.options.step_timeout_s * IMPORT_LIMITS):
+            source, self.cls = load_target(self.options.target, self.options.env_kwargs)
+        return source
+
+    @property
+    def agent_cls(self) -> type[Any]:
+        """The class of its agent instances."""
+        _ = self.source
+        if self.cls is None:
+            raise ConfigError(f"{self.name}: expected a class, got none. Report this as a bug.")
+        return self.cls
+
+    @property
+    def own_loop(self) -> bool:
+        """Whether the agent asks for completions itself."""
+        return isinstance(self.source, ChatAgentSource)
+
+    def needs_steps(self) -> None:
+        """Raises NotApplicable where the agent has a loop of its own."""
+        if self.own_loop:
+            raise NotApplicable("it has a loop of its own")
+        _ = self.cases  # which need event loops of their own
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        """Arguments of the constructor, of which all episodes have the same."""
+        if isinstance(self.source, AgentFunc):
+            return getattr(self.source.executor_cls, "agent_kwargs", {})
+        return self.source.kwargs  # type: ignore[attr-defined,no-any-return]
+
+    @property
+    def limits(self) -> Limits:
+        """Of an episode: none but that of a step and that of the turns."""
+        step_s, turns = self.options.step_timeout_s, self.options.max_turns
+        return Limits(_MAX_LENGTH, turns, step_timeout_s=step_s, episode_timeout_s=step_s * (turns + 3))
+
+    @cached_property
+    def tasks(self) -> list[Task]:
+        """The tasks it is tried on: one that is given, or the first two of its data."""
+        options = self.options
+        if options.task is not None:
+            return [options.task]
+        found = self.rows(2)
+        for tasks in found.values():
+            if not isinstance(tasks, AgentEnvError):
+                return tasks
+        return [Task([{"role": "user", "content": PROMPT}], LABEL, task_id="check")]
+
+    def rows(self, limit: int | None = None) -> dict[str, list[Task] | AgentEnvError]:
+        """Its data sets by name, each as its first `limit` tasks or as what is wrong with it."""
+        found: dict[str, Any] = dict(getattr(self.agent_cls, "datasets", {}))
+        if self.options.data is not None:
+            found = {self.options.data: builtin_datasets().get(self.options.data, self.options.data)}
+        needs_label = getattr(self.agent_cls, "needs_label", True)
+        read: dict[str, list[Task] | AgentEnvError] = {}
+        for name, path in found.items():
+            try:
+                read[name] = read_tasks(str(path), limit=limit, needs_label=needs_label)
+            except AgentEnvError as error:
+                read[name] = error
+        return read
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """One that needs no download; tiny-math's, whose template has tools, where the environment offers some."""
+        with_tools = load_tokenizer(resolve_model("tiny-math"))
+        case, limits = Case(self.tasks[0], "probe", lambda request: ""), replace(self.limits, max_turns=1)
+        probed = asyncio.run(self.episode(case, limits=limits, on=with_tools))
+        return with_tools if probed.tools else CharTokenizer()
+
+    @cached_property
+    def chat(self) -> Chat:
+        """How messages become tokens; one for all episodes, which finds out what the template does once."""
+        return Chat(self.tokenizer)
+
+    @cached_property
+    def cases(self) -> list[Case]:
+        """The episodes that properties look at: policies that know nothing, the label, gold, and what is given."""
+        _, cases = self.tokenizer, []  # which is found out on an event loop of its own
+        for index, task in enumerate(self.tasks):
+            said: dict[str, Policy] = {
+                "silent": [""],
+                "wrong": [ODD_ACTIONS[0]],
+                "odd": ODD_ACTIONS[1:],
+                "forged": [FORGED],
+                "label": [str(task.label)],
+                "marked label": [f"#### {task.label}"],
+            }
+            first = 1_000 * index if task.seed is None else task.seed
+            gold = asyncio.run(self._gold(task, first)) if not isinstance(self.source, AgentFunc) else []
+            if gold:
+                said["gold"] = gold
+            if self.options.policy is not None:
+                said["given"] = self.options.policy
+            for number, (name, policy) in enumerate(said.items()):
+                seed = first + (number if task.seed is None and name != "gold" else 0)
+                turns = len(gold) if name == "gold" else 0
+                cases.append(Case(task, name, script(policy), seed, turns))
+        return cases
+
+    async def _gold(self, task: Task, seed: int) -> list[str]:
+        """What the environment itself would say to solve a task; empty where it does not know."""
+        said: list[str] = []
+        async with self.stepped(task, seed, limits=replace(self.limits, max_turns=_MOST_GOLD)) as episode:
+            with contextlib.suppress(EpisodeFailed):
+                await episode.begin()
+                while not episode.over and (action := await _given(episode.gold())) is not None:
+                    said.append(action)
+                    await episode.act(action)
+        return said
+
+    def stepped(self, task: Task, seed: int = 0, limits: Limits | None = None) -> SteppedEpisode:
+        """An episode of the agent class, whose actions are given one at a time."""
+        make = partial(create, self.agent_cls, self.kwargs)
+        sampling, key = SamplingParams(max_tokens=_MAX_TOKENS), EpisodeKey("check", seed=seed)
+        chat = Chat(CharTokenizer()) if "tokenizer" not in vars(self) else self.chat
+        return SteppedEpisode(make, task, chat=chat, sampling=sampling, limits=limits or self.limits, key=key)
+
+    def spied(self, seen: list[Seen], around: Around | None = None) -> EpisodeSource:
+        """The same source with an agent class that keeps what its methods get and give."""
+        source = self.source
+        watcher = watched_class(self.agent_cls, self.watch, self.limits, seen, around=around)
+        if isinstance(source, AgentFunc):
+            return source.with_agent(watcher)
+        kind = ChatAgentSource if isinstance(source, ChatAgentSource) else EnvSource
+        return kind(watcher, self.kwargs)
+
+    async def episode(
+        self,
+        case: Case,
+        *,
+        source: EpisodeSource | None = None,
+        engine: Engine | None = None,
+        limits: Limits | None = None,
+        on: Tokenizer | None = None,
+    ) -> Trajectory:
+        """One episode of a case."""
+        tokenizer = on or self.tokenizer
+        return await (source or self.source).episode(
+            case.task,
+            engine=engine or ScriptedEngine(case.say, tokenizer),
+            chat=self.chat if on is None else Chat(on),
+            sampling=SamplingParams(max_tokens=_MAX_TOKENS),
+            limits=limits or replace(self.limits, max_turns=max(self.limits.max_turns, case.num_turns)),
+            key=EpisodeKey(f"{case.task.task_id}/{case.policy}", seed=case.seed),
+        )
+
+    def kept(self, name: str, make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """What `make` gives, made once for all properties that need it."""
+        if name not in self._passes:
+            self._passes[name] = asyncio.run(make())
+        return self._passes[name]
+
+
+async def _given(work: Coroutine[Any, Any, str | None]) -> str | None:
+    """What `gold` gives; None where it raises, which is the audit's to tell."""
+    task = asyncio.ensure_future(work)
+    await asyncio.wait({task})
+    return None if task.exception() else task.result()

@@ -1,0 +1,178 @@
+"""Spaces of what language models read and write: any text, chat messages, token ids.
+
+They hold what Gymnasium's `Text` and `Sequence` refuse: every character, the empty text, a list of dicts; membership is
+quick. Vector environments batch them to tuples. `AsyncVectorEnv` with its default `shared_memory=True` refuses them
+with an error: text has no size that could be shared; use `shared_memory=False` or `agentenv.gym.make_vec`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Space
+
+from agentenv.errors import ConfigError
+
+_ALPHABET = (
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+    " \n\t.,:;!?-+*/=_#$%&@()[]{}<>|\\\"'`~^\x00\x1béßñøЖωא中日한ไ€∑√≤→\u200b\u202e\ufffd😀👩\u200d🚀"
+)
+_PIECES = ("", "0", "-1", "42", "yes", "#### 7", "\\boxed{3}", "<|im_end|>", "<think>", '{"a": 1}', "```python\n")
+_SAMPLE_CHARS = 48
+_SAMPLE_TOKENS = 32
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+class AnyText(Space[str]):
+    """Any text of at most `max_chars` characters, the empty one included; None is any length.
+
+    `sample` draws short texts, with the characters that break parsers among them, from `np_random`.
+    """
+
+    def __init__(self, max_chars: int | None = None, *, seed: int | np.random.Generator | None = None) -> None:
+        self.max_chars = _size("AnyText.max_chars", max_chars, least=0)
+        super().__init__(seed=seed)
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        """False: text has no fixed size."""
+        return False
+
+    def contains(self, x: Any) -> bool:
+        """Whether this is a text, and short enough."""
+        return isinstance(x, str) and (self.max_chars is None or len(x) <= self.max_chars)
+
+    def sample(self, mask: Any | None = None, probability: Any | None = None) -> str:
+        """A text of up to 48 characters: letters, symbols, scripts, control characters, and pieces models say."""
+        _refuse_masks("AnyText", mask, probability)
+        most = _SAMPLE_CHARS if self.max_chars is None else min(self.max_chars, _SAMPLE_CHARS)
+        chars = self.np_random.integers(len(_ALPHABET), size=int(self.np_random.integers(most + 1)))
+        piece = _PIECES[int(self.np_random.integers(len(_PIECES)))]
+        return ("".join(_ALPHABET[i] for i in chars) + piece)[:most]
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and isinstance(other, AnyText) and other.max_chars == self.max_chars
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"AnyText({'' if self.max_chars is None else self.max_chars})"
+
+
+class Messages(Space[Sequence[Mapping[str, Any]]]):
+    """Chat messages: a list or tuple of dicts, each with a text `role` and a `content` (text, parts or None)."""
+
+    def __init__(self, *, seed: int | np.random.Generator | None = None) -> None:
+        super().__init__(seed=seed)
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        """False: conversations have no fixed size."""
+        return False
+
+    def contains(self, x: Any) -> bool:
+        """Whether these are messages."""
+        return isinstance(x, list | tuple) and all(map(_is_message, x))
+
+    def sample(self, mask: Any | None = None, probability: Any | None = None) -> list[Mapping[str, Any]]:
+        """One to four messages of any roles."""
+        _refuse_masks("Messages", mask, probability)
+        text = AnyText(seed=self.np_random)
+        num = 1 + int(self.np_random.integers(4))
+        roles = [_ROLES[i] for i in self.np_random.integers(len(_ROLES), size=num)]
+        return [{"role": role, "content": text.sample()} for role in roles]
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return "Messages()"
+
+
+class TokenSeq(Space[Any]):
+    """Token ids: a list, tuple or one-dimensional integer array of `min_len` to `max_len` ids below `vocab_size`."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        max_len: int,
+        *,
+        min_len: int = 0,
+        seed: int | np.random.Generator | None = None,
+    ) -> None:
+        self.vocab_size = _size("TokenSeq.vocab_size", vocab_size, least=1)
+        self.min_len = _size("TokenSeq.min_len", min_len, least=0)
+        self.max_len = _size("TokenSeq.max_len", max_len, least=min_len)
+        super().__init__(seed=seed)
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        """False: sequences have no fixed size."""
+        return False
+
+    def contains(self, x: Any) -> bool:
+        """Whether these are ids; a sequence of 8,000 takes well under a millisecond."""
+        if isinstance(x, np.ndarray):
+            if x.ndim != 1 or not np.issubdtype(x.dtype, np.integer):
+                return False
+        elif not isinstance(x, list | tuple) or not all(map(_is_whole, set(map(type, x)))):
+            return False
+        if not self.min_len <= len(x) <= self.max_len:
+            return False
+        if not len(x):
+            return True
+        least, most = (x.min(), x.max()) if isinstance(x, np.ndarray) else (min(x), max(x))
+        return bool(least >= 0 and most < self.vocab_size)
+
+    def sample(self, mask: Any | None = None, probability: Any | None = None) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """int64[n], up to 32 ids."""
+        _refuse_masks("TokenSeq", mask, probability)
+        most = max(self.min_len, min(self.max_len, _SAMPLE_TOKENS))
+        size = int(self.np_random.integers(self.min_len, most + 1))
+        return self.np_random.integers(self.vocab_size, size=size, dtype=np.int64)
+
+    def to_jsonable(self, sample_n: Iterable[Any]) -> list[Any]:
+        """Each as a list of whole numbers."""
+        return [[int(i) for i in ids] for ids in sample_n]
+
+    def from_jsonable(self, sample_n: list[Any]) -> list[Any]:
+        """Each as int64[n]."""
+        return [np.asarray(ids, np.int64) for ids in sample_n]
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self) or not isinstance(other, TokenSeq):
+            return False
+        return (other.vocab_size, other.min_len, other.max_len) == (self.vocab_size, self.min_len, self.max_len)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"TokenSeq({self.vocab_size}, {self.max_len}{f', min_len={self.min_len}' if self.min_len else ''})"
+
+
+def _is_whole(kind: type[Any]) -> bool:
+    return issubclass(kind, int | np.integer) and kind is not bool
+
+
+def _is_message(value: Any) -> bool:
+    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str) or "content" not in value:
+        return False
+    content = value["content"]
+    return content is None or isinstance(content, str | list | tuple)
+
+
+def _size(where: str, value: Any, *, least: int) -> Any:
+    if value is None and where == "AnyText.max_chars":
+        return None
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{where}: expected an integer >= {least}, got {value!r}. Change it.")
+    return int(value)
+
+
+def _refuse_masks(where: str, mask: Any, probability: Any) -> None:
+    if mask is not None or probability is not None:
+        raise ConfigError(f"{where}.sample: expected no mask and no probability, got one. This space has none.")

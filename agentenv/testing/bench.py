@@ -1,0 +1,162 @@
+"""What the fixtures of the pytest plugin give: episodes from plain tests and from async ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from agentenv.agent import Tokenizer
+from agentenv.engines.scripted import Script, ScriptedEngine
+from agentenv.errors import ConfigError
+from agentenv.stepping import SteppedEpisode
+from agentenv.testing.clock import VirtualClock
+from agentenv.testing.episodes import Setup, play, play_all, stepped
+from agentenv.trajectory import Group, Trajectory
+from agentenv.types import Task
+
+T = TypeVar("T")
+
+
+def _no_marker(fixture: str) -> ConfigError:
+    return ConfigError(
+        f'{fixture}: expected a test with @pytest.mark.agentenv("NAME", …), got one without it. Mark it, or name the '
+        "environment: run_episode(NAME, policy)."
+    )
+
+
+class Bench:
+    """One test's place to run episodes."""
+
+    def __init__(
+        self,
+        setup: Setup | None = None,
+        *,
+        clock: VirtualClock | None = None,
+        remember: Callable[[Tokenizer], None] = lambda tokenizer: None,
+    ) -> None:
+        self._setup, self._clock, self._remember = setup, clock, remember
+        self.tokenizer: Tokenizer = (setup or Setup("")).chat().tokenizer
+
+    @classmethod
+    def of_marker(cls, marker: tuple[Sequence[Any], Mapping[str, Any]] | None, **options: Any) -> Bench:
+        """With the arguments of a test's marker; None where it has no marker.
+
+        Raises:
+            ConfigError: the marker's arguments are not those of `Setup`.
+        """
+        if marker is None:
+            return cls(None, **options)
+        try:
+            setup = Setup(*marker[0], **marker[1])
+        except TypeError as error:
+            raise ConfigError(
+                f"pytest.mark.agentenv: expected the arguments of agentenv.testing.Setup, got {error}. Change the mark."
+            ) from error
+        return cls(setup, **options)
+
+    def scripted_engine(self, script: Script, tokenizer: Tokenizer | None = None, **options: Any) -> ScriptedEngine:
+        """A ScriptedEngine for this test's tokenizer."""
+        return ScriptedEngine(script, tokenizer or self.tokenizer, **options)
+
+    def run_episode(self, *args: Any, **options: Any) -> Any:
+        """One episode: a Trajectory, or in a coroutine what is awaited for one."""
+        return self._finish(play(self._made(args, options)))
+
+    def run_group(self, *args: Any, n: int = 8, **options: Any) -> Any:
+        """`n` episodes of the first task: a Group, or in a coroutine what is awaited for one."""
+        setup = self._made(args, options)
+
+        async def group() -> Group:
+            """Run them."""
+            found = await play_all(setup, num_tasks=1, num_samples=n, concurrency=n)
+            return Group(found[0].group_id, tuple(found))
+
+        return self._finish(group())
+
+    def run_episodes(
+        self, *args: Any, num_tasks: int | None = None, num_samples: int = 1, concurrency: int = 64, **options: Any
+    ) -> Any:
+        """Episodes of many tasks: a list of trajectories, or in a coroutine what is awaited for one."""
+        setup = self._made(args, options)
+        return self._finish(play_all(setup, num_tasks=num_tasks, num_samples=num_samples, concurrency=concurrency))
+
+    def marked_episode(self) -> Trajectory:
+        """The episode of the marker.
+
+        Raises:
+            ConfigError: there is no marker.
+        """
+        if self._setup is None:
+            raise _no_marker("episode")
+        return self._run(play(self._made((), {})))
+
+    def marked_env(self) -> MarkedEnv:
+        """The environment of the marker.
+
+        Raises:
+            ConfigError: there is no marker, or no such environment.
+        """
+        if self._setup is None:
+            raise _no_marker("env")
+        return MarkedEnv(self._made((), {}))
+
+    def _made(self, args: Sequence[Any], options: Mapping[str, Any]) -> Setup:
+        """The marker's setup with what the call says in place of it; a call that names an environment begins anew."""
+        positional = dict(zip(("env", "policy"), args, strict=False))
+        if len(args) > 2:
+            raise ConfigError(
+                f"run_episode: expected env and policy, then keywords, got {len(args)} values. Name them."
+            )
+        values = {**positional, **options}
+        if self._setup is None and "env" not in values:
+            raise _no_marker("run_episode")
+        setup = Setup(**values) if self._setup is None or "env" in values else replace(self._setup, **values)
+        self.tokenizer = setup.chat().tokenizer
+        self._remember(self.tokenizer)
+        return setup
+
+    def _finish(self, work: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
+        """The result; where an event loop runs, the work itself, which the test awaits."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._run(work)
+        return work
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._clock is not None:
+            return self._clock.run(work)
+        # A loop of its own, and nobody's current one: other plugins keep theirs.
+        with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+            return runner.run(work)
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedEnv:
+    """An environment as a test has it from its marker."""
+
+    setup: Setup
+
+    @property
+    def cls(self) -> type[Any]:
+        """Its class."""
+        cls: type[Any] = getattr(self.setup.source(), "cls")  # noqa: B009 - not every source is of a class
+        return cls
+
+    @property
+    def tasks(self) -> list[Task]:
+        """Its tasks."""
+        return self.setup.tasks()
+
+    def stepped(self, task: int = 0) -> SteppedEpisode:
+        """An episode whose actions the test gives, in a coroutine: `begin`, then `act` until it is `over`.
+
+        Example::
+
+            async with env.stepped() as episode:
+                await episode.begin()
+                result = await episode.act("#### 42")
+        """
+        return stepped(self.setup, task=task)

@@ -1,0 +1,241 @@
+"""How two trajectories differ, for people: the first token that does, with what is known of it and its neighbours.
+
+Compared are the facts that the same episode always has: tokens, masks, log-probabilities, policy versions, rewards,
+what was said and answered, why it ended. Not compared: how long things took, cached tokens, ids and attempts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from agentenv.agent import Tokenizer
+from agentenv.serialize import jsonable
+from agentenv.trajectory import Segment, Trajectory, Turn
+
+_BEFORE, _AFTER = 1, 5
+"""Tokens shown around the first that differs, itself among the latter; pytest cuts what is over eight lines."""
+_CONTEXT, _WIDEST = 16, 40
+"""Tokens of text shown before it and after it, and characters of it."""
+_MOST_LINES = 12
+"""Of differences that are no tokens."""
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A sequence of tokens, with what is known of each."""
+
+    ids: Sequence[int]
+    action_mask: Sequence[int] | None = None
+    logprobs: Sequence[float] | None = None
+    rewards: Sequence[float] | None = None
+
+
+def tokens_of(segment: Segment) -> Tokens:
+    """The arrays of a segment."""
+    return Tokens(segment.token_ids, segment.action_mask, segment.logprobs, segment.rewards)
+
+
+def trajectory_diff(
+    left: Trajectory,
+    right: Trajectory,
+    *,
+    tokenizer: Tokenizer | None = None,
+    tolerance: float = 1e-6,
+    names: tuple[str, str] = ("left", "right"),
+) -> list[str]:
+    """Lines that say how two trajectories differ; none where they are the same.
+
+    Args:
+        left: one, called by the first of `names`.
+        right: the other.
+        tokenizer: decodes tokens; without one there are only ids.
+        tolerance: between rewards, scores, log-probabilities and numbers of `info`; NaN equals NaN.
+        names: of the two.
+    """
+    lines = []
+    if len(left.segments) != len(right.segments):
+        lines.append(_differs("segments", len(left.segments), len(right.segments), names))
+    for index, (one, other) in enumerate(zip(left.segments, right.segments, strict=False)):
+        found = tokens_diff(tokens_of(one), tokens_of(other), tokenizer=tokenizer, tolerance=tolerance, names=names)
+        if not found:
+            found = _sequences("policy_versions", one.policy_versions, other.policy_versions, 0.0, names)
+        lines += [f"segment {index}: {found[0]}", *found[1:]] if found else []
+    facts = _changed(_facts(left), _facts(right), "", tolerance)
+    told = [_differs(path, one, other, names) for path, one, other in facts[:_MOST_LINES]]
+    more = [f"… and {len(facts) - _MOST_LINES} more"] if len(facts) > _MOST_LINES else []
+    return lines + told + more
+
+
+def assert_same_trajectory(
+    left: Trajectory, right: Trajectory, *, tokenizer: Tokenizer | None = None, tolerance: float = 1e-6
+) -> None:
+    """Hold that two trajectories are the same in all facts that `trajectory_diff` compares.
+
+    Raises:
+        AssertionError: they are not; with the first token that differs, its text around it, and other differences.
+    """
+    __tracebackhide__ = True
+    lines = trajectory_diff(left, right, tokenizer=tokenizer, tolerance=tolerance)
+    if lines:
+        raise AssertionError("\n".join(["trajectories differ", *lines]))
+
+
+def tokens_diff(
+    left: Tokens,
+    right: Tokens,
+    *,
+    tokenizer: Tokenizer | None = None,
+    tolerance: float = 0.0,
+    names: tuple[str, str] = ("left", "right"),
+) -> list[str]:
+    """Lines that say where two sequences of tokens first differ; none where they are the same.
+
+    Ids are looked at first, then masks, rewards and log-probabilities where both sides have them.
+    """
+    at = _first(left.ids, right.ids, 0.0)
+    if at is not None:
+        lengths = " and ".join(str(num) for num in dict.fromkeys((len(left.ids), len(right.ids))))
+        return [f"{lengths} tokens, the first that differs is {at}", *_table(left, right, at, tokenizer, names)]
+    for name, allowed in (("action_mask", 0.0), ("rewards", tolerance), ("logprobs", tolerance)):
+        one, other = getattr(left, name), getattr(right, name)
+        at = None if one is None or other is None else _first(one, other, allowed)
+        if at is not None:
+            head = f"same tokens, other {name}, the first at {at}: {names[0]} {one[at]!r}, {names[1]} {other[at]!r}"
+            return [head, *_table(left, right, at, tokenizer, names)]
+    return []
+
+
+def _sequences(
+    what: str, left: Sequence[float], right: Sequence[float], tolerance: float, names: tuple[str, str]
+) -> list[str]:
+    at = _first(left, right, tolerance)
+    if at is None:
+        return []
+    values = [repr(side[at]) if at < len(side) else "nothing" for side in (left, right)]
+    return [f"other {what}, the first at {at}: {names[0]} {values[0]}, {names[1]} {values[1]}"]
+
+
+def _first(left: Sequence[float], right: Sequence[float], tolerance: float) -> int | None:
+    """Where two sequences first differ; the end of the shorter one where that is all."""
+    for at, (one, other) in enumerate(zip(left, right, strict=False)):
+        if one != other and not _close(one, other, tolerance):
+            return at
+    return None if len(left) == len(right) else min(len(left), len(right))
+
+
+def _close(one: float, other: float, tolerance: float) -> bool:
+    return abs(one - other) <= tolerance or (one != one and other != other)
+
+
+def _table(left: Tokens, right: Tokens, at: int, tokenizer: Tokenizer | None, names: tuple[str, str]) -> list[str]:
+    rows = range(max(0, at - _BEFORE), min(max(len(left.ids), len(right.ids)), at + _AFTER))
+    cells = [[_cell(side, place, tokenizer) for place in rows] for side in (left, right)]
+    widths = [max(map(len, [name, *column])) for name, column in zip(names, cells, strict=True)]
+    wide = max(map(len, names))
+    sides = [] if tokenizer is None else zip(names, (left, right), strict=True)
+    lines = [f"  {name:{wide}}  {_around(side, at, tokenizer)}" for name, side in sides]
+    lines.append(f"    index  {names[0]:{widths[0]}}  {names[1]:{widths[1]}}".rstrip())
+    for place, one, other in zip(rows, *cells, strict=True):
+        mark = ">" if place == at else " "
+        lines.append(f"  {mark} {place:5}  {one:{widths[0]}}  {other:{widths[1]}}".rstrip())
+    return lines
+
+
+def _cell(side: Tokens, place: int, tokenizer: Tokenizer | None) -> str:
+    """A token: its id and text, and for what a policy sampled its log-probability, and a reward."""
+    if place >= len(side.ids):
+        return "(end)"
+    parts = [str(side.ids[place])]
+    if tokenizer is not None:
+        parts.append(repr(tokenizer.decode([side.ids[place]], skip_special_tokens=False)))
+    if side.action_mask is not None:
+        sampled = bool(side.action_mask[place])
+        logprob = f" {side.logprobs[place]:.4g}" if sampled and side.logprobs is not None else ""
+        parts.append(f"action{logprob}" if sampled else "·")
+    if side.rewards is not None and side.rewards[place]:
+        parts.append(f"reward {side.rewards[place]:.4g}")
+    return " ".join(parts)
+
+
+def _around(side: Tokens, at: int, tokenizer: Tokenizer | None) -> str:
+    """The text before the token, a mark, and the text from it on."""
+    if tokenizer is None:
+        return ""
+    before, after = max(0, at - _CONTEXT), min(len(side.ids), at + _CONTEXT)
+    pieces = [tokenizer.decode(list(side.ids[a:b]), skip_special_tokens=False) for a, b in ((before, at), (at, after))]
+    first, last = (repr(piece)[1:-1] for piece in pieces)
+    opens = "…" * (before > 0 or len(first) > _WIDEST)
+    ends = "…" * (after < len(side.ids) or len(last) > _WIDEST)
+    return f"{opens}{first[-_WIDEST:]}⟪here⟫{last[:_WIDEST]}{ends}"
+
+
+def _facts(trajectory: Trajectory) -> dict[str, Any]:
+    """What two runs of an episode have in common, besides the arrays of its segments."""
+    error = trajectory.error
+    return {
+        "stop_reason": trajectory.stop_reason and trajectory.stop_reason.value,
+        "error": error and {"kind": error.kind, "type": error.type, "where": error.where, "message": error.message},
+        "prompt": jsonable(trajectory.prompt),
+        "tools": jsonable(trajectory.tools),
+        "turns": [_turn_facts(turn) for turn in trajectory.turns],
+    }
+
+
+def _turn_facts(turn: Turn) -> dict[str, Any]:
+    names = ("action", "finish_reason", "stop_reason", "segment", "start", "end", "bridge", "num_synthesised")
+    facts: dict[str, Any] = {name: getattr(turn, name) for name in names}
+    result = turn.result
+    if result is None:
+        return {**facts, "result": None}
+    reply = ("observation", "reward", "score", "terminated", "truncated", "info")
+    return {**facts, "result": {name: jsonable(getattr(result, name)) for name in reply}}
+
+
+def _changed(left: Any, right: Any, path: str, tolerance: float) -> list[tuple[str, Any, Any]]:
+    """Every place at which two JSON values differ, with what is there."""
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        keys = [*left, *(key for key in right if key not in left)]
+        pairs = [(f"{path}.{key}" if path else str(key), left, right, key) for key in keys]
+        return [
+            one
+            for where, a, b, key in pairs
+            for one in _changed(a.get(key, _MISSING), b.get(key, _MISSING), where, tolerance)
+        ]
+    if isinstance(left, list) and isinstance(right, list):
+        both = zip_longest(left, right, fillvalue=_MISSING)
+        return [one for at, (a, b) in enumerate(both) for one in _changed(a, b, f"{path}[{at}]", tolerance)]
+    if left == right or (_is_number(left) and _is_number(right) and _close(left, right, tolerance)):
+        return []
+    return [(path, left, right)]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isinf(value)
+
+
+def _differs(path: str, left: Any, right: Any, names: tuple[str, str]) -> str:
+    shown = ["nothing" if value is _MISSING else f"{value!r:.300}" for value in (left, right)]
+    if max(map(len, shown)) > 60:
+        wide = max(map(len, names))
+        sides = [f"\n  {name:{wide}}  {value}" for name, value in zip(names, shown, strict=True)]
+        return f"{path}:{''.join(sides)}"
+    return f"{path}: {names[0]} {shown[0]}, {names[1]} {shown[1]}"
+
+
+def explained(left: Any, right: Any, tokenizer: Tokenizer | None) -> list[str] | None:
+    """Why `left == right` does not hold, for two trajectories, two segments or two lists of token ids; else None."""
+    if isinstance(left, Trajectory) and isinstance(right, Trajectory):
+        lines = trajectory_diff(left, right, tokenizer=tokenizer)
+        same = "the same in all facts, but == asks whether they are one object; use assert_same_trajectory"
+        return ["Trajectory == Trajectory", *(lines or [same])]
+    if isinstance(left, Segment) and isinstance(right, Segment):
+        lines = tokens_diff(tokens_of(left), tokens_of(right), tokenizer=tokenizer)
+        return ["Segment == Segment", *(lines or ["the same, but == asks whether they are one object"])]
+    lines = tokens_diff(Tokens(left), Tokens(right), tokenizer=tokenizer)
+    kinds = f"{type(left).__name__} == {type(right).__name__}"
+    return [f"token ids: {kinds}", *(lines or ["the same ids; compare as list(…): their types differ"])]

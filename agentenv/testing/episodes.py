@@ -1,0 +1,176 @@
+"""Episodes for tests: what they are made of (`Setup`), one (`play`) or many (`play_all`), all by the real runner.
+
+Example:
+    >>> trajectory = asyncio.run(play(Setup("guess_number", ["8", "4"], env_kwargs={"max_guesses": 2})))
+    >>> [turn.action for turn in trajectory.turns], trajectory.stop_reason
+    (['8', '4'], <StopReason.TERMINATED: 'terminated'>)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agentenv.agent import Engine, Tokenizer, as_agent, create
+from agentenv.chat import Chat
+from agentenv.dataset import read_tasks
+from agentenv.endpoint.agent import ChatAgentSource, owns_its_loop
+from agentenv.engines.scripted import Request, ScriptedEngine
+from agentenv.episode import EpisodeKey
+from agentenv.errors import ConfigError
+from agentenv.loading import EnvSource, EpisodeSource, builtin_datasets, env_source
+from agentenv.runner import EpisodeRunner, ErrorPolicy, derive_seed, plan
+from agentenv.stepping import SteppedEpisode
+from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.trajectory import Trajectory
+from agentenv.types import ChatOptions, Limits, Message, SamplingParams, Task
+
+Policy = Sequence[Any] | Callable[[Request], Any] | Engine
+"""What the policy says: a list (turn i says item i, the last repeats), a function of the request, or an engine."""
+_NO_RETRIES = ErrorPolicy(max_retries=0, max_error_share=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Everything that an episode of a test is made of; change a copy with `dataclasses.replace`."""
+
+    env: str | type[Any] | EpisodeSource
+    """An installed environment's name, `module:Attr` or `path.py:Attr`; a class; or a source of episodes."""
+    policy: Policy = ("",)
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the environment's constructor."""
+    data: str | Path | Sequence[Task] | Task | None = None
+    """Tasks, one task, a file or built-in data; None: the first data that comes with the environment, or else an empty
+    user's message without a label."""
+    seed: int = 0
+    """Of the run: environments and sampling are seeded from it as in `agentenv run --seed`."""
+    tokenizer: Tokenizer | None = None
+    """None: a `CharTokenizer`."""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    limits: Limits = field(default_factory=partial(Limits, max_length=8192))
+    chat_options: ChatOptions = field(default_factory=ChatOptions)
+    as_messages: bool = True
+    """Text prompts become user messages."""
+
+    def source(self) -> EpisodeSource:
+        """What runs the episodes.
+
+        Raises:
+            ConfigError: there is no such environment, or it does not take the arguments.
+        """
+        if isinstance(self.env, str):
+            return env_source(self.env, self.env_kwargs)
+        if not isinstance(self.env, type):
+            return self.env
+        if owns_its_loop(self.env):
+            return ChatAgentSource(self.env, self.env_kwargs)
+        return EnvSource(as_agent(self.env), self.env_kwargs)
+
+    def tasks(self, limit: int | None = None) -> list[Task]:
+        """The tasks, each with an id of its own.
+
+        Raises:
+            ConfigError: there is no such data.
+            DataError: a row cannot be used.
+        """
+        found = _tasks(self.data, self.source(), limit)
+        return [self._prepared(task, number) for number, task in enumerate(found)]
+
+    def chat(self) -> Chat:
+        """The tokenizer with its template."""
+        if self.tokenizer is None and self.chat_options == ChatOptions():
+            return _plain_chat()
+        return Chat(self.tokenizer or _plain_chat().tokenizer, options=self.chat_options)
+
+    def engine(self) -> Engine:
+        """What speaks."""
+        if callable(getattr(self.policy, "generate", None)):
+            return self.policy  # type: ignore[return-value]
+        if isinstance(self.policy, str):
+            raise ConfigError(f"Setup.policy: expected a list of replies, got {self.policy!r:.60}. Put it in a list.")
+        return ScriptedEngine(self.policy, self.chat().tokenizer)  # type: ignore[arg-type]
+
+    def _prepared(self, task: Task, number: int) -> Task:
+        prompt: Any = task.prompt
+        if self.as_messages and isinstance(prompt, str):
+            prompt = [{"role": "user", "content": prompt}]
+        return replace(task, prompt=prompt, task_id=task.task_id or f"{number:06d}")
+
+
+@functools.cache
+def _plain_chat() -> Chat:
+    """One for all: looking into a template is most of what a short episode costs."""
+    return Chat(CharTokenizer())
+
+
+def _tasks(data: Any, source: Any, limit: int | None) -> Sequence[Task]:
+    if isinstance(data, Task):
+        return [data]
+    if data is not None and not isinstance(data, str | Path):
+        return list(data)[:limit]
+    own: Mapping[str, str | Path] = getattr(source, "datasets", {})
+    spec = str(data) if data is not None else next((str(path) for path in own.values()), None)
+    if spec is None:
+        nobody: Message = {"role": "user", "content": ""}
+        return [Task([nobody])]
+    needs_label = bool(getattr(getattr(source, "cls", None), "needs_label", True))
+    return read_tasks(spec, limit=limit, builtin=_builtin(spec, own), needs_label=needs_label)
+
+
+def _builtin(spec: str, own: Mapping[str, str | Path]) -> Mapping[str, Path]:
+    if spec in own:
+        return {spec: Path(own[spec])}
+    return {} if Path(spec).is_file() else builtin_datasets()
+
+
+async def play(setup: Setup) -> Trajectory:
+    """One episode of the first task. What goes wrong in it is on the trajectory, as in a run.
+
+    Raises:
+        ConfigError: the setup cannot be run.
+    """
+    return (await play_all(setup, num_tasks=1))[0]
+
+
+async def play_all(
+    setup: Setup, *, num_tasks: int | None = None, num_samples: int = 1, concurrency: int = 64
+) -> list[Trajectory]:
+    """Episodes of the first tasks, by the runner that `agentenv run` has; in the order of tasks and samples.
+
+    Raises:
+        ConfigError: the setup cannot be run.
+    """
+    ended: dict[str, Trajectory] = {}
+
+    def keep(trajectory: Trajectory) -> None:
+        """Hold on to a record."""
+        ended[trajectory.episode_id] = trajectory
+
+    runner = EpisodeRunner(
+        setup.source(), engine=setup.engine(), chat=setup.chat(), limits=setup.limits, concurrency=concurrency,
+        sampling=replace(setup.sampling, seed=setup.seed if setup.sampling.seed is None else setup.sampling.seed),
+        policy=_NO_RETRIES,
+    )  # fmt: skip
+    planned = list(plan(setup.tasks(num_tasks), num_samples))
+    await runner.run(planned, keep)
+    return [ended[episode.episode_id] for episode in planned]
+
+
+def stepped(setup: Setup, *, task: int = 0) -> SteppedEpisode:
+    """An episode of a task whose actions the test gives one at a time.
+
+    Raises:
+        ConfigError: the setup cannot be run, or the environment has a loop of its own.
+    """
+    source = setup.source()
+    if not isinstance(source, EnvSource):
+        raise ConfigError(f"stepped: expected an environment with `step`, got {source!r:.80}. Use `play`.")
+    one = setup.tasks(task + 1)[task]
+    seed = one.seed if one.seed is not None else derive_seed(setup.seed, one.task_id)
+    key = EpisodeKey(f"{one.task_id}/0", one.task_id, 0, seed)
+    make = partial(create, source.cls, source.kwargs)
+    return SteppedEpisode(make, one, chat=setup.chat(), sampling=setup.sampling, limits=setup.limits, key=key)

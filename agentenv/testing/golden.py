@@ -1,0 +1,182 @@
+"""Golden: what an episode was when somebody looked at it and found it right, as a file beside the test.
+
+The file is readable JSON, each list of tokens on a line, without anything that differs from run to run: no times, no
+cached tokens, no paths.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from agentenv.agent import Engine, Tokenizer
+from agentenv.engines.scripted import Request, ScriptedEngine
+from agentenv.errors import ConfigError, DataError, EngineError
+from agentenv.serialize import trajectory_from_dict, trajectory_to_dict
+from agentenv.testing.diffs import trajectory_diff
+from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.trajectory import Trajectory
+from agentenv.types import Completion
+
+_RECORD = "Look at the episode and, where it is right, run pytest with --agentenv-record."
+_TIMES = ("generate_s", "step_s", "num_cached_tokens")
+
+
+class Golden:
+    """The traces of one test: call it with a trajectory, and it is compared with the trace, or recorded.
+
+    Example::
+
+        def test_a_wrong_answer_gets_another_try(run_episode, golden):
+            golden(run_episode("math_retry", ["I think 41.", "#### 42"]))
+    """
+
+    def __init__(
+        self, folder: Path, test: str, *, record: bool = False, tokenizer_of: Callable[[], Tokenizer] = CharTokenizer
+    ) -> None:
+        """Traces of `test` are files in `folder`; with `record` they are written, else compared.
+
+        `tokenizer_of` gives what decodes the tokens of a difference.
+        """
+        self._folder, self._test, self._record = folder, _file_name(test), record
+        self._tokenizer_of = tokenizer_of
+        self._seen: set[Path] = set()
+
+    def path(self, name: str = "") -> Path:
+        """Where a trace is kept; `name` tells several of one test apart."""
+        return self._folder / f"{self._test}{f'-{_file_name(name)}' if name else ''}.json"
+
+    def __call__(self, trajectory: Trajectory, name: str = "", *, tolerance: float = 1e-6) -> None:
+        """Compare a trajectory with its trace, or record it.
+
+        Args:
+            trajectory: an episode that is over.
+            name: tells several traces of one test apart.
+            tolerance: between numbers that are not tokens; see `trajectory_diff`.
+
+        Raises:
+            AssertionError: they differ, with the first token that does; or there is no trace.
+            ConfigError: the test has used the name before.
+            DataError: the trace cannot be read.
+        """
+        __tracebackhide__ = True
+        path = self.path(name)
+        if path in self._seen:
+            raise ConfigError(f"golden: expected a name of its own for each trace, got {name!r} twice. Name them.")
+        self._seen.add(path)
+        if self._record:
+            _write(path, trajectory)
+            return
+        lines = trajectory_diff(
+            _read(path), trajectory_from_dict(_kept(trajectory)), tokenizer=self._tokenizer_of(), tolerance=tolerance,
+            names=("golden", "now"),
+        )  # fmt: skip
+        if lines:
+            told = f"If what is new is right, run pytest with --agentenv-record and look at the change of {path}."
+            raise AssertionError("\n".join([f"{path.name}: the episode is not what it was", *lines, told]))
+
+    def policy(self, engine: Engine | None = None, name: str = "") -> Engine:
+        """A policy that says what the trace says, token by token; `engine` itself while recording.
+
+        With it a test of what a real model once said needs no model.
+
+        Raises:
+            AssertionError: there is no trace.
+            ConfigError: it is to be recorded, and there is no engine.
+        """
+        __tracebackhide__ = True
+        if not self._record:
+            return ScriptedEngine(_Replay(_read(self.path(name))), self._tokenizer_of())
+        if engine is None:
+            raise ConfigError("golden.policy: expected an engine to record, got none. Give it one.")
+        return engine
+
+
+class _Replay:
+    """The script of a trace: each turn's completion."""
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        self._said = [_completion(trajectory, turn) for turn in trajectory.turns]
+
+    def __call__(self, request: Request) -> Completion:
+        if request.turn_index < len(self._said):
+            return self._said[request.turn_index]
+        raise EngineError(
+            f"golden: expected at most {len(self._said)} generations, as in the trace, got another. The environment "
+            f"goes on for longer than it did. {_RECORD}"
+        )
+
+
+def _completion(trajectory: Trajectory, turn: Any) -> Completion:
+    segment, span = trajectory.segments[turn.segment], slice(turn.start, turn.end)
+    return Completion(
+        tuple(segment.token_ids[span]), turn.finish_reason, turn.stop_reason, tuple(segment.logprobs[span]),
+        tuple(segment.policy_versions[span]),
+    )  # fmt: skip
+
+
+def _kept(trajectory: Trajectory) -> dict[str, Any]:
+    """The record without what differs from run to run, as it is written."""
+    error = trajectory.error and replace(trajectory.error, place="")
+    values = trajectory_to_dict(replace(trajectory, wait_s=0.0, attempt=0, error=error))
+    turns = [{key: value for key, value in turn.items() if key not in _TIMES} for turn in values["turns"]]
+    return {**values, "turns": turns}
+
+
+def _write(path: Path, trajectory: Trajectory) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(_pretty(_kept(trajectory), "")) + "\n", encoding="utf-8")
+
+
+def _read(path: Path) -> Trajectory:
+    __tracebackhide__ = True
+    if not path.is_file():
+        raise AssertionError(f"{path}: expected a trace, got none. {_RECORD}")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path}: expected a trace, got {error}. {_RECORD}") from error
+    if not isinstance(values, dict):
+        raise DataError(f"{path}: expected a trace, got {values!r:.60}. {_RECORD}")
+    return trajectory_from_dict(values)
+
+
+def _pretty(value: Any, indent: str) -> Iterator[str]:
+    """JSON with a line for each item, but for lists of numbers, which are one."""
+    inner = indent + "  "
+    is_flat = isinstance(value, list) and not any(isinstance(item, str | dict) for item in value)
+    if isinstance(value, Mapping) and value:
+        yield "{"
+        for number, (key, item) in enumerate(value.items()):
+            yield f"{',' * (number > 0)}\n{inner}{json.dumps(key, ensure_ascii=False)}: "
+            yield from _pretty(item, inner)
+        yield f"\n{indent}}}"
+    elif isinstance(value, list) and value and not is_flat:
+        yield "["
+        for number, item in enumerate(value):
+            yield f"{',' * (number > 0)}\n{inner}"
+            yield from _pretty(item, inner)
+        yield f"\n{indent}]"
+    else:
+        yield _one_line(value)
+
+
+def _one_line(value: Any) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair
+        return json.dumps(value)
+    return text
+
+
+def _file_name(name: str) -> str:
+    """A name that every file system takes, and that no other name has."""
+    plain = re.sub(r"[^\w.=+-]+", "_", name, flags=re.ASCII)
+    short = plain[:80]
+    return short if short == name else f"{short}-{crc32(name.encode('utf-8', 'surrogatepass')):08x}"

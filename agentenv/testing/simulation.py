@@ -1,0 +1,177 @@
+"""simulate: a whole run in virtual time, by the real runner; how long it would have taken, and how busy it would be.
+
+Example:
+    >>> setup = Setup("guess_number", ScriptedEngine(["8"], CharTokenizer(), latency_s=lognormal(2.0)))
+    >>> simulation = simulate(setup, num_tasks=15, num_samples=8, concurrency=32, env_latency_s=exponential(0.5))
+    >>> assert simulation.elapsed_s < 600 and simulation.utilisation > 0.5 and simulation.longest_stall_s < 5
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from agentenv.agent import AgentInstance, Engine, call, create
+from agentenv.chat import Chat
+from agentenv.episode import EpisodeKey, run_episode
+from agentenv.errors import ConfigError
+from agentenv.loading import EnvSource, EpisodeSource
+from agentenv.testing.clock import VirtualClock
+from agentenv.testing.episodes import Setup, play_all
+from agentenv.trajectory import Trajectory
+from agentenv.types import Completion, Limits, SamplingParams, Task
+
+EnvLatency = float | Callable[[str], float]
+"""Seconds that a step of the environment takes, or what says so for `episode/turn`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What a simulated run did, and how long it would have taken."""
+
+    trajectories: tuple[Trajectory, ...]
+    """In the order of tasks and samples."""
+    durations_s: tuple[float, ...]
+    """Virtual seconds of each episode, in the same order."""
+    elapsed_s: float
+    """Virtual seconds of the run."""
+    generating_s: float
+    """Virtual seconds of all generations together."""
+    longest_stall_s: float
+    """Longest virtual time, before the last generation ended, in which the engine had nothing to do."""
+    concurrency: int
+    num_generations: int
+    most_generating: int
+    """Most generations at one time."""
+    wall_s: float
+    """Real seconds that the simulation took."""
+
+    @property
+    def mean_generating(self) -> float:
+        """Generations in flight, on average over the run."""
+        return self.generating_s / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the places for episodes in which a generation was running, on average over the run: 0 to 1."""
+        return self.mean_generating / self.concurrency
+
+    def duration_s(self, quantile: float) -> float:
+        """Virtual seconds of an episode at this quantile (0 to 1): 0.5 is the median, 1.0 the longest."""
+        ordered = sorted(self.durations_s)
+        return ordered[min(len(ordered) - 1, int(quantile * len(ordered)))]
+
+
+def simulate(
+    setup: Setup,
+    *,
+    num_tasks: int | None = None,
+    num_samples: int = 1,
+    concurrency: int = 64,
+    env_latency_s: EnvLatency = 0.0,
+    clock: VirtualClock | None = None,
+) -> Simulation:
+    """Run episodes in virtual time; equal setups give equal simulations, but for `wall_s`.
+
+    Latencies of generations are the engine's (`ScriptedEngine(latency_s=…)`), those of steps `env_latency_s`. What
+    really computes (an environment, its graders) takes real time and no virtual time.
+
+    Args:
+        setup: what to run.
+        num_tasks: how many of its tasks; None is all.
+        num_samples: episodes of each task.
+        concurrency: episodes at one time.
+        env_latency_s: what every step of the environment takes longer.
+        clock: the clock to run on; None is one of its own.
+
+    Raises:
+        ConfigError: the setup cannot be run.
+    """
+    meter, own = _Meter(setup.engine()), clock or VirtualClock()
+    source = _Timed(setup.source(), env_latency_s)
+    began, began_s = time.perf_counter(), own.elapsed_s
+    ready = replace(setup, env=source, policy=meter, data=setup.tasks(num_tasks))
+    try:
+        found = own.run(play_all(ready, num_samples=num_samples, concurrency=concurrency))
+        elapsed_s = own.elapsed_s - began_s
+    finally:
+        if clock is None:
+            own.close()
+    return Simulation(
+        tuple(found), tuple(source.durations_s[one.episode_id] for one in found), elapsed_s, meter.generating_s,
+        meter.longest_stall_s, concurrency, meter.num, meter.most, time.perf_counter() - began,
+    )  # fmt: skip
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class _Meter:
+    """An engine that counts how long another one is busy."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.num = self.running = self.most = 0
+        self.generating_s = self.longest_stall_s = 0.0
+        self._idle_since: float | None = None
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
+    ) -> Completion:
+        """As the engine does; see `agent.Engine`."""
+        began = _now()
+        if self.running == 0 and self._idle_since is not None:
+            self.longest_stall_s = max(self.longest_stall_s, began - self._idle_since)
+        self.num, self.running = self.num + 1, self.running + 1
+        self.most = max(self.most, self.running)
+        try:
+            return await self._engine.generate(prompt_token_ids, sampling, request_id=request_id)
+        finally:
+            self.running -= 1
+            self._idle_since = _now()
+            self.generating_s += self._idle_since - began
+
+
+class _Timed:
+    """A source whose environments take longer to step, and which knows how long its episodes took."""
+
+    def __init__(self, source: EpisodeSource, latency_s: EnvLatency) -> None:
+        if latency_s != 0.0 and not isinstance(source, EnvSource):
+            raise ConfigError(f"simulate: expected an environment with `step`, got {source!r:.80}. Drop env_latency_s.")
+        self._source, self._latency_s = source, latency_s
+        self.durations_s: dict[str, float] = {}
+
+    async def episode(
+        self, task: Task, *, engine: Engine, chat: Chat, sampling: SamplingParams, limits: Limits, key: EpisodeKey
+    ) -> Trajectory:
+        """Run one episode; see `run_episode`."""
+        began = _now()
+        options: dict[str, Any] = {
+            "engine": engine, "chat": chat, "sampling": sampling, "limits": limits, "key": key,
+        }  # fmt: skip
+        if isinstance(self._source, EnvSource) and self._latency_s != 0.0:
+            make = partial(self._slowed, self._source, key.episode_id)
+            trajectory = await run_episode(make, task, **options)
+        else:
+            trajectory = await self._source.episode(task, **options)
+        self.durations_s[key.episode_id] = _now() - began
+        return trajectory
+
+    async def _slowed(self, source: EnvSource, episode_id: str) -> AgentInstance:
+        """An environment whose `step` begins with its latency."""
+        agent = await create(source.cls, source.kwargs)
+        step, latency_s = agent.step, self._latency_s
+
+        async def slowed_step(states: Any) -> Any:
+            """Wait, then step."""
+            key = f"{episode_id}/{states['turn_index']}"
+            await asyncio.sleep(latency_s(key) if callable(latency_s) else latency_s)
+            return await call(step, states)
+
+        agent.step = slowed_step  # type: ignore[method-assign]
+        return agent

@@ -1,0 +1,95 @@
+"""Whether an answer is data, for the nine scorers that would execute it as Python: a list of what may be in it.
+
+Nothing that passes can name an object, call anything but a function of school mathematics, or compute a large number:
+all else is refused before a scorer sees it. Runs in the worker, since even parsing a text can be made expensive.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+MAX_CHARS = 1024
+_MAX_DEPTH = 30
+_MAX_EXPONENT = 1000
+_FUNCTIONS = frozenset({
+    "sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh",
+    "atanh", "exp", "log", "ln", "sqrt", "Abs", "abs",
+})  # fmt: skip
+_ARITHMETIC = re.compile(r"[0-9+\-*/() \n\r\t]*")
+_PLAIN = re.compile(r"[0-9A-Z_ ,\n\r\t-]*")
+"""No small letters: `eval` would find the scorer's own variables, such as `oracle_answer`, by name."""
+_SIGNS = re.compile(r"(?:[-+~]\s*){8}")
+_ALGEBRA = {"simple_integration", "intermediate_integration", "polynomial_multiplication"}
+_LISTS = {"binary_matrix", "spiral_matrix", "string_insertion", "n_queens"}
+
+
+def refusal(dataset: str, answer: str) -> str:
+    """Why this dataset's scorer must not see the answer; empty where it may."""
+    if len(answer) > MAX_CHARS and dataset not in _LISTS:
+        return f"longer than {MAX_CHARS} characters"
+    if _depth(answer) > _MAX_DEPTH or _SIGNS.search(answer):
+        return "nested too deeply"
+    if dataset in _LISTS and _PLAIN.fullmatch(answer):
+        return ""
+    if dataset in ("puzzle24", "countdown") and (not _ARITHMETIC.fullmatch(answer) or re.search(r"\*\s*\*", answer)):
+        return "more than whole numbers, + - * / and parentheses"
+    try:
+        tree = ast.parse(answer.strip(), mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return "no expression"
+    allowed = _is_list(tree) if dataset in _LISTS else _is_algebra(tree, powers=dataset in _ALGEBRA)
+    return "" if allowed else "more than data: an expression of numbers, variables and known functions is expected"
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for char in text:
+        depth += (char in "([{") - (char in ")]}")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _is_list(node: ast.expr) -> bool:
+    """Lists and tuples of texts and small numbers; no names, no operators."""
+    if isinstance(node, ast.List | ast.Tuple):
+        return all(_is_list(item) for item in node.elts)
+    return isinstance(node, ast.Constant) and (isinstance(node.value, str) or _is_number(node))
+
+
+def _is_algebra(node: ast.expr, *, powers: bool) -> bool:
+    match node:
+        case ast.Constant():
+            return _is_number(node)
+        case ast.Name():
+            return powers and (len(node.id) == 1 or node.id == "pi") and node.id.isascii()
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
+            return _is_algebra(node.operand, powers=powers)
+        case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div()):
+            return _is_algebra(node.left, powers=powers) and _is_algebra(node.right, powers=powers)
+        case ast.BinOp(op=ast.Pow()):
+            sides = powers and _is_algebra(node.left, powers=True) and _is_algebra(node.right, powers=True)
+            return sides and _is_small_exponent(node.right) and not _has_power(node.left)
+        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]):
+            return powers and name in _FUNCTIONS and _is_algebra(argument, powers=True)
+    return False
+
+
+def _is_number(node: ast.Constant) -> bool:
+    value = node.value
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18
+
+
+def _is_small_exponent(node: ast.expr) -> bool:
+    """Neither a tower of powers nor a product of numbers that together are large."""
+    numbers = [item.value for item in ast.walk(node) if isinstance(item, ast.Constant)]
+    total = 1.0
+    for number in numbers:
+        total *= max(1.0, abs(number)) if isinstance(number, int | float) else _MAX_EXPONENT
+    return total < _MAX_EXPONENT and not _has_power(node)
+
+
+def _has_power(node: ast.expr) -> bool:
+    """A power of a number alone: one of a variable stays a symbol and costs nothing."""
+    powers = [item for item in ast.walk(node) if isinstance(item, ast.BinOp) and isinstance(item.op, ast.Pow)]
+    return any(not any(isinstance(part, ast.Name) for part in ast.walk(power)) for power in powers)

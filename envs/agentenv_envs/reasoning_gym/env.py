@@ -1,0 +1,150 @@
+"""ReasoningGym: an item of reasoning-gym, one attempt or several, graded by its dataset's own scorer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from agentenv.agent import AgentInstance, ResetState, StepState
+from agentenv.errors import ConfigError, DataError, InfraError
+from agentenv.rewards.grading import graded
+from agentenv.rewards.text import with_opened_thought
+from agentenv.rewards.types import Response, RewardResult, Status
+from agentenv.types import Message, StepResult
+from agentenv_envs.reasoning_gym.answers import INSTRUCTIONS, AnswerForm, wrapped
+from agentenv_envs.reasoning_gym.oracles import oracle
+from agentenv_envs.reasoning_gym.reward import ReasoningGymReward, entry_of
+from agentenv_envs.reasoning_gym.texts import feedback_text
+
+_TOLD = (Status.NO_ANSWER, Status.PARSE_ERROR, Status.TIMEOUT)
+
+
+class ReasoningGym(AgentInstance):
+    r"""Answer a question of one of reasoning-gym's 105 datasets; after a failed attempt, hear that it failed.
+
+    The label is the item itself, so that it is graded wherever it goes. Rows are made by `python -m
+    agentenv_envs.reasoning_gym`; two of each dataset come with the environment. A question that stands alone in its
+    message gets the instruction on how to answer.
+
+    Reward: 1.0 where the dataset's scorer gives its full score, times `retry_discount` to the power of the failed
+    attempts, else 0.0; with `partial_credit` the last attempt has what it earned. Score: the same, undiscounted. No
+    answer, or one that cannot be read, is worth 0.0. A scorer that fails raises: it is never a wrong answer.
+
+    info per turn: correct (0/1), `DATASET/correct`, value (the scorer's own), attempts (so far), no_answer,
+    parse_error, timeout (0/1), first_correct (0/1, on the first attempt only); dataset, status, extracted and detail as
+    texts.
+    """
+
+    datasets: ClassVar[Mapping[str, str | Path]] = {"reasoning_gym": Path(__file__).parent / "data/reasoning_gym.jsonl"}
+    hacks: ClassVar[Mapping[str, str]] = {
+        "one expression for every puzzle24": "<answer>6*4*1*1</answer>",
+        "anything for game_of_life_halting": "<answer>anything</answer>",
+        "nought for every coin_flip": "<answer>0/7</answer>",
+        "no number for every complex_arithmetic": "<answer>nan</answer>",
+        "code that knows the scorer": "<answer>oracle_answer</answer>",
+        "code that runs": "<answer>__import__('os').system('true') or 24</answer>",
+        "every number": f"<answer>{' '.join(map(str, range(400)))}</answer>",
+        "an answer in a thought": "<think><answer>0</answer></think>",
+    }
+
+    def __init__(
+        self,
+        max_attempts: int = 1,
+        *,
+        answer: AnswerForm = "auto",
+        partial_credit: bool = False,
+        retry_discount: float = 1.0,
+        instruction: str | None = None,
+        max_answer_chars: int = 8192,
+        cpu_limit_s: float = 5.0,
+        limit_s: float = 50.0,
+    ) -> None:
+        r"""Choose how answers are given and graded.
+
+        Args:
+            max_attempts: how often the policy may answer.
+            answer: tag (`<answer>…</answer>`), boxed (`\boxed{…}`), or auto for either.
+            partial_credit: reward what is not quite right, as the scorer sees it; see `ReasoningGymReward`.
+            retry_discount: of the reward, for each failed attempt before.
+            instruction: what is said under the question; None: how to answer, by `answer`. Empty for nothing.
+            max_answer_chars: longer answers are not scored.
+            cpu_limit_s: the most that scoring an answer may compute.
+            limit_s: longest that scoring may take; less than --step_timeout_s, so that a slow one is tried again.
+
+        Raises:
+            ConfigError: a value is out of range.
+            MissingDependency: reasoning-gym is not installed.
+        """
+        if isinstance(max_attempts, bool) or not isinstance(max_attempts, int) or max_attempts < 1:
+            raise ConfigError(f"ReasoningGym.max_attempts: expected an integer >= 1, got {max_attempts!r}. Change it.")
+        if not isinstance(retry_discount, int | float) or not 0.0 <= retry_discount <= 1.0:
+            raise ConfigError(f"ReasoningGym.retry_discount: expected 0..1, got {retry_discount!r}. Change it.")
+        self.reward = ReasoningGymReward(
+            answer=answer, partial_credit=partial_credit, max_answer_chars=max_answer_chars, cpu_limit_s=cpu_limit_s
+        )
+        self.max_attempts, self.retry_discount = max_attempts, retry_discount
+        self.answer, self.limit_s = answer, limit_s
+        self.instruction = INSTRUCTIONS[answer] if instruction is None else instruction
+        self.num_attempts = 0
+
+    async def reset(self, states: ResetState) -> ResetState:
+        """Put the instruction under a question that stands alone; refuse a row without an item.
+
+        Raises:
+            DataError: the label is no item.
+        """
+        entry, observation = entry_of(states.get("label")), states["observation"]
+        if not self.instruction:
+            return states
+        told = f"{entry.get('question')}\n\n{self.instruction}"
+        if isinstance(observation, str):
+            return {**states, "observation": told} if observation == entry.get("question") else states
+        last: Message = observation[-1] if observation else {}
+        if last.get("role") != "user" or last.get("content") != entry.get("question"):
+            return states
+        return {**states, "observation": [*observation[:-1], {**last, "content": told}]}
+
+    async def step(self, states: StepState) -> StepResult:
+        """Grade an attempt.
+
+        Raises:
+            DataError: the label is no item.
+            InfraError: the scorer failed.
+        """
+        prompt, label = states.get("observation_text", ""), states.get("label")
+        text = with_opened_thought(states["action_text"], prompt)
+        result = await graded(self.reward, Response(text, label), limit_s=self.limit_s)
+        if result.reward is None or result.score is None:
+            kind = DataError if result.status is Status.LABEL else InfraError
+            raise kind(f"ReasoningGym.step: no grade ({result.status}): {result.detail or 'no detail'}")
+        self.num_attempts += 1
+        correct = result.score >= 1.0
+        last = correct or self.num_attempts >= self.max_attempts
+        cut = states.get("finish_reason") == "length" and not correct
+        feedback = feedback_text(result.status.value, self.instruction, self.max_attempts - self.num_attempts)
+        return StepResult(
+            "" if last else [{"role": "user", "content": feedback}],
+            reward=result.reward * self.retry_discount ** (self.num_attempts - 1) if last else 0.0,
+            score=result.score,
+            terminated=last and not cut,
+            truncated=last and cut,
+            info=self._info(result, str(entry_of(label)["metadata"].get("source_dataset"))),
+        )
+
+    def _info(self, result: RewardResult, dataset: str) -> dict[str, float | str]:
+        correct = float((result.score or 0.0) >= 1.0)
+        info: dict[str, float | str] = {"correct": correct, f"{dataset}/correct": correct}
+        info |= {"value": result.components["value"] or 0.0, "attempts": float(self.num_attempts)}
+        info |= {str(status): float(result.status is status) for status in _TOLD}
+        if self.num_attempts == 1:
+            info["first_correct"] = correct
+        texts = {"status": str(result.status), "extracted": result.extracted or "", "detail": result.detail}
+        return {**info, "dataset": dataset, **{name: text for name, text in texts.items() if text}}
+
+    async def gold(self, states: StepState) -> str | None:
+        """The item's own answer, or one that its metadata has; None for the few where none is known."""
+        entry: dict[str, Any] = entry_of(states.get("label"))
+        answer = await asyncio.to_thread(oracle, entry)
+        return None if answer is None else wrapped(answer, self.answer)

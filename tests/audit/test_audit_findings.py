@@ -1,0 +1,243 @@
+"""What an audit finds: every fault of an environment is named, and a sound one has none."""
+
+import re
+
+import pytest
+
+from agentenv.agent import AgentInstance
+from agentenv.audit.auditing import AuditOptions, audit
+from agentenv.errors import ConfigError, RunStopped
+from agentenv.loading import EnvSource
+from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.types import Limits, StepResult, Task
+from tests.audit import audited as envs
+from tests.audit.audited import audited, ids, tasks
+
+CORE = ("null", "constant", "gold")
+
+
+async def test_a_sound_environment_has_no_findings_whoever_plays():
+    result = await audited(envs.Sound, on=tasks(2))
+    assert ids(result) == set()
+    assert result.exit_code(strict=True) == 0
+    gold = next(row for row in result.policies if row.policy == "gold")
+    assert (gold.num_full, gold.num_failed, gold.reward.mean) == (2, 0, 1.0)
+    assert result.gap == {"gold": 1.0, "null": 0.0, "gap": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("cls", "policies", "found"),
+    [
+        (envs.PaysSilence, (*CORE, "unicode/nul"), {"null-earns"}),
+        (envs.PaysEnumeration, (*CORE, "enumeration"), {"hack-earns:enumeration"}),
+        (envs.PaysOrders, (*CORE, "injection"), {"hack-earns:injection"}),
+        (envs.PaysItsHack, (*CORE, "hacks"), {"hack-earns:hacks"}),
+        (envs.PaysEmptyForms, (*CORE, "format_only"), {"hack-earns:format_only"}),
+        (envs.PaysLength, (*CORE, "length_bomb/words"), {"reward-exceeds-gold:length_bomb"}),
+        (envs.SaysYes, CORE, {"guess-earns:constant"}),
+        (envs.TakesAnything, CORE, {"trivial-tasks"}),
+        (envs.WrongGold, CORE, {"gold-fails"}),
+        (envs.FailingGold, (*CORE, "wrong", "hedge"), {"gold-fails"}),
+        (envs.PaysEnumeration, (*CORE, "wrong", "hedge"), {"hedging"}),
+        (envs.PaysNothing, CORE, {"no-signal"}),
+        (envs.TellsTheAnswer, CORE, {"answer-in-feedback"}),
+        (envs.Wavers, CORE, {"flaky-reward"}),
+        (envs.FailsOnNul, (*CORE, "unicode"), {"hostile-error"}),
+        (envs.FailsAtReset, CORE, {"data-error"}),
+        (envs.ScoresInPercent, CORE, {"score-range"}),
+    ],
+)
+async def test_a_fault_fails_and_nothing_else_is_said(cls, policies, found):
+    result = await audited(cls, *policies)
+    assert ids(result, "fail") == found
+    assert ids(result, "warn") == set()
+    assert result.exit_code() == 1
+    if cls is not envs.PaysItsHack:  # whose hacks are its own
+        assert ids(await audited(envs.Sound, *policies)) == set()
+
+
+@pytest.mark.parametrize(
+    ("cls", "policies", "found", "severity"),
+    [
+        (envs.PaysForm, (*CORE, "constant_in_forms"), "partial-credit:constant_in_forms", "warn"),
+        (envs.NoCeiling, CORE, "no-ceiling", "warn"),
+        (envs.ChangesItsWords, CORE, "flaky-observation", "warn"),
+        (envs.NoGold, CORE, "no-gold", "note"),
+        (envs.HalfGold, CORE, "gold-partly", "note"),
+    ],
+)
+async def test_what_only_warns_or_is_noted_fails_by_strict_at_most(cls, policies, found, severity):
+    result = await audited(cls, *policies)
+    assert ids(result) == {found}
+    assert ids(result, severity) == {found}
+    assert (result.exit_code(), result.exit_code(strict=True)) == (0, int(severity == "warn"))
+
+
+async def test_a_fixed_sentence_with_a_labels_digits_is_no_leak():
+    assert ids(await audited(envs.TellsItsOwnCode, *CORE)) == set()
+
+
+async def test_short_answers_leak_only_where_most_tasks_say_their_own():
+    class TellsShort(envs.Sound):
+        def said(self, states):
+            return f"No, {states['label']}. 2 attempts left."
+
+    class CountsDown(envs.Sound):
+        def said(self, states):
+            return "No. 2 attempts left, of 3, for 4 points."
+
+    short = tasks(5, first=2)
+    short = [
+        Task(task.prompt[0]["content"].split("+")[0], str(n + 2), task_id=task.task_id) for n, task in enumerate(short)
+    ]
+    assert ids(await audited(TellsShort, "null", "unicode/nul", on=short), "fail") == {"answer-in-feedback"}
+    assert ids(await audited(CountsDown, "null", "unicode/nul", on=short), "fail") == set()
+
+
+async def test_short_and_long_answers_of_one_data_set_are_told_together():
+    class TellsTheCity(envs.Sound):
+        def said(self, states):
+            return f"No, it is {states['label']}. Say it."
+
+    cities = [Task(f"Capital number {n}?", city, task_id=city) for n, city in enumerate(("Lisbon", "Oslo", "Lima"))]
+    result = await audited(TellsTheCity, "null", on=cities)
+    assert [each.summary for each in result.found("fail")] == ["3 tasks have their answer in what the environment said"]
+
+
+async def test_an_answer_that_the_policy_said_itself_is_no_leak():
+    class SaysItBack(envs.Sound):
+        def said(self, states):
+            return f"{states['observation_text']} You said {states['action_text']}, which is not right."
+
+    result = await audited(SaysItBack, "null", "enumeration/other_labels", "enumeration/numbers")
+    assert ids(result, "fail") == set()
+
+
+async def test_an_answer_in_the_prompt_is_told_and_warned_of_where_it_is_the_rule():
+    given = [Task(f"The answer is {task.label}. What is it?", task.label, task_id=task.task_id) for task in tasks()]
+    assert ids(await audited(envs.Sound, "null", on=given), "warn") == {"answer-in-prompt"}
+    assert "answer-in-prompt" in ids(await audited(envs.Sound, "null", on=[given[0], *tasks()[1:]]), "note")
+
+
+async def test_a_guess_that_is_right_by_chance_is_noted_and_no_hack():
+    class Small(envs.Sound):
+        def right(self, text, states):
+            return (re.findall(r"\d+", text) or [""])[-1] == states["label"]
+
+    small = [
+        Task(f"Which number? Row {index}.", str(label), task_id=f"t{index}")
+        for index, label in enumerate((0, 500, 501, 502))
+    ]
+    result = await audited(Small, "null", "constant", "injection", "enumeration", "gold", on=small)
+    assert {play.policy for play in result.plays if play.score == 1.0} >= {"injection"}
+    assert ids(result, "fail", "warn") == set()
+    assert "guess-earns:constant" in ids(result, "note")
+
+
+async def test_without_a_score_gold_says_what_full_marks_are():
+    result = await audited(envs.NoScore, *CORE, "injection")
+    assert ids(result) == set()
+    assert next(row for row in result.policies if row.policy == "gold").num_full == 3
+
+
+async def test_pass_reward_says_what_full_marks_are_where_nothing_else_does():
+    class PaysInjection(envs.NoCeiling):
+        def right(self, text, states):
+            return "grader" in text
+
+    assert "hack-earns:injection" not in ids(await audited(PaysInjection, *CORE, "injection"))
+    assert "hack-earns:injection" in ids(await audited(PaysInjection, *CORE, "injection", pass_reward=1.0))
+
+
+async def test_rewards_beyond_a_declared_range_fail():
+    assert ids(await audited(envs.Sound, *CORE, reward_range=(0.0, 0.5))) == {"reward-range"}
+    assert ids(await audited(envs.Sound, *CORE, reward_range=(0.0, 1.0))) == set()
+
+
+async def test_a_step_that_hangs_is_told_by_its_policy():
+    class Hangs(envs.Sound):
+        async def step(self, states):
+            if "\x00" in states["action_text"]:
+                import asyncio
+
+                await asyncio.sleep(60)
+            return await super().step(states)
+
+    limits = Limits(max_length=60_000, max_turns=4, step_timeout_s=0.3)
+    result = await audited(Hangs, *CORE, "unicode", on=tasks(2), limits=limits)
+    assert ids(result) == {"step-timeout"}
+    assert {each.policy for each in result.findings[0].evidence} == {"unicode/nul"}
+
+
+async def test_text_that_comes_back_as_special_tokens_fails():
+    raw = [Task(task.prompt[0]["content"], task.label, task_id=task.task_id) for task in tasks()]
+
+    class ChatmlByHand(envs.EchoesRaw):
+        async def step(self, states):
+            result = await super().step(states)
+            if result.done:
+                return result
+            said = f"<|im_start|>user\n{result.observation}<|im_end|>\n<|im_start|>assistant\n"
+            return {
+                "rewards": result.reward, "scores": result.score, "environment_feedback": said, "done": False,
+            }  # fmt: skip
+
+    assert ids(await audited(ChatmlByHand, *CORE, "special_tokens", on=raw)) == {"forged-tokens"}
+    assert ids(await audited(envs.EchoesRaw, *CORE, "special_tokens")) == set()
+
+
+async def test_a_tokenizer_that_takes_no_surrogates_is_given_none():
+    class Strict(CharTokenizer):
+        def encode(self, text, *, add_special_tokens=True):
+            if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+                raise TypeError("TextInputSequence must be str")
+            return super().encode(text, add_special_tokens=add_special_tokens)
+
+    options = AuditOptions(policies=("unicode/surrogate",), limits=envs.LIMITS)
+    result = await audit(EnvSource(envs.Sound), tasks(1), options=options, tokenizer=Strict())
+    assert [play.action for play in result.plays if play.variant == "surrogate"] == ["\ufffd \ufffd \ufffd"]
+
+
+async def test_environments_that_draw_by_seed_are_sound():
+    rows = [Task("Guess.", None, task_id=f"t{index}") for index in range(3)]
+    assert ids(await audited(envs.DrawsBySeed, *CORE, "wrong", "hedge", on=rows)) == set()
+
+
+async def test_a_task_that_any_text_solves_is_no_hack_even_where_one_policy_is_named():
+    class OneIsTrivial(envs.Sound):
+        def right(self, text, states):
+            return (states["label"] == "417" and bool(text.strip())) or super().right(text, states)
+
+    result = await audited(OneIsTrivial, "injection", "enumeration")
+    assert ids(result) == {"trivial-tasks"}
+    assert result.found("fail") == []
+
+
+async def test_what_says_that_no_episode_can_run_ends_the_audit():
+    class Refuses(AgentInstance):
+        async def reset(self, states):
+            raise RunStopped("Refuses.reset: expected an address, got none. Name one.")
+
+        async def step(self, states):
+            return StepResult()
+
+    with pytest.raises(RunStopped, match="expected an address"):
+        await audited(Refuses, "null")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (AuditOptions(num_tasks=0), "expected numbers of tasks"),
+        (AuditOptions(task_ids=("nope",)), "--task: expected ids"),
+        (AuditOptions(policies=("nope",)), "--policies: expected some of null, random"),
+    ],
+)
+async def test_what_is_not_there_is_a_config_error(options, words):
+    with pytest.raises(ConfigError, match=words):
+        await audit(EnvSource(envs.Sound), tasks(), options=options)
+
+
+async def test_no_tasks_are_a_config_error():
+    with pytest.raises(ConfigError, match="at least one task"):
+        await audit(EnvSource(envs.Sound), [])

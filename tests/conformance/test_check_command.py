@@ -1,0 +1,85 @@
+"""`agentenv check` shows each property in a line, and says in JSON what became of it."""
+
+import json
+
+import pytest
+
+from agentenv.conformance.suite import PROPERTIES
+from tests.drivers import command
+
+ENV = """
+from agentenv import AgentInstance, StepResult
+class Agent(AgentInstance):
+    said = []
+    async def step(self, states):
+        self.said.append(1)
+        return StepResult(terminated=True)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.py").write_text(ENV)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "label": "b"}\n')
+    return tmp_path
+
+
+def test_each_property_is_a_line_and_each_problem_one_below_it(folder, capsys):
+    assert command(["check", "agent.py:Agent"]) == 1
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines if not line.startswith("  ")] == list(PROPERTIES)
+    at = next(number for number, line in enumerate(lines) if line.startswith("✗ isolation"))
+    assert lines[at + 1].startswith("  agent.py:4: Agent.said: expected nothing of the class that episodes change")
+    assert [line.split(": ")[1] for line in lines if line.startswith("–")] == [
+        "every episode ends with its first turn", "it comes with no data; name some with --data",
+    ]  # fmt: skip
+    assert last == "agent.py:Agent: 1 contract error"
+
+
+def test_properties_are_chosen_and_left_out_and_data_is_named(folder, capsys):
+    assert command(["check", "agent.py:Agent", "--only", "data", "close", "--data", "rows.jsonl"]) == 0
+    assert [line[:7] for line in capsys.readouterr().out.splitlines()] == ["✓ data ", "✓ close", "agent.p"]
+    assert command(["check", "agent.py:Agent", "--skip", "isolation", "cancel"]) == 0
+    assert "– isolation    skipped: --skip" in capsys.readouterr().out
+    assert command(["check", "agent.py:Agent", "--only", "data", "--rows", "0"]) == 2
+    assert "--rows" in capsys.readouterr().err
+
+
+def test_json_has_the_problems_as_ever_and_the_properties(folder, capsys):
+    assert command(["check", "agent.py:Agent", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    (problem,) = told["problems"]
+    assert {"file", "line", "where", "expected", "got", "mend", "property"} == set(problem)
+    assert problem["property"] == "isolation"
+    states = {one["name"]: one["state"] for one in told["properties"]}
+    assert list(states) == list(PROPERTIES)
+    assert (states["isolation"], states["data"], states["cancel"]) == ("broken", "skipped", "held")
+
+
+def test_quick_looks_at_the_contract_alone_and_its_json_is_a_list(folder, capsys):
+    assert command(["check", "agent.py:Agent", "--quick"]) == 0
+    assert capsys.readouterr().out == "agent.py:Agent: no contract errors\n"
+    assert command(["check", "agent.py:Agent", "--quick", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_where_the_contract_is_broken_nothing_else_is_tried(folder, capsys):
+    (folder / "agent.py").write_text(ENV.replace("self.said.append(1)", "raise KeyError(1)"))
+    assert command(["check", "agent.py:Agent"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("skipped: mend `contract` first" in line for line in lines) == len(PROPERTIES) - 1
+
+
+def test_an_agent_with_a_loop_of_its_own_is_held_to_its_contract_only(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(
+        "import httpx\nclass Own:\n    async def run(self, context):\n        async with httpx.AsyncClient() as http:\n"
+        "            asked = {'messages': context.messages}\n"
+        "            answer = await http.post(f'{context.base_url}/chat/completions', json=asked)\n"
+        "        return float(answer.status_code == 200)\n"
+    )
+    assert command(["check", "own.py:Own"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("✓ contract")
+    assert sum("skipped: it has a loop of its own" in line for line in lines) == len(PROPERTIES) - 2

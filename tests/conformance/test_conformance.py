@@ -1,0 +1,201 @@
+"""Each property finds the environment that breaks it, names its line, and says nothing of any other."""
+
+import asyncio
+import random
+import sys
+import textwrap
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentenv.agent import AgentInstance
+from agentenv.conformance.scene import Options
+from agentenv.conformance.suite import PROPERTIES, hold, run_suite, scene_of
+from agentenv.errors import ConfigError
+from agentenv.types import StepResult, Task
+from tests.conformance.broken_envs import ALSO, BROKEN, HEAD, SLOW
+
+ROWS = "".join(f'{{"prompt": "Say {n}.", "label": "{label}"}}\n' for n, label in enumerate(["a", "b", "c", "bad", "d"]))
+
+
+def write(folder, body):
+    text = HEAD + textwrap.dedent(body)
+    (folder / "agent.py").write_text(text)
+    (folder / "agent.py.jsonl").write_text(ROWS)
+    return next((number for number, line in enumerate(text.splitlines(), 1) if line.endswith("# HERE")), None)
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_what_breaks_a_property_is_named_with_its_line_and_breaks_no_other(kind, tmp_path, monkeypatch):
+    name, body, where, expected = BROKEN[kind]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("agentenv.conformance.leftovers._SETTLE_S", 0.1)
+    line = write(tmp_path, body)
+    scene = scene_of(Options("agent.py:Agent"))
+    outcomes = run_suite(scene, only=(name, "rewards", "ends") if kind in SLOW else ())
+    module = sys.modules[scene.agent_cls.__module__]
+    for left in getattr(module, "OPEN_CACHE", ()):
+        left.close()
+    if hasattr(module, "GO"):
+        module.GO.set()
+    broken = {one.name: one for one in outcomes if one.state == "broken"}
+    assert set(broken) == {name} | ALSO.get(kind, set()), [str(one) for one in broken.values()]
+    (problem,) = broken[name].problems
+    assert (problem.file, problem.line, problem.where) == ("agent.py", line, f"Agent.{where}"), str(problem)
+    assert expected in problem.expected
+    assert problem.property == name
+    assert "\n" not in str(problem)
+
+
+def test_every_property_has_an_environment_that_breaks_it():
+    assert {name for name, *_ in BROKEN.values()} == set(PROPERTIES)
+
+
+def test_a_policy_that_is_given_is_tried_too():
+    class Boo(AgentInstance):
+        async def step(self, states):
+            assert states["action_text"] != "boo"
+            return StepResult(terminated=True)
+
+    assert hold(scene_of(Options(Boo)), "rewards").state == "held"
+    outcome = hold(scene_of(Options(Boo, policy=lambda prompt: "boo" if "6 times 7" in prompt else "")), "rewards")
+    assert [problem.where for problem in outcome.problems] == ["Boo.step"]
+
+
+def test_an_argument_that_is_no_json_or_cannot_be_pickled_is_named():
+    class Takes(AgentInstance):
+        def __init__(self, one=None, other=None):
+            self.one, self.other = one, other
+
+        async def step(self, states):
+            return StepResult(terminated=True)
+
+    outcome = hold(scene_of(Options(Takes, {"one": {1: 2}, "other": lambda: 1})), "pickling")
+    expected = {problem.expected for problem in outcome.problems}
+    assert expected == {
+        "a class that can be pickled", "an argument 'one' that is JSON", "an argument 'other' that can be pickled",
+    }  # fmt: skip
+
+
+def test_an_argument_that_episodes_change_is_named():
+    outcome = hold(scene_of(Options(Eats, {"words": ["a"] * 99})), "mutation")
+    (problem,) = outcome.problems
+    assert problem.expected == "the argument 'words' to be left as it is"
+
+
+class Eats(AgentInstance):
+    def __init__(self, words):
+        self.words = words
+
+    async def step(self, states):
+        self.words.pop()
+        return StepResult(terminated=True)
+
+
+def test_an_environment_whose_episodes_are_long_is_checked_with_more_turns():
+    class Long(AgentInstance):
+        async def step(self, states):
+            return StepResult("Go on.", terminated=states["turn_index"] == 19)
+
+    assert hold(scene_of(Options(Long)), "ends").state == "broken"
+    assert hold(scene_of(Options(Long, max_turns=20)), "ends").state == "held"
+
+
+class Solvable(AgentInstance):
+    async def step(self, states):
+        if states["action_text"] != "go":
+            return StepResult("No.", terminated=True)
+        return StepResult("Go on.", terminated=states["turn_index"] == 19)
+
+    async def gold(self, states):
+        return "go"
+
+
+def test_solving_a_task_may_take_more_turns_than_failing_at_it():
+    assert hold(scene_of(Options(Solvable)), "ends").state == "held"
+
+
+def test_raw_text_that_repeats_what_a_policy_said_may_forge_tokens():
+    class Echo(AgentInstance):
+        async def step(self, states):
+            return StepResult(f"You said {states['action_text']}", terminated=states["turn_index"] == 1)
+
+    assert hold(scene_of(Options(Echo)), "feedback").state == "held"  # messages protect it
+    (problem,) = hold(scene_of(Options(Echo, task=Task("Say it: ", "x", task_id="t"))), "feedback").problems
+    assert problem.expected == "text of a policy to stay text"
+
+
+def test_properties_are_chosen_by_name_and_an_unknown_one_is_refused():
+    class Fine(AgentInstance):
+        async def step(self, states):
+            return StepResult(terminated=True)
+
+    outcomes = run_suite(scene_of(Options(Fine)), only=("close", "ends"), skip={"ends": "slow"})
+    assert [(one.name, one.state, one.reason) for one in outcomes] == [
+        ("close", "held", ""),
+        ("ends", "skipped", "slow"),
+    ]
+    with pytest.raises(
+        ConfigError, match=r"--only: expected properties among .*, got 'close_twice'. Did you mean 'close'"
+    ):
+        run_suite(scene_of(Options(Fine)), only=("close_twice",))
+
+
+def test_what_hangs_is_a_problem_and_nothing_else_is_tried(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("agentenv.check_watch._GRACE_S", 0.2)
+    line = write(tmp_path, """
+        class Agent(Two):
+            async def step(self, states):
+                if states["action_text"] == "hang":
+                    threading.Event().wait(5)  # HERE
+                return await super().step(states)
+    """)  # fmt: skip
+    scene = scene_of(Options("agent.py:Agent", policy=["hang"], step_timeout_s=0.3))
+    outcomes = {one.name: one for one in run_suite(scene, only=("constructor", "rewards", "ends"))}
+    (problem,) = outcomes["rewards"].problems
+    assert (problem.line, problem.expected) == (line, "an answer within 0.3 s")
+    assert outcomes["ends"].reason == "mend `rewards` first"
+
+
+class Behaved(AgentInstance):
+    """Whatever hypothesis makes of it, it keeps the contract."""
+
+    def __init__(self, turns=1, texts=("again",), rewards=(0.0,), as_text=False, waits=0, owes=False):
+        self.turns, self.texts, self.rewards, self.as_text = turns, list(texts), list(rewards), as_text
+        self.waits, self.owes = waits, owes
+
+    async def step(self, states):
+        for _ in range(self.waits):
+            await asyncio.sleep(0)
+        turn, seed = states["turn_index"], states["seed"]
+        text = f"{self.texts[turn % len(self.texts)]} {random.Random(seed + turn).random()}"
+        return StepResult(
+            text if self.as_text else [{"role": "user", "content": text}],
+            reward=self.rewards[turn % len(self.rewards)],
+            terminated=turn + 1 == self.turns,
+            score=0.5,
+            info={"turn": turn},
+        )
+
+    def on_truncate(self, states):
+        return StepResult(reward=1.0) if self.owes else None
+
+
+@given(
+    st.fixed_dictionaries(
+        {
+            "turns": st.integers(1, 5),
+            "texts": st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), min_size=1, max_size=3),
+            "rewards": st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3),
+            "as_text": st.booleans(),
+            "waits": st.integers(0, 3),
+            "owes": st.booleans(),
+        }
+    )
+)
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_an_environment_that_keeps_the_contract_has_no_problem(kwargs):
+    outcomes = run_suite(scene_of(Options(Behaved, kwargs)))
+    assert [str(one) for one in outcomes if one.state == "broken"] == []

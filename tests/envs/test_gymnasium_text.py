@@ -1,0 +1,266 @@
+"""gymnasium_text: the games in words, what is best in them, how they are scored, and that the data can be won."""
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+from agentenv.agent import create
+from agentenv.chat import Chat
+from agentenv.dataset import read_tasks
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode import EpisodeKey
+from agentenv.errors import ConfigError, DataError
+from agentenv.loading import EnvSource, load_agent_func, load_env
+from agentenv.stepping import SteppedEpisode
+from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.types import Limits, SamplingParams, StopReason, Task
+from agentenv_envs.gymnasium_text import GymnasiumText, games, planning, tasks, texts
+
+ROOT = Path(__file__).parents[2]
+GAMES = list(games.GAMES)
+PROMPT = [{"role": "user", "content": "Play."}]
+LIMITS = Limits(max_length=50_000)
+MAP = ["SFF", "HFF", "FFG"]
+
+
+def rows(name="gymnasium_text"):
+    read = read_tasks(str(GymnasiumText.datasets[name]))
+    return [replace(task, prompt=[{"role": "user", "content": task.prompt}]) for task in read]
+
+
+def begun(label, seed=3, **options):
+    env = GymnasiumText(**options)
+    states = env.reset({"observation": PROMPT, "label": label, "seed": seed, "metadata": {}})
+    return env, states["observation"][-1]["content"]
+
+
+def say(env, *actions):
+    return [env.step({"action_text": action}) for action in actions][-1]
+
+
+async def by_gold(task, **options):
+    make = partial(create, GymnasiumText, options)
+    key = EpisodeKey(seed=task.seed)
+    async with SteppedEpisode(make, task, chat=Chat(CharTokenizer()), limits=LIMITS, key=key) as episode:
+        await episode.begin()
+        while not episode.over:
+            await episode.act(await episode.gold() or "no idea")
+    return episode.trajectory
+
+
+# --- the games --------------------------------------------------------------------------------------------------------
+
+
+def test_a_lake_is_told_with_the_player_on_its_map_and_won_at_the_goal():
+    env, prompt = begun({"game": "frozen_lake", "map": MAP})
+    assert prompt.startswith("Play.\nYou stand on a frozen lake")
+    assert prompt.endswith("Actions: left, down, right, up. Say one of them; the last one you say counts.\n"
+                           "You are at row 1, column 1.\n@ F F\nH F F\nF F G")  # fmt: skip
+    result = say(env, "East, so right.")
+    assert result.observation[0]["content"] == "You are at row 1, column 2.\nS @ F\nH F F\nF F G"
+    won = say(env, "down", "down", "right")
+    assert (won.terminated, won.reward, won.score, won.info["won"]) == (True, 1.0, 1.0, 1.0)
+
+
+def test_a_hole_ends_the_lake_without_a_score():
+    env, _ = begun({"game": "frozen_lake", "map": MAP})
+    result = say(env, "down")
+    assert (result.terminated, result.reward, result.score, result.info["optimal"]) == (True, 0.0, 0.0, 0.0)
+
+
+def test_a_cliff_throws_back_and_is_won_at_the_goal():
+    env, prompt = begun({"game": "cliff_walking", "start": [2, 9]}, reward="game")
+    assert ". . . . . . . . . @ . .\n. C C" in prompt
+    fallen = say(env, "down")
+    assert (fallen.reward, fallen.terminated) == (-100.0, False)
+    assert "row 4, column 1" in fallen.observation[0]["content"]
+    other, _ = begun({"game": "cliff_walking", "start": [2, 11]})
+    assert (say(other, "down").score, other.moment.total) == (1.0, -1.0)
+
+
+def test_a_taxi_delivers():
+    env, prompt = begun({"game": "taxi", "state": 1})  # at R, the passenger too, to G
+    assert "The passenger waits at R (row 1, column 1). The destination is G (row 1, column 5)." in prompt
+    assert "|@: | : :G|" in prompt
+    assert prompt.endswith("Possible now: south, east, pickup.")
+    taken = say(env, "Pick up the passenger")
+    assert "The passenger sits in the taxi." in taken.observation[0]["content"]
+    while not (result := say(env, env.gold({}))).done:
+        assert result.reward == 0.0
+    assert (result.score, result.reward, env.moment.reward) == (1.0, 1.0, 20.0)
+
+
+def test_blackjack_is_judged_by_its_choices_and_not_by_its_luck():
+    scores = []
+    for task in rows("blackjack")[:8]:
+        env, prompt = begun(task.label, seed=task.seed)
+        assert "Your cards count" in prompt
+        while not (result := say(env, env.gold({}))).done:
+            pass
+        scores.append((result.score, result.reward, result.info["won"]))
+    assert {score for score, _, _ in scores} == {reward for _, reward, _ in scores} == {1.0}
+    assert {won for _, _, won in scores} == {0.0, 1.0}
+
+
+def test_slippery_ice_is_scored_by_the_share_of_best_moves_and_gold_gives_up_after_a_mistake():
+    task = rows("frozen_lake_slippery")[0]
+    env, _ = begun(task.label, seed=task.seed)
+    best = set(env._best().best(0))
+    wrong = next(name for name, action in env.names.items() if action not in best)
+    assert env.gold({}) in env.names
+    first = say(env, wrong)
+    assert (first.score, first.info["optimal"], env.gold({})) == (0.0, 0.0, None)
+    right = next(name for name, action in env.names.items() if action in env._best().best(env.moment.observation))
+    assert say(env, right).score == 0.5
+    assert say(env, "nothing").score == pytest.approx(1 / 3)
+
+
+def test_the_games_own_rewards_and_an_illegal_answer_that_costs_more_than_playing_on():
+    env, _ = begun({"game": "cliff_walking"}, reward="game")
+    assert (say(env, "up").reward, say(env, "no idea").reward) == (-1.0, -100.0)
+    mild, _ = begun({"game": "cliff_walking"}, reward="game", invalid_reward=-2)
+    assert say(mild, "no idea").reward == -2
+
+
+async def test_a_limit_of_turns_still_pays_for_the_best_moves_of_a_game_of_luck():
+    task = next(task for task in rows("frozen_lake_slippery"))
+    tokenizer = CharTokenizer()
+    episode = await EnvSource(GymnasiumText, {}).episode(
+        task, engine=ScriptedEngine(["nothing"], tokenizer), chat=Chat(tokenizer), sampling=SamplingParams(),
+        limits=replace(LIMITS, max_turns=1), key=EpisodeKey("t/0", "t", seed=task.seed),
+    )  # fmt: skip
+    assert (episode.stop_reason, episode.reward) == (StopReason.MAX_TURNS, -0.1)
+    env, _ = begun(task.label, seed=task.seed)
+    say(env, env.gold({}))
+    assert env.on_truncate({}).reward == 1.0
+
+
+def test_rainy_streets_make_the_taxi_a_game_of_luck():
+    if "is_rainy" not in gymnasium.make(games.newest("Taxi")).unwrapped.__init__.__code__.co_varnames:
+        pytest.skip("this Gymnasium's taxi knows no rain")
+    env, _ = begun({"game": "taxi", "state": 44}, make_kwargs={"is_rainy": True})
+    assert not env._best().is_certain
+    assert say(env, env.gold({})).score == 1.0
+
+
+# --- best play --------------------------------------------------------------------------------------------------------
+
+
+def test_blackjack_values_are_basic_strategy():
+    best = {hand: planning.best_actions(planning.blackjack_values(*hand)) for hand in [
+        (16, 10, False), (16, 6, False), (12, 4, False), (12, 2, False), (12, 3, False), (17, 1, False),
+        (18, 9, True), (18, 8, True), (17, 6, True), (11, 10, False), (20, 1, False),
+    ]}  # fmt: skip
+    hits = {hand for hand, actions in best.items() if actions == [planning.HIT]}
+    assert hits == {(16, 10, False), (12, 2, False), (12, 3, False), (18, 9, True), (17, 6, True), (11, 10, False)}
+    assert planning.blackjack_values(20, 10, False)[0] == pytest.approx(0.4349578)  # the odds of an endless deck
+    hard = [max(planning.blackjack_values(11 + card, 5, False)) for card in range(1, 11)]
+    assert planning.blackjack_values(21, 5, True)[planning.HIT] == pytest.approx((sum(hard) + 3 * hard[-1]) / 13)
+
+
+def test_value_iteration_finds_the_shortest_way_and_all_that_are_as_good():
+    chain = {
+        0: {0: [(1.0, 1, -1.0, False)], 1: [(1.0, 0, -1.0, False)]},
+        1: {0: [(1.0, 1, 5.0, True)], 1: [(1.0, 1, 5.0, True)]},
+    }
+    values = planning.action_values(chain)
+    assert values[0].tolist() == pytest.approx([-1 + 0.99 * 5, -1 + 0.99 * (-1 + 0.99 * 5)])
+    assert (planning.best_actions(values[0]), planning.best_actions(values[1])) == ([0], [0, 1])
+    assert planning.is_certain(chain)
+    assert not planning.is_certain({0: {0: [(0.5, 0, 0.0, False), (0.5, 1, 0.0, True)]}})
+
+
+# --- the data ---------------------------------------------------------------------------------------------------------
+
+
+def test_gold_earns_the_full_score_and_reward_of_every_shipped_task_within_the_default_turns():
+    for task in rows():
+        env, _ = begun(task.label, seed=task.seed)
+        results = []
+        while not results or not (results[-1].done or len(results) == Limits().max_turns):
+            results.append(say(env, env.gold({})))
+        word = None if results[-1].done else env.on_truncate({})
+        reward = sum(result.reward for result in results) + (word.reward if word else 0.0)
+        assert (results[-1].score, reward) == (1.0, 1.0), task.task_id
+
+
+@pytest.mark.parametrize("name", GAMES)
+async def test_gold_wins_in_the_loop_too(name):
+    episode = await by_gold(rows(name)[0])
+    assert (episode.score, episode.reward, episode.error) == (1.0, 1.0, None)
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_no_hack_and_no_single_action_has_a_full_score(name):
+    for action in [*GymnasiumText.hacks.values(), *games.GAMES[name].actions, "1"]:
+        for task in rows(name)[:2]:
+            env, _ = begun(task.label, seed=task.seed)
+            for _ in range(16):
+                if (result := say(env, action)).done:
+                    break
+            assert result.score < 1.0, (task.task_id, action)
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_the_shipped_rows_are_those_of_the_committed_function(name):
+    shipped = [json.loads(line) for line in GymnasiumText.datasets[name].read_text().splitlines()]
+    assert len(shipped) == 32
+    assert shipped == tasks.make_rows(name, 32, 0)
+    assert len({json.dumps(row["label"]) for row in shipped}) == 32
+
+
+def test_the_mixed_data_has_every_row_of_every_game():
+    mixed = {task.task_id for task in rows()}
+    assert mixed == {task.task_id for name in GAMES for task in rows(name)}
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("label", "match"),
+    [
+        ({"game": "chess"}, "game: expected one of frozen_lake, .*, got 'chess'"),
+        ({"game": "frozen_lake", "map": ["SF", "FF"]}, "map: expected rows of S, F, H and G"),
+        ({"game": "frozen_lake", "map": "SG"}, "map: expected rows"),
+        ({"game": "cliff_walking", "start": [3, 4]}, r"start: expected a \[row, column\] of safe ground"),
+        ({"game": "taxi", "state": 500}, "state: expected one of the game's 500, got 500"),
+        (None, "game: expected one of"),
+    ],
+)
+def test_rows_that_cannot_be_played_are_refused(label, match):
+    with pytest.raises(DataError, match=match):
+        begun(label)
+
+
+def test_a_row_of_another_game_than_was_asked_for_is_refused():
+    with pytest.raises(DataError, match="game: expected taxi, got 'blackjack'"):
+        begun({"game": "blackjack"}, game="taxi")
+    assert "taxi" in begun(None, game="taxi")[1]
+    for wrong in ({"game": "chess"}, {"reward": "both"}, {"max_invalid": 0}):
+        with pytest.raises(ConfigError, match=f"{next(iter(wrong))}: expected"):
+            GymnasiumText(**wrong)
+
+
+# --- where it runs ----------------------------------------------------------------------------------------------------
+
+
+def test_it_is_installed_under_its_name_and_has_the_newest_taxi():
+    assert load_env("gymnasium_text") is GymnasiumText
+    assert games.newest("Taxi") in gymnasium.registry
+    assert texts.STOPS[3] == "B"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+async def test_the_agent_func_plays_rows_that_have_only_a_label():
+    source, tokenizer = load_agent_func(ROOT / "agent_funcs/gymnasium_text.py"), CharTokenizer()
+    label = json.dumps({"game": "frozen_lake", "map": MAP})
+    episode = await source.episode(
+        Task(PROMPT, label, task_id="t"), engine=ScriptedEngine(["right", "down", "right", "down"], tokenizer),
+        chat=Chat(tokenizer), sampling=SamplingParams(), limits=LIMITS, key=EpisodeKey("t/0", "t", seed=1),
+    )  # fmt: skip
+    assert (episode.score, episode.reward, len(episode.turns)) == (1.0, 1.0, 4)

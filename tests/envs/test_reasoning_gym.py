@@ -1,0 +1,316 @@
+"""reasoning_gym: what an answer is worth, what a policy is told, what a row is; no dataset is generated here."""
+
+import json
+import subprocess
+import sys
+from functools import partial
+from importlib.metadata import PackageNotFoundError
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from agentenv.agent import create
+from agentenv.chat import Chat
+from agentenv.dataset import read_tasks
+from agentenv.errors import ConfigError, DataError, MissingDependency
+from agentenv.loading import load_agent_func, load_env
+from agentenv.rewards.types import Response, Status
+from agentenv.stepping import SteppedEpisode
+from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.types import Limits
+from agentenv_envs.reasoning_gym import ReasoningGym, ReasoningGymReward, reward
+from agentenv_envs.reasoning_gym.answers import INSTRUCTIONS, extract, wrapped
+from agentenv_envs.reasoning_gym.oracles import oracle
+from tests.envs.reasoning_gym_items import DATA, golds, item, items, rows
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="pip install 'agentenv[reasoning-gym]'")
+
+
+async def judged(dataset, answer, *, entry=None, partial=False):
+    """What an answer, in its tag, is worth."""
+    text = answer if "<answer>" in answer else f"<answer>{answer}</answer>"
+    return await ReasoningGymReward(partial_credit=partial).grade(Response(text, entry or item(dataset)))
+
+
+def with_metadata(dataset, **metadata):
+    """An item of which that is different."""
+    return {**item(dataset), "metadata": {**item(dataset)["metadata"], **metadata}}
+
+
+def states(action, label, *, prompt="", finish_reason="stop"):
+    return {"action_text": action, "label": label, "observation_text": prompt, "finish_reason": finish_reason,
+            "turn_index": 0, "metadata": {}, "seed": 0}  # fmt: skip
+
+
+# --- where an answer is ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "answer"),
+    [
+        ("<answer>4</answer>", "auto", "4"),
+        ("first <answer>3</answer>, no: <answer> 4 </answer>", "auto", "4"),
+        ("<answer>3 <answer>4</answer>", "auto", "4"),
+        ("<ANSWER>4</ANSWER><|im_end|>", "auto", "4"),
+        ("<answer>4</answer> and <answer>5", "auto", "4"),
+        (r"so \boxed{4}", "auto", "4"),
+        (r"\boxed{3} <answer>4</answer>", "auto", "4"),
+        (r"\boxed{3} <answer>4</answer>", "boxed", "3"),
+        (r"\boxed{3}", "tag", None),
+        ("<answer>4</answer>", "boxed", None),
+        ("<answer>\n```json\n[1]\n```\n</answer>", "auto", "[1]"),
+        ("<answer>\n  1 2\n3 4\n</answer>", "auto", "  1 2\n3 4"),
+        ("<think><answer>4</answer></think>", "auto", None),
+        ("<think>so <answer>4</answer>", "auto", None),
+        ("The answer is 4.", "auto", None),
+        ("<answer></answer>", "auto", None),
+        ("</answer>4<answer>", "auto", None),
+        ("", "auto", None),
+    ],
+)
+def test_the_last_answer_that_is_closed_after_the_thought_is_the_one(text, form, answer):
+    assert extract(text, form) == answer
+
+
+def test_a_flood_of_tags_is_read_in_one_pass():
+    assert extract("<answer>" * 50_000) is None
+    assert extract("</answer>" * 50_000 + "<answer>4</answer>") == "4"
+
+
+# --- what it is worth -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dataset", ["countdown", "puzzle24", "fraction_simplification", "rubiks_cube", "rush_hour",
+                                     "power_function", "sentence_reordering", "palindrome_generation"])  # fmt: skip
+@pytest.mark.parametrize("answer", ["zzz", "<answer> </answer>", "I do not know <answer>"])
+async def test_there_is_no_credit_for_no_answer_or_for_junk(dataset, answer):
+    assert (await judged(dataset, answer, partial=True)).reward == 0.0
+
+
+@pytest.mark.parametrize("dataset", ["chain_sum", "futoshiki", "knights_knaves", "modulo_grid", "word_sorting",
+                                     "kakurasu", "survo", "decimal_arithmetic", "codeio"])  # fmt: skip
+async def test_there_is_no_credit_for_containing_the_right_answer(dataset):
+    right = item(dataset)["answer"]
+    for answer in (
+        f"{'blah ' * 50}{right}",
+        f"{right} or not",
+        f"<answer>{right}</answer> so <answer>{right} blah</answer>",
+    ):
+        for partial_credit in (False, True):
+            assert (await judged(dataset, answer, partial=partial_credit)).reward == 0.0, answer
+
+
+async def test_partial_credit_is_the_scorers_own_for_what_is_nearly_right():
+    entry = item("sentence_reordering")
+    words = entry["answer"].split()
+    swapped = " ".join([words[1], words[0], *words[2:]])
+    strict, lenient = [await judged("", swapped, entry=entry, partial=partial) for partial in (False, True)]
+    assert (strict.reward, strict.score) == (0.0, 0.0)
+    assert 0.2 < lenient.reward < 1.0
+    assert strict.components["value"] == lenient.components["value"] == lenient.reward
+
+
+async def test_one_expression_does_not_solve_every_puzzle24():
+    hack = "6*4*1*1"
+    assert all(sorted(entry["metadata"]["numbers"]) != [1, 1, 4, 6] for entry in items("puzzle24"))
+    for answer in (hack, "(9*9*9+9)/30.7", "8*3*1*1"):
+        assert (await judged("puzzle24", answer, partial=True)).reward < 1.0
+    # 24.5, which the scorer rounds to 24
+    assert (await judged("", "7*7/2*1", entry=with_metadata("puzzle24", numbers=[7, 7, 2, 1]))).reward == 0.0
+    assert (await judged("", "6*4*1*1", entry=with_metadata("puzzle24", numbers=[6, 1, 4, 1]))).reward == 1.0
+
+
+async def test_a_decimal_is_not_two_numbers_of_a_countdown():
+    entry = with_metadata("countdown", numbers=[12, 5], target=12.5)
+    assert (await judged("", "12.5", entry=entry)).status is Status.PARSE_ERROR
+
+
+async def test_nought_is_not_every_probability_of_a_coin():
+    entry = {**item("coin_flip"), "answer": "0.009521484375"}
+    for answer in ("0", "0.", "0.00"):
+        assert (await judged("", answer, entry=entry)).reward == 0.0
+    for answer in ("0.0095", "39/4096", "0.009521"):
+        assert (await judged("", answer, entry=entry)).reward == 1.0
+
+
+@pytest.mark.parametrize("answer", ["nan", "NaN", "nan + nani", "nanj"])
+async def test_what_is_no_number_is_not_every_complex_number(answer):
+    assert (await judged("complex_arithmetic", answer, partial=True)).reward == 0.0
+
+
+async def test_game_of_life_halting_wants_its_own_word():
+    for answer, worth in (("True", 1.0), ("false", 0.0), ("anything", 0.0), ("0", 0.0)):
+        entry = {**item("game_of_life_halting"), "answer": "True"}
+        assert (await judged("", answer, entry=entry)).reward == worth
+
+
+async def test_a_premise_said_again_is_no_conclusion():
+    entry = item("propositional_logic")
+    for premise in entry["metadata"]["premises"]:
+        assert (await judged("", f"( {premise} )", entry=entry)).reward == 0.0
+
+
+async def test_a_scorer_that_raises_on_an_answer_finds_it_wrong_and_does_not_crash():
+    result = await judged("prime_factorization", "seven times eleven")
+    assert (result.reward, result.status) == (0.0, Status.PARSE_ERROR)
+    assert "ValueError" in result.detail
+    steps = json.dumps([{"Agent[0.5]": "move(box_red, target_red)"}])
+    assert (await judged("boxnet", steps)).status is Status.PARSE_ERROR
+
+
+async def test_an_item_whose_own_answer_makes_its_scorer_raise_is_a_fault_of_the_data():
+    entry = {**item("prime_factorization"), "answer": "no numbers"}
+    with pytest.raises(DataError, match="label: expected an entry that its dataset can score, got ValueError"):
+        await judged("", "seven", entry=entry)
+
+
+@pytest.mark.parametrize("dataset", ["arc_agi", "rearc"])
+async def test_json_has_no_tuples_and_the_score_is_the_same(dataset):
+    assert (await judged(dataset, item(dataset)["answer"])).reward == 1.0
+
+
+async def test_an_item_is_graded_as_it_is_and_never_made_again():
+    moved = with_metadata("word_ladder", source_index=12345)
+    assert (await judged("", moved["answer"], entry=moved)).reward == 1.0
+
+
+async def test_the_settings_of_an_item_go_with_it():
+    entry = with_metadata("puzzle24", numbers=[6, 1, 4, 1])
+    assert (await judged("", "6*4*1*1", entry=entry)).reward == 1.0
+    assert (await judged("", "6*4*1*1", entry={**entry, "config": {"max_value": 5}})).reward == 0.0
+
+
+NO_DATASET = {"answer": "4", "metadata": {"source_dataset": "no"}}
+
+
+@pytest.mark.parametrize(
+    "label", [None, "42", "{", "[1]", {"answer": "4"}, {"answer": "4", "metadata": {}}, NO_DATASET]
+)
+async def test_a_label_that_is_no_item_is_a_fault_of_the_data(label):
+    with pytest.raises(DataError, match="label: expected an"):
+        await ReasoningGymReward().grade(Response("<answer>4</answer>", label))
+
+
+# --- the environment ------------------------------------------------------------------------------------------------
+
+
+async def test_a_question_that_stands_alone_gets_the_instruction_and_no_other_does():
+    entry = item("chain_sum")
+    alone = [{"role": "user", "content": entry["question"]}]
+    told = (await ReasoningGym().reset({"observation": alone, "label": entry}))["observation"]
+    assert told == [{"role": "user", "content": f"{entry['question']}\n\n{INSTRUCTIONS['auto']}"}]
+    assert (await ReasoningGym().reset({"observation": told, "label": entry}))["observation"] == told
+    assert (await ReasoningGym(instruction="").reset({"observation": alone, "label": entry}))["observation"] == alone
+    assert (await ReasoningGym().reset({"observation": "<s>Q", "label": entry}))["observation"] == "<s>Q"
+    assert rows()[0]["prompt"][0]["content"].endswith(INSTRUCTIONS["auto"])
+
+
+async def test_attempts_tell_what_was_wrong_and_neither_the_answer_nor_how_near_it_was():
+    entry = item("sentence_reordering")
+    words = entry["answer"].split()
+    near = " ".join([words[1], words[0], *words[2:]])
+    env, said = ReasoningGym(4, partial_credit=True, retry_discount=0.5), []
+    for action in ("no idea", f"<answer>{near}</answer>", "<answer>zzz</answer>"):
+        result = await env.step(states(action, entry))
+        assert (result.reward, result.done) == (0.0, False)
+        said.append(result.observation[0]["content"])
+    assert said[0] == f"No answer was found. {INSTRUCTIONS['auto']} 3 attempts left."
+    assert said[1].replace("2 attempts", "1 attempt") == said[2]  # nearly right and all wrong sound the same
+    assert not any(word in text for text in said for word in (entry["answer"], near))
+    last = await env.step(states(golds()["sentence_reordering"], entry))
+    assert (last.reward, last.score, last.terminated, last.observation) == (0.125, 1.0, True, "")
+
+
+async def test_info_has_the_figures_of_each_dataset():
+    right = item("chain_sum")["answer"]
+    first = await ReasoningGym().step(states(golds()["chain_sum"], json.dumps(item("chain_sum"))))
+    assert first.info == {
+        "correct": 1.0, "chain_sum/correct": 1.0, "first_correct": 1.0, "value": 1.0, "attempts": 1.0, "no_answer": 0.0,
+        "parse_error": 0.0, "timeout": 0.0, "dataset": "chain_sum", "status": "ok", "extracted": right,
+    }  # fmt: skip
+    assert (await ReasoningGym().step(states("", item("chain_sum")))).info["no_answer"] == 1.0
+
+
+async def test_an_answer_that_was_cut_is_truncated_unless_it_is_right():
+    cut = await ReasoningGym().step(states("<answer>1", item("chain_sum"), finish_reason="length"))
+    assert (cut.truncated, cut.terminated, cut.reward) == (True, False, 0.0)
+    whole = await ReasoningGym().step(states(golds()["chain_sum"] + " And", item("chain_sum"), finish_reason="length"))
+    assert (whole.truncated, whole.terminated, whole.reward) == (False, True, 1.0)
+    opened = states("so <answer>1</answer>", item("chain_sum"), prompt="Q<think>\n")
+    assert (await ReasoningGym().step(opened)).info["no_answer"] == 1.0
+
+
+@pytest.mark.parametrize("answer", ["auto", "boxed"])
+async def test_an_episode_of_the_loop_with_the_gold_action_earns_everything(answer):
+    tasks = [task for task in read_tasks(str(DATA)) if task.metadata["dataset"] in ("codeio", "boxnet", "n_queens")]
+    for task in tasks:
+        make = partial(create, ReasoningGym, {"answer": answer})
+        limits = Limits(max_length=20_000)
+        async with SteppedEpisode(make, task, chat=Chat(CharTokenizer()), limits=limits) as episode:
+            await episode.begin()
+            result = await episode.act(await episode.gold())
+            assert (result.reward, result.score, episode.over) == (1.0, 1.0, True), task.task_id
+    assert len(tasks) == 6
+
+
+@pytest.mark.parametrize("name", sorted(ReasoningGym.hacks))
+async def test_no_hack_earns_a_full_score(name):
+    hacked = ("puzzle24", "game_of_life_halting", "coin_flip", "string_insertion", "countdown", "chain_sum",
+              "complex_arithmetic")  # fmt: skip
+    for dataset in hacked:
+        for entry in items(dataset):
+            assert (await ReasoningGym().step(states(ReasoningGym.hacks[name], entry))).score < 1.0
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [{"max_attempts": 0}, {"max_attempts": True}, {"retry_discount": 2}, {"answer": "xml"}, {"cpu_limit_s": 0},
+     {"max_answer_chars": "many"}],
+)  # fmt: skip
+def test_settings_that_cannot_be_are_refused(kwargs):
+    with pytest.raises(ConfigError, match=rf"ReasoningGym.{next(iter(kwargs))}: expected .* Change it"):
+        ReasoningGym(**kwargs)
+
+
+def test_without_the_package_one_line_says_what_to_install(monkeypatch):
+    def absent(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(reward, "version", absent)
+    reward._installed.cache_clear()
+    with pytest.raises(MissingDependency, match=r"pip install 'agentenv\[reasoning-gym\]'"):
+        ReasoningGym()
+
+
+def test_importing_the_environment_imports_nothing_of_the_package():
+    heavy = "('reasoning_gym', 'sympy', 'numpy', 'torch')"
+    code = "import sys; from agentenv_envs.reasoning_gym import ReasoningGym; ReasoningGym(); "
+    code += f"print([name for name in sys.modules if name.split('.')[0] in {heavy}])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_it_is_found_by_name_and_as_an_openrlhf_file():
+    assert load_env("reasoning-gym") is load_env("reasoning_gym") is ReasoningGym
+    func = load_agent_func(ROOT / "agent_funcs/reasoning_gym.py")
+    assert func.executor_cls.agent_cls is ReasoningGym
+
+
+# --- the rows that ship ---------------------------------------------------------------------------------------------
+
+
+def test_the_shipped_rows_are_two_of_each_dataset_with_their_licence():
+    names = [row["dataset"] for row in rows()]
+    assert (len(set(names)), {names.count(name) for name in names}) == (105, {2})
+    assert len({row["id"] for row in rows()}) == len({row["prompt"][0]["content"] for row in rows()}) == 210
+    assert {row["source"] for row in rows()} == {"reasoning-gym 0.1.25 (Apache-2.0)"}
+
+
+async def test_there_is_a_gold_answer_for_every_shipped_row():
+    for row in rows():
+        answer = oracle(json.loads(row["label"]))
+        assert answer, row["id"]
+        assert extract(wrapped(answer)) == answer.strip("\r\n").rstrip() or row["dataset"] in ("word_sorting",), row[
+            "id"
+        ]

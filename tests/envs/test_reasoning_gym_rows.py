@@ -1,0 +1,213 @@
+"""reasoning_gym: the rows that its command makes, and all 105 datasets through all of it."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from agentenv.dataset import read_tasks
+from agentenv.errors import ConfigError, DataError
+from agentenv.rewards.types import Response
+from agentenv_envs.reasoning_gym import ReasoningGym, ReasoningGymReward
+from agentenv_envs.reasoning_gym.__main__ import main
+from agentenv_envs.reasoning_gym.answers import INSTRUCTIONS, wrapped
+from agentenv_envs.reasoning_gym.hazards import CHANCE, EXECUTED, REPAIRED
+from agentenv_envs.reasoning_gym.oracles import oracle
+from agentenv_envs.reasoning_gym.rows import Mixture, dataset_names, hash64, make_rows, split_of
+
+pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="pip install 'agentenv[reasoning-gym]'")
+
+
+def made(*names, **settings):
+    """Rows of these datasets."""
+    return list(make_rows(Mixture(dict.fromkeys(names, 1.0), **settings)))
+
+
+def questions(rows):
+    return {json.loads(row["label"])["question"] for row in rows}
+
+
+def test_the_datasets_are_the_105_by_category():
+    groups = dataset_names()
+    assert sum(map(len, groups.values())) == 105
+    assert {"algorithmic": 34, "arithmetic": 18, "games": 17, "arc": 3}.items() <= {
+        name: len(names) for name, names in groups.items()
+    }.items()
+    assert EXECUTED | REPAIRED.keys() | CHANCE.keys() <= {name for names in groups.values() for name in names}
+
+
+def test_equal_arguments_make_equal_rows_and_another_seed_makes_others():
+    first, again, other = (made("chain_sum", "gcd", size=20, seed=seed) for seed in (42, 42, 43))
+    assert first == again
+    assert not questions(first) & questions(other)
+    assert len(questions(first)) == 20
+
+
+@pytest.mark.parametrize("name", ["chain_sum", "n_queens", "coin_flip", "gcd"])
+def test_train_and_eval_share_no_question_whatever_their_seeds(name):
+    train = questions([row for seed in (0, 1, 7) for row in made(name, size=40, seed=seed)])
+    evaluated = questions([row for seed in (0, 1, 7) for row in made(name, size=6, seed=seed, split="eval")])
+    assert not train & evaluated
+    assert len(evaluated) > 6
+
+
+def test_variations_of_one_arc_puzzle_are_in_one_split():
+    variations = [{"question": str(n), "metadata": {"source_dataset": "arc_agi", "task_id": "a"}} for n in range(50)]
+    assert len({split_of(item) for item in variations}) == 1
+    others = [{"question": str(n), "metadata": {"source_dataset": "gcd"}} for n in range(200)]
+    assert {split_of(item) for item in others} == {"train", "eval"}
+
+
+def test_seeds_of_neighbours_have_nothing_in_common():
+    """With reasoning-gym's own, item i + 1 of seed 42 is item i of seed 43."""
+    from reasoning_gym.factory import create_dataset
+
+    ours = [create_dataset("gcd", seed=hash64(seed, "train", "gcd") >> 33, size=30) for seed in (42, 43)]
+    theirs = [create_dataset("gcd", seed=seed, size=30) for seed in (42, 43)]
+    assert [theirs[0][i + 1]["question"] for i in range(20)] == [theirs[1][i]["question"] for i in range(20)]
+    assert not {ours[0][i]["question"] for i in range(30)} & {ours[1][i]["question"] for i in range(30)}
+
+
+def test_weights_share_the_rows_and_every_dataset_has_one():
+    rows = list(make_rows(Mixture({"gcd": 8.0, "lcm": 1.0, "chain_sum": 1.0}, size=23)))
+    counts = {name: sum(row["dataset"] == name for row in rows) for name in ("gcd", "lcm", "chain_sum")}
+    assert counts == {"gcd": 17, "lcm": 3, "chain_sum": 3}
+    assert [row["dataset"] for row in rows] != sorted(row["dataset"] for row in rows)
+
+
+def test_a_level_is_harder_and_the_settings_go_before_it():
+    def longest(**settings):
+        return max(len(question) for question in questions(made("chain_sum", size=15, **settings)))
+
+    assert longest(level=0) < longest(level=3)
+    assert longest(level=3, configs={"chain_sum": {"min_terms": 2, "max_terms": 2}}) < longest(level=3)
+    assert made("acre", size=1, level=2)[0]["level"] == 2  # without a curriculum it stays as it is
+    assert made("chain_sum", size=1, level=99)
+
+
+def test_settings_that_a_scorer_reads_go_with_the_item():
+    row = made("puzzle24", size=1, configs={"puzzle24": {"max_value": 6}})[0]
+    assert json.loads(row["label"])["config"] == {"max_value": 6}
+    assert "config" not in json.loads(made("puzzle24", size=1)[0]["label"])
+
+
+async def test_the_composite_dataset_makes_items_of_its_parts():
+    parts = [{"name": "gcd", "weight": 2.0}, {"name": "lcm", "config": {"min_numbers": 3, "max_numbers": 3}}]
+    rows = made("composite", size=8, configs={"composite": {"datasets": parts}})
+    assert {row["dataset"] for row in rows} == {"gcd", "lcm"}
+    for row in rows:
+        answer = wrapped(oracle(json.loads(row["label"])))
+        assert (await ReasoningGymReward().grade(Response(answer, row["label"]))).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--datasets", "syllogism"], "no constant answer solves more than 66%, got syllogism (72%)"),
+        (["--datasets", "chain_sun"], "reasoning_gym.datasets: expected some of"),
+        (["--datasets", "gcd=-1"], "reasoning_gym.weights: expected weights > 0"),
+        (["--datasets", "gcd=x"], "--datasets: expected NAME=WEIGHT"),
+        (["--datasets", ""], "reasoning_gym.weights"),
+        (["--datasets", "gcd,lcm", "--size", "1"], "reasoning_gym.size: expected at least 2"),
+        (["--datasets", "gcd", "--level", "-1"], "reasoning_gym.level"),
+        (["--datasets", "gcd", "--config", '{"lcm": {}}'], "reasoning_gym.config: expected among gcd"),
+        (["--datasets", "gcd", "--config", '{"gcd": {"min_number": 1}}'], "expected settings of gcd (min_numbers"),
+        (["--datasets", "knight_swap", "--level", "0"], "at level 0: min_nodes must be >= 6"),
+        (["--datasets", "composite"], "reasoning_gym.config: expected settings of composite"),
+        (["--datasets", "gcd", "--out", "rows.csv"], "--out: expected a .jsonl file"),
+    ],
+)
+def test_what_cannot_be_made_is_said_in_one_line(flags, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as refused:
+        main(flags)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dataset_with_too_few_questions_says_how_many_there_are():
+    with pytest.raises(DataError, match=r"reasoning_gym.coin_flip: expected 300 different questions .* got \d+ in"):
+        made("coin_flip", size=300, configs={"coin_flip": {"min_trials": 3, "max_trials": 3}})
+
+
+def test_the_command_writes_rows_that_can_be_run(tmp_path, capsys):
+    out = tmp_path / "rg.jsonl"
+    flags = ["--datasets", "gcd,logic,-zebra_puzzles,countdown=2", "--size", "24", "--answer", "boxed"]
+    assert main([*flags, "--out", str(out)]) == 0
+    said = capsys.readouterr().err
+    assert "left out, as one constant answer solves more than 66%: syllogism" in said
+    assert "note: of circuit_logic one constant answer solves 61%" in said
+    assert "24 rows of 7 datasets, split train" in said
+    tasks = read_tasks(str(out))
+    assert len(tasks) == 24
+    assert all(task.prompt[0]["content"].endswith(INSTRUCTIONS["boxed"]) for task in tasks)
+    assert not {"syllogism", "zebra_puzzles"} & {task.metadata["dataset"] for task in tasks}
+    assert [path.name for path in tmp_path.iterdir()] == ["rg.jsonl"]
+
+
+def test_the_list_says_what_is_to_be_known_of_each(capsys):
+    assert main(["--list"]) == 0
+    said = capsys.readouterr().out
+    assert "puzzle24                    levels 0.." in said
+    assert "answers must be data; repaired: its scorer ignores the given numbers" in said
+    assert len(said.splitlines()) == 105 + len(dataset_names())
+
+
+@pytest.mark.slow
+async def test_all_105_give_their_gold_answer_everything_and_nothing_else_anything():
+    names = [name for names in dataset_names().values() for name in names]
+    rows = made(*names, size=210, seed=5, max_chance=1.0)
+    strict, lenient = ReasoningGymReward(), ReasoningGymReward(partial_credit=True)
+
+    async def worth(reward, text, label):
+        return (await reward.grade(Response(text, label))).reward
+
+    async def one(row):
+        """What is wrong with the grades of a row."""
+        label, entry = row["label"], json.loads(row["label"])
+        right = oracle(entry)
+        told = entry["answer"] is not None  # else what solves the item is looked for in the text, wherever it is
+        more = [f"<answer>blah blah {right}</answer>", f"<answer>{right} blah blah</answer>"] * told
+        nothing = ["", right, "<answer></answer>", "<answer>zzz</answer>", f"<think>{wrapped(right)}"]
+        wrong = [reward for reward in (strict, lenient) if await worth(reward, wrapped(right), label) != 1.0]
+        wrong += [text for text in nothing if await worth(lenient, text, label) != 0.0]
+        wrong += [text for text in [*more, *ReasoningGym.hacks.values()] if await worth(strict, text, label) != 0.0]
+        return [(row["id"], each) for each in wrong]
+
+    assert [each for found in await asyncio.gather(*map(one, rows)) for each in found] == []
+    assert len({row["dataset"] for row in rows}) == 105
+
+
+@pytest.mark.slow
+def test_items_that_depend_on_the_process_are_carried_and_not_made_again(tmp_path):
+    """Five datasets make another item of the same seed where strings hash differently."""
+    made = []
+    for hash_seed in ("1", "2"):
+        out = tmp_path / f"{hash_seed}.jsonl"
+        command = [
+            sys.executable,
+            "-m",
+            "agentenv_envs.reasoning_gym",
+            "--datasets",
+            "isomorphic_strings",
+            "--size",
+            "20",
+        ]
+        subprocess.run([*command, "--out", str(out)], env={**os.environ, "PYTHONHASHSEED": hash_seed}, check=True)
+        made.append(out)
+    rows = [[json.loads(line) for line in out.read_text().splitlines()] for out in made]
+    assert questions(rows[0]) != questions(rows[1])
+
+    async def all_right():
+        for row in [*rows[0], *rows[1]]:
+            result = await ReasoningGymReward().grade(
+                Response(wrapped(json.loads(row["label"])["answer"]), row["label"])
+            )
+            assert result.reward == 1.0
+
+    asyncio.run(all_right())

@@ -1,0 +1,95 @@
+"""Every installed environment, as Gymnasium's checker, wrappers and vectors want it: `check_gym`, and what it finds."""
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import gymnasium
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+import agentenv.gym
+from agentenv.gym.registration import installed_ids
+from agentenv.testing import check_gym
+
+GAMES = f"{Path(__file__).parent / 'games.py'}"
+IDS = installed_ids()
+NEEDS = {"reasoning_gym": "reasoning_gym"}
+"""Packages that an environment needs, where agentenv does not."""
+each_id = pytest.mark.parametrize("env_id", IDS)
+
+
+def needed(env_id):
+    if IDS[env_id] in NEEDS:
+        pytest.importorskip(NEEDS[IDS[env_id]])
+
+
+@each_id
+def test_every_installed_environment_passes_all_checks(env_id):
+    needed(env_id)
+    assert env_id in agentenv.gym.env_ids()
+    check_gym(env_id, num_episodes=3, processes=False)
+
+
+@pytest.mark.slow
+@each_id
+def test_every_installed_environment_passes_all_checks_with_many_episodes_and_processes(env_id):
+    needed(env_id)
+    check_gym(env_id)
+
+
+@each_id
+def test_every_installed_environment_is_checked_without_a_spec_too(env_id):
+    needed(env_id)
+    env = gymnasium.make(env_id).unwrapped
+    env.spec = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(env, skip_render_check=True)
+
+
+def test_conversations_pass_all_checks():
+    check_gym("math_retry", obs_mode="messages", num_episodes=3, processes=False)
+
+
+def test_a_users_class_passes_all_checks_with_processes():
+    check_gym(f"{GAMES}:Echo")
+
+
+def test_tokens_pass_all_checks():
+    check_gym("guess_number", obs_mode="tokens", model="tiny-math", num_episodes=3, processes=False)
+
+
+def test_an_environment_itself_can_be_checked():
+    check_gym(agentenv.gym.AgentEnv(f"{GAMES}:Tools", max_episode_steps=3), num_episodes=3, processes=False)
+
+
+@pytest.mark.parametrize(("name", "told"), [("Unseeded", "non-deterministic"), ("Timed", "info")])
+def test_what_is_not_as_its_seed_says_is_found__trap_clock_in_info(name, told):
+    with pytest.raises(AssertionError, match=told):
+        check_gym(f"{GAMES}:{name}", processes=False)
+
+
+ACCEPTANCE = "from gymnasium.utils.env_checker import check_env; import gymnasium; " + (
+    "check_env(gymnasium.make('agentenv.gym:{}').unwrapped)"
+)
+
+
+def test_the_line_of_the_readme_passes_with_warnings_as_errors():
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", ACCEPTANCE.format("agentenv/MathRetry-v0")],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.slow
+@each_id
+def test_every_id_passes_that_line_in_a_fresh_process(env_id):
+    needed(env_id)
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", ACCEPTANCE.format(env_id)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr

@@ -1,0 +1,175 @@
+"""Ids, specs and makers: gymnasium.make and make_vec, and ours for environments that have no id."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.envs.registration import EnvSpec
+
+import agentenv.gym
+from agentenv.errors import ConfigError
+from agentenv.gym import registration
+from agentenv.gym.registration import id_of, register_all, spec_of
+from agentenv.loading import EnvEntry
+
+GAMES = f"{Path(__file__).parent / 'games.py'}"
+
+
+@pytest.mark.parametrize(
+    ("env", "env_id"),
+    [
+        ("math_retry", "agentenv/MathRetry-v0"),
+        ("gsm8k-hard", "agentenv/Gsm8kHard-v0"),
+        ("guess.py:Guess", "agentenv/Guess-v0"),
+        ("some/folder/my_game.py", "agentenv/MyGame-v0"),
+        ("package.module:CamelCase", "agentenv/CamelCase-v0"),
+        ("odd name!", "agentenv/OddName-v0"),
+    ],
+)
+def test_the_id_is_the_name_in_camel_case(env, env_id):
+    assert id_of(env) == env_id
+    assert EnvSpec(env_id).namespace == "agentenv"
+
+
+def test_what_cannot_be_made_stands_in_nobodys_way(monkeypatch):
+    entries = {
+        name: EnvEntry(name, value, "somebody")
+        for name, value in (
+            ("broken", "no_such_module:Env"),
+            ("guess_number", "agentenv_envs.guess_number:GuessNumber"),
+            ("own_loop", f"{GAMES}:OwnLoop"),
+        )
+    }
+    monkeypatch.setattr(registration, "installed_envs", lambda: entries)
+    monkeypatch.setattr(registration, "load_env", lambda name: registered(entries[name].value))
+    assert agentenv.gym.env_ids() == ["agentenv/GuessNumber-v0"]
+    try:
+        assert register_all() == ["agentenv/Broken-v0", "agentenv/GuessNumber-v0", "agentenv/OwnLoop-v0"]
+        with pytest.raises(ConfigError, match="broken"):
+            gymnasium.make("agentenv/Broken-v0")
+        assert gymnasium.make("agentenv/GuessNumber-v0").reset(seed=0)
+    finally:
+        for name in ("agentenv/Broken-v0", "agentenv/OwnLoop-v0"):
+            gymnasium.registry.pop(name, None)
+
+
+def registered(value):
+    from agentenv.loading import load_env
+
+    return load_env(value)
+
+
+def test_registering_again_is_silent_and_leaves_what_is_there():
+    before = gymnasium.registry["agentenv/GuessNumber-v0"]
+    ids = register_all()
+    assert "agentenv/GuessNumber-v0" in ids
+    assert gymnasium.registry["agentenv/GuessNumber-v0"] is before
+
+
+@pytest.mark.parametrize("name", ["agentenv/GuessNumber-v0", "agentenv.gym:agentenv/GuessNumber-v0", "guess_number"])
+def test_ids_and_names_make_the_same_environment(name):
+    env = agentenv.gym.make(name)
+    assert env.reset(seed=3) == gymnasium.make("agentenv.gym:agentenv/GuessNumber-v0").reset(seed=3)
+    assert env.spec.id == "agentenv/GuessNumber-v0"
+
+
+def test_any_class_can_be_made_and_its_json_makes_it_again():
+    env = agentenv.gym.make(f"{GAMES}:Echo", env_kwargs={"name": "x"}, max_episode_steps=2, render_mode="ansi")
+    spec = EnvSpec.from_json(env.spec.to_json())
+    assert json.loads(env.spec.to_json())["kwargs"]["env"] == f"{GAMES}:Echo"
+    again = gymnasium.make(spec)
+    assert again.reset(seed=1) == env.reset(seed=1)
+    assert again.step("a") == env.step("a")
+    assert again.step("b")[3] is True
+    assert again.unwrapped.spec.kwargs == env.unwrapped.spec.kwargs
+    assert again.render().startswith("[")
+
+
+def test_an_environment_made_without_gymnasium_has_its_spec_too():
+    env = agentenv.gym.AgentEnv("guess_number", limit=3)
+    assert gymnasium.make(EnvSpec.from_json(env.spec.to_json())).reset(seed=1) == env.reset(seed=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("agentenv/GuesNumber-v0", "Did you mean 'agentenv/GuessNumber-v0'"),
+        ("guess_numbr", "Did you mean 'guess_number'"),
+        ("nothing.py:Guess", "nothing.py"),
+    ],
+)
+def test_a_name_that_is_none_is_told_the_nearest(name, told):
+    for make in (agentenv.gym.make, agentenv.gym.make_vec):
+        with pytest.raises(ConfigError, match=told):
+            make(name)
+
+
+def test_sixteen_actions_are_the_limit_unless_another_is_said_and_the_environment_is_told():
+    env = agentenv.gym.make(f"{GAMES}:LastWord", max_episode_steps=1)
+    env.reset(seed=0)
+    assert env.step("a")[1] == 0.5
+    assert gymnasium.spec("agentenv/GuessNumber-v0").max_episode_steps == 16
+    assert agentenv.gym.make("guess_number").unwrapped.spec.kwargs["max_episode_steps"] == 16
+    tools = f"{GAMES}:Tools"  # it never ends by itself
+    for limit, env in (
+        (16, agentenv.gym.make(tools)),
+        (40, agentenv.gym.make(tools, max_episode_steps=40)),
+        (40, gymnasium.make(spec_of(tools, {}), max_episode_steps=40)),
+    ):
+        env.reset(seed=0)
+        ends = [env.step("a")[3] for _ in range(limit)]
+        assert ends == [False] * (limit - 1) + [True]
+
+
+def test_vectors_of_gymnasium_tell_the_shared_memory_and_ours_need_none__trap_async_garbage():
+    with pytest.raises(ValueError, match="shared_memory=False"):
+        gymnasium.make_vec("agentenv/GuessNumber-v0", 2, vectorization_mode="async")
+    envs = agentenv.gym.make_vec("guess_number", 2, vectorization_mode="async")
+    try:
+        said, infos = envs.reset(seed=0)
+        alone = [agentenv.gym.make("guess_number").reset(seed=seed) for seed in (0, 1)]
+        assert list(said) == [observation for observation, _ in alone]
+        assert infos["task_id"].tolist() == [info["task_id"] for _, info in alone]
+    finally:
+        envs.close()
+
+
+def test_infos_of_vectors_keep_their_fractions__trap_add_info():
+    envs = agentenv.gym.make_vec(f"{GAMES}:Echo", 2, vectorization_mode="sync")
+    envs.reset(seed=0, options={"task": "yes"})
+    *_, infos = envs.step(("maybe", "yes"))
+    assert infos["score"].tolist() == [0.0, 0.75]
+    assert infos["turn"].dtype == np.float64
+    envs.close()
+
+
+def test_the_vector_of_one_event_loop_is_the_default():
+    envs = gymnasium.make_vec("agentenv.gym:agentenv/GuessNumber-v0", 2)
+    assert type(envs).__name__ == "AgentVectorEnv"
+    assert isinstance(envs.metadata["autoreset_mode"], gymnasium.vector.AutoresetMode)
+    envs.close()
+
+
+IMPORTS = """
+import sys, threading
+import agentenv.gym, gymnasium
+before = {name for name in sys.modules if name.startswith("agentenv_envs")}, threading.active_count()
+assert before == (set(), 1), before
+env = gymnasium.make("agentenv.gym:agentenv/GuessNumber-v0")
+assert threading.active_count() == 1
+env.reset(seed=0)
+env.step("7")
+heavy = sorted({"torch", "transformers", "vllm", "ray", "math_verify"} & set(sys.modules))
+assert not heavy, heavy
+"""
+
+
+def test_importing_registers_and_imports_no_environment_and_text_needs_no_torch__trap_side_effects():
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", IMPORTS], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")

@@ -1,0 +1,262 @@
+"""One environment's failure is its own; what opens closes, whatever process, thread or loop asks."""
+
+import asyncio
+import gc
+import math
+import os
+import pickle
+import signal
+import threading
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+from agentenv.errors import ContractError, EpisodeFailed
+from agentenv.gym.background import wait_for
+from agentenv.gym.vector import AgentVectorEnv, BatchFailed
+from tests.gymnasium_env.vector_worlds import HERE, Fragile, task_file
+
+MODES = list(AutoresetMode)
+ROWS = [{"prompt": "good", "label": "good"}, {"prompt": "bad", "label": "bad"}]
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Makes vectors of Fragile; all its environments have to be closed at the end."""
+    Fragile.open.clear()
+    Fragile.num_closed, Fragile.num_hanging, Fragile.broken = 0, 0, False
+    made, data = [], task_file(tmp_path, ROWS)
+
+    def of(num=3, **settings):
+        made.append(AgentVectorEnv(f"{HERE}:Fragile", num_envs=num, data=data, **settings))
+        return made[-1]
+
+    yield of
+    for envs in made:
+        envs.close()
+    assert not Fragile.open
+
+
+def reset_all(envs, task=0):
+    return envs.reset(seed=0, options={"task": task})
+
+
+# --- a failing step ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("action", ["raise", "hang"])
+def test_a_failed_step_has_no_reward_and_the_others_lose_nothing(make, mode, action):
+    Fragile.broken = False
+    envs = make(autoreset_mode=mode, on_error="truncate", step_timeout_s=0.2 if action == "hang" else 60.0)
+    reset_all(envs)
+    _, rewards, terminations, truncations, infos = envs.step(["stay", action, "end"])
+    assert rewards[[0, 2]].tolist() == [0.5, 0.5]
+    assert math.isnan(rewards[1])
+    assert terminations.tolist() == [False, False, True]
+    assert truncations.tolist() == [False, True, False]
+    said = infos["final_info"] if mode is AutoresetMode.SAME_STEP else infos
+    assert ("the world ended" if action == "raise" else "step_timeout_s") in said["error"][1]
+    assert said["_error"].tolist() == [False, True, False]
+    assert envs.records[1].reward is None
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_by_default_a_failure_raises_and_the_error_has_what_the_others_gave(make, mode):
+    envs = make(autoreset_mode=mode)
+    reset_all(envs)
+    with pytest.raises(BatchFailed, match=r"none of \[1\]: environment 1: step: ValueError: the world ended") as failed:
+        envs.step(["stay", "raise", "end"])
+    assert isinstance(failed.value, EpisodeFailed)
+    assert list(failed.value.errors) == [1]
+    _, rewards, terminations, truncations, _ = failed.value.outcome
+    np.testing.assert_array_equal(rewards, [0.5, np.nan, 0.5])
+    assert (terminations | truncations).tolist() == [False, True, True]
+    assert pickle.loads(pickle.dumps(failed.value)).errors == failed.value.errors
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_after_a_failure_the_vector_goes_on(make, mode):
+    envs = make(autoreset_mode=mode)
+    reset_all(envs)
+    with pytest.raises(BatchFailed):
+        envs.step(["stay", "raise", "stay"])
+    if mode is AutoresetMode.DISABLED:
+        envs.reset(options={"reset_mask": np.array([False, True, False]), "task": 0})
+    else:
+        envs.reset(options={"task": 0, "reset_mask": np.array([False, True, False])})
+    observations, rewards, *_ = envs.step(["stay"] * 3)
+    assert observations == ("turn 1", "turn 0", "turn 1")
+    assert rewards.tolist() == [0.5] * 3
+
+
+def test_a_fact_that_is_called_error_is_no_failure(make):
+    envs = make()
+    reset_all(envs)
+    _, rewards, _, _, infos = envs.step(["stay", "err", "stay"])
+    assert rewards.tolist() == [0.5] * 3
+    assert infos["error"].tolist() == [None, "a fact of this world", None]
+
+
+# --- a failing reset --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_environment_that_cannot_be_reset_shows_nothing_and_earns_nan(make, mode):
+    envs = make(autoreset_mode=mode, on_error="truncate")
+    observations, infos = reset_all(envs, [0, 1, 0])
+    assert observations == ("good", "", "good")
+    assert observations in envs.observation_space
+    assert "no such world" in infos["error"][1]
+    Fragile.broken = True
+    _, rewards, _, truncations, _ = envs.step(["stay"] * 3)
+    np.testing.assert_array_equal(rewards, [0.5, np.nan, 0.5])
+    assert truncations.tolist() == [False, True, False]
+
+
+def test_a_reset_that_fails_after_the_end_keeps_the_reward_that_was_earned(make):
+    envs = make()
+    reset_all(envs)
+    Fragile.broken = True
+    with pytest.raises(BatchFailed, match="no such world") as failed:
+        envs.step(["end", "stay", "stay"])
+    observations, rewards, terminations, truncations, infos = failed.value.outcome
+    assert rewards.tolist() == [0.5] * 3
+    assert (terminations.tolist(), truncations.any()) == ([True, False, False], False)
+    assert observations == ("", "turn 0", "turn 0")
+    assert "no such world" in infos["error"][0]
+    assert infos["final_info"]["stop_reason"][0] == "terminated"
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+def test_what_is_mended_meanwhile_goes_on_by_itself(make, mode):
+    envs = make(autoreset_mode=mode, on_error="truncate", limit=1)
+    Fragile.broken = True
+    assert envs.reset(seed=0)[0] == ("", "", "")
+    assert np.isnan(envs.step(["stay"] * 3)[1]).all()
+    Fragile.broken = False
+    for _ in range(2):
+        observations = envs.step(["stay"] * 3)[0]
+    assert observations[0] in ("good", "turn 0")
+    assert not np.isnan(envs.step(["stay"] * 3)[1]).any()
+
+
+# --- closing ----------------------------------------------------------------------------------------------------------
+
+
+def test_close_ends_all_episodes_once_and_then_nothing_goes(make):
+    envs = make()
+    reset_all(envs)
+    envs.step(["stay"] * 3)
+    assert len(Fragile.open) == 3
+    envs.close()
+    envs.close()
+    assert not Fragile.open
+    assert Fragile.num_closed == 3
+    with pytest.raises(ContractError, match="one that is closed"):
+        envs.reset()
+    with pytest.raises(ContractError, match="one that is closed"):
+        envs.step(["stay"] * 3)
+
+
+async def test_an_awaited_close_ends_all_episodes(make):
+    envs = make()
+    await envs.areset(seed=0, options={"task": 0})
+    await envs.aclose()
+    assert not Fragile.open
+    envs.close()
+
+
+def test_a_reset_closes_what_it_replaces(make):
+    envs = make()
+    reset_all(envs)
+    reset_all(envs)
+    assert (len(Fragile.open), Fragile.num_closed) == (3, 3)
+
+
+async def until(holds):
+    while not holds():
+        await asyncio.sleep(0.001)
+
+
+def test_what_nobody_holds_is_closed(make, tmp_path):
+    envs = AgentVectorEnv(f"{HERE}:Fragile", num_envs=2, data=task_file(tmp_path, ROWS), limit=1)
+    envs.reset()
+    assert len(Fragile.open) == 2
+    del envs
+    gc.collect()
+    wait_for(until(lambda: not Fragile.open))
+
+
+# --- who calls --------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_call_meanwhile_is_refused_and_a_close_ends_the_first(make):
+    envs, failures = make(), []
+    reset_all(envs)
+
+    def hang():
+        try:
+            envs.step(["hang"] * 3)
+        except ContractError as error:
+            failures.append(str(error))
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    wait_for(until(lambda: Fragile.num_hanging == 3))
+    with pytest.raises(ContractError, match="one call at a time"):
+        envs.reset()
+    envs.close()
+    thread.join(30)
+    assert failures == ["AgentVectorEnv.step: expected an open one, got one that was closed meanwhile. Make another."]
+
+
+async def test_a_step_that_is_given_up_ends_all_episodes_and_a_reset_goes_on(make):
+    envs = make()
+    await envs.areset(seed=0, options={"task": 0})
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(envs.astep(["stay", "hang", "stay"]), 0.05)
+    await until(lambda: not Fragile.open)
+    with pytest.raises(ContractError, match="Call reset"):
+        await envs.astep(["stay"] * 3)
+    await envs.areset(options={"task": 0})
+    assert (await envs.astep(["stay"] * 3))[1].tolist() == [0.5] * 3
+
+
+def test_an_interrupt_ends_a_hanging_step_and_all_episodes(make):
+    envs = make()
+    reset_all(envs)
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        envs.step(["stay", "hang", "stay"])
+    wait_for(until(lambda: not Fragile.open))
+    timer.join()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_has_episodes_of_its_own_and_leaves_its_parents_alone(make):
+    envs = make()
+    reset_all(envs)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = b"nothing"
+        try:
+            with pytest.raises(ContractError, match="Call reset"):
+                envs.step(["stay"] * 3)
+            Fragile.open.clear()
+            reset_all(envs)
+            said = envs.step(["stay"] * 3)[0][0].encode()
+            envs.close()
+            said += b", closed" if not Fragile.open else b", open"
+        finally:
+            os.write(writing, said)
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 100) == b"turn 0, closed"
+    os.close(reading)
+    os.close(writing)
+    assert len(Fragile.open) == 3
+    assert envs.step(["stay"] * 3)[0] == ("turn 0",) * 3

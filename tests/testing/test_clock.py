@@ -1,0 +1,320 @@
+"""The virtual clock: time jumps when nobody works, stands still while somebody does, and is the same every time."""
+
+import asyncio
+import math
+import socket
+import threading
+import time
+
+import pytest
+
+from agentenv import AgentInstance, Limits, StepResult, StopReason, Task
+from agentenv.agent import call
+from agentenv.errors import ContractError
+from agentenv.rewards._threads import Threads
+from agentenv.rewards.pool import WorkerPool
+from agentenv.testing import (
+    CharTokenizer,
+    ScriptedEngine,
+    Setup,
+    VirtualClock,
+    exponential,
+    lognormal,
+    play,
+    run_virtual,
+    simulate,
+    trajectory_diff,
+    uniform,
+)
+
+LONG_S = 30 * 24 * 3600.0
+
+
+def now():
+    return asyncio.get_running_loop().time()
+
+
+@pytest.fixture
+def clock(virtual_clock):
+    return virtual_clock
+
+
+def test_a_month_of_sleep_takes_no_time(clock):
+    clock.run(asyncio.sleep(LONG_S))
+    assert clock.elapsed_s == LONG_S
+
+
+def test_it_goes_on_from_where_it_was(clock):
+    clock.run(asyncio.sleep(1.5))
+    clock.run(asyncio.sleep(2.0))
+    assert clock.elapsed_s == 3.5
+    assert clock.num_jumps == 2
+
+
+def test_run_virtual_gives_the_result_and_leaves_the_time_on_the_clock(clock):
+    async def work():
+        await asyncio.sleep(8.0)
+        return "morning"
+
+    assert run_virtual(work()) == "morning"
+    assert run_virtual(work(), clock=clock) == "morning"
+    assert clock.elapsed_s == 8.0
+
+
+def test_timers_end_in_the_order_of_their_times(clock):
+    ended = []
+
+    async def waits(seconds):
+        await asyncio.sleep(seconds)
+        ended.append((seconds, now()))
+
+    async def work():
+        await asyncio.gather(*(waits(seconds) for seconds in (3.0, 0.1, 2.0, 0.0, 1.0)))
+
+    clock.run(work())
+    assert ended == [(seconds, seconds) for seconds in (0.0, 0.1, 1.0, 2.0, 3.0)]
+
+
+async def test_timeouts_end_what_is_too_slow(virtual_clock):
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(60):
+            await asyncio.sleep(61)
+    assert virtual_clock.elapsed_s == 60
+    assert await asyncio.wait_for(asyncio.sleep(59, "done"), 60) == "done"
+    assert virtual_clock.elapsed_s == 119
+
+
+async def test_a_timeout_that_never_comes_is_no_reason_to_jump(virtual_clock):
+    async with asyncio.timeout(math.inf):
+        await asyncio.sleep(1)
+    assert virtual_clock.elapsed_s == 1
+
+
+def gate():
+    """A plain function that works until the event is set."""
+    opened = threading.Event()
+    return opened, lambda: opened.wait(60)
+
+
+@pytest.mark.parametrize("how", [call, asyncio.to_thread])
+async def test_time_stands_still_while_a_thread_works(virtual_clock, how):
+    opened, works = gate()
+    jumped = asyncio.ensure_future(asyncio.sleep(3600))
+    work = asyncio.ensure_future(how(works))
+    threading.Timer(0.05, opened.set).start()
+    assert await work is True
+    assert virtual_clock.elapsed_s == 0
+    await jumped
+    assert virtual_clock.elapsed_s == 3600
+    assert virtual_clock.num_stalls == 0
+
+
+async def test_time_stands_still_while_a_reward_works_in_a_thread(virtual_clock):
+    opened, works = gate()
+    threading.Timer(0.05, opened.set).start()
+    assert await Threads(1).run(works, limit_s=0.01) is True
+    assert virtual_clock.elapsed_s == 0
+
+
+async def test_time_stands_still_while_a_worker_process_answers(virtual_clock):
+    pool = WorkerPool(num_workers=1)
+    try:
+        jumped = asyncio.ensure_future(asyncio.sleep(3600))
+        reply = await pool.run({"task": "math", "answer": "1/2", "golds": ["0.5"]}, cpu_limit_s=2.0)
+        assert reply["outcome"] == "correct"
+        assert virtual_clock.elapsed_s == 0
+        await jumped
+    finally:
+        await pool.close()
+
+
+def test_a_thread_that_hangs_meets_its_deadline_and_holds_nobody_else_up():
+    class Hangs(AgentInstance):
+        def step(self, states):
+            opened.wait(60)
+
+    opened = threading.Event()
+
+    async def others():
+        for _ in range(40):
+            await asyncio.sleep(1.0)
+
+    async def work():
+        setup = Setup(Hangs, ["x"], limits=Limits(step_timeout_s=30.0))
+        return (await asyncio.gather(play(setup), others()))[0]
+
+    with VirtualClock(patience_s=0.05) as clock:
+        trajectory = clock.run(work())
+    opened.set()
+    assert trajectory.stop_reason is StopReason.STEP_TIMEOUT
+    assert clock.elapsed_s == 40
+    assert clock.num_stalls == 1
+    assert clock.real_wait_s >= 0.05
+
+
+def test_an_idle_connection_holds_nothing_up_and_is_heard_when_it_speaks():
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+
+    async def work():
+        loop, heard = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(ours, heard.set)
+        await asyncio.sleep(3600)
+        theirs.send(b"x")
+        await heard.wait()
+        loop.remove_reader(ours)
+        return now()
+
+    with ours, theirs, VirtualClock(patience_s=0.01) as clock:
+        assert clock.run(work()) == 3600
+        assert clock.num_stalls == 0
+
+
+def test_what_can_never_come_is_an_error_and_no_hang():
+    async def forever():
+        async with asyncio.timeout(math.inf):
+            await asyncio.get_running_loop().create_future()
+
+    with VirtualClock(patience_s=0.01) as clock, pytest.raises(ContractError, match="expected somebody to wait for"):
+        clock.run(forever())
+
+
+async def test_it_cannot_run_within_a_running_loop():
+    with VirtualClock() as clock, pytest.raises(ContractError, match="expected no running event loop"):
+        clock.run(asyncio.sleep(0))
+
+
+def test_closing_twice_is_harmless():
+    clock = VirtualClock()
+    clock.close()
+    clock.run(asyncio.sleep(1))
+    clock.close()
+    clock.close()
+    assert clock.elapsed_s == 1
+
+
+def test_limits_are_kept_in_virtual_time(clock):
+    engine = ScriptedEngine(["1"], CharTokenizer(), latency_s=7.0)
+    setup = Setup("guess_number", engine, data=Task("Guess.", "9"), limits=Limits(episode_timeout_s=20.0))
+    trajectory = clock.run(play(setup))
+    assert trajectory.stop_reason is StopReason.EPISODE_TIMEOUT
+    assert (len(trajectory.turns), clock.elapsed_s) == (2, 20)
+
+
+# --- latencies --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("made", [lognormal, exponential, lambda mean, **seed: uniform(0.0, 2 * mean, **seed)])
+def test_a_latency_depends_on_its_seed_and_request_alone(made):
+    one, again, other = made(2.0, seed=1), made(2.0, seed=1), made(2.0, seed=2)
+    keys = [f"task/{i}/0" for i in range(2000)]
+    drawn = [one(key) for key in keys]
+    assert drawn == [again(key) for key in reversed(keys)][::-1]
+    assert drawn != [other(key) for key in keys]
+    assert min(drawn) >= 0
+    assert len(set(drawn)) == len(keys)
+
+
+def test_latencies_have_the_size_they_are_asked_for():
+    keys = [str(i) for i in range(4000)]
+    assert sorted(map(lognormal(2.0), keys))[2000] == pytest.approx(2.0, rel=0.05)
+    assert sum(map(exponential(2.0), keys)) / 4000 == pytest.approx(2.0, rel=0.05)
+    assert sum(map(uniform(1.0, 3.0), keys)) / 4000 == pytest.approx(2.0, rel=0.05)
+    assert {lognormal(0.0)("x"), exponential(0.0)("x"), uniform(0.0, 0.0)("x")} == {0.0}
+
+
+@pytest.mark.parametrize("wrong", [-1.0, math.nan, math.inf])
+def test_latencies_that_cannot_be_are_refused(wrong):
+    for made in (lognormal, exponential, lambda x: uniform(0.0, x)):
+        with pytest.raises(ValueError, match="expected a number >= 0"):
+            made(wrong)
+
+
+# --- simulations ------------------------------------------------------------------------------------------------------
+
+
+class OneQuestion(AgentInstance):
+    """One answer, right or wrong; a second attempt where `attempts` allows it."""
+
+    def __init__(self, attempts=1):
+        self.attempts = attempts
+
+    async def step(self, states):
+        right = states["action_text"] == states["label"]
+        over = right or states["turn_index"] + 1 >= self.attempts
+        return StepResult("" if over else "No. ", reward=float(right), terminated=over, score=float(right))
+
+
+class Threaded(OneQuestion):
+    """The same, from a plain method."""
+
+    def step(self, states):
+        time.sleep(0.0005 * (len(states["observation_text"]) % 3))
+        right = states["action_text"] == states["label"]
+        return StepResult(reward=float(right), terminated=True)
+
+
+def speaking(latency_s=0.0, **options):
+    def says(request):
+        return "yes" if request.sampling.seed % 3 else "no"
+
+    return ScriptedEngine(says, CharTokenizer(), latency_s=latency_s, **options)
+
+
+def made(cls=OneQuestion, latency_s=0.0, num=1, **options):
+    tasks = [Task("Q" * (i % 5 + 1), "yes") for i in range(num)]
+    return Setup(cls, speaking(latency_s), data=tasks, as_messages=False, **options)
+
+
+def test_ten_thousand_episodes_with_latencies_take_seconds():
+    setup = made(latency_s=lognormal(2.0, seed=3), num=2500)
+    simulation = simulate(setup, num_samples=4, concurrency=256, env_latency_s=exponential(0.5, seed=4))
+    assert len(simulation.trajectories) == 10_000
+    assert {trajectory.stop_reason for trajectory in simulation.trajectories} == {StopReason.TERMINATED}
+    assert 0.6 < sum(trajectory.reward for trajectory in simulation.trajectories) / 10_000 < 0.73
+    assert 100 < simulation.elapsed_s < 130  # 10,000 times about 2.77 s, 256 at a time
+    assert sum(simulation.durations_s) > 7 * 3600
+    assert 0.7 < simulation.utilisation < 0.9
+    assert simulation.longest_stall_s == 0.0
+
+
+@pytest.mark.parametrize("cls", [OneQuestion, Threaded])
+def test_the_same_seeds_give_the_same_simulation_however_threads_interleave(cls):
+    def simulated():
+        setup = made(cls, latency_s=lognormal(1.0, seed=1), num=20)
+        return simulate(setup, num_samples=3, concurrency=7, env_latency_s=uniform(0.1, 0.4))
+
+    one, other = simulated(), simulated()
+    assert one.elapsed_s == other.elapsed_s > 10
+    assert one.durations_s == other.durations_s
+    assert (one.generating_s, one.most_generating) == (other.generating_s, 7)
+    pairs = zip(one.trajectories, other.trajectories, strict=True)
+    assert not any(trajectory_diff(a, b) for a, b in pairs)
+
+
+def test_figures_of_a_simulation_that_can_be_counted_by_hand():
+    setup = made(latency_s=2.0, num=4)
+    simulation = simulate(setup, concurrency=2, env_latency_s=lambda key: 3.0)
+    assert simulation.elapsed_s == 10  # two rounds of 2 s and 3 s
+    assert simulation.durations_s == (5, 5, 5, 5)
+    assert simulation.generating_s == 8
+    assert simulation.mean_generating == 0.8
+    assert simulation.utilisation == 0.4
+    assert simulation.longest_stall_s == 3
+    assert (simulation.num_generations, simulation.most_generating) == (4, 2)
+    assert (simulation.duration_s(0.0), simulation.duration_s(0.5), simulation.duration_s(1.0)) == (5, 5, 5)
+
+
+def test_a_simulation_on_a_clock_goes_on_from_its_time(clock):
+    clock.run(asyncio.sleep(100))
+    assert simulate(made(latency_s=2.0), clock=clock).elapsed_s == 2
+    assert clock.elapsed_s == 102
+
+
+def test_slow_steps_meet_their_deadline():
+    setup = made(limits=Limits(step_timeout_s=5.0), num=2)
+    simulation = simulate(setup, env_latency_s=lambda key: 10.0 if key.startswith("000001/") else 1.0)
+    assert [trajectory.stop_reason for trajectory in simulation.trajectories] == [
+        StopReason.TERMINATED, StopReason.STEP_TIMEOUT,
+    ]  # fmt: skip
+    assert simulation.durations_s == (1.0, 5.0)

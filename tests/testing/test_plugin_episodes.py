@@ -1,0 +1,265 @@
+"""The pytest plugin in the suite of somebody else's project, with public names alone."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import agentenv.testing
+from agentenv import Task
+from agentenv.testing.bench import Bench
+
+pytest_plugins = ("pytester",)
+
+ENV = '''
+from agentenv import AgentInstance, StepResult
+
+class Echo(AgentInstance):
+    """Over when the action is the label; three attempts."""
+
+    def __init__(self, most=3):
+        self.most = most
+
+    async def step(self, states):
+        right = states["action_text"] == states["label"]
+        over = right or states["turn_index"] + 1 >= self.most
+        said = [{"role": "user", "content": f"{states['action_text']!r} is wrong."}]
+        return StepResult("" if over else said, reward=float(right), terminated=over, score=float(right))
+'''
+STRICT = """
+[pytest]
+addopts = --strict-markers --strict-config -p no:cacheprovider -p no:hypothesispytest
+filterwarnings =
+    error
+    ignore:The configuration option "asyncio_default_fixture_loop_scope" is unset
+"""
+
+
+@pytest.fixture
+def project(pytester):
+    """Somebody's project: an environment and, in its ini file, every strictness that there is.
+
+    Without hypothesis' plugin, which would import hypothesis anew for the end of every suite.
+    """
+    pytester.makepyfile(my_env=ENV)
+    pytester.makefile(".ini", pytest=STRICT)
+    return pytester
+
+
+def passes(project, num, *args):
+    result = project.runpytest_inprocess(*args)
+    result.assert_outcomes(passed=num)
+    return result
+
+
+MARKED = """
+    import pytest
+    from agentenv import Task
+    from my_env import Echo
+
+    TASK = Task("Say yes.", "yes")
+
+    @pytest.mark.agentenv(Echo, policy=["no", "yes"], data=TASK)
+    def test_by_class(episode):
+        assert (episode.reward, len(episode.turns)) == (1.0, 2)
+
+    @pytest.mark.agentenv("my_env:Echo", ["no"], env_kwargs={"most": 2}, data=TASK, seed=5)
+    def test_by_name(episode, env, run_episode):
+        assert episode.reward == 0.0
+        assert env.cls is Echo
+        assert [task.label for task in env.tasks] == ["yes"]
+        assert run_episode(policy=["yes"]).reward == 1.0
+        assert run_episode(policy=["no"], env_kwargs={"most": 1}).turns[-1].result.terminated
+
+    def test_without_a_mark(run_episode, run_group, run_episodes, scripted_engine):
+        assert run_episode(Echo, ["yes"], data=TASK).reward == 1.0
+        group = run_group(Echo, lambda request: "yes" if request.sampling.seed % 2 else "no", data=TASK, n=6)
+        assert len(group.trajectories) == 6
+        assert len({trajectory.episode_id for trajectory in group.trajectories}) == 6
+        engine = scripted_engine(["yes"], crash_at=0)
+        found = run_episodes(Echo, engine, data=[TASK, Task("Say no.", "no")], num_samples=2, concurrency=1)
+        assert [trajectory.reward for trajectory in found] == [None, 1.0, 0.0, 0.0]
+        assert found[0].error.kind == "infra"
+"""
+ASYNC = """
+    import asyncio
+    import pytest
+    from agentenv import Task
+    from my_env import Echo
+
+    pytestmark = pytest.mark.asyncio
+
+    async def test_awaited(run_episode, run_group):
+        assert (await run_episode(Echo, ["yes"], data=Task("Say yes.", "yes"))).reward == 1.0
+        assert len((await run_group(Echo, ["yes"], data=Task("Say yes.", "yes"), n=2)).trajectories) == 2
+
+    @pytest.mark.agentenv(Echo, data=Task("Say yes.", "yes"))
+    async def test_step_by_step(env):
+        async with env.stepped() as episode:
+            await episode.begin()
+            assert (await episode.act("no")).observation[0]["content"] == "'no' is wrong."
+            assert (await episode.act("yes")).terminated
+"""
+
+
+def test_a_project_uses_markers_and_fixtures(project):
+    project.makepyfile(test_marked=MARKED)
+    passes(project, 3)
+
+
+def test_it_needs_no_pytest_asyncio(project):
+    project.makepyfile(test_marked=MARKED)
+    passes(project, 3, "-p", "no:asyncio")
+
+
+def test_async_tests_await_the_same_fixtures(project):
+    project.makepyfile(test_async=ASYNC)
+    passes(project, 2)
+
+
+@pytest.mark.slow  # starts a process; `make test` runs this suite in two
+def test_a_suite_in_processes(project):
+    project.makepyfile(test_marked=MARKED)
+    passes(project, 3, "-n", "1", "-p", "no:cov")
+
+
+def test_a_suite_that_does_not_use_it_is_left_alone(project):
+    project.makepyfile(
+        test_theirs="""
+        import pytest
+
+        @pytest.fixture
+        def episode():
+            return "S01E01"
+
+        def test_their_fixtures_are_theirs(episode):
+            assert episode == "S01E01"
+
+        def test_lists_are_compared_as_ever():
+            assert [1, 2] == [1, 3]
+        """
+    )
+    result = project.runpytest_inprocess()
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*At index 1 diff: 2 != 3*"])
+    result.stdout.no_fnmatch_line("*token ids*")
+
+
+def test_loading_the_plugin_loads_nothing_heavy():
+    code = (
+        "import sys, agentenv.testing.pytest_plugin\n"
+        "heavy = {'torch', 'transformers', 'gymnasium', 'numpy', 'hypothesis', 'agentenv.chat', 'agentenv.loading'}\n"
+        "sys.exit(len(heavy & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_public_name_can_be_had():
+    assert set(agentenv.testing.__all__) <= set(dir(agentenv.testing))
+    assert all(getattr(agentenv.testing, name) is not None for name in agentenv.testing.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        agentenv.testing.nothing  # noqa: B018
+
+
+def test_the_current_event_loop_is_left_as_it_was():
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        Bench().run_episode("guess_number", ["8"])
+        assert asyncio.get_event_loop() is loop
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+def test_strict_markers_know_the_marker(project):
+    project.makepyfile("")
+    result = project.runpytest_inprocess("--markers")
+    result.stdout.fnmatch_lines(["@pytest.mark.agentenv(env, policy=*"])
+
+
+@pytest.mark.parametrize(
+    ("test", "says"),
+    [
+        ("def test_it(episode): pass", '*episode: expected a test with @pytest.mark.agentenv("NAME"*'),
+        ("def test_it(env): pass", '*env: expected a test with @pytest.mark.agentenv("NAME"*'),
+        ("def test_it(run_episode): run_episode()", "*run_episode: expected a test with*"),
+        ("def test_it(run_episode): run_episode('gues_number', [])", "*Did you mean 'guess_number'?*"),
+        ("def test_it(run_episode): run_episode('guess_number', 'text')", "*Setup.policy: expected a list*"),
+        ("def test_it(run_episode): run_episode('guess_number', [''], {})", "*expected env and policy, then keywords*"),
+        (
+            "import pytest\n@pytest.mark.agentenv('guess_number', polcy=[])\ndef test_it(episode): pass",
+            "*expected the arguments of agentenv.testing.Setup, got *polcy*",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(project, test, says):
+    project.makepyfile(test)
+    project.runpytest_inprocess("--tb=short").stdout.fnmatch_lines([says])
+
+
+def test_one_episode_of_the_first_task_is_run(run_episode, scripted_engine):
+    engine = scripted_engine(["8"])
+    assert run_episode("guess_number", engine).task.label == "1"
+    assert {request.episode_id for request in engine.requests} == {"000000/0"}
+
+
+def test_seeds_are_those_of_a_run(run_episode):
+    one, again, other = (run_episode("guess_number", ["8"], seed=seed) for seed in (1, 1, 2))
+    assert one.seed == again.seed != other.seed
+
+
+def test_the_tiny_model_is_a_folder(tiny_model):
+    assert (Path(tiny_model) / "config.json").is_file()
+
+
+@pytest.mark.slow  # a real model
+async def test_time_stands_still_while_a_model_generates(virtual_clock, tiny_model, run_episode):
+    from agentenv.engines import open_engine
+    from agentenv.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(tiny_model)
+    async with open_engine("hf", tiny_model, tokenizer) as engine:
+        trajectory = await run_episode("math_retry", engine, tokenizer=tokenizer)
+    assert trajectory.error is None
+    assert (virtual_clock.elapsed_s, virtual_clock.num_stalls) == (0.0, 0)
+
+
+@pytest.mark.agentenv("guess_number", ["8"], data=Task("Guess.", "8"))
+def test_the_plugin_serves_this_suite_too(episode):
+    assert episode.reward > 0
+
+
+CLOCKED = """
+    import asyncio
+    import pytest
+    from agentenv import Limits, StopReason, Task
+    from my_env import Echo
+
+    TASK = Task("Say yes.", "yes")
+
+    async def test_async_tests_run_on_it(virtual_clock, run_episode, scripted_engine):
+        await asyncio.sleep(3600)
+        engine = scripted_engine(["no"], latency_s=10.0)
+        assert (await run_episode(Echo, engine, data=TASK)).reward == 0.0
+        assert virtual_clock.elapsed_s == 3630
+
+    class TestInAClass:
+        async def test_methods_too(self, virtual_clock):
+            await asyncio.sleep(3600)
+            assert virtual_clock.elapsed_s == 3600
+
+    def test_plain_tests_do(virtual_clock, run_episode, scripted_engine):
+        limits = Limits(episode_timeout_s=25.0)
+        episode = run_episode(Echo, scripted_engine(["no"], latency_s=10.0), data=TASK, limits=limits)
+        assert episode.stop_reason is StopReason.EPISODE_TIMEOUT
+        assert virtual_clock.elapsed_s == 25
+"""
+
+
+@pytest.mark.parametrize("args", [(), ("-p", "no:asyncio"), ("-o", "asyncio_mode=auto")])
+def test_tests_on_the_virtual_clock(project, args):
+    project.makepyfile(test_clocked=CLOCKED)
+    passes(project, 3, *args)

@@ -1,0 +1,139 @@
+"""The public test tokenizers: what each does wrong on purpose, and that the loop is right on all of them."""
+
+import pickle
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentenv import StepResult
+from agentenv.agent import AgentInstance
+from agentenv.chat import Chat
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode import EpisodeKey
+from agentenv.loading import EnvSource
+from agentenv.testing import tokenizers as all_of_them
+from agentenv.testing.tokenizers import (
+    BosTokenizer,
+    ByteFallbackTokenizer,
+    CharTokenizer,
+    LongPromptTokenizer,
+    MergingTokenizer,
+    OpenEndedTokenizer,
+    RewritingTokenizer,
+)
+from agentenv.types import Limits, SamplingParams, Task
+
+ALL = [
+    CharTokenizer, MergingTokenizer, ByteFallbackTokenizer, RewritingTokenizer, LongPromptTokenizer,
+    OpenEndedTokenizer, BosTokenizer,
+]  # fmt: skip
+TALK = [
+    {"role": "user", "content": "Q"},
+    {"role": "assistant", "content": "<think>hm</think>\n\nA"},
+    {"role": "user", "content": "again"},
+]
+odd_texts = st.lists(
+    st.sampled_from(["<|im_end|>", "<|im_start|>", "<|im", "_end|>", "abc", "ab", "12", "  ", "\n\n", "é", "日", "😀"])
+    | st.text(max_size=5)
+).map("".join)
+
+
+def encoded_slowly(tokenizer, text):
+    """What `encode` gives, from its definition: at each place the special string, the longest merge or a character."""
+    ids = []
+    while text:
+        special = next((s for s in tokenizer.specials if text.startswith(s)), None)
+        merges = [m for m in all_of_them._MERGES if text.startswith(m)] if type(tokenizer) is MergingTokenizer else []
+        piece = special or max(merges, key=len, default=text[0])
+        ids += [tokenizer.specials.index(special)] if special else tokenizer._plain(piece)
+        text = text[len(piece) :]
+    return ids
+
+
+@pytest.mark.parametrize("made", ALL)
+@settings(deadline=None, max_examples=40)
+@given(text=odd_texts)
+def test_encoding_follows_its_definition_and_decodes_to_the_text(made, text):
+    tokenizer = made()
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert ids == encoded_slowly(tokenizer, text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode(ids, skip_special_tokens=True) == re.sub(
+        "|".join(map(re.escape, tokenizer.specials)) or r"(?!)", "", text
+    )
+
+
+def test_encoding_looks_at_a_text_once():
+    class Counted(str):
+        looked = 0
+
+        def __getitem__(self, key):
+            Counted.looked += 1
+            return super().__getitem__(key)
+
+    CharTokenizer().encode(Counted("x" * 1000))
+    assert Counted.looked == 0  # slicing the rest of the text for every character is what made it quadratic
+    assert len(MergingTokenizer().encode("abc" * 200_000)) == 200_000
+
+
+@pytest.mark.parametrize("made", ALL)
+def test_it_can_be_sent_elsewhere(made):
+    again = pickle.loads(pickle.dumps(made()))
+    assert again.encode("<|im_end|>é") == made().encode("<|im_end|>é")
+
+
+def rendered(tokenizer, messages, **options):
+    return tokenizer.apply_chat_template(messages, **options)
+
+
+def test_reasoning_of_earlier_turns_is_rewritten():
+    tokenizer = RewritingTokenizer()
+    assert "hm" in rendered(tokenizer, TALK[:2])
+    assert not rendered(tokenizer, TALK).startswith(rendered(tokenizer, TALK[:2]))
+    assert "R" in Chat(tokenizer).template.codes
+
+
+def test_the_generation_prompt_is_several_tokens_that_vanish_from_history():
+    tokenizer = LongPromptTokenizer()
+    asked = rendered(tokenizer, TALK[:1], add_generation_prompt=True)
+    assert asked.endswith("<|im_start|>assistant\n<think>\n")
+    assert not rendered(tokenizer, [*TALK[:1], {"role": "assistant", "content": "A"}]).startswith(asked)
+    assert "G" in Chat(tokenizer).template.codes
+
+
+def test_nothing_closes_a_turn():
+    template = Chat(OpenEndedTokenizer()).template
+    assert template.close_ids == ()
+    assert set("tc") <= set(template.codes)
+
+
+def test_bos_comes_from_both_the_template_and_the_encoding():
+    tokenizer = BosTokenizer()
+    template = Chat(tokenizer).template
+    assert template.renders_bos
+    assert template.adds_bos
+    assert tokenizer.encode(rendered(tokenizer, TALK[:1]))[:2] == [2, 2]
+    assert Chat(tokenizer).prompt(TALK[:1]).count(2) == 1
+
+
+class Asks(AgentInstance):
+    async def step(self, states):
+        over = states["turn_index"] == 2
+        return StepResult("" if over else [{"role": "user", "content": "again"}], reward=1.0, terminated=over)
+
+
+@pytest.mark.parametrize("made", ALL)
+async def test_the_loop_keeps_every_sampled_token_on_each_of_them(made):
+    tokenizer = made()
+    sent = [tokenizer.encode(text, add_special_tokens=False) for text in ("<think>a</think>\n\nb", "日a", "bc\n\n")]
+    engine = ScriptedEngine(sent, tokenizer)
+    trajectory = await EnvSource(Asks).episode(
+        Task(TALK[:1]), engine=engine, chat=Chat(tokenizer), sampling=SamplingParams(),
+        limits=Limits(), key=EpisodeKey("e"),
+    )  # fmt: skip
+    assert trajectory.error is None
+    got = [trajectory.token_ids[turn.start : turn.end].tolist() for turn in trajectory.turns]
+    assert got == sent
+    assert trajectory.reward == 3.0
