@@ -124,7 +124,11 @@ def test_what_is_no_class_with_a_step_is_refused(tmp_path, attribute):
         ("agentenv_envs.math_retry:Nope", "to name a class with a `step` method, got None"),
         (":Env", "expected to import the module ''"),
         ("missing/file.py:Env", "expected an existing .py file, got none"),
-        ("", "expected an installed environment (code_sandbox, guess_number, math_retry, rm_chat, verify)"),
+        (
+            "",
+            "expected an installed environment (code_sandbox, guess_number, gymnasium_text, math_retry, "
+            "reasoning_gym, rm_chat, tool_use, verify)",
+        ),
     ],
 )
 def test_a_name_that_means_nothing_is_one_line_with_what_may_have_been_meant(spec, message):

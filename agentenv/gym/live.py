@@ -33,7 +33,7 @@ class LiveEpisode:
     @property
     def over(self) -> bool:
         """No action is asked for any more."""
-        return self._record is not None or self._here().over
+        return self._ended is not None or self._here().over
 
     @property
     def trajectory(self) -> Trajectory:
@@ -42,7 +42,7 @@ class LiveEpisode:
         Raises:
             EpisodeFailed: this is a copy, and the episode went another way when it was played again.
         """
-        return self._record or self._here().trajectory
+        return self._ended or self._here().trajectory
 
     def begin(self, former: LiveEpisode | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin, once; gives the first observation and info. `former` is closed before.
@@ -85,9 +85,14 @@ class LiveEpisode:
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__ | {"_episode": None, "_pid": 0}
         if self._episode is not None:
-            is_over = self._episode.over or self._episode.trajectory.stop_reason is not None
-            state |= {"_said": _said(self._episode), "_record": self._episode.trajectory if is_over else None}
+            state |= {"_said": _said(self._episode), "_record": self._ended}
         return state | {"_actions": list(self._actions)}
+
+    @property
+    def _ended(self) -> Trajectory | None:
+        """The record of an episode that is over, here or where this is a copy from."""
+        episode = self._episode
+        return self._record if episode is None or not episode.over else episode.trajectory
 
     def _make(self) -> SteppedEpisode:
         self._episode, self._pid = self._maker.episode(self._start), os.getpid()

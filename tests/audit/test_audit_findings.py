@@ -1,12 +1,15 @@
 """What an audit finds: every fault of an environment is named, and a sound one has none."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from agentenv.agent import AgentInstance
 from agentenv.audit.auditing import AuditOptions, audit
-from agentenv.errors import ConfigError, RunStopped
+from agentenv.audit.judging import Facts, judged
+from agentenv.audit.policies import all_policies
+from agentenv.errors import ConfigError, InfraError, RunStopped
 from agentenv.loading import EnvSource
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.types import Limits, StepResult, Task
@@ -101,7 +104,8 @@ async def test_short_and_long_answers_of_one_data_set_are_told_together():
 
     cities = [Task(f"Capital number {n}?", city, task_id=city) for n, city in enumerate(("Lisbon", "Oslo", "Lima"))]
     result = await audited(TellsTheCity, "null", on=cities)
-    assert [each.summary for each in result.found("fail")] == ["3 tasks have their answer in what the environment said"]
+    told = [each.summary for each in result.findings if each.kind == "answer-in-feedback"]
+    assert told == ["3 tasks have their answer in what the environment said"]
 
 
 async def test_an_answer_that_the_policy_said_itself_is_no_leak():
@@ -211,6 +215,25 @@ async def test_a_task_that_any_text_solves_is_no_hack_even_where_one_policy_is_n
     result = await audited(OneIsTrivial, "injection", "enumeration")
     assert ids(result) == {"trivial-tasks"}
     assert result.found("fail") == []
+
+
+async def test_what_fails_outside_warns_and_is_no_fault_of_the_environment():
+    class Unreachable(envs.Sound):
+        async def step(self, states):
+            if "\x00" in states["action_text"]:
+                raise InfraError("grader: expected an answer, got none. Retry.")
+            return await super().step(states)
+
+    assert ids(await audited(Unreachable, "unicode")) == {"infra-error"}
+
+
+async def test_a_policy_whose_steps_take_ten_times_as_long_is_told():
+    result = await audited(envs.Sound, "unicode/nul")
+    slow = [replace(p, step_s=(9.0,) if p.variant == "nul" else (0.01,)) for p in result.plays]
+    kinds = {policy.key: policy.kind for policy in all_policies()}
+    by_id = {task.task_id: task for task in tasks()}
+    assert [each.id for each in judged(Facts(slow, by_id, kinds))] == ["slow-steps:unicode"]
+    assert judged(Facts([replace(p, step_s=(9.0,)) for p in slow], by_id, kinds)) == []
 
 
 async def test_what_says_that_no_episode_can_run_ends_the_audit():

@@ -89,8 +89,8 @@ def test_tokens_and_render_modes_go_with_a_copy():
     assert copy.step([99, 0])[0].tolist() == env.step([99, 0])[0].tolist()
 
 
-def play_on(env, pipe):
-    pipe.send([env.step("b"), env.step("yes"), env.reset(seed=4)])
+def play_on(env, over, pipe):
+    pipe.send([env.step("b"), env.step("yes"), env.reset(seed=4), over.trajectory.prompt])
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # from Python 3.12 on: of every fork
@@ -98,14 +98,17 @@ def test_a_forked_process_goes_on_with_a_loop_of_its_own__trap_fork():
     env = game()
     env.reset(seed=2, options={"task": "yes"})
     env.step("a")
+    over = game("Unseeded")
+    over.reset(options={"task": "yes"})
+    over.step("yes")
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
-    process = context.Process(target=play_on, args=(env, there), daemon=True)
+    process = context.Process(target=play_on, args=(env, over, there), daemon=True)
     process.start()
     assert here.poll(60)
     said = here.recv()
     process.join(60)
-    assert said == [env.step("b"), env.step("yes"), env.reset(seed=4)]
+    assert said == [env.step("b"), env.step("yes"), env.reset(seed=4), over.trajectory.prompt]
     assert process.exitcode == 0
 
 
