@@ -47,6 +47,8 @@ def check(
         problems: list[Problem] = asyncio.run(scene.watch.over(partial(contract, scene)))
     except Hung as hung:
         problems = [of_hung(scene, hung)]
+    finally:
+        scene.close()
     return problems
 
 

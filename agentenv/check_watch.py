@@ -24,6 +24,7 @@ from agentenv.watchdog import frames_of
 ENV_METHODS = ("reset", "step", "on_truncate", "close")
 OWN_LOOP_METHODS = ("run", "on_truncate", "close")
 TELL_EVERY_S = 5.0
+TELL_OF_ALL_S = 10.0
 _TICK_S = 0.05
 _GRACE_S = 3.0
 """What awaits is ended by its own deadline, and then has a second to let go."""
@@ -83,19 +84,24 @@ class CallWatch:
             if self._current is mine:
                 self._current = before
 
-    async def over(self, function: Callable[[], Any]) -> Any:
-        """Run the check in a thread, and watch it.
+    async def over(self, function: Callable[[], Any], name: str = "") -> Any:
+        """Run the check in a thread, and watch it; `name` is what is told of one that takes long.
 
         Raises:
             Exception: what it raised.
             Hung: a call holds it up; its thread is left behind.
         """
         work = asyncio.ensure_future(call(function))
+        started, num_told = time.monotonic(), 0
         while not work.done():
             await asyncio.wait({work}, timeout=_TICK_S)
             current = self._current
             if current is not None and not work.done():
                 self._look(current)
+            seconds = time.monotonic() - started
+            if name and seconds >= TELL_OF_ALL_S * (num_told + 1):
+                num_told += 1
+                self.tell(f"{name}: {seconds:.0f} s so far.")
         return work.result()
 
     def _look(self, current: WatchedCall) -> None:

@@ -8,6 +8,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -171,6 +172,11 @@ def _hub_rows(spec: str, split: str | None, builtin: Mapping[str, Path]) -> Iter
             )
         data = next(iter(data.values()))
     return _numbered(spec, data)
+
+
+def in_messages(task: Task) -> Task:
+    """The task with a prompt that is text as a user's message, for models with a chat template."""
+    return replace(task, prompt=[{"role": "user", "content": task.prompt}]) if isinstance(task.prompt, str) else task
 
 
 def _numbered(spec: str, rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:

@@ -7,7 +7,7 @@ Example::
 A server is connected to once per event loop, and closed with it; or once per episode. One that dies, or that no longer
 answers, raises InfraError in the episodes that use it, and the next episode connects anew: a call that was lost is
 never a result. Works with mcp 1 and 2 (tried: 1.30, 2.3): what they call differently is looked up here. With 1.x a
-server is not told of a call that was given up.
+server is not told of a call that was given up. Of the older server-sent events one result has at most 1 MiB.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
-from typing import IO, Any, Literal
-from weakref import WeakKeyDictionary
+from typing import Any, Literal
 
 from agentenv.errors import AgentEnvError, ConfigError, InfraError, MissingDependency
 from agentenv.held import Held, first_error
+from agentenv.mcp_wire import Tail, http_client, listed, result_text
+from agentenv.rewards.per_loop import PerLoop
 from agentenv.tools import ToolError
 from agentenv.toolsets import Tool, chosen
 
 logger = logging.getLogger(__name__)
 _MODEL_ERRORS = (-32601, -32602, -32603)
 """JSON-RPC: no such method, invalid arguments, the tool failed: the call's own."""
+_MAX_EVENT_BYTES = 64 * 2**20
+"""Of one result over HTTP; the package's own 1 MiB would end the connection."""
 _PING_LIMIT_S = 5.0
 """For a sign of life from a server whose tool gave no result."""
 _GRACE_S = 5.0
 """For what is beside the waiting."""
-_MAX_PAGES = 1000
-_TAIL_BYTES = 2000
-_LAST_WORDS_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class McpServer:
 class Connection:
     """An open session with a server, which a task of its own holds."""
 
-    def __init__(self, server: McpServer, held: Held[tuple[Any, list[Any]]], log: _Tail) -> None:
+    def __init__(self, server: McpServer, held: Held[tuple[Any, list[Any]]], log: Tail) -> None:
         self.server, self._held, self._log = server, held, log
         self.is_dead = False
         """Nothing that it says can be relied on any more."""
@@ -140,12 +140,12 @@ class Connection:
     @classmethod
     async def opened(cls, server: McpServer) -> Connection:
         """Connect, and list the tools. Raises as `McpServer.open`."""
-        log = _Tail()
+        log = Tail()
         held = Held(_session(server, log))
         connection = cls(server, held, log)
         try:
             session, found = await held.open(limit_s=server.open_timeout_s)
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
             raise ConfigError(
                 f"MCP server {server.name}: expected a program, got {error}. Mend the command."
             ) from error
@@ -194,17 +194,28 @@ class Connection:
         """
         if not self.is_open:
             raise await self._failure("a connection")
-        result = await self._awaited(session.call_tool(tool_name, arguments), self.server.timeout_s)
-        if result is None:
-            await self._check_alive(session)
+        work = await self._ended(session.call_tool(tool_name, arguments), self.server.timeout_s)
+        error = None if work is None else work.exception()
+        if _code(error) in _MODEL_ERRORS:
+            raise ToolError(str(error)) from error
+        if (work is None or error is not None) and not await self._is_alive(session):
+            raise await self._failure("an answer" if error else "a sign of life", error) from error
+        if work is None:
             raise ToolError(f"{tool_name} gave no result within {self.server.timeout_s:g} s.")
-        text = _text(result)
+        if error is not None:
+            raise InfraError(f"MCP server {self.server.name}: expected an answer, got {_said(error)}.") from error
+        result = work.result()
+        text = result_text(result)
         if getattr(result, "is_error", getattr(result, "isError", False)):
             raise ToolError(text.removeprefix("Error: "))
         return text
 
-    async def _awaited(self, request: Any, limit_s: float) -> Any:
-        """The answer to a request; None where there was none in time. Ends at once where the connection does."""
+    async def _ended(self, request: Any, limit_s: float) -> asyncio.Future[Any] | None:
+        """A request that has ended, or None where it had not in time.
+
+        Raises:
+            InfraError: the connection is gone.
+        """
         work = asyncio.ensure_future(request)
         try:
             await asyncio.wait({work, self._held.task}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
@@ -215,19 +226,13 @@ class Connection:
                 await asyncio.wait({work}, timeout=1.0)
         if self._held.task.done() or (work.cancelled() and not late):
             raise await self._failure("an answer")
-        if late:
-            return None
-        error = work.exception()
-        if error is None:
-            return work.result()
-        if getattr(getattr(error, "error", None), "code", None) in _MODEL_ERRORS:
-            raise ToolError(str(error)) from error
-        raise await self._failure("an answer", error) from error
+        return None if late else work
 
-    async def _check_alive(self, session: Any) -> None:
-        """Raise where the server does not answer at all: it did not refuse to answer, it died."""
-        if await self._awaited(session.send_ping(), _PING_LIMIT_S) is None:
-            raise await self._failure("a sign of life")
+    async def _is_alive(self, session: Any) -> bool:
+        """Whether the server still answers: then one call came to nothing, and the connection serves the others."""
+        ping = await self._ended(session.send_ping(), _PING_LIMIT_S)
+        error = None if ping is None else ping.exception()
+        return ping is not None and (error is None or _code(error) in _MODEL_ERRORS)
 
     async def _failure(self, expected: str, error: BaseException | None = None) -> InfraError:
         """What to raise for a connection that is not used again."""
@@ -244,46 +249,8 @@ class Connection:
         )
 
 
-class _Tail(asyncio.Protocol):
-    """The end of what a program says on stderr, which is shown only where it fails."""
-
-    def __init__(self) -> None:
-        self._kept = b""
-        self._ended = asyncio.Event()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Nobody writes any more."""
-        self._ended.set()
-
-    async def end(self) -> None:
-        """Wait a moment for what a program that has ended said last."""
-        await asyncio.wait({waits := asyncio.ensure_future(self._ended.wait())}, timeout=_LAST_WORDS_S)
-        waits.cancel()
-
-    def data_received(self, data: bytes) -> None:
-        """Keep the last of it."""
-        self._kept = (self._kept + data)[-_TAIL_BYTES:]
-
-    def text(self) -> str:
-        """What is kept."""
-        return self._kept.decode("utf-8", "replace").strip()
-
-    @asynccontextmanager
-    async def opened(self) -> AsyncIterator[IO[str]]:
-        """Where the program is to write; close that once the program has it."""
-        ours, theirs = os.pipe()
-        with os.fdopen(theirs, "w") as writing:
-            reading = os.fdopen(ours, "rb", 0)
-            transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: self, reading)
-            try:
-                yield writing
-            finally:
-                await self.end()
-                transport.close()
-
-
 @asynccontextmanager
-async def _session(server: McpServer, log: _Tail) -> AsyncIterator[tuple[Any, list[Any]]]:
+async def _session(server: McpServer, log: Tail) -> AsyncIterator[tuple[Any, list[Any]]]:
     """A session with a server, and the tools that it lists."""
     try:
         mcp = importlib.import_module("mcp")
@@ -295,10 +262,10 @@ async def _session(server: McpServer, log: _Tail) -> AsyncIterator[tuple[Any, li
         read, write = await (_program(mcp, server, log, stack) if server.command else _web(server, stack))
         session = await stack.enter_async_context(mcp.ClientSession(read, write))
         await session.initialize()
-        yield session, await _listed(session)
+        yield session, await listed(session)
 
 
-async def _program(mcp: Any, server: McpServer, log: _Tail, stack: AsyncExitStack) -> tuple[Any, Any]:
+async def _program(mcp: Any, server: McpServer, log: Tail, stack: AsyncExitStack) -> tuple[Any, Any]:
     stdio = importlib.import_module("mcp.client.stdio")
     errors = await stack.enter_async_context(log.opened())
     env = {**server.env, **{name: os.environ[name] for name in server.pass_env}}
@@ -312,51 +279,21 @@ async def _web(server: McpServer, stack: AsyncExitStack) -> tuple[Any, Any]:
     headers = {**server.headers, **{name: os.environ[variable] for name, variable in server.headers_env.items()}}
     if server.transport == "sse":
         sse = importlib.import_module("mcp.client.sse")
-        streams = await stack.enter_async_context(sse.sse_client(server.url, headers=headers))
+        limits: Any = {"timeout": server.open_timeout_s, "sse_read_timeout": None}
+        streams = await stack.enter_async_context(sse.sse_client(server.url, headers=headers, **limits))
         return streams[0], streams[1]
     http = importlib.import_module("mcp.client.streamable_http")
-    if hasattr(http, "streamable_http_client"):
-        client = await stack.enter_async_context(http.create_mcp_http_client(headers=headers))
-        opening = http.streamable_http_client(server.url, http_client=client)
-    else:  # before 1.24
-        opening = http.streamablehttp_client(server.url, headers=headers)
-    streams = await stack.enter_async_context(opening)
+    library = getattr(http, "httpx2", None) or http.httpx  # mcp 2, and 1
+    client = await stack.enter_async_context(http_client(library, headers, connect_s=server.open_timeout_s))
+    takes_size = "max_sse_event_size" in inspect.signature(http.streamable_http_client).parameters
+    size = {"max_sse_event_size": _MAX_EVENT_BYTES} if takes_size else {}
+    streams = await stack.enter_async_context(http.streamable_http_client(server.url, http_client=client, **size))
     return streams[0], streams[1]
 
 
-async def _listed(session: Any) -> list[Any]:
-    """All tools of a server, page by page."""
-    found, cursor = [], None
-    takes_params = "params" in inspect.signature(session.list_tools).parameters  # in 1.10 it does not
-    types = importlib.import_module("mcp.types")
-    for _ in range(_MAX_PAGES):
-        page = {"params": types.PaginatedRequestParams(cursor=cursor)} if takes_params else {"cursor": cursor}
-        result = await session.list_tools(**page)
-        found += result.tools
-        cursor = getattr(result, "next_cursor", None) or getattr(result, "nextCursor", None)
-        if not cursor:
-            return found
-    raise InfraError(f"MCP server: expected at most {_MAX_PAGES} pages of tools, got more. Mend the server.")
-
-
-def _text(result: Any) -> str:
-    """A result as text: what is no text is named."""
-    parts = [_part(each) for each in result.content or ()]
-    structured = getattr(result, "structured_content", getattr(result, "structuredContent", None))
-    if not parts and structured is not None:
-        return json.dumps(structured, ensure_ascii=False)
-    return "\n".join(parts) or "[No output.]"
-
-
-def _part(part: Any) -> str:
-    within = getattr(part, "resource", part)
-    if isinstance(getattr(within, "text", None), str):
-        return within.text if within is part else f"[Resource {within.uri}]\n{within.text}"
-    kind = getattr(part, "type", "unknown")
-    if kind == "resource_link":
-        return f"[A resource, not shown: {part.uri}]"
-    mime = getattr(within, "mime_type", None) or getattr(within, "mimeType", None) or "of no known type"
-    return f"[Content that is no text, not shown: {kind}, {mime}]"
+def _code(error: BaseException | None) -> Any:
+    """The code of a JSON-RPC error; None of others."""
+    return getattr(getattr(error, "error", None), "code", None)
 
 
 def _said(error: BaseException) -> str:
@@ -370,9 +307,12 @@ class _Slot:
     def __init__(self) -> None:
         self.lock = asyncio.Lock()  # guards what follows: one connects, the others wait
         self.connection: Connection | None = None
+        self.num_failed = 0
+        self.failure: InfraError | None = None
+        """Of the last try."""
 
 
-_SLOTS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Slot]] = WeakKeyDictionary()
+_SLOTS: PerLoop[dict[str, _Slot]] = PerLoop(dict)
 
 
 async def _shared(server: McpServer) -> Connection:
@@ -380,21 +320,26 @@ async def _shared(server: McpServer) -> Connection:
 
     Nobody needs to close it: an event loop cancels the tasks that are left before it ends, and so this one's.
     """
-    slots = _SLOTS.setdefault(asyncio.get_running_loop(), {})
-    slot = slots.setdefault(json.dumps(asdict(server), sort_keys=True), _Slot())
+    slot = _SLOTS.here().setdefault(json.dumps(asdict(server), sort_keys=True, default=repr), _Slot())
+    num_failed = slot.num_failed
     async with slot.lock:
+        if slot.failure is not None and slot.num_failed != num_failed:
+            raise InfraError(str(slot.failure))  # it was tried meanwhile: another try each would take them all too long
         if slot.connection is not None and not slot.connection.is_open:
             dead, slot.connection = slot.connection, None
             await dead.aclose()
         if slot.connection is None:
-            slot.connection = await Connection.opened(server)
+            try:
+                slot.connection = await Connection.opened(server)
+            except InfraError as error:
+                slot.num_failed, slot.failure = slot.num_failed + 1, error
+                raise
         return slot.connection
 
 
 async def close_shared() -> None:
     """Close the connections that the running loop shares; they are made anew where they are needed again."""
-    slots = _SLOTS.pop(asyncio.get_running_loop(), {})
-    for slot in slots.values():
+    for slot in (_SLOTS.drop() or {}).values():
         async with slot.lock:
             if slot.connection is not None:
                 await slot.connection.aclose()

@@ -11,14 +11,13 @@ import os
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from agentenv.agent import create
 from agentenv.chat import Chat
 from agentenv.config import RunConfig, parse_json_object
-from agentenv.dataset import read_tasks
+from agentenv.dataset import in_messages, read_tasks
 from agentenv.deadlines import StepTimeout, bounded
 from agentenv.endpoint.agent import ChatAgentSource
 from agentenv.errors import AgentEnvError, ConfigError
@@ -196,7 +195,4 @@ def load_tasks(config: RunConfig, source: EpisodeSource) -> list[Task]:
     )
     if not config.apply_chat_template:
         return tasks
-    return [
-        replace(task, prompt=[{"role": "user", "content": task.prompt}]) if isinstance(task.prompt, str) else task
-        for task in tasks
-    ]
+    return [in_messages(task) for task in tasks]

@@ -50,7 +50,7 @@ WRONG = {
     "unknown command": (["rnu"], "got 'rnu'. Did you mean 'run'?"),
     "nothing like a command": (
         ["zzz"],
-        "expected one of run, train, list, doctor, check, audit, new, play, tokens, rm, sandbox, launch, got 'zzz'. Run `agentenv",
+        "check, audit, new, play, tokens, rm, sandbox, launch, got 'zzz'. Run `agentenv",
     ),
     "flag with a slip": ([*RUN, "--tempratur", "1"], "Did you mean --temperature?"),
     "flag of nobody": (

@@ -17,7 +17,7 @@ LAYERS = (
     {
         "agent", "chat", "cluster", "deadlines", "dialogue", "encoding", "http_serving", "openrlhf", "openrlhf_module",
         "openrlhf_rewards", "ray_import", "restarts", "rewards", "sandbox", "template", "tool_formats", "tools",
-        "toolsets", "mcp_tools", "held", "vllm_start",
+        "toolsets", "mcp_tools", "mcp_wire", "held", "vllm_start",
     },
     {"episode"},
     {"endpoint", "engines", "executor", "molt", "molt_files", "stepping"},

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import socket
 import sys
 import threading
+import weakref
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -160,10 +162,12 @@ async def test_a_server_that_dies_is_an_infra_error_and_the_next_episode_has_a_n
     assert not is_running(int(first))
 
 
-async def test_an_answer_that_was_lost_is_an_infra_error():
-    async with opened(stdio()) as tools:
-        with pytest.raises(InfraError, match="lost"):
+async def test_an_answer_that_was_lost_is_an_infra_error_of_that_call_alone():
+    async with opened(stdio()) as tools, opened(stdio()) as others:
+        waiting = asyncio.ensure_future(said(others, "meet"))
+        with pytest.raises(InfraError, match=r"expected an answer, got .*lost\.$"):
             await said(tools, "server_error")
+        assert [await said(tools, "meet"), await waiting] == ["met", "met"]
 
 
 async def test_all_calls_that_wait_for_a_server_that_dies_are_told():
@@ -190,6 +194,16 @@ async def test_a_program_that_ends_at_once_is_an_infra_error_that_quotes_it():
 async def test_a_program_that_says_nothing_is_given_up_in_time():
     with pytest.raises(InfraError, match=r"not open after 0\.3 s"):
         await Toolset(McpServer(command=(*SERVER, "silent"), open_timeout_s=0.3)).begin()
+
+
+async def test_episodes_that_wait_for_a_server_that_cannot_start_do_not_try_each_in_turn(tmp_path):
+    server = McpServer(command=("sh", "-c", f"echo tried >> {tmp_path}/log; echo no licence >&2; exit 1"))
+    failed = await asyncio.gather(*(Toolset(server).begin() for _ in range(4)), return_exceptions=True)
+    assert [type(error) for error in failed] == [InfraError] * 4
+    assert all("no licence" in str(error) for error in failed)
+    with pytest.raises(InfraError):
+        await Toolset(server).begin()
+    assert (tmp_path / "log").read_text() == "tried\n" * 2
 
 
 # --- sharing and closing ----------------------------------------------------------------------------------------------
@@ -239,6 +253,16 @@ def test_a_shared_server_ends_with_the_event_loop():
     assert not is_running(asyncio.run(run()))
 
 
+def test_an_event_loop_that_has_ended_is_let_go():
+    async def run():
+        await (await Toolset(stdio()).begin()).aclose()
+        return weakref.ref(asyncio.get_running_loop())
+
+    first, _ = asyncio.run(run()), asyncio.run(run())
+    gc.collect()
+    assert first() is None
+
+
 async def test_a_cancelled_call_leaves_the_connection_as_it_was():
     async with opened(stdio()) as tools:
         call = asyncio.ensure_future(said(tools, "hang"))
@@ -253,13 +277,18 @@ async def test_a_cancelled_call_leaves_the_connection_as_it_was():
 # --- HTTP, with the package's own server ------------------------------------------------------------------------------
 
 
+MANY = 110
+"""More calls at a time than an HTTP client has connections by default."""
+
+
 @contextmanager
-def served(port=0, transport="http"):
-    """The package's server on loopback, in a thread; gives its address and a way to end it."""
+def served(port=0, transport="http", gateway=lambda app: app):
+    """The package's server on loopback, in a thread, behind a gateway; gives its address and a way to end it."""
     import uvicorn
     from mcp.server import MCPServer
 
     server = MCPServer("test", log_level="CRITICAL")
+    meeting = asyncio.Barrier(MANY)
 
     @server.tool()
     def add(a: int, b: int = 0) -> int:
@@ -272,7 +301,18 @@ def served(port=0, transport="http"):
         await asyncio.sleep(1000)
         return ""
 
-    app = server.streamable_http_app() if transport == "http" else server.sse_app()
+    @server.tool()
+    async def meet() -> str:
+        """Meet."""
+        await meeting.wait()
+        return "met"
+
+    @server.tool()
+    def much() -> str:
+        """Say much."""
+        return "x" * 2_000_000
+
+    app = gateway(server.streamable_http_app() if transport == "http" else server.sse_app())
     listening = socket.create_server(("127.0.0.1", port))
     config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=0)
     web = uvicorn.Server(config)
@@ -299,11 +339,63 @@ async def stopped(stop):
 async def test_a_server_over_http_is_called_and_its_refusals_are_told(transport):
     with served(transport=transport) as (url, stop):
         async with opened(McpServer(url=url, transport=transport, timeout_s=0.5)) as tools:
-            assert set(tools.tools) == {"add", "hang"}
+            assert set(tools.tools) == {"add", "hang", "meet", "much"}
             assert await results(tools, ("add", {"a": 1, "b": 2}), ("add", {"a": "3"})) == ["3", "3"]
             assert (await said(tools, "add", a="x")).startswith("Error: ")
             assert await said(tools, "hang") == "Error: hang gave no result within 0.5 s."
             assert await said(tools, "add", a=1) == "1"
+        await stopped(stop)
+
+
+def refuses(status, word):
+    """A gateway that answers requests with that word in them itself."""
+
+    def around(app):
+        async def gate(scope, receive, send):
+            message = await receive() if scope["type"] == "http" else {}
+            if word in message.get("body", b""):
+                await send(
+                    {"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/html")]}
+                )
+                await send({"type": "http.response.body", "body": b"<h1>Not now</h1>"})
+                return
+            messages = iter([message] if message else [])
+            await app(scope, lambda: _first(messages, receive), send)
+
+        return gate
+
+    return around
+
+
+async def _first(messages, receive):
+    for message in messages:
+        return message
+    return await receive()
+
+
+@pytest.mark.parametrize("status", [401, 404, 503])
+async def test_a_gateways_refusal_of_a_call_is_an_infra_error_and_no_words_of_the_tool(status):
+    with served(gateway=refuses(status, b'"add"')) as (url, stop):
+        async with opened(McpServer(url=url, timeout_s=5)) as tools:
+            with pytest.raises(InfraError, match=f"HTTP status {status}"):
+                await said(tools, "add", a=1)
+            assert len(await said(tools, "much")) > 8000  # the connection serves the others
+        await stopped(stop)
+
+
+async def test_a_gateway_that_lets_nothing_through_any_more_is_left():
+    with served(gateway=refuses(503, b'"method":"ping"')) as (url, stop):
+        async with opened(McpServer(url=url, timeout_s=0.2)) as tools:
+            with pytest.raises(InfraError, match="expected a sign of life"):
+                await said(tools, "hang")
+        await stopped(stop)
+
+
+async def test_over_http_many_calls_run_at_the_same_time_and_a_result_may_be_long():
+    with served() as (url, stop):
+        async with opened(McpServer(url=url), max_calls_per_turn=MANY, max_chars=10**7) as tools:
+            assert await said(tools, "much") == "x" * 2_000_000
+            assert set(await results(tools, *[("meet", {})] * MANY)) == {"met"}
         await stopped(stop)
 
 

@@ -19,7 +19,10 @@ from pathlib import Path
 import pytest
 
 from agentenv.cli import CheckConfig
+from agentenv.cli_audit import AuditConfig
 from agentenv.cli_flags import parse
+from agentenv.cli_new import NewConfig
+from agentenv.cli_play import PlayConfig
 from agentenv.cli_rm import RMCheckConfig, RMEvalConfig
 from agentenv.cli_rm_serve import RMServeConfig
 from agentenv.cli_sandbox import SandboxBenchConfig, SandboxDoctorConfig, SandboxRunConfig
@@ -158,13 +161,15 @@ def test_every_flag_that_the_readme_names_exists():
     flags = set(
         re.findall(
             r"(?<![\w-])--([a-z_]+)\b(?!-)",
-            re.sub(r"vllm serve.*|torchrun.* -m|python -m vllm(.*\\\n)*.*|\| 0\.\d+\.\d+.*", "", README),
+            re.sub(
+                r"vllm serve.*|torchrun.* -m|python -m (?:vllm|agentenv_envs)(.*\\\n)*.*|\| 0\.\d+\.\d+.*", "", README
+            ),
         )
     )
     configs = (
         RunConfig, LaunchConfig, CheckConfig, CertifyConfig, ShowConfig, DiffConfig, ReplayConfig, SandboxDoctorConfig,
         SandboxRunConfig, SandboxBenchConfig, SandboxServeConfig, ExecLimits, RMCheckConfig, RMEvalConfig,
-        RMServeConfig,
+        RMServeConfig, AuditConfig, NewConfig, PlayConfig,
     )  # fmt: skip
     known = {"help", *ALIASES} | {name for config in configs for name in config.__dataclass_fields__}
     assert flags - {f"no_{name}" for name in known} <= known

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
 import time
@@ -13,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from agentenv.check_watch import Seen
+from agentenv.conformance.cases import Case, script
 from agentenv.conformance.driven import Driven
 from agentenv.conformance.problems import Problem, place_of_method, problem_at
 from agentenv.conformance.scene import Scene
@@ -22,6 +22,8 @@ BLOCKS_S = 0.05
 _NUM_TRIES = 4
 """A busy machine holds up one try or two; what blocks does so in each."""
 _LOOK_EVERY_S = 0.01
+_LONG = "x = 1 + 2\n" * 250
+"""The first action of an episode: what reads an action may take long for this one."""
 _MEND = "Make it a plain `def`, which runs in a thread, or await instead."
 
 
@@ -103,12 +105,12 @@ def _stretches(scene: Scene, file: str) -> _Stretches:
 
     async def run() -> None:
         """In their order."""
-        for case in scene.cases:
+        for case in (*scene.cases, Case(scene.tasks[0], "long", script([_LONG]))):
             await scene.episode(case, source=scene.spied(seen, stretches.around))
 
     _ = scene.chat.template  # found out before: it takes long, and is no fault of the environment's
     with stretches.lines_seen():
-        asyncio.run(run())
+        scene.run(run())
     return stretches
 
 

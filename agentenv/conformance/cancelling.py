@@ -99,8 +99,7 @@ class _Cancelled:
 def cancel(scene: Scene) -> list[Problem]:
     """An episode that is cancelled at any of its waits is closed once and leaves no task, thread, file or process."""
     scene.needs_steps()
-    problems: list[Problem] = asyncio.run(_at_every_wait(scene))
-    return unique(problems)
+    return unique(scene.run(_at_every_wait(scene)))
 
 
 async def _at_every_wait(scene: Scene) -> list[Problem]:

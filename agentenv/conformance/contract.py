@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
 from collections.abc import Mapping
@@ -70,7 +69,7 @@ class _Trial:
         actions = (*ODD_ACTIONS, str(label), f"#### {label}", *([CALL_OF_NOTHING] if scene.own_loop else ()))
         for first in range(len(actions)):
             seen: list[Seen] = []
-            trajectory = asyncio.run(self.episode([*actions[first:], *actions[:first]], seen))
+            trajectory = scene.run(self.episode([*actions[first:], *actions[:first]], seen))
             problems += self.judge_run(cls, trajectory) if scene.own_loop else self.judge(cls, seen, trajectory)
             if trajectory.stop_reason in (StopReason.STEP_TIMEOUT, StopReason.EPISODE_TIMEOUT):
                 break  # each further episode would hang as long

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from agentenv.conformance.problems import Problem, problem_at, unique
 from agentenv.conformance.scene import NotApplicable, Scene
 from agentenv.errors import AgentEnvError, EpisodeFailed
@@ -20,7 +18,7 @@ def data(scene: Scene) -> list[Problem]:
         if isinstance(tasks, AgentEnvError):
             problems.append(_problem(scene, f"data {name!r} that can be read", str(tasks), "Mend the file."))
         elif not scene.own_loop:
-            problems += asyncio.run(_tried(scene, name, tasks))
+            problems += scene.run(_tried(scene, name, tasks))
     return unique(problems)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import random
 import re
@@ -25,17 +24,17 @@ _DRAWS = re.compile(r"\b(np|numpy)\.random\.\w|\brandom\.(?!Random\b)\w+\(|\btor
 def determinism(scene: Scene) -> list[Problem]:
     """The same task, seed and actions give the same episode again; global random numbers are left alone."""
     scene.needs_steps()
-    drawn = asyncio.run(_drawn(scene))
+    drawn = scene.run(_drawn(scene))
     if drawn:
         return unique(drawn)  # which is why episodes differ, where they do
-    records, again = alone(scene), asyncio.run(_again(scene))
+    records, again = alone(scene), scene.run(_again(scene))
     problems = []
     for case, one, other in zip(scene.cases, records, again, strict=True):
         found = difference(one, other, ("the first time", "the second time"))
         if found is not None:
             problems.append(
                 problem_at(
-                    scene.agent_cls, culprit(other), "the same episode for the same task, seed and actions",
+                    scene.agent_cls, culprit(found, other), "the same episode for the same task, seed and actions",
                     f"{found} (the policy {case.policy!r})",
                     "Draw from `Random(states['seed'])`; depend on no clock, no earlier episode and no order of sets.",
                 )

@@ -22,6 +22,9 @@ _PLAIN = (
     float, str, bool, type(None),
 )  # fmt: skip
 _SHARED_ON_PURPOSE = ("cache", "lock")
+_REPLACED = (int, float, str, bool, type(None))
+"""They change by `cls.name = …` alone, which nobody writes by mistake: a counter is one's own where no episode shows
+it. A list or dict of the class is what `self.name.append` changes for all."""
 
 
 def isolation(scene: Scene) -> list[Problem]:
@@ -30,13 +33,14 @@ def isolation(scene: Scene) -> list[Problem]:
     cls = scene.agent_cls
     before = _class_state(cls), _module_state(cls)
     records = alone(scene)
-    together = asyncio.run(_together(scene))
-    changed = [name for name, value in _class_state(cls).items() if before[0].get(name, value) != value]
+    together = scene.run(_together(scene))
     differs = _difference(scene, records, together)
+    changed = [name for name, value in _class_state(cls).items() if before[0].get(name, value) != value]
+    changed = [name for name in changed if differs or not isinstance(getattr(cls, name, None), _REPLACED)]
     said = f"; {differs[1]}" if differs else ""
     problems = [_shared(cls, name, said) for name in changed]
     if differs and not problems:
-        if asyncio.run(_differs_alone(scene, records)):
+        if scene.run(_differs_alone(scene, records)):
             raise NotApplicable("episodes differ when they are run alone, too: mend `determinism` first")
         meanwhile = [name for name, value in _module_state(cls).items() if before[1].get(name, value) != value]
         hint = f" Look at {', '.join(meanwhile)} of the module, which changed meanwhile." if meanwhile else ""
@@ -65,7 +69,7 @@ def _difference(
     for index, trajectory in together:
         found = difference(records[index], trajectory, ("alone", f"among {NUM_TOGETHER}"))
         if found is not None:
-            return culprit(trajectory), f"{found} (the policy {scene.cases[index].policy!r})"
+            return culprit(found, trajectory), f"{found} (the policy {scene.cases[index].policy!r})"
     return None
 
 

@@ -30,9 +30,9 @@ def constructor(scene: Scene) -> list[Problem]:
     for _ in range(_NUM_TRIES):
         with watching(IO_EVENTS, file, this_thread=True) as events:
             started = time.perf_counter()
-            instance = asyncio.run(create(cls, scene.kwargs))
+            instance = scene.run(create(cls, scene.kwargs))
             seconds.append(time.perf_counter() - started)
-        asyncio.run(_closed(scene, instance))
+        scene.run(_closed(scene, instance))
     own = [event for event in events if event.line]
     expected = "no input or output in the constructor"
     problems = [replace(problem_at(cls, "__init__", expected, f"it {e.told}", _MEND), line=e.line) for e in own[:1]]
@@ -57,7 +57,7 @@ def close(scene: Scene) -> list[Problem]:
             problems = problems or await begin(scene)
         return problems
 
-    return unique(asyncio.run(run()))
+    return unique(scene.run(run()))
 
 
 async def _never_reset(scene: Scene) -> list[Problem]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,7 +73,7 @@ def mutation(scene: Scene) -> list[Problem]:
     seen: list[Seen] = []
     for case in scene.cases:
         watched = _Watched(cls)
-        asyncio.run(scene.episode(case, source=scene.spied(seen, watched.around)))
+        scene.run(scene.episode(case, source=scene.spied(seen, watched.around)))
         problems += watched.problems
     for name, was in arguments.items():
         if repr(scene.kwargs[name]) != was:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from dataclasses import replace
 from typing import Any
@@ -47,7 +46,7 @@ def truncation(scene: Scene) -> list[Problem]:
     for case in scene.cases:
         seen: list[Seen] = []
         limits = replace(scene.limits, max_turns=1)
-        trajectory: Trajectory = asyncio.run(scene.episode(case, source=scene.spied(seen), limits=limits))
+        trajectory = scene.run(scene.episode(case, source=scene.spied(seen), limits=limits))
         words = [one for one in seen if one.method == "on_truncate"]
         num_truncated += len(words)
         errors = [raised(scene.agent_cls, one.method, one.error) for one in words if one.error is not None]

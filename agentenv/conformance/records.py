@@ -20,9 +20,9 @@ def difference(one: Trajectory, other: Trajectory, names: tuple[str, str]) -> st
     return None
 
 
-def culprit(trajectory: Trajectory) -> str:
-    """The method that a difference in a record is the fault of, as far as the record tells."""
-    return "step" if trajectory.turns else "reset"
+def culprit(found: str, trajectory: Trajectory) -> str:
+    """The method that a difference in a record, in words, is the fault of, as far as the record tells."""
+    return "step" if trajectory.turns and not found.startswith(("prompt: ", "tools: ")) else "reset"
 
 
 def _facts(trajectory: Trajectory) -> Iterator[tuple[str, object]]:

@@ -7,14 +7,15 @@ import contextlib
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
+from weakref import finalize
 
 from agentenv.agent import Engine, Tokenizer, create
 from agentenv.chat import Chat
 from agentenv.check_watch import Around, CallWatch, Seen, watched_class
 from agentenv.conformance.cases import FORGED, LABEL, ODD_ACTIONS, PROMPT, Case, Policy, script
 from agentenv.conformance.target import load_target
-from agentenv.dataset import read_tasks
+from agentenv.dataset import in_messages, read_tasks
 from agentenv.endpoint.agent import ChatAgentSource
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode import EpisodeKey
@@ -35,6 +36,7 @@ from agentenv.types import Limits, SamplingParams, Task
 IMPORT_LIMITS = 10
 """A file may take so many times as long to be imported as a step: it may load a model."""
 _MAX_TOKENS, _MAX_LENGTH = 4_000, 400_000
+T = TypeVar("T")
 _MOST_GOLD = 256
 """Turns that solving a task may take."""
 
@@ -83,6 +85,7 @@ class Scene:
         self.cls: type[Any] | None = None
         """Of the agent instances; None until it is loaded."""
         self._passes: dict[str, Any] = {}
+        self._runner: asyncio.Runner | None = None
 
     @property
     def name(self) -> str:
@@ -105,6 +108,22 @@ class Scene:
         if self.cls is None:
             raise ConfigError(f"{self.name}: expected a class, got none. Report this as a bug.")
         return self.cls
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What a coroutine gives. All of them are run on one event loop, as all episodes of a process are.
+
+        What an environment keeps for its episodes, such as a client with its connections, belongs to that loop.
+        """
+        if self._runner is None or self._runner.get_loop().is_running():  # of a call that hangs, and was left behind
+            self._runner = asyncio.Runner()
+            finalize(self, _let_go, self._runner.get_loop())
+        return self._runner.run(work)
+
+    def close(self) -> None:
+        """End the event loop, and what is left on it. Again is harmless; a new one is made where it is needed."""
+        runner, self._runner = self._runner, None
+        if runner is not None and not runner.get_loop().is_running():
+            runner.close()
 
     @property
     def own_loop(self) -> bool:
@@ -132,10 +151,10 @@ class Scene:
 
     @cached_property
     def tasks(self) -> list[Task]:
-        """The tasks it is tried on: one that is given, or the first two of its data."""
+        """The tasks it is tried on, in messages: one that is given, or the first two of its data."""
         options = self.options
         if options.task is not None:
-            return [options.task]
+            return [in_messages(options.task)]
         found = self.rows(2)
         for tasks in found.values():
             if not isinstance(tasks, AgentEnvError):
@@ -161,7 +180,7 @@ class Scene:
         """One that needs no download; tiny-math's, whose template has tools, where the environment offers some."""
         with_tools = load_tokenizer(resolve_model("tiny-math"))
         case, limits = Case(self.tasks[0], "probe", lambda request: ""), replace(self.limits, max_turns=1)
-        probed = asyncio.run(self.episode(case, limits=limits, on=with_tools))
+        probed = self.run(self.episode(case, limits=limits, on=with_tools))
         return with_tools if probed.tools else CharTokenizer()
 
     @cached_property
@@ -183,7 +202,7 @@ class Scene:
                 "marked label": [f"#### {task.label}"],
             }
             first = 1_000 * index if task.seed is None else task.seed
-            gold = asyncio.run(self._gold(task, first)) if not isinstance(self.source, AgentFunc) else []
+            gold = self.run(self._gold(task, first)) if not isinstance(self.source, AgentFunc) else []
             if gold:
                 said["gold"] = gold
             if self.options.policy is not None:
@@ -244,8 +263,14 @@ class Scene:
     def kept(self, name: str, make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """What `make` gives, made once for all properties that need it."""
         if name not in self._passes:
-            self._passes[name] = asyncio.run(make())
+            self._passes[name] = self.run(make())
         return self._passes[name]
+
+
+def _let_go(loop: asyncio.AbstractEventLoop) -> None:
+    """Close the loop of a scene that nobody closed."""
+    if not loop.is_running():
+        loop.close()
 
 
 async def _given(work: Coroutine[Any, Any, str | None]) -> str | None:

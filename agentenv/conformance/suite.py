@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -99,6 +99,15 @@ def run_suite(
     skip = skip or {}
     known_names(only, "--only")
     known_names(tuple(skip), "--skip")
+    try:
+        return list(_outcomes(scene, only, skip, told))
+    finally:
+        scene.close()
+
+
+def _outcomes(
+    scene: Scene, only: Sequence[str], skip: Mapping[str, str], told: Callable[[Outcome], None]
+) -> Iterator[Outcome]:
     outcomes: list[Outcome] = []
     for name in only or PROPERTIES:
         stopped = next((one.name for one in outcomes if one.state == "broken" and _stops(one, only)), None)
@@ -110,15 +119,15 @@ def run_suite(
             outcome = hold(scene, name)
         outcomes.append(outcome)
         told(outcome)
-    return outcomes
+        yield outcome
 
 
 def hold(scene: Scene, name: str) -> Outcome:
-    """Look at one property; a call that hangs is its problem."""
+    """Look at one property; a call that hangs is its problem. Whoever looks at the last one closes the scene."""
     started = time.perf_counter()
     problems: list[Problem] = []
     try:
-        problems = asyncio.run(scene.watch.over(partial(PROPERTIES[name], scene)))
+        problems = asyncio.run(scene.watch.over(partial(PROPERTIES[name], scene), name))
     except NotApplicable as reason:
         return Outcome(name, "skipped", reason=str(reason), seconds=time.perf_counter() - started)
     except Hung as hung:

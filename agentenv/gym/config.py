@@ -7,7 +7,7 @@ Gymnasium's words: `begin` gives (observation, info), `act` gives (observation, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from gymnasium.spaces import Space
 
 from agentenv.agent import AgentInstance, Tokenizer, check_arguments, create
 from agentenv.chat import Chat
-from agentenv.dataset import read_tasks
+from agentenv.dataset import in_messages, read_tasks
 from agentenv.endpoint.agent import owns_its_loop
 from agentenv.episode import EpisodeKey
 from agentenv.errors import ConfigError, ContractError
@@ -270,10 +270,7 @@ def _tasks(config: GymConfig, cls: type[AgentInstance]) -> list[Task]:
         raise ConfigError(f"AgentEnv.data: expected tasks, got None; {config.env} has none of its own. Name a file.")
     builtin = own if data in own else builtin_datasets()
     tasks = read_tasks(data, limit=config.limit, builtin=builtin, needs_label=cls.needs_label)
-    return [
-        replace(task, prompt=[{"role": "user", "content": task.prompt}]) if isinstance(task.prompt, str) else task
-        for task in tasks
-    ]
+    return [in_messages(task) for task in tasks]
 
 
 def _chat(config: GymConfig) -> Chat:

@@ -112,9 +112,7 @@ def step_values(where: str, values: Any) -> tuple[Any, float, bool, bool, dict[s
             "Gymnasium's form is asked for: wrap an environment of the older gym."
         )
     observation, reward, terminated, truncated, info = values
-    number = math.nan
-    if hasattr(reward, "__float__") and getattr(reward, "size", 1) == 1:
-        number = float(reward.item()) if hasattr(reward, "item") else float(reward)
+    number = number_of(reward)
     if not math.isfinite(number):
         raise ContractError(f"{where}.step: reward: expected a finite number, got {_shown(reward)}. Mend it.")
     return observation, number, bool(terminated), bool(truncated), dict(info)
@@ -126,11 +124,19 @@ def facts(info: Mapping[str, Any]) -> dict[str, float | str]:
     for key, value in info.items():
         if isinstance(value, str):
             found[str(key)] = value[:_TEXT_CHARS]
-        elif hasattr(value, "__float__") and getattr(value, "size", 1) == 1:
-            number = float(value.item()) if hasattr(value, "item") else float(value)
-            if math.isfinite(number):
-                found[str(key)] = number
+        elif math.isfinite(number := number_of(value)):
+            found[str(key)] = number
     return found
+
+
+def number_of(value: Any) -> float:
+    """A number, or an array or a tensor of one, as a float; NaN for anything else."""
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        return math.nan
+    try:
+        return float(value.item() if hasattr(value, "item") else value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # of several elements; the last is torch's
+        return math.nan
 
 
 def _shown(value: Any) -> str:

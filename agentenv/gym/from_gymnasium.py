@@ -180,9 +180,9 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
         with foreign.named(f"{where}.reset"):
             values = self._reset_env(states)
         observation, info = foreign.reset_values(where, values)
-        self.moment = Moment(self.env, observation, info)
+        self.moment = Moment(self.env, _kept(observation), info)
         if is_messages(observation):
-            return {**states, "observation": [dict(message) for message in observation]}
+            return {**states, "observation": _kept(observation)}
         told = "\n".join(filter(None, (self._rules(self.moment), self._told(self.moment))))
         if type(self.env.unwrapped).__module__.startswith("agentenv.gym"):  # it has tasks of its own
             return {**states, "observation": [{"role": "user", "content": told}]}
@@ -203,7 +203,7 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
             values = self._step_env(action)
         observation, reward, terminated, truncated, info = foreign.step_values(where, values)
         self.moment = moment = replace(
-            before, observation=observation, info=info, action=action, reward=reward, total=before.total + reward,
+            before, observation=_kept(observation), info=info, action=action, reward=reward, total=before.total + reward,
             num_steps=before.num_steps + 1, terminated=terminated, truncated=truncated and not terminated,
         )  # fmt: skip
         done = terminated or truncated
@@ -285,8 +285,8 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
         """What is said after a step; of a conversation that came whole, what is new in it."""
         if not is_messages(moment.observation):
             return [{"role": "user", "content": self._told(moment)}]
-        messages = [dict(message) for message in moment.observation]
-        num = len(before) if is_messages(before) and messages[: len(before)] == [dict(one) for one in before] else 0
+        messages = _kept(moment.observation)
+        num = len(before) if is_messages(before) and messages[: len(before)] == before else 0
         num += num < len(messages) and messages[num]["role"] == "assistant"
         return messages[num:]
 
@@ -333,6 +333,11 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
         if self.moment is None:
             raise EpisodeFailed(f"{self._game().name}.step: expected a reset before it, got none. Call reset first.")
         return self.moment
+
+
+def _kept(observation: Any) -> Any:
+    """An observation as it is now: an environment may go on writing into its one list of messages."""
+    return [dict(message) for message in observation] if is_messages(observation) else observation
 
 
 def _under(prompt: Any, told: str) -> Any:

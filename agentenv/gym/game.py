@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agentenv.errors import ConfigError, ContractError
+from agentenv.gym.foreign import number_of
 from agentenv.gym.parsing import Parse
 
 _SCORES = ("score", "is_success", "success")
@@ -93,11 +94,11 @@ class TextGame:
             return min(1.0, max(0.0, (moment.total - low) / (high - low)))
         if self.score is None:
             found = [moment.info[name] for name in _SCORES if name in moment.info]
-            number = float(found[0]) if found and hasattr(found[0], "__float__") else math.nan
+            number = number_of(found[0]) if found else math.nan
             return number if 0.0 <= number <= 1.0 else None
         value = self.score(moment)
         if value is None:
             return None
-        if not hasattr(value, "__float__") or not 0.0 <= float(value) <= 1.0:
+        if not 0.0 <= (number := number_of(value)) <= 1.0:
             raise ContractError(f"{self.name}: score: expected a number in [0, 1], got {value!r}. Mend the rule.")
-        return float(value)
+        return number

@@ -12,7 +12,10 @@ _T = TypeVar("_T")
 
 
 class PerLoop(Generic[_T]):
-    """One value for each event loop, made at its first use there; it goes with its loop."""
+    """One value for each event loop, made at its first use there; it goes with its loop.
+
+    What refers to its loop itself, as a lock or a task does, goes when the next loop comes.
+    """
 
     def __init__(self, make: Callable[[], _T]) -> None:
         self._make = make
@@ -24,6 +27,8 @@ class PerLoop(Generic[_T]):
         loop = asyncio.get_running_loop()
         with self._lock:
             if loop not in self._values:
+                for ended in [each for each in self._values if each.is_closed()]:
+                    del self._values[ended]
                 self._values[loop] = self._make()
             return self._values[loop]
 

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from agentenv.agent import outside
 from agentenv.errors import InfraError
 from agentenv.sandbox import files
 from agentenv.sandbox._plan import Plan
@@ -85,6 +86,8 @@ class Zygote:
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._unanswered = 0
         """Pings since it said anything."""
+        self._pinged = contextlib.ExitStack()
+        """Time stands still, where it is virtual, until it says something."""
         self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
         self._loop.add_reader(control, self._read)
@@ -179,6 +182,7 @@ class Zygote:
             return
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionError):
             self._control.send(b'{"ping": 1}')
+            self._pinged.enter_context(outside())
         self._unanswered += 1
         self._timer = self._loop.call_later(_PING_S, self._check)
 
@@ -210,6 +214,7 @@ class Zygote:
         if not message:
             raise ZygoteLost("zygote: it ended")
         self._unanswered = 0
+        self._pinged.close()
         report = json.loads(message)
         if "pong" in report:
             return
@@ -232,6 +237,7 @@ class Zygote:
         if self.lost:
             return
         self.lost = reason
+        self._pinged.close()
         self._loop.remove_reader(self._control)
         if self._timer:
             self._timer.cancel()

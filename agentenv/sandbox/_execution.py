@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from agentenv.agent import outside
 from agentenv.sandbox._client import Zygote, ZygoteLost
 from agentenv.sandbox._verdicts import classify
 from agentenv.sandbox.types import ExecLimits, ExecResult, Isolation, Policy, Status
@@ -246,7 +247,7 @@ class LocalExecution:
         """Some of what it wrote to descriptor 3, `b""` once it has ended or closed its side."""
         if self._streams is None:
             return b""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), outside():
             return await self._streams[0].read(max_bytes)
         return b""
 

@@ -2,8 +2,10 @@
 
 Sleeps, timeouts and deadlines (`asyncio.sleep`, `asyncio.timeout`, `Limits`) take no real time, in the order in which
 they would end. Time never jumps while others work for the loop: plain methods in threads, `asyncio.to_thread`, worker
-processes and sockets that the loop waits for. It stands still for them, so how long they really take changes nothing.
-Threads that somebody else started it cannot see; await them within `agentenv.agent.outside()`.
+processes, processes that asyncio started, programs in a local sandbox, calls of MCP tools. It stands still for them, so
+how long they really take changes nothing. For a connection it stands still until half a second goes by without a word:
+of one that is open nobody knows whether it will ever say something. Await what takes longer, and threads that somebody
+else started, within `agentenv.agent.outside()`.
 
 Example:
     >>> async def night():
@@ -43,11 +45,25 @@ class _JumpingSelector(selectors.DefaultSelector):
     own: int | None = None
     """The descriptor by which threads wake the loop, the first of all."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._watched: frozenset[int] = frozenset()
+        """Descriptors of others: each is somebody who may have something to say."""
+
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        """As selectors do."""
+        """As selectors do; whoever had this descriptor before is forgotten."""
         key = super().register(fileobj, events, data)
         if self.own is None:
             self.own = key.fd
+        else:
+            self._watched |= {key.fd}
+            self.loop.expect(key.fd)
+        return key
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        """As selectors do."""
+        key = super().unregister(fileobj)
+        self._watched -= {key.fd}
         return key
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -55,11 +71,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         ready = super().select(0)
         if ready or (timeout is not None and timeout <= 0):
             return ready
-        return self.loop.idle(timeout, self._watched(), super().select)
-
-    def _watched(self) -> frozenset[int]:
-        """Descriptors of others: each is somebody who may have something to say."""
-        return frozenset(key.fd for key in self.get_map().values() if key.fd != self.own)
+        return self.loop.idle(timeout, self._watched, super().select)
 
 
 Select = Callable[[float | None], list[tuple[selectors.SelectorKey, int]]]
@@ -106,6 +118,73 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._outside.add(future)
         future.add_done_callback(self._outside.discard)
         return future
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """As event loops do; time stands still until its threads have ended, so that no timeout is met."""
+        with self.outside():
+            await super().shutdown_default_executor()
+
+    async def subprocess_exec(self, protocol_factory: Any, *args: Any, **options: Any) -> Any:
+        """As event loops do; time stands still until the process ends."""
+        with self._begun() as who:
+            return await super().subprocess_exec(self._ending(who, protocol_factory), *args, **options)
+
+    async def subprocess_shell(self, protocol_factory: Any, cmd: Any, **options: Any) -> Any:
+        """As event loops do; time stands still until the process ends."""
+        with self._begun() as who:
+            return await super().subprocess_shell(self._ending(who, protocol_factory), cmd, **options)
+
+    @contextmanager
+    def _begun(self) -> Iterator[object]:
+        """Somebody outside who stays there, unless the beginning fails."""
+        who = object()
+        self._outside.add(who)
+        try:
+            yield who
+        except BaseException:
+            self._outside.discard(who)
+            raise
+
+    def _ending(self, who: object, protocol_factory: Any) -> Callable[[], Any]:
+        """The factory, of protocols whose process is outside until it ends."""
+
+        def made() -> Any:
+            """A protocol, as asyncio asks for it."""
+            protocol = protocol_factory()
+            exited = protocol.process_exited
+
+            def process_exited() -> None:
+                """Tell both."""
+                self._outside.discard(who)
+                exited()
+
+            protocol.process_exited = process_exited
+            return protocol
+
+        return made
+
+    async def create_connection(self, *args: Any, **options: Any) -> Any:
+        """As event loops do; an answer is waited for anew after every write."""
+        return self._asking(*await super().create_connection(*args, **options))
+
+    async def create_unix_connection(self, *args: Any, **options: Any) -> Any:
+        """As event loops do; an answer is waited for anew after every write."""
+        return self._asking(*await super().create_unix_connection(*args, **options))
+
+    def _asking(self, transport: Any, protocol: Any) -> tuple[Any, Any]:
+        descriptor, write = transport.get_extra_info("socket").fileno(), transport.write
+
+        def asking_write(data: Any) -> None:
+            """Whoever is written to may answer."""
+            self.expect(descriptor)
+            write(data)
+
+        transport.write = asking_write
+        return transport, protocol
+
+    def expect(self, descriptor: int) -> None:
+        """Wait for this one again."""
+        self._silent -= {descriptor}
 
     def idle(self, timeout: float | None, watched: frozenset[int], select: Select) -> list[Any]:
         """Nothing is ready: wait for those outside, or jump to the next timer.

@@ -83,6 +83,13 @@ class EnvContract:
         if "__test__" not in vars(cls):
             cls.__test__ = bool(cls.env)
 
+    @classmethod
+    def teardown_class(cls) -> None:
+        """End what the tests of the class shared: their event loop."""
+        scene = _SCENES.pop(cls, None)
+        if scene is not None:
+            scene.close()
+
 
 _SCENES: WeakKeyDictionary[type[EnvContract], Scene] = WeakKeyDictionary()
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from agentenv.agent import Engine, Tokenizer, as_agent, create
 from agentenv.chat import Chat
-from agentenv.dataset import read_tasks
+from agentenv.dataset import in_messages, read_tasks
 from agentenv.endpoint.agent import ChatAgentSource, owns_its_loop
 from agentenv.engines.scripted import Request, ScriptedEngine
 from agentenv.episode import EpisodeKey
@@ -95,10 +95,8 @@ class Setup:
         return ScriptedEngine(self.policy, self.chat().tokenizer)  # type: ignore[arg-type]
 
     def _prepared(self, task: Task, number: int) -> Task:
-        prompt: Any = task.prompt
-        if self.as_messages and isinstance(prompt, str):
-            prompt = [{"role": "user", "content": prompt}]
-        return replace(task, prompt=prompt, task_id=task.task_id or f"{number:06d}")
+        task = in_messages(task) if self.as_messages else task
+        return replace(task, task_id=task.task_id or f"{number:06d}")
 
 
 @functools.cache

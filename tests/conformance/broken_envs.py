@@ -28,9 +28,15 @@ BROKEN = {
     "counter of the class": ("isolation", """
         class Agent(Two):
             num_steps: int = 0  # HERE
+            async def reset(self, states):
+                type(self).num_steps = 0
+                return states
             async def step(self, states):
+                await asyncio.sleep(0)
                 type(self).num_steps += 1
-                return await super().step(states)
+                said = StepResult([{"role": "user", "content": f"Step {self.num_steps}."}])
+                self.turns += 1
+                return StepResult(terminated=True) if self.turns == 2 else said
         """, "num_steps", "nothing of the class that episodes change"),
     "what was said last, of whichever episode": ("isolation", """
         LAST = {}
@@ -132,6 +138,18 @@ BROKEN = {
                 threading.Thread(target=GO.wait, args=(30,), daemon=True).start()
                 return states
         """, "reset", "nothing left behind by an episode"),
+    "a prompt of the clock": ("determinism", """
+        class Agent(Two):
+            async def reset(self, states):  # HERE
+                return {"observation": [{"role": "user", "content": f"It is {time.perf_counter_ns()}."}]}
+        """, "reset", "the same episode for the same task, seed and actions"),
+    "blocks where the first action is long": ("blocking", """
+        class Agent(AgentInstance):
+            async def step(self, states):
+                if len(states["action_text"]) > 1000:
+                    time.sleep(0.07)  # HERE
+                return StepResult(terminated=True)
+        """, "step", "less than 50 ms between two awaits"),
     "a close that needs what reset made": ("close", """
         class Agent(Two):
             async def reset(self, states):

@@ -243,6 +243,7 @@ def test_a_forked_process_has_episodes_of_its_own_and_leaves_its_parents_alone(m
     child = os.fork()
     if child == 0:
         said = b"nothing"
+        signal.alarm(60)  # whatever happens, it is no orphan
         try:
             with pytest.raises(ContractError, match="Call reset"):
                 envs.step(["stay"] * 3)

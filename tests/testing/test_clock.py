@@ -3,6 +3,7 @@
 import asyncio
 import math
 import socket
+import sys
 import threading
 import time
 
@@ -13,6 +14,7 @@ from agentenv.agent import call
 from agentenv.errors import ContractError
 from agentenv.rewards._threads import Threads
 from agentenv.rewards.pool import WorkerPool
+from agentenv.sandbox.local import LocalSandbox
 from agentenv.testing import (
     CharTokenizer,
     ScriptedEngine,
@@ -26,6 +28,7 @@ from agentenv.testing import (
     trajectory_diff,
     uniform,
 )
+from agentenv.testing import clock as clock_module
 
 LONG_S = 30 * 24 * 3600.0
 
@@ -126,6 +129,82 @@ async def test_time_stands_still_while_a_worker_process_answers(virtual_clock):
         await jumped
     finally:
         await pool.close()
+
+
+@pytest.mark.parametrize("made", ["exec", "shell"])
+async def test_time_stands_still_while_a_process_works(virtual_clock, monkeypatch, made):
+    monkeypatch.setattr(clock_module, "_QUIET_S", 0.02)  # of an open pipe alone it would not be known
+    if made == "exec":
+        process = await asyncio.create_subprocess_exec("sleep", "0.2", stdout=asyncio.subprocess.PIPE)
+    else:
+        process = await asyncio.create_subprocess_shell("sleep 0.2")
+    await asyncio.wait_for(process.communicate(), 10)
+    assert (process.returncode, virtual_clock.elapsed_s) == (0, 0)
+    await asyncio.sleep(3600)
+    assert virtual_clock.num_stalls == 0
+
+
+async def test_a_process_that_cannot_start_is_not_waited_for(virtual_clock):
+    with pytest.raises(FileNotFoundError):
+        await asyncio.create_subprocess_exec("/no/such/program")
+    await asyncio.sleep(3600)
+    assert virtual_clock.num_stalls == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
+async def test_time_stands_still_while_a_session_in_a_sandbox_takes_its_turn(virtual_clock, monkeypatch):
+    monkeypatch.setattr(clock_module, "_QUIET_S", 0.02)
+    async with LocalSandbox() as sandbox, sandbox.session() as session:
+        await asyncio.sleep(7)  # its zygote is asked meanwhile whether it lives
+        turn = await asyncio.wait_for(session.run("import time; time.sleep(0.2); 6 * 7"), 10)
+        assert (turn.value, virtual_clock.elapsed_s) == ("42", 7)
+
+
+async def test_an_answer_over_a_connection_that_was_idle_is_waited_for(virtual_clock):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=echo_one, args=(server,)).start()
+        reader, writer = await asyncio.open_connection(*server.getsockname())
+        for _ in range(2):
+            writer.write(b"x")
+            assert await asyncio.wait_for(reader.readexactly(1), 60) == b"x"
+            await asyncio.sleep(3600)
+        writer.close()
+        await writer.wait_closed()
+    assert virtual_clock.elapsed_s == 7200
+
+
+def echo_one(server):
+    """Say what the first that connects says."""
+    with server.accept()[0] as connection:
+        while said := connection.recv(1):
+            connection.sendall(said)
+
+
+async def test_who_has_the_descriptor_of_an_idle_connection_is_waited_for(virtual_clock):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        loop, heard = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(ours, heard.set)
+        await asyncio.sleep(3600)
+        loop.remove_reader(ours)
+        loop.add_reader(ours, heard.set)
+        threading.Timer(0.05, theirs.send, [b"x"]).start()
+        await asyncio.wait_for(heard.wait(), 60)
+        loop.remove_reader(ours)
+    assert virtual_clock.elapsed_s == 3600
+
+
+def test_closing_waits_for_threads_of_the_executor_however_long_they_work():
+    opened, works = gate()
+
+    async def begins():
+        asyncio.get_running_loop().run_in_executor(None, works)
+        await asyncio.sleep(0)
+
+    with VirtualClock(patience_s=0.01) as clock:
+        clock.run(begins())
+        threading.Timer(0.1, opened.set).start()
+    assert opened.is_set()
 
 
 def test_a_thread_that_hangs_meets_its_deadline_and_holds_nobody_else_up():
