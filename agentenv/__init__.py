@@ -1,4 +1,7 @@
-"""agentenv: multi-step agent environments for RLHF. Write an environment once, run it everywhere RLHF happens."""
+"""agentenv: multi-step agent environments for RLHF. Write an environment once, run it everywhere RLHF happens.
+
+PYTEST_DONT_REWRITE: the package has a pytest plugin, so pytest would warn of every program that has imported it before.
+"""
 
 import logging
 

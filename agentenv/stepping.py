@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -62,6 +61,7 @@ class SteppedEpisode:
             key=key or EpisodeKey(),
         )  # fmt: skip
         self._running: asyncio.Task[Trajectory] | None = None
+        self._is_cancelled = False
         self._asking: asyncio.Future[Asked] | None = None
         self._action: asyncio.Future[Completion] | None = None
         self.asked: Asked | None = None
@@ -96,16 +96,15 @@ class SteppedEpisode:
         Where a limit ended the episode the result says so: `truncated`, with the reward of the last word.
 
         Args:
-            action: a text, which a terminator ends; or token ids as they are, at least one; or a whole completion. What
-                is longer than the room that is left is cut, as an engine would have been.
+            action: a text, which a terminator ends; or token ids as they are, at least one. What is longer than the
+                room that is left is cut, as an engine would have been. Or a whole completion, which must fit.
 
         Raises:
             ContractError: no action is asked for.
             EpisodeFailed: the environment raised, hung, or gave what is no result; it is closed.
         """
         if self.asked is None or self._action is None:
-            state = "is over" if self.over else "has not begun"
-            raise ContractError(f"SteppedEpisode.act: expected an episode that asks, got one that {state}. Begin one.")
+            raise self._asks_nothing("act")
         completion = self._completion(action, self.asked.sampling)
         self.asked, self._asking = None, asyncio.get_running_loop().create_future()
         self._action.set_result(completion)
@@ -123,16 +122,15 @@ class SteppedEpisode:
             ContractError: no action is asked for.
         """
         if self.asked is None:
-            raise ContractError("SteppedEpisode.gold: expected an episode that asks, got one that does not. Begin one.")
+            raise self._asks_nothing("gold")
         return await self._episode.gold()
 
     async def aclose(self) -> None:
         """End the episode, wherever it is; its environment is closed. Again is harmless."""
-        if self._running is not None and not self._running.done():
-            self._running.cancel()
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({self._running})
         self.asked = None
+        if self._running is not None and not self._running.done():
+            self._cancel(self._running)
+            await asyncio.wait({self._running})
 
     async def __aenter__(self) -> SteppedEpisode:
         return self
@@ -150,6 +148,12 @@ class SteppedEpisode:
             self._asking.set_result(self.asked)
         return await self._action
 
+    def _asks_nothing(self, method: str) -> ContractError:
+        state, mend = "works on an action", "Await that"
+        if self._running is None or self.over:
+            state, mend = ("is over" if self.over else "has not begun"), "Begin one"
+        return ContractError(f"SteppedEpisode.{method}: expected an episode that asks, got one that {state}. {mend}.")
+
     async def _until_asked(self) -> None:
         """Wait for the next question or the end.
 
@@ -162,7 +166,7 @@ class SteppedEpisode:
         try:
             await asyncio.wait(cast(set[asyncio.Future[Any]], {running, asking}), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            running.cancel()
+            self._cancel(running)
             raise
         if not running.done():
             return
@@ -170,6 +174,12 @@ class SteppedEpisode:
         if error is not None:
             at = f" at {error.place}" if error.place else ""
             raise EpisodeFailed(f"{error.where}: {error.type}: {error.message.rstrip('.')}{at}.")
+
+    def _cancel(self, running: asyncio.Task[Trajectory]) -> None:
+        """Once: a second time would cut the environment's `close` short."""
+        if not self._is_cancelled:
+            self._is_cancelled = True
+            running.cancel()
 
     def _completion(self, action: str | Sequence[int] | Completion, sampling: SamplingParams) -> Completion:
         if isinstance(action, Completion):

@@ -179,7 +179,7 @@ async def _run(
             late = False
     if late:
         return CallResult(item, f"Error: {item.name} gave no result within {timeout_s:g} s.", "timeout")
-    error = work.exception()  # raises what cancelled it
+    error = asyncio.CancelledError() if work.cancelled() else work.exception()
     if isinstance(error, InfraError):
         raise error
     return CallResult(item, work.result()) if error is None else CallResult(item, _described(error), "raised")

@@ -145,10 +145,13 @@ class Toolset:
         Raises:
             ConfigError: a function has no schema, two tools share a name, or a limit is none.
         """
-        numbers = {"timeout_s": timeout_s, "max_chars": max_chars, "max_calls_per_turn": max_calls_per_turn}
-        for name, value in {**numbers, **({} if max_calls is None else {"max_calls": max_calls})}.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise ConfigError(f"Toolset.{name}: expected a number > 0, got {value!r}. Change it.")
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < float("inf"):
+            raise ConfigError(f"Toolset.timeout_s: expected seconds > 0, got {timeout_s!r}. Change it.")
+        numbers = {"max_chars": max_chars, "max_calls_per_turn": max_calls_per_turn, "max_calls": max_calls}
+        for name, value in numbers.items():
+            is_open = name == "max_calls" and value is None
+            if not is_open and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ConfigError(f"Toolset.{name}: expected an integer >= 1, got {value!r}. Change it.")
         if isinstance(allowed, str):
             raise ConfigError(f"Toolset.allowed: expected a list of names, got {allowed!r}. Put it in a list.")
         self.timeout_s, self.max_chars = timeout_s, max_chars

@@ -137,8 +137,35 @@ def test_rewards_are_floats_and_numbers_of_the_info_are_metrics():
     assert result.info == {"a": 3.0, "t": "x", "steps": 1.0, "illegal": 0.0, "total_reward": 0.5}
 
 
+class Tensor:
+    """A number as torch has it: `size` is a method there."""
+
+    def __init__(self, *values):
+        self.values = values
+
+    def size(self):
+        return (len(self.values),)
+
+    def item(self):
+        if len(self.values) != 1:
+            raise RuntimeError("a Tensor with 2 elements cannot be converted to Scalar")
+        return self.values[0]
+
+    __float__ = item
+
+
+def test_tensors_of_one_number_are_numbers():
+    cls, _ = odd(step=(0, Tensor(0.5), False, False, {"score": Tensor(0.25), "x": Tensor(2.0), "two": Tensor(1, 2)}))
+    result = begun(cls)[0].step({"action_text": "1"})
+    assert (result.reward, result.score, result.info["x"], "two" in result.info) == (0.5, 0.25, 2.0, False)
+    cls, _ = odd(step=(0, Tensor(1, 2), False, False, {}))
+    with pytest.raises(ContractError, match="reward: expected a finite number"):
+        begun(cls)[0].step({"action_text": "1"})
+
+
 @pytest.mark.parametrize(
-    ("info", "score"), [({"is_success": True}, 1.0), ({"score": 0.25}, 0.25), ({"score": 7}, None)]
+    ("info", "score"),
+    [({"is_success": True}, 1.0), ({"score": 0.25}, 0.25), ({"score": 7}, None), ({"success": np.array([1, 0])}, None)],
 )
 def test_without_a_rule_the_score_is_what_the_info_says(info, score):
     cls, _ = odd(step=(0, 0.0, False, False, info))
@@ -180,6 +207,26 @@ def test_messages_are_the_prompt_and_of_a_conversation_only_what_is_new_is_said(
     made[0].observation = [*talk, {"role": "assistant", "content": "A"}, {"role": "user", "content": "next"}]
     assert env.step({"action_text": " A "}).observation == [{"role": "user", "content": "next"}]
     assert made[0].actions == [" A "]
+
+
+class Talk(gymnasium.Env):
+    """Goes on writing into its one list of messages, which it gives every time."""
+
+    observation_space, action_space = Messages(), AnyText()
+
+    def reset(self, *, seed=None, options=None):
+        self.talk = [{"role": "user", "content": "U"}]
+        return self.talk, {}
+
+    def step(self, action):
+        self.talk += [{"role": "assistant", "content": action}, {"role": "user", "content": f"more than {action}"}]
+        return self.talk, 0.0, False, False, {}
+
+
+def test_of_a_list_of_messages_that_goes_on_growing_what_is_new_is_said():
+    env, _ = begun(from_gymnasium(Talk))
+    told = [env.step({"action_text": text}).observation for text in ("a", "b")]
+    assert told == [[{"role": "user", "content": f"more than {text}"}] for text in ("a", "b")]
 
 
 # --- illegal actions --------------------------------------------------------------------------------------------------
@@ -270,6 +317,17 @@ def test_actions_are_read_of_every_space_or_are_illegal(text, space, action):
         isinstance(read, Illegal) if action is None else np.allclose(read, action) if action != text else read == text
     )
     assert isinstance(read, Illegal) or space.contains(read)
+
+
+def test_a_thought_that_did_not_end_says_no_action_however_long_it_is_or_where_it_began():
+    for text in ("<think>" + "or 1 " * 9000, "<think>" + "x" * 30_000 + "<action>1</action>"):
+        assert isinstance(read_action(text, spaces.Discrete(3)), Illegal)
+        assert isinstance(read_action(text, AnyText(), form="tags"), Illegal)
+    cls, made = odd()
+    env, _ = begun(cls)
+    for text in ("I could say 1", "1 or 2? </think> 0"):
+        env.step({"action_text": text, "observation_text": "assistant\n<think>\n"})
+    assert made[0].actions == [0]
 
 
 def test_a_structure_is_the_last_json_value():

@@ -162,6 +162,10 @@ async def test_cancelling_an_act_closes_the_environment():
         async def step(self, states):
             await asyncio.sleep(60)
 
+        async def close(self):
+            await asyncio.sleep(0.01)
+            self.closed += 1
+
     made = []
     episode = stepped(Slow, made=made)
     await episode.begin()
@@ -174,6 +178,39 @@ async def test_cancelling_an_act_closes_the_environment():
     assert made[0].closed == 1
 
 
+async def test_a_second_action_is_refused_while_the_first_is_at_work():
+    class Slow(Yes):
+        async def step(self, states):
+            await asyncio.sleep(0)
+            return await super().step(states)
+
+    async with stepped(Slow) as episode:
+        await episode.begin()
+        acting = asyncio.create_task(episode.act("no"))
+        await asyncio.sleep(0)
+        with pytest.raises(ContractError, match=r"got one that works on an action\. Await that"):
+            await episode.act("yes")
+        assert (await acting).reward == 0.0
+
+
+async def test_who_is_cancelled_while_closing_is_told_and_the_environment_is_closed_all_the_same():
+    class ClosesSlowly(Yes):
+        async def close(self):
+            await asyncio.sleep(0.01)
+            self.closed += 1
+
+    made = []
+    episode = stepped(ClosesSlowly, made=made)
+    await episode.begin()
+    closing = asyncio.create_task(episode.aclose())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await episode.aclose()
+    assert made[0].closed == 1
+
+
 async def test_an_environment_that_is_never_begun_is_never_made():
     made = []
     await stepped(made=made).aclose()
@@ -182,7 +219,7 @@ async def test_an_environment_that_is_never_begun_is_never_made():
 
 async def test_the_environment_says_what_a_perfect_policy_would():
     async with stepped() as episode:
-        with pytest.raises(ContractError, match="that does not"):
+        with pytest.raises(ContractError, match="that has not begun"):
             await episode.gold()
         await episode.begin()
         assert await episode.gold() == "not yet"

@@ -33,6 +33,8 @@ async def fail(kind: str) -> str:
     Args:
         kind: How.
     """
+    if kind == "cancelled":
+        raise asyncio.CancelledError
     raise {"told": ToolError("no luck."), "infra": InfraError("down"), "value": ValueError("odd")}[kind]
 
 
@@ -117,6 +119,12 @@ async def test_whole_numbers_are_integers_however_json_has_them():
     async with begun(add, choose) as tools:
         found = await said(tools, call("add", a=3.0), call("add", a=3.5), call("choose", colour="red", part=1))
     assert found == ["3", "Error: wrong arguments for add: a must be of type integer, got 3.5.", "red False 1"]
+
+
+async def test_a_call_that_cancels_itself_is_told_and_the_others_have_their_results():
+    async with begun(add, fail) as tools:
+        found = await said(tools, call("fail", kind="cancelled"), call("add", a=1))
+    assert found == ["Error: asyncio.exceptions.CancelledError", "1"]
 
 
 async def test_infrastructure_that_fails_is_raised():
@@ -272,7 +280,7 @@ async def test_an_allowed_tool_that_is_not_there_is_refused():
         await Toolset(add, allowed=["sub"]).begin()
 
 
-@pytest.mark.parametrize("options", [{"timeout_s": 0}, {"max_calls": -1}, {"max_chars": True}, {"allowed": "add"}])
+@pytest.mark.parametrize("options", [{"timeout_s": 0}, {"max_calls": -1}, {"max_chars": 10.5}, {"allowed": "add"}])
 def test_limits_that_are_none_are_refused(options):
     with pytest.raises(ConfigError, match=f"Toolset.{next(iter(options))}: expected"):
         Toolset(add, **options)

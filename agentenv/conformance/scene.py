@@ -36,6 +36,8 @@ from agentenv.types import Limits, SamplingParams, Task
 IMPORT_LIMITS = 10
 """A file may take so many times as long to be imported as a step: it may load a model."""
 _MAX_TOKENS, _MAX_LENGTH = 4_000, 400_000
+_END_S = 1.0
+"""What is left at the end may take so long to go."""
 T = TypeVar("T")
 _MOST_GOLD = 256
 """Turns that solving a task may take."""
@@ -85,7 +87,7 @@ class Scene:
         self.cls: type[Any] | None = None
         """Of the agent instances; None until it is loaded."""
         self._passes: dict[str, Any] = {}
-        self._runner: asyncio.Runner | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def name(self) -> str:
@@ -114,16 +116,23 @@ class Scene:
 
         What an environment keeps for its episodes, such as a client with its connections, belongs to that loop.
         """
-        if self._runner is None or self._runner.get_loop().is_running():  # of a call that hangs, and was left behind
-            self._runner = asyncio.Runner()
-            finalize(self, _let_go, self._runner.get_loop())
-        return self._runner.run(work)
+        if self._loop is None or self._loop.is_running():  # with a call that hangs, and was left behind
+            self._loop = asyncio.new_event_loop()
+            finalize(self, _let_go, self._loop)
+        return self._loop.run_until_complete(work)
 
     def close(self) -> None:
         """End the event loop, and what is left on it. Again is harmless; a new one is made where it is needed."""
-        runner, self._runner = self._runner, None
-        if runner is not None and not runner.get_loop().is_running():
-            runner.close()
+        loop, self._loop = self._loop, None
+        if loop is None or loop.is_running():
+            return
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left, timeout=_END_S))  # some ignore it
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
 
     @property
     def own_loop(self) -> bool:

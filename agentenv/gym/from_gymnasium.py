@@ -30,6 +30,7 @@ from agentenv.gym.parsing import (
     unreadable,
 )
 from agentenv.gym.rendering import allows, describe, is_messages, mask_text, plain
+from agentenv.rewards.text import with_opened_thought
 from agentenv.types import StepResult
 
 __all__ = ["FromGymnasium", "Illegal", "Moment", "TextGame", "from_gymnasium"]
@@ -195,7 +196,7 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
             EpisodeFailed: the environment raised.
             ContractError: it gave what `step` may not.
         """
-        action = self._action(states["action_text"])
+        action = self._action(states)
         if isinstance(action, Illegal):
             return self._refuse(action)
         before, where = self._now(), self._game().name
@@ -203,8 +204,9 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
             values = self._step_env(action)
         observation, reward, terminated, truncated, info = foreign.step_values(where, values)
         self.moment = moment = replace(
-            before, observation=_kept(observation), info=info, action=action, reward=reward, total=before.total + reward,
-            num_steps=before.num_steps + 1, terminated=terminated, truncated=truncated and not terminated,
+            before, observation=_kept(observation), info=info, action=action, reward=reward,
+            total=before.total + reward, num_steps=before.num_steps + 1,
+            terminated=terminated, truncated=truncated and not terminated,
         )  # fmt: skip
         done = terminated or truncated
         return StepResult(
@@ -292,10 +294,12 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
 
     # --- actions
 
-    def _action(self, text: str) -> Any:
+    def _action(self, states: StepState) -> Any:
         """The action of an answer, or Illegal."""
-        game, space = self._game(), self.env.action_space
+        game, space, text = self._game(), self.env.action_space, states["action_text"]
         if game.parse is None:
+            if not (is_text(space) and self.form == "last"):
+                text = with_opened_thought(text, states.get("observation_text", ""))
             action = read_action(text, space, names=self.names, form=self.form)
         else:
             with foreign.named(f"{game.name}: parse"):

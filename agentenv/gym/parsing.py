@@ -71,17 +71,17 @@ def read_action(answer: str, space: Any, *, names: Names = {}, form: str = "last
     Raises:
         ConfigError: actions of this space cannot be read from text.
     """
-    if is_text(space):
-        text = answer if form == "last" else _in_tags(answer)
-        legal = text is not None and space.contains(text)
-        return text if legal else Illegal("That text is too long or has characters that are not allowed.")
-    said = final_text(answer[-_READ_CHARS:])
-    if said is not None and form == "tags":
+    said = answer if form == "last" and is_text(space) else final_text(answer)
+    if said is None:
+        return Illegal("No action was found: the thought did not end.")
+    if form == "tags":
         said = _in_tags(said)
         if said is None:
             return Illegal("No action was found between <action> and </action>.")
-    if said is None:
-        return Illegal("No action was found: the thought did not end.")
+    if is_text(space):
+        legal = space.contains(said)
+        return said if legal else Illegal("That text is too long or has characters that are not allowed.")
+    said = said[-_READ_CHARS:]
     if isinstance(space, spaces.Discrete):
         return _discrete(said, space, names, whole=form == "tags")
     if isinstance(space, _ARRAYS):

@@ -1,5 +1,8 @@
 """The pytest plugin: episodes in tests. It loads with agentenv and does nothing in a suite that does not ask for it.
 
+Whoever else has a fixture of one of its names keeps it: a suite, its conftest, and for `env`, `episode` and `golden`
+other plugins too.
+
 Fixtures: `scripted_engine`, `tiny_model`, `run_episode`, `run_group`, `run_episodes`, `virtual_clock`, `golden`; for
 tests with the marker `agentenv` also `env` and `episode`. They work in plain tests and in async ones, with
 pytest-asyncio and without.
@@ -13,7 +16,9 @@ Example::
 
 from __future__ import annotations
 
+import functools
 import inspect
+import sys
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,24 +67,40 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run an async test that asks for `virtual_clock` on it, whichever plugin runs the other async tests."""
-    clock: Any = pyfuncitem.funcargs.get("virtual_clock")
-    if clock is None or hasattr(pyfuncitem.obj, "hypothesis"):
+    clock = _if_ours(pyfuncitem.funcargs.get("virtual_clock"))
+    drawn: Any = getattr(pyfuncitem.obj, "hypothesis", None)  # of a test with @given: what it calls for each example
+    tested = pyfuncitem.obj if drawn is None else drawn.inner_test
+    function = inspect.unwrap(tested, stop=inspect.iscoroutinefunction)  # pytest-asyncio has wrapped it
+    if clock is None or not inspect.iscoroutinefunction(function):
         return None
-    function = inspect.unwrap(pyfuncitem.obj, stop=inspect.iscoroutinefunction)  # pytest-asyncio has wrapped it
-    if not inspect.iscoroutinefunction(function):
+
+    @functools.wraps(function)
+    def on_the_clock(*args: Any, **values: Any) -> None:
+        """The test, to be called."""
+        clock.run(function(*args, **values))
+
+    if drawn is not None:
+        drawn.inner_test = on_the_clock
         return None
     names = [name for name in inspect.signature(function).parameters if name in pyfuncitem.funcargs]
-    clock.run(function(**{name: pyfuncitem.funcargs[name] for name in names}))
+    on_the_clock(**{name: pyfuncitem.funcargs[name] for name in names})
     return True
 
 
+def _if_ours(clock: Any) -> VirtualClock | None:
+    """What the fixture `virtual_clock` gave, unless that is somebody else's fixture of the same name."""
+    module = sys.modules.get("agentenv.testing.clock")
+    return clock if module is not None and isinstance(clock, module.VirtualClock) else None
+
+
 def pytest_assertrepr_compare(config: pytest.Config, op: str, left: object, right: object) -> list[str] | None:
-    """What differs between trajectories, segments and token ids, token by token."""
-    if op != "==" or not (_is_record(left, right) or _are_ids(left, right)):
+    """What differs between trajectories and segments, and in tests that use our fixtures token ids, token by token."""
+    tokenizer = config.stash.get(_TOKENIZER, None)
+    if op != "==" or not (_is_record(left, right) or (tokenizer is not None and _are_ids(left, right))):
         return None
     from agentenv.testing.diffs import explained
 
-    return explained(left, right, config.stash.get(_TOKENIZER, None))
+    return explained(left, right, tokenizer)
 
 
 def _is_record(left: object, right: object) -> bool:
@@ -103,7 +124,10 @@ def _are_ids(left: object, right: object) -> bool:
 
 @pytest.fixture
 def virtual_clock() -> Iterator[VirtualClock]:
-    """Time that jumps: async tests and our other fixtures run on it; see `agentenv.testing.VirtualClock`."""
+    """Time that jumps: async tests and our other fixtures run on it; see `agentenv.testing.VirtualClock`.
+
+    Async fixtures run on the event loop of the plugin that has them, which is another.
+    """
     from agentenv.testing.clock import VirtualClock
 
     with VirtualClock() as clock:
@@ -116,7 +140,7 @@ def agentenv_bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     from agentenv.testing.bench import Bench
 
     config = request.config
-    clock = request.getfixturevalue("virtual_clock") if "virtual_clock" in request.fixturenames else None
+    clock = _if_ours(request.getfixturevalue("virtual_clock")) if "virtual_clock" in request.fixturenames else None
     marker = request.node.get_closest_marker("agentenv")
 
     def remember(tokenizer: Tokenizer) -> None:
@@ -172,30 +196,40 @@ def run_episodes(agentenv_bench: Bench) -> Callable[..., Any]:
     return agentenv_bench.run_episodes
 
 
+def _others(request: pytest.FixtureRequest, ours: Callable[[Bench], Any]) -> Any:
+    """What another plugin's fixture of this name gives, or else ours: these names are not ours alone."""
+    try:
+        return request.getfixturevalue(str(request.fixturename))
+    except pytest.FixtureLookupError:
+        return ours(request.getfixturevalue("agentenv_bench"))
+
+
 @pytest.fixture
-def env(agentenv_bench: Bench) -> MarkedEnv:
+def env(request: pytest.FixtureRequest) -> MarkedEnv:
     """The environment of the test's marker: its class, tasks, and episodes that the test steps through by hand."""
-    return agentenv_bench.marked_env()
+    return _others(request, lambda bench: bench.marked_env())  # type: ignore[no-any-return]
 
 
 @pytest.fixture
-def episode(agentenv_bench: Bench) -> Trajectory:
+def episode(request: pytest.FixtureRequest) -> Trajectory:
     """The episode that the marker's policy has on the first task of the marker's environment."""
-    return agentenv_bench.marked_episode()
+    return _others(request, lambda bench: bench.marked_episode())  # type: ignore[no-any-return]
 
 
 @pytest.fixture
-def golden(request: pytest.FixtureRequest, agentenv_bench: Bench) -> Golden:
+def golden(request: pytest.FixtureRequest) -> Golden:
     """Compares a trajectory with the trace beside the test, in `golden/FILE/TEST.json`: `golden(trajectory)`.
 
     Traces are written with `--agentenv-record`; one that is missing fails the test. See `agentenv.testing.Golden`.
     """
+    return _others(request, functools.partial(_golden, request))  # type: ignore[no-any-return]
+
+
+def _golden(request: pytest.FixtureRequest, bench: Bench) -> Golden:
     from agentenv.testing.golden import Golden
 
     file = Path(request.path)
     test = request.node.nodeid.rpartition("::")[0].partition("::")[2].replace("::", ".")
     name = f"{test}.{request.node.name}" if test else request.node.name
     record = bool(request.config.getoption("--agentenv-record"))
-    return Golden(
-        file.parent / "golden" / file.stem, name, record=record, tokenizer_of=lambda: agentenv_bench.tokenizer
-    )
+    return Golden(file.parent / "golden" / file.stem, name, record=record, tokenizer_of=lambda: bench.tokenizer)

@@ -70,6 +70,7 @@ async def test_a_call_is_answered_and_the_turn_without_one_is_judged():
     assert (trajectory.stop_reason, trajectory.reward, trajectory.score) == (StopReason.TERMINATED, 1.0, 1.0)
     first, last = (turn.result.info for turn in trajectory.turns)
     assert first == {"num_calls": 1.0, "num_errors": 0.0, "num_malformed": 0.0, "num_not_run": 0.0}
+    assert str(trajectory.turns[0].result.reward) == "0.0"  # and not -0.0, as penalties of nothing would be
     assert (last["correct"], last["no_answer"], last["extracted"]) == (1.0, 0.0, "391")
 
 
@@ -112,6 +113,16 @@ async def test_calls_in_reasoning_are_not_made():
     assert (len(trajectory.turns), trajectory.score) == (1, 1.0)
     trajectory, _ = await play(f"<think>maybe\n{CALL}\n#### 391")
     assert (len(trajectory.turns), trajectory.score) == (1, 0.0)
+
+
+async def test_the_answer_behind_a_thought_that_the_prompt_began_counts_beside_a_call_too():
+    env = ToolUse(["calculator"], format="plain", max_turns=1)
+    await env.reset({"observation": QUESTION, "label": "391"})
+    states = {"observation_text": f"{QUESTION}<think>\n", "label": "391", "turn_index": 0}
+    said = [f"17 * 23 is 391.\n{CALL}</think>\n{CALL}\n#### 391", f"{CALL}\n#### 391"]
+    scores = [(await env.step({**states, "action_text": text})).score for text in said]  # type: ignore[typeddict-item]
+    assert scores == [1.0, 0.0]
+    await env.close()
 
 
 async def test_the_last_turn_is_the_answer_and_is_announced():
@@ -190,10 +201,10 @@ LINES = st.lists(
 def test_every_line_that_begins_with_call_is_a_call_or_a_malformed_one(lines):
     text = "\n".join(lines)
     parsed = plain.parse(text)
-    behind = text.rpartition("</think>")[2].partition("<think>")[0]
+    behind, left = (each.rpartition("</think>")[2].partition("<think>")[0] for each in (text, parsed.content))
     wanted = [line for line in behind.split("\n") if re.match(r"[ \t]*CALL(?:[ \t]|$)", line)]
     assert [item.text for item in parsed.items] == [line.strip() for line in wanted]
-    assert not any(re.match(r"[ \t]*CALL(?:[ \t]|$)", line) for line in parsed.content.split("\n"))
+    assert not any(re.match(r"[ \t]*CALL(?:[ \t]|$)", line) for line in left.split("\n"))
     assert len({item.call_id for item in parsed.items}) == len(parsed.items)
 
 

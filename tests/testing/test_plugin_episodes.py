@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import agentenv.testing
+import agentenv_envs
 from agentenv import Task
 from agentenv.testing.bench import Bench
 
@@ -125,26 +126,56 @@ def test_a_suite_in_processes(project):
     passes(project, 3, "-n", "1", "-p", "no:cov")
 
 
+THEIRS = """
+    import asyncio
+    import pytest
+    from array import array
+
+    @pytest.fixture
+    def virtual_clock():
+        return "12:00"
+
+    @pytest.mark.asyncio
+    async def test_their_fixtures_are_theirs(virtual_clock, episode, env, golden):
+        assert (virtual_clock, episode, env, golden) == ("12:00", "S01E01", None, "gold")
+
+    def test_lists_are_compared_as_ever():
+        assert [1, 2] == [1, 3]
+
+    def test_arrays_too():
+        assert array("i", [1, 2]) == array("i", [1, 3])
+"""
+THEIR_PLUGIN = """
+    import pytest
+
+    @pytest.fixture
+    def episode():
+        return "S01E01"
+
+    @pytest.fixture
+    def env():
+        return None
+
+    @pytest.fixture
+    def golden():
+        return "gold"
+"""
+
+
 def test_a_suite_that_does_not_use_it_is_left_alone(project):
-    project.makepyfile(
-        test_theirs="""
-        import pytest
-
-        @pytest.fixture
-        def episode():
-            return "S01E01"
-
-        def test_their_fixtures_are_theirs(episode):
-            assert episode == "S01E01"
-
-        def test_lists_are_compared_as_ever():
-            assert [1, 2] == [1, 3]
-        """
-    )
-    result = project.runpytest_inprocess()
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*At index 1 diff: 2 != 3*"])
+    project.makepyfile(test_theirs=THEIRS, their_plugin=THEIR_PLUGIN)
+    project.syspathinsert()
+    result = project.runpytest_inprocess("-p", "their_plugin")
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(["*At index 1 diff: 2 != 3*", "*assert array('i', [[]1, 2[]]) == array(*"])
     result.stdout.no_fnmatch_line("*token ids*")
+
+
+@pytest.mark.parametrize("package", [agentenv, agentenv_envs])
+def test_pytest_does_not_warn_of_a_program_that_has_imported_it(package):
+    from _pytest.assertion.rewrite import AssertionRewriter
+
+    assert AssertionRewriter.is_rewrite_disabled(package.__doc__)
 
 
 def test_loading_the_plugin_loads_nothing_heavy():
@@ -236,6 +267,7 @@ CLOCKED = """
     import asyncio
     import pytest
     from agentenv import Limits, StopReason, Task
+    from hypothesis import HealthCheck, given, settings, strategies as st
     from my_env import Echo
 
     TASK = Task("Say yes.", "yes")
@@ -251,6 +283,13 @@ CLOCKED = """
             await asyncio.sleep(3600)
             assert virtual_clock.elapsed_s == 3600
 
+    @settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(seconds=st.integers(1, 3600))
+    async def test_examples_do(virtual_clock, seconds):
+        began_s = virtual_clock.elapsed_s
+        await asyncio.sleep(seconds)
+        assert virtual_clock.elapsed_s == began_s + seconds
+
     def test_plain_tests_do(virtual_clock, run_episode, scripted_engine):
         limits = Limits(episode_timeout_s=25.0)
         episode = run_episode(Echo, scripted_engine(["no"], latency_s=10.0), data=TASK, limits=limits)
@@ -262,4 +301,4 @@ CLOCKED = """
 @pytest.mark.parametrize("args", [(), ("-p", "no:asyncio"), ("-o", "asyncio_mode=auto")])
 def test_tests_on_the_virtual_clock(project, args):
     project.makepyfile(test_clocked=CLOCKED)
-    passes(project, 3, *args)
+    passes(project, 4, *args)

@@ -146,7 +146,7 @@ class ToolUse(AgentInstance):
         info = answers.info
         failed = info["num_errors"] + info["num_malformed"]
         cost = self.penalties["call"] * info["num_calls"] + self.penalties["error"] * failed
-        return StepResult(self._said(answers, notes), reward=-cost, info=info)
+        return StepResult(self._said(answers, notes), reward=0.0 - cost, info=info)
 
     async def gold(self, states: StepState) -> str | None:
         """The call that a row's column `gold` has, then the answer; of rows without it the answer."""

@@ -36,12 +36,14 @@ def description(tools: EpisodeTools) -> str:
 
 
 def parse(text: str, *, turn_index: int = 0) -> ParsedAction:
-    """The calls in an action; nothing makes it fail."""
-    text = text.rpartition("</think>")[2].partition("<think>")[0]
+    """The calls in an action, and the text outside of them with its reasoning; nothing makes it fail."""
+    thought, close, said = text.rpartition("</think>")
+    said, open_, unended = said.partition("<think>")
     items: list[ToolCall | MalformedCall] = []
-    for found in _LINE.finditer(text):
+    for found in _LINE.finditer(said):
         items.append(_item(found[0].strip(), found["rest"] or "", call_id(turn_index, len(items))))
-    return ParsedAction(_LINE.sub("", text).strip() if items else text, tuple(items))
+    content = (thought + close + _LINE.sub("", said) + open_ + unended).strip()
+    return ParsedAction(content if items else text, tuple(items))
 
 
 def results(answers: Answers) -> list[Message]:
