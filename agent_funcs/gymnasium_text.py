@@ -10,9 +10,13 @@ from agentenv_envs.gymnasium_text import GymnasiumText
 LOGS = {"won": "last", "optimal": "sum", "illegal": "sum", "steps": "last", "total_reward": "last"}
 
 
+class Game(GymnasiumText):
+    row_seeds = True  # so that all samples of a prompt begin alike
+
+
 class AgentExecutor(_AgentExecutor):
-    agent_cls, logs = GymnasiumText, LOGS
+    agent_cls, logs = Game, LOGS
 
 
 class AgentRunner(_AgentRunner):
-    agent_cls, logs = GymnasiumText, LOGS
+    agent_cls, logs = Game, LOGS

@@ -8,11 +8,11 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypedDict
 
 from agentenv.errors import ConfigError, ContractError, InfraError
+from agentenv.outside import outside as outside
 from agentenv.types import Completion, Message, SamplingParams, StepResult
 
 _THREAD_WAITS_S = (0.05, 0.2, 0.8)
@@ -266,12 +266,6 @@ async def call(function: Callable[..., Any], *args: Any) -> Any:
         await _start_thread(run, getattr(function, "__qualname__", "call"))
         result = await future
     return await result if inspect.isawaitable(result) else result
-
-
-def outside() -> AbstractContextManager[object]:
-    """While others work for this loop (threads, processes), in here: a loop of virtual time stands still meanwhile."""
-    held = getattr(asyncio.get_running_loop(), "outside", None)
-    return nullcontext() if held is None else held()
 
 
 async def _start_thread(run: Callable[[], None], name: str) -> None:

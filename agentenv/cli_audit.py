@@ -10,10 +10,11 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import tyro
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from agentenv.audit.auditing import AuditOptions
     from agentenv.loading import EnvSource
     from agentenv.types import Task
+
+
+_TELL_EVERY_S = 10.0
+"""In a log, which keeps every line."""
 
 
 @dataclass(frozen=True)
@@ -235,11 +240,26 @@ def _quiet_episodes() -> Iterator[None]:
         logger.setLevel(level)
 
 
+def _now_and_then(out: TextIO) -> Callable[[str], None]:
+    """Writes a line where the last one, or the beginning, is `_TELL_EVERY_S` ago."""
+    last = time.monotonic()
+
+    def tell(line: str) -> None:
+        """Write it, if it is time."""
+        nonlocal last
+        if time.monotonic() - last >= _TELL_EVERY_S:
+            last = time.monotonic()
+            out.write(f"agentenv audit: {line}\n")
+            out.flush()
+
+    return tell
+
+
 @contextlib.contextmanager
 def _progress() -> Iterator[Any]:
-    """How far it is, on one line of a terminal; nothing where stderr is none."""
+    """How far it is: on one line of a terminal; elsewhere a line from time to time."""
     if not sys.stderr.isatty():
-        yield lambda line: None
+        yield _now_and_then(sys.stderr)
         return
 
     def tell(line: str) -> None:

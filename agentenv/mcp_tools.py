@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import Any, Literal
 
+from agentenv.agent import outside
 from agentenv.errors import AgentEnvError, ConfigError, InfraError, MissingDependency
 from agentenv.held import Held, first_error
 from agentenv.mcp_wire import Tail, http_client, listed, result_text
@@ -144,7 +145,8 @@ class Connection:
         held = Held(_session(server, log))
         connection = cls(server, held, log)
         try:
-            session, found = await held.open(limit_s=server.open_timeout_s)
+            with outside():
+                session, found = await held.open(limit_s=server.open_timeout_s)
         except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
             raise ConfigError(
                 f"MCP server {server.name}: expected a program, got {error}. Mend the command."
@@ -218,7 +220,8 @@ class Connection:
         """
         work = asyncio.ensure_future(request)
         try:
-            await asyncio.wait({work, self._held.task}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            with outside():
+                await asyncio.wait({work, self._held.task}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             late = not work.done()
             if late:

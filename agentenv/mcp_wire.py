@@ -106,6 +106,7 @@ class Tail(asyncio.Protocol):
             try:
                 yield writing
             finally:
+                writing.close()  # where the program never had it, nobody else would end the pipe
                 await self.end()
                 transport.close()
 

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -23,7 +24,7 @@ from agentenv.agent import create
 from agentenv.chat import Chat, text_of
 from agentenv.config import RunConfig
 from agentenv.endpoint.agent import ChatAgentSource
-from agentenv.episode import EpisodeKey
+from agentenv.episode import EpisodeKey, guarded
 from agentenv.errors import ConfigError
 from agentenv.loading import EnvSource, load_stop_token_ids, load_tokenizer, resolve_model
 from agentenv.metrics import Tally
@@ -31,6 +32,7 @@ from agentenv.opening import digest, load_source, load_tasks, try_constructor
 from agentenv.record import RunWriter
 from agentenv.runner import derive_seed
 from agentenv.stepping import SteppedEpisode
+from agentenv.trajectory import Trajectory
 from agentenv.types import Message, StepResult, Task
 
 HELP = '''\
@@ -146,22 +148,21 @@ class Game:
         screen.says(observation)
         while not episode.over:
             said = screen.read(f"{len(episode.trajectory.turns) + 1}> ")
-            command = said.strip() if said is not None and "\n" not in said else ""
-            if said is None or command == "/quit":
+            if said is None or said.command == "/quit":
                 return False
-            if command == "/restart":
+            if said.command == "/restart":
                 return True
-            action = await self._command(episode, command) if command[:1] == "/" and command[:2] != "//" else said
+            action = await self._command(episode, said.command) if said.command else said.action
             if action is not None:
-                self._shown(episode, await episode.act(action.replace("//", "/", 1) if said[:2] == "//" else action))
+                self._shown(episode, await episode.act(action))
         self._end(episode)
-        return screen.read("/restart or /quit> ") == "/restart"
+        said = screen.read("/restart or /quit> ")
+        return said is not None and said.command == "/restart"
 
     async def _command(self, episode: SteppedEpisode, command: str) -> str | None:
         """Do what a command says; the action to play, for /gold!."""
         if command in ("/gold", "/gold!"):
-            gold = await episode.gold()
-            self.screen.note("the environment knows no such action." if gold is None else f"gold: {gold}")
+            gold = await self._gold(episode)
             return gold if command == "/gold!" else None
         if command == "/tokens":
             self.screen.note(self._tokens(episode))
@@ -170,6 +171,23 @@ class Game:
         else:
             self.screen.note(f"{command}: expected a command, got another word.\n{HELP}")
         return None
+
+    async def _gold(self, episode: SteppedEpisode) -> str | None:
+        """What the environment calls gold, which is shown, as is what it raises: the episode goes on."""
+        found: list[str | None] = []
+        record = Trajectory(self.task, self.config.max_length)
+
+        async def asked() -> None:
+            """Ask."""
+            found.append(await episode.gold())
+
+        await guarded(asked(), record, lambda: "gold")
+        gold, error = found[0] if found else None, record.error
+        if error is not None:
+            self.screen.note(f"gold failed: {error.type}: {error.message} at {error.place}")
+        else:
+            self.screen.note("the environment knows no such action." if gold is None else f"gold: {gold}")
+        return gold
 
     def _tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
         if not tools:
@@ -204,6 +222,27 @@ class Game:
         self.screen.note(f"end: {trajectory.stop_reason} after {num} turns, reward {reward}{score}")
 
 
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the player wrote."""
+
+    text: str
+    is_block: bool = False
+    """Between two lines of quotes: an action, whatever it holds."""
+
+    @property
+    def command(self) -> str:
+        """The command that it is; empty where it is an action."""
+        word = self.text.strip()
+        return word if not self.is_block and word.startswith("/") and not word.startswith("//") else ""
+
+    @property
+    def action(self) -> str:
+        """The action that it is."""
+        doubled = not self.is_block and self.text.lstrip().startswith("//")
+        return self.text.replace("//", "/", 1) if doubled else self.text
+
+
 class Screen:
     """A terminal, with colours, a line editor and a history; or a pipe, with none of these."""
 
@@ -227,7 +266,7 @@ class Screen:
                 self._print(f"[{message['role']}]", "bold cyan")
             self._print(text_of(message), "")
 
-    def read(self, prompt: str) -> str | None:
+    def read(self, prompt: str) -> Said | None:
         """An action or a command; None at the end of the input, or when the player interrupts.
 
         Blank lines are passed over; in a block of lines they are kept.
@@ -237,17 +276,19 @@ class Screen:
                 line = self._line(prompt)
                 while line is not None and not line.strip():
                     line = self._line(prompt)
-                return line if line is None or line.strip() != _FENCE else self._block()
+                if line is not None and line.strip() == _FENCE:
+                    return self._block()
+                return None if line is None else Said(line)
             except KeyboardInterrupt:
                 self.interrupted = True
                 self.stdout.write("\n")
                 return None
 
-    def _block(self) -> str | None:
+    def _block(self) -> Said | None:
         lines: list[str] = []
         while (line := self._line(_MORE)) is not None and line.strip() != _FENCE:
             lines.append(line)
-        return None if line is None else "\n".join(lines)
+        return None if line is None else Said("\n".join(lines), is_block=True)
 
     def _line(self, prompt: str) -> str | None:
         """A line without its end; None at the end of the input."""

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LIBRARY = ROOT / "agentenv"
 LAYERS = (
-    {"types", "trajectory", "errors"},
+    {"types", "trajectory", "errors", "outside"},
     {
         "agent", "chat", "cluster", "deadlines", "dialogue", "encoding", "http_serving", "openrlhf", "openrlhf_module",
         "openrlhf_rewards", "ray_import", "restarts", "rewards", "sandbox", "template", "tool_formats", "tools",

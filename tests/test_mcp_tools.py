@@ -70,6 +70,14 @@ async def test_all_pages_of_tools_are_listed_and_schemas_are_passed_on_unchanged
     }
 
 
+async def test_virtual_time_stands_still_while_a_server_works(virtual_clock, monkeypatch):
+    monkeypatch.setattr("agentenv.testing.clock._QUIET_S", 0.001)  # of its pipes alone it would not be known
+    async with opened(stdio(per_episode=True)) as tools:
+        await asyncio.sleep(3600)
+        assert await said(tools, "add", a=2, b=3) == "5"
+        assert virtual_clock.elapsed_s == 3600
+
+
 async def test_a_subset_with_a_prefix_is_called_by_the_name_that_the_server_knows():
     async with opened(stdio(tools=["add"], prefix="far_")) as tools:
         assert list(tools.tools) == ["far_add"]
@@ -181,9 +189,10 @@ async def test_all_calls_that_wait_for_a_server_that_dies_are_told():
             await waiting
 
 
-async def test_a_program_that_is_not_there_is_a_config_error():
+@pytest.mark.parametrize("program", ["no-such-program-here", __file__])
+async def test_a_program_that_is_not_there_or_cannot_be_run_is_a_config_error(program, tmp_path):
     with pytest.raises(ConfigError, match="expected a program"):
-        await Toolset(McpServer(command=("no-such-program-here",))).begin()
+        await Toolset(McpServer(command=(program,), cwd=tmp_path)).begin()
 
 
 async def test_a_program_that_ends_at_once_is_an_infra_error_that_quotes_it():
@@ -373,7 +382,7 @@ async def _first(messages, receive):
     return await receive()
 
 
-@pytest.mark.parametrize("status", [401, 404, 503])
+@pytest.mark.parametrize("status", [404, 503])
 async def test_a_gateways_refusal_of_a_call_is_an_infra_error_and_no_words_of_the_tool(status):
     with served(gateway=refuses(status, b'"add"')) as (url, stop):
         async with opened(McpServer(url=url, timeout_s=5)) as tools:

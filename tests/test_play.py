@@ -50,6 +50,8 @@ class Door(AgentInstance):
                           terminated=done, info={"seed": states["seed"]})
 
     async def gold(self, states):
+        if self.word == "lost":
+            raise KeyError("no key")
         return None if states["turn_index"] > 2 else self.word
 
     async def close(self):
@@ -92,20 +94,28 @@ def test_actions_from_a_pipe_are_played_and_what_they_bring_is_shown(door, monke
 
 
 def test_a_block_of_lines_is_one_action_and_two_slashes_begin_one_with_a_slash(door, monkeypatch, capsys):
-    said = '"""\nfirst\n\n/quit\n"""\n//open\n /nonsense\n/quit\nopen\n'
+    blocks = ["first\n\n/quit", "/quit", "// a comment\nint x;"]
+    said = "".join(f'"""\n{block}\n"""\n' for block in blocks) + "//open\n /nonsense\n/quit\nopen\n"
     code, out, _, heard, closed = play(door, said, monkeypatch, capsys)
-    assert (code, heard, closed) == (0, [repr("first\n\n/quit"), "'/open'"], 1)
+    assert (code, heard, closed) == (0, [*map(repr, blocks), "'/open'"], 1)
     assert "/nonsense: expected a command, got another word." in out
 
 
 def test_gold_is_shown_or_played_and_restart_begins_the_same_task_anew(door, monkeypatch, capsys):
     code, out, _, heard, closed = play(
-        door, "/gold\na\n/restart\n/gold!\n/restart\na\nb\nc\n/gold!\n", monkeypatch, capsys
+        door, "/gold\na\n/restart\n/gold!\n/restart \na\nb\nc\n/gold!\n", monkeypatch, capsys
     )
     assert (code, heard, closed) == (0, ["'a'", "'open'", "'a'", "'b'", "'c'"], 3)
     assert "gold: open\n1> a" in out
     assert "the environment knows no such action." in out
     assert out.count("A door.") == 3
+
+
+def test_an_environment_whose_gold_fails_is_told_of_and_the_episode_goes_on(door, monkeypatch, capsys):
+    flags = ("--env_kwargs", '{"word": "lost"}')
+    code, out, _, heard, closed = play(door, "/gold!\n/gold\nlost\n", monkeypatch, capsys, *flags)
+    assert (code, heard, closed) == (0, ["'lost'"], 1)
+    assert out.count("gold failed: KeyError: 'no key' at ") == 2
 
 
 @pytest.mark.parametrize("said", ["", "a\n", "/quit\n", '"""\nunfinished\n'])

@@ -9,18 +9,16 @@ from dataclasses import replace
 from typing import Any
 
 from agentenv.agent import AgentInstance
-from agentenv.chat import Chat
 from agentenv.check_watch import Hung, Seen
+from agentenv.conformance import chats
 from agentenv.conformance.cases import CALL_OF_NOTHING, ODD_ACTIONS
 from agentenv.conformance.problems import Problem, place_of_method, problem_at, raised, read_message, short, unique
 from agentenv.conformance.scene import Scene
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode import EpisodeKey
 from agentenv.errors import ConfigError, ContractError
-from agentenv.loading import load_tokenizer, resolve_model
 from agentenv.molt_files import Env as MoltEnv
 from agentenv.openrlhf import parse_step
-from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.trajectory import Trajectory
 from agentenv.types import SamplingParams, StepResult, StopReason
 
@@ -78,11 +76,11 @@ class _Trial:
     async def episode(self, actions: list[str], seen: list[Seen]) -> Trajectory:
         """One episode of a policy that says these actions."""
         # The template of tiny-math has tools.
-        tokenizer = load_tokenizer(resolve_model("tiny-math")) if self.scene.own_loop else CharTokenizer()
+        chat = chats.with_tools() if self.scene.own_loop else chats.plain()
         return await self.scene.spied(seen).episode(
             self.scene.tasks[0],
-            engine=ScriptedEngine(actions * 3, tokenizer),
-            chat=Chat(tokenizer),
+            engine=ScriptedEngine(actions * 3, chat.tokenizer),
+            chat=chat,
             sampling=SamplingParams(max_tokens=100),
             limits=self.limits,
             key=EpisodeKey("check", seed=0),
@@ -98,6 +96,8 @@ class _Trial:
         method = {"create": "__init__"}.get(where, where)
         expected = f"an answer within {self.limits.step_timeout_s:g} s"
         mend = "It hangs: give what it waits for a deadline of its own."
+        if self.scene.left and not self.scene.own_loop:
+            mend = "It hangs, and does not end when it is cancelled: let CancelledError pass."
         return self.at_line(problem_at(cls, method, expected, "none", mend), method)
 
     def judge_run(self, cls: type[Any], trajectory: Trajectory) -> list[Problem]:

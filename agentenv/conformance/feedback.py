@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from agentenv.agent import AgentInstance, Tokenizer
+from agentenv.agent import AgentInstance
 from agentenv.chat import Chat, text_of
+from agentenv.conformance import chats
 from agentenv.conformance.cases import FORGED
 from agentenv.conformance.passes import noted
 from agentenv.conformance.problems import Problem, problem_at, unique
 from agentenv.conformance.scene import Scene
 from agentenv.errors import AgentEnvError
-from agentenv.loading import load_tokenizer, resolve_model
-from agentenv.testing.tokenizers import (
-    BosTokenizer,
-    ByteFallbackTokenizer,
-    LongPromptTokenizer,
-    MergingTokenizer,
-    OpenEndedTokenizer,
-    RewritingTokenizer,
-)
 from agentenv.types import Message
 
 _ROLES = ("system", "user", "assistant", "tool")
 _STALLS = "Say what was wrong, or end the episode: a policy that hears nothing says the same again."
-_PATHOLOGICAL: tuple[Callable[[], Tokenizer], ...] = (
-    MergingTokenizer, ByteFallbackTokenizer, RewritingTokenizer, LongPromptTokenizer, OpenEndedTokenizer, BosTokenizer,
-)  # fmt: skip
 Observation = str | Sequence[Message]
 
 
@@ -49,14 +38,13 @@ def feedback(scene: Scene) -> list[Problem]:
     """What it says is never empty, has roles that templates know, renders, and is text where it holds tokens' names."""
     scene.needs_steps()
     cls, problems = scene.agent_cls, []
-    chats = [Chat(load_tokenizer(resolve_model("tiny-math"))), *(Chat(kind()) for kind in _PATHOLOGICAL)]
     done: set[str] = set()
     for said in _all_said(scene):
         if repr(said) in done:
             continue
         done.add(repr(said))
         found = [*_stalls(cls, said), *_roles(cls, said), *_unicode(cls, said)]
-        problems += found or [problem for chat in chats for problem in _rendered(cls, said, chat)]
+        problems += found or [problem for chat in chats.every_kind() for problem in _rendered(cls, said, chat)]
     return unique(problems)
 
 

@@ -14,7 +14,9 @@ _TIMES = ("_s", "_ms", "_seconds", "time")
 
 def difference(one: Trajectory, other: Trajectory, names: tuple[str, str]) -> str | None:
     """The first fact that two records of the same episode disagree on, in words; None where they do not."""
-    for (fact, mine), (_, theirs) in zip_longest(_facts(one), _facts(other), fillvalue=("number of turns", "none")):
+    for (fact, mine), (other_fact, theirs) in zip_longest(_facts(one), _facts(other), fillvalue=("", None)):
+        if fact != other_fact:
+            fact, mine, theirs = "number of turns", len(one.turns), len(other.turns)
         if mine != theirs:
             return f"{fact}: {_brief(mine, theirs)} {names[0]}, {_brief(theirs, mine)} {names[1]}"
     return None
@@ -28,6 +30,8 @@ def culprit(found: str, trajectory: Trajectory) -> str:
 def _facts(trajectory: Trajectory) -> Iterator[tuple[str, object]]:
     yield "prompt", _plain(trajectory.prompt)
     yield "tools", repr(trajectory.tools)
+    error = trajectory.error
+    yield "error", None if error is None else f"{error.type}: {error.message}"
     for index, turn in enumerate(trajectory.turns):
         result, at = turn.result, f"turn {index + 1}"
         if result is None:
@@ -40,8 +44,6 @@ def _facts(trajectory: Trajectory) -> Iterator[tuple[str, object]]:
     yield "number of turns", len(trajectory.turns)
     yield "tokens", [segment.token_ids.tolist() for segment in trajectory.segments]
     yield "stop reason", str(trajectory.stop_reason)
-    error = trajectory.error
-    yield "error", None if error is None else f"{error.type}: {error.message}"
 
 
 def _plain(observation: object) -> str:

@@ -13,6 +13,7 @@ from weakref import finalize
 from agentenv.agent import Engine, Tokenizer, create
 from agentenv.chat import Chat
 from agentenv.check_watch import Around, CallWatch, Seen, watched_class
+from agentenv.conformance import chats
 from agentenv.conformance.cases import FORGED, LABEL, ODD_ACTIONS, PROMPT, Case, Policy, script
 from agentenv.conformance.target import load_target
 from agentenv.dataset import in_messages, read_tasks
@@ -21,15 +22,8 @@ from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode import EpisodeKey
 from agentenv.errors import AgentEnvError, ConfigError, EpisodeFailed
 from agentenv.executor import AgentFunc
-from agentenv.loading import (
-    EnvSource,
-    EpisodeSource,
-    builtin_datasets,
-    load_tokenizer,
-    resolve_model,
-)
+from agentenv.loading import EnvSource, EpisodeSource, builtin_datasets
 from agentenv.stepping import SteppedEpisode
-from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.trajectory import Trajectory
 from agentenv.types import Limits, SamplingParams, Task
 
@@ -121,13 +115,17 @@ class Scene:
             finalize(self, _let_go, self._loop)
         return self._loop.run_until_complete(work)
 
+    @property
+    def left(self) -> set[asyncio.Task[Any]]:
+        """The tasks that are still there, between two `run`."""
+        return set() if self._loop is None else asyncio.all_tasks(self._loop)
+
     def close(self) -> None:
         """End the event loop, and what is left on it. Again is harmless; a new one is made where it is needed."""
         loop, self._loop = self._loop, None
         if loop is None or loop.is_running():
             return
-        left = asyncio.all_tasks(loop)
-        for task in left:
+        for task in (left := asyncio.all_tasks(loop)):
             task.cancel()
         if left:
             loop.run_until_complete(asyncio.wait(left, timeout=_END_S))  # some ignore it
@@ -160,10 +158,10 @@ class Scene:
 
     @cached_property
     def tasks(self) -> list[Task]:
-        """The tasks it is tried on, in messages: one that is given, or the first two of its data."""
+        """The tasks it is tried on: one that is given, as it is; or the first two of its data, in messages."""
         options = self.options
         if options.task is not None:
-            return [in_messages(options.task)]
+            return [options.task]
         found = self.rows(2)
         for tasks in found.values():
             if not isinstance(tasks, AgentEnvError):
@@ -179,28 +177,28 @@ class Scene:
         read: dict[str, list[Task] | AgentEnvError] = {}
         for name, path in found.items():
             try:
-                read[name] = read_tasks(str(path), limit=limit, needs_label=needs_label)
+                tasks = read_tasks(str(path), limit=limit, needs_label=needs_label)
+                read[name] = [in_messages(task) for task in tasks]  # as `agentenv run` does
             except AgentEnvError as error:
                 read[name] = error
         return read
 
     @cached_property
-    def tokenizer(self) -> Tokenizer:
-        """One that needs no download; tiny-math's, whose template has tools, where the environment offers some."""
-        with_tools = load_tokenizer(resolve_model("tiny-math"))
-        case, limits = Case(self.tasks[0], "probe", lambda request: ""), replace(self.limits, max_turns=1)
-        probed = self.run(self.episode(case, limits=limits, on=with_tools))
-        return with_tools if probed.tools else CharTokenizer()
-
-    @cached_property
     def chat(self) -> Chat:
-        """How messages become tokens; one for all episodes, which finds out what the template does once."""
-        return Chat(self.tokenizer)
+        """How messages become tokens; by tiny-math's template, which has tools, where the environment offers some."""
+        case, limits = Case(self.tasks[0], "probe", lambda request: ""), replace(self.limits, max_turns=1)
+        probed = self.run(self.episode(case, limits=limits, on=chats.with_tools()))
+        return chats.with_tools() if probed.tools else chats.plain()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """That of the chat; it needs no download."""
+        return self.chat.tokenizer
 
     @cached_property
     def cases(self) -> list[Case]:
         """The episodes that properties look at: policies that know nothing, the label, gold, and what is given."""
-        _, cases = self.tokenizer, []  # which is found out on an event loop of its own
+        _, cases = self.chat, []  # which is found out on an event loop of its own
         for index, task in enumerate(self.tasks):
             said: dict[str, Policy] = {
                 "silent": [""],
@@ -237,7 +235,7 @@ class Scene:
         """An episode of the agent class, whose actions are given one at a time."""
         make = partial(create, self.agent_cls, self.kwargs)
         sampling, key = SamplingParams(max_tokens=_MAX_TOKENS), EpisodeKey("check", seed=seed)
-        chat = Chat(CharTokenizer()) if "tokenizer" not in vars(self) else self.chat
+        chat = chats.plain() if "chat" not in vars(self) else self.chat
         return SteppedEpisode(make, task, chat=chat, sampling=sampling, limits=limits or self.limits, key=key)
 
     def spied(self, seen: list[Seen], around: Around | None = None) -> EpisodeSource:
@@ -256,14 +254,14 @@ class Scene:
         source: EpisodeSource | None = None,
         engine: Engine | None = None,
         limits: Limits | None = None,
-        on: Tokenizer | None = None,
+        on: Chat | None = None,
     ) -> Trajectory:
         """One episode of a case."""
-        tokenizer = on or self.tokenizer
+        chat = on or self.chat
         return await (source or self.source).episode(
             case.task,
-            engine=engine or ScriptedEngine(case.say, tokenizer),
-            chat=self.chat if on is None else Chat(on),
+            engine=engine or ScriptedEngine(case.say, chat.tokenizer),
+            chat=chat,
             sampling=SamplingParams(max_tokens=_MAX_TOKENS),
             limits=limits or replace(self.limits, max_turns=max(self.limits.max_turns, case.num_turns)),
             key=EpisodeKey(f"{case.task.task_id}/{case.policy}", seed=case.seed),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentenv.agent import Tokenizer
-from agentenv.errors import EngineError
+from agentenv.errors import ConfigError, EngineError
 from agentenv.types import Completion, FinishReason, SamplingParams
 
 Reply = str | Sequence[int] | Completion | Exception
@@ -75,8 +75,13 @@ class ScriptedEngine:
             crash_at: indices of calls that raise EngineError, counted over the engine's life.
             logprob: of every token; `math.nan` for an engine that lost them.
             policy_version: of every token.
+
+        Raises:
+            ConfigError: the script is a text, or has no reply.
         """
         self.script = script if callable(script) else list(script)
+        if isinstance(script, str) or not self.script:
+            raise ConfigError(f"ScriptedEngine.script: expected replies in a list, got {script!r:.60}. Give it some.")
         self.tokenizer, self.latency_s, self.finish_reason = tokenizer, latency_s, finish_reason
         self.crash_at = frozenset([crash_at] if isinstance(crash_at, int) else crash_at)
         self.logprob, self.policy_version = logprob, policy_version

@@ -6,6 +6,7 @@ Gymnasium's words: `begin` gives (observation, info), `act` gives (observation, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -86,6 +87,10 @@ class GymConfig:
             ("obs_mode", self.obs_mode, self.obs_mode in ("text", "messages", "tokens"), "text, messages or tokens"),
             ("max_episode_steps", steps, _is_none_or(steps, least=1), "None or an integer >= 1"),
             ("max_length", length, _is_none_or(length, least=2), "None or an integer >= 2"),
+            ("data", self.data, _is_path(self.data), "None, a file or a name"),
+            ("limit", self.limit, _is_none_or(self.limit, least=1), "None or an integer >= 1"),
+            ("model", self.model, _is_path(self.model), "None, a name, a folder or a Hugging Face id"),
+            ("step_timeout_s", self.step_timeout_s, _is_seconds(self.step_timeout_s), "seconds above 0"),
         )
         for name, value, holds, expected in checks:
             if not holds:
@@ -232,8 +237,8 @@ class EpisodeMaker:
         return [int(i) for i in value]
 
     def _index_of(self, task: int | str) -> int:
-        index = self._index.get(task, -1) if isinstance(task, str) else int(task)
-        if not 0 <= index < len(self.tasks):
+        index = self._index.get(task, -1) if isinstance(task, str) else task
+        if not _is_index(index) or not 0 <= index < len(self.tasks):
             raise ConfigError(
                 f"AgentEnv.reset: options['task']: expected an index below {len(self.tasks)} or a task's id, got "
                 f"{task!r}. The first id is {self.tasks[0].task_id!r}."
@@ -251,6 +256,18 @@ class EpisodeMaker:
 
 def _is_none_or(value: Any, *, least: int) -> bool:
     return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least)
+
+
+def _is_path(value: Any) -> bool:
+    return value is None or isinstance(value, str | os.PathLike)
+
+
+def _is_index(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_seconds(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 def _steppable(env: str) -> type[AgentInstance]:

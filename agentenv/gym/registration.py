@@ -7,13 +7,14 @@ and imports no environment: one that cannot be imported stands in nobody's way u
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import PurePath
 from typing import Any, Literal
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from agentenv.endpoint.agent import owns_its_loop
 from agentenv.errors import ConfigError
@@ -23,6 +24,7 @@ from agentenv.types import Limits
 NAMESPACE = "agentenv"
 ENTRY_POINT = "agentenv.gym.env:AgentEnv"
 VECTOR_ENTRY_POINT = "agentenv.gym.vector:AgentVectorEnv"
+_KINDS: dict[str, type[SyncVectorEnv | AsyncVectorEnv]] = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}
 _UNFIT = re.compile(r"[^\w.-]+")
 
 
@@ -51,7 +53,8 @@ def register_all() -> list[str]:
     """Register every installed environment with Gymnasium, and give the ids; importing `agentenv.gym` does it.
 
     What is registered already is left as it is. Episodes are truncated after `Limits.max_turns` actions (16), by
-    Gymnasium's TimeLimit, unless `max_episode_steps` says otherwise.
+    Gymnasium's TimeLimit, unless `max_episode_steps` says otherwise. TimeLimit does not tell the environment: one that
+    pays at the end (`on_truncate`) does not pay there; under `make` and in an AgentVectorEnv it does.
     """
     ids = installed_ids()
     for env_id, name in ids.items():
@@ -101,17 +104,44 @@ def make_vec(
 ) -> VectorEnv[Any, Any, Any]:
     """Environments in a vector: on one event loop (the default), one after another, or a process for each.
 
-    As `gymnasium.make_vec`, with `shared_memory=False` for processes: text has no size that could be shared.
+    As `gymnasium.make_vec`, with `shared_memory=False` for processes: text has no size that could be shared. All three
+    tell the environments of `max_episode_steps`, as `make` does.
+
+    Args:
+        env: an id, a name, `module:Attr` or `file.py:Class`.
+        num_envs: how many.
+        vectorization_mode: "vector_entry_point" (an AgentVectorEnv), "sync" or "async".
+        vector_kwargs: arguments of gymnasium's SyncVectorEnv or AsyncVectorEnv.
+        **kwargs: fields of `agentenv.gym.GymConfig`; those of the AgentVectorEnv; `wrappers` of each in the others.
 
     Raises:
         ConfigError: there is no such environment, or an argument is wrong.
     """
-    spec = spec_of(name_of(env), {})
-    options = dict(vector_kwargs or {})
+    name, options = name_of(env), dict(vector_kwargs or {})
+    settings = {"max_episode_steps": Limits().max_turns, **kwargs}
+    if vectorization_mode == "vector_entry_point":
+        return gymnasium.make_vec(
+            spec_of(name, {}), num_envs, vectorization_mode=vectorization_mode, vector_kwargs=options, **settings
+        )
+    if vectorization_mode not in _KINDS:
+        raise ConfigError(
+            f"agentenv.gym.make_vec: vectorization_mode: expected vector_entry_point, sync or async, got "
+            f"{vectorization_mode!r}. Change it."
+        )
     if vectorization_mode == "async":
         options.setdefault("shared_memory", False)
-    settings = {"max_episode_steps": Limits().max_turns, **kwargs}
-    return gymnasium.make_vec(spec, num_envs, vectorization_mode=vectorization_mode, vector_kwargs=options, **settings)
+    one = partial(_wrapped, name, settings.pop("wrappers", None) or (), settings)
+    envs = _KINDS[vectorization_mode]([one] * num_envs, **options)
+    asked = {"num_envs": num_envs, "vectorization_mode": vectorization_mode, "vector_kwargs": options}
+    envs.spec = spec_of(name, settings | asked)
+    return envs
+
+
+def _wrapped(env: str, wrappers: Sequence[Callable[[Any], Any]], settings: Mapping[str, Any]) -> Any:
+    made: Any = make(env, **settings)
+    for wrapper in wrappers:
+        made = wrapper(made)
+    return made
 
 
 def name_of(env: str) -> str:

@@ -132,7 +132,7 @@ class AgentVectorEnv(VectorEnv[Observations, Any, np.ndarray[Any, Any]]):
             ConfigError: an option is unknown or names no task.
         """
         with self._call("reset"):
-            return self._settled_reset(wait_for(self._reset(self._to_begin(seed, options))))
+            return self._settled_reset(wait_for(self._reset(seed, options)))
 
     def step(self, actions: Sequence[Any]) -> Step:
         """Take one action in each environment: observations, rewards, terminations, truncations, infos.
@@ -143,19 +143,19 @@ class AgentVectorEnv(VectorEnv[Observations, Any, np.ndarray[Any, Any]]):
                 back yet; nothing was stepped.
         """
         with self._call("step"):
-            return self._settled_step(wait_for(self._step(self._taken(actions))))
+            return self._settled_step(wait_for(self._step(actions)))
 
     async def areset(
         self, *, seed: int | Sequence[int | None] | None = None, options: Mapping[str, Any] | None = None
     ) -> Reset:
         """`reset`, awaited."""
         with self._call("reset"):
-            return self._settled_reset(await _awaited(self._reset(self._to_begin(seed, options))))
+            return self._settled_reset(await _awaited(self._reset(seed, options)))
 
     async def astep(self, actions: Sequence[Any]) -> Step:
         """`step`, awaited: the caller's loop does other work meanwhile."""
         with self._call("step"):
-            return self._settled_step(await _awaited(self._step(self._taken(actions))))
+            return self._settled_step(await _awaited(self._step(actions)))
 
     async def aclose(self) -> None:
         """`close`, awaited."""
@@ -279,20 +279,28 @@ class AgentVectorEnv(VectorEnv[Observations, Any, np.ndarray[Any, Any]]):
 
     # --- on the background loop --------------------------------------------------------------------------------------
 
-    async def _reset(self, starts: Mapping[int, Start]) -> list[Outcome | None]:
+    async def _alone(self) -> None:
+        """Wait until a call that was given up has ended its episodes: it would end those that begin here."""
+        if self._working is not None:
+            await asyncio.wait({self._working})
+
+    async def _reset(self, seed: Any, options: Mapping[str, Any] | None) -> list[Outcome | None]:
+        await self._alone()
+        starts = self._to_begin(seed, options)
         begun = await self._together(
             "reset", [partial(self._slots[index].reset, start) for index, start in starts.items()]
         )
         by_index = dict(zip(starts, begun, strict=True))
         return [by_index.get(index) for index in range(self.num_envs)]
 
-    async def _step(self, actions: Sequence[Any]) -> list[Outcome]:
+    async def _step(self, actions: Any) -> list[Outcome]:
+        await self._alone()
         autoreset = self.autoreset_mode is AutoresetMode.SAME_STEP
         return await self._together(
             "step",
             [
                 partial(slot.step, action, autoreset=autoreset) if slot.ready else slot.reset
-                for slot, action in zip(self._slots, actions, strict=True)
+                for slot, action in zip(self._slots, self._taken(actions), strict=True)
             ],
         )
 

@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agentenv.agent import outside
 from agentenv.errors import InfraError
+from agentenv.outside import outside
 from agentenv.sandbox import files
 from agentenv.sandbox._plan import Plan
 from agentenv.sandbox.types import Isolation

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from agentenv.agent import outside
+from agentenv.outside import outside
 from agentenv.sandbox._client import Zygote, ZygoteLost
 from agentenv.sandbox._verdicts import classify
 from agentenv.sandbox.types import ExecLimits, ExecResult, Isolation, Policy, Status

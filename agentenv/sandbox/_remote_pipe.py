@@ -41,12 +41,16 @@ _remote_host.main(armoured="armoured" in sys.argv)
 _STARTED = ("_remote_host", "_zygote", "_probes", "_session_driver")
 """Modules of ours that run there as programs; what they import comes with them."""
 
+_BESIDE = ("errors", "outside")
+"""Of `agentenv`: modules that import nothing of it."""
+
 
 @cache
 def source_line() -> bytes:
     """What the far side needs of this package, as one line."""
     package = Path(__file__).parent
-    files = {"agentenv/__init__.py": "", "agentenv/errors.py": (package.parent / "errors.py").read_text("utf-8")}
+    files = {"agentenv/__init__.py": ""}
+    files |= {f"agentenv/{name}.py": (package.parent / f"{name}.py").read_text("utf-8") for name in _BESIDE}
     todo = ["__init__", *_STARTED]
     while todo:
         name = f"agentenv/sandbox/{todo[-1]}.py"

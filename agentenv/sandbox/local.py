@@ -18,8 +18,8 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, null
 from dataclasses import fields, replace
 from typing import Any, Literal, Self
 
-from agentenv.agent import outside
 from agentenv.errors import ConfigError
+from agentenv.outside import outside
 from agentenv.sandbox import _levels, files
 from agentenv.sandbox._client import ZygoteLost
 from agentenv.sandbox._execution import LocalExecution, Program

@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import agentenv
 from agentenv.errors import ConfigError
 from agentenv.loading import installed_envs
 
@@ -51,8 +52,9 @@ def make_plugin(name: str, out: str | Path | None = None) -> Plugin:
     words = {"@package@": package, "@Class@": _class_name(package), "@dist@": package.replace("_", "-")}
     files = []
     for source in sorted(path for path in _TEMPLATE.rglob("*.tmpl")):
-        relative = str(source.relative_to(_TEMPLATE)).removesuffix(".tmpl").replace("src/package/", f"src/{package}/")
-        target = folder / relative.replace("dot-", ".").replace("test_package", f"test_{package}")
+        named = source.name.removesuffix(".tmpl").replace("dot-", ".").replace("test_package", f"test_{package}")
+        parents = source.relative_to(_TEMPLATE).parent.parts
+        target = folder.joinpath(*(package if part == "package" else part for part in parents), named)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(_filled(source.read_text("utf-8"), words), "utf-8")
         files.append(target.relative_to(folder))
@@ -61,10 +63,15 @@ def make_plugin(name: str, out: str | Path | None = None) -> Plugin:
 
 def _checked(name: str) -> str:
     package = name.replace("-", "_")
-    if not _NAME.fullmatch(package) or keyword.iskeyword(package):
+    if not _NAME.fullmatch(package) or keyword.iskeyword(package) or keyword.iskeyword(_class_name(package)):
         raise ConfigError(
             f"agentenv new: expected a name of lower-case letters, digits and underscores, got {name!r}. "
             "Such as word_sort."
+        )
+    if hasattr(agentenv, _class_name(package)) or _class_name(package) in ("AgentExecutor", "AgentRunner"):
+        raise ConfigError(
+            f"agentenv new: expected a new name, got {name!r}, whose class would be {_class_name(package)} like one of "
+            "agentenv's. Choose another."
         )
     if package in installed_envs():
         raise ConfigError(f"agentenv new: expected a new name, got {name!r}, an installed environment. Choose another.")

@@ -2,10 +2,10 @@
 
 Sleeps, timeouts and deadlines (`asyncio.sleep`, `asyncio.timeout`, `Limits`) take no real time, in the order in which
 they would end. Time never jumps while others work for the loop: plain methods in threads, `asyncio.to_thread`, worker
-processes, processes that asyncio started, programs in a local sandbox, calls of MCP tools. It stands still for them, so
-how long they really take changes nothing. For a connection it stands still until half a second goes by without a word:
-of one that is open nobody knows whether it will ever say something. Await what takes longer, and threads that somebody
-else started, within `agentenv.agent.outside()`.
+processes, programs in a local sandbox, calls of MCP tools, and processes that asyncio started, unless they have a stdin
+that is open. It stands still for them, so how long they really take changes nothing. For a connection or a pipe it
+stands still until half a second goes by without a word: of one that is open nobody knows whether it will ever say
+something. Await what takes longer, and threads that somebody else started, within `agentenv.agent.outside()`.
 
 Example:
     >>> async def night():
@@ -83,7 +83,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._now, self._patience_s = 0.0, patience_s
         self._outside: set[object] = set()
-        self._silent: frozenset[object] = frozenset()  # descriptors, and members of _outside
+        self._processes: list[asyncio.SubprocessTransport] = []
+        self._silent: frozenset[object] = frozenset()  # descriptors, processes, and members of _outside
         self.num_jumps = self.num_stalls = 0
         self.real_wait_s = 0.0
         selector = _JumpingSelector()
@@ -124,44 +125,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         with self.outside():
             await super().shutdown_default_executor()
 
-    async def subprocess_exec(self, protocol_factory: Any, *args: Any, **options: Any) -> Any:
+    async def subprocess_exec(self, *args: Any, **options: Any) -> Any:
         """As event loops do; time stands still until the process ends."""
-        with self._begun() as who:
-            return await super().subprocess_exec(self._ending(who, protocol_factory), *args, **options)
+        transport, protocol = await super().subprocess_exec(*args, **options)
+        self._processes.append(transport)
+        return transport, protocol
 
-    async def subprocess_shell(self, protocol_factory: Any, cmd: Any, **options: Any) -> Any:
+    async def subprocess_shell(self, *args: Any, **options: Any) -> Any:
         """As event loops do; time stands still until the process ends."""
-        with self._begun() as who:
-            return await super().subprocess_shell(self._ending(who, protocol_factory), cmd, **options)
-
-    @contextmanager
-    def _begun(self) -> Iterator[object]:
-        """Somebody outside who stays there, unless the beginning fails."""
-        who = object()
-        self._outside.add(who)
-        try:
-            yield who
-        except BaseException:
-            self._outside.discard(who)
-            raise
-
-    def _ending(self, who: object, protocol_factory: Any) -> Callable[[], Any]:
-        """The factory, of protocols whose process is outside until it ends."""
-
-        def made() -> Any:
-            """A protocol, as asyncio asks for it."""
-            protocol = protocol_factory()
-            exited = protocol.process_exited
-
-            def process_exited() -> None:
-                """Tell both."""
-                self._outside.discard(who)
-                exited()
-
-            protocol.process_exited = process_exited
-            return protocol
-
-        return made
+        transport, protocol = await super().subprocess_shell(*args, **options)
+        self._processes.append(transport)
+        return transport, protocol
 
     async def create_connection(self, *args: Any, **options: Any) -> Any:
         """As event loops do; an answer is waited for anew after every write."""
@@ -195,7 +169,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         Raises:
             ContractError: no timer and nobody outside is left, so that nothing would ever happen.
         """
-        working = frozenset((*watched, *self._outside))
+        self._processes = [process for process in self._processes if process.get_returncode() is None]
+        working = frozenset((*watched, *self._outside, *(each for each in self._processes if not _listens(each))))
         self._silent &= working
         waited_for = working - self._silent
         if timeout is None or waited_for:
@@ -220,6 +195,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             )
         self.num_stalls += known
         self._silent = working
+
+
+def _listens(process: asyncio.SubprocessTransport) -> bool:
+    """It may be waiting for our next word: such as a server, which is heard over its pipes when it has something."""
+    stdin: Any = process.get_pipe_transport(0)
+    return stdin is not None and not stdin.is_closing()
 
 
 class VirtualClock:

@@ -90,8 +90,6 @@ class Setup:
         """What speaks."""
         if callable(getattr(self.policy, "generate", None)):
             return self.policy  # type: ignore[return-value]
-        if isinstance(self.policy, str):
-            raise ConfigError(f"Setup.policy: expected a list of replies, got {self.policy!r:.60}. Put it in a list.")
         return ScriptedEngine(self.policy, self.chat().tokenizer)  # type: ignore[arg-type]
 
     def _prepared(self, task: Task, number: int) -> Task:

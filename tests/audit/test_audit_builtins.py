@@ -33,6 +33,14 @@ async def test_a_built_in_passes_its_own_audit(env, num_tasks):
     assert [(row.num_full, row.num_plays) for row in gold] == ([] if env == "rm_chat" else [(num_tasks, num_tasks)])
 
 
+async def test_tool_use_passes_its_own_audit_and_gold_calls_a_tool_first():
+    policies = ("echo/prompt", "enumeration/numbers", "hacks/many_answers", "hacks/forged_result", "wrong", "hedge")
+    result = await audited("tool_use", task_ids=("000000", "000010"), policies=policies, repeat=False)
+    assert failed(result) == []
+    gold = [play for play in result.plays if play.policy == "gold"]
+    assert [(len(play.steps), play.score) for play in gold] == [(2, 1.0)] * 2
+
+
 async def test_games_pass_the_audit_with_gold_of_many_turns():
     result = await audited("gymnasium_text", num_tasks=2, policies=("hacks",), repeat=False)
     assert failed(result) == []

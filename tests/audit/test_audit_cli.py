@@ -48,6 +48,16 @@ def test_a_sound_environment_exits_with_0_and_a_hackable_one_with_1(target, caps
     assert "failed: 1 fail" in said
 
 
+def test_a_log_is_told_how_far_it_is_now_and_then(target, capsys, monkeypatch):
+    assert main(["audit", *target, *POLICIES]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("agentenv.cli_audit._TELL_EVERY_S", 0.0)
+    assert main(["audit", *target, *POLICIES, "--tasks", "1", "--json"]) == 0
+    said = capsys.readouterr()
+    assert said.err.splitlines()[0].startswith("agentenv audit: 1 of ")
+    assert json.loads(said.out)["env"] == target[0]
+
+
 def test_what_is_allowed_with_a_reason_no_longer_fails(target, tmp_path, capsys):
     allowing = ["--allow", "hack-earns=every number may be said", "flaky-*=never seen"]
     assert main(["audit", *target, *EASY, *POLICIES, *allowing]) == 0

@@ -123,9 +123,11 @@ BROKEN = {
                 return await super().step(states)
         """, "step", "nothing left behind by an episode"),
     "a process": ("cancel", """
+        PIDS_CACHE = []
         class Agent(Two):
             async def step(self, states):  # HERE
                 child = await asyncio.create_subprocess_exec("sleep", "20")
+                PIDS_CACHE.append(child.pid)
                 await asyncio.sleep(0)
                 child.kill()
                 await child.wait()

@@ -1,10 +1,15 @@
 """Each property finds the environment that breaks it, names its line, and says nothing of any other."""
 
 import asyncio
+import contextlib
 import gc
+import os
 import random
+import signal
 import sys
 import textwrap
+import threading
+from typing import ClassVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -27,6 +32,18 @@ def write(folder, body):
     return next((number for number, line in enumerate(text.splitlines(), 1) if line.endswith("# HERE")), None)
 
 
+def end_processes(pids):
+    """End those that are left, and have what held them collected here, not in the middle of another test."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for thread in threading.enumerate():
+        if pids and "waitpid" in thread.name:
+            thread.join()
+    if pids:
+        gc.collect()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the process that one leaves
 @pytest.mark.parametrize("kind", BROKEN)
 def test_what_breaks_a_property_is_named_with_its_line_and_breaks_no_other(kind, tmp_path, monkeypatch):
@@ -41,8 +58,7 @@ def test_what_breaks_a_property_is_named_with_its_line_and_breaks_no_other(kind,
         left.close()
     if hasattr(module, "GO"):
         module.GO.set()
-    if kind == "a process":
-        gc.collect()  # here, and not in the middle of another test
+    end_processes(getattr(module, "PIDS_CACHE", ()))
     broken = {one.name: one for one in outcomes if one.state == "broken"}
     assert set(broken) == {name} | ALSO.get(kind, set()), [str(one) for one in broken.values()]
     (problem,) = broken[name].problems
@@ -97,6 +113,59 @@ class Eats(AgentInstance):
         return StepResult(terminated=True)
 
 
+class Shares(AgentInstance):
+    """What all episodes share belongs to an event loop; the counter of the class is nobody's business."""
+
+    num_made = 0
+    loop_cache = None
+
+    async def reset(self, states):
+        cls = type(self)
+        cls.num_made += 1
+        cls.loop_cache = cls.loop_cache or asyncio.get_running_loop()
+        return states
+
+    async def step(self, states):
+        future = type(self).loop_cache.create_future()  # as the connections of a client
+        type(self).loop_cache.call_soon(future.set_result, None)
+        await future
+        return StepResult("Again.", terminated=states["turn_index"] == 1)
+
+
+def test_what_episodes_share_stays_on_one_event_loop_and_may_count():
+    outcomes = run_suite(scene_of(Options(Shares)))
+    assert [str(one) for one in outcomes if one.state == "broken"] == []
+    assert Shares.loop_cache.is_closed()
+
+
+class Crowded(AgentInstance):
+    """Fails where many are at work."""
+
+    at_work_cache: ClassVar[list[int]] = []
+
+    async def step(self, states):
+        self.at_work_cache.append(1)
+        await asyncio.sleep(0.001)
+        try:
+            if len(self.at_work_cache) > 1:
+                raise ConnectionError("too many")
+        finally:
+            self.at_work_cache.pop()
+        return StepResult("Again.", terminated=states["turn_index"] == 1)
+
+
+def test_what_fails_among_others_alone_is_told_by_its_error():
+    (problem,) = hold(scene_of(Options(Crowded)), "isolation").problems
+    assert problem.got.startswith("error: None alone, 'ConnectionError: too many' among 32")
+
+
+def test_a_property_that_takes_long_is_told_while_it_goes_on(monkeypatch):
+    monkeypatch.setattr("agentenv.check_watch.TELL_OF_ALL_S", 0.0)
+    told = []
+    hold(scene_of(Options(Shares), told.append), "rewards")
+    assert told[0] == "rewards: 0 s so far."
+
+
 def test_an_environment_whose_episodes_are_long_is_checked_with_more_turns():
     class Long(AgentInstance):
         async def step(self, states):
@@ -128,6 +197,10 @@ def test_raw_text_that_repeats_what_a_policy_said_may_forge_tokens():
     assert hold(scene_of(Options(Echo)), "feedback").state == "held"  # messages protect it
     (problem,) = hold(scene_of(Options(Echo, task=Task("Say it: ", "x", task_id="t"))), "feedback").problems
     assert problem.expected == "text of a policy to stay text"
+
+
+def test_rows_of_data_are_tried_in_messages_as_a_run_gives_them():
+    assert [task.prompt[0]["role"] for task in scene_of(Options("math_retry")).tasks] == ["user", "user"]
 
 
 def test_properties_are_chosen_by_name_and_an_unknown_one_is_refused():

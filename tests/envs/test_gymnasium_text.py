@@ -258,9 +258,18 @@ def test_it_is_installed_under_its_name_and_has_the_newest_taxi():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 async def test_the_agent_func_plays_rows_that_have_only_a_label():
     source, tokenizer = load_agent_func(ROOT / "agent_funcs/gymnasium_text.py"), CharTokenizer()
-    label = json.dumps({"game": "frozen_lake", "map": MAP})
-    episode = await source.episode(
-        Task(PROMPT, label, task_id="t"), engine=ScriptedEngine(["right", "down", "right", "down"], tokenizer),
-        chat=Chat(tokenizer), sampling=SamplingParams(), limits=LIMITS, key=EpisodeKey("t/0", "t", seed=1),
-    )  # fmt: skip
+
+    async def played(label, *actions, seed):
+        return await source.episode(
+            Task(PROMPT, json.dumps(label), task_id="t"), engine=ScriptedEngine(list(actions), tokenizer),
+            chat=Chat(tokenizer), sampling=SamplingParams(), limits=LIMITS, key=EpisodeKey("t/0", "t", seed=seed),
+        )  # fmt: skip
+
+    episode = await played({"game": "frozen_lake", "map": MAP}, "right", "down", "right", "down", seed=1)
     assert (episode.score, episode.reward, len(episode.turns)) == (1.0, 1.0, 4)
+    # OpenRLHF has no seeds of tasks, and its samples of one prompt have different ones: they are to be dealt one hand
+    task = rows("blackjack")[0]
+    hands = [await played(task.label, "stick", seed=seed) for seed in range(6)]
+    (prompt,) = {str(hand.prompt) for hand in hands}
+    assert begun(task.label, seed=task.seed)[1].splitlines()[-1] in prompt
+    assert len({begun(task.label, seed=seed)[1] for seed in range(6)}) > 1

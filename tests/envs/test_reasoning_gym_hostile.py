@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import socket
 from importlib.util import find_spec
 
@@ -10,7 +11,7 @@ import pytest
 from agentenv.errors import InfraError
 from agentenv.rewards.pool import WorkerFailed, shared_pool
 from agentenv.rewards.types import Response, Status
-from agentenv_envs.reasoning_gym import ReasoningGym, ReasoningGymReward
+from agentenv_envs.reasoning_gym import ReasoningGym, ReasoningGymReward, confined
 from agentenv_envs.reasoning_gym.data_only import refusal
 from agentenv_envs.reasoning_gym.hazards import EXECUTED
 from tests.envs.reasoning_gym_handlers import walls
@@ -95,6 +96,17 @@ async def test_the_second_wall_stops_what_the_list_would_let_through(attack, sai
     assert mark.exists() is (attack == "removes")
 
 
+def test_limits_that_are_lower_already_are_kept(monkeypatch):
+    asked = {}
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1, 2))
+    monkeypatch.setattr(resource, "setrlimit", asked.__setitem__)
+    confined._limit(5.0)
+    assert asked == {
+        resource.RLIMIT_AS: (2, 2), resource.RLIMIT_CPU: (2, 2), resource.RLIMIT_FSIZE: (0, 0),
+        resource.RLIMIT_CORE: (0, 0),
+    }  # fmt: skip
+
+
 async def test_a_loop_behind_the_second_wall_ends_with_its_time():
     found = await shared_pool().run({"task": HANDLER, "attack": "loops", "argument": ""})
     assert found["said"].startswith("TookTooMuch: it was ended by SIGXCPU")
@@ -107,8 +119,10 @@ async def test_a_child_that_ends_itself_is_a_failure_of_the_grader_and_no_wrong_
 
 @pytest.mark.parametrize(
     ("dataset", "answer"),
-    [("coin_flip", "1e9999999999"), ("rush_hour", "A+99999999999999"), ("rubiks_cube", "R9999999999")],
-)
+    [("coin_flip", "1e9999999999"),
+     pytest.param("rush_hour", "A+99999999999999", marks=pytest.mark.slow),  # the worker that is cut off loads anew
+     pytest.param("rubiks_cube", "R9999999999", marks=pytest.mark.slow)],
+)  # fmt: skip
 async def test_an_answer_that_makes_a_scorer_hang_is_cut_off_and_the_next_one_is_graded(dataset, answer):
     reward = ReasoningGymReward(cpu_limit_s=0.3)
     result = await reward.grade(Response(f"<answer>{answer}</answer>", item(dataset)))

@@ -110,7 +110,9 @@ def test_naming_the_task_leaves_the_generator_where_drawing_it_does():
     assert env.reset() == other.reset()
 
 
-@pytest.mark.parametrize("options", [{"task": 3}, {"task": -1}, {"task": "maybe"}, {"tsak": 1}])
+@pytest.mark.parametrize(
+    "options", [{"task": task} for task in (3, -1, "maybe", 1.7, True, [1])] + [{"tsak": 1}], ids=repr
+)
 def test_options_that_name_nothing_are_refused(options):
     with pytest.raises(ConfigError, match="expected"):
         game().reset(options=options)
@@ -125,6 +127,11 @@ def test_options_that_name_nothing_are_refused(options):
         ({"max_episode_steps": "3"}, "max_episode_steps"),
         ({"max_length": 1}, "max_length"),
         ({"step_timeout_s": 0}, "step_timeout_s"),
+        ({"step_timeout_s": "1"}, "step_timeout_s"),
+        ({"step_timeout_s": float("nan")}, "step_timeout_s"),
+        ({"limit": 0}, "AgentEnv.limit"),
+        ({"data": 3}, "AgentEnv.data"),
+        ({"obs_mode": "tokens", "model": 3}, "AgentEnv.model"),
         ({"max_lenght": 10}, "Did you mean 'max_length'"),
         ({"env_kwargs": {"nmae": 1}}, "nmae"),
         ({"env_kwargs": 3}, "env_kwargs"),
@@ -367,8 +374,12 @@ async def test_async_code_has_no_need_of_the_thread():
         assert (await maker.act(episode, "yes"))[1:4] == (1.0, True, False)
 
 
-def test_time_limit_and_the_checking_wrappers_are_gymnasiums_own():
-    env = gymnasium.make(game().spec, max_episode_steps=2)
+def test_time_limit_and_the_checking_wrappers_are_gymnasiums_own_and_tell_the_environment_nothing():
+    env = gymnasium.make(game("LastWord").spec, max_episode_steps=2)
     env.reset(seed=0)
     env.step("a")
-    assert env.step("b")[2:4] == (False, True)
+    _, reward, *ends, info = env.step("b")
+    assert (reward, ends) == (0.0, [False, True])  # agentenv.gym.make gives 0.5 there
+    assert "stop_reason" not in info
+    assert env.unwrapped.trajectory.stop_reason is None
+    env.close()

@@ -147,6 +147,34 @@ def test_infos_of_vectors_keep_their_fractions__trap_add_info():
     envs.close()
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("mode", ["vector_entry_point", "sync", "async"])
+def test_every_kind_of_vector_tells_the_limit_to_its_environments_and_its_spec_makes_it_again(mode):
+    envs = agentenv.gym.make_vec(f"{GAMES}:LastWord", 2, vectorization_mode=mode, max_episode_steps=1)
+    try:
+        envs.reset(seed=0)
+        assert envs.step(("a", "b"))[1].tolist() == [0.5, 0.5]
+    finally:
+        envs.close()
+    spec = EnvSpec.from_json(envs.spec.to_json())
+    assert (spec.kwargs["num_envs"], spec.kwargs["vectorization_mode"]) == (2, mode)
+    again = gymnasium.make_vec(spec)
+    assert (type(again), again.num_envs) == (type(envs), 2)
+    again.close()
+
+
+def test_each_environment_of_a_vector_gets_the_wrappers():
+    wrappers = [gymnasium.wrappers.RecordEpisodeStatistics]
+    envs = agentenv.gym.make_vec("guess_number", 2, vectorization_mode="sync", wrappers=wrappers)
+    assert all(isinstance(env, gymnasium.wrappers.RecordEpisodeStatistics) for env in envs.envs)
+    envs.close()
+
+
+def test_a_kind_of_vector_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="expected vector_entry_point, sync or async, got 'asink'"):
+        agentenv.gym.make_vec("guess_number", 2, vectorization_mode="asink")
+
+
 def test_the_vector_of_one_event_loop_is_the_default():
     envs = gymnasium.make_vec("agentenv.gym:agentenv/GuessNumber-v0", 2)
     assert type(envs).__name__ == "AgentVectorEnv"

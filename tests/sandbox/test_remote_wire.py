@@ -1,7 +1,10 @@
 """Messages with a far side: they arrive as they were sent, in whatever pieces, and what is none is refused."""
 
+import ast
+import base64
 import itertools
 import json
+import zlib
 
 import pytest
 from hypothesis import given
@@ -80,3 +83,16 @@ def test_a_message_that_would_not_fit_is_refused_before_it_is_there(sizes):
 def test_the_source_for_a_far_side_is_one_line_of_moderate_size():
     assert source_line().count(b"\n") == 1
     assert len(source_line()) < 200_000
+
+
+def test_the_source_for_a_far_side_imports_nothing_of_ours_that_is_not_in_it():
+    """There is no other agentenv there: it would be missed only where a container is started."""
+    files = json.loads(zlib.decompress(base64.b64decode(source_line())))
+    modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in files}
+    imported = {
+        node.module
+        for source in files.values()
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("agentenv")
+    }
+    assert imported <= modules

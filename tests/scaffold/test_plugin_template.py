@@ -30,6 +30,12 @@ def test_every_placeholder_is_filled_and_no_name_of_the_template_is_left(plugin)
     assert (plugin.name, plugin.class_name) == ("word_sort", "WordSort")
 
 
+@pytest.mark.parametrize("name", ["my_test_package", "package", "tests_package"])
+def test_a_name_like_one_of_the_template_is_a_name_like_others(name, tmp_path):
+    found = {str(path) for path in make_plugin(name, tmp_path / "new").files}
+    assert {f"src/{name}/env.py", f"src/{name}/data/tasks.jsonl", f"tests/test_{name}.py", ".gitignore"} <= found
+
+
 def test_its_entry_point_names_its_class_and_its_packages_are_there(plugin):
     project = tomllib.loads((plugin.folder / "pyproject.toml").read_text())
     assert project["project"]["entry-points"]["agentenv.envs"] == {"word_sort": "word_sort:WordSort"}
@@ -79,7 +85,9 @@ def test_the_command_says_what_it_made_and_what_comes_next(tmp_path, monkeypatch
     assert all((tmp_path / "elsewhere" / path).is_file() for path in made["files"])
 
 
-@pytest.mark.parametrize("name", ["Word", "1word", "word__sort", "word sort", "../word", "class", "", "wörd", "-"])
+@pytest.mark.parametrize(
+    "name", ["Word", "1word", "word__sort", "word sort", "../word", "class", "true", "", "wörd", "-"]
+)
 def test_what_is_no_name_is_refused(name, tmp_path):
     with pytest.raises(ConfigError, match="lower-case letters"):
         make_plugin(name, tmp_path / "new")
@@ -89,7 +97,9 @@ def test_what_is_no_name_is_refused(name, tmp_path):
 @pytest.mark.parametrize(
     ("name", "what"),
     [("math_retry", "an installed environment"), ("math-retry", "an installed environment"), ("json", "an importable"),
-     ("tests", "an importable"), ("pytest", "an importable"), ("agentenv", "an importable")],
+     ("tests", "an importable"), ("pytest", "an importable"), ("agentenv", "an importable"),
+     ("step_result", "class would be StepResult"),
+     ("agent_executor", "class would be AgentExecutor")],
 )  # fmt: skip
 def test_a_name_that_means_something_already_is_refused(name, what, tmp_path):
     with pytest.raises(ConfigError, match=what):

@@ -131,17 +131,27 @@ async def test_time_stands_still_while_a_worker_process_answers(virtual_clock):
         await pool.close()
 
 
-@pytest.mark.parametrize("made", ["exec", "shell"])
-async def test_time_stands_still_while_a_process_works(virtual_clock, monkeypatch, made):
+@pytest.mark.parametrize("pipes", [{}, {"stdout": asyncio.subprocess.PIPE}, {"stdin": asyncio.subprocess.PIPE}])
+async def test_time_stands_still_while_a_process_works(virtual_clock, monkeypatch, pipes):
     monkeypatch.setattr(clock_module, "_QUIET_S", 0.02)  # of an open pipe alone it would not be known
-    if made == "exec":
-        process = await asyncio.create_subprocess_exec("sleep", "0.2", stdout=asyncio.subprocess.PIPE)
+    if "stdout" in pipes:
+        process = await asyncio.create_subprocess_exec("sleep", "0.2", **pipes)
     else:
-        process = await asyncio.create_subprocess_shell("sleep 0.2")
-    await asyncio.wait_for(process.communicate(), 10)
+        process = await asyncio.create_subprocess_shell("sleep 0.2", **pipes)
+    await asyncio.wait_for(process.communicate(b"" if "stdin" in pipes else None), 10)
     assert (process.returncode, virtual_clock.elapsed_s) == (0, 0)
     await asyncio.sleep(3600)
     assert virtual_clock.num_stalls == 0
+
+
+async def test_a_process_that_waits_for_our_word_holds_nothing_up(virtual_clock, monkeypatch):
+    monkeypatch.setattr(clock_module, "_QUIET_S", 0.02)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec("cat", stdin=pipe, stdout=pipe)
+    await asyncio.sleep(3600)
+    assert virtual_clock.num_stalls == 0
+    assert await asyncio.wait_for(process.communicate(b"said"), 10) == (b"said", None)
+    assert virtual_clock.elapsed_s == 3600
 
 
 async def test_a_process_that_cannot_start_is_not_waited_for(virtual_clock):

@@ -1,5 +1,6 @@
 """EnvContract: two lines give a test for each property; what is wrong is read in the failure."""
 
+import numpy  # noqa: F401 - pytester forgets what a project was the first to import; this cannot be imported twice
 import pytest
 
 from agentenv.agent import AgentInstance

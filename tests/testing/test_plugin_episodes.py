@@ -211,24 +211,25 @@ def test_strict_markers_know_the_marker(project):
     result.stdout.fnmatch_lines(["@pytest.mark.agentenv(env, policy=*"])
 
 
-@pytest.mark.parametrize(
-    ("test", "says"),
-    [
-        ("def test_it(episode): pass", '*episode: expected a test with @pytest.mark.agentenv("NAME"*'),
-        ("def test_it(env): pass", '*env: expected a test with @pytest.mark.agentenv("NAME"*'),
-        ("def test_it(run_episode): run_episode()", "*run_episode: expected a test with*"),
-        ("def test_it(run_episode): run_episode('gues_number', [])", "*Did you mean 'guess_number'?*"),
-        ("def test_it(run_episode): run_episode('guess_number', 'text')", "*Setup.policy: expected a list*"),
-        ("def test_it(run_episode): run_episode('guess_number', [''], {})", "*expected env and policy, then keywords*"),
-        (
-            "import pytest\n@pytest.mark.agentenv('guess_number', polcy=[])\ndef test_it(episode): pass",
-            "*expected the arguments of agentenv.testing.Setup, got *polcy*",
-        ),
-    ],
-)
-def test_what_is_wrong_is_said_in_one_line(project, test, says):
-    project.makepyfile(test)
-    project.runpytest_inprocess("--tb=short").stdout.fnmatch_lines([says])
+WRONG = {
+    "def test_it(episode): pass": '*episode: expected a test with @pytest.mark.agentenv("NAME"*',
+    "def test_it(env): pass": '*env: expected a test with @pytest.mark.agentenv("NAME"*',
+    "def test_it(run_episode): run_episode()": "*run_episode: expected a test with*",
+    "def test_it(run_episode): run_episode('gues_number', [])": "*Did you mean 'guess_number'?*",
+    "def test_it(run_episode): run_episode('guess_number', 'text')": "*expected replies in a list, got 'text'*",
+    "def test_it(run_episode): run_episode('guess_number', [])": "*expected replies in a list, got [[][]]*",
+    "def test_it(run_episode): run_episode('guess_number', [''], {})": "*expected env and policy, then keywords*",
+    "import pytest\n@pytest.mark.agentenv('guess_number', polcy=[])\ndef test_it(episode): pass": (
+        "*expected the arguments of agentenv.testing.Setup, got *polcy*"
+    ),
+}
+
+
+def test_what_is_wrong_is_said_in_one_line(project):
+    project.makepyfile(**{f"test_{i}": test for i, test in enumerate(WRONG)})
+    result = project.runpytest_inprocess("--tb=short")
+    result.assert_outcomes(failed=5, errors=3)
+    result.stdout.fnmatch_lines_random([f"E {line}" for line in WRONG.values()])
 
 
 def test_one_episode_of_the_first_task_is_run(run_episode, scripted_engine):

@@ -3,13 +3,26 @@
 import asyncio
 
 import pytest
-from hypothesis import Phase, find, given, settings
-from hypothesis.errors import NoSuchExample
+from hypothesis import Phase, given, settings
 
 from agentenv import Task
 from agentenv.testing import Setup, play, strategies
 
-QUICK = settings(max_examples=3000, database=None, deadline=None, phases=[Phase.generate], derandomize=True)
+QUICK = settings(max_examples=400, database=None, deadline=None, phases=[Phase.generate], derandomize=True)
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """The same texts every time."""
+    texts = []
+
+    @QUICK
+    @given(strategies.actions())
+    def draw(text):
+        texts.append(text)
+
+    draw()
+    return texts
 
 
 @given(strategies.actions(max_chars=50))
@@ -29,11 +42,8 @@ def test_actions_are_texts_that_a_tokenizer_can_decode_to(action):
         lambda text: "#### 42" in text,
     ],
 )
-def test_every_kind_of_text_is_drawn(holds):
-    try:
-        find(strategies.actions(), holds, settings=QUICK)
-    except NoSuchExample:
-        pytest.fail("expected this kind of text among those drawn, got none")
+def test_every_kind_of_text_is_drawn(holds, drawn):
+    assert any(map(holds, drawn))
 
 
 @settings(max_examples=25, deadline=None)

@@ -36,6 +36,8 @@ class GymnasiumText(FromGymnasium):
 
     game: ClassVar[TextGame] = GAMES["frozen_lake"].text_game({})
     datasets: ClassVar[Mapping[str, str | Path]] = {name: _DATA / f"{name}.jsonl" for name in _NAMES}
+    row_seeds: ClassVar[bool] = False
+    """True: the `seed` of a row is the environment's, whatever the trainer says, which may give each sample another."""
     hacks: ClassVar[Mapping[str, str]] = {
         **FromGymnasium.hacks,
         "says_every_action": "left down right up south north east west pickup dropoff stick hit",
@@ -149,8 +151,8 @@ class GymnasiumText(FromGymnasium):
         return getattr(self, "_text", self.game)
 
     def _reset_env(self, states: ResetState) -> Any:
-        seed = states.get("seed")
-        observation, info = self.env.reset(seed=self._row.get("seed") if seed is None else seed)
+        seed, own = states.get("seed"), self._row.get("seed")
+        observation, info = self.env.reset(seed=own if own is not None and (self.row_seeds or seed is None) else seed)
         state = games.put(self.env, self._row)
         if state is None:
             return observation, info

@@ -87,10 +87,17 @@ def _limit(cpu_s: float) -> None:
     seconds = math.ceil(cpu_s)
     with contextlib.suppress(OSError), open("/proc/self/statm") as file:
         mapped = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY_BYTES, mapped + MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        _lower(resource.RLIMIT_AS, mapped + MEMORY_BYTES)
+    _lower(resource.RLIMIT_CPU, seconds, seconds + 1)
     for kind in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
-        resource.setrlimit(kind, (0, 0))
+        _lower(kind, 0)
+
+
+def _lower(kind: int, limit: int, hard: int | None = None) -> None:
+    """Set a limit, or keep one that is lower already: nobody but root may raise it."""
+    most = resource.getrlimit(kind)[1]
+    wanted = (limit, limit if hard is None else hard)
+    resource.setrlimit(kind, wanted if most == resource.RLIM_INFINITY else (min(wanted[0], most), min(wanted[1], most)))
 
 
 @functools.cache
