@@ -35,6 +35,11 @@ class CharTokenizer:
     def __init__(self) -> None:
         self.all_special_ids = list(range(len(self.specials)))
 
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id that can be decoded."""
+        return len(self.specials) + 0x110000
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Text to ids in linear time; special strings become one id each."""
         ids: list[int] = []
@@ -81,6 +86,11 @@ class MergingTokenizer(CharTokenizer):
     (prime-rl's assertion on token prefixes, its issues 947 and 1334).
     """
 
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id that can be decoded."""
+        return _FIRST_MERGE + len(_MERGES)
+
     def _plain(self, text: str) -> list[int]:
         first = len(self.specials)
         return [_MERGE_ID[piece] if piece in _MERGE_ID else ord(piece) + first for piece in _PIECES.findall(text)]
@@ -98,6 +108,11 @@ class ByteFallbackTokenizer(CharTokenizer):
 
     What it catches: text that is decoded piece by piece and encoded again, in which a split character is U+FFFD.
     """
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id that can be decoded."""
+        return len(self.specials) + 256
 
     def _plain(self, text: str) -> list[int]:
         first = len(self.specials)

@@ -164,7 +164,7 @@ def test_a_way_that_there_is_not_is_refused_when_the_engine_is_made():
 
 
 async def test_engines_without_a_gpu_cannot_sleep():
-    pool = EnginePool([ScriptedEngine("a", tokenizer=CharTokenizer())])
+    pool = EnginePool([ScriptedEngine(["a"], tokenizer=CharTokenizer())])
     for ask in (pool.sleep, pool.wake_up):
         with pytest.raises(ConfigError, match="--vllm_enable_sleep: expected vLLM on GPUs, got ScriptedEngine"):
             await ask()
@@ -175,7 +175,7 @@ class Picky(ScriptedEngine):
     """Takes weights but "bad" ones, and dies when it is told to."""
 
     def __init__(self):
-        super().__init__("a", tokenizer=CharTokenizer())
+        super().__init__(["a"], tokenizer=CharTokenizer())
         self.got, self.dead = [], False
 
     async def update_weights(self, named_tensors, policy_version):

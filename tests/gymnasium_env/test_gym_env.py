@@ -21,6 +21,7 @@ from agentenv.errors import ConfigError, ContractError, EpisodeFailed
 from agentenv.gym import AgentEnv, EpisodeMaker, GymConfig, views
 from agentenv.gym.background import wait_for
 from agentenv.loading import load_env
+from agentenv.testing import tokenizers
 from agentenv.testing.tokenizers import ByteFallbackTokenizer, CharTokenizer, MergingTokenizer
 from agentenv.trajectory import Trajectory
 from agentenv.types import Completion, Limits, SamplingParams, StopReason, Task
@@ -334,6 +335,21 @@ def test_tokens_are_those_of_the_loop_one_by_one(tokenizer):
         assert wanted.action_mask[: len(env.trajectory.token_ids)] == env.trajectory.action_mask
 
     check()
+
+
+KIT = {name: kind() for name, kind in vars(tokenizers).items() if name.endswith("Tokenizer") and name != "Tokenizer"}
+
+
+@pytest.mark.parametrize("tokenizer", KIT.values(), ids=KIT)
+def test_every_action_that_the_space_of_a_tokenizer_of_the_kit_has_can_be_taken(tokenizer):
+    env = game(obs_mode="tokens", tokenizer=tokenizer, max_length=2_000)
+    env.reset(seed=0)
+    env.action_space.seed(0)
+    for action in (env.action_space.sample(), [env.action_space.vocab_size - 1], [0]):
+        assert env.step(action)[0] in env.observation_space
+    with pytest.raises(ContractError, match="expected token ids"):
+        env.step([env.action_space.vocab_size])
+    env.close()
 
 
 async def _run(engine, tokenizer, like):
