@@ -17,7 +17,7 @@ train-demo: $(VENV)/installed-train-$(ENGINE)
 # Nothing asks a hub; threads of torch that wait leave the core to the other processes, of which tests have many.
 TESTING = HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE
 test: $(VENV)/installed-dev
-	$(TESTING) $(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder --durations=15
+	$(TESTING) $(BIN)/python -m pytest -q -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder --durations=15
 
 # Real vLLM on the CPU, on servers and in processes of its own; none is bound to a core that another one has, and none
 # compiles its model, half of its start: README's trainings do.
@@ -25,7 +25,7 @@ VLLM_HERE = VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind TORCHDYNAM
 test-slow: $(VENV)/installed-slow
 	VLLM_LOGGING_LEVEL=ERROR $(BIN)/python -c "import vllm, renderers, ray"  # without them tests would only be skipped
 	test -d $(VENV)/verl/hydra  # as here
-	$(TESTING) $(VLLM_HERE) $(BIN)/python -m pytest -q -m slow -n 2 --dist loadfile --no-loadscope-reorder --durations=30
+	$(TESTING) $(VLLM_HERE) $(BIN)/python -m pytest -q -m slow -n 3 --dist loadfile --no-loadscope-reorder --durations=30
 
 bench: $(VENV)/installed-slow
 	$(BIN)/python benchmarks/engines.py
