@@ -209,6 +209,14 @@ def test_the_way_out_of_a_collision_that_the_error_names_works(two_packages, spe
     assert "second_pack" in python(LOAD.format(spec=spec), two_packages)
 
 
+def test_a_package_that_is_installed_meanwhile_is_found(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    os.utime(tmp_path, ns=(0, 0))
+    assert "late_game" not in installed_envs()
+    offer(tmp_path, "late-pack", "late-game", "late_pack:Game")
+    assert installed_envs()["late_game"].distribution == "late-pack"
+
+
 def test_the_same_package_found_twice_is_no_collision(tmp_path):
     for site in ("a", "b"):
         write(tmp_path / site / "pack.py", ENV.format(name="Game"))
@@ -225,7 +233,8 @@ def test_a_broken_package_stands_in_nobodys_way_and_is_listed_as_broken(tmp_path
     assert python(LOAD.format(spec="math_retry"), tmp_path).startswith("agentenv_envs")
     assert (
         python("from agentenv.loading import builtin_datasets as b; print(*b())", tmp_path)
-        == "code_sandbox guess_number word_problems word_problems_train rm_chat_prompts rm_chat_pairs verify_mixed"
+        == "code_sandbox guess_number word_problems word_problems_train rm_chat_prompts rm_chat_pairs verify_mixed "
+        "gymnasium_text frozen_lake frozen_lake_slippery cliff_walking taxi blackjack reasoning_gym tool_use"
     )
     assert "expected to import the module 'broken_pack'" in python(LOAD.format(spec="broken_env"), tmp_path)
     listed = python("from agentenv.catalog import catalog; print([r['summary'] for r in catalog()])", tmp_path)

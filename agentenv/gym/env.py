@@ -28,6 +28,10 @@ class AgentEnv(gymnasium.Env[Any, Any]):
     `info` has the facts of the environment as floats and texts, `score` where one was given, and at the end
     `stop_reason`. A failure of the environment raises EpisodeFailed: there is no reward then, and `reset` goes on.
 
+    With `max_episode_steps` an episode is truncated after so many actions, and the environment has a last word of
+    reward (`on_truncate`). Gymnasium's TimeLimit, which `gymnasium.make` puts around it, cuts without telling it; use
+    `agentenv.gym.make` where the last word matters.
+
     Pickled or copied in the middle of an episode it carries the actions, and takes them again when it is next used.
     Plain calls work where an event loop runs (Jupyter, Ray actors): episodes live on a loop in a thread of their own.
     Async code has no need of this: it awaits `begin` and `act` of an `EpisodeMaker`.
