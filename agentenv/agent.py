@@ -200,8 +200,25 @@ async def create(cls: type[AgentInstance], kwargs: Mapping[str, Any]) -> AgentIn
     return instance
 
 
-def check_arguments(cls: type[Any], kwargs: Mapping[str, Any]) -> None:
+def hacks_of(cls: type[Any]) -> Mapping[str, str]:
+    """The hacks that a class names.
+
+    Raises:
+        ConfigError: they are no mapping of names to actions.
+    """
+    hacks = getattr(cls, "hacks", {})
+    if not isinstance(hacks, Mapping) or not all(isinstance(text, str) for pair in hacks.items() for text in pair):
+        raise ConfigError(
+            f"{cls.__name__}.hacks: expected a mapping of names to actions, got {hacks!r:.200}. Write "
+            'hacks = {"name": "action"} in the class.'
+        )
+    return hacks
+
+
+def check_arguments(cls: type[Any], kwargs: Mapping[str, Any], where: str = "--env_kwargs") -> None:
     """Refuse arguments that the constructor of `cls` does not take, before the first episode.
+
+    `where` is what the caller gave them as: a flag, or an argument in Python.
 
     Raises:
         ConfigError: with those that it takes.
@@ -211,8 +228,8 @@ def check_arguments(cls: type[Any], kwargs: Mapping[str, Any]) -> None:
     except TypeError as error:
         takes = [name for name in inspect.signature(cls).parameters if name not in ("args", "kwargs")]
         raise ConfigError(
-            f"--env_kwargs: expected arguments of {cls.__name__} {takes}, got {dict(kwargs)!r}: {error}. "
-            "Change the JSON."
+            f"{where}: expected arguments of {cls.__name__} {takes}, got {dict(kwargs)!r}: {error}. "
+            f"{'Change the JSON.' if where.startswith('--') else 'Change them.'}"
         ) from error
 
 

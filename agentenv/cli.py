@@ -73,6 +73,10 @@ class CheckConfig:
     """Properties to leave out."""
     data: str | None = None
     """Rows to try it on, in place of its own: built-in data, a file or a Hugging Face dataset."""
+    prompt_key: str = "prompt"
+    """Column with the prompt."""
+    label_key: str = "label"
+    """Column with the label."""
     rows: int = 50
     """Rows of each data set that `reset` is tried on, spread over all of them."""
     max_turns: int = 12
@@ -233,6 +237,8 @@ def _check_options(config: CheckConfig) -> Any:
         parse_json_object("--env_kwargs", config.env_kwargs),
         None if config.data else task_of(config.prompt, _label(config.label)),
         data=config.data,
+        prompt_key=config.prompt_key,
+        label_key=config.label_key,
         num_rows=config.rows,
         step_timeout_s=config.step_timeout_s,
         max_turns=config.max_turns,

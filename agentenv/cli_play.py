@@ -11,6 +11,10 @@ import tyro
 from agentenv.cli_flags import parse
 from agentenv.errors import ConfigError
 
+_OF_RUN = (
+    "env", "env_kwargs", "data", "prompt_key", "label_key", "max_length", "max_turns", "step_timeout_s", "out",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class PlayConfig:
@@ -26,6 +30,10 @@ class PlayConfig:
     """JSON object of arguments for the environment's constructor."""
     data: str | None = None
     """Tasks, as `agentenv run --data` takes them; default: the environment's own."""
+    prompt_key: str = "prompt"
+    """Column with the prompt."""
+    label_key: str = "label"
+    """Column with the label."""
     task: int = 0
     """Which task, from 0."""
     seed: int | None = None
@@ -54,10 +62,7 @@ def play(args: Sequence[str]) -> int:
     from agentenv.play import play as play_episodes
 
     model = config.model or ("tiny-math" if config.out else None)
-    flags: dict[str, Any] = {
-        name: getattr(config, name)
-        for name in ("env", "env_kwargs", "data", "max_length", "max_turns", "step_timeout_s", "out")
-    }
+    flags: dict[str, Any] = {name: getattr(config, name) for name in _OF_RUN}
     if model is not None:
         flags["model"] = model
     return play_episodes(RunConfig(**flags), task_index=config.task, seed=config.seed, with_model=model is not None)

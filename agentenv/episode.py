@@ -155,7 +155,11 @@ class Episode:
         self.trajectory.finish(reason)
 
     async def gold(self) -> str | None:
-        """What the environment would have a perfect policy say now; see `AgentInstance.gold`."""
+        """What the environment would have a perfect policy say now; see `AgentInstance.gold`.
+
+        Raises:
+            ContractError: it gave something else than a text or None.
+        """
         states: StepState = {
             "observation_text": self.dialogue.text,
             "label": deepcopy(self.label),
@@ -163,7 +167,13 @@ class Episode:
             "metadata": deepcopy(self.metadata),
             "seed": self.key.seed,
         }
-        action: str | None = await self._bounded(self._running_agent().gold, states)
+        agent = self._running_agent()
+        action = await self._bounded(agent.gold, states)
+        if action is not None and not isinstance(action, str):
+            raise ContractError(
+                f"{type(agent).__name__}.gold: expected a text or None, got {action!r:.200}. Give the action "
+                "as a policy would say it."
+            )
         return action
 
     async def guard(self, work: Awaitable[None]) -> None:

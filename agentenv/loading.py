@@ -252,7 +252,7 @@ def _place(error: BaseException, file: Path) -> str:
 def _told(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f'SystemExit: {error} (what calls sys.exit belongs under `if __name__ == "__main__":`)'
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {str(error).rstrip('.')}"
 
 
 def _import(module: str) -> ModuleType:

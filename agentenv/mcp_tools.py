@@ -17,6 +17,7 @@ import importlib
 import inspect
 import json
 import logging
+import math
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -67,7 +68,7 @@ class McpServer:
     prefix: str = ""
     """Put before the names, where several servers have the same."""
     timeout_s: float = 30.0
-    """Longest that a call may take."""
+    """Longest that a call may take; a toolset's `timeout_s` counts too, where it is smaller."""
     open_timeout_s: float = 30.0
     """Longest that the server may take to be there and to list its tools."""
 
@@ -178,16 +179,18 @@ class Connection:
         if error is not None:  # of a connection that had broken down: whoever called it was told
             logger.debug("MCP server %s: closing: %s", self.server.name, _said(error))
 
-    def _tool(self, session: Any, found: Any) -> Tool:
+    def _tool(self, session: Any, found: Any, most_s: float = math.inf) -> Tool:
+        limit_s = min(self.server.timeout_s, most_s)
         name = self.server.prefix + found.name
         parameters = getattr(found, "input_schema", None) or getattr(found, "inputSchema", None) or {"type": "object"}
         function = {"name": name, "description": found.description or "", "parameters": parameters}
         return Tool(
-            name, {"type": "function", "function": function}, partial(self._call, session, found.name),
-            f"MCP server {self.server.name}", self.server.timeout_s + _PING_LIMIT_S + _GRACE_S, checks_types=False,
+            name, {"type": "function", "function": function}, partial(self._call, session, found.name, limit_s),
+            f"MCP server {self.server.name}", limit_s + _PING_LIMIT_S + _GRACE_S, checks_types=False,
+            within=lambda most_s: self._tool(session, found, min(limit_s, most_s)),
         )  # fmt: skip
 
-    async def _call(self, session: Any, tool_name: str, /, **arguments: Any) -> str:
+    async def _call(self, session: Any, tool_name: str, limit_s: float, /, **arguments: Any) -> str:
         """What the tool says, as text.
 
         Raises:
@@ -196,14 +199,14 @@ class Connection:
         """
         if not self.is_open:
             raise await self._failure("a connection")
-        work = await self._ended(session.call_tool(tool_name, arguments), self.server.timeout_s)
+        work = await self._ended(session.call_tool(tool_name, arguments), limit_s)
         error = None if work is None else work.exception()
         if _code(error) in _MODEL_ERRORS:
             raise ToolError(str(error)) from error
         if (work is None or error is not None) and not await self._is_alive(session):
             raise await self._failure("an answer" if error else "a sign of life", error) from error
         if work is None:
-            raise ToolError(f"{tool_name} gave no result within {self.server.timeout_s:g} s.")
+            raise ToolError(f"{tool_name} gave no result within {limit_s:g} s.")
         if error is not None:
             raise InfraError(f"MCP server {self.server.name}: expected an answer, got {_said(error)}.") from error
         result = work.result()
@@ -301,7 +304,7 @@ def _code(error: BaseException | None) -> Any:
 
 def _said(error: BaseException) -> str:
     error = first_error(error)
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"{type(error).__name__}: {str(error).rstrip('.')}" if str(error) else type(error).__name__
 
 
 class _Slot:

@@ -184,7 +184,8 @@ class Game:
         await guarded(asked(), record, lambda: "gold")
         gold, error = found[0] if found else None, record.error
         if error is not None:
-            self.screen.note(f"gold failed: {error.type}: {error.message} at {error.place}")
+            at = f" at {error.place}" if error.place else ""
+            self.screen.note(f"gold failed: {error.type}: {error.message}{at}")
         else:
             self.screen.note("the environment knows no such action." if gold is None else f"gold: {gold}")
         return gold

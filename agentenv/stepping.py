@@ -16,7 +16,7 @@ from agentenv.chat import Chat
 from agentenv.encoding import encoder_of
 from agentenv.episode import AgentFactory, Episode, EpisodeKey
 from agentenv.errors import ContractError, EpisodeFailed
-from agentenv.trajectory import Trajectory
+from agentenv.trajectory import EpisodeError, Trajectory
 from agentenv.types import Completion, Limits, Message, SamplingParams, StepResult, Task
 
 
@@ -119,7 +119,7 @@ class SteppedEpisode:
         """An action that earns the full score from here, as the environment knows it; None where it knows none.
 
         Raises:
-            ContractError: no action is asked for.
+            ContractError: no action is asked for, or the environment gave something else than a text or None.
         """
         if self.asked is None:
             raise self._asks_nothing("gold")
@@ -172,8 +172,7 @@ class SteppedEpisode:
             return
         error = running.result().error
         if error is not None:
-            at = f" at {error.place}" if error.place else ""
-            raise EpisodeFailed(f"{error.where}: {error.type}: {error.message.rstrip('.')}{at}.")
+            raise EpisodeFailed(_told(error))
 
     def _cancel(self, running: asyncio.Task[Trajectory]) -> None:
         """Once: a second time would cut the environment's `close` short."""
@@ -198,3 +197,11 @@ class SteppedEpisode:
         """A text as a model would have said it: no part of it becomes a special token; the terminator ends it."""
         eos = self._chat.tokenizer.eos_token_id
         return [*encoder_of(self._chat.tokenizer).plain(text), *([] if eos is None else [eos])]
+
+
+def _told(error: EpisodeError) -> str:
+    """A failure in words. Where it says sentences of its own, the place in the code stands behind them."""
+    said = f"{error.where}: {error.type}: {error.message}"
+    if not said.endswith("."):
+        return f"{said} at {error.place}." if error.place else f"{said}."
+    return f"{said} ({error.where} at {error.place})" if error.place else said

@@ -33,6 +33,8 @@ from agentenv.held import Held
 from agentenv.tools import CallResult, MalformedCall, ToolCall, ToolError, run_calls, schema_of
 from agentenv.types import Message
 
+TIMEOUT_S = 30.0
+"""Of a call, where neither the tool nor the toolset says one."""
 _OWN_METHODS = ("close", "aclose")
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,),
@@ -55,6 +57,8 @@ class Tool:
     """Longest that a call may take; None: as long as the toolset says."""
     checks_types: bool = True
     """Arguments of another type than the schema's are refused here; False: whoever is called looks at them."""
+    within: Callable[[float], Tool] | None = None
+    """The same tool with calls of so many seconds at most, where it keeps the time itself."""
 
     @classmethod
     def of(cls, function: Callable[..., Any], *, timeout_s: float | None = None) -> Tool:
@@ -127,7 +131,7 @@ class Toolset:
         self,
         *sources: Source,
         allowed: Sequence[str] | None = None,
-        timeout_s: float = 30.0,
+        timeout_s: float | None = None,
         max_chars: int = 8000,
         max_calls: int | None = None,
         max_calls_per_turn: int = 16,
@@ -137,7 +141,8 @@ class Toolset:
         Args:
             sources: see `Source`.
             allowed: names of the tools to offer; all when None.
-            timeout_s: of one call, where a tool has none of its own.
+            timeout_s: of one call; where a tool or an MCP server has one of its own, the smaller counts. None: theirs,
+                and 30 seconds for tools that have none.
             max_chars: of one result; of a longer one the middle is left out, which is said there.
             max_calls: of an episode; what is over it is not run, which the model is told.
             max_calls_per_turn: the same of one turn; its calls run at the same time.
@@ -145,7 +150,8 @@ class Toolset:
         Raises:
             ConfigError: a function has no schema, two tools share a name, or a limit is none.
         """
-        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < float("inf"):
+        is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+        if timeout_s is not None and not (is_number and 0 < timeout_s < float("inf")):
             raise ConfigError(f"Toolset.timeout_s: expected seconds > 0, got {timeout_s!r}. Change it.")
         numbers = {"max_chars": max_chars, "max_calls_per_turn": max_calls_per_turn, "max_calls": max_calls}
         for name, value in numbers.items():
@@ -177,7 +183,7 @@ class Toolset:
             tools: list[Tool] = []
             for source in self._sources:
                 more = [source] if isinstance(source, Tool) else await stack.enter_async_context(source.open())
-                tools += (replace(tool, timeout_s=tool.timeout_s or self.timeout_s) for tool in more)
+                tools += (_limited(tool, self.timeout_s) for tool in more)
             _refuse_clashes(tools)
             yield tools if self._allowed is None else chosen(tools, self._allowed, "Toolset.allowed")
 
@@ -205,7 +211,7 @@ class EpisodeTools:
         """
         run, answers = self._within_limits(items)
         self.num_calls += sum(isinstance(item, ToolCall) for _, item in run)
-        limits = {name: tool.timeout_s or self._toolset.timeout_s for name, tool in self.tools.items()}
+        limits = {name: tool.timeout_s or TIMEOUT_S for name, tool in self.tools.items()}
         functions = {name: _checked(tool) for name, tool in self.tools.items()}
         found = await run_calls([item for _, item in run], functions, timeout_s=limits)
         answers.update((place, self._short(result)) for (place, _), result in zip(run, found, strict=True))
@@ -287,6 +293,15 @@ class _PerEpisode:
                 if callable(close := getattr(instance, name, None)):
                     await run_function(close)
                     break
+
+
+def _limited(tool: Tool, timeout_s: float | None) -> Tool:
+    """A tool with the smaller of its own limit and a toolset's."""
+    if timeout_s is None:
+        return replace(tool, timeout_s=tool.timeout_s or TIMEOUT_S)
+    if tool.within is not None:
+        return tool.within(timeout_s)
+    return replace(tool, timeout_s=min(tool.timeout_s or timeout_s, timeout_s))
 
 
 def _source(source: Source) -> Tool | ToolSource:

@@ -302,3 +302,8 @@ def test_check_as_json_has_the_fields_of_a_problem_and_its_exit_code(capsys):
     (problem, *_) = json.loads(capsys.readouterr().out)
     assert problem.keys() == {"file", "line", "where", "expected", "got", "mend"}
     assert (problem["file"], problem["line"], problem["where"]) == ("good.py", 2, "A.step")
+
+
+def test_the_package_is_the_command():
+    ran = subprocess.run([sys.executable, "-m", "agentenv", "--version"], capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stdout) == (0, f"agentenv {__version__}\n")

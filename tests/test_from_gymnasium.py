@@ -229,6 +229,42 @@ def test_of_a_list_of_messages_that_goes_on_growing_what_is_new_is_said():
     assert told == [[{"role": "user", "content": f"more than {text}"}] for text in ("a", "b")]
 
 
+# --- scores of games that did not end ---------------------------------------------------------------------------------
+
+
+CLIFF = {"actions": ["up", "right", "down", "left"], "score": (-100.0, -13.0)}
+
+
+async def test_a_game_that_was_given_up_by_illegal_answers_has_no_score_however_little_it_had_cost():
+    episode = await played(from_gymnasium("CliffWalking-v1", **CLIFF), "No idea.")
+    assert (episode.stop_reason, len(episode.turns)) == (StopReason.TERMINATED, 3)
+    assert (episode.reward, episode.score) == (-3.0, 0.0)
+
+
+async def test_a_game_that_a_limit_cut_has_no_score_of_the_rewards_so_far():
+    cls = from_gymnasium("CliffWalking-v1", **CLIFF)
+    cut = await played(cls, "up", max_turns=2)
+    assert (cut.stop_reason, cut.reward, cut.score) == (StopReason.MAX_TURNS, -2.0, 0.0)
+    won = await played(cls, "up", *["right"] * 11, "down")
+    assert (won.reward, won.score) == (-13.0, 1.0)
+
+
+def test_a_game_that_gymnasium_truncates_is_scored_by_its_rewards():
+    env, _ = begun(from_gymnasium("CliffWalking-v1", **(CLIFF | {"score": (-4.0, 0.0)})), max_steps=2)
+    scores = [env.step({"action_text": "up"}).score for _ in range(2)]
+    assert scores == [0.0, 0.5]
+
+
+@pytest.mark.parametrize("score", [lambda moment: 1.0, None])
+def test_giving_up_costs_the_score_by_any_rule_that_has_one(score):
+    cls, _ = odd(kwargs={"score": score}, step=(0, 1.0, False, False, {"is_success": True}))
+    env, _ = begun(cls, max_invalid=2)
+    scores = [env.step({"action_text": text}).score for text in ("1", "none", "none")]
+    assert scores == [1.0, 1.0, 0.0]
+    without, _ = begun(odd(kwargs={"score": lambda moment: None})[0], max_invalid=1)
+    assert without.step({"action_text": "none"}).score is None
+
+
 # --- illegal actions --------------------------------------------------------------------------------------------------
 
 
@@ -510,3 +546,52 @@ def test_a_file_names_it(tmp_path):
 def test_names_for_actions_that_are_none_are_refused():
     with pytest.raises(ConfigError, match=r"expected names of actions of Discrete\(4\), got \['jump'\]"):
         begun(from_gymnasium("FrozenLake-v1", actions=[*MOVES, "jump"]))
+
+
+@pytest.mark.parametrize("names", [["left"], ["left", "LEFT", "right", "up"], {"left": 0, "jump": 9}, [*MOVES, "jump"]])
+def test_a_list_of_names_that_has_not_one_for_each_action_is_refused(names):
+    with pytest.raises(ConfigError, match=r"actions: expected .*of Discrete\(4\), got"):
+        names_of(names, spaces.Discrete(4))
+    assert names_of({"left": 0, "west": 0}, spaces.Discrete(4)) == {"left": 0, "west": 0}  # a mapping may name some
+    if names == ["left"]:
+        with pytest.raises(ConfigError, match=r"got 1 .*\{\"left\": 0\}"):
+            names_of(names, spaces.Discrete(4))
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "match"),
+    [
+        ("render", lambda moment: 7, "make: render: expected a text, got 7"),
+        ("rules", lambda moment: ["a"], r"make: rules: expected a text, got \['a'\]"),
+        ("gold", lambda moment: object(), r"gold: expected an action of Discrete\(3\), a text or None, got <object"),
+        ("gold", lambda moment: moment.nothing, "make: gold: .*AttributeError.*nothing"),
+        ("parse", lambda text, space: "left", r"make: parse: expected an action of Discrete\(3\), got 'left'"),
+        ("parse", lambda text, space: None, r"make: parse: expected an action of Discrete\(3\), got None"),
+        ("score", lambda moment: "high", r"make: score: expected a number in \[0, 1\], got 'high'"),
+        ("score", lambda moment: moment.nothing, "make: score: .*AttributeError.*nothing"),
+    ],
+)
+def test_what_a_rule_may_not_give_or_raises_is_named_with_the_rule(name, rule, match):
+    cls, _ = odd(kwargs={name: rule})
+
+    def play():
+        env, _ = begun(cls)
+        env.gold({})
+        env.step({"action_text": "1"})
+
+    with pytest.raises((ContractError, EpisodeFailed), match=match) as caught:
+        play()
+    assert ".." not in str(caught.value)
+
+
+def test_a_space_that_cannot_look_at_what_parse_gave_is_told_as_parses_error():
+    cls, _ = odd(action_space=Picky(2), kwargs={"parse": lambda text, space: [1]})
+    with pytest.raises(EpisodeFailed, match=r"make: parse: .*TypeError: not even looked at"):
+        begun(cls)[0].step({"action_text": "1"})
+
+
+class Picky(spaces.Discrete):
+    """Looks at numbers only."""
+
+    def contains(self, x):
+        raise TypeError("not even looked at")

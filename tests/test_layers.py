@@ -29,7 +29,7 @@ LAYERS = (
     },
     {
         "cli", "cli_flags", "cli_launch", "cli_rm", "cli_rm_serve", "cli_sandbox", "cli_sandbox_serve", "cli_tokens",
-        "cli_train", "cli_audit", "cli_new", "cli_play",
+        "cli_train", "cli_audit", "cli_new", "cli_play", "__main__",
     },
 )  # fmt: skip
 LAYER_OF = {name: layer for layer, names in enumerate(LAYERS) for name in names}

@@ -275,6 +275,15 @@ def test_a_file_may_import_its_neighbour_and_hides_nobodys_module(tmp_path):
     assert module.installed_for_loading.VALUE == "installed"
 
 
+def test_what_a_file_raises_in_sentences_is_told_with_one_full_stop_each(tmp_path):
+    text = "raise ValueError('expected left, got right. Change it.')\n"
+    with pytest.raises(ConfigError, match=r"ValueError: expected left, got right\. Change it\. Mend the file\.$"):
+        load_file(write(tmp_path / "sentence.py", text))
+    sys.path.append(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"got right\. Change it\. Install it or fix PYTHONPATH\.$"):
+        load_env("sentence:Env")
+
+
 def test_a_file_is_imported_once_and_two_files_of_one_name_are_two_modules(tmp_path):
     text = "from pathlib import Path\nwith open(Path(__file__).with_suffix('.log'), 'a') as log:\n    log.write('x')\n"
     paths = [write(tmp_path / folder / "same.py", text) for folder in "ab"]

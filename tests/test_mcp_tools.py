@@ -148,6 +148,21 @@ async def test_a_call_without_an_end_is_told_and_the_server_goes_on():
         assert await said(tools, "add", a=1, b=1) == "2"
 
 
+async def test_a_shorter_limit_of_the_toolset_counts_and_a_longer_one_does_not():
+    async with opened(stdio(), timeout_s=0.2) as tools:
+        assert await said(tools, "hang") == "Error: hang gave no result within 0.2 s."
+        assert await said(tools, "add", a=1, b=1) == "2"
+    async with opened(stdio(timeout_s=0.2), timeout_s=60) as tools:
+        assert await said(tools, "hang") == "Error: hang gave no result within 0.2 s."
+
+
+async def test_within_the_toolsets_limit_too_a_server_that_no_longer_answers_is_an_infra_error(monkeypatch):
+    monkeypatch.setattr("agentenv.mcp_tools._PING_LIMIT_S", 0.2)
+    async with opened(Toolset(stdio(), timeout_s=0.2)) as tools:
+        with pytest.raises(InfraError, match="expected a sign of life"):
+            await said(tools, "freeze")
+
+
 async def test_a_server_that_no_longer_answers_at_all_is_an_infra_error(monkeypatch):
     monkeypatch.setattr("agentenv.mcp_tools._PING_LIMIT_S", 0.2)
     async with opened(stdio(timeout_s=0.2)) as tools:

@@ -284,3 +284,23 @@ def test_a_session_in_a_real_terminal_has_a_history_colours_and_ends_with_ctrl_c
         os.close(terminal.fd)
     assert _lines(door / "heard.txt") == ["'hello'", "'hello'"]
     assert len(_lines(door / "closed.txt")) == 2
+
+
+def test_columns_of_data_are_named_by_flags(door, monkeypatch, capsys):
+    (door / "other.jsonl").write_text('{"question": "A gate.", "answer": "open"}\n')
+    flags = ("--data", str(door / "other.jsonl"))
+    code, _, err, *_ = play(door, "open\n", monkeypatch, capsys, *flags)
+    assert code == 2
+    assert "Set --prompt_key" in err
+    code, out, *_ = play(
+        door, "open\n", monkeypatch, capsys, *flags, "--prompt_key", "question", "--label_key", "answer"
+    )
+    assert code == 0
+    assert "A gate." in out
+
+
+def test_gold_that_is_no_text_is_told_of_and_not_played(door, monkeypatch, capsys):
+    flags = ("--env_kwargs", '{"word": ["open"]}')
+    code, out, _, heard, _ = play(door, "/gold!\na\n", monkeypatch, capsys, *flags)
+    assert (code, heard) == (0, ["'a'"])
+    assert "gold failed: ContractError: Door.gold: expected a text or None, got ['open']. " in out

@@ -12,7 +12,7 @@ from agentenv.chat import Chat
 from agentenv.encoding import encoder_of
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode import EpisodeKey, run_episode
-from agentenv.errors import ContractError, EpisodeFailed
+from agentenv.errors import ContractError, EpisodeFailed, InfraError
 from agentenv.stepping import SteppedEpisode
 from agentenv.testing.tokenizers import ByteFallbackTokenizer, CharTokenizer, MergingTokenizer
 from agentenv.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
@@ -128,6 +128,18 @@ async def test_a_failure_is_raised_and_closes_the_environment():
         await episode.act("yes")
 
 
+class Stumbles(Raises):
+    async def step(self, states):
+        raise InfraError("server: expected an answer, got none. The next episode connects anew.")
+
+
+async def test_the_place_of_a_failure_stands_apart_from_what_it_says_in_sentences():
+    episode = stepped(Stumbles, made=[])
+    await episode.begin()
+    with pytest.raises(EpisodeFailed, match=r"got none\. The next .* anew\. \(step at [^ ]*test_stepping\.py:\d+\)$"):
+        await episode.act("yes")
+
+
 async def test_a_prompt_without_room_is_a_failure_of_begin():
     episode = stepped(limits=Limits(max_length=3))
     with pytest.raises(EpisodeFailed, match="fewer than max_length"):
@@ -236,3 +248,17 @@ async def test_an_environment_that_knows_no_solution_says_none():
     async with stepped(Plain) as episode:
         await episode.begin()
         assert await episode.gold() is None
+
+
+@pytest.mark.parametrize("gold", [["yes"], 7, b"yes"])
+async def test_gold_that_is_no_text_is_named(gold):
+    class Odd(Yes):
+        async def gold(self, states):
+            return gold
+
+    async with SteppedEpisode(partial(create, Odd, {}), TASK, chat=Chat(CharTokenizer()), limits=LIMITS) as episode:
+        await episode.begin()
+        with pytest.raises(ContractError) as refused:
+            await episode.gold()
+        assert str(refused.value).startswith(f"Odd.gold: expected a text or None, got {gold!r}. ")
+        assert (await episode.act("yes")).reward == 1.0

@@ -156,6 +156,15 @@ async def test_a_call_that_takes_too_long_is_told_by_the_tools_own_limit():
     assert found == ["Error: hang gave no result within 0.05 s.", "2"]
 
 
+async def test_of_a_tools_limit_and_the_toolsets_the_smaller_counts_and_nothing_said_is_half_a_minute():
+    tools = [Tool.of(hang, timeout_s=60), Tool.of(add, timeout_s=0.5), choose]
+    for options, expected in (({}, [60, 0.5, 30.0]), ({"timeout_s": 2}, [2, 0.5, 2])):
+        async with begun(*tools, **options) as opened:
+            assert [tool.timeout_s for tool in opened.tools.values()] == expected
+    async with begun(Tool.of(hang, timeout_s=60), timeout_s=0.05) as opened:
+        assert await said(opened, call("hang")) == ["Error: hang gave no result within 0.05 s."]
+
+
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 

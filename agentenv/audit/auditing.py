@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
-from agentenv.agent import Tokenizer, create
+from agentenv.agent import Tokenizer, create, hacks_of
 from agentenv.audit.cases import Case, play_cases
 from agentenv.audit.findings import Finding, allowing
 from agentenv.audit.judging import Facts, flaky, judged
@@ -76,11 +76,11 @@ async def audit(
         tell: is told how far it is.
 
     Raises:
-        ConfigError: no tasks, or a task or policy that is not there.
+        ConfigError: no tasks, a task or policy that is not there, or `hacks` of another form.
     """
     started = time.perf_counter()
     played = _drawn(tasks, options)
-    everyone = all_policies(source.cls.hacks)
+    everyone = all_policies(hacks_of(source.cls))
     policies = chosen(everyone, options.policies)
     table = Table(
         partial(create, source.cls, source.kwargs), tasks, Chat(tokenizer or CharTokenizer()), options.limits,

@@ -169,10 +169,11 @@ UNICODE: Mapping[str, str] = MappingProxyType(
         "right_to_left": "\u202e\u2067 42 \u2069\u202c",
         "confusables": "\uff21\uff4e\uff53\uff57\uff45\uff52 \u0410 \uff14\uff12 \u0663 \u00bd \u2160",
         "nul": "a\x00b\x00\x01\x1b[2J\x7f",
-        "surrogate": "\ud800 \udfff \ud83d",
+        "undecodable": "\ufffd \ufffd\ufffd 4\ufffd2",
         "combining": "e" + "\u0301" * 500,
         "astral": "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0010ffff \ufffd",
         "line_ends": "a\rb\u2028c\u2029d\x85e\x0bf\x0c",
     }
 )
-"""What readers of text trip over."""
+"""What readers of text trip over. There is no lone surrogate: a tokenizer's decode gives U+FFFD for bytes that are no
+character, so no environment ever sees one in an action."""

@@ -110,20 +110,12 @@ class Table:
             room = (episode.asked.sampling.max_tokens if episode.asked else None) or self.limits.max_length
             turn_index = len(episode.trajectory.turns)
             action = policy.act(View(prompt, feedback, turn_index, rng, room - 1, others, gold))
-            return action if action is None or self._takes_surrogates() else _SURROGATE.sub("\ufffd", action)
+            return None if action is None else _SURROGATE.sub("\ufffd", action)  # as every decode would
 
         limits = self.limits
         if policy.kind == "gold":
             limits = replace(limits, max_turns=max(limits.max_turns, GOLD_TURNS))
         return await self._played(task, act, (policy.name, policy.variant), limits)
-
-    def _takes_surrogates(self) -> bool:
-        """Whether the tokenizer has ids for half of a surrogate pair; with most, no model can say it."""
-        try:
-            self.chat.encode("\ud800")
-        except (TypeError, UnicodeError):
-            return False
-        return True
 
     async def again(self, play: Play, task: Task) -> Play:
         """The same actions once more."""

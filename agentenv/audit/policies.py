@@ -2,6 +2,9 @@
 
 A policy is a function from what it sees (`View`) to its action. None of them solves anything: they see the prompt, what
 the environment said, and the labels of *other* rows. `gold` and what is made of it are shown `AgentInstance.gold`.
+
+An action is what a tokenizer's decode could give: where a policy's text has a lone surrogate, as a label may, U+FFFD is
+said in its place (`plays.Table`).
 """
 
 from __future__ import annotations

@@ -8,15 +8,25 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from agentenv.agent import AgentInstance
+from agentenv.agent import AgentInstance, hacks_of
 from agentenv.check_watch import Hung, Seen
 from agentenv.conformance import chats
-from agentenv.conformance.cases import CALL_OF_NOTHING, ODD_ACTIONS
-from agentenv.conformance.problems import Problem, place_of_method, problem_at, raised, read_message, short, unique
+from agentenv.conformance.cases import CALL_OF_NOTHING, LABEL, ODD_ACTIONS
+from agentenv.conformance.problems import (
+    Problem,
+    attribute_at,
+    place_of_method,
+    problem_at,
+    raised,
+    read_message,
+    short,
+    unique,
+)
 from agentenv.conformance.scene import Scene
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode import EpisodeKey
 from agentenv.errors import ConfigError, ContractError
+from agentenv.executor import AgentFunc
 from agentenv.molt_files import Env as MoltEnv
 from agentenv.openrlhf import parse_step
 from agentenv.trajectory import Trajectory
@@ -27,7 +37,27 @@ def contract(scene: Scene) -> list[Problem]:
     """Every call gives what it may, and raises nothing, whatever the policy says."""
     cls = scene.agent_cls
     problems = _static_run(cls) if scene.own_loop else _static(cls)
-    return problems or _Trial(scene).run()  # running it would only say the same again
+    return problems or _tried(scene)  # running it would only say the same again
+
+
+def _tried(scene: Scene) -> list[Problem]:
+    problems = _Trial(scene).run() or _of_gold(scene)
+    if not scene.own_task:
+        return problems
+    hint = f" It was tried on a task of check's own, with the label {LABEL!r}: --label or --data name another."
+    raises = ("no exception", "an episode without an error")
+    return [replace(each, mend=each.mend + hint) if each.expected in raises else each for each in problems]
+
+
+def _of_gold(scene: Scene) -> list[Problem]:
+    if scene.own_loop or isinstance(scene.source, AgentFunc):
+        return []
+    cls, problems = scene.agent_cls, []
+    for index, task in enumerate(scene.tasks):
+        error = scene.gold(task, 1_000 * index if task.seed is None else task.seed)[1]
+        if isinstance(error, ContractError):
+            problems.append(problem_at(cls, "gold", *read_message(str(error), f"{cls.__name__}.gold")))
+    return unique(problems)
 
 
 def of_hung(scene: Scene, hung: Hung) -> Problem:
@@ -167,7 +197,17 @@ def _static(cls: type[AgentInstance]) -> list[Problem]:
             problems.append(
                 problem_at(cls, name, "to be called with the states", takes, f"Write `{name}(self, states)`.")
             )
-    return problems
+    return [*problems, *_static_hacks(cls)]
+
+
+def _static_hacks(cls: type[AgentInstance]) -> list[Problem]:
+    try:
+        hacks_of(cls)
+    except ConfigError as error:
+        where = f"{cls.__name__}.hacks"
+        file, line = attribute_at(cls, "hacks")
+        return [Problem(short(file), line, where, *read_message(str(error), where))]
+    return []
 
 
 def _static_run(cls: type[Any]) -> list[Problem]:

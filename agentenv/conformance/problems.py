@@ -12,6 +12,9 @@ from typing import Any
 from agentenv.agent import AgentInstance
 from agentenv.errors import ContractError
 
+_OF_ARGUMENTS = re.compile(r"keyword argument|positional argument|missing \d+ required|multiple values for argument")
+"""A call that is written wrong, whatever the action."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -58,7 +61,8 @@ def raised(cls: type[AgentInstance], method: str, error: BaseException) -> Probl
         got = repr(error)
     if isinstance(error, ContractError) and ", got " in got:
         return Problem(short(file), line, where, *read_message(str(error), where))
-    mend = "Handle every action a policy may sample: empty, cut, in any language." if method == "step" else "Mend it."
+    of_actions = method == "step" and not (isinstance(error, TypeError) and _OF_ARGUMENTS.search(str(error)))
+    mend = "Handle every action a policy may sample: empty, cut, in any language." if of_actions else "Mend it."
     return Problem(short(file), line, where, "no exception", got, mend)
 
 
@@ -106,6 +110,6 @@ def attribute_at(cls: type[Any], name: str) -> tuple[str, int]:
             file = inspect.getfile(base)
         except (TypeError, OSError):
             continue
-        own = re.compile(rf"^\s+{re.escape(name)}\s*(:[^=]*)?=")
+        own = re.compile(rf"^\s+((async\s+)?def\s+{re.escape(name)}\b|{re.escape(name)}\s*(:[^=]*)?=)")
         return file, next((first + i for i, line in enumerate(lines) if own.match(line)), first)
     return place_of_method(cls, "step")

@@ -52,6 +52,8 @@ class Options:
     """To try it on; None: the first rows of `data`, of its own data, or a question of ours."""
     data: str | None = None
     """A file, a data set or the name of built-in data, in place of the environment's own."""
+    prompt_key: str = "prompt"
+    label_key: str = "label"
     num_rows: int = 20
     """Rows of each data set that `reset` is tried on."""
     step_timeout_s: float = 30.0
@@ -80,6 +82,8 @@ class Scene:
         self.options, self.watch = options, watch
         self.cls: type[Any] | None = None
         """Of the agent instances; None until it is loaded."""
+        self.own_task = False
+        """Whether it is tried on a question of ours, for want of a task or data."""
         self._passes: dict[str, Any] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -158,26 +162,38 @@ class Scene:
 
     @cached_property
     def tasks(self) -> list[Task]:
-        """The tasks it is tried on: one that is given, as it is; or the first two of its data, in messages."""
+        """The tasks it is tried on: one that is given, as it is; or the first two of its data, in messages.
+
+        Raises:
+            AgentEnvError: data is named, and its first row cannot be read.
+        """
         options = self.options
         if options.task is not None:
             return [options.task]
-        found = self.rows(2)
-        for tasks in found.values():
-            if not isinstance(tasks, AgentEnvError):
-                return tasks
+        for limit in (2, 1):
+            read = self.rows(limit)
+            for tasks in read.values():
+                if not isinstance(tasks, AgentEnvError):
+                    return tasks
+        if options.data is not None and isinstance(error := read[options.data], AgentEnvError):
+            raise error
+        self.own_task = True
         return [Task([{"role": "user", "content": PROMPT}], LABEL, task_id="check")]
 
     def rows(self, limit: int | None = None) -> dict[str, list[Task] | AgentEnvError]:
         """Its data sets by name, each as its first `limit` tasks or as what is wrong with it."""
         found: dict[str, Any] = dict(getattr(self.agent_cls, "datasets", {}))
         if self.options.data is not None:
-            found = {self.options.data: builtin_datasets().get(self.options.data, self.options.data)}
-        needs_label = getattr(self.agent_cls, "needs_label", True)
+            known = {**builtin_datasets(), **found}
+            found = {self.options.data: known.get(self.options.data, self.options.data)}
+        prompt_key, label_key = self.options.prompt_key, self.options.label_key
+        needs_label = label_key != Options.label_key or getattr(self.agent_cls, "needs_label", True)
         read: dict[str, list[Task] | AgentEnvError] = {}
         for name, path in found.items():
             try:
-                tasks = read_tasks(str(path), limit=limit, needs_label=needs_label)
+                tasks = read_tasks(
+                    str(path), prompt_key=prompt_key, label_key=label_key, limit=limit, needs_label=needs_label
+                )
                 read[name] = [in_messages(task) for task in tasks]  # as `agentenv run` does
             except AgentEnvError as error:
                 read[name] = error
@@ -209,7 +225,7 @@ class Scene:
                 "marked label": [f"#### {task.label}"],
             }
             first = 1_000 * index if task.seed is None else task.seed
-            gold = self.run(self._gold(task, first)) if not isinstance(self.source, AgentFunc) else []
+            gold = [] if isinstance(self.source, AgentFunc) else self.gold(task, first)[0]
             if gold:
                 said["gold"] = gold
             if self.options.policy is not None:
@@ -220,16 +236,26 @@ class Scene:
                 cases.append(Case(task, name, script(policy), seed, turns))
         return cases
 
-    async def _gold(self, task: Task, seed: int) -> list[str]:
-        """What the environment itself would say to solve a task; empty where it does not know."""
+    def gold(self, task: Task, seed: int) -> tuple[list[str], BaseException | None]:
+        """What the environment itself would say to solve a task, and what `gold` raised; empty where it knows nothing.
+
+        What it raises is the audit's to tell, but for a breach of the contract.
+        """
+        return self.run(self._gold(task, seed))
+
+    async def _gold(self, task: Task, seed: int) -> tuple[list[str], BaseException | None]:
         said: list[str] = []
         async with self.stepped(task, seed, limits=replace(self.limits, max_turns=_MOST_GOLD)) as episode:
             with contextlib.suppress(EpisodeFailed):
                 await episode.begin()
-                while not episode.over and (action := await _given(episode.gold())) is not None:
+                while not episode.over:
+                    asked = asyncio.ensure_future(episode.gold())
+                    await asyncio.wait({asked})
+                    if (error := asked.exception()) is not None or (action := asked.result()) is None:
+                        return said, error
                     said.append(action)
                     await episode.act(action)
-        return said
+        return said, None
 
     def stepped(self, task: Task, seed: int = 0, limits: Limits | None = None) -> SteppedEpisode:
         """An episode of the agent class, whose actions are given one at a time."""
@@ -278,10 +304,3 @@ def _let_go(loop: asyncio.AbstractEventLoop) -> None:
     """Close the loop of a scene that nobody closed."""
     if not loop.is_running():
         loop.close()
-
-
-async def _given(work: Coroutine[Any, Any, str | None]) -> str | None:
-    """What `gold` gives; None where it raises, which is the audit's to tell."""
-    task = asyncio.ensure_future(work)
-    await asyncio.wait({task})
-    return None if task.exception() else task.result()

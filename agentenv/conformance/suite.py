@@ -110,7 +110,7 @@ def _outcomes(
 ) -> Iterator[Outcome]:
     outcomes: list[Outcome] = []
     for name in only or PROPERTIES:
-        stopped = next((one.name for one in outcomes if one.state == "broken" and _stops(one, only)), None)
+        stopped = next((one.name for one in outcomes if one.state == "broken" and stops(one, only)), None)
         if name in skip:
             outcome = Outcome(name, "skipped", reason=skip[name])
         elif stopped is not None:
@@ -149,7 +149,8 @@ def known_names(names: Sequence[str], flag: str) -> None:
             raise ConfigError(f"{flag}: expected properties among {', '.join(PROPERTIES)}, got {name!r}. {meant}")
 
 
-def _stops(outcome: Outcome, only: Sequence[str]) -> bool:
+def stops(outcome: Outcome, only: Sequence[str] = ()) -> bool:
+    """Whether a broken property is to be mended before the others are looked at, unless `only` names them."""
     hangs = any(problem.expected.startswith("an answer within") for problem in outcome.problems)
     return hangs or (outcome.name == "contract" and not only)
 

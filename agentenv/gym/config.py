@@ -156,7 +156,7 @@ class EpisodeMaker:
         """
         self.config, self.limits = config, config.limits
         self.cls = _steppable(config.env)
-        check_arguments(self.cls, config.env_kwargs)
+        check_arguments(self.cls, config.env_kwargs, "env_kwargs")
         self.tasks: Sequence[Task] = _tasks(config, self.cls)
         self.chat = _chat(config)
         self._index = {task.task_id: index for index, task in enumerate(self.tasks)}

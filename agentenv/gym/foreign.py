@@ -34,7 +34,7 @@ def named(where: str) -> Iterator[None]:
         raise MissingDependency(f"{where}: expected its packages, got none: {hint}. Install them.") from error
     except Exception as error:
         failed = EpisodeFailed(
-            f"{where}: expected no exception, got {type(error).__name__}: {error}. Mend the environment."
+            f"{where}: expected no exception, got {type(error).__name__}: {str(error).rstrip('.')}. Mend it."
         )
         vars(failed)["place"] = place_of(error)
         raise failed from error

@@ -72,10 +72,12 @@ def from_gymnasium(
         render: puts a Moment in words; "ansi": the picture that the environment draws as text; "observation": the
             observation by its space; "auto": the picture, where there is one, and the observation; a text alone.
         parse: `parse(answer, space)` gives an action or `Illegal("what is wrong")`; None: by the action space.
-        actions: words for the actions of a Discrete space: a list in order, or a mapping with several for one.
+        actions: words for the actions of a Discrete space: a list with one for each, in order; or a mapping, which may
+            have several for one and none for others.
         rules: what stands above the first observation.
         score: a function of a Moment that gives a number in [0, 1] or None; or (low, high), between which the sum of
-            rewards is measured; None: `score`, `is_success` or `success` of the info, where there is one.
+            rewards is measured once the game has ended, 0.0 until then and where a limit of ours cut it; None: `score`,
+            `is_success` or `success` of the info, where there is one. A game that illegal answers ended has 0.0 by any.
         gold: a function of a Moment that gives an action, or its text, that earns the full score from there, or None.
 
     Example::
@@ -129,7 +131,8 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
 
         Args:
             make_kwargs: arguments of the environment, on top of those that the class has.
-            max_steps: steps of the environment, after which it is truncated; None: as it is registered.
+            max_steps: steps of the environment, after which it is truncated; None: as it is registered. That is an end
+                of the game: where steps cost, fewer are worth more by a score of (low, high).
             max_invalid: answers that are no legal action, with the last of which the episode is terminated.
             invalid_reward: of each of them.
             form: "last": the last action that is said counts; "tags": what the last <action>…</action> holds.
@@ -219,11 +222,23 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
         )
 
     def gold(self, states: StepState) -> str | None:  # type: ignore[override]  # in a thread of its own
-        """What the class's `gold` knows, as an answer in the form that is asked for."""
-        rule = self._game().gold
-        action = None if rule is None or self.moment is None else rule(self.moment)
+        """What the class's `gold` knows, as an answer in the form that is asked for.
+
+        Raises:
+            ContractError: it is no action.
+            EpisodeFailed: it raised.
+        """
+        rule, where = self._game().gold, f"{self._game().name}: gold"
+        if rule is None or self.moment is None:
+            return None
+        with foreign.named(where):
+            action = rule(self.moment)
+            is_one = action is None or isinstance(action, str | list) or self.env.action_space.contains(action)
         if action is None:
             return None
+        if not is_one:
+            space = self.env.action_space
+            raise ContractError(f"{where}: expected an action of {space}, a text or None, got {action!r:.60}. Mend it.")
         said = action if isinstance(action, str) else first_name(action, self.names)
         return f"<action>{said}</action>" if self.form == "tags" else said
 
@@ -254,9 +269,22 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
 
     def _rules(self, moment: Moment) -> str:
         game = self._game()
-        said = game.rules if isinstance(game.rules, str) else game.rules(moment)
+        said = game.rules if isinstance(game.rules, str) else self._text_of("rules", game.rules, moment)
         may = "" if game.parse is not None else self._may()
         return "\n".join(filter(None, (said, may)))
+
+    def _text_of(self, name: str, rule: Render, moment: Moment) -> str:
+        """What a rule puts in words.
+
+        Raises:
+            ContractError: it is no text.
+        """
+        where = f"{self._game().name}: {name}"
+        with foreign.named(where):
+            said = rule(moment)
+        if not isinstance(said, str):
+            raise ContractError(f"{where}: expected a text, got {said!r:.60}. Give a text.")
+        return said
 
     def _may(self) -> str:
         return describe_actions(self.env.action_space, names=self.names, form=self.form)
@@ -264,11 +292,7 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
     def _told(self, moment: Moment) -> str:
         """The observation, and what the mask says, in words."""
         game, space = self._game(), self.env.observation_space
-        if callable(game.render):
-            with foreign.named(f"{game.name}: render"):
-                said = game.render(moment)
-        else:
-            said = self._drawn(moment, space)
+        said = self._text_of("render", game.render, moment) if callable(game.render) else self._drawn(moment, space)
         return "\n".join(filter(None, (said, mask_text(moment.info, self.env.action_space, self.names))))
 
     def _drawn(self, moment: Moment, space: Any) -> str:
@@ -304,7 +328,8 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
         else:
             with foreign.named(f"{game.name}: parse"):
                 action = game.parse(text, space)
-            if not isinstance(action, Illegal) and not space.contains(action):
+                is_one = isinstance(action, Illegal) or space.contains(action)
+            if not is_one:
                 raise ContractError(
                     f"{game.name}: parse: expected an action of {space}, got {action!r:.60}. Return Illegal for others."
                 )
@@ -313,8 +338,9 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
         return Illegal(f"{first_name(action, self.names)} is not possible now.")
 
     def _refuse(self, illegal: Illegal) -> StepResult:
-        self.moment = moment = replace(self._now(), num_illegal=self._now().num_illegal + 1)
-        left = self.max_invalid - moment.num_illegal
+        num = self._now().num_illegal + 1
+        left = self.max_invalid - num
+        self.moment = moment = replace(self._now(), num_illegal=num, gave_up=not left)
         masked = mask_text(moment.info, self.env.action_space, self.names)
         chances = "1 more answer without one ends" if left == 1 else f"{left} more answers without one end"
         told = [f"That was no legal action, and nothing happened. {illegal.reason}", self._may(), masked]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agentenv.errors import ConfigError, ContractError
-from agentenv.gym.foreign import number_of
+from agentenv.gym.foreign import named, number_of
 from agentenv.gym.parsing import Parse
 
 _SCORES = ("score", "is_success", "success")
@@ -33,6 +33,9 @@ class Moment:
     """Answers that were no legal action, none of which the environment saw."""
     terminated: bool = False
     truncated: bool = False
+    """By Gymnasium, as `terminated`: while the game goes on, and where our own limits end it, both are False."""
+    gave_up: bool = False
+    """Illegal answers ended the episode: the game itself had not ended."""
 
 
 Render = Callable[[Moment], str]
@@ -86,17 +89,28 @@ class TextGame:
     def scored(self, moment: Moment) -> float | None:
         """The score by the declared rule; without one `score`, `is_success` or `success` of the info, or None.
 
+        A game that was given up by illegal answers has 0.0 where the rule would have a number. By (low, high) a game
+        that has not ended has 0.0 too: where steps cost, its sum of rewards is the higher the sooner it stops.
+
         Raises:
             ContractError: the rule gave what is no score.
+            EpisodeFailed: the rule raised.
         """
+        score = self._by_rule(moment)
+        return 0.0 if moment.gave_up and score is not None else score
+
+    def _by_rule(self, moment: Moment) -> float | None:
         if isinstance(self.score, tuple):
+            if not (moment.terminated or moment.truncated):
+                return 0.0
             low, high = self.score
             return min(1.0, max(0.0, (moment.total - low) / (high - low)))
         if self.score is None:
             found = [moment.info[name] for name in _SCORES if name in moment.info]
             number = number_of(found[0]) if found else math.nan
             return number if 0.0 <= number <= 1.0 else None
-        value = self.score(moment)
+        with named(f"{self.name}: score"):
+            value = self.score(moment)
         if value is None:
             return None
         if not 0.0 <= (number := number_of(value)) <= 1.0:

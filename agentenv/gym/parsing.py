@@ -43,10 +43,11 @@ Parse = Callable[[str, Any], Any]
 
 
 def names_of(actions: Sequence[str] | Mapping[str, int] | None, space: Any) -> dict[str, int]:
-    """The words for the actions of a Discrete space: a list says them in order, a mapping may have several for one.
+    """The words for the actions of a Discrete space: a list says one for each, in order; a mapping may have several
+    for one, and none for others.
 
     Raises:
-        ConfigError: there are words for actions that are none.
+        ConfigError: there are words for actions that are none, or a list has not one for each.
     """
     if not actions:
         return {}
@@ -57,6 +58,12 @@ def names_of(actions: Sequence[str] | Mapping[str, int] | None, space: Any) -> d
     wrong = [name for name, action in names.items() if not (discrete and space.contains(action))]
     if wrong:
         raise ConfigError(f"actions: expected names of actions of {space}, got {wrong}. Give one name per action.")
+    if not isinstance(actions, Mapping) and len(names) != space.n:
+        some = json.dumps(dict(list(names.items())[:2]))
+        raise ConfigError(
+            f"actions: expected {space.n} different names, one for each action of {space}, got {len(names)} "
+            f"({', '.join(names)}). Name all, or give a mapping such as {some}."
+        )
     return names
 
 

@@ -48,6 +48,11 @@ class Bench:
         """
         if marker is None:
             return cls(None, **options)
+        if len(marker[0]) > 2:
+            raise ConfigError(
+                f"pytest.mark.agentenv: expected env and policy, then keywords, got {len(marker[0])} values. Name the "
+                "others: data=…, env_kwargs=…."
+            )
         try:
             setup = Setup(*marker[0], **marker[1])
         except TypeError as error:

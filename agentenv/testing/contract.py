@@ -11,6 +11,7 @@ Example, all that a third party writes::
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,7 +20,7 @@ from weakref import WeakKeyDictionary
 from agentenv.conformance.cases import Policy
 from agentenv.conformance.problems import Problem
 from agentenv.conformance.scene import Options, Scene
-from agentenv.conformance.suite import PROPERTIES, hold, known_names, meaning, run_suite, scene_of
+from agentenv.conformance.suite import PROPERTIES, hold, known_names, meaning, run_suite, scene_of, stops
 from agentenv.errors import ConfigError
 from agentenv.types import Task
 
@@ -46,7 +47,8 @@ class EnvContract:
     """One test for each property of the conformance suite; inherit it, and name the environment.
 
     The tests are plain functions: no plugin of pytest is needed. A property that says nothing about the environment is
-    skipped with the reason.
+    skipped with the reason; once `contract` has failed, the others are skipped too. A base of other such classes says
+    `__test__ = False`.
     """
 
     env: ClassVar[str | type[Any]] = ""
@@ -55,6 +57,10 @@ class EnvContract:
     """Arguments of its constructor."""
     data: ClassVar[str | Path | None] = None
     """A file or the name of built-in data to try it on; None: its own."""
+    prompt_key: ClassVar[str] = "prompt"
+    """Column of the data with the prompt."""
+    label_key: ClassVar[str] = "label"
+    """Column of the data with the label."""
     task: ClassVar[Task | None] = None
     """A task to try it on in place of data."""
     num_rows: ClassVar[int] = 20
@@ -70,7 +76,7 @@ class EnvContract:
     __test__: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse to leave out what is no property, or without a reason.
+        """Refuse a class that names no environment, and to leave out what is no property, or without a reason.
 
         Raises:
             ConfigError: naming it.
@@ -81,17 +87,27 @@ class EnvContract:
             if not isinstance(reason, str) or not reason.strip():
                 raise ConfigError(f"{cls.__name__}.skip[{name!r}]: expected the reason, got {reason!r}. Write it down.")
         if "__test__" not in vars(cls):
-            cls.__test__ = bool(cls.env)
+            if not cls.env:
+                raise ConfigError(
+                    f'{cls.__name__}.env: expected an environment, got {cls.env!r}. Write env = "NAME" in the class; '
+                    "in a base of other classes, __test__ = False."
+                )
+            cls.__test__ = True
 
     @classmethod
     def teardown_class(cls) -> None:
         """End what the tests of the class shared: their event loop."""
+        _STOPPED.pop(cls, None)
         scene = _SCENES.pop(cls, None)
         if scene is not None:
             scene.close()
 
 
 _SCENES: WeakKeyDictionary[type[EnvContract], Scene] = WeakKeyDictionary()
+_STOPPED: WeakKeyDictionary[type[EnvContract], str] = WeakKeyDictionary()
+"""The property that is to be mended first, once its test has failed."""
+_FLAG = re.compile(r"--(env_kwargs|data|prompt_key|label_key|rows|max_turns|step_timeout_s|label)\b")
+_ATTRIBUTES = {"rows": "num_rows", "label": "task"}
 
 
 def _scene(cls: type[EnvContract]) -> Scene:
@@ -108,11 +124,18 @@ def _options(cls: type[EnvContract]) -> Options:
         cls.env_kwargs,
         cls.task,
         data=data,
+        prompt_key=cls.prompt_key,
+        label_key=cls.label_key,
         num_rows=cls.num_rows,
         step_timeout_s=cls.step_timeout_s,
         max_turns=cls.max_turns,
         policy=cls.policy,
     )
+
+
+def _in_class(text: str) -> str:
+    """What a line says of flags, of the class's attributes."""
+    return _FLAG.sub(lambda flag: f"`{_ATTRIBUTES.get(flag[1], flag[1])} = …`", text)
 
 
 def _test_of(name: str) -> Callable[[EnvContract], None]:
@@ -124,11 +147,15 @@ def _test_of(name: str) -> Callable[[EnvContract], None]:
         cls = type(self)
         if name in cls.skip:
             pytest.skip(cls.skip[name])
+        if _STOPPED.get(cls, name) != name:
+            pytest.skip(f"mend `{_STOPPED[cls]}` first")
         outcome = hold(_scene(cls), name)
         if outcome.state == "skipped":
-            pytest.skip(outcome.reason)
+            pytest.skip(_in_class(outcome.reason))
         if outcome.problems:
-            lines = "\n".join(str(problem) for problem in outcome.problems)
+            if stops(outcome):
+                _STOPPED[cls] = name
+            lines = "\n".join(_in_class(str(problem)) for problem in outcome.problems)
             pytest.fail(f"{name}: {meaning(name)}\n{lines}", pytrace=False)
 
     test.__name__, test.__qualname__ = f"test_{name}", f"EnvContract.test_{name}"

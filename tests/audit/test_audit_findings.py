@@ -11,7 +11,6 @@ from agentenv.audit.judging import Facts, judged
 from agentenv.audit.policies import all_policies
 from agentenv.errors import ConfigError, InfraError, RunStopped
 from agentenv.loading import EnvSource
-from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.types import Limits, StepResult, Task
 from tests.audit import audited as envs
 from tests.audit.audited import audited, ids, tasks
@@ -190,18 +189,6 @@ async def test_text_that_comes_back_as_special_tokens_fails():
     assert ids(await audited(envs.EchoesRaw, *CORE, "special_tokens")) == set()
 
 
-async def test_a_tokenizer_that_takes_no_surrogates_is_given_none():
-    class Strict(CharTokenizer):
-        def encode(self, text, *, add_special_tokens=True):
-            if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
-                raise TypeError("TextInputSequence must be str")
-            return super().encode(text, add_special_tokens=add_special_tokens)
-
-    options = AuditOptions(policies=("unicode/surrogate",), limits=envs.LIMITS)
-    result = await audit(EnvSource(envs.Sound), tasks(1), options=options, tokenizer=Strict())
-    assert [play.action for play in result.plays if play.variant == "surrogate"] == ["\ufffd \ufffd \ufffd"]
-
-
 async def test_environments_that_draw_by_seed_are_sound():
     rows = [Task("Guess.", None, task_id=f"t{index}") for index in range(3)]
     assert ids(await audited(envs.DrawsBySeed, *CORE, "wrong", "hedge", on=rows)) == set()
@@ -264,3 +251,34 @@ async def test_what_is_not_there_is_a_config_error(options, words):
 async def test_no_tasks_are_a_config_error():
     with pytest.raises(ConfigError, match="at least one task"):
         await audit(EnvSource(envs.Sound), [])
+
+
+async def test_gold_that_is_no_text_is_a_finding():
+    class Odd(envs.Sound):
+        async def gold(self, states):
+            return [states["label"]]
+
+    result = await audited(Odd, *CORE)
+    (found,) = [each for each in result.findings if each.id.startswith("gold-fails") or "gold" in each.id]
+    assert found.severity == "fail"
+    failed = [play.error.message for play in result.plays if play.key == "gold"]
+    assert failed[0].startswith("Odd.gold: expected a text or None, got ['417']. ")
+
+
+async def _hacks(self, states):
+    return {}
+
+
+@pytest.mark.parametrize("hacks", [_hacks, ["say it"], {"loud": 3}, None])
+async def test_hacks_of_another_form_are_named(hacks):
+    cls = type("Odd", (envs.Sound,), {"hacks": hacks})
+    with pytest.raises(ConfigError, match=r"Odd\.hacks: expected a mapping of names to actions, got "):
+        await audited(cls, *CORE)
+
+
+async def test_what_no_decoder_gives_is_not_said():
+    """A label that no tokenizer has, too: bytes that are no character are U+FFFD in every action."""
+    result = await audited(envs.Sound, "unicode", *CORE, on=[replace(tasks(1)[0], label="\ud800 417")])
+    said = "".join(step.action for play in result.plays for step in play.steps)
+    assert not re.search("[\ud800-\udfff]", said)
+    assert "\ufffd" in said

@@ -334,6 +334,20 @@ BROKEN = {
             async def reset(self, states):  # HERE
                 return states
         """, "reset", "data 'gone' that can be read"),
+    "gold is no text": ("contract", """
+        class Agent(Two):
+            async def gold(self, states):  # HERE
+                return [states["label"]]
+        """, "gold", "a text or None"),
+    "hacks is no mapping": ("contract", """
+        class Agent(Two):
+            hacks = ["say it"]  # HERE
+        """, "hacks", "a mapping of names to actions"),
+    "hacks is a method": ("contract", """
+        class Agent(Two):
+            async def hacks(self, states):  # HERE
+                return {}
+        """, "hacks", "a mapping of names to actions"),
     "raises": ("contract", """
         class Agent(Two):
             async def step(self, states):

@@ -83,3 +83,65 @@ def test_an_agent_with_a_loop_of_its_own_is_held_to_its_contract_only(tmp_path, 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("✓ contract")
     assert sum("skipped: it has a loop of its own" in line for line in lines) == len(PROPERTIES) - 2
+
+
+GUESS = """
+from agentenv import AgentInstance, StepResult
+class Guess(AgentInstance):
+    async def reset(self, states):
+        if not 1 <= int(states["label"]) <= 9:
+            raise ValueError("label: expected 1 to 9")
+        return states
+    async def step(self, states):
+        return StepResult(terminated=True, **{KEYWORD})
+"""
+
+
+@pytest.fixture
+def guess(folder):
+    (folder / "guess.py").write_text(GUESS.replace("{KEYWORD}", "{}"))
+    (folder / "typo.py").write_text(GUESS.replace("{KEYWORD}", '{"rewards": 1.0}'))
+    (folder / "numbers.jsonl").write_text(
+        '{"question": "Which?", "answer": "7"}\n{"question": "And?", "answer": "8"}\n'
+    )
+    (folder / "mixed.jsonl").write_text('{"prompt": "Which?", "label": "7"}\n' * 3 + '{"prompt": "", "label": "8"}\n')
+    return folder
+
+
+def test_columns_of_data_are_named_by_flags(guess, capsys):
+    flags = ["--data", "numbers.jsonl", "--prompt_key", "question", "--label_key", "answer"]
+    assert command(["check", "guess.py", *flags]) == 0
+    assert "✓ data" in capsys.readouterr().out
+
+
+def test_data_whose_columns_are_others_is_one_line_that_names_the_flag(guess, capsys):
+    for flags in (["--quick"], []):
+        assert command(["check", "guess.py", "--data", "numbers.jsonl", *flags]) == 2
+        out, err = capsys.readouterr()
+        assert "numbers.jsonl, line 1: expected key 'prompt', got keys ['question', 'answer']. Set --prompt_key" in err
+        assert "reset" not in out + err
+
+
+def test_a_row_that_cannot_be_read_is_shown_in_its_file(guess, capsys):
+    assert command(["check", "guess.py", "--data", "mixed.jsonl"]) == 1
+    out = capsys.readouterr().out
+    assert (
+        "  mixed.jsonl:4: data: expected data 'mixed.jsonl' that can be read, got mixed.jsonl, line 4, 'prompt'" in out
+    )
+    assert "Guess.reset" not in out
+
+
+def test_a_task_of_its_own_that_the_environment_refuses_is_said_to_be_one(guess, capsys):
+    assert command(["check", "guess.py"]) == 1
+    hint = "It was tried on a task of check's own, with the label '42': --label or --data name another."
+    assert hint in capsys.readouterr().out
+    assert command(["check", "guess.py", "--label", "77"]) == 1
+    assert "ValueError" in (out := capsys.readouterr().out)
+    assert hint not in out
+
+
+def test_a_misspelt_keyword_is_no_matter_of_actions(guess, capsys):
+    assert command(["check", "typo.py", "--label", "7", "--quick"]) == 1
+    out = capsys.readouterr().out
+    assert "got an unexpected keyword argument 'rewards'. Mend it." in out
+    assert "Handle every action" not in out

@@ -119,6 +119,15 @@ def test_slippery_ice_is_scored_by_the_share_of_best_moves_and_gold_gives_up_aft
     assert say(env, "nothing").score == pytest.approx(1 / 3)
 
 
+def test_a_game_of_luck_that_was_given_up_has_no_share_of_the_best_moves():
+    task = rows("frozen_lake_slippery")[0]
+    env, _ = begun(task.label, seed=task.seed)
+    assert say(env, env.gold({})).score == 1.0
+    scores = [say(env, "nothing") for _ in range(3)]
+    assert [result.score for result in scores] == [0.5, pytest.approx(1 / 3), 0.0]
+    assert (scores[-1].terminated, scores[-1].reward) == (True, -0.1)
+
+
 def test_the_games_own_rewards_and_an_illegal_answer_that_costs_more_than_playing_on():
     env, _ = begun({"game": "cliff_walking"}, reward="game")
     assert (say(env, "up").reward, say(env, "no idea").reward) == (-1.0, -100.0)

@@ -341,6 +341,13 @@ async def test_tools_of_an_mcp_server_stand_beside_others():
     assert trajectory.score == 1.0
 
 
+async def test_the_limit_of_a_call_is_the_mcp_servers_too():
+    _, engine = await play(
+        "CALL hang {}", "#### 391", mcp=[{"command": SERVER, "tools": ["hang"]}], env_limits={"timeout_s": 0.2}
+    )
+    assert "hang: Error: hang gave no result within 0.2 s." in told(engine)
+
+
 async def test_a_server_that_dies_fails_the_episode_and_not_the_next_one():
     mcp = [{"command": SERVER}]
     trajectory, _ = await play("CALL die {}", "#### 391", mcp=mcp)

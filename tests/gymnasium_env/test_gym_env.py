@@ -134,7 +134,7 @@ def test_options_that_name_nothing_are_refused(options):
         ({"data": 3}, "AgentEnv.data"),
         ({"obs_mode": "tokens", "model": 3}, "AgentEnv.model"),
         ({"max_lenght": 10}, "Did you mean 'max_length'"),
-        ({"env_kwargs": {"nmae": 1}}, "nmae"),
+        ({"env_kwargs": {"nmae": 1}}, "^env_kwargs: expected arguments of .*nmae.* Change them.$"),
         ({"env_kwargs": 3}, "env_kwargs"),
         ({"render_mode": "rgb_array"}, "render_mode"),
         ({"data": "nothing.jsonl"}, "nothing.jsonl"),

@@ -43,7 +43,7 @@ class TestYes(EnvContract):
 def test_two_lines_of_a_third_party_give_a_test_for_each_property(pytester):
     outcomes, said = run(pytester, TWO_LINES)
     assert outcomes == {"passed": len(PROPERTIES) - 1, "skipped": 1}, said
-    assert "it comes with no data; name some with --data" in said
+    assert "it comes with no data" in said
 
 
 def test_a_failure_shows_the_problem_with_its_line_and_no_frames_of_ours(pytester):
@@ -81,7 +81,7 @@ def test_leaving_out_needs_a_known_name_and_a_reason(skip, message):
 
 def test_neither_the_class_nor_a_base_without_an_environment_is_collected():
     assert EnvContract.__test__ is False
-    base = type("TestBase", (EnvContract,), {"num_rows": 3})
+    base = type("TestBase", (EnvContract,), {"num_rows": 3, "__test__": False})
     assert base.__test__ is False
     assert type("TestMine", (base,), {"env": "guess_number"}).__test__ is True
 
@@ -101,3 +101,34 @@ def test_a_call_gives_the_problems_of_a_class_with_the_property_that_each_breaks
     assert {problem.property for problem in problems} == {"rewards"}
     assert problems[0].got == "LookupError: boo"
     assert problems[0].where == "Forgets.step"
+
+
+def test_what_a_skip_says_is_set_in_the_class_names_the_attribute(pytester):
+    _, said = run(pytester, TWO_LINES)
+    assert "it comes with no data; name some with `data = …`" in said
+    assert "--data" not in said
+
+
+def test_where_the_contract_is_broken_the_others_are_skipped(pytester):
+    outcomes, said = run(pytester, TWO_LINES, ENV.replace('"Say yes."', "reward=None"))
+    assert outcomes == {"failed": 1, "skipped": len(PROPERTIES) - 1}, said
+    assert "mend `contract` first" in said
+
+
+def test_a_contract_that_is_left_out_stops_no_other(pytester):
+    broken = ENV.replace("score=self.score * right", "score=7.0")
+    outcomes, said = run(pytester, TWO_LINES + '    skip = {"contract": "known"}\n', broken)
+    assert outcomes["failed"] >= 1
+    assert "mend `contract` first" not in said
+
+
+def test_a_class_without_an_environment_is_refused():
+    with pytest.raises(ConfigError, match=r"TestMine.env: expected an environment, got ''. .*__test__ = False"):
+        type("TestMine", (EnvContract,), {})
+
+
+def test_columns_of_data_are_named_in_the_class(pytester):
+    pytester.makefile(".jsonl", rows='{"question": "Say it.", "answer": "yes"}\n')
+    lines = '    data = "rows.jsonl"\n    prompt_key = "question"\n    label_key = "answer"\n'
+    outcomes, said = run(pytester, TWO_LINES + lines)
+    assert outcomes == {"passed": len(PROPERTIES)}, said

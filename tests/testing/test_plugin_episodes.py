@@ -222,13 +222,15 @@ WRONG = {
     "import pytest\n@pytest.mark.agentenv('guess_number', polcy=[])\ndef test_it(episode): pass": (
         "*expected the arguments of agentenv.testing.Setup, got *polcy*"
     ),
+    "import pytest\nfrom agentenv import Task\n@pytest.mark.agentenv('guess_number', ['5'], Task('x', '5'))\n"
+    "def test_it(episode): pass": "*pytest.mark.agentenv: expected env and policy, then keywords, got 3 *data=*",
 }
 
 
 def test_what_is_wrong_is_said_in_one_line(project):
     project.makepyfile(**{f"test_{i}": test for i, test in enumerate(WRONG)})
     result = project.runpytest_inprocess("--tb=short")
-    result.assert_outcomes(failed=5, errors=3)
+    result.assert_outcomes(failed=5, errors=4)
     result.stdout.fnmatch_lines_random([f"E {line}" for line in WRONG.values()])
 
 

@@ -28,7 +28,8 @@ class GymnasiumText(FromGymnasium):
 
     Score: where every action has one outcome, 1.0 when the game was won, else 0.0. Where luck decides (slippery ice,
     blackjack) nobody can always win, so the score is the share of answers that were a best action, by value iteration
-    or the odds of the cards: best play has 1.0, and `won` says how it went.
+    or the odds of the cards: best play has 1.0, and `won` says how it went. A game that was given up by answers without
+    an action has 0.0.
     Reward: "score": the score at the end of the episode; "game": Gymnasium's own, every turn.
 
     info per turn: optimal (0/1, the action was a best one), won (0/1), and those of FromGymnasium.
@@ -145,7 +146,7 @@ class GymnasiumText(FromGymnasium):
         if self._best().is_certain:
             return float(games.won(self._kind.env, moment))
         answers = moment.num_steps + moment.num_illegal
-        return self.num_optimal / answers if answers else 0.0
+        return self.num_optimal / answers if answers and not moment.gave_up else 0.0
 
     def _game(self) -> TextGame:
         return getattr(self, "_text", self.game)

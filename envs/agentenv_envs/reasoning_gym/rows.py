@@ -17,6 +17,7 @@ from hashlib import blake2b
 from typing import Any, Literal
 
 from agentenv.errors import ConfigError, DataError
+from agentenv.loading import nearest
 from agentenv_envs.reasoning_gym.answers import INSTRUCTIONS
 from agentenv_envs.reasoning_gym.hazards import BY_TASK_ID, CHANCE, SCORED_BY_CONFIG
 from agentenv_envs.reasoning_gym.reward import require_reasoning_gym
@@ -192,9 +193,11 @@ def _dataset(name: str, count: int, mixture: Mixture) -> tuple[Any, dict[str, An
 
     given = dict(mixture.configs.get(name, {}))
     if name not in DATASETS:
-        known = [other for names in dataset_names().values() for other in names]
+        groups = dataset_names()
+        known = [*groups, "all", "composite", *(other for names in groups.values() for other in names)]
         raise ConfigError(
-            f"reasoning_gym.datasets: expected some of {', '.join(known)} or composite, got {name!r}. Correct the name."
+            f"reasoning_gym.datasets: expected a dataset, a category, all or composite, got {name!r}."
+            f"{nearest(name, known)} --list shows all."
         )
     # Not more than 31 bits: one dataset refuses larger seeds.
     settings = {**_of_level(name, mixture.level), **given, "seed": hash64(mixture.seed, mixture.split, name) >> 33}

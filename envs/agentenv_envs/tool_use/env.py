@@ -76,8 +76,8 @@ class ToolUse(AgentInstance):
             reward: settings as `agentenv.rewards.registry.reward_from` takes them; None: "math", numbers and short
                 texts after "####" or in a box.
             max_turns: turns of an episode, the answer included.
-            limits: of `Toolset`: allowed, timeout_s, max_chars, max_calls, max_calls_per_turn. A call should take less
-                than --step_timeout_s.
+            limits: of `Toolset`: allowed, timeout_s, max_chars, max_calls, max_calls_per_turn. `timeout_s` holds for
+                every tool; of it and a server's own the smaller counts. A call should take less than --step_timeout_s.
             penalties: taken off for each `call` that is run, and for each `error`: a call without a result, or one
                 that cannot be read.
             instruction: said under the question.
