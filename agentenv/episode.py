@@ -94,7 +94,8 @@ def _record(trajectory: Trajectory, error: BaseException, where: str) -> None:
     elif isinstance(error, DataError) or (isinstance(error, ConfigError) and where == "prompt"):
         kind = "data"
     timed_out, name = isinstance(error, StepTimeout), type(error).__name__
-    logger.warning("episode %s: %s failed: %s: %s", trajectory.episode_id, where, name, error)
+    told = str(error).encode("utf-8", "backslashreplace").decode()  # logs go to files, which take no lone surrogates
+    logger.warning("episode %s: %s failed: %s: %s", trajectory.episode_id, where, name, told)
     logger.debug("episode %s", trajectory.episode_id, exc_info=error)
     reason = StopReason.STEP_TIMEOUT if timed_out else StopReason.ERROR
     trajectory.finish(reason, EpisodeError(kind, name, str(error) or repr(error), where, place_of(error)))

@@ -262,3 +262,16 @@ async def test_gold_that_is_no_text_is_named(gold):
             await episode.gold()
         assert str(refused.value).startswith(f"Odd.gold: expected a text or None, got {gold!r}. ")
         assert (await episode.act("yes")).reward == 1.0
+
+
+async def test_a_failure_whose_words_no_file_takes_is_logged_all_the_same(caplog):
+    class Odd(AgentInstance):
+        async def step(self, states):
+            raise RuntimeError("half \ud800")
+
+    async with stepped(Odd) as episode:
+        await episode.begin()
+        with pytest.raises(EpisodeFailed):
+            await episode.act("yes")
+        assert episode.trajectory.error.message == "half \ud800"
+    assert caplog.text.encode("utf-8").count(b"half \\ud800") == 1
