@@ -61,7 +61,8 @@ async def run_episode(
         asyncio.CancelledError: the call was cancelled; after `close`.
         ConfigError: the engine is set up wrongly, so that no other episode could be sampled either; after `close`.
     """
-    return await Episode(task, engine=engine, chat=chat, sampling=sampling, limits=limits, key=key).whole(make_agent)
+    episode = Episode(task, engine=engine, chat=chat, sampling=sampling, limits=limits, key=key)  # the watchdog reads it
+    return await episode.whole(make_agent)
 
 
 async def guarded(work: Awaitable[None], trajectory: Trajectory, where: Callable[[], str]) -> None:
