@@ -61,7 +61,7 @@ async def run_episode(
         asyncio.CancelledError: the call was cancelled; after `close`.
         ConfigError: the engine is set up wrongly, so that no other episode could be sampled either; after `close`.
     """
-    episode = Episode(task, engine=engine, chat=chat, sampling=sampling, limits=limits, key=key)  # the watchdog reads it
+    episode = Episode(task, engine=engine, chat=chat, sampling=sampling, limits=limits, key=key)  # watchdog.py reads it
     return await episode.whole(make_agent)
 
 
