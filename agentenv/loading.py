@@ -103,7 +103,8 @@ def _offered() -> tuple[EnvEntry, ...]:
 @functools.lru_cache(maxsize=4)
 def _read_offered(paths: tuple[tuple[str, int | None], ...]) -> tuple[EnvEntry, ...]:
     """Read once for each state of `sys.path`: reading all packages' metadata takes 10 ms."""
-    points = entry_points(group=ENTRY_POINT_GROUP)
+    # Sorted: metadata has them in the order of whichever tool built the package.
+    points = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: (point.name, point.value))
     return tuple(EnvEntry(_normal(point.name), point.value, _distribution(point)) for point in points)
 
 

@@ -233,8 +233,8 @@ def test_a_broken_package_stands_in_nobodys_way_and_is_listed_as_broken(tmp_path
     assert python(LOAD.format(spec="math_retry"), tmp_path).startswith("agentenv_envs")
     assert (
         python("from agentenv.loading import builtin_datasets as b; print(*b())", tmp_path)
-        == "code_sandbox guess_number word_problems word_problems_train rm_chat_prompts rm_chat_pairs verify_mixed "
-        "gymnasium_text frozen_lake frozen_lake_slippery cliff_walking taxi blackjack reasoning_gym tool_use"
+        == "code_sandbox guess_number gymnasium_text frozen_lake frozen_lake_slippery cliff_walking taxi blackjack "
+        "word_problems word_problems_train reasoning_gym rm_chat_prompts rm_chat_pairs tool_use verify_mixed"
     )
     assert "expected to import the module 'broken_pack'" in python(LOAD.format(spec="broken_env"), tmp_path)
     listed = python("from agentenv.catalog import catalog; print([r['summary'] for r in catalog()])", tmp_path)

@@ -11,7 +11,9 @@ Nothing is imported before it is asked for.
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -133,6 +135,20 @@ def reward_from(spec: str | Mapping[str, Any] | Reward) -> Reward:
     if not _has_names(options):
         raise _unread(dict(spec))
     return make_reward(name, **options)
+
+
+def shared_reward(spec: str | Mapping[str, Any] | Reward) -> Reward:
+    """The reward of these settings, as `reward_from`; one for all episodes of a process, where they are JSON."""
+    try:
+        text = json.dumps(spec)
+    except (TypeError, ValueError):
+        return reward_from(spec)
+    return _of_json(text)
+
+
+@functools.lru_cache(maxsize=64)
+def _of_json(text: str) -> Reward:
+    return reward_from(json.loads(text))
 
 
 def _scorer(rm: Any, args: Any) -> Any:

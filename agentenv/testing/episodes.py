@@ -8,7 +8,6 @@ Example:
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Any
 
 from agentenv.agent import Engine, Tokenizer, as_agent, create
 from agentenv.chat import Chat
+from agentenv.conformance.chats import plain
 from agentenv.dataset import in_messages, read_tasks
 from agentenv.endpoint.agent import ChatAgentSource, owns_its_loop
 from agentenv.engines.scripted import Request, ScriptedEngine
@@ -25,7 +25,6 @@ from agentenv.errors import ConfigError
 from agentenv.loading import EnvSource, EpisodeSource, builtin_datasets, env_source
 from agentenv.runner import EpisodeRunner, ErrorPolicy, derive_seed, plan
 from agentenv.stepping import SteppedEpisode
-from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.trajectory import Trajectory
 from agentenv.types import ChatOptions, Limits, Message, SamplingParams, Task
 
@@ -83,8 +82,8 @@ class Setup:
     def chat(self) -> Chat:
         """The tokenizer with its template."""
         if self.tokenizer is None and self.chat_options == ChatOptions():
-            return _plain_chat()
-        return Chat(self.tokenizer or _plain_chat().tokenizer, options=self.chat_options)
+            return plain()
+        return Chat(self.tokenizer or plain().tokenizer, options=self.chat_options)
 
     def engine(self) -> Engine:
         """What speaks."""
@@ -95,12 +94,6 @@ class Setup:
     def _prepared(self, task: Task, number: int) -> Task:
         task = in_messages(task) if self.as_messages else task
         return replace(task, task_id=task.task_id or f"{number:06d}")
-
-
-@functools.cache
-def _plain_chat() -> Chat:
-    """One for all: looking into a template is most of what a short episode costs."""
-    return Chat(CharTokenizer())
 
 
 def _tasks(data: Any, source: Any, limit: int | None) -> Sequence[Task]:

@@ -283,7 +283,7 @@ async def test_rows_and_settings_are_left_as_they_were_and_instances_can_be_pick
 
 async def test_episodes_with_the_same_settings_share_one_reward(monkeypatch):
     made = []
-    monkeypatch.setattr("agentenv_envs.verify.env.reward_from", lambda spec: made.append(spec) or make_reward("math"))
+    monkeypatch.setattr("agentenv.rewards.registry.reward_from", lambda spec: made.append(spec) or make_reward("math"))
     spec = {"math": {"wrong": -0.125}}
     for _ in range(3):
         await judged("42", reward=dict(spec))

@@ -206,9 +206,11 @@ def _dataset(name: str, count: int, mixture: Mixture) -> tuple[Any, dict[str, An
             dataset = create_dataset(name, **{"size": _num_tries(count), **_specs(name, settings)})
     except (AssertionError, TypeError, ValueError, KeyError) as error:
         fields = [field for field in DATASETS[name][1].__dataclass_fields__ if field not in ("seed", "size")]
+        # pytest adds lines to the failed asserts of modules that it rewrites.
+        why = str(error).partition("\n")[0]
         raise ConfigError(
             f"reasoning_gym.config: expected settings of {name} ({', '.join(fields)}) that go together, got {given!r}"
-            f"{'' if mixture.level is None else f' at level {mixture.level}'}: {error}. Change them, or leave it out "
+            f"{'' if mixture.level is None else f' at level {mixture.level}'}: {why}. Change them, or leave it out "
             f"(all,-{name})."
         ) from error
     kept = {key: value for key, value in settings.items() if key != "seed"} if name in SCORED_BY_CONFIG else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from agentenv.agent import AgentInstance, ResetState, StepState
 from agentenv.chat import PromptText
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.grading import graded
-from agentenv.rewards.registry import reward_from
+from agentenv.rewards.registry import shared_reward
 from agentenv.rewards.text import with_opened_thought
 from agentenv.rewards.types import Response, Reward, RewardResult, Status
 from agentenv.tools import ParsedAction
@@ -97,7 +96,7 @@ class ToolUse(AgentInstance):
         self.format, self.max_turns, self.instruction = format, max_turns, instruction
         self.reward = "math" if reward is None else reward
         self._has_default_reward = reward is None
-        _ = _built(self.reward)
+        _ = shared_reward(self.reward)
         self._tools: EpisodeTools | None = None
         self._is_plain = format == "plain"
         self._is_last = max_turns == 1
@@ -196,7 +195,7 @@ class ToolUse(AgentInstance):
         """The reward of an answer: of what stands outside of calls, which are not run any more."""
         row, prompt = row_of(states, _COLUMNS), states.get("observation_text", "")
         text = with_opened_thought(parsed.content if parsed.items else states["action_text"], prompt)
-        result = await graded(_built(self.reward), Response(text, row.label, prompt, row.columns))
+        result = await graded(shared_reward(self.reward), Response(text, row.label, prompt, row.columns))
         if result.reward is None:
             kind = DataError if result.status is Status.LABEL else InfraError
             raise kind(f"ToolUse.step: no grade ({result.status}): {result.detail or 'no detail'}")
@@ -207,20 +206,6 @@ class ToolUse(AgentInstance):
 
 def _is_cost(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
-
-
-def _built(spec: Any) -> Reward:
-    """The reward of these settings; one for all episodes, where they are JSON."""
-    try:
-        text = json.dumps(spec)
-    except (TypeError, ValueError):
-        return reward_from(spec)
-    return _of_json(text)
-
-
-@functools.lru_cache(maxsize=64)
-def _of_json(text: str) -> Reward:
-    return reward_from(json.loads(text))
 
 
 def _info(result: RewardResult) -> dict[str, float | str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,7 +9,7 @@ from typing import Any, ClassVar
 from agentenv.agent import AgentInstance, ResetState, StepState
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.grading import graded
-from agentenv.rewards.registry import reward_from
+from agentenv.rewards.registry import shared_reward
 from agentenv.rewards.text import with_opened_thought
 from agentenv.rewards.types import Response, Reward, RewardResult, Status
 from agentenv.types import StepResult
@@ -77,7 +75,7 @@ class Verify(AgentInstance):
             raise ConfigError(f"Verify.limit_s: expected seconds > 0, got {limit_s!r}. Change it.")
         self.reward, self.key, self.limit_s = reward, key, limit_s
         if reward is not None:
-            _ = _built(reward)
+            _ = shared_reward(reward)
 
     async def reset(self, states: ResetState) -> ResetState:
         """Refuse a row of no domain before anything is generated; else leave the prompt as it is.
@@ -99,9 +97,9 @@ class Verify(AgentInstance):
         row = row_of(states, (self.key,))
         prompt = states.get("observation_text", "")
         text = with_opened_thought(states["action_text"], prompt)
-        domain = self._domain(row.columns) if self.reward is None else None
+        domain = self._domain(row.columns) if self.reward is None else ""
         result = await graded(
-            _built(self.reward if domain is None else _SETTINGS.get(domain, domain)),
+            shared_reward(_SETTINGS.get(domain, domain) if self.reward is None else self.reward),
             Response(text, row.label, prompt, row.columns),
             limit_s=self.limit_s,
         )
@@ -137,25 +135,11 @@ class Verify(AgentInstance):
         )
 
 
-def _built(spec: Any) -> Reward:
-    """The reward of these settings; one for all episodes, where they are JSON."""
-    try:
-        text = json.dumps(spec)
-    except (TypeError, ValueError):
-        return reward_from(spec)
-    return _of_json(text)
-
-
-@functools.lru_cache(maxsize=64)
-def _of_json(text: str) -> Reward:
-    return reward_from(json.loads(text))
-
-
-def _info(result: RewardResult, domain: str | None) -> dict[str, float | str]:
+def _info(result: RewardResult, domain: str) -> dict[str, float | str]:
     known = {name: float(value) for name, value in result.components.items() if value is not None}
     known |= {str(status): float(result.status is status) for status in _TOLD}
     correct = {} if result.score is None else {"correct": float(result.score >= 1.0)}
-    if domain is not None:
+    if domain:
         known = {f"{domain}/{name}": value for name, value in (known | correct).items()}
     texts = {"status": result.status.value, "extracted": result.extracted or "", "detail": result.detail}
     return {**known, **correct, **{name: text for name, text in texts.items() if text}}
