@@ -1,6 +1,7 @@
-"""What holds for all tests: what collecting costs, in seconds and afterwards."""
+"""What holds for all tests: which signals are heeded, and what collecting costs, in seconds and afterwards."""
 
 import gc
+import signal
 
 SLOW = "mark.slow"
 LONGEST_FIRST = (
@@ -10,6 +11,13 @@ LONGEST_FIRST = (
     "test_train_faults.py", "test_escapes.py", "test_sandbox_faults.py", "test_rollout.py", "test_server_files.py",
 )  # fmt: skip
 """Files whose tests take long together; begun last, one process would end with them alone."""
+
+
+def pytest_configure():
+    """A shell's background jobs ignore Ctrl-C, and `nohup`'s a hangup, which tests send to themselves and to others."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def pytest_ignore_collect(collection_path, config):
