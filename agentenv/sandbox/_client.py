@@ -41,10 +41,12 @@ class ZygoteLost(InfraError):
     """The zygote is gone, or not well; nothing is known of what it ran."""
 
 
-def environment(python: str) -> dict[str, str]:
+def environment(plan: Plan) -> dict[str, str]:
     """All that programs see of an environment: nothing of the trainer's."""
+    # pytest imports what packages offer it; what ours offers is in a folder that programs do not see.
+    without_ours = {"PYTEST_ADDOPTS": "-p no:agentenv"} if plan.paths else {}
     return {
-        "PATH": f"{Path(python).parent}:/usr/local/bin:/usr/bin:/bin",
+        "PATH": f"{Path(plan.python).parent}:/usr/local/bin:/usr/bin:/bin",
         "LANG": "C.UTF-8",
         "LC_ALL": "C.UTF-8",
         "TZ": "UTC",
@@ -57,6 +59,7 @@ def environment(python: str) -> dict[str, str]:
         "OPENBLAS_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
         "MALLOC_ARENA_MAX": "1",
+        **without_ours,
     }
 
 
@@ -109,7 +112,7 @@ class Zygote:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env=environment(plan.python),
+                env=environment(plan),
                 cwd="/",
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,

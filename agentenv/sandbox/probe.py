@@ -71,7 +71,7 @@ def run_probes(plan: Plan) -> tuple[Probe, ...]:
             command(plan.python, "_probes", asdict(plan), 1),
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            env=environment(plan.python),
+            env=environment(plan),
             cwd="/",
             timeout=TIMEOUT_S,
             check=True,

@@ -612,24 +612,27 @@ def command(*flags, **variables):
     )  # fmt: skip
 
 
+def serving_at(*flags, **variables):
+    """The command, and its address as soon as it listens."""
+    process = command(*flags, **variables)
+    return process, process.stdout.readline().split()[1].rstrip(",")
+
+
 @pytest.mark.slow
 def test_the_command_serves_until_it_is_told_to_stop():
-    with command("--port", "0", "--preimport", "pytest", AGENTENV_SANDBOX_TOKEN="hush") as process:
-        url = process.stdout.readline().split()[1].rstrip(",")
+    process, url = serving_at("--port", "0", "--preimport", "pytest", AGENTENV_SANDBOX_TOKEN="hush")
+    try:
         auth = {"authorization": "Bearer hush"}
         code = "def test_a(): assert 1 + 1 == 2\ndef test_b(): assert 1 == 2"
         body = {"language": "pytest", "code": code, "run_timeout": 60}
         told = httpx.post(f"{url}/run_code", json=body, headers=auth, timeout=100).json()
-        assert "1 failed, 1 passed" in told["run_result"]["stdout"]
+        assert "1 failed, 1 passed" in told["run_result"]["stdout"], told
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
         assert "Traceback" not in process.stderr.read()
-
-
-def serving_at(*flags):
-    """The command, and its address as soon as it listens."""
-    process = command(*flags)
-    return process, process.stdout.readline().split()[1].rstrip(",")
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.slow

@@ -482,6 +482,15 @@ async def test_a_package_that_is_not_there_is_named_and_no_isolation_is_blamed()
     assert "got no module 'no_such_package' there" in str(caught.value)
 
 
+@pytest.mark.parametrize("level", [Isolation.NAMESPACES, Isolation.LANDLOCK], ids=str)
+async def test_pytest_in_there_does_not_ask_for_our_own_plugin_whose_folder_is_hidden(level):
+    """A bug once: pytest found its entry point among the packages, and could not import it."""
+    program = "import pytest, sys; open('test_a.py', 'w').write('def test_a(): pass'); sys.exit(pytest.main(['-q']))"
+    async with LocalSandbox(isolation=level, preimport=("pytest",)) as sandbox:
+        result = await sandbox.run(program)
+    assert (result.exit_code, "1 passed" in result.stdout) == (0, True), result.stderr
+
+
 async def test_packages_are_there_only_when_asked_for():
     async with LocalSandbox() as sandbox:
         assert "ModuleNotFoundError" in (await sandbox.run("import numpy")).stderr
