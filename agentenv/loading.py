@@ -161,13 +161,15 @@ def env_source(spec: str, kwargs: Mapping[str, Any]) -> EnvSource | ChatAgentSou
 def _attribute(module: ModuleType, attribute: str, spec: str) -> Any:
     if attribute:
         return getattr(module, attribute, None)
-    classes: list[Any] = [
-        cls for cls in vars(module).values() if inspect.isclass(cls) and cls.__module__ == module.__name__
-    ]
-    own = [cls for cls in classes if issubclass(cls, AgentInstance)] or [c for c in classes if owns_its_loop(c)]
+    classes: dict[Any, str] = {}
+    for name, value in vars(module).items():
+        if inspect.isclass(value) and value.__module__ == module.__name__:
+            classes.setdefault(value, name)  # by the module's name for it: what makes a class may call it otherwise
+    own = {c: name for c, name in classes.items() if issubclass(c, AgentInstance)}
+    own = own or {c: name for c, name in classes.items() if owns_its_loop(c)}
     if len(own) == 1:
-        return own[0]
-    names = [cls.__name__ for cls in own]
+        return next(iter(own))
+    names = list(own.values())
     raise ConfigError(
         f"--env: expected one AgentInstance in {spec}, or one class with `run`, got {names}. Write {spec}:ClassName."
     )

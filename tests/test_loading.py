@@ -87,6 +87,17 @@ def test_an_imported_environment_does_not_make_a_file_ambiguous(tmp_path):
     assert load_env(str(write(tmp_path / "own.py", text))).__name__ == "Own"
 
 
+def test_of_several_made_classes_the_names_are_those_that_the_file_has_them_by(tmp_path):
+    path = write(
+        tmp_path / "games.py",
+        "from agentenv.gym.from_gymnasium import from_gymnasium\n"
+        "Lake = from_gymnasium('FrozenLake-v1')\nCliff = from_gymnasium('CliffWalking-v1')\n",
+    )
+    with pytest.raises(ConfigError, match=rf"\['Lake', 'Cliff'\]. Write {path}:ClassName"):
+        load_env(str(path))
+    assert load_env(f"{path}:Lake").__name__ == "FrozenLakeV1"
+
+
 def test_two_classes_in_a_file_are_an_error_that_names_both(tmp_path):
     path = write(tmp_path / "two.py", ENV.format(name="One") + ENV.format(name="Two"))
     with pytest.raises(ConfigError, match=rf"\['One', 'Two'\]. Write {path}:ClassName"):

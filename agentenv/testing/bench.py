@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -38,6 +39,8 @@ class Bench:
     ) -> None:
         self._setup, self._clock, self._remember = setup, clock, remember
         self.tokenizer: Tokenizer = (setup or Setup("")).chat().tokenizer
+        self._given: list[Coroutine[Any, Any, Any]] = []
+        """What async tests were given to await."""
 
     @classmethod
     def of_marker(cls, marker: tuple[Sequence[Any], Mapping[str, Any]] | None, **options: Any) -> Bench:
@@ -128,7 +131,15 @@ class Bench:
             asyncio.get_running_loop()
         except RuntimeError:
             return self._run(work)
+        self._given.append(work)
         return work
+
+    def num_forgotten(self) -> int:
+        """How many episodes or groups an async test asked for and never awaited: it has seen nothing of them."""
+        forgotten = [work for work in self._given if inspect.getcoroutinestate(work) == inspect.CORO_CREATED]
+        for work in forgotten:
+            work.close()
+        return len(forgotten)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if self._clock is not None:

@@ -187,7 +187,10 @@ def _facts(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _turn_facts(turn: Turn) -> dict[str, Any]:
-    names = ("action", "finish_reason", "stop_reason", "segment", "start", "end", "bridge", "num_synthesised")
+    names = (
+        "action", "finish_reason", "stop_reason", "segment", "start", "end", "bridge", "num_synthesised",
+        "observation_cut",
+    )  # fmt: skip
     facts: dict[str, Any] = {name: getattr(turn, name) for name in names}
     result = turn.result
     if result is None:

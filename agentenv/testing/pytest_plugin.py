@@ -147,8 +147,11 @@ def agentenv_bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
         """For assertions that fail."""
         config.stash[_TOKENIZER] = tokenizer
 
-    yield Bench.of_marker(marker and (marker.args, marker.kwargs), clock=clock, remember=remember)
+    bench = Bench.of_marker(marker and (marker.args, marker.kwargs), clock=clock, remember=remember)
+    yield bench
     config.stash[_TOKENIZER] = None
+    if forgotten := bench.num_forgotten():
+        pytest.fail(f"run_episode: expected await in an async test, got {forgotten} calls without. Await them.")
 
 
 @pytest.fixture

@@ -110,6 +110,23 @@ def test_a_project_uses_markers_and_fixtures(project):
     passes(project, 3)
 
 
+def test_an_episode_that_an_async_test_forgot_to_await_fails_the_test(project):
+    """A bug once: nothing was played, and the test passed."""
+    project.makepyfile("""
+    import pytest
+    from agentenv import Task
+
+    @pytest.mark.asyncio
+    async def test_forgets(run_episode, run_group):
+        run_episode("my_env:Echo", ["42"], data=Task("?", "42"))
+        await run_episode("my_env:Echo", ["42"], data=Task("?", "42"))
+        assert run_group("my_env:Echo", ["42"], data=Task("?", "42"))
+    """)
+    result = project.runpytest_inprocess()
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*run_episode: expected await in an async test, got 2 calls without. Await them."])
+
+
 def test_it_needs_no_pytest_asyncio(project):
     project.makepyfile(test_marked=MARKED)
     passes(project, 3, "-p", "no:asyncio")

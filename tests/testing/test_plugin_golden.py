@@ -52,6 +52,7 @@ def test_the_first_token_that_differs_is_shown_with_its_text_and_log_probability
         (lambda t: t.segments[0].token_ids.pop(), "the first that differs is"),
         (lambda t: setattr(t, "stop_reason", StopReason.ABORTED), "stop_reason: left 'terminated', right 'aborted'"),
         (lambda t: setattr(t.turns[0], "bridge", "truncated"), "turns[0].bridge: left 'exact', right 'truncated'"),
+        (lambda t: setattr(t.turns[0], "observation_cut", True), "turns[0].observation_cut: left False, right True"),
         (lambda t: t.turns.pop(), "turns[1]"),
         (lambda t: setattr(t.turns[1], "result", None), "turns[1].result"),
         (
