@@ -28,7 +28,7 @@ from typing import Any, Literal
 from agentenv.agent import outside
 from agentenv.errors import AgentEnvError, ConfigError, InfraError, MissingDependency
 from agentenv.held import Held, first_error
-from agentenv.mcp_wire import Tail, http_client, listed, result_text
+from agentenv.mcp_wire import Tail, http_client, listed, refuse_unsendable, result_text
 from agentenv.rewards.per_loop import PerLoop
 from agentenv.tools import ToolError
 from agentenv.toolsets import Tool, chosen
@@ -194,9 +194,10 @@ class Connection:
         """What the tool says, as text.
 
         Raises:
-            ToolError: it says that it failed, or gave no result in time.
+            ToolError: it says that it failed, or gave no result in time; or the arguments cannot be sent.
             InfraError: the connection is gone, or the answer was lost.
         """
+        refuse_unsendable(tool_name, arguments)
         if not self.is_open:
             raise await self._failure("a connection")
         work = await self._ended(session.call_tool(tool_name, arguments), limit_s)

@@ -6,12 +6,13 @@ import asyncio
 import importlib
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import IO, Any
 
 from agentenv.errors import InfraError
+from agentenv.tools import ToolError
 
 LOST = -32000
 """JSON-RPC: the package's own code for an answer that was lost with its connection."""
@@ -19,6 +20,40 @@ _CALLS = ("tools/call", "ping")
 _MAX_PAGES = 1000
 _TAIL_BYTES = 2000
 _LAST_WORDS_S = 0.5
+_MAX_LEVELS = 100
+"""Of nesting, as calls are parsed; the package (2.3) writes some 250 at most, and reads fewer than 200."""
+
+
+def refuse_unsendable(tool_name: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that the package could not write: over stdio that would end everybody's connection.
+
+    Raises:
+        ToolError: they are no JSON, cannot be UTF-8, or are nested too deep.
+    """
+    problem = f"more than {_MAX_LEVELS} levels of nesting"
+    try:
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        problem = "half of a character (a lone surrogate)"
+    except RecursionError:
+        pass
+    except (TypeError, ValueError) as error:
+        problem = str(error)
+    else:
+        level: list[Any] = [arguments]
+        for _ in range(_MAX_LEVELS + 1):
+            level = [inner for each in level for inner in _inside(each)]
+            if not level:
+                return
+    raise ToolError(
+        f"wrong arguments for {tool_name}: expected JSON that can be sent as UTF-8, got {problem}. Write them anew."
+    )
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
 
 
 def http_client(library: Any, headers: Mapping[str, str], *, connect_s: float) -> Any:

@@ -22,7 +22,7 @@ import inspect
 import json
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agentenv.agent import call as run_function
@@ -109,11 +109,14 @@ class CallResult:
     """What the tool gave, or words on what went wrong, which begin with "Error:"."""
     problem: Literal["", "malformed", "unknown", "arguments", "raised", "timeout", "limit"] = ""
     """What went wrong; limit: a toolset did not run it, as there were too many."""
+    content_json: str = field(default="", repr=False, compare=False)
+    """Content that is no text as it was when the tool gave it: JSON, or else as Python writes it."""
 
     @property
     def message(self) -> Message:
         """The answer for the model."""
-        return result_message(self.item, self.content)
+        is_text = isinstance(self.content, str)
+        return result_message(self.item, self.content if is_text else self.content_json or self.content)
 
 
 async def answer_calls(
@@ -165,15 +168,20 @@ async def _run(
     wrong = _wrong_arguments(function, item)
     if wrong:
         return CallResult(item, wrong, "arguments")
-    arguments, timeout_s = copy.deepcopy(dict(item.arguments)), limits[item.name]
-    work = asyncio.ensure_future(run_function(functools.partial(function, **arguments)))
+    try:
+        arguments = copy.deepcopy(dict(item.arguments))
+    except RecursionError:
+        said = f"Error: wrong arguments for {item.name}: they are nested too deep. Write them with fewer levels."
+        return CallResult(item, said, "arguments")
+    timeout_s = limits[item.name]
+    work = asyncio.ensure_future(_given(named_call(item.name, function, arguments), item))
+    work.add_done_callback(_forget)
     try:
         await asyncio.wait({work}, timeout=timeout_s)
     finally:
         if not work.done():
             work.cancel()
             await asyncio.wait({work}, timeout=_CANCEL_GRACE_S)
-            work.add_done_callback(_forget)
             late = True
         else:
             late = False
@@ -182,11 +190,36 @@ async def _run(
     error = asyncio.CancelledError() if work.cancelled() else work.exception()
     if isinstance(error, InfraError):
         raise error
-    return CallResult(item, work.result()) if error is None else CallResult(item, _described(error), "raised")
+    return work.result() if error is None else CallResult(item, _described(error), "raised")
+
+
+def named_call(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Callable[[], Any]:
+    """The function with its arguments, under a tool's name: an error about it is told to the model."""
+    bound = functools.partial(function, **arguments)
+    vars(bound)["__qualname__"] = name
+    return bound
+
+
+async def _given(bound: Callable[[], Any], item: ToolCall) -> CallResult:
+    """What a tool gives, which can be told to the model.
+
+    Raises:
+        ToolError: it cannot.
+    """
+    value = await run_function(bound)
+    if isinstance(value, str):
+        return CallResult(item, value)
+    try:
+        return CallResult(item, value, content_json=_as_json(value))
+    except Exception as error:
+        raise ToolError(
+            f"{item.name}: expected a result that can be written as text, got a {type(value).__name__} whose text "
+            f"fails with {type(error).__name__}. Call it in another way."
+        ) from error
 
 
 def _forget(work: asyncio.Future[Any]) -> None:
-    # Nobody asks for the exception of a call that was given up, which asyncio would complain about.
+    # Nobody asks for the exception of a call that was given up or cancelled, which asyncio would complain about.
     if not work.cancelled():
         work.exception()
 

@@ -30,7 +30,7 @@ from typing import Any, Protocol
 from agentenv.agent import call as run_function
 from agentenv.errors import ConfigError
 from agentenv.held import Held
-from agentenv.tools import CallResult, MalformedCall, ToolCall, ToolError, run_calls, schema_of
+from agentenv.tools import CallResult, MalformedCall, ToolCall, ToolError, named_call, run_calls, schema_of
 from agentenv.types import Message
 
 TIMEOUT_S = 30.0
@@ -339,7 +339,7 @@ def _checked(tool: Tool) -> Callable[..., Any]:
         if wrong:
             raise ToolError(f"wrong arguments for {tool.name}: {'; '.join(wrong)}.")
         whole = {n: int(v) for n, v in arguments.items() if isinstance(v, float) and _is_whole(v, properties.get(n))}
-        return await run_function(functools.partial(tool.function, **{**arguments, **whole}))
+        return await run_function(named_call(tool.name, tool.function, {**arguments, **whole}))
 
     return run
 

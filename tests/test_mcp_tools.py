@@ -116,6 +116,40 @@ async def test_what_is_wrong_with_a_call_is_told_to_the_model():
         assert await said(tools, "add", a=1) == "1"
 
 
+def nested(levels):
+    value = "x"
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+UNSENDABLE = {
+    "half a character": "\ud800",
+    "half a character in a key": {"\ud800": 1},
+    "101 levels": nested(100),
+    "260 levels": nested(260),
+    "400 levels": nested(400),
+    "too many digits": 10**5000,
+    "no JSON": object(),
+    "no number": float("nan"),
+}
+
+
+@pytest.mark.parametrize("value", UNSENDABLE.values(), ids=UNSENDABLE)
+async def test_arguments_that_cannot_be_sent_are_told_and_the_connection_stays(value):
+    async with opened(stdio()) as tools:
+        pid = await said(tools, "pid")
+        bad, good = await results(tools, ("echo", {"text": value}), ("add", {"a": 2, "b": 3}))
+        assert bad.startswith("Error: wrong arguments for echo: expected JSON ")
+        assert good == "5"
+        assert await said(tools, "pid") == pid
+
+
+async def test_the_deepest_arguments_that_a_call_can_have_are_sent():
+    async with opened(stdio()) as tools:
+        assert not (await said(tools, "add", a=1, b=2, c=nested(99))).startswith("Error: wrong arguments for")
+
+
 async def test_calls_of_a_turn_overlap():
     async with opened(stdio()) as tools:
         assert await results(tools, ("meet", {}), ("meet", {})) == ["met", "met"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import gc
 import json
 import time
 
@@ -24,6 +25,7 @@ from agentenv.tools import (
     answer_calls,
     assistant_message,
     result_message,
+    run_calls,
     schema_of,
     tool_format,
 )
@@ -563,6 +565,17 @@ def test_only_json_is_read_as_json(text):
     assert found == expected or "inf" in repr(expected)
 
 
+@pytest.mark.parametrize("num_digits", [308, 309, 400, 4300])
+def test_whole_numbers_of_thousands_of_digits_are_read_whole(num_digits):
+    digits = "9" * num_digits
+    for text in (digits, "-" + digits):
+        assert read(text, 0) == (int(text), len(text))
+        said = f'<tool_call>{{"name": "f", "arguments": {{"a": {text}}}}}</tool_call>'
+        assert found_in(HERMES.parse(said)) == [("f", {"a": int(text)})]
+    with pytest.raises(LiteralError, match="too large"):
+        read(digits + "e4000", 0)
+
+
 def test_halves_of_characters_never_come_out_alone():
     assert read(r'"\ud83d\ude00 \ud800!"', 0)[0] == "😀 \ufffd!"
 
@@ -609,9 +622,6 @@ async def test_what_goes_wrong_is_told_to_the_model():
     def broken():
         raise ValueError("no such page")
 
-    def leaves():
-        raise SystemExit(3)
-
     tools = {"lookup": lookup, "broken": broken, "leaves": leaves}
     assert await said(call("luokup", q="x"), tools) == (
         "Error: there is no tool 'luokup'. Tools: broken, leaves, lookup."
@@ -620,7 +630,88 @@ async def test_what_goes_wrong_is_told_to_the_model():
         "Error: wrong arguments for lookup: missing a required argument: 'q'. It takes (q: 'str', limit: 'int' = 3)."
     )
     assert await said(call("broken"), tools) == "Error: ValueError: no such page"
-    assert "SystemExit" in await said(call("leaves"), tools)
+    assert (await said(call("leaves"), tools)).startswith(
+        "Error: agentenv.errors.ContractError: leaves: expected a return value, got SystemExit(3)."
+    )
+
+
+def leaves():
+    raise SystemExit(3)
+
+
+async def leaves_async():
+    raise SystemExit(3)
+
+
+class Called:
+    """A tool that is an object: it has no name of its own."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self):
+        return self.function()
+
+
+LEAVING = {
+    "plain": leaves,
+    "async": leaves_async,
+    "partial": functools.partial(leaves),
+    "async partial": functools.partial(leaves_async),
+    "object": Called(leaves),
+}
+
+
+@pytest.mark.parametrize("tool", LEAVING.values(), ids=LEAVING)
+async def test_a_tool_that_leaves_is_named_and_no_address_is_told(tool):
+    answer = await said(call("go"), {"go": tool})
+    assert "ContractError: go: expected a return value, got SystemExit(3)." in answer
+    assert "0x" not in answer
+
+
+def nested(levels):
+    value = "x"
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+class Untold:
+    def __str__(self):
+        raise ValueError("no text")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize("value", [Untold(), [Untold()], {Untold(): 1}, nested(5000)], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_result_that_cannot_be_text_is_told_and_counts_as_raised(value, is_async):
+    async def give():
+        return value
+
+    tool = give if is_async else lambda: value
+    good, bad = await run_calls([call("lookup", q="x"), call("give")], {"give": tool, "lookup": lookup})
+    assert (good.problem, good.message["content"]) == ("", "x:3")
+    assert (bad.problem, bad.item.name) == ("raised", "give")
+    kind = "RecursionError" if isinstance(value, list) and isinstance(value[0], list) else "ValueError"
+    assert bad.message["content"].startswith("Error: give: expected a result that can be written as text, got a ")
+    assert kind in bad.message["content"]
+
+
+async def test_a_result_is_told_as_it_was_when_the_tool_gave_it():
+    kept = [1]
+    (result,) = await run_calls([call("give")], {"give": lambda: kept})
+    kept[:] = nested(5000)
+    assert result.message["content"] == "[1]"
+
+
+@pytest.mark.parametrize("levels", [500, 990, 5000])
+async def test_arguments_that_are_nested_too_deep_are_told(levels):
+    good, bad = await run_calls([call("lookup", q="x"), call("lookup", q=nested(levels))], {"lookup": lookup})
+    assert (good.problem, bad.problem) == ("", "arguments")
+    assert bad.message["content"] == (
+        "Error: wrong arguments for lookup: they are nested too deep. Write them with fewer levels."
+    )
 
 
 async def test_a_type_error_inside_a_tool_is_not_blamed_on_the_arguments():
@@ -652,6 +743,32 @@ async def test_infrastructure_errors_pass_and_cancel_the_other_calls():
     with pytest.raises(InfraError, match="503"):
         await answer_calls(parsed(call("endless"), call("down")), {"endless": endless, "down": down})
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_infrastructure_errors_at_the_same_time_are_all_looked_at(complaints):
+    """Each fails a step of the event loop after the one before it: some just as they are cancelled."""
+
+    async def down(steps):
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        raise InfraError("search: expected an answer, got 503. Try again.")
+
+    with pytest.raises(InfraError, match="503"):
+        await answer_calls(parsed(*[call("down", steps=steps) for steps in range(12)]), {"down": down})
+    assert complaints() == []
+
+
+@pytest.fixture
+async def complaints():
+    """What asyncio has complained of so far."""
+    found = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: found.append(context["message"]))
+
+    def so_far():
+        gc.collect()
+        return found
+
+    return so_far
 
 
 async def test_cancelling_passes_and_leaves_no_task():

@@ -127,6 +127,22 @@ async def test_a_call_that_cancels_itself_is_told_and_the_others_have_their_resu
     assert found == ["Error: asyncio.exceptions.CancelledError", "1"]
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_tool_that_leaves_is_told_by_its_name(is_async):
+    def leave() -> str:
+        """Leave."""
+        raise SystemExit(2)
+
+    async def leave_async() -> str:
+        """Leave."""
+        raise SystemExit(2)
+
+    tool = leave_async if is_async else leave
+    async with begun(tool) as tools:
+        (content,) = await said(tools, call(tool.__name__))
+    assert f"ContractError: {tool.__name__}: expected a return value, got SystemExit(2)." in content
+
+
 async def test_infrastructure_that_fails_is_raised():
     async with begun(fail) as tools:
         with pytest.raises(InfraError, match="down"):

@@ -152,7 +152,7 @@ def _number(text: str, at: int) -> int | float:
         number = int(text) if text.lstrip("-").isdigit() else float(text)
     except ValueError as error:  # thousands of digits
         raise LiteralError("a number with too many digits", at) from error
-    if math.isinf(number):
+    if isinstance(number, float) and math.isinf(number):  # isinf itself fails for an int that no float can hold
         raise LiteralError("a number that is too large", at)
     return number
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agentenv.agent import create
@@ -86,7 +86,19 @@ async def test_a_wrong_answer_and_none_have_no_reward():
     [
         ("CALL", "RESULT invalid: Error: this call cannot be read: a call is a line of the form CALL name"),
         ("CALL calculator {expression: 1}", "RESULT calculator: Error: this call cannot be read: its arguments are no"),
-        ('CALL calculator {"expression": "1"} please', "its arguments are no JSON object on the same line: Extra data"),
+        ('CALL calculator {"expression": "1"} please', "its arguments are no JSON object on the same line: text after"),
+        ('CALL calculator {"expression": ' + "9" * 5000 + "}", "cannot be read: its arguments are no JSON object"),
+        ('CALL calculator {"expression": 1e999}', "cannot be read: its arguments are no JSON object"),
+        ("CALL calculator {'expression': '1'}", "cannot be read: its arguments are no JSON object"),
+        *[
+            (f'CALL calculator {{"expression": {"[" * levels}{"]" * levels}}}', "cannot be read: its arguments are no")
+            for levels in (100, 500, 990, 5000)
+        ],
+        ('CALL calculator {"expression": ' + "[" * 99 + "]" * 99 + "}", "expression must be of type string, got [[["),
+        *[
+            (f'CALL calculator {{"expression": {"9" * num_digits}}}', "expression must be of type string, got 9999")
+            for num_digits in (309, 400, 4300)
+        ],
         ('CALL search {"q": "x"}', "RESULT search: Error: there is no tool 'search'. Tools: calculator."),
         ('CALL calculator {"q": "x"}', "Error: wrong arguments for calculator: missing a required argument"),
         ('CALL calculator {"expression": 5}', "expression must be of type string, got 5"),
@@ -96,10 +108,21 @@ async def test_a_wrong_answer_and_none_have_no_reward():
 async def test_whatever_is_wrong_with_a_call_is_told_and_counted(line, expected):
     trajectory, engine = await play(line, "#### 391", penalties={"call": 0.125, "error": 0.25})
     assert expected in told(engine)
-    malformed = "cannot be read" in expected or "Extra data" in expected
+    malformed = "cannot be read" in expected or "text after" in expected
     assert trajectory.turns[0].result.info["num_malformed"] == float(malformed)
     assert trajectory.turns[0].result.reward == (-0.25 if malformed else -0.375)
     assert trajectory.reward == 1.0 + trajectory.turns[0].result.reward
+
+
+@pytest.mark.parametrize("num_digits", [309, 400, 4300, 5000])
+async def test_a_number_of_any_length_in_the_templates_format_is_told_and_the_episode_goes_on(num_digits):
+    said = f'<tool_call>\n{{"name": "calculator", "arguments": {{"expression": {"9" * num_digits}}}}}\n</tool_call>'
+    chat = Chat(load(BY_NAME["Qwen2.5"]), stop_token_ids=stop_ids(BY_NAME["Qwen2.5"]))
+    trajectory, engine = await play(said, "#### 391", chat=chat)
+    assert trajectory.error is None
+    assert trajectory.reward == 1.0
+    expected = "expression must be of type string, got 9999" if num_digits <= 4300 else "a number with too many digits"
+    assert expected in told(engine)
 
 
 async def test_several_calls_are_answered_in_order():
@@ -209,6 +232,7 @@ def test_every_line_that_begins_with_call_is_a_call_or_a_malformed_one(lines):
 
 
 @given(st.dictionaries(st.text(max_size=9), st.text(max_size=30) | st.integers() | st.none() | st.lists(st.text())))
+@example({"<think>": "</think> \\<think>"})
 @settings(max_examples=100, deadline=None)
 def test_a_call_that_is_written_is_read(arguments):
     (found,) = plain.parse(f"First:\n{plain.call_text('my.tool', arguments)}\n").items
@@ -339,6 +363,13 @@ async def test_tools_of_an_mcp_server_stand_beside_others():
     trajectory, engine = await play(f'{CALL}\nCALL far_add {{"a": 2, "b": 3}}', "#### 391", mcp=mcp)
     assert "RESULT calculator: 391\nRESULT far_add: 5" in told(engine)
     assert trajectory.score == 1.0
+
+
+async def test_half_a_character_in_a_call_reaches_an_mcp_server_replaced():
+    script = ['CALL echo {"text": "a\\ud800b \\ud83d\\ude00"}', "#### 391"]
+    trajectory, engine = await play(*script, tools=[], mcp=[{"command": SERVER}])
+    assert trajectory.error is None
+    assert "RESULT echo: a\ufffdb 😀<|im_end|>" in told(engine)
 
 
 async def test_the_limit_of_a_call_is_the_mcp_servers_too():

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentenv.tool_formats.calls import MalformedCall, ParsedAction, ToolCall, call_id
+from agentenv.tool_formats.literal import LiteralError, read, skip_space
 from agentenv.toolsets import Answers, EpisodeTools
 from agentenv.types import Message
 
@@ -53,8 +54,11 @@ def results(answers: Answers) -> list[Message]:
 
 
 def call_text(name: str, arguments: Mapping[str, Any]) -> str:
-    """A call as the model would write it."""
-    return f"CALL {name} {json.dumps(arguments, ensure_ascii=False)}"
+    """A call as the model would write it; marks of reasoning in it are escaped, as `parse` would take them for such."""
+    written = json.dumps(arguments, ensure_ascii=False)
+    for mark in ("<think>", "</think>"):
+        written = written.replace(mark, f"\\u003c{mark[1:]}")
+    return f"CALL {name} {written}"
 
 
 def _item(line: str, rest: str, made_id: str) -> ToolCall | MalformedCall:
@@ -63,9 +67,12 @@ def _item(line: str, rest: str, made_id: str) -> ToolCall | MalformedCall:
     if not found:
         return MalformedCall(line, f"a call is a line of the form {form}", made_id)
     name = found["name"]
+    written = found["arguments"] or "{}"
     try:
-        arguments = json.loads(found["arguments"] or "{}")
-    except (ValueError, RecursionError) as error:
+        arguments, end = read(written, 0)
+        if skip_space(written, end) < len(written):
+            raise LiteralError("text after the value", end)
+    except LiteralError as error:
         return MalformedCall(line, f"its arguments are no JSON object on the same line: {error}", made_id, name)
     return ToolCall(name, arguments, made_id, line)
 
