@@ -364,7 +364,10 @@ def _compare(args: Sequence[str]) -> int:
     from agentenv.rm.log import read_margins
 
     if len(set(config.outs)) < 2:
-        raise ConfigError(f"agentenv rm compare: expected two folders or more, got {list(config.outs)}. Name them.")
+        raise ConfigError(
+            f"agentenv rm compare: expected two different folders or more, got {list(config.outs)}. "
+            "Name the folders of two evaluations."
+        )
     found = disagreements(read_margins(config.outs))
     if config.json:
         print_json([asdict(each) for each in found])

@@ -12,11 +12,12 @@ from random import Random
 from agentenv.agent import Tokenizer, create, hacks_of
 from agentenv.audit.cases import Case, play_cases
 from agentenv.audit.findings import Finding, allowing
-from agentenv.audit.judging import Facts, flaky, judged
+from agentenv.audit.judging import Facts, judged
 from agentenv.audit.leaks import leaks
 from agentenv.audit.plays import Play, Table, play_again, play_all
 from agentenv.audit.policies import all_policies, chosen
 from agentenv.audit.report import Audit, Times, policy_rows
+from agentenv.audit.wavering import flaky
 from agentenv.chat import Chat
 from agentenv.errors import ConfigError
 from agentenv.loading import EnvSource

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -16,6 +16,8 @@ MAX_EVIDENCE = 8
 
 WHY: Mapping[str, str] = {
     "null-earns": "An empty action has the full score, so a policy learns to say nothing.",
+    "null-pays": "An empty action earns half of the score or of what gold earns, or more: silence is paid for.",
+    "prefix-earns": "The beginning of the answer has the full score: a policy learns to say less than the answer.",
     "hack-earns": "An action that solves nothing has the full score: training finds it and learns it.",
     "guess-earns": "An action that looks at nothing, or copies, has the full score: on few tasks that is chance, on "
     "many the guess is what is learned. Have more possible answers, or pay for more than the answer.",
@@ -90,16 +92,23 @@ class Finding:
 
 
 def finding(
-    kind: str, severity: Severity, summary: str, plays: Sequence[Play] = (), *, policy: str = "", detail: str = ""
+    kind: str,
+    severity: Severity,
+    summary: str,
+    plays: Sequence[Play] = (),
+    *,
+    policy: str = "",
+    detail: str | Callable[[Play], str] = "",
 ) -> Finding:
-    """A finding with the plays that show it, spread over tasks."""
+    """A finding with the plays that show it, spread over tasks; `detail` says what they show, or what each does."""
+    say = detail if callable(detail) else lambda play: detail or told(play)
     seen: dict[str, int] = {}
     ranked = []
     for play in plays:
         seen[play.task_id] = seen.get(play.task_id, 0) + 1
         ranked.append((seen[play.task_id], play))
     first = [play for _, play in sorted(ranked, key=lambda pair: pair[0])][:MAX_EVIDENCE]
-    evidence = tuple(Evidence(p.key, p.task_id, shown(p.action), p.reward, p.score, detail or told(p)) for p in first)
+    evidence = tuple(Evidence(p.key, p.task_id, shown(p.action), p.reward, p.score, say(p)) for p in first)
     return Finding(f"{kind}:{policy}" if policy else kind, severity, summary, evidence, len(plays))
 
 
@@ -107,6 +116,12 @@ def told(play: Play) -> str:
     """What went wrong in a play, in a line; empty where nothing did."""
     error = play.error
     return "" if error is None else shown(f"{error.where}: {error.type}: {error.message} {error.place}".strip())
+
+
+def tasks_of(plays: Sequence[Play]) -> str:
+    """How many tasks plays are of, in words."""
+    num = len({play.task_id for play in plays})
+    return f"{num} task" if num == 1 else f"{num} tasks"
 
 
 def allowing(findings: Sequence[Finding], allowed: Mapping[str, str]) -> tuple[list[Finding], list[str]]:

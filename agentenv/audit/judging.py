@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agentenv.audit.answers import needles, normal
-from agentenv.audit.findings import Finding, Severity, finding
+from agentenv.audit.findings import Finding, Severity, finding, tasks_of
 from agentenv.audit.plays import Play
-from agentenv.audit.policies import Kind
+from agentenv.audit.policies import Kind, is_answer
 from agentenv.types import Task
 
 _EPS = 1e-6
@@ -21,6 +21,8 @@ _TRIVIAL_TEXTS = 4
 """So many of the plain constants, which have nothing in common, solve a task that any text solves."""
 _LARGE_PART = 0.5
 """Of what gold earns above an empty action."""
+_HALF_PAID, _WELL_PAID = 0.5, 0.9
+"""What an empty action may not earn, of the score or of what gold earns: a warning, a failure."""
 _SLOW_FACTOR, _SLOW_S = 10.0, 5.0
 _MIN_TASKS = 3
 """Shares of fewer tasks say nothing."""
@@ -92,14 +94,35 @@ class Facts:
 def judged(facts: Facts) -> list[Finding]:
     """All findings that plays alone show, the leaks and the flaky ones aside."""
     parts: Sequence[Callable[[Facts], list[Finding]]] = (
-        _null, _gold, _attacks, _guesses, _trivial, _hedges, _beyond_gold, _errors, _ranges, _slow, _forged,
+        _null, _null_pays, _gold, _attacks, _guesses, _trivial, _hedges, _prefixes, _beyond_gold, _errors,
+        _ranges, _slow, _forged,
     )  # fmt: skip
     return [each for part in parts for each in part(facts)]
 
 
 def _null(facts: Facts) -> list[Finding]:
     plays = [play for own in facts.of("empty").values() for play in own if facts.full(play)]
-    return [finding("null-earns", "fail", f"{_tasks(plays)} solved by saying nothing", plays)] if plays else []
+    return [finding("null-earns", "fail", f"{tasks_of(plays)} solved by saying nothing", plays)] if plays else []
+
+
+def _null_pays(facts: Facts) -> list[Finding]:
+    """An empty action without full marks that earns much: all other policies are measured above it."""
+    parts = [(play, _paid(facts, play)) for own in facts.of("empty").values() for play in own if not facts.full(play)]
+    paid = [play for play, part in parts if part >= _HALF_PAID - _EPS]
+    if not paid:
+        return []
+    most = max(part for _, part in parts)
+    severity: Severity = "fail" if most >= _WELL_PAID - _EPS else "warn"
+    summary = f"saying nothing earns up to {most:.0%} of the score or of what gold earns, on {tasks_of(paid)}"
+    return [finding("null-pays", severity, summary, paid)]
+
+
+def _paid(facts: Facts, play: Play) -> float:
+    """The score of a play, or the part that it earns of gold's reward where that is more; 0 where neither is known."""
+    part, gold = play.score or 0.0, facts.gold.get(play.task_id)
+    if gold is None or gold.reward is None or gold.reward <= _EPS or play.reward is None or _no_gain(facts, gold):
+        return part
+    return max(part, play.reward / gold.reward)
 
 
 def _gold(facts: Facts) -> list[Finding]:
@@ -114,9 +137,9 @@ def _gold(facts: Facts) -> list[Finding]:
     failing = [play for play in gold if not facts.full(play) and _is_rated(facts, play)]
     nothing = [play for play in gold if play not in failing and _no_gain(facts, play)]
     if nothing:
-        found.append(finding("no-signal", "fail", f"gold earns nothing on {_tasks(nothing)}", nothing))
+        found.append(finding("no-signal", "fail", f"gold earns nothing on {tasks_of(nothing)}", nothing))
     if failing:
-        found.append(finding("gold-fails", "fail", f"gold has no full score on {_tasks(failing)}", failing))
+        found.append(finding("gold-fails", "fail", f"gold has no full score on {tasks_of(failing)}", failing))
     return found
 
 
@@ -141,7 +164,7 @@ def _attacks(facts: Facts) -> list[Finding]:
         earning = [play for play in full if not _by_chance(facts, play, full)]
         if earning:
             variants = ", ".join(dict.fromkeys(play.variant or play.policy for play in earning))
-            summary = f"{_tasks(earning)} solved by {policy} ({variants})"
+            summary = f"{tasks_of(earning)} solved by {policy} ({variants})"
             found.append(finding("hack-earns", "fail", summary, earning, policy=policy))
     return found
 
@@ -214,7 +237,21 @@ def _hedges(facts: Facts) -> list[Finding]:
     tasks = [t for t in played if both <= earned[t] and "wrong/changed" in played[t] - earned[t]]
     tasks = [t for t in tasks if t not in facts.trivial and not _solved_later(facts, t)]
     plays = [play for play in facts.plays if play.task_id in tasks and play.key == "hedge/gold_first"]
-    return [finding("hedging", "fail", f"{_tasks(plays)} solved by a right and a wrong answer", plays)] if plays else []
+    return (
+        [finding("hedging", "fail", f"{tasks_of(plays)} solved by a right and a wrong answer", plays)] if plays else []
+    )
+
+
+def _prefixes(facts: Facts) -> list[Finding]:
+    """The beginning of an answer that earns as the whole does, where the label says that the whole is the answer."""
+    plays = [
+        play
+        for play in facts.plays
+        if play.key == "wrong/prefix" and facts.full(play) and play.task_id not in facts.trivial
+        if play.task_id in facts.gold and is_answer(facts.gold[play.task_id].action, facts.tasks[play.task_id].label)
+    ]
+    summary = f"{tasks_of(plays)} solved by the beginning of the answer"
+    return [finding("prefix-earns", "fail", summary, plays)] if plays else []
 
 
 def _solved_later(facts: Facts, task_id: str) -> bool:
@@ -230,7 +267,7 @@ def _beyond_gold(facts: Facts) -> list[Finding]:
         known = [(p, p.reward, g.reward) for p, g in own if p.reward is not None and g.reward is not None]
         above = [p for p, reward, gold in known if reward > gold + _EPS]
         if above:
-            summary = f"{policy} earns more than gold on {_tasks(above)}"
+            summary = f"{policy} earns more than gold on {tasks_of(above)}"
             found.append(finding("reward-exceeds-gold", "fail", summary, above, policy=policy))
             continue
         part = _part_of_gold(facts, [(p, reward, gold) for p, reward, gold in known if not facts.full(p)])
@@ -260,7 +297,7 @@ def _errors(facts: Facts) -> list[Finding]:
             found[_error_kind(play)].append(play)
     severities: dict[str, Severity] = {"infra-error": "warn"}
     return [
-        finding(kind, severities.get(kind, "fail"), f"{len(plays)} episodes on {_tasks(plays)} failed", plays)
+        finding(kind, severities.get(kind, "fail"), f"{len(plays)} episodes on {tasks_of(plays)} failed", plays)
         for kind, plays in found.items()
     ]
 
@@ -278,12 +315,12 @@ def _ranges(facts: Facts) -> list[Finding]:
     found = []
     scored = [p for p in facts.plays if any(s.score is not None and not -_EPS <= s.score <= 1 + _EPS for s in p.steps)]
     if scored:
-        found.append(finding("score-range", "fail", f"scores outside [0, 1] on {_tasks(scored)}", scored))
+        found.append(finding("score-range", "fail", f"scores outside [0, 1] on {tasks_of(scored)}", scored))
     if facts.reward_range is not None:
         low, high = facts.reward_range
         beyond = [p for p in facts.plays if p.reward is not None and not low - _EPS <= p.reward <= high + _EPS]
         if beyond:
-            summary = f"rewards outside [{low:g}, {high:g}] on {_tasks(beyond)}"
+            summary = f"rewards outside [{low:g}, {high:g}] on {tasks_of(beyond)}"
             found.append(finding("reward-range", "fail", summary, beyond))
     return found
 
@@ -324,33 +361,6 @@ def _forged(facts: Facts) -> list[Finding]:
         if play.policy == "special_tokens"
         if any(step.num_special > usual.get((play.task_id, turn), 10**9) for turn, step in enumerate(play.steps))
     ]
-    return [finding("forged-tokens", "fail", f"text became special tokens on {_tasks(plays)}", plays)] if plays else []
-
-
-def flaky(pairs: Sequence[tuple[Play, Play]]) -> list[Finding]:
-    """Where the same actions had another outcome.
-
-    Args:
-        pairs: the first play, and the same actions again.
-    """
-    rewards, texts = [], []
-    for first, second in pairs:
-        was = [(step.reward, step.score) for step in first.steps]
-        if was != [(step.reward, step.score) for step in second.steps] or first.stop_reason != second.stop_reason:
-            rewards.append(second)
-        elif (first.prompt, [s.observation for s in first.steps]) != (
-            second.prompt, [s.observation for s in second.steps],
-        ):  # fmt: skip
-            texts.append(second)
-    found = []
-    if rewards:
-        found.append(finding("flaky-reward", "fail", f"another reward the second time on {_tasks(rewards)}", rewards))
-    if texts:
-        summary = f"another observation the second time on {_tasks(texts)}"
-        found.append(finding("flaky-observation", "warn", summary, texts))
-    return found
-
-
-def _tasks(plays: Sequence[Play]) -> str:
-    num = len({play.task_id for play in plays})
-    return f"{num} task" if num == 1 else f"{num} tasks"
+    return (
+        [finding("forged-tokens", "fail", f"text became special tokens on {tasks_of(plays)}", plays)] if plays else []
+    )

@@ -42,6 +42,10 @@ _BOMB_TOKENS = 20_000
 _WORD = re.compile(r"\w+")
 _FUNCTION = re.compile(r"(?:def\s+|`)([A-Za-z_]\w*)\s*\(")
 _NUMBER = re.compile(r"\d+")
+_LAST = re.compile(r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?|[^\W\d_]+)(?=\W*(?:</\w+>\s*)?$)")
+"""The number or word at the end of an action, but for what closes it."""
+_SHORTEST_CUT = 4
+"""Letters of a word whose half says no longer what the word says, as `y` may for `yes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,7 @@ def all_policies(hacks: Mapping[str, str] | None = None) -> list[Policy]:
         *says("hacks", "attack", hacks or {}),
         Policy("gold", "", "gold", lambda view: view.gold),
         Policy("wrong", "changed", "wrong", lambda view: changed(view.gold)),
+        Policy("wrong", "prefix", "wrong", lambda view: beginning(view.gold)),
         Policy("hedge", "gold_first", "wrong", lambda view: _joined(view.gold, changed(view.gold))),
         Policy("hedge", "gold_last", "wrong", lambda view: _joined(changed(view.gold), view.gold)),
     ]
@@ -153,6 +158,24 @@ def changed(gold: str | None) -> str | None:
     last = found[-1]
     number = last[0]
     return f"{gold[: last.start()]}{str(int(number[-9:]) + 1).zfill(len(number[-9:]))}{gold[last.end() :]}"
+
+
+def beginning(gold: str | None) -> str | None:
+    """The gold action with the tail of its last number or word cut off; None where no other answer is left by that."""
+    found = _LAST.search(gold or "")
+    if gold is None or found is None or "```" in gold:
+        return None
+    whole = found[1].partition(".")[0]
+    left = whole[: max(1, len(whole) // 2)].rstrip(",")
+    digits = whole.replace(",", "")
+    same = int(digits) == int(left.replace(",", "")) if digits.isdecimal() else len(whole) < _SHORTEST_CUT
+    return None if same else f"{gold[: found.start()]}{left}{gold[found.end() :]}"
+
+
+def is_answer(gold: str, label: Any) -> bool:
+    """Whether what ends the gold action ends the label too, and so is the answer: of free text it is any word."""
+    found = _LAST.search(gold)
+    return found is not None and re.search(rf"(?<![\w.]){re.escape(found[1])}\W*$", label_text(label)) is not None
 
 
 def _joined(first: str | None, second: str | None) -> str | None:

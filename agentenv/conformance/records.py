@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import zip_longest
 
@@ -12,14 +13,36 @@ _TIMES = ("_s", "_ms", "_seconds", "time")
 """How names of measured times end: these differ, as they may."""
 
 
+def same_number(one: float | None, other: float | None) -> bool:
+    """Whether two rewards, or two scores, of the same play differ by rounding at most; None is only None, NaN is NaN.
+
+    A reward model's float32 sums depend on the batch that a conversation is in, which differs from play to play, and
+    scorers promise the same within 1e-4 whatever else is in it: less than that says nothing of the environment.
+    """
+    if one is None or other is None:
+        return one is other
+    if math.isnan(one) or math.isnan(other):
+        return math.isnan(one) and math.isnan(other)
+    return math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-6)
+
+
 def difference(one: Trajectory, other: Trajectory, names: tuple[str, str]) -> str | None:
     """The first fact that two records of the same episode disagree on, in words; None where they do not."""
     for (fact, mine), (other_fact, theirs) in zip_longest(_facts(one), _facts(other), fillvalue=("", None)):
         if fact != other_fact:
             fact, mine, theirs = "number of turns", len(one.turns), len(other.turns)
-        if mine != theirs:
+        if not _same(mine, theirs):
             return f"{fact}: {_brief(mine, theirs)} {names[0]}, {_brief(theirs, mine)} {names[1]}"
     return None
+
+
+def _same(mine: object, theirs: object) -> bool:
+    """Whether a fact is the same: exactly, but for numbers that a model may have computed."""
+    if isinstance(mine, float) and isinstance(theirs, float):
+        return same_number(mine, theirs)
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        return mine.keys() == theirs.keys() and all(_same(mine[key], theirs[key]) for key in mine)
+    return mine == theirs
 
 
 def culprit(found: str, trajectory: Trajectory) -> str:
@@ -50,8 +73,8 @@ def _plain(observation: object) -> str:
     return observation if isinstance(observation, str) else repr(observation)
 
 
-def _fact(value: object) -> str:
-    return value if isinstance(value, str) else repr(float(value))  # type: ignore[arg-type]
+def _fact(value: object) -> str | float:
+    return value if isinstance(value, str) else float(value)  # type: ignore[arg-type]
 
 
 def _brief(value: object, other: object) -> str:

@@ -8,7 +8,7 @@ import pytest
 from agentenv.agent import AgentInstance
 from agentenv.audit.auditing import AuditOptions, audit
 from agentenv.audit.judging import Facts, judged
-from agentenv.audit.policies import all_policies
+from agentenv.audit.policies import all_policies, beginning
 from agentenv.errors import ConfigError, InfraError, RunStopped
 from agentenv.loading import EnvSource
 from agentenv.types import Limits, StepResult, Task
@@ -282,3 +282,88 @@ async def test_what_no_decoder_gives_is_not_said():
     said = "".join(step.action for play in result.plays for step in play.steps)
     assert not re.search("[\ud800-\udfff]", said)
     assert "\ufffd" in said
+
+
+@pytest.mark.parametrize(("noise", "found"), [(4e-7, set()), (1e-3, {"flaky-reward"})])
+async def test_a_reward_that_differs_by_rounding_is_not_flaky_and_more_is_shown_with_both_values(noise, found):
+    paid = set()
+
+    class Rounds(envs.Sound):
+        def reward(self, right, states):
+            play = states["label"], states["action_text"], self.num
+            again = play in paid
+            paid.add(play)
+            return float(right) + noise * again
+
+    result = await audited(Rounds, *CORE)
+    assert ids(result) == found
+    for each in result.findings:
+        details = {one.detail for one in each.evidence}
+        assert details == {
+            "turn 1: reward 0.0 the first time, 0.001 the second time",
+            "turn 1: reward 1.0 the first time, 1.001 the second time",
+        }
+
+
+@pytest.mark.parametrize(
+    ("paid", "score", "gold", "found"),
+    [
+        (0.9, 0.9, 1.0, {"fail"}),
+        (0.6, 0.6, 1.0, {"warn"}),
+        (0.4, 0.4, 1.0, set()),
+        (0.0, 0.5, 1.0, {"warn"}),  # by its score alone
+        (1.0, None, 2.0, {"warn"}),  # by what gold earns
+        (1.9, None, 2.0, {"fail"}),
+        (0.0, None, 0.0, set()),
+        (-0.9, None, -0.5, set()),
+    ],
+)
+async def test_pay_for_anything_is_found_though_nothing_earns_more_than_silence(paid, score, gold, found):
+    class PaysAnything(envs.Sound):
+        async def step(self, states):
+            right = self.right(states["action_text"], states)
+            return StepResult(
+                reward=gold if right else paid,
+                score=None if score is None else 1.0 if right else score,
+                terminated=True,
+            )
+
+    result = await audited(PaysAnything, *CORE)
+    assert {each.severity for each in result.findings if each.id == "null-pays"} == found
+    assert ids(result) - {"no-signal"} == ({"null-pays"} if found else set())
+
+
+async def test_a_grader_that_takes_the_beginning_of_the_answer_fails():
+    class TakesABeginning(envs.Sound):
+        def right(self, text, states):
+            found = re.search(r"#### (\w+)$", text)
+            return found is not None and states["label"].startswith(found[1])
+
+    result = await audited(TakesABeginning, *CORE, "wrong")
+    assert ids(result) == {"prefix-earns"}
+    assert [each.action for each in result.findings[0].evidence] == ["#### 4"] * 3
+    words = [replace(task, label=word) for task, word in zip(tasks(3), ("Lisbon", "Oslo", "Lima"), strict=True)]
+    assert ids(await audited(TakesABeginning, *CORE, "wrong", on=words)) == {"prefix-earns"}
+
+
+async def test_free_text_without_its_end_may_earn_as_it_is_no_answer():
+    class LikesCats(envs.Sound):
+        def right(self, text, states):
+            return "cats" in text
+
+        async def gold(self, states):
+            return "I like cats and dogs"
+
+    assert ids(await audited(LikesCats, *CORE, "wrong")) == set()
+
+
+@pytest.mark.parametrize(
+    ("gold", "left"),
+    [
+        ("#### 2467", "#### 24"), (r"\boxed{417}", r"\boxed{4}"), ("<a>Lisbon</a>\n", "<a>Lis</a>\n"),
+        ("It is 1,234.", "It is 1."), ("12.50", "1"), ("-42", "-4"), ("#### 7", None), ("0.50", None), ("000", None),
+        ("yes", None), ("B", None), ("```python\nx = 417\n```", None), ("", None), (None, None),
+    ],
+)  # fmt: skip
+def test_the_beginning_of_an_answer_is_another_answer(gold, left):
+    assert beginning(gold) == left

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import math
 import os
 import random
 import signal
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentenv.agent import AgentInstance
+from agentenv.conformance.records import same_number
 from agentenv.conformance.scene import Options
 from agentenv.conformance.suite import PROPERTIES, hold, run_suite, scene_of
 from agentenv.errors import ConfigError
@@ -276,3 +278,37 @@ class Behaved(AgentInstance):
 def test_an_environment_that_keeps_the_contract_has_no_problem(kwargs):
     outcomes = run_suite(scene_of(Options(Behaved, kwargs)))
     assert [str(one) for one in outcomes if one.state == "broken"] == []
+
+
+class Rounds(AgentInstance):
+    """A reward that differs by `noise` where others are at work, as a model's float32 sums do by the batch."""
+
+    at_work_cache: ClassVar[list[int]] = []
+
+    def __init__(self, noise):
+        self.noise = noise
+
+    async def step(self, states):
+        self.at_work_cache.append(1)
+        await asyncio.sleep(0.001)
+        reward = -1.4296 + self.noise * (len(self.at_work_cache) > 1)
+        await asyncio.sleep(0.001)
+        self.at_work_cache.pop()
+        return StepResult(reward=reward, score=0.5, terminated=True, info={"rm_value": reward})
+
+
+@pytest.mark.parametrize(("noise", "state"), [(4e-7, "held"), (1e-3, "broken")])
+def test_rewards_among_others_may_differ_by_rounding_and_no_more(noise, state):
+    outcome = hold(scene_of(Options(Rounds, {"noise": noise})), "isolation")
+    assert outcome.state == state, str(outcome)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (-1.4296016693115234, -1.4296015501022339, True), (0.0, 9e-7, True), (0.5, 0.5004, False), (0.0, 1e-5, False),
+        (math.nan, math.nan, True), (math.nan, 0.0, False), (None, None, True), (None, 0.0, False), (0.0, None, False),
+    ],
+)  # fmt: skip
+def test_numbers_are_the_same_but_for_rounding(one, other, same):
+    assert same_number(one, other) is same

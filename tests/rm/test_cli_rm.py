@@ -297,7 +297,7 @@ def test_compare_says_how_far_two_evaluations_disagree(capsys):
     assert capsys.readouterr().out == "a and b: opposite on 75.0% of 4 items, rank correlation of the margins -1.000\n"
     assert rm(["compare", "a", "b", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["opposite"] == 0.75
-    with pytest.raises(ConfigError, match="two folders"):
+    with pytest.raises(ConfigError, match="two different folders"):
         rm(["compare", "a", "a"])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,8 +15,20 @@ from agentenv.rewards.models.types import Conversation
 
 _T = TypeVar("_T")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+_SHIPPED = Path(__file__).parents[2] / "models"
 NO_LIMIT = 1_000_000_000
 """transformers gives tokenizers that know no limit a far larger number."""
+
+
+def resolved(name: str) -> str:
+    """The folder of a model that ships with the package, as `loading.resolve_model` has it; else the name as it is."""
+    return str(_SHIPPED / name) if name in _shipped() else name
+
+
+@cache
+def _shipped() -> frozenset[str]:
+    """Read once: constructors of environments ask, and these read nothing from their second call on."""
+    return frozenset(each.name for each in _SHIPPED.iterdir() if each.is_dir()) if _SHIPPED.is_dir() else frozenset()
 
 
 def tokenizer_of(where: str, given: str, advice: str) -> Any:
@@ -32,7 +45,7 @@ def tokenizer_of(where: str, given: str, advice: str) -> Any:
             f"{where}: expected transformers, got {error}. pip install 'transformers>=4.56'"
         ) from error
     try:
-        return AutoTokenizer.from_pretrained(given)
+        return AutoTokenizer.from_pretrained(resolved(given))
     except Exception as error:  # tokenizers raises its own, of no class
         raise ConfigError(f"{where}: expected a tokenizer in {given!r}, got {error}. {advice}") from error
 

@@ -123,8 +123,18 @@ class GetRewardScorer(TextScorer):
         await self._client.close()
 
     async def _renders(self) -> bool:
-        """Whether the server renders messages."""
-        return await self._looker.ask(None) if self._sends_messages is None else self._sends_messages
+        """Whether the server renders messages.
+
+        Raises:
+            ConfigError: nobody does, and the address is not that of a server which might.
+        """
+        found = await self._looker.ask(None) if self._sends_messages is None else self._sends_messages
+        if not (found or self._path or self.rendering.has_tokenizer):
+            raise ConfigError(
+                f"GetRewardScorer.url: expected …{_PATH} of OpenRLHF or `agentenv rm serve`, or a tokenizer, got "
+                f"{self.url!r}. Write the address with its path; for another server give the option tokenizer."
+            )
+        return found
 
     async def _look(self, asked: list[None]) -> Sequence[bool | Failure] | Failure:
         """What `GET /` says: that of `agentenv rm serve` names itself, others have no such page or another one."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
 from agentenv.errors import ConfigError, MissingDependency
+from agentenv.rewards.models._model import resolved
 from agentenv.rewards.models.types import Scorer
 
 SCORERS: Mapping[str, str] = {
@@ -70,10 +71,11 @@ def parsed(spec: str) -> tuple[str, str]:
 
 
 def _folder(spec: str, target: str) -> str:
-    """The folder that a model is in, or its name as it is.
+    """The folder that a model is in, be it one that ships with the package, or its name as it is.
 
     What only a path can be is one: from `/`, `.` or `~` on, with several slashes, or in a folder that is here.
     """
+    target = resolved(target)
     path = Path(target).expanduser()
     if path.exists():
         return str(path)

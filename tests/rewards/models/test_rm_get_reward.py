@@ -362,3 +362,13 @@ def test_the_tokenizer_renders_as_the_tests_say(folder):
     from transformers import AutoTokenizer
 
     assert AutoTokenizer.from_pretrained(folder).chat_template == CHATML
+
+
+async def test_messages_for_an_address_without_the_path_are_refused_by_naming_the_path():
+    async with server(lengths) as asked:
+        scorer = GetRewardScorer(asked.url)
+        for ask in (scorer.check_messages, lambda: scorer.score(said("4"))):
+            with pytest.raises(ConfigError, match=rf"expected …/get_reward of .*, or a tokenizer, got '{asked.url}'"):
+                await ask()
+        assert (await scorer.score("text")).value == 4.0
+        await scorer.close()

@@ -430,3 +430,15 @@ async def test_closing_before_anything_is_loaded_loads_nothing(monkeypatch):
     await scorer.close()
     with pytest.raises(InfraError, match="expected an open scorer"):
         await scorer.score("text")
+
+
+def test_a_shipped_models_name_is_that_of_its_folder(monkeypatch):
+    from agentenv.loading import resolve_model, shipped_models
+    from agentenv.rewards.models._model import resolved, tokenizer_of
+    from agentenv.rewards.models.opening import parsed
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert [resolved(name) for name in shipped_models()] == [resolve_model(name) for name in shipped_models()]
+    assert parsed("hf:tiny-math") == ("hf", resolve_model("tiny-math"))
+    assert tokenizer_of("here", "tiny-math", "").encode("2 + 2")
+    assert (resolved("a/b"), resolved(".."), resolved("")) == ("a/b", "..", "")
