@@ -7,7 +7,8 @@ import contextvars
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypedDict
 
@@ -194,9 +195,10 @@ async def create(cls: type[AgentInstance], kwargs: Mapping[str, Any]) -> AgentIn
     A plain constructor runs on the event loop: nobody could close an instance whose making was given up in a thread.
     """
     instance = cls.__new__(cls)
-    started = cls.__init__(instance, **kwargs)
-    if inspect.isawaitable(started):
-        await started
+    with _typed(cls.__init__):
+        started = cls.__init__(instance, **kwargs)
+        if inspect.isawaitable(started):
+            await started
     return instance
 
 
@@ -251,10 +253,8 @@ async def call(function: Callable[..., Any], *args: Any) -> Any:
         InfraError: no thread can be had; the function was not called.
     """
     if inspect.iscoroutinefunction(function):
-        try:
+        with _typed(function):
             return await function(*args)
-        except SystemExit as stopped:
-            raise _as_error(function, stopped) from stopped
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
     context = contextvars.copy_context()
@@ -282,7 +282,10 @@ async def call(function: Callable[..., Any], *args: Any) -> Any:
     with outside():
         await _start_thread(run, getattr(function, "__qualname__", "call"))
         result = await future
-    return await result if inspect.isawaitable(result) else result
+    if not inspect.isawaitable(result):
+        return result
+    with _typed(function):
+        return await result
 
 
 async def _start_thread(run: Callable[[], None], name: str) -> None:
@@ -296,6 +299,31 @@ async def _start_thread(run: Callable[[], None], name: str) -> None:
                     "Lower --concurrency, or raise the limit on processes (ulimit -u)."
                 ) from error
         await asyncio.sleep(wait_s)
+
+
+@contextmanager
+def _typed(function: Callable[..., Any]) -> Iterator[None]:
+    """Make an error of what `function` lets out, in here, that would end the event loop or pass for its end.
+
+    A KeyboardInterrupt in the main thread is left as it is: it may well be the user's, and nobody's in others. So is a
+    GeneratorExit that does not come from the task: it ends a coroutine that nobody waits for any more.
+    """
+    task = _current_task()
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt, GeneratorExit) as stopped:
+        if isinstance(stopped, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
+        if isinstance(stopped, GeneratorExit) and (task is None or task is not _current_task()):
+            raise
+        raise _as_error(function, stopped) from stopped
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs
+        return None
 
 
 def _as_error(function: Callable[..., Any], stopped: BaseException) -> Exception:

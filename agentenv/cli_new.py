@@ -16,7 +16,7 @@ class NewConfig:
     """Make a plugin of your own: an environment, its data, its tests, ready to install."""
 
     name: tyro.conf.Positional[str]
-    """Of the environment: lower-case letters, digits and underscores."""
+    """Of the environment: lower-case letters, digits and underscores, at most 64 of them."""
     out: str | None = None
     """Folder to make; default: one of that name, here."""
     json: bool = False

@@ -409,6 +409,25 @@ def test_pictures_need_a_render():
         begun(cls)
 
 
+GRAPH = spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(3))
+NODES = np.zeros((2, 2), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("space", "observation"),
+    [
+        (GRAPH, spaces.GraphInstance(NODES, None, None)),
+        (GRAPH, spaces.GraphInstance(NODES, np.array([1]), np.array([[0, 1]]))),
+        (GRAPH, spaces.GraphInstance(NODES, NODES, np.array([[0, 1], [1, 0]]))),
+        (spaces.Dict({"a": GRAPH}), {"a": spaces.GraphInstance(NODES, np.array([1]), np.array([[0, 1]]))}),
+        (spaces.Box(0, 1, (2,)), [[1.0], [1.0, 2.0]]),
+    ],
+)
+def test_what_has_no_words_needs_a_render(space, observation):
+    with pytest.raises(ConfigError, match=r"expected an observation of .*, got .*Give `render`"):
+        describe(observation, space)
+
+
 def test_own_render_parse_rules_and_gold_are_used():
     cls, made = odd(
         kwargs={
@@ -488,6 +507,7 @@ def test_arguments_that_cannot_be_used_are_refused(arguments):
         {"max_invalid": 0},
         {"max_steps": 1.5},
         {"invalid_reward": math.inf},
+        {"invalid_reward": 10**400},
         {"form": "xml"},
         {"mask": "on"},
     ):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from agentenv.errors import DataError
+from agentenv.rewards.types import is_finite
 from agentenv.tools import ParsedAction
 from agentenv.types import Completion, Message
 
@@ -115,9 +116,9 @@ def read_request(body: Any) -> ChatRequest:
 
 def _number(body: Mapping[str, Any], name: str, kind: Callable[[Any], Any]) -> Any:
     value = body[name]
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or kind(value) != value:
-        raise RequestError(f"{name}: expected {'an integer' if kind is int else 'a number'}, got {value!r}. Change it.")
+    if isinstance(value, bool) or not is_finite(value) or kind(value) != value:
+        what = "an integer" if kind is int else "a number"
+        raise RequestError(f"{name}: expected {what}, got {value!r:.200}. Change it.")
     return kind(value)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import contextlib
 import os
 import threading
 from collections.abc import Coroutine
@@ -28,12 +29,40 @@ class _Background:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
+        self._awaited: set[concurrent.futures.Future[Any]] = set()
+        self.ended = False
         self.thread = threading.Thread(target=self._run, name="agentenv-gym", daemon=True)
         self.thread.start()
 
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Start `work`; where the loop ends first, its future says so."""
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        self._awaited.add(future)
+        future.add_done_callback(self._awaited.discard)
+        if self.ended:  # meanwhile
+            self._give_up()
+        return future
+
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        try:
+            while True:
+                # What interrupts or stops the loop is one task's doing: its own caller is told, and the others go on.
+                with contextlib.suppress(KeyboardInterrupt, SystemExit):
+                    self.loop.run_forever()
+        finally:
+            self.ended = True
+            self._give_up()
+
+    def _give_up(self) -> None:
+        for future in list(self._awaited):
+            with contextlib.suppress(concurrent.futures.InvalidStateError):  # it was done just now
+                future.set_exception(
+                    ContractError(
+                        "agentenv.gym: expected the background loop to go on, got one that broke, as its thread says. "
+                        "Mend what the environment does to its event loop, and call reset."
+                    )
+                )
 
 
 _current: _Background | None = None
@@ -44,10 +73,10 @@ def _background() -> _Background:
     """That of this process; made at the first call. After a fork the parent's is left alone: its thread is not here."""
     global _current
     found = _current
-    if found is not None and found.pid == os.getpid() and found.thread.is_alive():
+    if found is not None and found.pid == os.getpid() and not found.ended:
         return found
     with _LOCK:
-        if _current is None or _current.pid != os.getpid() or not _current.thread.is_alive():
+        if _current is None or _current.pid != os.getpid() or _current.ended:
             _current = _Background()
         return _current
 
@@ -64,14 +93,15 @@ if hasattr(os, "register_at_fork"):
 
 def submit(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
     """Start `work` on the background loop and come back at once."""
-    return asyncio.run_coroutine_threadsafe(work, _background().loop)
+    return _background().submit(work)
 
 
 def wait_for(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` on the background loop and wait for what it gives; what interrupts the wait cancels the work.
 
     Raises:
-        ContractError: the caller is the background loop itself, which would wait for itself for ever.
+        ContractError: the caller is the background loop itself, which would wait for itself for ever; or the loop
+            broke.
     """
     background = _background()
     if threading.current_thread() is background.thread:
@@ -80,7 +110,7 @@ def wait_for(work: Coroutine[Any, Any, T]) -> T:
             "agentenv.gym: expected a call from outside the background loop, got one from an environment's own code. "
             "Await EpisodeMaker.begin and act there."
         )
-    future = asyncio.run_coroutine_threadsafe(work, background.loop)
+    future = background.submit(work)
     try:
         return future.result()
     except BaseException:

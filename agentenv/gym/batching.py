@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -76,18 +77,32 @@ def seed_list(seed: Any, num_envs: int) -> list[int | None]:
     """A seed per environment: None for all, `seed + index`, or the list as it is.
 
     Raises:
-        ContractError: a list of another length.
+        ContractError: a list of another length, or something that is no integer.
     """
     if seed is None:
         return [None] * num_envs
-    if isinstance(seed, int | np.integer):
-        return [int(seed) + index for index in range(num_envs)]
-    seeds = [None if one is None else int(one) for one in seed]
+    try:
+        seeds = _integers(seed)
+    except TypeError as error:
+        raise ContractError(
+            f"reset: seed: expected an integer, or a list of {num_envs} integers or None, got {seed!r:.100}. Change it."
+        ) from error
+    if isinstance(seeds, int):
+        return [seeds + index for index in range(num_envs)]
     if len(seeds) != num_envs:
         raise ContractError(
             f"reset: seed: expected one per environment ({num_envs}), got {len(seeds)}. Give as many, or one integer."
         )
     return seeds
+
+
+def _integers(seed: Any) -> int | list[int | None]:
+    if isinstance(seed, str | bytes | Mapping):  # which could be gone through, too
+        raise TypeError("no integer, and no list of them")
+    try:
+        return operator.index(seed)
+    except TypeError:
+        return [None if one is None else operator.index(one) for one in seed]
 
 
 def reset_mask(mask: Any, num_envs: int) -> np.ndarray[Any, Any]:
@@ -126,11 +141,14 @@ def action_list(actions: Any, num_envs: int) -> list[Any]:
     """One action per environment, in order.
 
     Raises:
-        ContractError: another number of them, or one text in place of a sequence.
+        ContractError: another number of them, or no sequence, such as one text.
     """
-    if isinstance(actions, str | bytes | Mapping):
+    try:
+        listed = None if isinstance(actions, str | bytes | Mapping) else list(actions)
+    except TypeError:
+        listed = None
+    if listed is None:
         raise ContractError(f"step: actions: expected one per environment, got {actions!r:.100}. Give a sequence.")
-    listed = list(actions)
     if len(listed) != num_envs:
         raise ContractError(
             f"step: actions: expected one per environment ({num_envs}), got {len(listed)}. Give as many."

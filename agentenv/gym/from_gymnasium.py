@@ -7,7 +7,6 @@ told what was expected; the environment never sees it. `agentenv_envs.gymnasium_
 from __future__ import annotations
 
 import copyreg
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -31,6 +30,7 @@ from agentenv.gym.parsing import (
 )
 from agentenv.gym.rendering import allows, describe, is_messages, mask_text, plain
 from agentenv.rewards.text import with_opened_thought
+from agentenv.rewards.types import is_finite
 from agentenv.types import StepResult
 
 __all__ = ["FromGymnasium", "Illegal", "Moment", "TextGame", "from_gymnasium"]
@@ -386,6 +386,5 @@ def _check(max_steps: Any, max_invalid: Any, invalid_reward: Any) -> None:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"from_gymnasium: {name}: expected an integer >= 1, got {value!r}. Change it.")
-    is_number = isinstance(invalid_reward, int | float) and not isinstance(invalid_reward, bool)
-    if not is_number or not math.isfinite(invalid_reward):
-        raise ConfigError(f"from_gymnasium: invalid_reward: expected a number, got {invalid_reward!r}. Change it.")
+    if isinstance(invalid_reward, bool) or not is_finite(invalid_reward):
+        raise ConfigError(f"from_gymnasium: invalid_reward: expected a number, got {invalid_reward!r:.100}. Change it.")

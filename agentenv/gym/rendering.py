@@ -41,7 +41,15 @@ def describe(value: Any, space: Any) -> str:
     if isinstance(space, spaces.OneOf):
         index, part = value
         return describe(part, space.spaces[int(index)])
-    array = np.asarray(value)
+    try:
+        array = np.asarray(None if isinstance(space, spaces.Graph) else value)
+    except ValueError:  # rows of different lengths
+        array = np.asarray(None)
+    if array.dtype.kind == "O":
+        raise ConfigError(
+            f"from_gymnasium: expected an observation of text or numbers, got {' '.join(repr(value).split()):.100} of "
+            f"{space}. Give `render`, which puts it in words."
+        )
     if array.dtype.kind not in "iufb" or array.size > MAX_NUMBERS:
         raise ConfigError(
             f"from_gymnasium: expected an observation of at most {MAX_NUMBERS} numbers, got {array.size} of {space}. "

@@ -8,13 +8,13 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args
 
 from agentenv.errors import ConfigError
 from agentenv.http_serving.doors import Refused
+from agentenv.rewards.types import is_finite
 from agentenv.sandbox.local import MIN_MEMORY_MB, check_files
 from agentenv.sandbox.types import ExecLimits, ExecResult, Policy, Status
 
@@ -120,8 +120,7 @@ def capped_limits(wanted: ExecLimits, caps: ExecLimits) -> tuple[ExecLimits, fro
 
 def _number(body: Mapping[str, Any], name: str, default: float, lowest: float = 0) -> float:
     value = body.get(name, default)
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or value < lowest or (lowest == 0 and value == 0):
+    if isinstance(value, bool) or not is_finite(value) or value < lowest or (lowest == 0 and value == 0):
         raise Refused(f"{name}: expected a number above {lowest:g}, got {value!r:.100}. Change it.")
     return float(value)
 

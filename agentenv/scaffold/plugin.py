@@ -19,6 +19,8 @@ from agentenv.loading import installed_envs
 
 _TEMPLATE = Path(__file__).parent / "template"
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+_MAX_CHARS = 64
+"""Of a name: file systems take 255, with all that is put around it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ def make_plugin(name: str, out: str | Path | None = None) -> Plugin:
     """Write a plugin into a folder that is new or empty; nothing that is there is changed.
 
     Args:
-        name: of the environment: lower case, digits and underscores (or dashes).
+        name: of the environment: lower case, digits and underscores (or dashes), at most 64 characters.
         out: the folder; by default one of that name, here.
 
     Raises:
@@ -67,6 +69,11 @@ def _checked(name: str) -> str:
         raise ConfigError(
             f"agentenv new: expected a name of lower-case letters, digits and underscores, got {name!r}. "
             "Such as word_sort."
+        )
+    if len(package) > _MAX_CHARS:
+        raise ConfigError(
+            f"agentenv new: expected a name of at most {_MAX_CHARS} characters, got {name!r:.80}, {len(name)} long. "
+            "Shorten it."
         )
     if hasattr(agentenv, _class_name(package)) or _class_name(package) in ("AgentExecutor", "AgentRunner"):
         raise ConfigError(

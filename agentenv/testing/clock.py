@@ -90,6 +90,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         selector = _JumpingSelector()
         selector.loop = self
         super().__init__(selector)
+        self._resolution = time.get_clock_info("monotonic").resolution
+        self._clock_resolution = self._resolution  # asyncio's own: a timer that is no further away than this comes now
 
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
@@ -185,6 +187,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self._give_up(working, timeout, known=known)
         self.num_jumps += 1
         self._now += timeout or 0.0
+        # After 2**24 s a float has no steps as small as the clock's, and the timer would never be reached.
+        self._clock_resolution = max(self._resolution, 2 * math.ulp(self._now))
         return select(0)
 
     def _give_up(self, working: frozenset[object], timeout: float | None, *, known: bool) -> None:

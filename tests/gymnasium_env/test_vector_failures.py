@@ -6,6 +6,8 @@ import math
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from agentenv.errors import ContractError, EpisodeFailed
-from agentenv.gym.background import wait_for
+from agentenv.gym.background import submit, wait_for
 from agentenv.gym.vector import AgentVectorEnv, BatchFailed
 from tests.gymnasium_env.vector_worlds import HERE, Fragile, task_file
 
@@ -89,6 +91,18 @@ def test_after_a_failure_the_vector_goes_on(make, mode):
     observations, rewards, *_ = envs.step(["stay"] * 3)
     assert observations == ("turn 1", "turn 0", "turn 1")
     assert rewards.tolist() == [0.5] * 3
+
+
+@pytest.mark.parametrize("stop", Fragile.stops)
+def test_what_would_end_the_loop_ends_one_episode_and_the_vector_goes_on(make, stop):
+    envs = make(on_error="truncate", autoreset_mode=AutoresetMode.DISABLED)
+    reset_all(envs)
+    _, rewards, _, truncations, infos = envs.step(["stay", stop, "stay"])
+    np.testing.assert_array_equal(rewards, [0.5, np.nan, 0.5])
+    assert truncations.tolist() == [False, True, False]
+    assert f"ContractError: Fragile.step: expected a return value, got {stop}()" in infos["error"][1]
+    reset_all(envs)
+    assert envs.step(["stay"] * 3)[1].tolist() == [0.5] * 3
 
 
 def test_a_fact_that_is_called_error_is_no_failure(make):
@@ -256,6 +270,58 @@ def test_an_interrupt_ends_a_hanging_step_and_all_episodes(make):
         envs.step(["stay", "hang", "stay"])
     wait_for(until(lambda: not Fragile.open))
     timer.join()
+
+
+def test_a_task_that_lets_an_interrupt_out_fails_alone_and_others_of_the_loop_go_on():
+    async def interrupts():
+        await asyncio.sleep(0)
+        raise KeyboardInterrupt
+
+    waiting = submit(asyncio.sleep(0.2, "other"))
+    with pytest.raises(KeyboardInterrupt):
+        wait_for(interrupts())
+    assert waiting.result(60) == "other"
+
+
+def test_who_stops_the_loop_stops_nobody():
+    async def stops():
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(0.01)
+        return "went on"
+
+    assert wait_for(stops()) == "went on"
+
+
+BREAKING = """
+import asyncio
+from agentenv.errors import ContractError
+from agentenv.gym.background import submit, wait_for
+
+async def waits():
+    await asyncio.Event().wait()
+
+async def breaks():
+    asyncio.get_running_loop()._run_once = None
+    await waits()
+
+waiting = submit(waits())
+for told in (lambda: wait_for(breaks()), lambda: waiting.result(60)):
+    try:
+        told()
+    except ContractError as error:
+        print(error)
+print(wait_for(asyncio.sleep(0, "another")))
+"""
+
+
+def test_who_waits_for_a_loop_that_breaks_is_told_and_the_next_call_has_another():
+    """In a process of its own: the loop is the whole process's."""
+    ran = subprocess.run([sys.executable, "-c", BREAKING], capture_output=True, text=True, timeout=120)
+    said = ran.stdout.splitlines()
+    assert [line.partition(", ")[0] for line in said] == [
+        "agentenv.gym: expected the background loop to go on", "agentenv.gym: expected the background loop to go on",
+        "another",
+    ], ran.stderr  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

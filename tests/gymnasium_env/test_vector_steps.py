@@ -113,7 +113,7 @@ def test_conversations_and_token_ids_of_any_length_are_those_of_the_serial_vecto
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("seed", [7, [3, 1, 2], [3, None, 2], None])
+@pytest.mark.parametrize("seed", [7, [3, 1, 2], (3, None, 2), None])
 def test_seeds_are_taken_as_gymnasium_takes_them(make, mode, seed):
     ours, theirs = make("Wandering", mode), make("Wandering", mode, SyncVectorEnv)
     seen = [envs.reset(seed=seed)[0] for envs in (ours, theirs)]
@@ -238,6 +238,14 @@ def test_a_mask_that_does_not_fit_is_refused_and_nothing_is_lost(make, mask):
     ("asked", "error", "words"),
     [
         ({"seed": [1, 2]}, ContractError, r"one per environment \(3\), got 2"),
+        ({"seed": "123"}, ContractError, r"reset: seed: expected an integer, .* got '123'"),
+        ({"seed": b"123"}, ContractError, r"reset: seed: expected an integer, .* got b'123'"),
+        ({"seed": 1.5}, ContractError, r"reset: seed: expected an integer, .* got 1.5"),
+        ({"seed": [1.5] * 3}, ContractError, r"reset: seed: expected an integer, .* got \[1.5, 1.5, 1.5\]"),
+        ({"seed": [1, "2", 3]}, ContractError, r"reset: seed: expected an integer, .* got \[1, '2', 3\]"),
+        ({"seed": {0: 1, 1: 2, 2: 3}}, ContractError, "reset: seed: expected an integer"),
+        ({"seed": np.array([1.0, 2.0, 3.0])}, ContractError, "reset: seed: expected an integer"),
+        ({"seed": np.array(5.0)}, ContractError, "reset: seed: expected an integer"),
         ({"options": {"tusk": 1}}, ConfigError, r"got \['tusk'\]"),
         ({"options": {"task": [1, 2]}}, ContractError, r"one per environment \(3\), got 2"),
         ({"options": {"task": 99}}, ConfigError, "an index below 7"),
@@ -252,7 +260,8 @@ def test_a_reset_that_does_not_fit_is_refused_and_nothing_is_lost(make, asked, e
 
 
 @pytest.mark.parametrize(
-    "actions", ["abc", ["a", "b"], ["a", "b", "c", "d"], {0: "a"}, ["a", "b", 3], ["a", "b", None]]
+    "actions",
+    ["abc", ["a", "b"], ["a", "b", "c", "d"], {0: "a"}, ["a", "b", 3], ["a", "b", None], None, 5, np.array(5)],
 )
 def test_actions_that_do_not_fit_are_refused_before_anything_is_stepped(make, actions):
     OneTurn.num_steps = 0

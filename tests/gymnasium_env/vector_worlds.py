@@ -97,12 +97,13 @@ class Blocking(AgentInstance):
 
 
 class Fragile(AgentInstance):
-    """Does what the action says (raise, hang, stay, end); its reset fails where the label says so."""
+    """Does what the action says (raise, hang, stay, end, one of `stops`); its reset fails where the label says so."""
 
     open: ClassVar[set[int]] = set()
     num_closed: ClassVar[int] = 0
     num_hanging: ClassVar[int] = 0
     broken: ClassVar[bool] = False
+    stops: ClassVar = {each.__name__: each for each in (KeyboardInterrupt, SystemExit, GeneratorExit)}
 
     def __init__(self):
         self.open.add(id(self))
@@ -116,6 +117,8 @@ class Fragile(AgentInstance):
         action = states["action_text"]
         if action == "raise":
             raise ValueError("the world ended")
+        if action in self.stops:
+            raise self.stops[action]
         if action == "hang":
             Fragile.num_hanging += 1
             await asyncio.Event().wait()

@@ -39,6 +39,7 @@ def test_a_name_like_one_of_the_template_is_a_name_like_others(name, tmp_path):
 def test_its_entry_point_names_its_class_and_its_packages_are_there(plugin):
     project = tomllib.loads((plugin.folder / "pyproject.toml").read_text())
     assert project["project"]["entry-points"]["agentenv.envs"] == {"word_sort": "word_sort:WordSort"}
+    assert project["project"]["dependencies"] == ["agentenv>=0.1"]  # another's 0.0.1 has the name, too
     (package,) = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert (plugin.folder / package / "__init__.py").is_file()
 
@@ -92,6 +93,15 @@ def test_what_is_no_name_is_refused(name, tmp_path):
     with pytest.raises(ConfigError, match="lower-case letters"):
         make_plugin(name, tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_a_name_that_no_file_can_have_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "a" * 300]) == 2
+    assert "agentenv new: expected a name of at most 64 characters, got" in capsys.readouterr().err
+    assert main(["new", "a" * 65]) == 2
+    assert list(tmp_path.iterdir()) == []
+    assert main(["new", "a" * 64]) == 0
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,22 @@ def test_a_month_of_sleep_takes_no_time(clock):
     assert clock.elapsed_s == LONG_S
 
 
+@pytest.mark.parametrize("start_s", [0.0, 2.0**24 - 0.3, 1e9])
+def test_time_ends_however_late_it_is(clock, start_s):
+    ten_years_s, ended = 10 * 365 * 86400.0 + 0.7, []
+
+    async def late():
+        await asyncio.sleep(start_s)
+        async with asyncio.TaskGroup() as group:
+            for seconds in (ten_years_s, 0.1, 1 / 3, 1e-9):
+                group.create_task(asyncio.sleep(seconds)).add_done_callback(lambda _, s=seconds: ended.append(s))
+
+    clock.run(late())
+    assert ended == sorted(ended)
+    assert math.isclose(clock.elapsed_s, start_s + ten_years_s, rel_tol=1e-12)
+    assert clock.num_jumps < 20_000
+
+
 def test_it_goes_on_from_where_it_was(clock):
     clock.run(asyncio.sleep(1.5))
     clock.run(asyncio.sleep(2.0))
