@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: demo train-demo test test-slow bench lint clean
+.PHONY: demo train-demo test test-all test-slow bench lint docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/agentenv run --env math_retry --n 2 --max_tokens 160
@@ -14,18 +14,24 @@ ENGINE ?= hf
 train-demo: $(VENV)/installed-train-$(ENGINE)
 	$(BIN)/python benchmarks/train_demo.py math --engines $(ENGINE) --at_least 20
 
-# Nothing asks a hub; threads of torch that wait leave the core to the other processes, of which tests have many.
-TESTING = HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE
-test: $(VENV)/installed-dev
-	$(TESTING) $(BIN)/python -m pytest -q -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder --durations=15
+# Nothing asks a hub. Threads of torch that wait leave the core to the other test processes. Bytecode is kept, whatever
+# the caller's environment says: compiling is half of the collection and of each command that a test starts.
+TESTING = HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE=
+PYTEST = $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
-# Real vLLM on the CPU, on servers and in processes of its own; none is bound to a core that another one has, and none
-# compiles its model, half of its start: README's trainings do.
-VLLM_HERE = VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind TORCHDYNAMO_DISABLE=1 VLLM_USE_AOT_COMPILE=0
+# Less than four minutes on two cores. `make test-all` adds the long tail and real engines and trainers.
+test: $(VENV)/installed-dev
+	$(TESTING) $(PYTEST) -m "not slow and not long"
+
+# Real vLLM on the CPU, in servers and in processes of its own. No core binding: the processes share the cores. No
+# compilation: it is half of a start. "01" and not "1": with that, vLLM starts one more process on a CPU, for its worker.
+VLLM_HERE = VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind TORCHDYNAMO_DISABLE=1 VLLM_USE_AOT_COMPILE=0 \
+	VLLM_ENABLE_V1_MULTIPROCESSING=01
 test-slow: $(VENV)/installed-slow
-	VLLM_LOGGING_LEVEL=ERROR $(BIN)/python -c "import vllm, renderers, ray"  # without them tests would only be skipped
-	test -d $(VENV)/verl/hydra  # as here
-	$(TESTING) $(VLLM_HERE) $(BIN)/python -m pytest -q -m slow -n 3 --dist loadfile --no-loadscope-reorder --durations=30
+	$(TESTING) $(VLLM_HERE) $(PYTEST) -m slow --durations=30
+
+test-all: test $(VENV)/installed-slow
+	$(TESTING) $(VLLM_HERE) $(PYTEST) -m "long or slow" --durations=40
 
 bench: $(VENV)/installed-slow
 	$(BIN)/python benchmarks/engines.py
@@ -46,6 +52,13 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python .ci/english
+
+# The site, in site/; its reference pages are generated from the code.
+docs: $(VENV)/installed-docs
+	$(BIN)/python docs/generate.py
+	$(BIN)/python -m zensical build --strict --clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -59,6 +72,10 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(PIP) -e '.[dev]'
+	touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed
+	$(PIP) -e '.[docs]'
 	touch $@
 
 $(VENV)/installed-train-hf: $(VENV)/installed
@@ -79,7 +96,9 @@ $(VENV)/installed-slow: $(VENV)/installed-dev
 	$(PIP) --no-deps --target $(VENV)/molt molt-rl==0.2.1
 	$(PIP) --no-deps --target $(VENV)/verl verl==0.9.1 tensordict==0.10.0 hydra-core==1.3.8 omegaconf==2.3.1 \
 		codetiming==1.4.0 pyvers==0.2.3 orjson==3.13.0 antlr4-python3-runtime==4.9.3
+	VLLM_LOGGING_LEVEL=ERROR $(BIN)/python -c "import vllm, renderers, ray"  # without them tests would only be skipped
+	test -d $(VENV)/verl/hydra  # as here
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs dist build
+	rm -rf $(VENV) runs dist build site

@@ -1,10 +1,7 @@
-"""Code with tests: `--agent_func_path` here and in OpenRLHF, `--train.agent_path` in Molt.
+"""Code with tests: `--agent_func_path` here and in OpenRLHF, `--train.agent_path` in Molt."""
 
-The environment is envs/agentenv_envs/code_sandbox/env.py.
-"""
-
-from agentenv.executor import AgentExecutor as _AgentExecutor
-from agentenv.molt import AgentRunner as _AgentRunner
+from agentenv.interop.molt import AgentRunner as _AgentRunner
+from agentenv.interop.openrlhf import AgentExecutor as _AgentExecutor
 from agentenv_envs.code_sandbox import CodeSandbox
 
 LOGS = {"correct": "last", "first_correct": "first", "attempts": "last", "has_code": "last",
@@ -16,4 +13,4 @@ class AgentExecutor(_AgentExecutor):
 
 
 class AgentRunner(_AgentRunner):
-    agent_cls, logs = CodeSandbox, LOGS
+    agent_cls, logs = CodeSandbox, AgentExecutor.logs

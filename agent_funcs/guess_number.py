@@ -1,10 +1,7 @@
-"""A hidden number and hints: `--agent_func_path` here and in OpenRLHF, `--train.agent_path` in Molt.
+"""A hidden number and hints: `--agent_func_path` here and in OpenRLHF, `--train.agent_path` in Molt."""
 
-The environment is envs/agentenv_envs/guess_number/env.py.
-"""
-
-from agentenv.executor import AgentExecutor as _AgentExecutor
-from agentenv.molt import AgentRunner as _AgentRunner
+from agentenv.interop.molt import AgentRunner as _AgentRunner
+from agentenv.interop.openrlhf import AgentExecutor as _AgentExecutor
 from agentenv_envs.guess_number import GuessNumber
 
 LOGS = {"correct": "last", "guesses": "last", "valid": "sum", "possible": "sum", "bits": "sum"}
@@ -15,4 +12,4 @@ class AgentExecutor(_AgentExecutor):
 
 
 class AgentRunner(_AgentRunner):
-    agent_cls, logs = GuessNumber, LOGS
+    agent_cls, logs = GuessNumber, AgentExecutor.logs

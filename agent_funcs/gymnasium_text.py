@@ -1,17 +1,14 @@
-"""Gymnasium's toy games: `--agent_func_path` here and in OpenRLHF, `--train.agent_path` in Molt.
+"""Gymnasium's toy games: `--agent_func_path` here and in OpenRLHF, `--train.agent_path` in Molt."""
 
-The environment is envs/agentenv_envs/gymnasium_text/env.py.
-"""
-
-from agentenv.executor import AgentExecutor as _AgentExecutor
-from agentenv.molt import AgentRunner as _AgentRunner
+from agentenv.interop.molt import AgentRunner as _AgentRunner
+from agentenv.interop.openrlhf import AgentExecutor as _AgentExecutor
 from agentenv_envs.gymnasium_text import GymnasiumText
 
 LOGS = {"won": "last", "optimal": "sum", "illegal": "sum", "steps": "last", "total_reward": "last"}
 
 
 class Game(GymnasiumText):
-    row_seeds = True  # so that all samples of a prompt begin alike
+    row_seeds = True  # all samples of a prompt start from the same state
 
 
 class AgentExecutor(_AgentExecutor):
@@ -19,4 +16,4 @@ class AgentExecutor(_AgentExecutor):
 
 
 class AgentRunner(_AgentRunner):
-    agent_cls, logs = Game, LOGS
+    agent_cls, logs = Game, AgentExecutor.logs

@@ -1,8 +1,8 @@
-"""Conversations, by a model: `--reward_func_path` here, `--remote_rm_url` in OpenRLHF.
+"""Conversations, by a classifier: `--reward_func_path` here, `--remote_rm_url` in OpenRLHF.
 
-The model is named in the environment: agentenv/rewards/presets/conversation.py.
+AGENTENV_CONVERSATION_MODEL names the model: `agentenv.interop.openrlhf.presets.conversation`.
 """
 
-from agentenv.rewards.presets.conversation import reward_func
+from agentenv.interop.openrlhf.presets.conversation import reward_func
 
 __all__ = ["reward_func"]

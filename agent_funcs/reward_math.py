@@ -1,5 +1,5 @@
-"""Mathematics: `--reward_func_path` here, `--remote_rm_url` in OpenRLHF; agentenv/rewards/presets/math.py."""
+"""Mathematics: `--reward_func_path` here, `--remote_rm_url` in OpenRLHF; see `agentenv.interop.openrlhf.presets`."""
 
-from agentenv.rewards.presets.math import reward_func
+from agentenv.interop.openrlhf.presets.math import reward_func
 
 __all__ = ["reward_func"]

@@ -1,10 +1,7 @@
-"""Any verifiable reward: `--agent_func_path` here and in OpenRLHF, `--train.agent_path` in Molt.
+"""Any verifiable reward: `--agent_func_path` here and in OpenRLHF, `--train.agent_path` in Molt."""
 
-The environment is envs/agentenv_envs/verify/env.py; without a column `domain`, the label says it.
-"""
-
-from agentenv.executor import AgentExecutor as _AgentExecutor
-from agentenv.molt import AgentRunner as _AgentRunner
+from agentenv.interop.molt import AgentRunner as _AgentRunner
+from agentenv.interop.openrlhf import AgentExecutor as _AgentExecutor
 from agentenv_envs.verify import Verify
 
 
@@ -13,4 +10,4 @@ class AgentExecutor(_AgentExecutor):
 
 
 class AgentRunner(_AgentRunner):
-    agent_cls, logs = Verify, {"correct": "last"}
+    agent_cls, logs = Verify, AgentExecutor.logs

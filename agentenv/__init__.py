@@ -1,24 +1,90 @@
 """agentenv: multi-step agent environments for RLHF. Write an environment once, run it everywhere RLHF happens.
 
-PYTEST_DONT_REWRITE: the package has a pytest plugin, so pytest would warn of every program that has imported it before.
+The first hour, in reading order: `core/types.py`, `core/trajectory.py`, `core/agent.py`, `episode/loop.py`, then the
+environment `envs/agentenv_envs/math_retry` and `examples/hello.py`.
+
+The rooms, from the ground up; imports point up this list only. The first line of each file says what is in it:
+`head -n1 agentenv/ROOM/*.py` is the map of a room. `tests/ROOM` has its tests.
+
+    errors.py   the tree of exceptions
+    _util/      helpers that know nothing of episodes: calls with time limits, http/ (client, retries), ray/
+    core/       what an episode is: types, trajectory, agent, step_dict (what `step` returns), engine, dataset
+    chat/       messages to tokens and back: chat (bridges), dialogue (one episode), template, tool_calls/
+    sandbox/    untrusted code: local/ (levels, status), guest/ (runs inside: limits, watch), grading/ (test suites)
+    tools/      tools for environments: calling (answers to calls), toolset, mcp, python
+    rewards/    text in, number out: registry (how to add one), rules/, groups/, judges/, models/, workers/
+    engines/    what samples: scripted, hf/ (slot_model), vllm/, pool and ray_actor (several), weights/ (new ones)
+    episode/    loop; failures (errors as records); runner (many episodes: seeds, retries); registry; endpoint/
+    gym/        Gymnasium, in both directions
+    interop/    OpenRLHF, Molt, verl, ROLL, NeMo RL and other frameworks
+    runs/       `agentenv run`: run, prepare, config, records/ (directory: resume), metrics, display/, watchdog, tokens/
+    training/   `agentenv train`: loop, rollouts (groups, rejections), algorithm/ (batch to loss), learner/, checkpoint
+    testing/    pytest plugin, conformance/ (`check`), audit/
+    cli/        one file for each command; flags (parsing, help)
+
+PYTEST_DONT_REWRITE: the package has a pytest plugin, and pytest would warn every program that imports it first.
 """
 
 import logging
+from typing import TYPE_CHECKING
 
-from agentenv.agent import AgentInstance
-from agentenv.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
+from agentenv._util.lazy import lazy_names
+from agentenv._util.version import __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from agentenv import errors
+    from agentenv.chat.chat import Chat, ChatOptions
+    from agentenv.core.agent import AgentInstance
+    from agentenv.core.trajectory import Group, Segment, Trajectory, Turn
+    from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
+    from agentenv.engines.scripted import ScriptedEngine
+    from agentenv.episode.loop import run_episode
+    from agentenv.episode.registry import load_env
+    from agentenv.interop.openrlhf.executor import AgentExecutor
+    from agentenv.runs.records.directory import read_trajectories
+    from agentenv.runs.rollout import Run, arollout, rollout
 
 __all__ = [
+    "AgentExecutor",
     "AgentInstance",
+    "Chat",
+    "ChatOptions",
     "Completion",
+    "Group",
     "Limits",
+    "Run",
     "SamplingParams",
+    "ScriptedEngine",
+    "Segment",
     "StepResult",
     "StopReason",
     "Task",
+    "Trajectory",
+    "Turn",
     "__version__",
+    "arollout",
+    "errors",
+    "load_env",
+    "read_trajectories",
+    "rollout",
+    "run_episode",
 ]
+_TYPES = ("Completion", "Limits", "SamplingParams", "StepResult", "StopReason", "Task")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "AgentExecutor": "agentenv.interop.openrlhf.executor",
+        "AgentInstance": "agentenv.core.agent",
+        **dict.fromkeys(("Chat", "ChatOptions"), "agentenv.chat.chat"),
+        **dict.fromkeys(_TYPES, "agentenv.core.types"),
+        **dict.fromkeys(("Group", "Segment", "Trajectory", "Turn"), "agentenv.core.trajectory"),
+        "ScriptedEngine": "agentenv.engines.scripted",
+        "errors": "agentenv.errors",
+        "load_env": "agentenv.episode.registry",
+        "read_trajectories": "agentenv.runs.records.directory",
+        **dict.fromkeys(("Run", "arollout", "rollout"), "agentenv.runs.rollout"),
+        "run_episode": "agentenv.episode.loop",
+    },
+)
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())

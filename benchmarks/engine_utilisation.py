@@ -1,4 +1,5 @@
-"""How busy episodes keep vLLM: tokens per second of multi-turn math_retry beside the same requests without episodes.
+"""How busy episodes keep vLLM: tokens per second of multi-turn math_retry compared with the same requests without
+episodes.
 
     python benchmarks/engine_utilisation.py
 
@@ -35,15 +36,17 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 from common import ROOT, machine
 
-from agentenv.chat import Chat
-from agentenv.engines._vllm_wire import vllm_sampling
-from agentenv.engines.vllm_local import VLLMEngine
-from agentenv.loading import EnvSource, load_stop_token_ids, load_tokenizer
-from agentenv.outbox import Outbox
-from agentenv.record import RunWriter
-from agentenv.runner import EpisodeRunner, plan
-from agentenv.trajectory import Trajectory
-from agentenv.types import Limits, SamplingParams, Task
+from agentenv.chat.chat import Chat
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Limits, SamplingParams, Task
+from agentenv.engines.models import load_stop_token_ids, load_tokenizer
+from agentenv.engines.vllm.local import VLLMEngine
+from agentenv.engines.vllm.wire import vllm_sampling
+from agentenv.episode.runner import EpisodeRunner, plan
+from agentenv.episode.setup import EpisodeSetup
+from agentenv.episode.source import EnvSource
+from agentenv.runs.records.async_writer import Outbox
+from agentenv.runs.records.directory import RunWriter
 from agentenv_envs.math_retry import MathRetry
 from agentenv_envs.math_retry.problems import make_problems
 
@@ -64,7 +67,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Round:
-    """What one round of one way took."""
+    """The measurements of one round of one variant."""
 
     num_tokens: int
     num_prompt: int
@@ -73,7 +76,7 @@ class Round:
     wall_s: float
     cpu_s: float
     same: float = 1.0
-    """Share of the recorded actions that came again, token by token."""
+    """Share of the recorded actions that were reproduced token by token."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -81,7 +84,7 @@ class Round:
 
 
 class Bench:
-    """The engine, and the ways to load it."""
+    """The engine, and the variants of load."""
 
     def __init__(self, engine: VLLMEngine, model: str, args: argparse.Namespace) -> None:
         self.engine, self.args = engine, args
@@ -98,17 +101,19 @@ class Bench:
         return time.perf_counter(), time.process_time()
 
     async def episodes(self, folder: Path | None) -> Round:
-        """A round of episodes; the records of the first one are the workload of `raw`."""
+        """Run a round of episodes; the records of the first round are the workload of `raw`."""
         runner = EpisodeRunner(
             EnvSource(MathRetry, {}),
-            engine=self.engine,
-            chat=self.chat,
-            sampling=self.sampling,
-            limits=Limits(max_length=MAX_LENGTH, max_turns=3),
+            EpisodeSetup(
+                engine=self.engine,
+                chat=self.chat,
+                sampling=self.sampling,
+                limits=Limits(max_length=MAX_LENGTH, max_turns=3),
+            ),
             concurrency=self.args.concurrency,
         )
         made: dict[str, list[Asked]] = {}
-        begun, cpu = await self.begin()
+        started, cpu = await self.begin()
         if folder is None:
             await runner.run(plan(self.tasks, 1), lambda trajectory: keep(trajectory, made))
         else:
@@ -119,7 +124,7 @@ class Bench:
                     keep(trajectory, made)
 
                 await runner.run(plan(self.tasks, 1), on_end)
-        wall_s, cpu_s = time.perf_counter() - begun, time.process_time() - cpu
+        wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu
         if runner.num_failed:
             raise SystemExit(f"{runner.num_failed} episodes failed: {dict(runner.errors)}")
         workload = [made[key] for key in sorted(made)]
@@ -136,19 +141,19 @@ class Bench:
         )
 
     async def raw(self) -> Round:
-        """The recorded requests, straight to vLLM."""
+        """Send the recorded requests directly to vLLM."""
         from vllm.inputs.engine import tokens_input
 
         llm = self.engine._llm
-        counts = [0, 0, 0, 0, 0]  # tokens, prompt tokens, cached ones, turns, actions that came again
-        begun, cpu = await self.begin()
+        counts = [0, 0, 0, 0, 0]  # tokens, prompt tokens, cached ones, turns, reproduced actions
+        started, cpu = await self.begin()
         pending = iter(enumerate(self.workload))
         params = {num: self._params(num) for episode in self.workload for num in {len(t.action) for t in episode}}
 
         async def worker(pending: Iterator[tuple[int, list[Asked]]]) -> None:
             for index, episode in pending:
                 for turn_index, turn in enumerate(episode):
-                    name = f"raw-{begun}-{index}/{turn_index}"
+                    name = f"raw-{started}-{index}/{turn_index}"
                     asked = llm.generate(tokens_input(turn.prompt), params[len(turn.action)], name)
                     out = [output async for output in asked][-1]
                     counts[0] += len(out.outputs[0].token_ids)
@@ -158,7 +163,7 @@ class Bench:
                     counts[4] += list(out.outputs[0].token_ids) == turn.action
 
         await asyncio.gather(*(worker(pending) for _ in range(self.args.concurrency)))
-        wall_s, cpu_s = time.perf_counter() - begun, time.process_time() - cpu
+        wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu
         return Round(*counts[:4], wall_s, cpu_s, same=counts[4] / counts[3])
 
     def _params(self, num_tokens: int) -> Any:
@@ -247,7 +252,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="tokens of an action at most")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--small", action="store_true", help="32 episodes, two rounds, to see that it works")
+    parser.add_argument("--small", action="store_true", help="32 episodes, two rounds, as a smoke test")
     args = parser.parse_args()
     if args.small:
         args.episodes, args.rounds, args.concurrency = 32, 2, 16

@@ -1,9 +1,9 @@
-"""Tokens per second of HFEngine beside VLLMEngine and transformers' own continuous batching, on one model in one run.
+"""Tokens per second of HFEngine, VLLMEngine and transformers' continuous batching, on one model in one run.
 
     python benchmarks/engines.py --concurrency 1 8 64 --repeats 3
 
-Without `--model`, a Qwen2 of 4 layers, 128 wide, is made on the spot. The engines take turns, so that a busy machine is
-busy for all of them, and the best of the repeats counts. Compare on equal cores: OMP_NUM_THREADS=1 gives each engine
+Without `--model`, a Qwen2 of 4 layers, 128 wide, is created. The engines alternate, so that other load affects all of
+them equally, and the best repeat counts. Compare on equal cores: OMP_NUM_THREADS=1 gives each engine
 one thread; without it vLLM's CPU build takes all cores and HFEngine one, for so small a model. `--shared-turns` adds a
 multi-turn round: each request's prompt extends its last one, as an episode's does.
 """
@@ -20,14 +20,14 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from agentenv.agent import Engine
-from agentenv.types import Completion, SamplingParams
+from agentenv.core.engine import Engine
+from agentenv.core.types import Completion, SamplingParams
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 
 class TransformersBatching:
-    """transformers' `generate_batch` under the same call, as far as it goes: greedy, no stop strings, no seeds."""
+    """transformers' `generate_batch` behind the same interface, with its limits: greedy, no stop strings, no seeds."""
 
     def __init__(self, model: str) -> None:
         import torch
@@ -42,7 +42,7 @@ class TransformersBatching:
         self._config = transformers.GenerationConfig
 
     def sample(self, prompts: list[list[int]], num_tokens: int) -> int:
-        """Sample that many tokens after each prompt, and count them."""
+        """Sample `num_tokens` tokens after each prompt, and return their number."""
         config = self._config(max_new_tokens=num_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
         outputs = self._model.generate_batch(
             prompts, generation_config=config, continuous_batching_config=self._batching, progress_bar=False
@@ -62,7 +62,7 @@ async def sample_all(engine: Engine, prompts: list[list[int]], args: argparse.Na
 
 
 async def time_round(engine: Any, prompts: list[list[int]], args: argparse.Namespace, name: str) -> float:
-    """Tokens per second of one round."""
+    """Return the tokens per second of one round."""
     start = time.perf_counter()
     if isinstance(engine, TransformersBatching):
         num = await asyncio.to_thread(engine.sample, prompts, args.tokens)
@@ -72,7 +72,7 @@ async def time_round(engine: Any, prompts: list[list[int]], args: argparse.Names
 
 
 async def time_turns(engine: Engine, args: argparse.Namespace, num_turns: int = 4) -> tuple[float, float]:
-    """Tokens per second of episodes of several turns, and the share of their prompts that was cached."""
+    """Return the tokens per second of multi-turn episodes, and the cached share of their prompts."""
 
     async def episode(index: int, prompt: list[int]) -> tuple[int, int, int]:
         num_sampled = num_prompt = num_cached = 0
@@ -96,10 +96,10 @@ async def make_engine(name: str, model: str) -> Any:
     if name == "transformers":
         return TransformersBatching(model)
     if name == "hf":
-        from agentenv.engines.hf import HFEngine
+        from agentenv.engines.hf.engine import HFEngine
 
         return HFEngine(model, max_length=2048)
-    from agentenv.engines.vllm_local import VLLMEngine
+    from agentenv.engines.vllm.local import VLLMEngine
 
     engine = VLLMEngine(model, dtype="float32", max_model_len=2048, max_num_seqs=64)
     await engine.start()
@@ -143,7 +143,7 @@ def report(args: argparse.Namespace, best: dict[tuple[str, int], float]) -> None
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="folder of a model; made on the spot when left out")
+    parser.add_argument("--model", help="folder of a model; created if omitted")
     parser.add_argument("--engines", nargs="+", choices=["hf", "vllm", "transformers"], default=["hf", "vllm"])
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 64])
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")

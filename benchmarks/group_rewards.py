@@ -18,15 +18,15 @@ from functools import partial
 
 from common import machine
 
-from agentenv.rewards.groups import FunctionGroupReward, stream_groups
+from agentenv.rewards.groups.batch import FunctionGroupReward, stream_groups
 from agentenv.rewards.types import Response
 
 GROUPS, SAMPLES, THREADS = 64, 4, 8
 
 
 @dataclass(frozen=True)
-class Case:
-    """What the judges take, and what they may."""
+class GroupCase:
+    """The judges' durations and their deadline."""
 
     name: str
     usual_s: float
@@ -35,33 +35,33 @@ class Case:
 
 
 CASES = (
-    Case("no slow judge", 0.05, 0.05, 5.0),
-    Case("one slow judge, within its deadline", 0.05, 4.0, 8.0),
-    Case("one judge that hangs", 0.05, 12.0, 2.0),
-    Case("no slow judge, but a queue longer than the deadline", 0.2, 0.2, 1.0),
+    GroupCase("no slow judge", 0.05, 0.05, 5.0),
+    GroupCase("one slow judge, within its deadline", 0.05, 4.0, 8.0),
+    GroupCase("one judge that hangs", 0.05, 12.0, 2.0),
+    GroupCase("no slow judge, but a queue longer than the deadline", 0.2, 0.2, 1.0),
 )
 
 
 @dataclass
 class Found:
-    """When rewards were there, in seconds from the start."""
+    """When rewards arrived, in seconds from the start."""
 
     others: int = 0
-    """Of the 63 groups whose judge is not slow, those that got rewards."""
+    """Number of groups with rewards among the 63 whose judge is not slow."""
     others_s: float = 0.0
-    """When the last of them was there."""
+    """When the last of their rewards arrived."""
     batch_s: float = 0.0
-    """When the manager was done."""
+    """When the manager finished."""
 
 
-def compute_score(prompt: str, responses: list[str], extras: list[dict], case: Case):
-    """Waits as long as the group's judge takes."""
+def compute_score(prompt: str, responses: list[str], extras: list[dict], case: GroupCase):
+    """Wait as long as the group's judge takes."""
     time.sleep(case.slow_s if prompt == "0" else case.usual_s)
     return [1.0] * len(responses), {"comparison_score": [1.0] * len(responses)}
 
 
-async def peer(case: Case) -> Found:
-    """The tutorial's way."""
+async def peer(case: GroupCase) -> Found:
+    """Grade like the tutorial."""
     found, started = Found(), time.perf_counter()
 
     async def single(executor: ThreadPoolExecutor, prompt: str):
@@ -78,8 +78,8 @@ async def peer(case: Case) -> Found:
     return found
 
 
-async def ours(case: Case) -> Found:
-    """Ours, with as many threads."""
+async def ours(case: GroupCase) -> Found:
+    """Grade with our manager and the same number of threads."""
     reward = FunctionGroupReward(partial(compute_score, case=case), max_threads=THREADS)
     responses = [Response("x", prompt=str(index)) for index in range(GROUPS) for _ in range(SAMPLES)]
     keys = [response.prompt for response in responses]
@@ -91,8 +91,8 @@ async def ours(case: Case) -> Found:
     return found
 
 
-def timed(manager: Callable[[Case], object], case: Case) -> Found:
-    """A run in a loop of its own."""
+def timed(manager: Callable[[GroupCase], object], case: GroupCase) -> Found:
+    """Run in a new event loop."""
     return asyncio.run(manager(case))
 
 

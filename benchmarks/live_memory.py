@@ -1,13 +1,13 @@
-"""What 1,000 live episodes take: bytes of memory while every one of them waits in its second `step`.
+"""Memory of 1,000 live episodes while each of them waits in its second `step`.
 
     python benchmarks/live_memory.py
 
 Each episode has a prompt, an action, a reply and another action, a quarter of the tokens each, with log-probabilities
-(another number for every token) and texts of its own. Each case is a process of its own: it brings a few episodes to
-their end, so that what is loaded once is loaded, then starts all and reads the growth of its resident memory (RSS)
-when all wait; a second process reads the same with tracemalloc, which sees Python's objects without what the
+(a different number for every token) and its own texts. Each case is a separate process: it completes a few episodes, so
+that everything loaded once is loaded, then starts all episodes and reads the growth of its resident memory (RSS) when
+all wait. A second process measures the same with tracemalloc, which counts Python's objects without memory that the
 allocators keep. `a thread each` is a plain `def step`: 1,000 threads. OpenRLHF is 0.11.2's MultiTurnAgentExecutor with
-the same engine, which gives outputs of vLLM's shape, and an `async def step`. Tasks and tokenizer are not counted.
+the same engine, whose outputs have vLLM's shape, and an `async def step`. Tasks and tokenizer are not counted.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from typing import Any
 
 from common import ROOT, find_openrlhf, machine
 
-from agentenv.agent import AgentInstance
-from agentenv.chat import Chat
-from agentenv.engines.openrlhf import CompletionOutput, Logprob, RequestOutput, VLLMStyleSampling
-from agentenv.executor import AgentExecutor
-from agentenv.loading import EnvSource
-from agentenv.runner import EpisodeRunner, plan
-from agentenv.types import Completion, Limits, SamplingParams, Task
+from agentenv.chat.chat import Chat
+from agentenv.core.agent import AgentInstance
+from agentenv.core.types import Completion, Limits, SamplingParams, Task
+from agentenv.episode.runner import EpisodeRunner, plan
+from agentenv.episode.setup import EpisodeSetup
+from agentenv.episode.source import EnvSource
+from agentenv.interop.openrlhf import AgentExecutor
+from agentenv.interop.openrlhf.engine import CompletionOutput, Logprob, RequestOutput, VLLMStyleSampling
 
 sys.path.insert(0, str(ROOT))
 from tests.models import make_tiny_tokenizer  # after the path is set
@@ -50,7 +51,7 @@ WORDS = "The sum of 17 and 25 is 42, so we carry on; think, check and answer aga
 
 
 class Gate:
-    """Where the episodes wait, and how many do; one for the process."""
+    """The point where the episodes wait, with their number; one per process."""
 
     num_waiting, is_open = 0, threading.Event()
 
@@ -127,10 +128,12 @@ async def run_ours(kind: str, num: int, tokenizer: Any, num_tokens: int) -> None
     ]
     runner = EpisodeRunner(
         EnvSource(WaitingThread if kind == "threads" else Waiting, {}),
-        engine=Engine(num_tokens // 4),
-        chat=Chat(tokenizer),
-        sampling=SamplingParams(),
-        limits=Limits(max_length=4 * num_tokens, max_turns=3),
+        EpisodeSetup(
+            engine=Engine(num_tokens // 4),
+            chat=Chat(tokenizer),
+            sampling=SamplingParams(),
+            limits=Limits(max_length=4 * num_tokens, max_turns=3),
+        ),
         concurrency=num,
     )
     await runner.run(plan(tasks, 1), lambda _: None)
@@ -149,7 +152,7 @@ async def run_executor(executor: Any, num: int, tokenizer: Any, num_tokens: int)
 
 
 def make_run(kind: str, num: int, tokenizer: Any, num_tokens: int) -> Any:
-    """What brings so many episodes to the gate and, when it opens, to their end."""
+    """Return a coroutine that runs `num` episodes to the gate and, when it opens, to their end."""
     if kind == "executor":
         AgentExecutor.max_concurrent = num  # OpenRLHF has no such limit
         return run_executor(AgentExecutor(Waiting), num, tokenizer, num_tokens)
@@ -167,7 +170,7 @@ def resident() -> int:
 
 
 async def growth(kind: str, num: int, tokenizer: Any, num_tokens: int, *, traced: bool) -> int:
-    """Bytes that `num` waiting episodes hold."""
+    """Return the bytes that `num` waiting episodes hold."""
     global LOOP_GATE
     LOOP_GATE, Gate.num_waiting = asyncio.Event(), 0
     Gate.is_open.clear()
@@ -201,7 +204,7 @@ def child(kind: str, num: int, num_tokens: int, *, traced: bool) -> None:
 
 
 def measure(kind: str, num: int, num_tokens: int, *, traced: bool) -> int:
-    """The growth that a process of its own reads."""
+    """Return the growth as measured by a separate process."""
     argv = [sys.executable, __file__, "--child", kind, "--episodes", str(num), "--tokens", str(num_tokens)]
     done = subprocess.run([*argv, *(["--traced"] if traced else [])], capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -213,7 +216,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=1000)
     parser.add_argument("--tokens", type=int, nargs="+", default=[200, 1000])
-    parser.add_argument("--small", action="store_true", help="100 episodes, to see that it works")
+    parser.add_argument("--small", action="store_true", help="100 episodes, as a smoke test")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--traced", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Microseconds a turn of our loop and of OpenRLHF 0.11.2's, with an engine that answers at once, in one process.
+"""Microseconds per turn of our loop and OpenRLHF 0.11.2's, with an engine that answers at once, in one process.
 
     python benchmarks/loop_overhead.py
 
@@ -8,11 +8,11 @@ every turn. Two engines:
 
 - `detokenizing`: does with the text what vLLM's AsyncLLM does in the process in which OpenRLHF's loop runs, with vLLM's
   own detokenizer, token by token, unless the sampling parameters say `detokenize=False`. OpenRLHF reads the engine's
-  text; agentenv decodes the ids itself, once, and tells the engine to leave it.
-- `text for nothing`: the text and everything else lie ready. What is left is the loop alone; OpenRLHF's then gets for
-  nothing what ours has to decode.
+  text; agentenv decodes the ids itself, once, and tells the engine not to.
+- `text for nothing`: the text and all other results are precomputed. Only the loop is measured; OpenRLHF's loop then
+  gets the text at no cost, while ours decodes it.
 
-`lag` is how late an event loop is at worst and altogether while 64 episodes run on it. Ways take turns; medians.
+`lag` is an event loop's worst and total delay while 64 episodes run on it. The loops alternate; results are medians.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from vllm.logprobs import Logprob
 from vllm.tokenizers.detokenizer_utils import convert_ids_list_to_tokens
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
-from agentenv.executor import AgentExecutor
-from agentenv.loading import resolve_model
+from agentenv.engines.models import resolve_model
+from agentenv.interop.openrlhf import AgentExecutor
 
 find_openrlhf()
 from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor  # noqa: E402 - after the path is set
@@ -46,7 +46,7 @@ ASKED = SamplingParams(max_tokens=None, min_tokens=1, skip_special_tokens=False,
 
 
 class InstantEngine:
-    """OpenRLHF's `llm_engine`: one and the same action, at once."""
+    """OpenRLHF's `llm_engine`; it returns the same action at once."""
 
     def __init__(self, tokenizer: Any, num_tokens: int, *, detokenizes: bool) -> None:
         self.tokenizer, self.detokenizes = tokenizer, detokenizes
@@ -58,14 +58,14 @@ class InstantEngine:
     async def generate(self, prompt_token_ids: Any, sampling_params: Any, multi_modal_data: Any = None) -> Any:
         if self.detokenizes and sampling_params.detokenize:
             self.detokenize(prompt_token_ids, sampling_params)
-        await asyncio.sleep(0)  # as any engine does, it lets other episodes go on
+        await asyncio.sleep(0)  # let other episodes run, as any engine does
         output = SimpleNamespace(
             token_ids=self.ids, text=self.text, logprobs=self.logprobs, finish_reason="stop", stop_reason=None
         )
         return SimpleNamespace(outputs=[output])
 
     def detokenize(self, prompt: Any, asked: Any) -> None:
-        """What vLLM's OutputProcessor does with the ids of each step of the engine."""
+        """Do the work of vLLM's OutputProcessor on the ids of each engine step."""
         request = SimpleNamespace(request_id="", sampling_params=asked, prompt_token_ids=prompt, prompt_embeds=None)
         detokenizer = IncrementalDetokenizer.from_new_request(self.tokenizer, request)
         for token_id, found in zip(self.ids, self.logprobs, strict=True):
@@ -74,14 +74,14 @@ class InstantEngine:
 
 
 class Scalar(float):
-    """A reward as OpenRLHF wants it: with `.item()`."""
+    """A reward as OpenRLHF requires it: with `.item()`."""
 
     def item(self) -> float:
         return float(self)
 
 
 def agent_class(num_turns: int) -> type:
-    """An environment that reads the action and answers at once."""
+    """Return an environment that reads the action and answers at once."""
 
     class Agent(AgentInstanceBase):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -97,7 +97,7 @@ def agent_class(num_turns: int) -> type:
 
 
 def episode_of(executor: Any, engine: InstantEngine, num_turns: int) -> Callable[[], Awaitable[Any]]:
-    """Runs one episode."""
+    """Return a function that runs one episode."""
     room = (num_turns + 1) * (len(engine.ids) + 64)
 
     async def episode() -> Any:
@@ -107,22 +107,22 @@ def episode_of(executor: Any, engine: InstantEngine, num_turns: int) -> Callable
 
 
 def actions(response: Any) -> list[int]:
-    """The sampled ids of an episode."""
+    """Return the sampled ids of an episode."""
     ids = response["observation_tokens"]
     return [i for start, end in response["action_ranges"] for i in ids[start:end]]
 
 
 async def time_turns(episode: Callable[[], Awaitable[Any]], num_turns: int, num_episodes: int) -> float:
-    """Microseconds a turn, one episode after the other."""
+    """Return the microseconds per turn, with sequential episodes."""
     gc.collect()
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for _ in range(num_episodes):
         await episode()
-    return 1e6 * (time.perf_counter() - begun) / num_episodes / num_turns
+    return 1e6 * (time.perf_counter() - started) / num_episodes / num_turns
 
 
 async def measure(engine: InstantEngine, num_turns: int, rounds: int, num_turns_a_round: int) -> dict[str, float]:
-    """Median microseconds a turn of each."""
+    """Return the median microseconds per turn of each loop."""
     cls = agent_class(num_turns)
     ways = {
         name: episode_of(executor, engine, num_turns)
@@ -130,7 +130,7 @@ async def measure(engine: InstantEngine, num_turns: int, rounds: int, num_turns_
     }
     made = {name: await episode() for name, episode in ways.items()}  # first calls fill caches
     if any(actions(response) != engine.ids * num_turns for response in made.values()):
-        raise SystemExit("one of the two has other actions than the engine gave: they did not do the same work")
+        raise SystemExit("a loop recorded other actions than the engine returned, so the loops did different work")
     spent: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, episode in ways.items():
@@ -139,15 +139,15 @@ async def measure(engine: InstantEngine, num_turns: int, rounds: int, num_turns_
 
 
 async def measure_lag(engine: InstantEngine, num_turns: int) -> dict[str, tuple[float, float, float]]:
-    """Seconds, worst lag and share of the time that the loop was late, of each, with 64 episodes alive."""
+    """Return the seconds, worst lag and late share of the time of each loop, with 64 live episodes."""
     cls, found = agent_class(num_turns), {}
     for name, executor in {"OpenRLHF": MultiTurnAgentExecutor(cls), "agentenv": AgentExecutor(cls)}.items():
         episode = episode_of(executor, engine, num_turns)
         await episode()
         async with Ticker() as ticker:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             await asyncio.gather(*(episode() for _ in range(NUM_LIVE)))
-            wall_s = time.perf_counter() - begun
+            wall_s = time.perf_counter() - started
         found[name] = wall_s, ticker.worst_s, ticker.late_s / wall_s
     return found
 
@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, nargs="+", default=TURNS)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--turns_a_round", type=int, default=512, help="with the detokenizing engine an eighth of it")
-    parser.add_argument("--small", action="store_true", help="two rounds of few turns, to see that it works")
+    parser.add_argument("--small", action="store_true", help="two rounds of few turns, as a smoke test")
     options = parser.parse_args()
     if options.small:
         options.turns, options.rounds, options.turns_a_round = (1, 8), 2, 16

@@ -1,4 +1,4 @@
-r"""How many answers per second `MathGrader` checks, with its fast path and caches and with its workers alone.
+r"""Answers per second that `MathGrader` checks, with its fast path and caches and with its workers alone.
 
     python benchmarks/math_grader.py --num-checks 2000 --workers 2
 
@@ -16,7 +16,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from agentenv.rewards.math import Grade, MathGrader, extract_answer, parse_label
+from agentenv.rewards.rules.math.reward import MathGrader, extract_answer, math_outcome, parse_label
+from agentenv.rewards.types import RewardResult
 
 FORMS = [
     (30, r"So the total is \boxed{%(n)d}."),
@@ -51,15 +52,15 @@ def gold_numbers(path: Path | None, rng: random.Random) -> list[int]:
 async def measure(name: str, checks: list[tuple[str, str]], args: argparse.Namespace, *, workers_alone: bool) -> None:
     latencies: list[float] = []
     queue = iter(checks)
-    grades: list[Grade] = []
+    results: list[RewardResult] = []
 
     async def caller() -> None:
         for text, label in queue:
             started = time.perf_counter()
             if not workers_alone:
-                grades.append(await grader.grade(text, label))
+                results.append(await grader.grade(text, label))
             elif (answer := extract_answer(text)) is not None:
-                grades.append(await grader.check(answer, parse_label(label)))
+                results.append(await grader.check(answer, parse_label(label)))
             latencies.append(time.perf_counter() - started)
 
     async with MathGrader(num_workers=args.workers, cache_size=0 if workers_alone else 4096) as grader:
@@ -69,9 +70,9 @@ async def measure(name: str, checks: list[tuple[str, str]], args: argparse.Names
         wall_s = time.perf_counter() - started
     latencies.sort()
     p50, p99 = (latencies[int(q * (len(latencies) - 1))] * 1e3 for q in (0.5, 0.99))
-    rate = len(grades) / wall_s
+    rate = len(results) / wall_s
     print(f"{name:24} {rate:8.0f} checks/s   p50 {p50:7.2f} ms   p99 {p99:7.2f} ms   ({args.concurrency} at a time)")
-    print(f"{'':24} {dict(Counter(str(grade.outcome) for grade in grades))}")
+    print(f"{'':24} {dict(Counter(math_outcome(result) for result in results))}")
 
 
 async def main() -> None:

@@ -2,13 +2,14 @@
 
     OMP_NUM_THREADS=1 python benchmarks/reward_models.py
 
-One model, made on the spot with random weights, and the same conversations for every way: of as many prompts, or of
-groups of 8 answers to a prompt, as GRPO asks. The peer is how a reward environment that is asked about one conversation
-at a time scores: render, then `pipeline("text-classification")`, one after another. `offline` is the bound of batching:
-all conversations known beforehand, sorted by length, cut into batches of the most that ours may have, each computed
-whole. `offline shared` computes what the answers to a prompt begin with once, as ours does. All ways include the
-rendering. Their rounds are interleaved; medians. The two columns of CPU are the same ratios of processor time, which
-another program on the machine moves less.
+One model with random weights and the same conversations for every variant: one answer per prompt, or groups of 8
+answers
+per prompt, as in GRPO. The peer scores like a reward environment that receives one conversation at a time: render, then
+`pipeline("text-classification")`, one after another. `offline` is the bound of batching: all conversations known
+beforehand, sorted by length, in batches of our maximum size, each computed in full. `offline shared` computes the
+common beginning of the answers to a prompt once, as ours does. All variants include the rendering. Rounds alternate;
+results are medians. The two columns of CPU are the same ratios of processor time, which other programs on the machine
+affect less.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from typing import Any
 
 from common import ROOT, Ticker, machine
 
-from agentenv.rewards.models.hf import MOST_TOKENS_CPU, HFScorer, Loaded
-from agentenv.rewards.models.prefixes import family_batches
+from agentenv.rewards.models.batching import family_batches
+from agentenv.rewards.models.hf import MOST_TOKENS_CPU, HFScorer, LoadedHF
 
 sys.path.append(str(ROOT))
 
@@ -46,7 +47,7 @@ WORDS = ("the", "model", "says", "that", "clips", "sold", "in", "April", "are", 
 
 
 def conversations(num: int, asked: int, words: tuple[int, int], samples: int) -> list[list[dict[str, str]]]:
-    """`num` of them: questions of so many words, to each so many answers of as many words as the two numbers say."""
+    """Return `num` conversations: questions of `asked` words, each with `samples` answers of `words` words."""
     rng = random.Random(0)
 
     def text(length: int) -> str:
@@ -61,13 +62,13 @@ def conversations(num: int, asked: int, words: tuple[int, int], samples: int) ->
 
 
 def peer(pipe: Any, tokenizer: Any, asked: list[Any]) -> list[float]:
-    """One call of the pipeline after another."""
+    """Score with sequential calls of the pipeline."""
     texts = (tokenizer.apply_chat_template(each, tokenize=False) for each in asked)
     return [pipe(text, function_to_apply="none")[0]["score"] for text in texts]
 
 
-def offline(loaded: Loaded, asked: list[Any], *, shared: bool) -> list[float]:
-    """Everything at once."""
+def offline(loaded: LoadedHF, asked: list[Any], *, shared: bool) -> list[float]:
+    """Score everything at once."""
     ids = [loaded.renderer.ids(each).token_ids for each in asked]
     found = [0.0] * len(ids)
     order = sorted(range(len(ids)), key=lambda index: -len(ids[index]))
@@ -80,7 +81,7 @@ def offline(loaded: Loaded, asked: list[Any], *, shared: bool) -> list[float]:
 
 
 async def ours(scorer: HFScorer, asked: list[Any], ticker: Ticker) -> list[float]:
-    """64 episodes, each of which asks again when it has its answer."""
+    """Score in 64 episodes, each of which sends its next request after its answer."""
     todo, found = iter(enumerate(asked)), [0.0] * len(asked)
 
     async def episode() -> None:
@@ -93,7 +94,7 @@ async def ours(scorer: HFScorer, asked: list[Any], ticker: Ticker) -> list[float
 
 
 async def measured(path: Path, asked: list[Any]) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     from transformers import pipeline
 
     scorer = HFScorer(path, max_batch=MAX_BATCH)

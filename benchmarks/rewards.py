@@ -1,14 +1,14 @@
-r"""Math checks per second against a process per sample, which is ROLL's way, and how late the event loop is meanwhile.
+r"""Math checks per second, compared with ROLL's process per sample, and the event-loop lag meanwhile.
 
     python benchmarks/rewards.py --num-checks 2000 --num-slow 40 --rounds 3
 
 ROLL's way, written here from its description: for each sample in turn a `multiprocessing.Manager()` and a `Process`
 that parses label and answer with math-verify and leaves its verdict in the manager's dict; math-verify is imported
 before, so the forks find it loaded. Ours: `MathReward` as a trainer calls it, and its workers alone, without the fast
-path and the caches. Both judge the same answers in the same run, alternating; where they disagree is counted and shown.
+path and the caches. Both judge the same answers in the same run, alternating; disagreements are counted and shown.
 
-Then the loop: math, IFEval, regex and JSON-schema rewards all at once, hostile answers among them, while a task that
-wants to run every millisecond notes how late it is.
+Then the loop: math, IFEval, regex and JSON-schema rewards all at once, hostile answers among them, while a task
+scheduled every millisecond records its delay.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from typing import Any
 from common import machine
 from math_grader import write
 
-from agentenv.rewards.grading import graded_all
-from agentenv.rewards.math import MathGrader, MathReward, extract_answer, parse_label
-from agentenv.rewards.pool import shared_pool
+from agentenv.rewards.grading import grade_all
+from agentenv.rewards.rules.math.reward import MathGrader, MathReward, extract_answer, parse_label
 from agentenv.rewards.types import Response, Reward, Status
+from agentenv.rewards.workers.pool import shared_pool
 
 JOIN_S = 6.0
 
@@ -49,7 +49,7 @@ def _check(label: str, answer: str | None, verdict: Any) -> None:
 
 
 def process_per_sample(batch: list[Response]) -> list[bool]:
-    """Whether each answer is right, one after the other."""
+    """Check each answer, sequentially."""
     verdicts = []
     for response in batch:
         with multiprocessing.Manager() as manager:
@@ -65,7 +65,7 @@ def process_per_sample(batch: list[Response]) -> list[bool]:
 
 
 def _boxed(text: str) -> str | None:
-    """Extraction is not what is compared: both get the same answer."""
+    """Return the boxed answer. Extraction is not compared: both variants get the same answer."""
     return extract_answer(text)
 
 
@@ -73,26 +73,26 @@ def _boxed(text: str) -> str | None:
 
 
 async def as_a_reward(batch: list[Response]) -> list[bool]:
-    """By `MathReward`; a new grader, so that nothing is remembered from the round before."""
+    """Check with `MathReward` and a new grader, so that nothing is cached from the previous round."""
     reward = MathReward(grader=MathGrader(pool=shared_pool()))
-    return [result.score == 1.0 for result in await graded_all(reward, batch)]
+    return [result.score == 1.0 for result in await grade_all(reward, batch)]
 
 
 async def by_workers_alone(batch: list[Response]) -> list[bool]:
-    """Every answer by a worker: no fast path, no cache."""
+    """Check every answer in a worker: no fast path, no cache."""
     grader = MathGrader(pool=shared_pool(), cache_size=0)
 
     async def one(response: Response) -> bool:
         answer = extract_answer(response.text)
         if answer is None:
             return False
-        return str((await grader.check(answer, parse_label(response.label))).outcome) == "correct"
+        return (await grader.check(answer, parse_label(response.label))).score == 1.0
 
     return list(await asyncio.gather(*(one(response) for response in batch)))
 
 
 def samples(count: int, seed: int) -> list[Response]:
-    """GSM8K-like answers in the forms that models write; half of them are wrong."""
+    """Return GSM8K-like answers in the forms that models write; half of them are wrong."""
     rng, batch = random.Random(seed), []
     for _ in range(count):
         gold = rng.randint(1, 2000)
@@ -101,7 +101,7 @@ def samples(count: int, seed: int) -> list[Response]:
 
 
 async def compare(args: argparse.Namespace) -> None:
-    """Prints checks per second of each way, and the ratios."""
+    """Print the checks per second of each variant, and the ratios."""
     from math_verify import parse, verify
 
     verify(*(parse(r"$\frac{1}{2}$", parsing_timeout=None) for _ in range(2)), timeout_seconds=None)  # before the forks
@@ -133,10 +133,10 @@ async def compare(args: argparse.Namespace) -> None:
 
 
 def full_load(count: int) -> list[tuple[Reward, list[Response]]]:
-    """Every reward that works in the pool, with rows of its own, and a few hostile ones."""
-    from agentenv.rewards.ifeval import IFEvalReward
-    from agentenv.rewards.json_schema import JsonSchemaReward
-    from agentenv.rewards.regex import RegexReward
+    """Return every reward that uses the pool, with its rows and a few hostile ones."""
+    from agentenv.rewards.rules.ifeval import IFEvalReward
+    from agentenv.rewards.rules.json_schema import JsonSchemaReward
+    from agentenv.rewards.rules.regex import RegexReward
 
     rng = random.Random(0)
     prose = "The quick brown fox. It jumps, and the lazy dog sleeps.\n\n" * 20
@@ -154,7 +154,7 @@ def full_load(count: int) -> list[tuple[Reward, list[Response]]]:
 
 
 async def lag(args: argparse.Namespace) -> None:
-    """Prints how late a task is that wants to run every millisecond, idle and under the whole load."""
+    """Print the delay of a task scheduled every millisecond, idle and under full load."""
 
     async def note(lags: list[float]) -> None:
         while True:
@@ -167,11 +167,11 @@ async def lag(args: argparse.Namespace) -> None:
     await asyncio.sleep(2.0)
     ticking.cancel()
     load = full_load(args.num_load)
-    await asyncio.gather(*(graded_all(reward, rows[:4]) for reward, rows in load))  # starts and loads the workers
+    await asyncio.gather(*(grade_all(reward, rows[:4]) for reward, rows in load))  # starts and loads the workers
     busy: list[float] = []
     ticking = asyncio.create_task(note(busy))
     started = time.perf_counter()
-    results = await asyncio.gather(*(graded_all(reward, rows) for reward, rows in load))
+    results = await asyncio.gather(*(grade_all(reward, rows) for reward, rows in load))
     wall_s = time.perf_counter() - started
     ticking.cancel()
     done = [result for one in results for result in one]
@@ -186,11 +186,11 @@ async def lag(args: argparse.Namespace) -> None:
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-checks", type=int, default=2000)
-    parser.add_argument("--num-slow", type=int, default=40, help="of them, those that a process each is started for")
+    parser.add_argument("--num-slow", type=int, default=40, help="number of them checked in a process each")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--num-load", type=int, default=500, help="rows of each reward while the loop is watched")
     args = parser.parse_args()
-    logging.disable(logging.WARNING)  # of math-verify, at every call without a timeout of its own
+    logging.disable(logging.WARNING)  # of math-verify, which logs at every call without a timeout
     print(machine())
     print(f"Load at the beginning: {os.getloadavg()[0]:.1f}; workers: {shared_pool()._num_workers}")
     await compare(args)

@@ -2,14 +2,14 @@
 
     OMP_NUM_THREADS=1 python benchmarks/rm_serve.py
 
-One model of each size, made on the spot with random weights, and the same queries. The clients are OpenRLHF's: the
-function with which its rollouts ask a remote reward model, a connection for every request. The servers are up at once,
-each a process with one thread of torch, and are asked in turn; medians of the rounds. Theirs runs in bfloat16, since it
-takes no float32; ours in that and in float32, its default on a CPU. Meanwhile something else is asked of the server
-every 20 ms: the longest wait for that answer is how late its event loop was.
+One model of each size with random weights, and the same queries. The clients are OpenRLHF's: the
+function with which its rollouts ask a remote reward model, a connection for every request. The servers run at the same
+time, each a process with one torch thread, and are queried alternately; results are medians of the rounds. Theirs runs
+in bfloat16, since it does not support float32; ours in bfloat16 and in float32, its default on a CPU. Meanwhile, the
+server gets another request every 20 ms: the longest wait for its answer is the lag of the event loop.
 
-OpenRLHF's server is `openrlhf.cli.serve_rm` as it is. It imports deepspeed and flash_attn, which need a GPU's compiler,
-and uses neither here: where they are not installed, empty modules take their place (see `_Absent`).
+OpenRLHF's server is the unchanged `openrlhf.cli.serve_rm`. It imports deepspeed and flash_attn, which need a GPU's
+compiler, and uses neither here: if they are not installed, empty modules replace them (see `_Absent`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WORDS = ("the", "model", "says", "that", "clips", "sold", "in", "April", "are", 
 
 
 class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Modules without content, whose every name is an empty class."""
+    """Imports empty modules in which every name is an empty class."""
 
     names = tuple(name for name in ("deepspeed", "flash_attn") if importlib.util.find_spec(name) is None)
 
@@ -61,7 +61,7 @@ class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def serve_theirs(arguments: list[str]) -> None:
-    """OpenRLHF's server in this process."""
+    """Run OpenRLHF's server in this process."""
     find_openrlhf()
     sys.meta_path.append(_Absent())
     sys.argv[1:] = arguments
@@ -70,7 +70,7 @@ def serve_theirs(arguments: list[str]) -> None:
 
 @dataclass
 class Round:
-    """What one round gave."""
+    """The results of one round."""
 
     rewards: list[float]
     waits_s: list[float]
@@ -79,21 +79,21 @@ class Round:
 
 
 def queries(num_words: tuple[int, int]) -> list[str]:
-    """Conversations as a policy's template made them."""
+    """Return conversations as rendered by a policy's template."""
     rng = random.Random(0)
 
-    def said(low: int, high: int) -> str:
+    def words(low: int, high: int) -> str:
         return " ".join(rng.choices(WORDS, k=rng.randint(low, high)))
 
     return [
-        f"<|im_start|>user\n{said(4, 20)}<|im_end|>\n<|im_start|>assistant\n{said(*num_words)}<|im_end|>"
+        f"<|im_start|>user\n{words(4, 20)}<|im_end|>\n<|im_start|>assistant\n{words(*num_words)}<|im_end|>"
         for _ in range(QUERIES)
     ]
 
 
 @contextlib.contextmanager
 def servers(model: Path) -> Iterator[dict[str, str]]:
-    """The three, by name; their addresses."""
+    """Start the three servers and yield their addresses by name."""
     ports: list[int] = []
     for _ in range(3):
         with socket.socket() as free:
@@ -128,7 +128,7 @@ async def ready(url: str) -> None:
 
 
 async def asked(url: str, texts: list[str]) -> Round:
-    """64 clients, each of which asks again when it has its answer."""
+    """Run 64 clients, each of which sends its next query after its answer."""
     from openrlhf.utils.agent import SingleTurnAgentExecutor
 
     executor = SingleTurnAgentExecutor([f"{url}/get_reward"])
@@ -136,39 +136,39 @@ async def asked(url: str, texts: list[str]) -> Round:
 
     async def client() -> None:
         for index, text in todo:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             (answer,) = await executor._fetch_rewards_via_http([text], [""], [""])
-            waits[index] = time.perf_counter() - begun
+            waits[index] = time.perf_counter() - started
             (rewards[index],) = answer["rewards"]
 
     pings: list[float] = []
     pinging = asyncio.create_task(ping(url, pings))
-    begun = time.perf_counter()
+    started = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(CLIENTS)))
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     pinging.cancel()
     await asyncio.gather(pinging, return_exceptions=True)
     return Round(rewards, waits, pings, seconds)
 
 
 async def ping(url: str, pings: list[float]) -> None:
-    """Ask for what is there at once, or is not there at all, again and again."""
+    """Repeatedly request a path that is answered at once."""
     import aiohttp
 
     async with aiohttp.ClientSession() as session:
         while True:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             pings.append(0.0)
             try:
                 async with session.get(f"{url}/health") as answer:
                     await answer.read()
             finally:
-                pings[-1] = time.perf_counter() - begun  # also of the one that the end of the round cuts off
+                pings[-1] = time.perf_counter() - started  # includes the request interrupted by the end of the round
             await asyncio.sleep(PING_S)
 
 
 async def measured(model: Path, texts: list[str], rounds: int) -> tuple[dict[str, list[Round]], float]:
-    """The rounds of each server, and how far ours in bfloat16 is from theirs."""
+    """Return the rounds of each server, and the distance of our bfloat16 rewards from theirs."""
     with servers(model) as urls:
         await asyncio.gather(*map(ready, urls.values()))
         found: dict[str, list[Round]] = {name: [] for name in urls}
@@ -182,12 +182,12 @@ async def measured(model: Path, texts: list[str], rounds: int) -> tuple[dict[str
 
 
 def median(values: list[float]) -> float:
-    """The middle one."""
+    """Return the median."""
     return statistics.median(values)
 
 
 def rows(found: dict[str, list[Round]]) -> Iterator[str]:
-    """Lines of a table, a server each."""
+    """Yield the lines of a table, one per server."""
     speed = {name: median([len(each.rewards) / each.seconds for each in done]) for name, done in found.items()}
     for name, done in found.items():
         waits = [sorted(each.waits_s) for each in done]

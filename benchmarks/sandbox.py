@@ -1,21 +1,21 @@
-"""Executions a second and milliseconds each of the same programs in the sandbox, in plain processes and in pytest.
+"""Executions per second and latency of the same programs in the sandbox, in plain processes and in pytest.
 
     python benchmarks/sandbox.py
 
-One file, a function and its test: it is executed as `__main__` by every way but pytest, which imports it and calls the
-test. Side by side, the ways in turn:
+The program is one file with a function and its test. Every way executes it as `__main__`, except pytest, which imports
+it and calls the test. The ways alternate:
 
-- `LocalSandbox`: each level that this machine gives; and `grade` of the same function by a FunctionSuite of the same
-  values, a verdict that the program cannot forge;
-- `pytest`: the seed's code-generation reward, which writes the file and runs `python -m pytest FILE`; as it is, and
-  without the plugins that are installed here;
-- `python -I -S`: a new interpreter with no isolation at all;
-- `bwrap`: such an interpreter in bubblewrap, all namespaces of its own, where it is installed.
+- `LocalSandbox`: each available level, and `grade` of the same function by a FunctionSuite with the same values, a
+  verdict that the program cannot forge;
+- `pytest`: the seed's code-generation reward, which writes the file and runs `python -m pytest FILE`; with and without
+  the installed plugins;
+- `python -I -S`: a new interpreter without isolation;
+- `bwrap`: such an interpreter in bubblewrap with all namespaces separate, if bubblewrap is installed.
 
-Then a program that imports numpy, against `LocalSandbox(preimport=("numpy",))`. All of them run the same interpreter.
-Latency is one after the other; executions a second with as many at a time as there are cores, the peers from threads.
-Sandboxed programs are 10 nicer than who starts them, so this runs at 19, from where nobody gets any nicer: where others
-share the cores all ways are held up alike.
+Then a program that imports numpy, with `LocalSandbox(preimport=("numpy",))`. All ways use the same interpreter. Latency
+is measured sequentially, and throughput with one program per core, for the peers from threads. Sandboxed programs run
+at a niceness 10 above their parent's. This benchmark runs at 19, the maximum, so that other work on the machine slows
+all ways equally.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pathlib import Path
 
 from common import machine
 
-from agentenv.sandbox import Isolation, LocalSandbox, SandboxUnavailable, Status
+from agentenv.sandbox import ExecStatus, Isolation, LocalSandbox, SandboxUnavailable
 from agentenv.sandbox.grading import FunctionSuite, FunctionTest, grade
 
 CASES = (([3, 1, 2], [1, 2, 3]), ([], []), ([5, 5, 1], [1, 5, 5]))
@@ -79,9 +79,9 @@ class Way:
 
     name: str
     once: Callable[[], Awaitable[None]]
-    """Runs it; SystemExit where it did not end as it should."""
+    """Run it; raise SystemExit if it did not end as expected."""
     per_round: int = 10
-    """Of a round of latencies: a few of what is slow."""
+    """Number of runs in a round of latencies: fewer for slow variants."""
     times_s: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
 
@@ -103,7 +103,7 @@ class Way:
 
 async def run_in(sandbox: LocalSandbox, program: str) -> None:
     result = await sandbox.run(program)
-    if (result.status, result.stdout) != (Status.OK, "passed\n"):
+    if (result.status, result.stdout) != (ExecStatus.OK, "passed\n"):
         raise SystemExit(f"{sandbox.isolation}: {result.status}, {result.detail or result.stderr[-300:]}")
 
 
@@ -114,7 +114,7 @@ async def grade_in(sandbox: LocalSandbox) -> None:
 
 
 async def sandboxes(stack: contextlib.AsyncExitStack, preimport: tuple[str, ...] = ()) -> list[LocalSandbox]:
-    """One of each level that there is."""
+    """Open a sandbox at each available level."""
     found = []
     for level in LEVELS:
         try:
@@ -130,14 +130,14 @@ async def sandboxes(stack: contextlib.AsyncExitStack, preimport: tuple[str, ...]
 
 
 def process(command: Sequence[str], env: dict[str, str] | None) -> None:
-    """Run a command, which must say "passed"."""
+    """Run a command, which must print "passed"."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=env, check=False)
     if done.returncode or "passed" not in done.stdout:
         raise SystemExit(f"{command[0]}: exit code {done.returncode}, {done.stdout[-500:]}{done.stderr[-500:]}")
 
 
 def pytest_run(program: str, env: dict[str, str] | None) -> None:
-    """As the seed's reward function does it: a file for the sample, pytest in a process of its own."""
+    """Run pytest as the seed's reward function does: a file per sample, and a separate process."""
     with tempfile.NamedTemporaryFile(mode="w", suffix=".py", delete=False) as file:
         file.write(program)
     try:
@@ -147,7 +147,7 @@ def pytest_run(program: str, env: dict[str, str] | None) -> None:
 
 
 def bwrap_command() -> list[str]:
-    """Bubblewrap with every namespace it has, no capabilities and a clean environment, and python in it."""
+    """Return the command for python in bubblewrap with all namespaces, no capabilities and a clean environment."""
     shown = {"/usr", *(str(Path(base).resolve()) for base in (sys.base_prefix, sys.prefix))}
     place = ["--tmpfs", "/tmp", "--chdir", "/tmp"]  # before the others: an environment may lie below it
     binds = [word for path in sorted(shown) for word in ("--ro-bind", path, path)]
@@ -169,7 +169,7 @@ def in_thread(pool: ThreadPoolExecutor, call: Callable[[], None]) -> Callable[[]
 
 
 def cold_ways(pool: ThreadPoolExecutor, program: str, per_round: int) -> list[Way]:
-    """A new interpreter for each program, as it is and in bubblewrap."""
+    """Return the ways with a new interpreter per program, plain and in bubblewrap."""
     ways = {"`python -I -S`, no isolation": [PYTHON, "-I", "-S", "-c", program]}
     if shutil.which("bwrap"):
         ways["bwrap + `python -I -S`"] = [*bwrap_command(), program]
@@ -185,17 +185,17 @@ def cold_ways(pool: ThreadPoolExecutor, program: str, per_round: int) -> list[Wa
 
 
 async def latencies(ways: Sequence[Way], rounds: int) -> None:
-    """One after the other, the ways in turn."""
+    """Measure latencies sequentially; the variants alternate."""
     for _ in range(rounds):
         for way in ways:
             for _ in range(way.per_round):
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 await way.once()
-                way.times_s.append(time.perf_counter() - begun)
+                way.times_s.append(time.perf_counter() - started)
 
 
 async def rates(ways: Sequence[Way], rounds: int, seconds: float) -> None:
-    """As many at a time as there are cores, the ways in turn."""
+    """Measure throughput with one program per core; the variants alternate."""
 
     async def repeat(way: Way, end: float) -> int:
         count = 0
@@ -206,13 +206,13 @@ async def rates(ways: Sequence[Way], rounds: int, seconds: float) -> None:
 
     for _ in range(rounds):
         for way in ways:
-            begun = time.perf_counter()
-            counts = await asyncio.gather(*(repeat(way, begun + seconds) for _ in range(CORES)))
-            way.rates.append(sum(counts) / (time.perf_counter() - begun))
+            started = time.perf_counter()
+            counts = await asyncio.gather(*(repeat(way, started + seconds) for _ in range(CORES)))
+            way.rates.append(sum(counts) / (time.perf_counter() - started))
 
 
 def table(ways: Sequence[Way], ours: Sequence[Way]) -> str:
-    """Each way, and how many times as many executions a second each level of ours does."""
+    """Return each variant, and the executions per second of each of our levels relative to it."""
     head = ["way", "p50, ms", "p95, ms", "executions/s", *(f"{way.name.split()[-1]} / it" for way in ours)]
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
     for way in ways:
@@ -236,7 +236,7 @@ async def measure(ways: Sequence[Way], options: argparse.Namespace) -> None:
 
 
 async def plain(pool: ThreadPoolExecutor, options: argparse.Namespace) -> dict[str, float]:
-    """The program and its test, in every way; what the goals are about."""
+    """Measure the program and its test in every way; the goals refer to these figures."""
     bare = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     async with contextlib.AsyncExitStack() as stack:
         found = await sandboxes(stack)
@@ -254,7 +254,7 @@ async def plain(pool: ThreadPoolExecutor, options: argparse.Namespace) -> dict[s
 
 
 async def with_numpy(pool: ThreadPoolExecutor, options: argparse.Namespace) -> dict[str, float]:
-    """A program that imports numpy: imported before by the sandbox, anew by the others."""
+    """Measure a program that imports numpy, which only the sandbox imports in advance."""
     spec = importlib.util.find_spec("numpy")
     if spec is None or spec.origin is None:
         print("numpy: not installed\n")
@@ -296,16 +296,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30, help="of latencies: 10 of ours, 5 cold, 1 of pytest each")
     parser.add_argument("--rate_rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each way in a round of executions a second")
-    parser.add_argument("--small", action="store_true", help="few of each, to see that it works")
+    parser.add_argument("--small", action="store_true", help="few of each, as a smoke test")
     options = parser.parse_args()
     if options.small:
         options.rounds, options.rate_rounds, options.seconds = 2, 1, 0.5
     os.nice(19)
     load = os.getloadavg()[0]
     print(f"{machine()}; load at the beginning {load:.1f}\n", flush=True)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     asyncio.run(run(options))
-    print(f"\nload at the end {os.getloadavg()[0]:.1f}, after {time.perf_counter() - begun:.0f} s")
+    print(f"\nload at the end {os.getloadavg()[0]:.1f}, after {time.perf_counter() - started:.0f} s")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""How long after a cancellation a program of the sandbox, and all that it started, is dead.
+"""Time from the cancellation of an execution until the program and its processes have ended.
 
     python benchmarks/sandbox_cancel.py --count 200
 
-Levels namespaces and landlock; programs that sleep, that compute, and a tree of several processes. Time is from
-`cancel` to the end of the cancelled `run`; then the processes below the zygote are looked for.
+At the levels namespaces and landlock, for programs that sleep, programs that compute, and a tree of processes. The time
+is from `cancel` to the end of the cancelled `run`; afterwards the processes below the zygote are counted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROGRAMS: dict[str, tuple[str, Policy]] = {
 
 
 def below(pid: int) -> set[int]:
-    """All processes that this one started, and theirs."""
+    """Return all descendants of a process."""
     found: set[int] = set()
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -36,14 +36,14 @@ def below(pid: int) -> set[int]:
 
 
 def lives(pid: int) -> bool:
-    """Whether it is there, and no zombie."""
+    """Return True if a process exists and is not a zombie."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
 
 
 async def cancelled(sandbox: LocalSandbox, program: str, policy: Policy, idle: set[int]) -> tuple[float, int]:
-    """Milliseconds until the end of one that is cancelled, and how many of its processes are there after it."""
+    """Return the milliseconds from cancellation to the end, and the number of processes left afterwards."""
     running = asyncio.create_task(sandbox.run(program, policy=policy))
     await asyncio.sleep(0.03)
     mine = below(os.getpid()) - idle
@@ -55,17 +55,17 @@ async def cancelled(sandbox: LocalSandbox, program: str, policy: Policy, idle: s
 
 
 async def measure(level: Isolation, count: int) -> None:
-    """A row for each program."""
+    """Print a row for each program."""
     async with LocalSandbox(isolation=level) as sandbox:
         await sandbox.run("pass")
         idle = below(os.getpid())
         for name, (program, policy) in PROGRAMS.items():
-            told = [await cancelled(sandbox, program, policy, idle) for _ in range(count)]
-            times = sorted(each for each, _ in told)
+            results = [await cancelled(sandbox, program, policy, idle) for _ in range(count)]
+            times = sorted(each for each, _ in results)
             at = [times[min(int(share * count), count - 1)] for share in (0.5, 0.95, 1.0)]
             within = sum(each <= 10 for each in times) / count
             cells = " | ".join(f"{each:.1f}" for each in at)
-            print(f"| {level} | {name} | {cells} | {within:.1%} | {sum(left for _, left in told)} |", flush=True)
+            print(f"| {level} | {name} | {cells} | {within:.1%} | {sum(left for _, left in results)} |", flush=True)
 
 
 def main() -> None:
@@ -80,7 +80,7 @@ def main() -> None:
         try:
             asyncio.run(measure(level, count))
         except SandboxUnavailable as error:
-            print(f"| {level} | not to be had here: {str(error).splitlines()[0]} | | | | | |")
+            print(f"| {level} | not available here: {str(error).splitlines()[0]} | | | | | |")
 
 
 if __name__ == "__main__":

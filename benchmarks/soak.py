@@ -1,11 +1,11 @@
-"""Does a long run grow? Scripted episodes through the whole runner and its record; memory, files, tasks and threads.
+"""Growth of a long run: memory, files, tasks and threads of scripted episodes through the whole runner and its record.
 
     python benchmarks/soak.py --episodes 100000
 
 Every episode has two turns, one in ten a plain `step` (a thread), one in a hundred an engine that fails once (a retry);
 each record is written as `agentenv run` writes it, under the same watchdog. The resident memory (RSS) is read after
-each twentieth of the episodes, when the collector has run; the slope is that of the line through the last three
-quarters, in bytes per episode. `--resume` opens the record once more at the end and compares what it says.
+each twentieth of the episodes, after garbage collection; the slope is that of a line through the last three
+quarters, in bytes per episode. `--resume` opens the record again at the end and compares the metrics.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from typing import Any
 
 from common import machine
 
-from agentenv.agent import AgentInstance
-from agentenv.chat import Chat
+from agentenv.chat.chat import Chat
+from agentenv.core.agent import AgentInstance
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Limits, SamplingParams, StepResult, Task
 from agentenv.engines.scripted import Request, ScriptedEngine
+from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, plan
+from agentenv.episode.setup import EpisodeSetup
+from agentenv.episode.source import EnvSource
 from agentenv.errors import EngineError
-from agentenv.loading import EnvSource
-from agentenv.metrics import Tally
-from agentenv.outbox import Outbox
-from agentenv.record import RunWriter
-from agentenv.runner import EpisodeRunner, ErrorPolicy, plan
+from agentenv.runs.metrics import Tally
+from agentenv.runs.records.async_writer import Outbox
+from agentenv.runs.records.directory import RunWriter
+from agentenv.runs.watchdog import Watchdog
 from agentenv.testing.tokenizers import CharTokenizer
-from agentenv.trajectory import Trajectory
-from agentenv.types import Limits, SamplingParams, StepResult, Task
-from agentenv.watchdog import Watchdog
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -97,10 +98,12 @@ def make_runner(concurrency: int) -> EpisodeRunner:
     tokenizer = CharTokenizer()
     return EpisodeRunner(
         EnvSource(Turns, {}),
-        engine=Engine(make_script(), tokenizer),
-        chat=Chat(tokenizer),
-        sampling=SamplingParams(seed=0),
-        limits=Limits(max_length=400, max_turns=4),
+        EpisodeSetup(
+            engine=Engine(make_script(), tokenizer),
+            chat=Chat(tokenizer),
+            sampling=SamplingParams(seed=0),
+            limits=Limits(max_length=400, max_turns=4),
+        ),
         concurrency=concurrency,
         policy=ErrorPolicy(retry_wait_s=0.01),
     )
@@ -110,7 +113,7 @@ async def soak(num: int, concurrency: int, folder: Path, *, resume: bool) -> Non
     runner, tally = make_runner(concurrency), Tally(1)
     points: list[tuple[int, dict[str, int]]] = []
     tasks = (Task(f"What is {i}?", label=str(i), task_id=f"{i:06d}") for i in range(num))
-    begun = time.perf_counter()
+    started = time.perf_counter()
     async with Outbox(RunWriter.open(folder, {}, tally=tally)) as outbox:
 
         async def on_end(trajectory: Trajectory) -> None:
@@ -122,17 +125,15 @@ async def soak(num: int, concurrency: int, folder: Path, *, resume: bool) -> Non
         with Watchdog(runner, folder=folder, stall_timeout_s=600.0, tell=lambda text: print(text)) as watchdog:
             await watchdog.guard(asyncio.ensure_future(runner.run(plan(tasks, 1), on_end)))
         await outbox.settle()
-        wall_s = time.perf_counter() - begun
+        wall_s = time.perf_counter() - started
     report(points, f"{runner.num_retries} retries, {runner.num_failed} failed", wall_s)
     if resume:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         again = Tally(1)
         with RunWriter.open(folder, {}, resume=True, tally=again):
             counts = {"num_tasks": num, "num_samples": 1, "wall_s": 1.0}
             same = again.metrics(**counts) == tally.metrics(**counts) and len(again) == num
-        print(
-            f"\nopened again in {time.perf_counter() - begun:.1f} s: {'the same metrics' if same else 'OTHER METRICS'}"
-        )
+        print(f"\nreopened in {time.perf_counter() - started:.1f} s: {'the same metrics' if same else 'OTHER METRICS'}")
 
 
 def report(points: list[tuple[int, dict[str, int]]], counts: str, wall_s: float) -> None:
@@ -152,8 +153,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=100_000)
     parser.add_argument("--concurrency", type=int, default=64)
-    parser.add_argument("--small", action="store_true", help="2,000 episodes, to see that it works")
-    parser.add_argument("--resume", action="store_true", help="open the record once more at the end, and compare")
+    parser.add_argument("--small", action="store_true", help="2,000 episodes, as a smoke test")
+    parser.add_argument("--resume", action="store_true", help="open the record again at the end and compare it")
     options = parser.parse_args()
     print(machine(), end="\n\n", flush=True)
     with tempfile.TemporaryDirectory() as folder:

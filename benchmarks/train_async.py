@@ -1,4 +1,4 @@
-"""Asynchronous training beside the synchronous loop: seconds for the same number of samples where episodes wait.
+"""Asynchronous training compared with the synchronous loop: seconds for the same number of samples if episodes wait.
 
     python benchmarks/train_async.py
 
@@ -9,18 +9,18 @@ passes over each batch, so that training takes about as long as sampling does. A
 in flight at most, and the same flags but these:
 
     sync      none
-    async     --async_train --async_queue_size N: batches are sampled ahead; before new weights episodes end
-    partial   --partial_rollout as well: episodes go on across new weights
-    generate  partial with a learner that does nothing: what sampling alone takes
-    train     what training alone takes: the seconds of sync's train steps, during which nothing samples
+    async     --async_train --async_queue_size N: batches are sampled ahead; episodes end before a weight update
+    partial   --partial_rollout as well: episodes continue across new weights
+    generate  partial with a learner that does nothing: the time of sampling alone
+    train     the time of training alone: the seconds of sync's train steps, during which nothing samples
 
-No way can be faster than max(generate, train); `of bound` is how much longer one took. Seconds are those of all train
-steps, start-up not counted; CPU seconds are those of the process that trains, start-up included. The engine is in an
-actor of Ray, as it is by default; `--in_process` puts it beside the learner, and the two share the interpreter's lock.
+No variant can be faster than max(generate, train); `of bound` is a variant's time relative to it. Seconds are those of
+all train steps, start-up not counted; CPU seconds are those of the process that trains, start-up included. The engine
+is in an actor of Ray, as it is by default; `--in_process` puts it beside the learner, and the two share the
+interpreter's lock.
 
-Two quiet cores are enough for this: what is overlapped with training is waiting, and what both compute at once has a
-core each (OMP_NUM_THREADS=1). Where sampling alone fills all cores, as a large model on a CPU does, nothing is to be
-gained by doing both at once.
+Two idle cores are enough: training overlaps with waiting, and simultaneous computations have a core each
+(OMP_NUM_THREADS=1). If sampling alone uses all cores, like a large model on a CPU, running both at once saves no time.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agentenv.agent import AgentInstance, ResetState, StepState
-from agentenv.types import StepResult
+from agentenv.core.agent import AgentInstance, ResetState, StepState
+from agentenv.core.types import StepResult
 
 ROOT = Path(__file__).parents[1]
 WAYS = ("sync", "async", "partial", "generate")
@@ -50,12 +50,12 @@ MAX_TURNS, MAX_WAIT_S = 12, 6.0
 
 
 def heavy_tailed(rng: random.Random, median: float, p95: float) -> float:
-    """One number of a log-normal distribution with that median and 95th percentile."""
+    """Return a random number of the log-normal distribution with this median and 95th percentile."""
     return median * math.exp(rng.gauss(0.0, 1.0) * math.log(p95 / median) / 1.645)
 
 
 class Waits(AgentInstance):
-    """As many turns as its seed says, each answered after the wait that its seed says."""
+    """An environment whose number of turns and waiting times depend on its seed."""
 
     def __init__(self, speed: float = 1.0) -> None:
         """Wait `speed` times shorter."""
@@ -79,7 +79,7 @@ class Waits(AgentInstance):
 
 @dataclass(frozen=True)
 class Measured:
-    """The train steps of one way, summed up."""
+    """The totals of one variant's train steps."""
 
     wall_s: float
     wait_s: float
@@ -93,17 +93,17 @@ class Measured:
 
     @property
     def idle_share(self) -> float:
-        """Of the seconds, those in which the learner does not train."""
+        """The share of the time in which the learner does not train."""
         return 1 - self.train_s / self.wall_s
 
 
 def flags_of(way: str, args: argparse.Namespace, out: Path) -> list[str]:
-    """The command line of `agentenv train`."""
+    """Return the command line of `agentenv train`."""
     flags = {
         "env": f"{Path(__file__).resolve()}:Waits", "env_kwargs": json.dumps({"speed": args.speed}),
         "prompt_data": "word_problems", "max_train_steps": args.steps, "rollout_batch_size": args.groups,
-        "n_samples_per_prompt": args.samples, "concurrency": args.concurrency, "max_steps": MAX_TURNS,
-        "max_new_tokens": args.tokens, "engine": args.engine, "max_epochs": args.epochs,
+        "n_samples_per_prompt": args.samples, "concurrency": args.concurrency, "max_turns": MAX_TURNS,
+        "max_tokens": args.tokens, "engine": args.engine, "max_epochs": args.epochs,
         "advantage_estimator": "group_norm", "actor_learning_rate": 1e-6, "micro_train_batch_size": 16,
         "save_samples": 0, "save_path": out, "progress": "none",
     }  # fmt: skip
@@ -115,12 +115,12 @@ def flags_of(way: str, args: argparse.Namespace, out: Path) -> list[str]:
 
 
 def child(flags: list[str], *, idle: bool) -> int:
-    """`agentenv train`, with a learner that does nothing where that is asked for."""
-    from agentenv.cli import main as agentenv
-    from agentenv.trainer import learner
+    """Run `agentenv train`, with a learner that does nothing if `idle`."""
+    from agentenv.cli.main import main as agentenv
+    from agentenv.training.learner import learner
 
     class Idle(learner.Learner):
-        """Learns nothing, at once; its weights still go to the engines."""
+        """A learner that returns at once without training; its weights still go to the engines."""
 
         def train_step(self, batch: Any) -> dict[str, float]:
             """Nothing."""
@@ -132,13 +132,13 @@ def child(flags: list[str], *, idle: bool) -> int:
 
 
 def measure(way: str, args: argparse.Namespace, folder: Path) -> Measured:
-    """One way in a process of its own."""
+    """Run one variant in a separate process."""
     out = folder / way
-    told = json.dumps({"flags": flags_of(way, args, out), "idle": way == "generate"})
+    settings = json.dumps({"flags": flags_of(way, args, out), "idle": way == "generate"})
     paths = os.pathsep.join([str(ROOT), str(ROOT / "envs")])
     env = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | os.environ | {"PYTHONPATH": paths}
     before = cpu_seconds()
-    done = subprocess.run([sys.executable, __file__, "--child", told], env=env, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, __file__, "--child", settings], env=env, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{way}: expected exit code 0, got {done.returncode}.\n{done.stderr[-3000:]}")
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -146,13 +146,13 @@ def measure(way: str, args: argparse.Namespace, folder: Path) -> Measured:
 
 
 def cpu_seconds() -> float:
-    """Of all processes that were started here and have ended."""
+    """Return the CPU seconds of all finished child processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def summed(lines: list[Mapping[str, float]]) -> Measured:
-    """The lines of a metrics.jsonl as one."""
+    """Return the totals of the lines of a metrics.jsonl."""
     wall_s, wait_s, train_s, sync_s = (
         sum(line[f"time/{name}_s"] for line in lines) for name in ("wall", "wait", "train", "sync")
     )
@@ -192,7 +192,7 @@ def report(found: Mapping[str, Measured], args: argparse.Namespace) -> None:
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=14, help="train steps of each way")
     parser.add_argument("--groups", type=int, default=8, help="prompts of a train step")
@@ -205,7 +205,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--engine", choices=["hf", "vllm"], default="hf")
     parser.add_argument("--in_process", action="store_true", help="the engine in this process, not in an actor of Ray")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--small", action="store_true", help="3 steps of 2 x 2 samples, to see that it works")
+    parser.add_argument("--small", action="store_true", help="3 steps of 2 x 2 samples, as a smoke test")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.small:
@@ -220,8 +220,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     args = parse()
     if args.child is not None:
-        told = json.loads(args.child)
-        sys.exit(child(told["flags"], idle=told["idle"]))
+        settings = json.loads(args.child)
+        sys.exit(child(settings["flags"], idle=settings["idle"]))
     from common import machine
 
     print(machine(), end="\n\n", flush=True)

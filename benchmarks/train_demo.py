@@ -1,14 +1,14 @@
-"""It learns: trains the demos over several seeds, prints a table of before and after, and draws the mean curve.
+"""Train the demos over several seeds, print a table of scores before and after, and draw the mean curve.
 
     python benchmarks/train_demo.py math --engines vllm hf --seeds 0 1 2
     python benchmarks/train_demo.py guess --seeds 0 1 2 --variants turns episode single
 
 math: the shipped tiny-math on math_retry, trained on `word_problems_train`, measured on the 200 tasks of
-`word_problems`, which no training here has seen. Its number is the share of right first attempts (pass@1 of one
-attempt), four samples a task at temperature 1: later attempts are right mostly because they follow feedback.
-guess: an untrained policy on guess_number. Its number is the share of the 15 numbers that are found within four
-guesses, 32 samples each at temperature 1. `single` trains the first guess alone and is measured over four.
-One line per run as it ends; the commands are printed, and run directories kept, under --out.
+`word_problems`, which no training here has seen. Its score is the share of correct first attempts (pass@1 of one
+attempt), four samples per task at temperature 1: later attempts are correct mostly because they follow feedback.
+guess: an untrained policy on guess_number. Its score is the share of the 15 numbers found within four guesses, 32
+samples each at temperature 1. `single` trains only the first guess and is measured over four.
+Each finished run prints one line and its command; run directories are kept under --out.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from typing import Any
 
 from common import machine
 
-from agentenv.trainer.journal import read_metrics
+from agentenv.training.logs.journal import read_metrics
 
 MATH = (
     "--env math_retry --pretrain tiny-math --prompt_data word_problems_train --eval_dataset word_problems "
-    "--max_steps 3 --max_new_tokens 128 --max_len 512 --rollout_batch_size 12 --n_samples_per_prompt 8 "
+    "--max_turns 3 --max_tokens 128 --max_length 512 --rollout_batch_size 12 --n_samples_per_prompt 8 "
     "--actor_learning_rate 3e-4 --lr_warmup_ratio 0.1 --micro_train_batch_size 32 --max_train_steps 60 "
     "--eval_steps 15 --eval_temperature 1.0 --eval_n_samples_per_prompt 4 --no_ray "
     """--env_kwargs '{"retry_discount": 0.3}'"""
 )
 GUESS = (
-    "--env guess_number --prompt_data guess_number --eval_dataset guess_number --max_new_tokens 1 --max_len 256 "
+    "--env guess_number --prompt_data guess_number --eval_dataset guess_number --max_tokens 1 --max_length 256 "
     "--rollout_batch_size 15 --n_samples_per_prompt 16 --actor_learning_rate 3e-3 --micro_train_batch_size 240 "
     "--eval_temperature 1.0 --eval_n_samples_per_prompt 32 --eval_steps 25 --max_train_steps 250 "
-    "--entropy_loss_coef 0.04 --gamma 0 --max_steps 4 --engine hf --no_ray "
+    "--entropy_loss_coef 0.04 --gamma 0 --max_turns 4 --engine hf --no_ray "
     """--env_kwargs '{"information_reward": 1.0}'"""
 )
-GUESS_VARIANTS = {"turns": "", "episode": "--credit episode --gamma 1", "single": "--max_steps 1"}
+GUESS_VARIANTS = {"turns": "", "episode": "--credit episode --gamma 1", "single": "--max_turns 1"}
 KEYS = {"math": "eval/info/first_correct", "guess": "eval/score"}
 LABELS = {"math": "right first attempts, held-out tasks", "guess": "numbers found within four guesses"}
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00")
@@ -52,25 +52,25 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00")
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What one training measured."""
+    """The measurements of one training."""
 
     variant: str
     seed: int
     steps: tuple[int, ...]
     values: tuple[float, ...]
-    """Of the number that counts, at `steps`; the first is before training."""
+    """Scores at `steps`; the first is before training."""
     minutes: tuple[float, ...]
-    """Since the training began, at `steps`; evaluations included, imports not."""
+    """Time since training started, at `steps`; includes evaluations, excludes imports."""
     wall_s: float
-    """Of the whole command."""
+    """Time of the whole command."""
 
     @property
     def gained(self) -> float:
-        """Points, from before the training to its end."""
+        """Percentage points gained by training."""
         return 100 * (self.values[-1] - self.values[0])
 
     def minutes_to(self, points: float) -> float | None:
-        """When it had gained so many points for the first time, as far as it was measured."""
+        """Return when an evaluation first showed a gain of `points`; None if none did."""
         late = [
             at for at, value in zip(self.minutes, self.values, strict=True) if value >= self.values[0] + points / 100
         ]
@@ -78,7 +78,7 @@ class Curve:
 
 
 def main() -> int:
-    """Run what is asked for; exit code 1 where a training gained less than --at_least points."""
+    """Run the requested trainings; return exit code 1 if one gained less than --at_least points."""
     args = arguments()
     names = args.engines if args.demo == "math" else args.variants
     curves = []
@@ -96,7 +96,7 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    """The flags of this command."""
+    """Parse the flags of this command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("demo", choices=("math", "guess"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -109,7 +109,7 @@ def arguments() -> argparse.Namespace:
 
 
 def command(demo: str, name: str, seed: int, out: Path) -> list[str]:
-    """The flags of `agentenv train` for a demo; `name` is the engine of math, the variant of guess."""
+    """Return the `agentenv train` flags for a demo; `name` is the engine for math, the variant for guess."""
     own = [*shlex.split(MATH), "--engine", name]
     if demo == "guess":
         own = [*shlex.split(GUESS), "--pretrain", str(out / "untrained"), *shlex.split(GUESS_VARIANTS[name])]
@@ -117,7 +117,7 @@ def command(demo: str, name: str, seed: int, out: Path) -> list[str]:
 
 
 def _trained(demo: str, name: str, seed: int, out: Path) -> Curve:
-    """Train once, in processes of its own."""
+    """Train once, in separate processes."""
     env = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", **os.environ}
     out.mkdir(parents=True, exist_ok=True)
     if demo == "guess":
@@ -142,7 +142,7 @@ def _call(args: Sequence[str], env: dict[str, str]) -> None:
 
 
 def curve_of(rows: Sequence[dict[str, Any]], key: str, empty: Curve) -> Curve:
-    """The steps at which there was an evaluation."""
+    """Return the curve over the steps that have an evaluation."""
     steps, values, minutes, now_s = [], [], [], 0.0
     for row in rows:
         now_s += row["time/wall_s"]
@@ -158,7 +158,7 @@ def _start(out: Path, env: dict[str, str]) -> float:
 
 
 def _found_in_four_guesses(model: Path, out: Path, env: dict[str, str]) -> float:
-    """The score of a model that was trained otherwise, over whole episodes."""
+    """Return the score, over whole episodes, of a model trained on the first guess."""
     flags = "run --env guess_number --engine hf --n 32 --max_tokens 1 --max_length 256 --progress none"
     _call(["-m", "agentenv.cli", *shlex.split(flags), "--model", str(model), "--out", str(out)], env)
     score: float = json.loads((out / "metrics.json").read_text())["score"]["mean"]
@@ -171,7 +171,7 @@ def _line(curve: Curve) -> str:
 
 
 def table(curves: Sequence[Curve]) -> str:
-    """Markdown, a row per training and a mean per variant."""
+    """Return a Markdown table: a row per training and a mean per variant."""
     rows = [
         "| run | seed | before | after | points | minutes to +20 | minutes in all |",
         "|---|---:|---:|---:|---:|---:|---:|",
@@ -190,7 +190,7 @@ def table(curves: Sequence[Curve]) -> str:
 
 
 def draw(curves: Sequence[Curve], label: str, path: Path) -> None:
-    """The seeds faintly, their mean over them, one colour per variant; a small PNG."""
+    """Draw a small PNG: each seed faintly, the mean on top, one color per variant."""
     import matplotlib
 
     matplotlib.use("Agg")

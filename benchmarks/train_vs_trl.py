@@ -1,14 +1,14 @@
-"""Samples per second and peak memory of `agentenv train` beside TRL's GRPOTrainer, on one model in one run.
+"""Samples per second and peak memory of `agentenv train` and TRL's GRPOTrainer, on one model in one run.
 
     python benchmarks/train_vs_trl.py --trl_python PATH/TO/A/VENV/bin/python
 
 tiny-math in float32 on the CPU, one process and no vLLM on either side; each train step samples the same 16 prompts
 8 times at temperature 1, 64 tokens each, scores them by their share of digits and makes one optimiser step of GRPO
 (group advantages, no KL term). The model is a copy whose end of sequence is a token that it never samples, so that all
-samples have all their tokens; both sides count them. The sides take turns, each round in a process of its own. The
-speed of a round is that of its median step, the first left out; memory is the most that its process had resident.
+samples have all their tokens; both sides count them. The sides alternate, each round in a separate process. The
+speed of a round is that of its median step, without the first; memory is the process's peak resident memory.
 
-TRL runs under another interpreter, since it may want another transformers than ours:
+TRL runs under another interpreter, since it may need another version of transformers:
 
     python -m venv trl && trl/bin/pip install torch==2.13.0 trl datasets accelerate
 
@@ -34,10 +34,10 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 CONTINUOUS = {"page_size": 32, "num_blocks": 1024, "max_batch_tokens": 1024, "max_requests_per_batch": 128}
-"""Of transformers' continuous batching, fit for a CPU; its own defaults size the cache by the machine's memory."""
+"""Settings of transformers' continuous batching for a CPU; its defaults size the cache by the machine's memory."""
 AGENT = '''
-from agentenv.agent import AgentInstance
-from agentenv.types import StepResult
+from agentenv.core.agent import AgentInstance
+from agentenv.core.types import StepResult
 
 
 class Digits(AgentInstance):
@@ -51,20 +51,20 @@ class Digits(AgentInstance):
 
 @dataclass(frozen=True)
 class Way:
-    """A side and how it is run."""
+    """A side with its settings."""
 
     side: str
     threads: int
     micro: int
 
     def __str__(self) -> str:
-        """As a table names it."""
+        """Return the name in tables."""
         return f"{self.side}, {self.threads} thread{'s' * (self.threads > 1)}, {self.micro} a backward pass"
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one process did."""
+    """The results of one process."""
 
     samples_per_s: float
     rss_mib: float
@@ -75,9 +75,9 @@ class Round:
 
 
 def prepare(folder: Path, *, num_prompts: int) -> None:
-    """The model without an end, the prompts as text and the agent."""
+    """Write the model without an EOS, the prompts as text and the agent."""
     model = folder / "model"
-    shutil.copytree(ROOT / "agentenv/models/tiny-math", model)
+    shutil.copytree(ROOT / "agentenv/_assets/tiny-math", model)
     for name, key, value in (
         ("config.json", "eos_token_id", 0),
         ("generation_config.json", "eos_token_id", 0),
@@ -97,11 +97,11 @@ def prepare(folder: Path, *, num_prompts: int) -> None:
 
 
 def our_command(way: Way, args: argparse.Namespace, folder: Path, out: Path) -> list[str]:
-    """`agentenv train`, synchronous, everything in one process."""
+    """Return the command of synchronous `agentenv train` in one process."""
     flags = {
         "env": f"{folder}/digits.py:Digits", "pretrain": folder / "model", "prompt_data": folder / "prompts.jsonl",
         "rollout_batch_size": args.prompts, "n_samples_per_prompt": args.samples, "max_train_steps": args.steps,
-        "max_new_tokens": args.tokens, "max_steps": 1, "concurrency": args.prompts * args.samples, "engine": "hf",
+        "max_tokens": args.tokens, "max_turns": 1, "concurrency": args.prompts * args.samples, "engine": "hf",
         "advantage_estimator": "group_norm", "actor_learning_rate": 1e-6, "micro_train_batch_size": way.micro,
         "save_path": out, "save_samples": 0, "progress": "none",
     }  # fmt: skip
@@ -110,17 +110,17 @@ def our_command(way: Way, args: argparse.Namespace, folder: Path, out: Path) -> 
 
 
 def trl_command(way: Way, args: argparse.Namespace, folder: Path, out: Path) -> list[str]:
-    """This file again, under the other interpreter."""
-    told = {
+    """Return the command that runs this file under the other interpreter."""
+    settings = {
         "model": folder / "model", "prompts": folder / "prompts.jsonl", "out": out, "threads": way.threads,
         "micro": way.micro, "steps": args.steps, "num_prompts": args.prompts, "samples": args.samples,
         "tokens": args.tokens, "continuous": int(args.trl_continuous),
     }  # fmt: skip
-    return [args.trl_python, __file__, "--trl_side", json.dumps({name: str(value) for name, value in told.items()})]
+    return [args.trl_python, __file__, "--trl_side", json.dumps({name: str(value) for name, value in settings.items()})]
 
 
 def run_round(way: Way, args: argparse.Namespace, folder: Path) -> Round:
-    """One process from beginning to end."""
+    """Run one process to its end."""
     out = folder / f"out-{time.monotonic_ns()}"
     command = (our_command if way.side == "agentenv" else trl_command)(way, args, folder, out)
     env = os.environ | {"OMP_NUM_THREADS": str(way.threads), "HF_HUB_OFFLINE": "1"}
@@ -141,50 +141,60 @@ def run_round(way: Way, args: argparse.Namespace, folder: Path) -> Round:
     return Round(args.prompts * args.samples / step_s, usage.ru_maxrss / 1024, usage.ru_utime + usage.ru_stime, tokens)
 
 
-def trl_side(told: dict[str, str]) -> None:
-    """GRPOTrainer on the same, with a line per step as our metrics have it; runs where agentenv is not."""
+def trl_side(settings: dict[str, str]) -> None:
+    """Run GRPOTrainer on the same work and write a line per step like our metrics; runs without agentenv."""
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    torch.set_num_threads(int(told["threads"]))
-    num_prompts, samples, micro = int(told["num_prompts"]), int(told["samples"]), int(told["micro"])
+    torch.set_num_threads(int(settings["threads"]))
+    num_prompts, samples, micro = int(settings["num_prompts"]), int(settings["samples"]), int(settings["micro"])
     ends_s: list[float] = []
     lengths: list[int] = []
 
     class Clock(TrainerCallback):  # type: ignore[misc]
-        """When steps end."""
+        """Records when steps end."""
 
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-            """The beginning of the first one."""
             ends_s.append(time.perf_counter())
 
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            """After the optimiser's."""
             ends_s.append(time.perf_counter())
 
     def digits(completions: list[str], completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
-        """The reward, as the agent's."""
         lengths.extend(map(len, completion_ids))
         return [sum(c.isdigit() for c in text) / max(1, len(text)) for text in completions]
 
     more: dict[str, Any] = {}
-    if int(told["continuous"]):
+    if int(settings["continuous"]):
         more = {"use_transformers_continuous_batching": True, "transformers_continuous_batching_config": CONTINUOUS}
     config = GRPOConfig(
-        output_dir=told["out"], use_cpu=True, bf16=False, gradient_checkpointing=False, max_steps=int(told["steps"]),
-        per_device_train_batch_size=micro, gradient_accumulation_steps=num_prompts * samples // micro,
-        num_generations=samples, max_completion_length=int(told["tokens"]), temperature=1.0, beta=0.0,
-        learning_rate=1e-6, logging_steps=1, report_to=[], save_strategy="no", disable_tqdm=True, **more,
-    )  # fmt: skip
-    rows = [json.loads(line) for line in Path(told["prompts"]).read_text().splitlines()]
+        output_dir=settings["out"],
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        max_steps=int(settings["steps"]),
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=num_prompts * samples // micro,
+        num_generations=samples,
+        max_completion_length=int(settings["tokens"]),
+        temperature=1.0,
+        beta=0.0,
+        learning_rate=1e-6,
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        **more,
+    )
+    rows = [json.loads(line) for line in Path(settings["prompts"]).read_text().splitlines()]
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(told["model"], dtype=torch.float32),
+        model=AutoModelForCausalLM.from_pretrained(settings["model"], dtype=torch.float32),
         reward_funcs=digits,
         args=config,
         train_dataset=Dataset.from_list(rows),
-        processing_class=AutoTokenizer.from_pretrained(told["model"]),
+        processing_class=AutoTokenizer.from_pretrained(settings["model"]),
         callbacks=[Clock()],
     )
     trainer.train()
@@ -193,13 +203,13 @@ def trl_side(told: dict[str, str]) -> None:
         json.dumps({"time/wall_s": end - begin, "rollout/action_tokens": tokens}) + "\n"
         for begin, end in itertools.pairwise(ends_s)
     ]
-    out = Path(told["out"])
+    out = Path(settings["out"])
     out.mkdir(parents=True, exist_ok=True)
     (out / "metrics.jsonl").write_text("".join(lines))
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[Way, list[Round]]:
-    """Every way in every round; the sides take turns within a round, and rounds go forth and back."""
+    """Run every variant in every round; the sides alternate within a round, and the order reverses between rounds."""
     ways = [Way(side, t, m) for t in args.threads for m in args.micro for side in ("agentenv", "TRL")]
     found: dict[Way, list[Round]] = {way: [] for way in ways}
     for index in range(args.rounds):
@@ -234,7 +244,7 @@ def report(found: dict[Way, list[Round]], args: argparse.Namespace) -> None:
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trl_python", help="interpreter of an environment with TRL")
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], help="OMP_NUM_THREADS of both sides")

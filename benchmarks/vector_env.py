@@ -1,14 +1,14 @@
-"""64 environments in one vector: agentenv's (one event loop) beside gymnasium's processes and its serial vector.
+"""64 environments in one vector: agentenv's (one event loop), gymnasium's processes and gymnasium's serial vector.
 
     python benchmarks/vector_env.py
 
-The same environments, seeds and actions under all, SAME_STEP; every way must give the same rewards. `waits` awaits 50
+All use the same environments, seeds, actions and SAME_STEP; all must return the same rewards. `waits` awaits 50
 to 200 ms per step, as the client of a sandbox or of a grader does; `quick` is guess_number, microseconds of Python;
 `computes` holds the interpreter for 5 ms, which one process cannot do twice at once. `start` is the constructor and the
 first reset; memory is the proportional set size of the process and its children together, after the last step. GEM's
-thread pool, where gem-llm is installed (or AGENTENV_GEM names a folder with it), waits in an environment of its own
-interface that does nothing else; its memory has that of importing it. Processes are forked, gymnasium's default on
-Linux: cheaper than spawned ones.
+thread pool, if gem-llm is installed (or AGENTENV_GEM names a folder with it), waits in an environment with GEM's own
+interface that does nothing else; its memory includes the import. Processes are forked, gymnasium's default on Linux,
+which is cheaper than spawning.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DATA = "guess_number"
 
 
 def wait_s(seed: Any, turn: int) -> float:
-    """How long a step waits."""
+    """Return how long a step waits."""
     return Random(f"{seed}/{turn}").uniform(*WAIT_S)
 
 
@@ -50,7 +50,7 @@ class Waits(AgentInstance):
         import asyncio
 
         await asyncio.sleep(wait_s(states["seed"], states["turn_index"]))
-        return StepResult("Go on.", reward=1.0, terminated=states["turn_index"] + 1 == NUM_TURNS)
+        return StepResult("Continue.", reward=1.0, terminated=states["turn_index"] + 1 == NUM_TURNS)
 
 
 class Computes(AgentInstance):
@@ -60,15 +60,15 @@ class Computes(AgentInstance):
 
     def step(self, states: Any) -> StepResult:
         """Compute."""
-        begun, number = time.thread_time(), 0
-        while time.thread_time() - begun < WORK_S:
+        started, number = time.thread_time(), 0
+        while time.thread_time() - started < WORK_S:
             for _ in range(1000):
                 number = (number * 31 + 7) % 1_000_003
-        return StepResult("Go on.", reward=1.0, terminated=states["turn_index"] + 1 == NUM_TURNS)
+        return StepResult("Continue.", reward=1.0, terminated=states["turn_index"] + 1 == NUM_TURNS)
 
 
 def memory_mib() -> float:
-    """Proportional set size of this process and its children."""
+    """Return the proportional set size of this process and its children."""
     own = os.getpid()
     children = [int(pid) for pid in Path(f"/proc/{own}/task/{own}/children").read_text().split()]
     rollups = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in [own, *children]]
@@ -76,7 +76,7 @@ def memory_mib() -> float:
 
 
 def gem_vector(num: int) -> Callable[[], Any] | None:
-    """What makes GEM's thread pool over environments that wait; None where GEM is not installed."""
+    """Return a constructor of GEM's thread pool over waiting environments; None if GEM is not installed."""
     sys.path.append(os.environ.get("AGENTENV_GEM", str(Path(sys.prefix) / "gem")))
     try:
         from gem.core import Env
@@ -85,7 +85,7 @@ def gem_vector(num: int) -> Callable[[], Any] | None:
         return None
 
     class GemWaits(Env):  # type: ignore[misc]
-        """Waits as Waits does."""
+        """Waits like Waits."""
 
         def __init__(self, seed: int) -> None:
             self.seed, self.turn = seed, 0
@@ -99,7 +99,7 @@ def gem_vector(num: int) -> Callable[[], Any] | None:
             """Wait."""
             time.sleep(wait_s(self.seed, self.turn))
             self.turn += 1
-            return "Go on.", 1.0, self.turn == NUM_TURNS, False, {}
+            return "Continue.", 1.0, self.turn == NUM_TURNS, False, {}
 
         def sample_random_action(self) -> str:
             """Nothing."""
@@ -109,7 +109,7 @@ def gem_vector(num: int) -> Callable[[], Any] | None:
 
 
 def ways(env: str, num: int) -> dict[str, Callable[[], Any]]:
-    """What makes each vector."""
+    """Return the constructor of each vector by name."""
     make, mode = partial(AgentEnv, env, data=DATA), AutoresetMode.SAME_STEP
     return {
         "agentenv, one loop": lambda: AgentVectorEnv(env, num_envs=num, data=DATA),
@@ -119,15 +119,15 @@ def ways(env: str, num: int) -> dict[str, Callable[[], Any]]:
 
 
 def measure(make: Callable[[], Any], num: int, steps: int) -> tuple[float, float, float, list[list[float]]]:
-    """Seconds of the start, median seconds of a step, memory in MiB, and the rewards."""
-    begun = time.perf_counter()
+    """Return the start in seconds, the median step in seconds, memory in MiB, and the rewards."""
+    started = time.perf_counter()
     envs = make()
     envs.reset(seed=0)
-    start_s, took_s, rewards = time.perf_counter() - begun, [], []
+    start_s, took_s, rewards = time.perf_counter() - started, [], []
     for turn in range(steps):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         given = envs.step([str((5 * turn) % 15 + 1)] * num)
-        took_s.append(time.perf_counter() - begun)
+        took_s.append(time.perf_counter() - started)
         rewards.append(given[1].tolist())
     memory = memory_mib()
     getattr(envs, "close", lambda: None)()

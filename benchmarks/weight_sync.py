@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/weight_sync.py
 
-Models: the shipped tiny-math, and a Qwen2 of 100 million random weights made on the spot, both in float32. The engine
+Models: the shipped tiny-math, and a Qwen2 of 100 million random weights, both in float32. The engine
 is vLLM in this process, or in a Ray actor. Ways:
 
 - `update`: `engine.update_weights(state_dict, version)`, the median of 10, with 0 and with 32 requests in flight;
@@ -28,10 +28,10 @@ import torch
 from common import machine
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from agentenv.engines import open_engine
+from agentenv.core.types import SamplingParams
+from agentenv.engines.factory import open_engine
+from agentenv.engines.models import resolve_model
 from agentenv.engines.ray_actor import RayConfig
-from agentenv.loading import resolve_model
-from agentenv.types import SamplingParams
 
 LONG = SamplingParams(max_tokens=900, min_tokens=900)
 ARGS = {"max_model_len": 1024, "enforce_eager": True}
@@ -39,7 +39,7 @@ TINY = Path(resolve_model("tiny-math"))
 
 
 def make_model(folder: Path) -> Path:
-    """A Qwen2 of 100 million random weights, with the tokenizer of tiny-math."""
+    """Create a Qwen2 of 100 million random weights, with the tokenizer of tiny-math."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=32_000,
@@ -57,14 +57,14 @@ def make_model(folder: Path) -> Path:
 
 
 def copy_tokenizer(path: Path, folder: str | Path) -> None:
-    """What `save_pretrained` of a model leaves out."""
+    """Copy the tokenizer, which a model's `save_pretrained` leaves out."""
     for file in path.glob("*token*"):
         shutil.copy(file, folder)
 
 
 @asynccontextmanager
 async def engine_of(path: Path, where: str) -> AsyncIterator[Any]:
-    """vLLM, here or in a Ray actor."""
+    """Yield vLLM, in this process or in a Ray actor."""
     name, ray = ("ray", RayConfig(backend="vllm_local")) if where == "Ray actor" else ("vllm_local", None)
     tokenizer: Any = AutoTokenizer.from_pretrained(path)
     async with open_engine(
@@ -74,7 +74,7 @@ async def engine_of(path: Path, where: str) -> AsyncIterator[Any]:
 
 
 class Pauses:
-    """How long vLLM was paused in each update: a clock around two of its calls."""
+    """Times how long vLLM is paused in each update, with a clock around two of its calls."""
 
     def __init__(self, llm: Any) -> None:
         self.seconds: list[float] = []
@@ -93,7 +93,7 @@ class Pauses:
 
 
 async def updates(engine: Any, weights: dict[str, torch.Tensor], num_in_flight: int, rounds: int) -> list[float]:
-    """Seconds of each update; one more before them is not counted, since it sets up the transfer."""
+    """Return the seconds of each update, after an uncounted first one that sets up the transfer."""
     seconds = []
     for count in range(1 + rounds):
         asked = [engine.generate([5, 6, 7 + i], LONG, request_id=f"{count}.{i}/0") for i in range(num_in_flight)]
@@ -109,7 +109,7 @@ async def updates(engine: Any, weights: dict[str, torch.Tensor], num_in_flight: 
 
 
 async def checkpoint(path: Path, model: Any, where: str) -> float:
-    """Seconds to save the model and to have its first token from a new engine."""
+    """Return the seconds to save the model and get its first token from a new engine."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
@@ -120,7 +120,7 @@ async def checkpoint(path: Path, model: Any, where: str) -> float:
 
 
 async def measure(name: str, path: Path, where: str, rounds: int) -> None:
-    """Two rows of the table."""
+    """Print two rows of the table."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     weights = model.state_dict()
     megabytes = sum(tensor.nbytes for tensor in weights.values()) / 1e6

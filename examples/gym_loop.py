@@ -9,12 +9,12 @@ import numpy as np
 
 from agentenv.gym.vector import AgentVectorEnv
 
-PLACES = np.array([0.0, 0.25, 0.5, 0.75, 1.0])  # where among the numbers that are left to guess
+PLACES = np.array([0.0, 0.25, 0.5, 0.75, 1.0])  # where to guess among the remaining numbers
 ALL = (1, 15)
 
 
 class Learner:
-    """A policy gradient over where to guess among the numbers that are left; nobody tells it to halve them."""
+    """A policy gradient over where to guess among the remaining numbers; halving them is not built in."""
 
     def __init__(self, envs: gymnasium.vector.VectorEnv, *, learning_rate=0.05, seed=0):
         self.envs, self.learning_rate, self.rng = envs, learning_rate, np.random.default_rng(seed)
@@ -23,12 +23,12 @@ class Learner:
         envs.reset(seed=seed)
 
     def chances(self):
-        """How likely each place is."""
+        """Return the probability of each place."""
         weights = np.exp(self.logits - self.logits.max())
         return weights / weights.sum()
 
     def collect(self, num_steps):
-        """The places [steps, envs] of all guesses, their rewards, and the share of episodes that found the number."""
+        """Return the places [steps, envs] of all guesses, their rewards, and the share of solved episodes."""
         places, rewards, found = [], [], []
         for _ in range(num_steps):
             place = self.rng.choice(len(PLACES), size=self.envs.num_envs, p=self.chances())
@@ -42,7 +42,7 @@ class Learner:
         return np.array(places), np.array(rewards), np.mean(found)
 
     def learn(self, num_rounds, num_steps=24):
-        """Collect and learn; gives what share of the numbers was found, round by round."""
+        """Collect and learn; return the share of numbers that was found, for each round."""
         history = []
         for _ in range(num_rounds):
             places, rewards, found = self.collect(num_steps)
@@ -54,13 +54,13 @@ class Learner:
 
 
 def read(said, guess, left):
-    """The numbers that are left after what the environment said to a guess."""
+    """Return the numbers that remain after the environment's reply to a guess."""
     low, high = left
     if "larger" in said:
         return max(low, guess + 1), high
     if "smaller" in said:
         return low, min(high, guess - 1)
-    return ALL  # the next episode: it begins in the step in which the last one ended
+    return ALL  # the next episode: it starts in the step in which the last one ended
 
 
 def main():

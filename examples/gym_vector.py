@@ -11,14 +11,14 @@ import gymnasium
 import numpy as np
 
 from agentenv import SamplingParams
+from agentenv.engines.models import load_tokenizer, resolve_model
 from agentenv.engines.scripted import ScriptedEngine
-from agentenv.loading import load_tokenizer, resolve_model
 
 NUM_ENVS, NUM_EPISODES = 16, 64
 
 
 def halve(request):
-    """A policy that halves what the hints leave: the place of a model."""
+    """A policy that halves the remaining numbers; it stands for a model."""
     low, high = 1, 15
     for guess, hint in re.findall(r"(\d+)\D+It is (larger|smaller)", request.prompt):
         low, high = (max(low, int(guess) + 1), high) if hint == "larger" else (low, min(high, int(guess) - 1))
@@ -33,9 +33,9 @@ async def main():
     observations, _ = await envs.areset(seed=0)
     while len(records) < NUM_EPISODES:
         asked = (engine.generate(ids, sampling, request_id=str(index)) for index, ids in enumerate(observations))
-        completions = await asyncio.gather(*asked)  # all at once, as an engine likes it
+        completions = await asyncio.gather(*asked)  # concurrently, so that the engine can batch
         observations, _, terminations, truncations, _ = await envs.astep(completions)
-        ended = np.flatnonzero(terminations | truncations)  # the next episodes began in the same step
+        ended = np.flatnonzero(terminations | truncations)  # the next episodes started in the same step
         records += [envs.records[index] for index in ended]
     await envs.aclose()
     records = records[:NUM_EPISODES]

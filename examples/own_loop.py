@@ -1,8 +1,8 @@
-"""An agent with a loop of its own, over OpenAI's SDK, that rewrites its history; its record token by token.
+"""An agent with its own loop, over OpenAI's SDK, that rewrites its history; its record token by token.
 
-pip install openai 'agentenv[endpoint]'
+pip install openai 'agentenv-rl[endpoint]'
 python examples/own_loop.py
-expected last line: reward 1.0 on turn 2, terminated; 2 segments, the second begun because: dropped
+expected last line: reward 1.0 on turn 2, terminated; 2 segments, the second started because: dropped
 """
 
 import asyncio
@@ -10,15 +10,15 @@ import asyncio
 from openai import AsyncOpenAI
 
 from agentenv import Limits, SamplingParams, Task
-from agentenv.chat import Chat
-from agentenv.endpoint.agent import ChatAgentSource
+from agentenv.chat.chat import Chat
+from agentenv.engines.models import load_tokenizer, resolve_model
 from agentenv.engines.scripted import ScriptedEngine
-from agentenv.episode import EpisodeKey
-from agentenv.loading import load_tokenizer, resolve_model
+from agentenv.episode.endpoint.agent import ChatAgentSource
+from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 
 
 class Forgetful:
-    """Guesses three times, and before the third forgets all but the question and the last hint."""
+    """Guess three times. Before the third guess, keep only the question and the last hint."""
 
     async def run(self, context):
         question, messages = context.messages, context.messages
@@ -37,13 +37,15 @@ class Forgetful:
 
 async def main():
     tokenizer = load_tokenizer(resolve_model("tiny-math"))
-    trajectory = await ChatAgentSource(Forgetful).episode(
+    trajectory = await ChatAgentSource(Forgetful).run(
         Task("Guess my number.", label="7"),
-        engine=ScriptedEngine(lambda request: ["5", "9", "7"][request.turn_index], tokenizer),
-        chat=Chat(tokenizer),
-        sampling=SamplingParams(max_tokens=8),
-        limits=Limits(max_length=400, max_turns=5),
-        key=EpisodeKey(),
+        EpisodeSetup(
+            engine=ScriptedEngine(lambda request: ["5", "9", "7"][request.turn_index], tokenizer),
+            chat=Chat(tokenizer),
+            sampling=SamplingParams(max_tokens=8),
+            limits=Limits(max_length=400, max_turns=5),
+        ),
+        EpisodeKey(),
     )
     for number, segment in enumerate(trajectory.segments):
         print(f"segment {number}: {tokenizer.decode(segment.token_ids)!r}")
@@ -52,7 +54,7 @@ async def main():
     why = [turn.result.info["mismatch"] for turn in trajectory.turns if "mismatch" in turn.result.info]
     print(
         f"reward {trajectory.reward} on turn {len(trajectory.turns) - 1}, {trajectory.stop_reason}; "
-        f"{len(trajectory.segments)} segments, the second begun because: {', '.join(why)}"
+        f"{len(trajectory.segments)} segments, the second started because: {', '.join(why)}"
     )
 
 

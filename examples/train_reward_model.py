@@ -4,7 +4,7 @@
     agentenv rm check runs/rm
     agentenv rm eval --data rm_chat_pairs --rm runs/rm
 
-Data: rows of `chosen` and `rejected`, as agentenv/rm/rows.py reads them; those that begin alike are in the same half.
+Data: rows of `chosen` and `rejected`, as rewards/evaluation/rows.py reads; those that begin alike are in the same half.
 The last lines say what it is worth: on the half it has not seen, with a 95 % interval, beside a preference for length
 alone. A few hundred pairs teach random weights little: where the interval holds 0.5, nothing is shown to be learned.
 
@@ -31,12 +31,13 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from torch.nn.functional import logsigmoid
 from torch.nn.utils.rnn import pad_sequence
 
+from agentenv.episode.registry import builtin_datasets
+from agentenv.rewards.evaluation.evaluate import evaluate
+from agentenv.rewards.evaluation.rows import Item, read_items
+from agentenv.rewards.evaluation.specs import RewardModel
+from agentenv.rewards.evaluation.tables import table_of
 from agentenv.rewards.models.hf import HFScorer
-from agentenv.rewards.models.render import Renderer
-from agentenv.rm.evaluate import evaluate
-from agentenv.rm.rows import Item, read_items
-from agentenv.rm.specs import RewardModel
-from agentenv.rm.tables import table_of
+from agentenv.rewards.models.render import ConversationRenderer
 
 CHAT_TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
 MARKS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|unknown|>"]  # pad, beginning and end of a turn, a rare word
@@ -45,7 +46,7 @@ Tokens = hf.PreTrainedTokenizerFast
 
 @dataclass(frozen=True)
 class Args:
-    """What to train, and on what."""
+    """Settings of the training."""
 
     out: Path  # directory to write
     data: str = "rm_chat_pairs"  # pairs: built-in data, a file or a Hugging Face dataset
@@ -66,12 +67,12 @@ def main(args: Args) -> None:
     torch.set_num_threads(1)  # of so small a model: more only wait for each other
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(args.seed)
-    items = [item for item in read_items([args.data]) if item.is_pair]
+    items = [item for item in read_items([args.data], builtin=builtin_datasets()) if item.is_pair]
     halves = [[item for item in items if half_of(item) == half] for half in (0, 1)]
     tokenizer = train_tokenizer(halves[0], args)
     model = new_model(tokenizer, args)
     print(f"{model.num_parameters():,} parameters, {len(halves[0])} pairs to train on, {len(halves[1])} held out")
-    renderer = Renderer(tokenizer, max_length=args.max_length, overflow="left")  # as whoever scores renders them
+    renderer = ConversationRenderer(tokenizer, max_length=args.max_length, overflow="left")  # rendered as in scoring
     train(model, [[renderer.ids(each).token_ids for each in conversations(item)] for item in halves[0]], args)
     model.save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
@@ -82,23 +83,23 @@ def main(args: Args) -> None:
 
 
 def half_of(item: Item) -> int:
-    """0 or 1, the same for items whose conversations begin with the same words."""
+    """Return 0 or 1, the same for items whose conversations start with the same words."""
     return crc32(str(item.candidates[0].prompt[0]["content"])[:100].lower().encode()) % 2
 
 
 def conversations(item: Item) -> list[list[dict[str, str]]]:
-    """The chosen and the rejected conversation."""
+    """Return the chosen and the rejected conversation."""
     return [[*each.prompt, {"role": "assistant", "content": each.text}] for each in item.candidates]
 
 
 def length_alone(items: list[Item], sign: int) -> float:
-    """The accuracy of preferring the longer answer, or with `sign` -1 the shorter one."""
+    """Return the accuracy of preferring the longer answer, or with `sign` -1 the shorter one."""
     differences = [len(chosen.text) - len(rejected.text) for chosen, rejected in (item.candidates for item in items)]
     return sum(sign * difference > 0 for difference in differences) / len(items)
 
 
 def train_tokenizer(items: list[Item], args: Args) -> Tokens:
-    """Words, marks and line ends of these items, in lower case, that are there at least twice; all others are one."""
+    """Return a tokenizer of the lower-case words, marks and line ends that occur at least twice."""
     tokenizer = Tokenizer(models.WordLevel(unk_token=MARKS[3]))
     tokenizer.normalizer = normalizers.Lowercase()
     parts = [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Whitespace()]
@@ -112,7 +113,7 @@ def train_tokenizer(items: list[Item], args: Args) -> Tokens:
 
 
 def new_model(tokenizer: Tokens, args: Args) -> hf.Qwen3ForSequenceClassification:
-    """An untrained model with a head of one number; its attention is uniform, as queries of zero like all keys."""
+    """Return an untrained model with one output; its queries are zero, so its attention is uniform."""
     width, num_heads = args.hidden_size, args.hidden_size // 32
     sizes = {"hidden_size": width, "intermediate_size": width, "num_hidden_layers": args.num_layers, "head_dim": 32}
     heads = {"num_attention_heads": num_heads, "num_key_value_heads": num_heads, "num_labels": 1}
@@ -152,7 +153,7 @@ def train(model: hf.Qwen3ForSequenceClassification, pairs: list[list[list[int]]]
 
 
 def batches(pairs: list[list[list[int]]], args: Args) -> Iterator[list[list[list[int]]]]:
-    """Batches without an end, each of pairs of about one length; those of one pass hold every pair once."""
+    """Yield batches forever, each of pairs of similar length; one pass has every pair once."""
     rng = Random(args.seed)
     while True:
         by_length = sorted(pairs, key=lambda pair: max(map(len, pair)) * rng.uniform(0.8, 1.25))
@@ -161,7 +162,7 @@ def batches(pairs: list[list[list[int]]], args: Args) -> Iterator[list[list[list
 
 
 async def measure(args: Args, items: list[Item]) -> str:
-    """The accuracy on pairs, as `agentenv rm eval --overflow left` has it."""
+    """Return the accuracy on pairs, as `agentenv rm eval --overflow left` computes it."""
     scorer = HFScorer(args.out, overflow="left")
     table = table_of(await evaluate(RewardModel(str(args.out), scorer=scorer), items), bench="pairs")
     await scorer.close()

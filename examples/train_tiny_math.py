@@ -1,6 +1,6 @@
 """Train the tiny-math policy from scratch: tokenizer, model, a Hugging Face directory. 11 minutes on two CPU cores.
 
-    python examples/train_tiny_math.py --out agentenv/models/tiny-math
+    python examples/train_tiny_math.py --out agentenv/_assets/tiny-math
 
 Last line: accuracies and tokens per attempt on the shipped task set, as in "greedy 0.62, ..., third 0.3, ...".
 A first attempt leaps over each operation, hard for four layers; after feedback it works by columns. Wrong attempts are
@@ -48,18 +48,18 @@ Example = tuple[list[int], list[int]]  # token ids and labels
 
 @dataclass(frozen=True)
 class Args:
-    """What to train, and on how much."""
+    """Settings of the training."""
 
     out: Path
     """Directory to write."""
     seed: int = 0
-    """Of the problems, the conversations, the weights and the sampled attempts."""
+    """Seed of the problems, the conversations, the weights and the sampled attempts."""
     train_steps: int = 2000
     """Train steps."""
     batch_size: int = 16
     """Conversations per train step."""
     learning_rate: float = 3e-3
-    """At its peak; it rises over the first 5 % of the steps and falls to zero over the last half."""
+    """Peak learning rate; it rises over the first 5 % of the steps and falls to zero over the last half."""
     hidden_size: int = 128
     """Width; heads are 32 wide."""
     num_layers: int = 4
@@ -90,12 +90,12 @@ def main(args: Args) -> None:
 
 
 def training_problems(args: Args) -> list[Problem]:
-    """Problems for all steps, the questions of the shipped task set kept out."""
+    """Return the problems of all steps, without the questions of the shipped task set."""
     return make_problems(args.train_steps * args.batch_size * 3 // 4 + 1, args.seed + 1, exclude=read_questions())
 
 
 def make_conversation(problem: Problem, rng: Random) -> Chat:
-    """Messages from the question to a right attempt; one first attempt in ten works by columns at once."""
+    """Return messages from the question to a right attempt; one first attempt in ten works by columns at once."""
     messages = [{"role": "user", "content": question_text(problem.question)}]
     num_failed = rng.choices((0, 1, 2), weights=(50, 42, 8))[0]
     attempts_left = rng.randint(max(1, num_failed), 3)
@@ -107,14 +107,14 @@ def make_conversation(problem: Problem, rng: Random) -> Chat:
 
 
 def failed_turn(attempt: str, attempts_left: int) -> Chat:
-    """A wrong attempt and what math_retry says to it."""
+    """Return a wrong attempt and the reply of math_retry."""
     answer = read_answer(attempt)
     feedback = feedback_text("no_answer" if answer is None else "wrong", answer, attempts_left)
     return [{"role": "assistant", "content": attempt}, {"role": "user", "content": feedback}]
 
 
 def wrong_attempt(problem: Problem, rng: Random, *, by_columns: bool) -> str:
-    """An attempt as a weak policy makes it: slips that the next lines build on, or no final answer."""
+    """Return an attempt of a weak policy: slips that the next lines build on, or no final answer."""
     value = problem.answer
     while value == problem.answer:
         value, lines = -1, []
@@ -131,7 +131,7 @@ def wrong_attempt(problem: Problem, rng: Random, *, by_columns: bool) -> str:
 
 
 def make_drill(problems: list[Problem], rng: Random) -> Chat:
-    """One bare operation of each problem, leapt over or by columns: more arithmetic per token."""
+    """Return one operation of each problem, in one step or by columns: more arithmetic per token."""
     by_columns = rng.random() < 0.5
     solutions = [p.long_solution if by_columns else p.short_solution for p in problems]
     lines = [rng.choice(solution.splitlines()[:-1]) for solution in solutions]
@@ -140,19 +140,19 @@ def make_drill(problems: list[Problem], rng: Random) -> Chat:
 
 
 def read_answer(text: str) -> str | None:
-    """The number after the last ####, or None."""
+    """Return the number after the last ####, or None."""
     return (re.findall(r"####\s*(-?\d+)", text) or [None])[-1]
 
 
 def encode(tokenizer: Tokens, messages: Chat) -> Example:
-    """Token ids as the chat template renders them, and labels for the last attempt and its <|im_end|> only."""
+    """Return token ids as the chat template renders them, and labels for the last attempt and its <|im_end|> only."""
     prompt_ids = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True)["input_ids"]
     action_ids = [*tokenizer.encode(messages[-1]["content"]), tokenizer.eos_token_id]
     return prompt_ids + action_ids, [IGNORED] * len(prompt_ids) + action_ids
 
 
 def batches(examples: list[Example], batch_size: int, rng: Random) -> list[list[torch.Tensor]]:
-    """Ids and labels of examples that are close in length, padded on the right; the batches in random order."""
+    """Return ids and labels of examples of similar length, padded on the right; the batches in random order."""
     by_length, made = sorted(rng.sample(examples, len(examples)), key=lambda example: len(example[0])), []
     for start in range(0, len(by_length), batch_size):
         ids, labels = zip(*by_length[start : start + batch_size], strict=True)
@@ -162,7 +162,7 @@ def batches(examples: list[Example], batch_size: int, rng: Random) -> list[list[
 
 
 def train_tokenizer(chats: list[Chat]) -> Tokens:
-    """A byte-level BPE that splits text as Qwen2 does (NFC, digits one by one), on words of its own."""
+    """Return a byte-level BPE that splits text as Qwen2 does (NFC, single digits), trained on these words."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     pieces = Regex(QWEN2_PIECES)
@@ -178,7 +178,7 @@ def train_tokenizer(chats: list[Chat]) -> Tokens:
 
 
 def new_model(args: Args, tokenizer: Tokens) -> hf.Qwen2ForCausalLM:
-    """An untrained model for the tokenizer."""
+    """Return an untrained model for the tokenizer."""
     width, num_heads = args.hidden_size, args.hidden_size // 32
     sizes = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": args.num_layers}
     heads = {"num_attention_heads": num_heads, "num_key_value_heads": num_heads, "max_position_embeddings": 2048}
@@ -190,7 +190,7 @@ def new_model(args: Args, tokenizer: Tokens) -> hf.Qwen2ForCausalLM:
 
 
 def save(model: hf.Qwen2ForCausalLM, tokenizer: Tokens, out: Path) -> None:
-    """A directory that loads by name: transformers gives every qwen2 model a Qwen2Tokenizer, so it is called one."""
+    """Write a directory that loads by name: transformers loads a Qwen2Tokenizer for every qwen2 model."""
     model.to(torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
     settings = json.loads((out / "tokenizer_config.json").read_text())
@@ -199,7 +199,7 @@ def save(model: hf.Qwen2ForCausalLM, tokenizer: Tokens, out: Path) -> None:
 
 
 def train(model: hf.Qwen2ForCausalLM, data: list[list[torch.Tensor]], learning_rate: float) -> None:
-    """One pass over the batches: Muon for the matrices, AdamW for embeddings, biases and norms."""
+    """Train one pass over the batches: Muon for the matrices, AdamW for embeddings, biases and norms."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     muon = torch.optim.Muon(matrices, lr=learning_rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
@@ -220,7 +220,7 @@ def train(model: hf.Qwen2ForCausalLM, data: list[list[torch.Tensor]], learning_r
 
 
 def measure(model_dir: Path, num_samples: int, seed: int) -> dict[str, float]:
-    """Accuracies and tokens per attempt on the shipped tasks; the control is a fresh first attempt where one failed."""
+    """Return accuracies and tokens per attempt on the shipped tasks; the control is a new first attempt."""
     tokenizer = hf.AutoTokenizer.from_pretrained(model_dir, padding_side="left")
     model = hf.AutoModelForCausalLM.from_pretrained(model_dir, dtype="auto").eval()
     torch.manual_seed(seed)
@@ -245,7 +245,7 @@ def measure(model_dir: Path, num_samples: int, seed: int) -> dict[str, float]:
 
 @torch.inference_mode()
 def sample(model: hf.Qwen2ForCausalLM, tokenizer: Tokens, chats: list[Chat], greedy: bool) -> tuple[list[str], int]:
-    """One attempt per conversation at temperature 1 (or greedily), and the number of tokens in all of them."""
+    """Return one attempt per conversation at temperature 1 (or greedy), and the number of tokens in all of them."""
     texts, num_tokens = [], 0
     rendering = {"add_generation_prompt": True, "padding": True, "return_tensors": "pt", "return_dict": True}
     sampling = {"do_sample": False} if greedy else {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}

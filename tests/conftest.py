@@ -1,49 +1,95 @@
-"""What holds for all tests: which signals are heeded, and what collecting costs, in seconds and afterwards."""
+"""Settings of all tests: signals, the cost of collection, and the tests that `make test` leaves out."""
 
 import gc
 import signal
 
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("agentenv", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("agentenv")  # a busy machine is not a failure
+
 SLOW = "mark.slow"
+FAMILY_SAMPLE = {
+    "Qwen2.5", "Qwen3", "Llama-2", "Llama-3.1", "Mistral-Nemo", "Gemma", "GLM-4.5", "DeepSeek-R1", "Phi-4-mini",
+    "Hermes-3",
+}  # fmt: skip
+"""Template families that `make test` tries, each of another kind; the others are in the long tail."""
 LONGEST_FIRST = (
-    "test_readme.py", "test_ray.py", "test_invariants.py", "test_weight_sync.py", "test_vllm_real.py", "test_train.py",
+    "test_docs.py", "test_ray.py", "test_invariants.py", "test_weight_sync.py", "test_vllm_real.py", "test_train.py",
     "test_run_faults.py", "test_files.py", "test_endpoint_vllm.py", "test_with_molt.py", "test_endpoint_run.py",
     "test_run.py", "test_engine_faults.py", "test_stalls.py", "test_tiny_math.py", "test_ranks.py", "test_bridge.py",
     "test_train_faults.py", "test_escapes.py", "test_sandbox_faults.py", "test_rollout.py", "test_server_files.py",
 )  # fmt: skip
-"""Files whose tests take long together; begun last, one process would end with them alone."""
+"""Files whose tests take long together. They start first, so that no process ends alone with one of them."""
 
 
-def pytest_configure():
-    """A shell's background jobs ignore Ctrl-C, and `nohup`'s a hangup, which tests send to themselves and to others."""
+def pytest_configure(config):
+    """Restore the signals that a shell's background jobs (Ctrl-C) and `nohup` (hangup) ignore: tests send them."""
+    config.left_out = {"long": 0, "slow": 0}
+    gc.disable()  # until all is collected: a fifth of the collection's time
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
 
 
 def pytest_ignore_collect(collection_path, config):
-    """`-m slow` imports the files that have such tests only; the others are most of the time that collecting takes."""
+    """With `-m slow`, import only the files that have slow tests: the others take most of the collection's time."""
     without = collection_path.suffix == ".py" and SLOW not in collection_path.read_text()
     return True if without and config.option.markexpr == "slow" else None
 
 
 def pytest_itemcollected(item):
-    """Hold what that relies on: the mark is written out in the file itself."""
+    """Check what `pytest_ignore_collect` relies on: the mark is written out in the file of a slow test."""
     if item.get_closest_marker("slow") and SLOW not in item.path.read_text():
         raise ValueError(f"{item.path}: expected pytest.{SLOW} in the file of a slow test. Write it there.")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Order files by how long they take, as `--no-loadscope-reorder` then hands them out."""
+    """Put template families beyond the sample into the long tail, and start the longest files first."""
+    for item in items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        family = getattr(params.get("family"), "name", None)
+        if family is not None and family not in FAMILY_SAMPLE:
+            item.add_marker("long")
     rank = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
 
 
+def pytest_deselected(items):
+    """Count the tests that a marker expression leaves out."""
+    for item in items:
+        kind = "slow" if item.get_closest_marker("slow") else "long" if item.get_closest_marker("long") else None
+        if kind is not None:
+            item.config.left_out[kind] += 1
+
+
 def pytest_collection_finish():
-    """What is imported and collected by now stays: the garbage collector need not look through it again and again."""
-    gc.collect()
+    """Freeze what is imported and collected by now: the garbage collector need not look through it again."""
     gc.freeze()
+    gc.enable()
+
+
+def pytest_sessionfinish(session):
+    """Send the counts of a worker process to its controller."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.left_out
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Receive the counts of a worker process of pytest-xdist."""
+    node.config.left_out = getattr(node, "workeroutput", {}).get("left_out", node.config.left_out)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Name on one line what a marker expression left out, and the command that runs it."""
+    num_long, num_slow = config.left_out["long"], config.left_out["slow"]
+    if num_long or num_slow:
+        terminalreporter.write_line(f"left out: {num_long} long and {num_slow} slow tests; `make test-all` runs them")
 
 
 def pytest_unconfigure():
-    """Or nanobind, which looks at the end, says that it leaks."""
+    """Unfreeze, or nanobind, which looks at the end, reports leaks."""
     gc.unfreeze()

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentenv.cli import main
+from agentenv.cli.main import main
 
 _FORK = multiprocessing.get_context("forkserver")
-_FORK.set_forkserver_preload(["transformers.models.auto.tokenization_auto", "agentenv.run"])
+_FORK.set_forkserver_preload(["transformers.models.auto.tokenization_auto", "agentenv.runs.run"])
 
 
 def command(argv: Iterable[object]) -> int:

@@ -9,9 +9,9 @@ CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-AS_ON_ONE_GPU = {"distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor"}
-"""For `engine_args`: the worker is in the engine's process, as vLLM has it on one GPU; on a CPU it starts one more, a
-third of its start. Some tests run this way and some that, so both ways are tested."""
+WORKER_APART = {"distributed_executor_backend": "mp"}
+"""For `engine_args`: vLLM's worker in a process of its own, as on several GPUs and on a CPU. `make test-slow` has it in
+the engine's process, as on one GPU, which starts a third faster; some tests set this, so that both ways are tested."""
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CORPUS = (
     "Natalia sold 48 clips in April and half as many in May. How many clips did she sell altogether?",

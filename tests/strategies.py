@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from agentenv.agent import AgentInstance
-from agentenv.chat import Chat
+from agentenv.chat.chat import Chat, ChatOptions
+from agentenv.core.agent import AgentInstance
+from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, Task
 from agentenv.engines.scripted import ScriptedEngine
-from agentenv.episode import EpisodeKey, run_episode
-from agentenv.types import ChatOptions, Completion, Limits, SamplingParams, StepResult, Task
-from tests.families import FAMILIES, Family, load
-from tests.test_families import FOLLOW_UPS, TOOLS, says
+from agentenv.episode.loop import run_episode
+from agentenv.episode.setup import EpisodeKey
+from tests.chat.families import FAMILIES, Family, load
+from tests.chat.test_families import FOLLOW_UPS, TOOLS, says
 
 SUPPORTED = [family for family in FAMILIES if family.expected_class != "unsupported"]
 GOES_ON = (

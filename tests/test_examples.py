@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 RUN_ELSEWHERE = {
-    "train_reward_model.py": "tests/rm/test_train_reward_model.py",
-    "train_tiny_math.py": "tests/test_tiny_math.py",
+    "train_reward_model.py": "tests/rewards/evaluation/test_train_reward_model.py",
+    "train_tiny_math.py": "tests/engines/test_tiny_math.py",
 }
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name not in RUN_ELSEWHERE)
 
@@ -23,7 +23,10 @@ def test_examples_that_are_not_run_here_are_run_elsewhere():
         assert name in (ROOT / test).read_text()
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=() if path.name == "hello.py" else pytest.mark.long, id=path.name) for path in EXAMPLES],
+)
 def test_an_example_prints_the_last_line_that_its_docstring_promises(path, tmp_path):
     docstring = ast.get_docstring(ast.parse(path.read_text()))
     (promised,) = [line for line in docstring.splitlines() if line.startswith("expected last line: ")]

@@ -1,24 +1,43 @@
-"""ScriptedEngine: a policy that says what a test tells it to, with the failures of real engines on demand."""
+"""An engine without a model: it says what its script says, with the failures of real engines on demand; and a
+tokenizer without a model, for which a character is a token.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import inspect
+import json
 import math
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import re
+import sys
+from array import array
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentenv.agent import Tokenizer
+from agentenv.chat.chat import text_of
+from agentenv.chat.tool_roles import tools_text
+from agentenv.core.engine import Tokenizer
+from agentenv.core.types import Completion, FinishReason, SamplingParams
 from agentenv.errors import ConfigError, EngineError
-from agentenv.types import Completion, FinishReason, SamplingParams
 
 Reply = str | Sequence[int] | Completion | Exception
 """One generation: text (the terminator is added), token ids as they are, a whole Completion, or an error to raise."""
 Latency = float | Callable[["Request"], float]
-"""Seconds that a generation takes, or what says so for each request; `agentenv.testing.latency` has distributions."""
+"""Seconds that a generation takes, or a function of the request; `agentenv.testing.latency` has distributions."""
 Script = Iterable[Reply] | Callable[["Request"], Reply | Awaitable[Reply]]
+
+CLOSE, OPEN = "<|im_end|>", "<|im_start|>"
+_FIRST_SPECIAL = sys.maxunicode + 1
+_SPECIALS = {CLOSE: _FIRST_SPECIAL, OPEN: _FIRST_SPECIAL + 1}
+_NAMES = {i: name for name, i in _SPECIALS.items()}
+_HANDLER = "agentenv.engines.scripted"
+_SPLIT = re.compile(f"({re.escape(CLOSE)}|{re.escape(OPEN)})")
+NUM_TOKENS = _FIRST_SPECIAL + len(_SPECIALS)
+_CODE = next(code for code in "IL" if array(code).itemsize == 4)
+_UTF_32 = f"utf-32-{sys.byteorder[0]}e"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +45,15 @@ class Request:
     """One call of `generate`, as the script sees it and as `ScriptedEngine.requests` keeps it."""
 
     prompt_token_ids: tuple[int, ...]
+    """The whole history, as tokens."""
     prompt: str
+    """The same, as text."""
     sampling: SamplingParams
+    """Parameters of this generation."""
     request_id: str
+    """`<episode_id>/<turn>`."""
     call_index: int
-    """0 on the first call of all."""
+    """Number of earlier calls of the engine."""
 
     @property
     def turn_index(self) -> int:
@@ -44,7 +67,7 @@ class Request:
 
 
 class ScriptedEngine:
-    """Deterministic: the same request gives the same tokens, whatever else runs.
+    """An engine that plays a script: the same request always returns the same tokens.
 
     The script is a list (turn i of every episode says item i, the last item repeats) or a callable of the request.
 
@@ -57,7 +80,7 @@ class ScriptedEngine:
     def __init__(
         self,
         script: Script,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None = None,
         *,
         latency_s: Latency = 0.0,
         finish_reason: FinishReason | None = None,
@@ -69,7 +92,7 @@ class ScriptedEngine:
 
         Args:
             script: what to say.
-            tokenizer: encodes text replies.
+            tokenizer: encodes text replies; by default a character is a token, without a chat template.
             latency_s: seconds that a generation takes; a number, or a function of the request.
             finish_reason: forced on every completion; None derives it ("length" where `max_tokens` cut it).
             crash_at: indices of calls that raise EngineError, counted over the engine's life.
@@ -82,7 +105,8 @@ class ScriptedEngine:
         self.script = script if callable(script) else list(script)
         if isinstance(script, str) or not self.script:
             raise ConfigError(f"ScriptedEngine.script: expected replies in a list, got {script!r:.60}. Give it some.")
-        self.tokenizer, self.latency_s, self.finish_reason = tokenizer, latency_s, finish_reason
+        self.tokenizer: Tokenizer = tokenizer or PlainTextTokenizer(chat_template=None)
+        self.latency_s, self.finish_reason = latency_s, finish_reason
         self.crash_at = frozenset([crash_at] if isinstance(crash_at, int) else crash_at)
         self.logprob, self.policy_version = logprob, policy_version
         self.requests: list[Request] = []
@@ -102,7 +126,10 @@ class ScriptedEngine:
                 raise EngineError(
                     f"ScriptedEngine: expected to sample, got a crash at call {request.call_index}. Retry."
                 )
-            reply = self.script(request) if callable(self.script) else self._line(request)
+            if callable(self.script):
+                reply: Any = self.script(request)
+            else:
+                reply = self.script[min(request.turn_index, len(self.script) - 1)]
             if inspect.isawaitable(reply):
                 reply = await reply
         except asyncio.CancelledError:
@@ -110,21 +137,6 @@ class ScriptedEngine:
             raise
         if isinstance(reply, Exception):
             raise reply
-        return self._completion(reply, sampling)
-
-    async def update_weights(self, named_tensors: Iterable[tuple[str, Any]], policy_version: int) -> None:
-        """What is sampled from now on carries `policy_version`; the script stays what it is."""
-        self.policy_version = policy_version
-
-    async def close(self) -> None:
-        """Nothing is held; remembered for tests."""
-        self.closed = True
-
-    def _line(self, request: Request) -> Reply:
-        lines: list[Any] = self.script  # type: ignore[assignment]
-        return lines[min(request.turn_index, len(lines) - 1)]  # type: ignore[no-any-return]
-
-    def _completion(self, reply: Any, sampling: SamplingParams) -> Completion:
         if isinstance(reply, Completion):
             return reply
         if isinstance(reply, str):
@@ -140,15 +152,86 @@ class ScriptedEngine:
         )
         return replace(completion, finish_reason=self.finish_reason) if self.finish_reason else completion
 
+    async def update_weights(self, named_tensors: Iterable[tuple[str, Any]], policy_version: int) -> None:
+        """Set the version of the tokens sampled from now on; the script does not change."""
+        self.policy_version = policy_version
+
+    async def close(self) -> None:
+        """Nothing is held; remembered for tests."""
+        self.closed = True
+
 
 def solves(probability: float, *, right: str, wrong: str, seed: int = 0) -> Callable[[Request], str]:
-    """A script that says `right` with a probability, drawn from the seed, the request's id and its sampling seed."""
+    """Return a script that says `right` with a probability, drawn from `seed`, the request's id and sampling seed."""
     if not 0.0 <= probability <= 1.0 or math.isnan(probability):
         raise ValueError(f"solves: expected a probability in [0, 1], got {probability!r}. Change it.")
 
     def script(request: Request) -> str:
-        """Say the right or the wrong thing."""
         draw = random.Random(f"{seed}/{request.request_id}/{request.sampling.seed}").random()
         return right if draw < probability else wrong
 
     return script
+
+
+class PlainTextTokenizer:
+    """A tokenizer in which each character's token is its code point, with a ChatML template that renders tools.
+
+    A lone surrogate becomes U+FFFD: no model's tokenizer can produce one.
+    """
+
+    eos_token_id: int | None = _SPECIALS[CLOSE]
+
+    def __init__(self, chat_template: str | None = "chatml with tools") -> None:
+        """Offer ChatML, or with None no chat template."""
+        self.chat_template: Any = chat_template
+        self.all_special_ids = list(_SPECIALS.values())
+        self.added_tokens_decoder = _NAMES
+
+    def __len__(self) -> int:
+        """Return the size of the vocabulary."""
+        return NUM_TOKENS
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a text; each of the two special strings becomes one id."""
+        ids: list[int] = []
+        for piece in _SPLIT.split(text) if "<|im_" in text else (text,):
+            if piece in _SPECIALS:
+                ids.append(_SPECIALS[piece])
+                continue
+            try:
+                encoded = piece.encode(_UTF_32)
+            except UnicodeEncodeError:  # a lone surrogate, or a pair of them for one character
+                encoded = piece.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode(_UTF_32)
+            ids += array(_CODE, encoded).tolist()
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, **_: Any) -> str:
+        """Return the text of ids."""
+        ids = [i for i in token_ids if i < _FIRST_SPECIAL] if skip_special_tokens else token_ids
+        return array(_CODE, ids).tobytes().decode(_UTF_32, _HANDLER)
+
+    def apply_chat_template(
+        self, conversation: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False, tools: Any = None,
+        **_: Any,
+    ) -> str:  # fmt: skip
+        """Render messages as ChatML; tools go into a system message before the others."""
+        text = f"{OPEN}system\n{tools_text(tools)}{CLOSE}\n" if tools else ""
+        for message in conversation:
+            content = text_of(message)
+            for call in message.get("tool_calls") or ():
+                function = call.get("function", call)
+                written = json.dumps({"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False)
+                content += f"{chr(10) if content else ''}<tool_call>\n{written}\n</tool_call>"
+            text += f"{OPEN}{message['role']}\n{content}{CLOSE}\n"
+        return text + (f"{OPEN}assistant\n" if add_generation_prompt else "")
+
+
+def _special(error: UnicodeError) -> tuple[str, int]:
+    """Return the text of a special token for four bytes that are not a character."""
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    end = error.start + 4
+    return _NAMES.get(int.from_bytes(error.object[error.start : end], sys.byteorder), "\ufffd"), end
+
+
+codecs.register_error(_HANDLER, _special)  # so that C code decodes a whole text

@@ -1,6 +1,6 @@
 """Every installed environment as a `gymnasium.Env`, and Gymnasium's environments as agent environments.
 
-Importing this registers the installed environments (`agentenv/MathRetry-v0` and so on) and imports none of them:
+Importing this package registers the installed environments (`agentenv/MathRetry-v0`, …) and imports none of them:
 
     gymnasium.make("agentenv.gym:agentenv/MathRetry-v0")
     agentenv.gym.make("guess.py:Guess", data="guess.jsonl")
@@ -8,9 +8,9 @@ Importing this registers the installed environments (`agentenv/MathRetry-v0` and
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from agentenv._util.lazy import lazy_names
 from agentenv.gym.registration import env_ids, make, make_vec, register_all
 
 if TYPE_CHECKING:
@@ -18,17 +18,6 @@ if TYPE_CHECKING:
     from agentenv.gym.env import AgentEnv
     from agentenv.gym.spaces import AnyText, Messages, TokenSeq
     from agentenv.gym.vector import AgentVectorEnv
-
-_LAZY = {
-    "AgentEnv": "env",
-    "AgentVectorEnv": "vector",
-    "AnyText": "spaces",
-    "EpisodeMaker": "config",
-    "GymConfig": "config",
-    "Messages": "spaces",
-    "TokenSeq": "spaces",
-}
-"""Where the other public names are; each is imported at its first use."""
 
 __all__ = [
     "AgentEnv",
@@ -43,12 +32,18 @@ __all__ = [
     "make_vec",
     "register_all",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "AgentEnv": "agentenv.gym.env",
+        "AgentVectorEnv": "agentenv.gym.vector",
+        "AnyText": "agentenv.gym.spaces",
+        "EpisodeMaker": "agentenv.gym.config",
+        "GymConfig": "agentenv.gym.config",
+        "Messages": "agentenv.gym.spaces",
+        "TokenSeq": "agentenv.gym.spaces",
+    },
+)
 
 
 register_all()

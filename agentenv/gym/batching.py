@@ -1,4 +1,4 @@
-"""What a vector environment takes and gives in batches, in the forms that gymnasium's own vector code uses."""
+"""Batches of a vector environment's inputs and outputs, in the forms of Gymnasium's own vector code."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from agentenv.errors import ContractError
 Info = dict[str, Any]
 
 BY_ENV = "by_env"
-"""Key under which a batch of infos has each environment's own info, as it was."""
+"""Key of a batch of infos that holds each environment's info unchanged."""
 
 _EXACT = 2**53
-"""The largest integer up to which float64 holds every one."""
+"""float64 represents every integer up to this one exactly."""
 
 
 def batch_infos(infos: Sequence[Mapping[str, Any] | None]) -> Info:
-    """One dict of arrays out of one info per environment, in the form that gymnasium's wrappers read.
+    """Merge one info per environment into one dict of arrays, in the form that Gymnasium's wrappers read.
 
-    A key has an array [n], and under `_key` a bool array [n]: which environments have it. Numbers are float64, NaN
-    where there is none, whichever environment speaks first; bools are bool, nested dicts are batched again, and all
-    else (text, lists, token ids, arrays of any shape) is an object array, None where there is none. The infos
-    themselves, unchanged, are the object array under `by_env`.
+    Each key maps to an array [n]; `_key` maps to a bool array [n] that marks the environments that have the key.
+    Numbers become float64 (NaN if missing), bools bool, nested dicts nested batches; everything else (text, lists,
+    token ids, arrays of any shape) becomes an object array (None if missing). `by_env` holds the infos unchanged.
     """
     batch = _columns(infos)
     has = np.array([info is not None for info in infos], dtype=np.bool_)
@@ -35,7 +34,7 @@ def batch_infos(infos: Sequence[Mapping[str, Any] | None]) -> Info:
 
 
 def objects(values: Sequence[Any]) -> np.ndarray[Any, Any]:
-    """[n] an object array of exactly these, even where they are sequences of one length."""
+    """Return an object array [n] of these values, also if they are sequences of equal length."""
     column = np.full(len(values), None, dtype=object)
     for index, value in enumerate(values):
         column[index] = value
@@ -52,17 +51,17 @@ def _columns(infos: Sequence[Mapping[str, Any] | None]) -> Info:
 
 
 def _column(values: list[Any], has: np.ndarray[Any, Any]) -> Any:
-    """Values [n] in the one form that fits those which `has` marks."""
-    given = [value for value, there in zip(values, has, strict=True) if there]
-    if all(isinstance(value, Mapping) for value in given):
+    """Return the values [n] in the one form that fits all values that `has` marks."""
+    present = [value for value, is_present in zip(values, has, strict=True) if is_present]
+    if all(isinstance(value, Mapping) for value in present):
         return _columns(values)
-    if all(isinstance(value, bool | np.bool_) for value in given):
+    if all(isinstance(value, bool | np.bool_) for value in present):
         flags = np.zeros(len(has), dtype=np.bool_)
-        flags[has] = given
+        flags[has] = present
         return flags
-    if all(_is_number(value) for value in given):
+    if all(_is_number(value) for value in present):
         numbers = np.full(len(has), np.nan, dtype=np.float64)
-        numbers[has] = given
+        numbers[has] = present
         return numbers
     return objects(values)
 
@@ -74,10 +73,10 @@ def _is_number(value: Any) -> bool:
 
 
 def seed_list(seed: Any, num_envs: int) -> list[int | None]:
-    """A seed per environment: None for all, `seed + index`, or the list as it is.
+    """Return a seed per environment: None for all, `seed + index`, or the list itself.
 
     Raises:
-        ContractError: a list of another length, or something that is no integer.
+        ContractError: `seed` is a list of another length or not made of integers.
     """
     if seed is None:
         return [None] * num_envs
@@ -91,14 +90,14 @@ def seed_list(seed: Any, num_envs: int) -> list[int | None]:
         return [seeds + index for index in range(num_envs)]
     if len(seeds) != num_envs:
         raise ContractError(
-            f"reset: seed: expected one per environment ({num_envs}), got {len(seeds)}. Give as many, or one integer."
+            f"reset: seed: expected one per environment ({num_envs}), got {len(seeds)}. Pass that many, or one integer."
         )
     return seeds
 
 
 def _integers(seed: Any) -> int | list[int | None]:
-    if isinstance(seed, str | bytes | Mapping):  # which could be gone through, too
-        raise TypeError("no integer, and no list of them")
+    if isinstance(seed, str | bytes | Mapping):  # these are iterable too
+        raise TypeError("expected an integer or a list of integers")
     try:
         return operator.index(seed)
     except TypeError:
@@ -106,10 +105,10 @@ def _integers(seed: Any) -> int | list[int | None]:
 
 
 def reset_mask(mask: Any, num_envs: int) -> np.ndarray[Any, Any]:
-    """[n] which environments to reset: the mask, or all where it is None.
+    """Return the mask [n] of environments to reset; None selects all of them.
 
     Raises:
-        ContractError: no bool array of that shape, or none of them.
+        ContractError: the mask is not a bool array of that shape, or selects no environment.
     """
     if mask is None:
         return np.ones(num_envs, dtype=np.bool_)
@@ -117,40 +116,40 @@ def reset_mask(mask: Any, num_envs: int) -> np.ndarray[Any, Any]:
     if not fits or not mask.any():
         raise ContractError(
             f"reset: options['reset_mask']: expected a bool array of shape ({num_envs},) with at least one True, "
-            f"got {mask!r:.200}. Give `terminations | truncations`."
+            f"got {mask!r:.200}. Pass `terminations | truncations`."
         )
     return np.array(mask)
 
 
 def task_list(task: Any, num_envs: int) -> list[int | str | None]:
-    """A task per environment: one name for all, or a list as it is.
+    """Return a task per environment: one name for all, or the list itself.
 
     Raises:
-        ContractError: a list of another length.
+        ContractError: the list has another length.
     """
     if not isinstance(task, list | tuple | np.ndarray):
         return [task] * num_envs
     if len(task) != num_envs:
         raise ContractError(
-            f"reset: options['task']: expected one per environment ({num_envs}), got {len(task)}. Give as many, or one."
+            f"reset: options['task']: expected one per environment ({num_envs}), got {len(task)}. Pass that many."
         )
     return list(task)
 
 
 def action_list(actions: Any, num_envs: int) -> list[Any]:
-    """One action per environment, in order.
+    """Return one action per environment, in order.
 
     Raises:
-        ContractError: another number of them, or no sequence, such as one text.
+        ContractError: the number of actions differs, or `actions` is not a sequence of actions (a text is not).
     """
     try:
         listed = None if isinstance(actions, str | bytes | Mapping) else list(actions)
     except TypeError:
         listed = None
     if listed is None:
-        raise ContractError(f"step: actions: expected one per environment, got {actions!r:.100}. Give a sequence.")
+        raise ContractError(f"step: actions: expected one per environment, got {actions!r:.100}. Pass a sequence.")
     if len(listed) != num_envs:
         raise ContractError(
-            f"step: actions: expected one per environment ({num_envs}), got {len(listed)}. Give as many."
+            f"step: actions: expected one per environment ({num_envs}), got {len(listed)}. Pass that many."
         )
     return listed

@@ -1,6 +1,6 @@
-"""check_gym: everything that Gymnasium, its wrappers and its vector environments expect of an environment, tried out.
+"""check_gym: test everything that Gymnasium, its wrappers and its vector environments expect of an environment.
 
-The same checks hold for what ships with agentenv and for anybody's environment:
+The checks apply to built-in environments and to your own:
 
     from agentenv.testing import check_gym
     check_gym("guess.py:Guess", data="guess.jsonl")
@@ -22,10 +22,9 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import seeding
 from gymnasium.utils.env_checker import check_env, data_equivalence
-from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, RecordEpisodeStatistics, TimeLimit, TransformReward
 
-from agentenv.gym.background import wait_for
+from agentenv._util.loop_thread import run_sync
 from agentenv.gym.config import EpisodeMaker
 from agentenv.gym.env import AgentEnv
 from agentenv.gym.registration import make_vec, name_of, spec_of
@@ -39,35 +38,49 @@ HOSTILE = (
     "```python\nraise SystemExit\n```", '<tool_call>\n{"name": "no such tool", "arguments": {}}\n</tool_call>',
     "<tool_call>{", "<think>", "A" * 20_000, "日" * 5_000, "1/0", "nan", "-inf", "{}{}{}%s%n",
 )  # fmt: skip
-"""Actions that environments get from models sooner or later."""
+"""Unusual actions that models produce."""
 
 Played = list[tuple[Any, ...]]
 
 
 def check_gym(env: str | AgentEnv, *, num_episodes: int = 32, processes: bool = True, **kwargs: Any) -> None:
-    """Try an environment out in all the ways that Gymnasium's users have; warnings count as errors.
+    """Test an environment in all the ways that Gymnasium's users use one; warnings count as errors.
 
-    Gymnasium's own `check_env`, the spec's JSON, hostile actions, the same seeds one after another and all at once,
-    pickles and copies in the middle of an episode, the standard wrappers, and vector environments of each kind.
+    The checks are Gymnasium's own `check_env`, the spec's JSON, hostile actions, equal seeds in sequence and
+    concurrently, pickles and copies in the middle of an episode, the standard wrappers, and each vector environment.
 
     Args:
-        env: an id, a name, `module:Attr` or `file.py:Class`; or an AgentEnv, of which others like it are made.
-        num_episodes: how many are played at once, and again one after another.
-        processes: also as `AsyncVectorEnv`, which starts processes.
+        env: an id, a name, `module:Attr` or `file.py:Class`; or an AgentEnv whose spec makes the test's environments.
+        num_episodes: number of episodes to run concurrently, and again in sequence.
+        processes: also test `AsyncVectorEnv`, which starts processes.
         **kwargs: fields of `GymConfig`, such as `data` or `env_kwargs`.
 
     Raises:
-        AssertionError: a check failed; it says which and what was seen.
-        UserWarning: Gymnasium has something to say.
+        AssertionError: a check failed; the message names the check and what it saw.
+        UserWarning: Gymnasium warned.
         AgentEnvError: the environment cannot be made, or failed.
     """
     spec = env.spec if isinstance(env, AgentEnv) else spec_of(name_of(env), kwargs)
     if spec is None:
-        raise AssertionError("check_gym: expected an environment with a spec, got None. Give its name.")
+        raise AssertionError("check_gym: expected an environment with a spec, got None. Pass its name.")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for check in (_check_json, _check_api, _check_hostile, _check_copies, _check_wrappers):
-            check(spec)
+        again = EnvSpec.from_json(spec.to_json())
+        _expect(again == spec, "spec.to_json", f"JSON that gives {spec} again", again)
+        pickle.loads(pickle.dumps(spec))
+        made, written = _made(spec), io.StringIO()
+        with contextlib.redirect_stdout(written):  # "human" writes to it
+            check_env(made)
+        _expect(bool(written.getvalue()), "render_mode human", "an episode on stdout", "nothing")
+        made.close()
+        made.close()
+        made = _made(spec)
+        if made.action_space.contains(""):
+            for seed, action in enumerate(HOSTILE):
+                _play(made, seed, [action, action])  # the second one if the episode continues
+        made.close()
+        _check_copies(spec)
+        _check_wrappers(spec)
         _check_seeds(spec, num_episodes)
         _check_vectors(spec, ["sync", "vector_entry_point"])
     if processes:
@@ -80,40 +93,15 @@ def _made(spec: EnvSpec) -> AgentEnv:
     return env  # type: ignore[return-value]
 
 
-def _check_json(spec: EnvSpec) -> None:
-    again = EnvSpec.from_json(spec.to_json())
-    _expect(again == spec, "spec.to_json", f"JSON that gives {spec} again", again)
-    pickle.loads(pickle.dumps(spec))
-
-
-def _check_api(spec: EnvSpec) -> None:
-    env = _made(spec)
-    written = io.StringIO()
-    with contextlib.redirect_stdout(written):  # "human" writes to it
-        check_env(env)
-    _expect(bool(written.getvalue()), "render_mode human", "an episode on stdout", "nothing")
-    env.close()
-    env.close()
-
-
-def _check_hostile(spec: EnvSpec) -> None:
-    """Every one as the first action of an episode, and whatever there is time for after it."""
-    env = _made(spec)
-    if env.action_space.contains(""):
-        for seed, action in enumerate(HOSTILE):
-            _play(env, seed, [action, action])
-    env.close()
-
-
 def _check_seeds(spec: EnvSpec, num_episodes: int) -> None:
-    """Each seed gives the same episode alone and among others."""
+    """Check that each seed yields the same episode alone and among concurrent episodes."""
     env = _made(spec)
     plans = {seed: _actions(env, seed) for seed in range(num_episodes)}
     alone = [_play(env, seed, plan) for seed, plan in plans.items()]
     again = [_play(env, seed, plan) for seed, plan in plans.items()]
     _same(again, alone, "reset(seed): expected the same episode again")
     maker = EpisodeMaker(env._maker.config)
-    _same(wait_for(_all_at_once(maker, plans)), alone, "expected the same episodes at once as one after another")
+    _same(run_sync(_all_at_once(maker, plans)), alone, "expected the same episodes at once as one after another")
     env.close()
 
 
@@ -131,16 +119,17 @@ async def _played(maker: EpisodeMaker, seed: int, plan: Sequence[Any]) -> Played
 
 
 def _check_copies(spec: EnvSpec) -> None:
-    """A copy goes on as the original does, also in the middle of an episode, and takes nothing from it."""
+    """Check that a copy continues as the original does, also in the middle of an episode, without affecting it."""
     ways: tuple[Callable[[AgentEnv], AgentEnv], ...] = (deepcopy, lambda env: pickle.loads(pickle.dumps(env)))
     env = _made(spec)
     plan = _actions(env, 5)
     for copied in ways:
         for num in range(len(plan)):
-            over = any(_play(env, 5, plan[:num])[-1][2:4])  # of a reset there is nothing there
+            over = any(_play(env, 5, plan[:num])[-1][2:4])  # a reset has no such elements
             copy, rest = copied(env), [] if over else plan[num:]
-            _same(_go_on(copy, rest), _go_on(env, rest), f"a copy after {num} actions: expected it to go on alike")
-            _same([copy.reset()], [env.reset()], f"a copy after {num} actions: expected the next episode alike")
+            where = f"a copy after {num} actions"
+            _same(_continue(copy, rest), _continue(env, rest), f"{where}: expected it to continue as the original does")
+            _same([copy.reset()], [env.reset()], f"{where}: expected the same next episode")
             copy.close()
     env.close()
 
@@ -155,14 +144,14 @@ def _check_wrappers(spec: EnvSpec) -> None:
         earned = math.fsum(step[1] for step in expected[1:])
         statistics = got[-1][4].get("episode")
         _expect(statistics is not None, "RecordEpisodeStatistics", "an end after 2 steps under TimeLimit", got[-1])
-        told = float(statistics["r"])
-        _expect(math.isclose(told, 2 * earned, rel_tol=1e-6, abs_tol=1e-9), "TransformReward", f"{2 * earned}", told)
+        total = float(statistics["r"])
+        _expect(math.isclose(total, 2 * earned, rel_tol=1e-6, abs_tol=1e-9), "TransformReward", f"{2 * earned}", total)
     env.close()
     plain.close()
 
 
 def _check_vectors(spec: EnvSpec, modes: Sequence[Any]) -> None:
-    """Environment i of a vector says what a single one with seed + i says."""
+    """Check that environment i of a vector equals a single one with seed + i."""
     kwargs = {key: value for key, value in spec.kwargs.items() if key not in ("env", "render_mode")}
     single = _made(spec)
     plans = [_actions(single, seed)[:1] for seed in range(_NUM_VECTOR)]
@@ -170,31 +159,26 @@ def _check_vectors(spec: EnvSpec, modes: Sequence[Any]) -> None:
     single.close()
     for mode in modes:
         envs = make_vec(spec.kwargs["env"], _NUM_VECTOR, vectorization_mode=mode, **kwargs)
-        try:
-            _check_vector(envs, alone, [plan[0] for plan in plans], f"make_vec({mode!r})")
-        finally:
-            envs.close()
-
-
-def _check_vector(envs: VectorEnv[Any, Any, Any], alone: Sequence[Played], actions: Sequence[Any], where: str) -> None:
-    first, _ = envs.reset(seed=0)
-    said, rewards, terminated, truncated, infos = envs.step(tuple(actions))
-    same_step = envs.metadata.get("autoreset_mode") is gymnasium.vector.AutoresetMode.SAME_STEP
-    for index, (begun, (observation, reward, ended, cut, _)) in enumerate(alone):
-        final = same_step and (ended or cut)
-        got = [first[index], infos["final_obs"][index] if final else said[index]]
-        told = f"{where}: expected environment {index} to say what a single one says"
-        _same([(got[0],), (got[1],)], [(begun[0],), (observation,)], told)
-        ends = float(rewards[index]), bool(terminated[index]), bool(truncated[index])
-        _expect(ends == (reward, ended, cut), where, f"{(reward, ended, cut)} of environment {index}", ends)
+        where = f"make_vec({mode!r})"
+        with contextlib.closing(envs):
+            first, _ = envs.reset(seed=0)
+            observations, rewards, terminated, truncated, infos = envs.step(tuple(plan[0] for plan in plans))
+            same_step = envs.metadata.get("autoreset_mode") is gymnasium.vector.AutoresetMode.SAME_STEP
+            for index, (begin, (observation, reward, ended, cut, _)) in enumerate(alone):
+                final = same_step and (ended or cut)
+                got = [first[index], infos["final_obs"][index] if final else observations[index]]
+                message = f"{where}: expected the observations of environment {index} to be those of a single one"
+                _same([(got[0],), (got[1],)], [(begin[0],), (observation,)], message)
+                ends = float(rewards[index]), bool(terminated[index]), bool(truncated[index])
+                _expect(ends == (reward, ended, cut), where, f"{(reward, ended, cut)} of environment {index}", ends)
 
 
 def _play(env: Any, seed: int, plan: Sequence[Any]) -> Played:
-    return [env.reset(seed=seed), *_go_on(env, plan)]
+    return [env.reset(seed=seed), *_continue(env, plan)]
 
 
-def _go_on(env: Any, plan: Sequence[Any]) -> Played:
-    """Take the actions, up to the end of the episode; what each gives is of the types that it must be of."""
+def _continue(env: Any, plan: Sequence[Any]) -> Played:
+    """Take the actions until the episode ends, and check the types of each result."""
     played: Played = []
     for action in plan:
         step = env.step(action)
@@ -203,7 +187,7 @@ def _go_on(env: Any, plan: Sequence[Any]) -> Played:
         kinds = (type(reward), type(terminated), type(truncated))
         _expect(kinds == (float, bool, bool), "step", "a float and two bools", kinds)
         _expect(math.isfinite(reward), "step", "a finite reward", reward)
-        facts = {key: fact for key, fact in info.items() if key != "episode"}  # that is RecordEpisodeStatistics'
+        facts = {key: fact for key, fact in info.items() if key != "episode"}  # RecordEpisodeStatistics adds it
         odd = {key: fact for key, fact in facts.items() if not isinstance(fact, float | str)}
         _expect(not odd, "step", "an info of floats and texts", odd)
         played.append(step)
@@ -218,16 +202,13 @@ def _actions(env: AgentEnv, seed: int) -> list[Any]:
     return [space.sample() for _ in range(_NUM_STEPS)]
 
 
-def _same(got: Sequence[Any], expected: Sequence[Any], told: str) -> None:
-    for index, (one, other) in enumerate(zip(got, expected, strict=False)):
-        if not data_equivalence(_listed(one), _listed(other), exact=True):
-            raise AssertionError(f"{told}, got, at {index}, {one!r:.400} in place of {other!r:.400}.")
+def _same(got: Sequence[Any], expected: Sequence[Any], message: str) -> None:
+    for index, pair in enumerate(zip(got, expected, strict=False)):
+        one, other = (list(step) if isinstance(step, tuple) else step for step in pair)
+        if not data_equivalence(one, other, exact=True):
+            raise AssertionError(f"{message}, got, at {index}, {one!r:.400} instead of {other!r:.400}.")
     if len(got) != len(expected):
-        raise AssertionError(f"{told}, got {len(got)} in place of {len(expected)}.")
-
-
-def _listed(played: Any) -> Any:
-    return list(played) if isinstance(played, tuple) else played
+        raise AssertionError(f"{message}, got {len(got)} instead of {len(expected)}.")
 
 
 def _expect(holds: bool, where: str, expected: str, got: Any) -> None:

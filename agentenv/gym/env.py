@@ -7,34 +7,34 @@ from typing import Any
 
 import gymnasium
 
+from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigError, ContractError
 from agentenv.gym import views
 from agentenv.gym.config import EpisodeMaker, GymConfig, Outcome
-from agentenv.gym.live import LiveEpisode
 from agentenv.gym.registration import spec_of
-from agentenv.trajectory import Trajectory
+from agentenv.gym.replayable import LiveEpisode
 
 _OPTIONS = ("task",)
 
 
 class AgentEnv(gymnasium.Env[Any, Any]):
-    """An agent environment for whatever drives Gymnasium's: `reset` draws a task, `step` takes an action.
+    """An agent environment as a Gymnasium environment: `reset` draws a task, `step` takes an action.
 
-    Observations, by `obs_mode`: "text", what the environment says now; "messages", the conversation so far as a chat
-    API takes it; "tokens", all ids so far, int64[T]. Actions are texts, with "tokens" ids (with the terminator) or a
-    `Completion`, whose log-probabilities the trajectory keeps then. Which task, and the environment's seed, come from
-    `np_random` alone; `reset(options={"task": index_or_id})` names the task.
+    `obs_mode` selects the observations: "text" is the latest observation, "messages" the conversation so far in a chat
+    API's form, "tokens" all ids so far, int64[T]. Actions are texts; with "tokens" they are ids (including the
+    terminator) or a `Completion`, whose log-probabilities the trajectory keeps. Only `np_random` decides the task and
+    the environment's seed; `reset(options={"task": index_or_id})` selects the task.
 
-    `info` has the facts of the environment as floats and texts, `score` where one was given, and at the end
-    `stop_reason`. A failure of the environment raises EpisodeFailed: there is no reward then, and `reset` goes on.
+    `info` holds the environment's facts as floats and texts, `score` if the environment returned one, and at the end
+    `stop_reason`. A failure of the environment raises EpisodeFailed: the reward is unknown; `reset` recovers.
 
-    With `max_episode_steps` an episode is truncated after so many actions, and the environment has a last word of
-    reward (`on_truncate`). Gymnasium's TimeLimit, which `gymnasium.make` puts around it, cuts without telling it; use
-    `agentenv.gym.make` where the last word matters.
+    `max_episode_steps` truncates an episode after that many actions and notifies the environment, which may still
+    return a reward (`on_truncate`). Gymnasium's TimeLimit, which `gymnasium.make` adds, truncates without notifying
+    it; use `agentenv.gym.make` if that reward matters.
 
-    Pickled or copied in the middle of an episode it carries the actions, and takes them again when it is next used.
-    Plain calls work where an event loop runs (Jupyter, Ray actors): episodes live on a loop in a thread of their own.
-    Async code has no need of this: it awaits `begin` and `act` of an `EpisodeMaker`.
+    A pickle or copy made in the middle of an episode carries the actions and replays them at its next use. Plain calls
+    work inside a running event loop (Jupyter, Ray actors): episodes run on a loop in the library's own thread. Async
+    code can await `begin` and `act` of an `EpisodeMaker` instead.
 
     Example::
 
@@ -50,12 +50,12 @@ class AgentEnv(gymnasium.Env[Any, Any]):
 
         Args:
             env: an installed environment's name, `module:Attr` or `file.py:Class`.
-            render_mode: None, "ansi" (`render` gives the episode as text) or "human" (it is written to stdout).
+            render_mode: None, "ansi" (`render` returns the episode as text) or "human" (writes it to stdout).
             **settings: the other fields of `agentenv.gym.GymConfig`.
 
         Raises:
-            ConfigError: one of them is wrong.
-            DataError: a row of the data cannot be used.
+            ConfigError: an argument is wrong.
+            DataError: a row of the data is invalid.
         """
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
             raise ConfigError(f"AgentEnv.render_mode: expected None, ansi or human, got {render_mode!r}. Change it.")
@@ -68,23 +68,23 @@ class AgentEnv(gymnasium.Env[Any, Any]):
 
     @property
     def trajectory(self) -> Trajectory:
-        """The record of the episode so far; whole once it is over.
+        """Record of the episode so far; complete once the episode is over.
 
         Raises:
-            ContractError: nothing was reset yet.
-            EpisodeFailed: this is a copy, and its episode went another way when it was played again.
+            ContractError: `reset` was not called yet.
+            EpisodeFailed: this is a copy whose replayed episode differs from the original.
         """
         return self._running("trajectory").trajectory
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode: the first observation and its info, which has the `task_id`.
+        """Start an episode; return the first observation and its info, which holds the `task_id`.
 
         Args:
-            seed: of `np_random`, which tasks and the environment's seeds are drawn from; None goes on with it.
-            options: {"task": index or id} names the task.
+            seed: seed of `np_random`, which draws tasks and the environment's seeds; None continues its stream.
+            options: {"task": index or id} selects the task.
 
         Raises:
-            ConfigError: an option is unknown or names no task.
+            ConfigError: an option is unknown or names an unknown task.
             EpisodeFailed: the environment failed.
         """
         super().reset(seed=seed)
@@ -98,27 +98,27 @@ class AgentEnv(gymnasium.Env[Any, Any]):
         return first
 
     def step(self, action: Any) -> Outcome:
-        """Take an action: observation, reward, terminated, truncated and info.
+        """Take an action; return observation, reward, terminated, truncated and info.
 
         Raises:
-            ContractError: no episode is running; or the action is none of this mode's, and the episode goes on.
-            EpisodeFailed: the environment failed: nobody knows the reward. The next `reset` begins anew.
+            ContractError: no episode is running, or the action does not fit the mode (the episode continues).
+            EpisodeFailed: the environment failed; the reward is unknown. Call `reset`.
         """
         live, taken = self._running("step"), self._maker.action(action)
         if live.over:
-            raise ContractError("AgentEnv.step: expected an episode that goes on, got one that is over. Call reset.")
+            raise ContractError("AgentEnv.step: expected a running episode, got one that is over. Call reset.")
         outcome = live.act(taken)
         self._show()
         return outcome
 
     def render(self) -> str | None:
-        """With "ansi" the episode so far as text; with "human" None: `reset` and `step` have written it to stdout."""
+        """Return the episode so far as text with "ansi"; None with "human", as `reset` and `step` wrote it already."""
         if self.render_mode is None:
             gymnasium.logger.warn("AgentEnv.render: expected a render_mode, got None. Make it with render_mode='ansi'.")
         return views.transcript(self.trajectory) if self.render_mode == "ansi" else None
 
     def close(self) -> None:
-        """End the episode, wherever it is; again is harmless."""
+        """End the episode in any state. Repeated calls are harmless."""
         live, self._live = self._live, None
         if live is not None:
             live.close()
@@ -129,7 +129,7 @@ class AgentEnv(gymnasium.Env[Any, Any]):
         return self._live
 
     def _show(self) -> None:
-        """With "human", write what was not written yet."""
+        """Write the new part of the episode if the mode is "human"."""
         if self.render_mode == "human":
             text = views.transcript(self.trajectory)
             sys.stdout.write(text[self._num_written :])

@@ -1,7 +1,7 @@
-"""`from_gymnasium`: any Gymnasium environment as an agent environment, played in words.
+"""`from_gymnasium`: any Gymnasium environment as an agent environment, played in text.
 
-The observation becomes text, the last action in an answer becomes an action of the space, and an answer without one is
-told what was expected; the environment never sees it. `agentenv_envs.gymnasium_text` has games that are ready.
+The observation becomes text, and the last action in an answer becomes an action of the space. An answer without a legal
+action gets feedback and never reaches the environment. `agentenv_envs.gymnasium_text` has ready-made games.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
-from agentenv.agent import AgentInstance, ResetState, StepState
+from agentenv.core.agent import AgentInstance, ResetState, StepState
+from agentenv.core.arguments import is_finite
+from agentenv.core.types import StepResult
 from agentenv.errors import ConfigError, ContractError, EpisodeFailed
-from agentenv.gym import foreign
+from agentenv.gym import guarded_calls as foreign
 from agentenv.gym.game import Gold, Moment, Render, Score, TextGame
 from agentenv.gym.parsing import (
     Illegal,
@@ -29,27 +31,33 @@ from agentenv.gym.parsing import (
     unreadable,
 )
 from agentenv.gym.rendering import allows, describe, is_messages, mask_text, plain
-from agentenv.rewards.text import with_opened_thought
-from agentenv.rewards.types import is_finite
-from agentenv.types import StepResult
+from agentenv.rewards.rules.text import with_opened_thought
 
 __all__ = ["FromGymnasium", "Illegal", "Moment", "TextGame", "from_gymnasium"]
 
 
+_ILLEGAL_TURNS = 2
+"""Answers without a legal action that an episode may have by default before it ends."""
+
+
 class _Pickled(type):
-    """Classes that `from_gymnasium` made are pickled by what they are made of: no module has them under their name."""
+    """Metaclass that pickles a class of `from_gymnasium` by its arguments: no module holds the class by its name."""
 
 
-def _reduced(cls: _Pickled) -> str | tuple[Any, ...]:
-    made = vars(cls).get("made_by_from_gymnasium")
-    return cls.__qualname__ if made is None else (_made, (cls.__name__, cls.__module__, vars(cls)["game"]))
+def _reduce(cls: _Pickled) -> str | tuple[Any, ...]:
+    is_generated = "made_by_from_gymnasium" in vars(cls)
+    return (_make_class, (cls.__name__, cls.__module__, vars(cls)["game"])) if is_generated else cls.__qualname__
 
 
-copyreg.pickle(_Pickled, _reduced)
+copyreg.pickle(_Pickled, _reduce)
 
 
-def _made(name: str, module: str, game: TextGame) -> type[FromGymnasium]:
-    namespace = {"game": game, "__module__": module, "__doc__": f"{game.name}, in words.", "made_by_from_gymnasium": 1}
+def _make_class(name: str, module: str, game: TextGame) -> type[FromGymnasium]:
+    namespace: dict[str, Any] = {
+        "game": game, "__module__": module, "__doc__": f"{game.name}, in text.", "made_by_from_gymnasium": 1,
+    }  # fmt: skip
+    if (max_steps := foreign.registered_max_steps(game.env)) is not None:
+        namespace["max_turns"] = max_steps + _ILLEGAL_TURNS
     return cast(type[FromGymnasium], _Pickled(name, (FromGymnasium,), namespace))
 
 
@@ -64,21 +72,22 @@ def from_gymnasium(
     score: Score | tuple[float, float] | None = None,
     gold: Gold | None = None,
 ) -> type[FromGymnasium]:
-    """An agent environment class that plays a Gymnasium environment in words.
+    """Return an agent environment class that plays a Gymnasium environment in text.
 
     Args:
         env_id: a registered id, also `module:Id`; or a function that makes an environment.
-        make_kwargs: arguments of the environment; those in --env_kwargs come on top.
-        render: puts a Moment in words; "ansi": the picture that the environment draws as text; "observation": the
-            observation by its space; "auto": the picture, where there is one, and the observation; a text alone.
-        parse: `parse(answer, space)` gives an action or `Illegal("what is wrong")`; None: by the action space.
-        actions: words for the actions of a Discrete space: a list with one for each, in order; or a mapping, which may
-            have several for one and none for others.
-        rules: what stands above the first observation.
-        score: a function of a Moment that gives a number in [0, 1] or None; or (low, high), between which the sum of
-            rewards is measured once the game has ended, 0.0 until then and where a limit of ours cut it; None: `score`,
-            `is_success` or `success` of the info, where there is one. A game that illegal answers ended has 0.0 by any.
-        gold: a function of a Moment that gives an action, or its text, that earns the full score from there, or None.
+        make_kwargs: arguments of the environment; --env_kwargs overrides them.
+        render: a function that renders a Moment as text; "ansi": the picture that the environment draws as text;
+            "observation": the observation by its space; "auto": the picture, if any, and the observation (a text
+            observation alone).
+        parse: `parse(answer, space)` returns an action or `Illegal("reason")`; None parses by the action space.
+        actions: words for the actions of a Discrete space: a list with one word per action, in order; or a mapping,
+            which may have several words for one action and none for another.
+        rules: text above the first observation.
+        score: a function of a Moment that returns a number in [0, 1] or None; or (low, high), which scales the sum of
+            rewards after the game has ended (0.0 before, and if one of our limits cut it); None: `score`, `is_success`
+            or `success` of the info, if present. A game that illegal answers ended always scores 0.0.
+        gold: a function of a Moment that returns an action (or its text) that earns the full score, or None.
 
     Example::
 
@@ -87,26 +96,26 @@ def from_gymnasium(
                               actions=["left", "down", "right", "up"], score=(0.0, 1.0))
 
     Raises:
-        ConfigError: an argument cannot be used.
+        ConfigError: an argument is invalid.
     """
     game = TextGame(env_id, dict(make_kwargs or {}), render, parse, actions, rules, score, gold)
     name = "".join(part[:1].upper() + part[1:] for part in game.name.rpartition("/")[2].replace("-", "_").split("_"))
     caller = sys._getframe(1).f_globals.get("__name__", __name__)
-    return _made("".join(filter(str.isalnum, name)) or "Game", str(caller), game)
+    return _make_class("".join(filter(str.isalnum, name)) or "Game", str(caller), game)
 
 
 class FromGymnasium(AgentInstance, metaclass=_Pickled):
-    """An episode of a Gymnasium environment, in words; `from_gymnasium` makes subclasses.
+    """An episode of a Gymnasium environment in text; `from_gymnasium` makes subclasses.
 
-    The environment is made and reset in `reset`, with the task's seed and the column `options`, and stepped once per
-    legal action. Its rewards, `terminated` and `truncated` are the episode's.
+    `reset` makes and resets the environment with the task's seed and the column `options`; each legal action steps it
+    once. Its rewards, `terminated` and `truncated` are the episode's.
 
-    An answer that is no legal action costs `invalid_reward`, and its feedback says what was wrong; the environment is
-    not stepped. Where an episode's rewards are mostly below zero, see that giving up does not pay: make
-    `max_invalid * invalid_reward` less than what playing on costs.
+    An answer without a legal action costs `invalid_reward` and gets feedback; the environment is not stepped. If most
+    rewards are negative, make sure that giving up does not pay: choose `max_invalid * invalid_reward` lower than the
+    cost of playing to the end.
 
-    info per turn: the numbers and texts of the environment's info; steps and total_reward (of the environment, so far)
-    and illegal (0/1).
+    info per turn: the numbers and texts of the environment's info, plus steps and total_reward (of the environment, so
+    far) and illegal (0/1).
     """
 
     game: ClassVar[TextGame]
@@ -127,19 +136,19 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
         form: Literal["last", "tags"] = "last",
         mask: Literal["tell", "enforce"] = "tell",
     ) -> None:
-        """Set what an episode may cost.
+        """Set the arguments and limits of an episode.
 
         Args:
-            make_kwargs: arguments of the environment, on top of those that the class has.
-            max_steps: steps of the environment, after which it is truncated; None: as it is registered. That is an end
-                of the game: where steps cost, fewer are worth more by a score of (low, high).
-            max_invalid: answers that are no legal action, with the last of which the episode is terminated.
-            invalid_reward: of each of them.
-            form: "last": the last action that is said counts; "tags": what the last <action>…</action> holds.
-            mask: "tell": actions that `info["action_mask"]` lacks are named only; "enforce": they are illegal.
+            make_kwargs: arguments of the environment; they override those of the class.
+            max_steps: steps of the environment, after which it is truncated; None: the registered number. This ends
+                the game: if steps cost, a score of (low, high) is higher for fewer steps.
+            max_invalid: number of answers without a legal action at which the episode terminates.
+            invalid_reward: reward of each such answer.
+            form: "last": the last action in the answer counts; "tags": the content of the last <action>…</action>.
+            mask: "tell": the feedback names the actions in `info["action_mask"]`; "enforce": others are illegal too.
 
         Raises:
-            ConfigError: an argument is wrong, or nobody registered such an environment.
+            ConfigError: an argument is wrong, or the environment is not registered.
         """
         if not hasattr(type(self), "game"):
             raise ConfigError(
@@ -161,22 +170,22 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
         if isinstance(self._game().env, str):
             foreign.check_id(str(self._game().env))
 
-    def reset(self, states: ResetState) -> ResetState:  # type: ignore[override]  # in a thread of its own
-        """Make the environment and reset it; the rules and the first observation stand under the task's prompt.
+    def reset(self, states: ResetState) -> ResetState:  # type: ignore[override]  # in a separate thread
+        """Make and reset the environment; the rules and the first observation follow the task's prompt.
 
-        One that speaks in messages, or is agentenv's own, has a prompt of its own, which takes the task's place.
+        An environment that returns messages, or is one of agentenv's, has its own prompt, which replaces the task's.
 
         Raises:
-            ConfigError: its observations or actions cannot be put in words, or it does not take the arguments.
+            ConfigError: its observations or actions cannot be written as text, or it does not take the arguments.
             MissingDependency: it needs a package that is not installed.
             EpisodeFailed: it raised.
-            ContractError: it gave what `reset` may not.
+            ContractError: it returned an invalid value.
         """
         game, where = self._game(), self._game().name
         kwargs = {**game.make_kwargs, **self.make_kwargs}
         ansi = game.render in ("auto", "ansi")
         self.env = foreign.make(game.env, kwargs, ansi=ansi, max_steps=self.max_steps)
-        if self._closed:  # the episode was given up meanwhile
+        if self._closed:  # the episode was closed meanwhile
             self.close()
         self.names = names_of(game.actions, self.env.action_space)
         if game.parse is None and not can_be_read(self.env.action_space):
@@ -184,20 +193,24 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
         with foreign.named(f"{where}.reset"):
             values = self._reset_env(states)
         observation, info = foreign.reset_values(where, values)
-        self.moment = Moment(self.env, _kept(observation), info)
+        self.moment = Moment(self.env, _snapshot(observation), info)
         if is_messages(observation):
-            return {**states, "observation": _kept(observation)}
-        told = "\n".join(filter(None, (self._rules(self.moment), self._told(self.moment))))
-        if type(self.env.unwrapped).__module__.startswith("agentenv.gym"):  # it has tasks of its own
-            return {**states, "observation": [{"role": "user", "content": told}]}
-        return {**states, "observation": _under(states["observation"], told)}
+            return {**states, "observation": _snapshot(observation)}
+        rules = game.rules
+        if not isinstance(rules, str):
+            rules = self._call_text_function("rules", rules, self.moment)
+        actions = "" if game.parse is not None else self._actions_text()
+        text = "\n".join(filter(None, (rules, actions, self._observation_text(self.moment))))
+        if type(self.env.unwrapped).__module__.startswith("agentenv.gym"):  # it has its own tasks
+            return {**states, "observation": [{"role": "user", "content": text}]}
+        return {**states, "observation": _append_to_prompt(states["observation"], text)}
 
-    def step(self, states: StepState) -> StepResult:  # type: ignore[override]  # in a thread of its own
-        """Play the action of an answer, or say why it has none.
+    def step(self, states: StepState) -> StepResult:  # type: ignore[override]  # in a separate thread
+        """Play the action of an answer, or reply why it has no legal action.
 
         Raises:
             EpisodeFailed: the environment raised.
-            ContractError: it gave what `step` may not.
+            ContractError: it returned an invalid value.
         """
         action = self._action(states)
         if isinstance(action, Illegal):
@@ -207,26 +220,26 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
             values = self._step_env(action)
         observation, reward, terminated, truncated, info = foreign.step_values(where, values)
         self.moment = moment = replace(
-            before, observation=_kept(observation), info=info, action=action, reward=reward,
+            before, observation=_snapshot(observation), info=info, action=action, reward=reward,
             total=before.total + reward, num_steps=before.num_steps + 1,
             terminated=terminated, truncated=truncated and not terminated,
         )  # fmt: skip
         done = terminated or truncated
         return StepResult(
             "" if done else self._message(moment, before.observation),
-            reward=self._reward(moment),
+            reward=moment.reward,
             terminated=moment.terminated,
             truncated=moment.truncated,
-            score=self._game().scored(moment),
+            score=self._game().score_of(moment),
             info=self._facts(moment, illegal=False),
         )
 
-    def gold(self, states: StepState) -> str | None:  # type: ignore[override]  # in a thread of its own
-        """What the class's `gold` knows, as an answer in the form that is asked for.
+    def gold(self, states: StepState) -> str | None:  # type: ignore[override]  # in a separate thread
+        """Return the class's `gold` action as an answer in the expected form.
 
         Raises:
-            ContractError: it is no action.
-            EpisodeFailed: it raised.
+            ContractError: `gold` returned something that is not an action.
+            EpisodeFailed: `gold` raised.
         """
         rule, where = self._game().gold, f"{self._game().name}: gold"
         if rule is None or self.moment is None:
@@ -238,19 +251,19 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
             return None
         if not is_one:
             space = self.env.action_space
-            raise ContractError(f"{where}: expected an action of {space}, a text or None, got {action!r:.60}. Mend it.")
-        said = action if isinstance(action, str) else first_name(action, self.names)
-        return f"<action>{said}</action>" if self.form == "tags" else said
+            raise ContractError(f"{where}: expected an action of {space}, a text or None, got {action!r:.60}. Fix it.")
+        answer = action if isinstance(action, str) else first_name(action, self.names)
+        return f"<action>{answer}</action>" if self.form == "tags" else answer
 
-    def close(self) -> None:  # type: ignore[override]  # in a thread of its own
-        """Close the environment, whatever state it is in."""
+    def close(self) -> None:  # type: ignore[override]  # in a separate thread
+        """Close the environment in any state."""
         self._closed = True
         env, self.env = self.env, None
         if env is not None:
             with foreign.named(f"{self._game().name}.close"):
                 env.close()
 
-    # --- what a game with rows of its own replaces
+    # --- overridden by games with their own rows
 
     def _game(self) -> TextGame:
         return self.game
@@ -262,56 +275,47 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
     def _step_env(self, action: Any) -> Any:
         return self.env.step(action)
 
-    def _reward(self, moment: Moment) -> float:
-        return moment.reward
+    # --- text
 
-    # --- words
-
-    def _rules(self, moment: Moment) -> str:
-        game = self._game()
-        said = game.rules if isinstance(game.rules, str) else self._text_of("rules", game.rules, moment)
-        may = "" if game.parse is not None else self._may()
-        return "\n".join(filter(None, (said, may)))
-
-    def _text_of(self, name: str, rule: Render, moment: Moment) -> str:
-        """What a rule puts in words.
+    def _call_text_function(self, name: str, function: Render, moment: Moment) -> str:
+        """Return the text of a user's function.
 
         Raises:
-            ContractError: it is no text.
+            ContractError: it returned something that is not a text.
         """
         where = f"{self._game().name}: {name}"
         with foreign.named(where):
-            said = rule(moment)
-        if not isinstance(said, str):
-            raise ContractError(f"{where}: expected a text, got {said!r:.60}. Give a text.")
-        return said
+            text = function(moment)
+        if not isinstance(text, str):
+            raise ContractError(f"{where}: expected a text, got {text!r:.60}. Return a text.")
+        return text
 
-    def _may(self) -> str:
+    def _actions_text(self) -> str:
         return describe_actions(self.env.action_space, names=self.names, form=self.form)
 
-    def _told(self, moment: Moment) -> str:
-        """The observation, and what the mask says, in words."""
+    def _observation_text(self, moment: Moment) -> str:
+        """Return the observation and the action mask as text."""
         game, space = self._game(), self.env.observation_space
-        said = self._text_of("render", game.render, moment) if callable(game.render) else self._drawn(moment, space)
-        return "\n".join(filter(None, (said, mask_text(moment.info, self.env.action_space, self.names))))
-
-    def _drawn(self, moment: Moment, space: Any) -> str:
-        mode = self._game().render
-        mode = "observation" if mode == "auto" and is_text(space) else mode
-        picture = self.env.render() if mode != "observation" and self.env.render_mode == "ansi" else None
-        if mode == "ansi" and not isinstance(picture, str):
-            raise ConfigError(f"{self._game().name}: render: expected a picture in text, got none. Use another render.")
-        picture = plain(picture) if isinstance(picture, str) else ""
-        if mode == "ansi":
-            return picture
-        said = describe(moment.observation, space)
-        return f"{picture}\nObservation: {said}" if picture else said
+        if callable(game.render):
+            text = self._call_text_function("render", game.render, moment)
+        else:
+            mode = "observation" if game.render == "auto" and is_text(space) else game.render
+            picture = self.env.render() if mode != "observation" and self.env.render_mode == "ansi" else None
+            if mode == "ansi" and not isinstance(picture, str):
+                raise ConfigError(f"{game.name}: render: expected a picture in text, got none. Use another render.")
+            picture = plain(picture) if isinstance(picture, str) else ""
+            if mode == "ansi":
+                text = picture
+            else:
+                text = describe(moment.observation, space)
+                text = f"{picture}\nObservation: {text}" if picture else text
+        return "\n".join(filter(None, (text, mask_text(moment.info, self.env.action_space, self.names))))
 
     def _message(self, moment: Moment, before: Any) -> Any:
-        """What is said after a step; of a conversation that came whole, what is new in it."""
+        """Return the messages after a step; of an observation that is a whole conversation, only the new ones."""
         if not is_messages(moment.observation):
-            return [{"role": "user", "content": self._told(moment)}]
-        messages = _kept(moment.observation)
+            return [{"role": "user", "content": self._observation_text(moment)}]
+        messages = _snapshot(moment.observation)
         num = len(before) if is_messages(before) and messages[: len(before)] == before else 0
         num += num < len(messages) and messages[num]["role"] == "assistant"
         return messages[num:]
@@ -319,7 +323,7 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
     # --- actions
 
     def _action(self, states: StepState) -> Any:
-        """The action of an answer, or Illegal."""
+        """Return the action of an answer, or Illegal."""
         game, space, text = self._game(), self.env.action_space, states["action_text"]
         if game.parse is None:
             if not (is_text(space) and self.form == "last"):
@@ -343,13 +347,13 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
         self.moment = moment = replace(self._now(), num_illegal=num, gave_up=not left)
         masked = mask_text(moment.info, self.env.action_space, self.names)
         chances = "1 more answer without one ends" if left == 1 else f"{left} more answers without one end"
-        told = [f"That was no legal action, and nothing happened. {illegal.reason}", self._may(), masked]
-        told.append(f"{chances} the episode." if left else "")
+        lines = [f"That was not a legal action, and nothing happened. {illegal.reason}", self._actions_text(), masked]
+        lines.append(f"{chances} the episode." if left else "")
         return StepResult(
-            [{"role": "user", "content": "\n".join(filter(None, told))}] if left else "",
+            [{"role": "user", "content": "\n".join(filter(None, lines))}] if left else "",
             reward=self.invalid_reward,
             terminated=not left,
-            score=self._game().scored(moment),
+            score=self._game().score_of(moment),
             info=self._facts(moment, illegal=True),
         )
 
@@ -365,19 +369,19 @@ class FromGymnasium(AgentInstance, metaclass=_Pickled):
         return self.moment
 
 
-def _kept(observation: Any) -> Any:
-    """An observation as it is now: an environment may go on writing into its one list of messages."""
+def _snapshot(observation: Any) -> Any:
+    """Copy an observation of messages: an environment may append to its list later."""
     return [dict(message) for message in observation] if is_messages(observation) else observation
 
 
-def _under(prompt: Any, told: str) -> Any:
-    """A text under a prompt: in the last message where that is the user's, else in one of its own."""
+def _append_to_prompt(prompt: Any, text: str) -> Any:
+    """Append a text to a prompt: to its last message if that is a user's, otherwise as a new message."""
     if isinstance(prompt, str):
-        return f"{prompt}\n{told}\n"
+        return f"{prompt}\n{text}\n"
     last = prompt[-1] if prompt else {}
     if last.get("role") != "user" or not isinstance(last.get("content"), str):
-        return [*prompt, {"role": "user", "content": told}]
-    return [*prompt[:-1], {**last, "content": f"{last['content']}\n{told}"}]
+        return [*prompt, {"role": "user", "content": text}]
+    return [*prompt[:-1], {**last, "content": f"{last['content']}\n{text}"}]
 
 
 def _check(max_steps: Any, max_invalid: Any, invalid_reward: Any) -> None:

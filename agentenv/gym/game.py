@@ -1,4 +1,4 @@
-"""A Gymnasium environment in words: what is fixed of it (TextGame), and where an episode of it stands (Moment)."""
+"""A Gymnasium environment in text: its settings (TextGame) and the state of an episode (Moment)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agentenv.errors import ConfigError, ContractError
-from agentenv.gym.foreign import named, number_of
+from agentenv.gym.guarded_calls import named, number_of
 from agentenv.gym.parsing import Parse
 
 _SCORES = ("score", "is_success", "success")
@@ -16,26 +16,26 @@ _SCORES = ("score", "is_success", "success")
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Where an episode of a Gymnasium environment stands: what rules in words, scores and gold actions look at."""
+    """The state of an episode of a Gymnasium environment, as rules, scores and gold actions see it."""
 
     env: Any
-    """The environment with its wrappers; its insides are in `env.unwrapped`."""
+    """The environment with its wrappers; `env.unwrapped` is the environment itself."""
     observation: Any
     info: Mapping[str, Any] = field(default_factory=dict)
     action: Any = None
-    """The one that led here; None after the reset."""
+    """Last action; None after the reset."""
     reward: float = 0.0
-    """Of the last step."""
+    """Reward of the last step."""
     total: float = 0.0
-    """All rewards of the environment so far."""
+    """Sum of the environment's rewards so far."""
     num_steps: int = 0
     num_illegal: int = 0
-    """Answers that were no legal action, none of which the environment saw."""
+    """Number of answers without a legal action; the environment saw none of them."""
     terminated: bool = False
     truncated: bool = False
-    """By Gymnasium, as `terminated`: while the game goes on, and where our own limits end it, both are False."""
+    """Gymnasium's flags. Both are False while the game is running, and if our own limits end it."""
     gave_up: bool = False
-    """Illegal answers ended the episode: the game itself had not ended."""
+    """True if illegal answers ended the episode before the game ended."""
 
 
 Render = Callable[[Moment], str]
@@ -45,25 +45,33 @@ Gold = Callable[[Moment], Any]
 
 @dataclass(frozen=True, slots=True)
 class TextGame:
-    """What makes an agent environment of a Gymnasium environment; see `from_gymnasium` for each."""
+    """Settings of a Gymnasium environment in text; see `from_gymnasium` for each."""
 
     env: str | Callable[..., Any]
+    """Id of an environment, or a function that makes one."""
     make_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `gymnasium.make`, or of the function."""
     render: Render | Literal["auto", "ansi", "observation"] = "auto"
+    """How to write an observation as text."""
     parse: Parse | None = None
+    """How to read an action from an answer."""
     actions: Sequence[str] | Mapping[str, int] | None = None
+    """Names of the discrete actions."""
     rules: str | Callable[[Moment], str] = ""
+    """Text before the first observation."""
     score: Score | tuple[float, float] | None = None
+    """Score of an episode, or the lowest and highest sum of rewards to scale from."""
     gold: Gold | None = None
+    """A right action for tests, from a Moment."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be used.
+        """Check the settings.
 
         Raises:
-            ConfigError: naming the argument.
+            ConfigError: a setting is invalid; the message names it.
         """
         if not (isinstance(self.env, str) and self.env) and not callable(self.env):
-            self._refuse("env_id", "the id of an environment or what makes one", self.env)
+            self._refuse("env_id", "the id of an environment or a function that makes one", self.env)
         if self.render not in ("auto", "ansi", "observation") and not callable(self.render):
             self._refuse("render", "auto, ansi, observation or a function of a Moment", self.render)
         for name in ("parse", "gold"):
@@ -83,17 +91,17 @@ class TextGame:
 
     @property
     def name(self) -> str:
-        """The id of the environment, or the name of what makes it: for errors."""
+        """Id of the environment, or the name of the function that makes it, for error messages."""
         return self.env if isinstance(self.env, str) else getattr(self.env, "__name__", type(self.env).__name__)
 
-    def scored(self, moment: Moment) -> float | None:
-        """The score by the declared rule; without one `score`, `is_success` or `success` of the info, or None.
+    def score_of(self, moment: Moment) -> float | None:
+        """Return the score by the declared rule; without one, `score`, `is_success` or `success` of the info, or None.
 
-        A game that was given up by illegal answers has 0.0 where the rule would have a number. By (low, high) a game
-        that has not ended has 0.0 too: where steps cost, its sum of rewards is the higher the sooner it stops.
+        A game that illegal answers ended scores 0.0 instead of the rule's number. By (low, high) a game that has not
+        ended scores 0.0 too: if steps cost, its sum of rewards is higher the sooner it stops.
 
         Raises:
-            ContractError: the rule gave what is no score.
+            ContractError: the rule returned something that is not a score.
             EpisodeFailed: the rule raised.
         """
         score = self._by_rule(moment)
@@ -106,13 +114,13 @@ class TextGame:
             low, high = self.score
             return min(1.0, max(0.0, (moment.total - low) / (high - low)))
         if self.score is None:
-            found = [moment.info[name] for name in _SCORES if name in moment.info]
-            number = number_of(found[0]) if found else math.nan
+            scores = [moment.info[name] for name in _SCORES if name in moment.info]
+            number = number_of(scores[0]) if scores else math.nan
             return number if 0.0 <= number <= 1.0 else None
         with named(f"{self.name}: score"):
             value = self.score(moment)
         if value is None:
             return None
         if not 0.0 <= (number := number_of(value)) <= 1.0:
-            raise ContractError(f"{self.name}: score: expected a number in [0, 1], got {value!r}. Mend the rule.")
+            raise ContractError(f"{self.name}: score: expected a number in [0, 1], got {value!r}. Fix the rule.")
         return number

@@ -1,6 +1,6 @@
-"""Texts to actions of a Gymnasium space: the last action that an answer names, or what is wrong with it in words.
+"""Parse text into actions of a Gymnasium space: the last action in an answer, or the reason why it has none.
 
-An illegal action stays one: nothing here falls back to a default.
+An illegal action stays illegal: nothing here falls back to a default.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from gymnasium import spaces
 
 from agentenv.errors import ConfigError
 from agentenv.gym.spaces import AnyText
-from agentenv.rewards.text import final_text
+from agentenv.rewards.rules.text import final_text
 
 _READ_CHARS = 20_000
-"""Of the end of an answer: an action that is further from it is not the last thing said."""
+"""Characters at the end of an answer in which an action counts as the last one."""
 _JSON_CHARS = 4_000
 _NUMBER = r"[-+]?(?:\d{1,18}(?:\.\d{0,18})?|\.\d{1,18})(?:[eE][-+]?\d{1,3})?"
 _ONE = re.compile(rf"(?<![\w.]){_NUMBER}(?![\w]|\.\d)")
@@ -31,23 +31,24 @@ _TAGS = re.compile(r"<action>((?:(?!<action>).)*?)</action>", re.DOTALL | re.IGN
 
 @dataclass(frozen=True, slots=True)
 class Illegal:
-    """Why an answer is no legal action: a sentence for the policy."""
+    """The reason why an answer has no legal action, as a sentence for the policy."""
 
     reason: str
 
 
 Names = Mapping[str, int]
-"""Lower-case words to actions of a Discrete space; several may mean one, the first is the one that is said."""
+"""Lower-case words to actions of a Discrete space; of several words for one action, messages use the first."""
 Parse = Callable[[str, Any], Any]
-"""`parse(answer, space)` gives an action of the space, or Illegal."""
+"""`parse(answer, space)` returns an action of the space, or Illegal."""
 
 
 def names_of(actions: Sequence[str] | Mapping[str, int] | None, space: Any) -> dict[str, int]:
-    """The words for the actions of a Discrete space: a list says one for each, in order; a mapping may have several
-    for one, and none for others.
+    """Return the words for the actions of a Discrete space.
+
+    A list has one word per action, in order. A mapping may have several words for one action and none for another.
 
     Raises:
-        ConfigError: there are words for actions that are none, or a list has not one for each.
+        ConfigError: a word names an action outside the space, or a list does not have one word per action.
     """
     if not actions:
         return {}
@@ -57,59 +58,63 @@ def names_of(actions: Sequence[str] | Mapping[str, int] | None, space: Any) -> d
     discrete = isinstance(space, spaces.Discrete)
     wrong = [name for name, action in names.items() if not (discrete and space.contains(action))]
     if wrong:
-        raise ConfigError(f"actions: expected names of actions of {space}, got {wrong}. Give one name per action.")
+        raise ConfigError(f"actions: expected names of actions of {space}, got {wrong}. Pass one name per action.")
     if not isinstance(actions, Mapping) and len(names) != space.n:
         some = json.dumps(dict(list(names.items())[:2]))
         raise ConfigError(
             f"actions: expected {space.n} different names, one for each action of {space}, got {len(names)} "
-            f"({', '.join(names)}). Name all, or give a mapping such as {some}."
+            f"({', '.join(names)}). Name all, or pass a mapping such as {some}."
         )
     return names
 
 
 def read_action(answer: str, space: Any, *, names: Names = {}, form: str = "last") -> Any:  # noqa: B006 - never changed
-    """The action that an answer names, as the space has it; or Illegal with what to say to the policy.
+    """Return the action in an answer as an element of the space, or Illegal with a reason for the policy.
 
-    What a model thought (`<think>…</think>`) is no answer. With `form` "last" the last action said counts; where
-    actions have names, a number counts only where the answer is nothing else. With "tags" only what the last
-    <action>…</action> holds counts, and it must be an action and nothing else. Text spaces take the answer whole,
-    character by character.
+    Reasoning (`<think>…</think>`) is not part of the answer. With `form` "last" the last action in the answer counts;
+    if actions have names, a number counts only if the answer is nothing else. With "tags" only the content of the last
+    <action>…</action> counts, and it must be exactly an action. Text spaces take the whole answer, character by
+    character.
 
     Raises:
         ConfigError: actions of this space cannot be read from text.
     """
-    said = answer if form == "last" and is_text(space) else final_text(answer)
-    if said is None:
+    text = answer if form == "last" and is_text(space) else final_text(answer)
+    if text is None:
         return Illegal("No action was found: the thought did not end.")
     if form == "tags":
-        said = _in_tags(said)
-        if said is None:
+        contents = _TAGS.findall(text)
+        if not contents:
             return Illegal("No action was found between <action> and </action>.")
+        text = contents[-1].strip()
     if is_text(space):
-        legal = space.contains(said)
-        return said if legal else Illegal("That text is too long or has characters that are not allowed.")
-    said = said[-_READ_CHARS:]
+        legal = space.contains(text)
+        return text if legal else Illegal("That text is too long or has characters that are not allowed.")
+    text = text[-_READ_CHARS:]
     if isinstance(space, spaces.Discrete):
-        return _discrete(said, space, names, whole=form == "tags")
+        return _discrete(text, space, names, whole=form == "tags")
     if isinstance(space, _ARRAYS):
-        return _numbers(said, space)
+        return _numbers(text, space)
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        return _structure(said, space)
+        value = _last_json(text[-_JSON_CHARS:], dict if isinstance(space, spaces.Dict) else list)
+        if value is None:
+            return Illegal(f"No JSON value of the form {_form(space)} was found.")
+        return _of_json(value, space, "the action")
     raise unreadable(space)
 
 
 def unreadable(space: Any) -> ConfigError:
-    """The error of a space whose actions nobody can say."""
-    return ConfigError(f"from_gymnasium: expected actions that can be read from text, got {space}. Give `parse`.")
+    """Return the error for a space whose actions cannot be read from text."""
+    return ConfigError(f"from_gymnasium: expected actions that can be read from text, got {space}. Pass `parse`.")
 
 
 def is_text(space: Any) -> bool:
-    """Gymnasium's Text, and spaces of ours and others whose members are texts."""
+    """Return True for Gymnasium's Text and for AnyText."""
     return isinstance(space, spaces.Text | AnyText)
 
 
 def can_be_read(space: Any) -> bool:
-    """Whether `read_action` knows how an action of a space is said."""
+    """Return True if `read_action` can read actions of the space."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         inner = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
         return all(can_be_read(one) for one in inner)
@@ -117,13 +122,13 @@ def can_be_read(space: Any) -> bool:
 
 
 def describe_actions(space: Any, *, names: Names = {}, form: str = "last") -> str:  # noqa: B006 - never changed
-    """What a policy may say, in a sentence or two."""
+    """Describe the legal answers for the policy, in a sentence or two."""
     end = " Put it between <action> and </action>." if form == "tags" else ""
     if isinstance(space, spaces.Discrete):
         words = list(dict.fromkeys(first_name(action, names) for action in names.values()))
-        said = f"Actions: {', '.join(words)}. Say one of them; the last one you say counts."
+        by_name = f"Actions: {', '.join(words)}. Say one of them; the last one you say counts."
         first, last = int(space.start), int(space.start + space.n - 1)
-        return (said if words else f"Say one whole number from {first} to {last}; the last one counts.") + end
+        return (by_name if words else f"Say one whole number from {first} to {last}; the last one counts.") + end
     if isinstance(space, _ARRAYS):
         example = ", ".join(["0"] * _size(space))
         return f"Say {_expected(space)}, such as [{example}]; the last list you say counts.{end}"
@@ -133,37 +138,32 @@ def describe_actions(space: Any, *, names: Names = {}, form: str = "last") -> st
 
 
 def first_name(action: int, names: Names) -> str:
-    """The word for an action, or its number."""
+    """Return the first word for an action, or its number as text."""
     return next((name for name, meant in names.items() if meant == action), str(action))
 
 
-def _in_tags(text: str) -> str | None:
-    found = _TAGS.findall(text)
-    return found[-1].strip() if found else None
-
-
-def _discrete(said: str, space: spaces.Discrete[Any], names: Names, *, whole: bool) -> Any:
-    lowered = said.lower()
+def _discrete(text: str, space: spaces.Discrete[Any], names: Names, *, whole: bool) -> Any:
+    lowered = text.lower()
     if names:
         words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
         pattern = re.compile(rf"(?<!\w)(?:{words})(?!\w)")
-        found = [lowered] if whole and lowered in names else [] if whole else pattern.findall(lowered)
-        if found:
-            return names[found[-1]]
-    numbers = _ONE.findall(said)
-    if not numbers or ((whole or names) and numbers[-1] != said.rstrip(".")):
-        return Illegal(f"No action was found in {_quoted(said)}.")
+        matches = [lowered] if whole and lowered in names else [] if whole else pattern.findall(lowered)
+        if matches:
+            return names[matches[-1]]
+    numbers = _ONE.findall(text)
+    if not numbers or ((whole or names) and numbers[-1] != text.rstrip(".")):
+        return Illegal(f"No action was found in {_quoted(text)}.")
     number = float(numbers[-1])
     action = int(number) if number.is_integer() else None
     if action is None or not space.contains(action):
-        return Illegal(f"{numbers[-1]} is no action.")
+        return Illegal(f"{numbers[-1]} is not an action.")
     return action
 
 
-def _numbers(said: str, space: Any) -> Any:
-    runs = _RUN.findall(said)
+def _numbers(text: str, space: Any) -> Any:
+    runs = _RUN.findall(text)
     if not runs:
-        return Illegal(f"No numbers were found in {_quoted(said)}.")
+        return Illegal(f"No numbers were found in {_quoted(text)}.")
     numbers = [float(text) for text in _ONE.findall(runs[-1])]
     if len(numbers) != _size(space):
         return Illegal(f"Expected {_expected(space)}, got {len(numbers)} numbers.")
@@ -171,15 +171,15 @@ def _numbers(said: str, space: Any) -> Any:
 
 
 def _array(numbers: Any, space: Any) -> Any:
-    """The numbers in the shape and type of a space; Illegal where they are none of it."""
-    given = np.asarray(numbers, dtype=np.float64)
+    """Return the numbers in the shape and type of a space; Illegal if they are not an element."""
+    values = np.asarray(numbers, dtype=np.float64)
     whole = np.issubdtype(space.dtype, np.integer)
-    if given.size != _size(space) or not np.isfinite(given).all() or (whole and (given != np.floor(given)).any()):
+    if values.size != _size(space) or not np.isfinite(values).all() or (whole and (values != np.floor(values)).any()):
         return Illegal(f"Expected {_expected(space)}, got {_short(numbers)}.")
     limits = np.iinfo(space.dtype) if whole else np.finfo(space.dtype)
-    if (given < float(limits.min)).any() or (given > float(limits.max)).any():
+    if (values < float(limits.min)).any() or (values > float(limits.max)).any():
         return Illegal(f"Expected {_expected(space)}, got {_short(numbers)}.")
-    action = given.reshape(space.shape).astype(space.dtype)
+    action = values.reshape(space.shape).astype(space.dtype)
     return action if space.contains(action) else Illegal(f"Expected {_expected(space)}, got {_short(numbers)}.")
 
 
@@ -209,15 +209,8 @@ def _between(low: float, high: float) -> str:
     return f"{low:g} or more" if math.isinf(high) else f"up to {high:g}" if math.isinf(low) else f"{low:g} to {high:g}"
 
 
-def _structure(said: str, space: Any) -> Any:
-    value = _last_json(said[-_JSON_CHARS:], dict if isinstance(space, spaces.Dict) else list)
-    if value is None:
-        return Illegal(f"No JSON value of the form {_form(space)} was found.")
-    return _of_json(value, space, "the action")
-
-
 def _last_json(text: str, kind: type) -> Any:
-    """The last JSON object or array in a text that is in no other."""
+    """Return the last outermost JSON object or array in a text."""
     decoder, at, last, opening = json.JSONDecoder(), 0, None, "{" if kind is dict else "["
     while (at := text.find(opening, at)) >= 0:
         try:
@@ -228,7 +221,7 @@ def _last_json(text: str, kind: type) -> Any:
 
 
 def _of_json(value: Any, space: Any, where: str) -> Any:
-    """A JSON value as a member of a space; Illegal with where it is not."""
+    """Return a JSON value as an element of a space; Illegal with the place that does not fit."""
     if isinstance(space, spaces.Dict):
         if not isinstance(value, dict) or set(value) != set(space.spaces):
             return Illegal(f"Expected an object with the keys {', '.join(map(str, space.spaces))} for {where}.")
@@ -240,26 +233,26 @@ def _of_json(value: Any, space: Any, where: str) -> Any:
         return _all({i: _of_json(one, inner, f"value {i + 1}") for i, (one, inner) in pairs}, tuple)
     if isinstance(space, _ARRAYS):
         flat = _flat(value)
-        made = Illegal("") if flat is None else _array(flat, space)
-        return Illegal(f"Expected {_expected(space)} for {where}.") if isinstance(made, Illegal) else made
+        array = Illegal("") if flat is None else _array(flat, space)
+        return Illegal(f"Expected {_expected(space)} for {where}.") if isinstance(array, Illegal) else array
     if is_text(space):
         return value if isinstance(value, str) and space.contains(value) else Illegal(f"Expected a text for {where}.")
     if isinstance(space, spaces.Discrete):
         whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
         last = int(space.start + space.n - 1)
-        told = Illegal(f"Expected a whole number from {int(space.start)} to {last} for {where}.")
-        return value if whole and space.contains(value) else told
+        illegal = Illegal(f"Expected a whole number from {int(space.start)} to {last} for {where}.")
+        return value if whole and space.contains(value) else illegal
     raise unreadable(space)
 
 
 def _all(read: dict[Any, Any], kind: type) -> Any:
-    """What was read of each part together; the first Illegal where there is one."""
+    """Return the parts as one value, or the first Illegal among them."""
     wrong = next((part for part in read.values() if isinstance(part, Illegal)), None)
     return wrong or (read if kind is dict else tuple(read.values()))
 
 
 def _flat(value: Any) -> list[float] | None:
-    """The numbers of a JSON number or (nested) list; None where there is anything else."""
+    """Return the numbers of a JSON number or (nested) list; None if it holds anything else."""
     if isinstance(value, list):
         parts = [_flat(one) for one in value]
         return None if None in parts else [number for part in parts for number in part or ()]
@@ -268,7 +261,7 @@ def _flat(value: Any) -> list[float] | None:
 
 
 def _form(space: Any) -> str:
-    """A JSON value of a space, with words in the places of values."""
+    """Return the JSON form of a space's elements, with words instead of values."""
     if isinstance(space, spaces.Dict):
         return "{" + ", ".join(f'"{key}": {_form(inner)}' for key, inner in space.spaces.items()) + "}"
     if isinstance(space, spaces.Tuple):

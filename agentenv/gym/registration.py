@@ -1,7 +1,7 @@
-"""Ids of environments for `gymnasium.make`, and `make` and `make_vec` for those that have none.
+"""Ids of environments for `gymnasium.make`, and `make` and `make_vec` for environments without one.
 
-Every installed environment `some_name` is `agentenv/SomeName-v0`. Registering reads the metadata of installed packages
-and imports no environment: one that cannot be imported stands in nobody's way until somebody makes it.
+The id of an installed environment `some_name` is `agentenv/SomeName-v0`. Registration reads the metadata of installed
+packages and imports no environment: a broken one fails only when it is made.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
-from agentenv.endpoint.agent import owns_its_loop
+from agentenv._util.suggest import did_you_mean
+from agentenv.core.types import Limits
+from agentenv.episode.endpoint.agent import owns_its_loop
+from agentenv.episode.registry import installed_envs, load_env
 from agentenv.errors import ConfigError
-from agentenv.loading import installed_envs, load_env, nearest
-from agentenv.types import Limits
 
 NAMESPACE = "agentenv"
 ENTRY_POINT = "agentenv.gym.env:AgentEnv"
@@ -29,7 +30,7 @@ _UNFIT = re.compile(r"[^\w.-]+")
 
 
 def id_of(env: str) -> str:
-    """The id of an environment: `math_retry` and `MathRetry` of any module or file are `agentenv/MathRetry-v0`."""
+    """Return the id of an environment: `math_retry` and a class `MathRetry` both become `agentenv/MathRetry-v0`."""
     path, _, attribute = env.partition(":")
     name = attribute or (PurePath(path).stem if path.endswith(".py") else path)
     camel = "".join(part[:1].upper() + part[1:] for part in re.split(r"[_\s-]+", name))
@@ -37,61 +38,83 @@ def id_of(env: str) -> str:
 
 
 def installed_ids() -> dict[str, str]:
-    """The names of installed environments by their ids; of two names with one id the first."""
-    found: dict[str, str] = {}
+    """Return the names of installed environments by id; of two names with the same id, the first."""
+    names: dict[str, str] = {}
     for name in installed_envs():
-        found.setdefault(id_of(name), name)
-    return found
+        names.setdefault(id_of(name), name)
+    return names
 
 
 def env_ids() -> list[str]:
-    """The ids that can be made: of installed environments that can be imported and have no loop of their own."""
+    """Return the ids that can be made: importable installed environments that have `step`."""
     return [env_id for env_id, name in installed_ids().items() if _can_step(name)]
 
 
-def register_all() -> list[str]:
-    """Register every installed environment with Gymnasium, and give the ids; importing `agentenv.gym` does it.
+class RegisteredSpec(EnvSpec):
+    """The spec of an installed environment; `max_episode_steps` imports the environment at its first use."""
 
-    What is registered already is left as it is. Episodes are truncated after `Limits.max_turns` actions (16), by
-    Gymnasium's TimeLimit, unless `max_episode_steps` says otherwise. TimeLimit does not tell the environment: one that
-    pays at the end (`on_truncate`) does not pay there; under `make` and in an AgentVectorEnv it does.
+    _max_episode_steps: int | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._env = self.kwargs["env"]  # Gymnasium's make_vec empties kwargs before it asks for the steps
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        """The number of actions after which TimeLimit truncates; by default `max_turns_of` the environment."""
+        if self._max_episode_steps is None and _can_step(self._env):
+            self._max_episode_steps = max_turns_of(self._env)
+        return self._max_episode_steps
+
+    @max_episode_steps.setter
+    def max_episode_steps(self, value: int | None) -> None:
+        self._max_episode_steps = value
+
+
+def max_turns_of(env: str) -> int:
+    """Return the number of actions in an episode of an environment: its class's `max_turns`, else `Limits.max_turns`.
+
+    Raises:
+        ConfigError: the environment is unknown.
+    """
+    return getattr(load_env(env), "max_turns", None) or Limits().max_turns
+
+
+def register_all() -> list[str]:
+    """Register every installed environment with Gymnasium and return the ids; importing `agentenv.gym` calls it.
+
+    Ids that are already registered stay unchanged. Gymnasium's TimeLimit truncates episodes after `max_turns_of` the
+    environment unless `max_episode_steps` overrides it. TimeLimit does not notify the environment, so `on_truncate` is
+    not called; `make` and AgentVectorEnv do call it.
     """
     ids = installed_ids()
     for env_id, name in ids.items():
-        if env_id not in gymnasium.registry:
-            gymnasium.register(
-                env_id,
-                ENTRY_POINT,
-                max_episode_steps=Limits().max_turns,
-                vector_entry_point=VECTOR_ENTRY_POINT,
-                kwargs={"env": name},
-            )
+        spec = RegisteredSpec(env_id, ENTRY_POINT, vector_entry_point=VECTOR_ENTRY_POINT, kwargs={"env": name})
+        gymnasium.registry.setdefault(env_id, spec)
     return list(ids)
 
 
 def spec_of(env: str, kwargs: Mapping[str, Any]) -> EnvSpec:
-    """The spec of an environment of any kind; its JSON makes it again wherever agentenv is installed."""
+    """Return the spec of an environment; its JSON recreates the environment wherever agentenv is installed."""
     return EnvSpec(id_of(env), ENTRY_POINT, vector_entry_point=VECTOR_ENTRY_POINT, kwargs={"env": env, **kwargs})
 
 
 def make(env: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
-    """An environment under Gymnasium's checking wrappers, by id, name, `module:Attr` or `file.py:Class`.
+    """Make an environment with Gymnasium's checking wrappers, by id, name, `module:Attr` or `file.py:Class`.
 
-    As `gymnasium.make`, but `max_episode_steps` (16 unless it is given; None is no limit) is told to the environment,
-    which may have a last word of reward then; TimeLimit would not tell it.
+    Like `gymnasium.make`, except that the environment itself applies `max_episode_steps` (default: `max_turns` of its
+    class, else 16; None: unlimited) and may return a last reward (`on_truncate`); TimeLimit would not notify it.
 
     Args:
-        env: which one.
+        env: id, name, `module:Attr` or `file.py:Class`.
         **kwargs: fields of `agentenv.gym.GymConfig`, `render_mode`, and `disable_env_checker`.
 
     Raises:
-        ConfigError: there is no such environment, or an argument is wrong.
+        ConfigError: the environment is unknown, or an argument is wrong.
     """
-    spec = spec_of(name_of(env), {"max_episode_steps": Limits().max_turns})
-    rest = dict(kwargs)
-    if "max_episode_steps" in rest:
-        spec.kwargs["max_episode_steps"] = rest.pop("max_episode_steps")
-    return gymnasium.make(spec, **rest)
+    name, rest = name_of(env), dict(kwargs)
+    steps = rest.pop("max_episode_steps") if "max_episode_steps" in rest else max_turns_of(name)
+    return gymnasium.make(spec_of(name, {"max_episode_steps": steps}), **rest)
 
 
 def make_vec(
@@ -102,23 +125,23 @@ def make_vec(
     vector_kwargs: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> VectorEnv[Any, Any, Any]:
-    """Environments in a vector: on one event loop (the default), one after another, or a process for each.
+    """Make a vector of environments: on one event loop (the default), in sequence, or in a process each.
 
-    As `gymnasium.make_vec`, with `shared_memory=False` for processes: text has no size that could be shared. All three
-    tell the environments of `max_episode_steps`, as `make` does.
+    Like `gymnasium.make_vec`, with `shared_memory=False` for processes, because text has no fixed size. In all three
+    modes the environments apply `max_episode_steps` themselves, as with `make`.
 
     Args:
         env: an id, a name, `module:Attr` or `file.py:Class`.
-        num_envs: how many.
+        num_envs: number of environments.
         vectorization_mode: "vector_entry_point" (an AgentVectorEnv), "sync" or "async".
-        vector_kwargs: arguments of gymnasium's SyncVectorEnv or AsyncVectorEnv.
-        **kwargs: fields of `agentenv.gym.GymConfig`; those of the AgentVectorEnv; `wrappers` of each in the others.
+        vector_kwargs: arguments of Gymnasium's SyncVectorEnv or AsyncVectorEnv.
+        **kwargs: fields of `agentenv.gym.GymConfig`; arguments of AgentVectorEnv; `wrappers` in the other modes.
 
     Raises:
-        ConfigError: there is no such environment, or an argument is wrong.
+        ConfigError: the environment is unknown, or an argument is wrong.
     """
     name, options = name_of(env), dict(vector_kwargs or {})
-    settings = {"max_episode_steps": Limits().max_turns, **kwargs}
+    settings = kwargs if "max_episode_steps" in kwargs else {"max_episode_steps": max_turns_of(name), **kwargs}
     if vectorization_mode == "vector_entry_point":
         return gymnasium.make_vec(
             spec_of(name, {}), num_envs, vectorization_mode=vectorization_mode, vector_kwargs=options, **settings
@@ -130,22 +153,22 @@ def make_vec(
         )
     if vectorization_mode == "async":
         options.setdefault("shared_memory", False)
-    one = partial(_wrapped, name, settings.pop("wrappers", None) or (), settings)
+    one = partial(_make_wrapped, name, settings.pop("wrappers", None) or (), settings)
     envs = _KINDS[vectorization_mode]([one] * num_envs, **options)
-    asked = {"num_envs": num_envs, "vectorization_mode": vectorization_mode, "vector_kwargs": options}
-    envs.spec = spec_of(name, settings | asked)
+    vector = {"num_envs": num_envs, "vectorization_mode": vectorization_mode, "vector_kwargs": options}
+    envs.spec = spec_of(name, settings | vector)
     return envs
 
 
-def _wrapped(env: str, wrappers: Sequence[Callable[[Any], Any]], settings: Mapping[str, Any]) -> Any:
-    made: Any = make(env, **settings)
+def _make_wrapped(env: str, wrappers: Sequence[Callable[[Any], Any]], settings: Mapping[str, Any]) -> Any:
+    wrapped: Any = make(env, **settings)
     for wrapper in wrappers:
-        made = wrapper(made)
-    return made
+        wrapped = wrapper(wrapped)
+    return wrapped
 
 
 def name_of(env: str) -> str:
-    """What `load_env` takes, of an id or of that itself.
+    """Return the name that `load_env` takes for an id; other values pass unchanged.
 
     Raises:
         ConfigError: no installed environment has this id.
@@ -157,7 +180,7 @@ def name_of(env: str) -> str:
     if env_id not in ids:
         raise ConfigError(
             f"agentenv.gym.make: expected an installed environment's id ({', '.join(ids)}), got {env!r}."
-            f"{nearest(env_id, ids)} `agentenv list` shows what is installed."
+            f"{did_you_mean(env_id, ids)} `agentenv list` shows what is installed."
         )
     return ids[env_id]
 

@@ -1,4 +1,4 @@
-"""Observations of Gymnasium spaces in words, and the masks of legal actions."""
+"""Observations of Gymnasium spaces as text, and the masks of legal actions."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from agentenv.errors import ConfigError
 from agentenv.gym.parsing import Names, first_name
 
 MAX_NUMBERS = 256
-"""In one observation; more, such as the pixels of a picture, are no text."""
+"""Maximum numbers in one observation; larger ones, such as pixels, need `render`."""
 _MARKED = re.compile(r"\x1b\[[\d;]*?(?<![\d])(?:4[0-7]|10[0-7]|7)m(.*?)\x1b\[0?m", re.DOTALL)
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 
 
 def plain(text: str) -> str:
-    """A terminal's picture without escapes: what has a background colour stands in brackets, as a map's player does."""
+    """Remove a terminal picture's escapes; put text with a background color, such as a map's player, in brackets."""
     return _ESCAPE.sub("", _MARKED.sub(r"[\1]", text)).strip("\n")
 
 
 def describe(value: Any, space: Any) -> str:
-    """An observation in words: texts as they are, numbers with four digits, the parts of a Dict on a line each.
+    """Return an observation as text: texts unchanged, numbers with four digits, each part of a Dict on its own line.
 
     Raises:
-        ConfigError: it has too many numbers, or is of a space that has no words.
+        ConfigError: the observation has too many numbers, or its space has no text form.
     """
     if isinstance(value, str):
         return value
@@ -48,12 +48,12 @@ def describe(value: Any, space: Any) -> str:
     if array.dtype.kind == "O":
         raise ConfigError(
             f"from_gymnasium: expected an observation of text or numbers, got {' '.join(repr(value).split()):.100} of "
-            f"{space}. Give `render`, which puts it in words."
+            f"{space}. Pass `render`, a function that returns it as text."
         )
     if array.dtype.kind not in "iufb" or array.size > MAX_NUMBERS:
         raise ConfigError(
             f"from_gymnasium: expected an observation of at most {MAX_NUMBERS} numbers, got {array.size} of {space}. "
-            "Give `render`, which puts it in words."
+            "Pass `render`, a function that returns it as text."
         )
     return _numbers(array)
 
@@ -71,7 +71,7 @@ def _number(value: float) -> str:
 
 
 def is_messages(value: Any) -> bool:
-    """Whether an observation is chat messages, each with a role and a content."""
+    """Return True if an observation is a list of chat messages, each with a role and a content."""
     return (
         isinstance(value, Sequence)
         and not isinstance(value, str)
@@ -81,19 +81,19 @@ def is_messages(value: Any) -> bool:
 
 
 def mask_text(info: Mapping[str, Any], space: Any, names: Names) -> str:
-    """What `info["action_mask"]` says of a Discrete space's actions; empty without a mask, or where all may be done."""
+    """Describe the legal actions of a Discrete space by `info["action_mask"]`; empty if all are legal or no mask."""
     mask = info.get("action_mask")
     if mask is None or not isinstance(space, spaces.Discrete):
         return ""
     allowed = np.asarray(mask).ravel() != 0
     if allowed.size != int(space.n) or allowed.all():
         return ""
-    said = [first_name(int(space.start) + int(index), names) for index in np.flatnonzero(allowed)]
-    return f"Possible now: {', '.join(said)}." if said else "No action is possible now."
+    legal = [first_name(int(space.start) + int(index), names) for index in np.flatnonzero(allowed)]
+    return f"Possible now: {', '.join(legal)}." if legal else "No action is possible now."
 
 
 def allows(info: Mapping[str, Any], space: Any, action: Any) -> bool:
-    """Whether the mask, where there is one, has the action."""
+    """Return True if the mask allows the action, or the info has no mask."""
     mask = info.get("action_mask")
     if mask is None or not isinstance(space, spaces.Discrete):
         return True

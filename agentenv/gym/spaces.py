@@ -1,8 +1,8 @@
-"""Spaces of what language models read and write: any text, chat messages, token ids.
+"""Spaces of the inputs and outputs of language models: any text, chat messages, token ids.
 
-They hold what Gymnasium's `Text` and `Sequence` refuse: every character, the empty text, a list of dicts; membership is
-quick. Vector environments batch them to tuples. `AsyncVectorEnv` with its default `shared_memory=True` refuses them
-with an error: text has no size that could be shared; use `shared_memory=False` or `agentenv.gym.make_vec`.
+They contain values that Gymnasium's `Text` and `Sequence` refuse: every character, the empty text, a list of dicts;
+membership is fast. Vector environments batch them to tuples. `AsyncVectorEnv` with its default `shared_memory=True`
+raises an error for them, because text has no fixed size; use `shared_memory=False` or `agentenv.gym.make_vec`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _ROLES = ("system", "user", "assistant", "tool")
 
 
 class AnyText(Space[str]):
-    """Any text of at most `max_chars` characters, the empty one included; None is any length.
+    """Texts of at most `max_chars` characters, including the empty text; None allows any length.
 
-    `sample` draws short texts, with the characters that break parsers among them, from `np_random`.
+    `sample` draws short texts from `np_random`; they include characters that break parsers.
     """
 
     def __init__(self, max_chars: int | None = None, *, seed: int | np.random.Generator | None = None) -> None:
@@ -41,11 +41,11 @@ class AnyText(Space[str]):
         return False
 
     def contains(self, x: Any) -> bool:
-        """Whether this is a text, and short enough."""
+        """Return True for a text that is short enough."""
         return isinstance(x, str) and (self.max_chars is None or len(x) <= self.max_chars)
 
     def sample(self, mask: Any | None = None, probability: Any | None = None) -> str:
-        """A text of up to 48 characters: letters, symbols, scripts, control characters, and pieces models say."""
+        """Return a text of up to 48 characters: letters, symbols, scripts, control characters, typical model output."""
         _refuse_masks("AnyText", mask, probability)
         most = _SAMPLE_CHARS if self.max_chars is None else min(self.max_chars, _SAMPLE_CHARS)
         chars = self.np_random.integers(len(_ALPHABET), size=int(self.np_random.integers(most + 1)))
@@ -62,7 +62,7 @@ class AnyText(Space[str]):
 
 
 class Messages(Space[Sequence[Mapping[str, Any]]]):
-    """Chat messages: a list or tuple of dicts, each with a text `role` and a `content` (text, parts or None)."""
+    """Conversations: a list or tuple of dicts, each with a text `role` and a `content` (text, parts or None)."""
 
     def __init__(self, *, seed: int | np.random.Generator | None = None) -> None:
         super().__init__(seed=seed)
@@ -73,11 +73,11 @@ class Messages(Space[Sequence[Mapping[str, Any]]]):
         return False
 
     def contains(self, x: Any) -> bool:
-        """Whether these are messages."""
+        """Return True for a list or tuple of messages."""
         return isinstance(x, list | tuple) and all(map(_is_message, x))
 
     def sample(self, mask: Any | None = None, probability: Any | None = None) -> list[Mapping[str, Any]]:
-        """One to four messages of any roles."""
+        """Return one to four messages with random roles."""
         _refuse_masks("Messages", mask, probability)
         text = AnyText(seed=self.np_random)
         num = 1 + int(self.np_random.integers(4))
@@ -115,11 +115,15 @@ class TokenSeq(Space[Any]):
         return False
 
     def contains(self, x: Any) -> bool:
-        """Whether these are ids; a sequence of 8,000 takes well under a millisecond."""
+        """Return True for ids in range; a sequence of 8,000 takes less than a millisecond."""
         if isinstance(x, np.ndarray):
             if x.ndim != 1 or not np.issubdtype(x.dtype, np.integer):
                 return False
-        elif not isinstance(x, list | tuple) or not all(map(_is_whole, set(map(type, x)))):
+        elif isinstance(x, list | tuple):
+            kinds = set(map(type, x))
+            if bool in kinds or not all(issubclass(kind, int | np.integer) for kind in kinds):
+                return False
+        else:
             return False
         if not self.min_len <= len(x) <= self.max_len:
             return False
@@ -129,18 +133,18 @@ class TokenSeq(Space[Any]):
         return bool(least >= 0 and most < self.vocab_size)
 
     def sample(self, mask: Any | None = None, probability: Any | None = None) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """int64[n], up to 32 ids."""
+        """Return int64[n], up to 32 ids."""
         _refuse_masks("TokenSeq", mask, probability)
         most = max(self.min_len, min(self.max_len, _SAMPLE_TOKENS))
         size = int(self.np_random.integers(self.min_len, most + 1))
         return self.np_random.integers(self.vocab_size, size=size, dtype=np.int64)
 
     def to_jsonable(self, sample_n: Iterable[Any]) -> list[Any]:
-        """Each as a list of whole numbers."""
+        """Return each sequence as a list of integers."""
         return [[int(i) for i in ids] for ids in sample_n]
 
     def from_jsonable(self, sample_n: list[Any]) -> list[Any]:
-        """Each as int64[n]."""
+        """Return each sequence as int64[n]."""
         return [np.asarray(ids, np.int64) for ids in sample_n]
 
     def __eq__(self, other: object) -> bool:
@@ -152,10 +156,6 @@ class TokenSeq(Space[Any]):
 
     def __repr__(self) -> str:
         return f"TokenSeq({self.vocab_size}, {self.max_len}{f', min_len={self.min_len}' if self.min_len else ''})"
-
-
-def _is_whole(kind: type[Any]) -> bool:
-    return issubclass(kind, int | np.integer) and kind is not bool
 
 
 def _is_message(value: Any) -> bool:

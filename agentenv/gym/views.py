@@ -1,4 +1,4 @@
-"""An episode's record in Gymnasium's words: texts, conversations and infos, made anew for everyone who asks."""
+"""Gymnasium's views of an episode's record: texts, conversations and infos, built at each call."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from agentenv.chat import text_of
-from agentenv.gym.plain_text import tools_text
-from agentenv.stepping import SteppedEpisode
-from agentenv.trajectory import Trajectory
-from agentenv.types import Message, StepResult
+from agentenv.chat.chat import text_of
+from agentenv.chat.tool_roles import tools_text
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Message, StepResult
+from agentenv.episode.stepping import SteppedEpisode
 
 
 def text_now(trajectory: Trajectory) -> str:
-    """What the environment says now: the prompt, with the tools it offers, or its reply to the last action."""
+    """Return the latest observation: the prompt with the offered tools, or the reply to the last action."""
     if not trajectory.turns:
         tools = [tools_text(trajectory.tools)] if trajectory.tools else []
         return "\n\n".join([*tools, as_text(trajectory.prompt)])
@@ -23,7 +23,7 @@ def text_now(trajectory: Trajectory) -> str:
 
 
 def as_text(observation: str | Sequence[Message]) -> str:
-    """Text as it is; one message of a user as what it says; of others and of several, who says it as well."""
+    """Return an observation as text: one user message without its role, other messages with their roles."""
     if isinstance(observation, str):
         return str(observation)
     if len(observation) == 1 and observation[0].get("role") == "user":
@@ -32,20 +32,20 @@ def as_text(observation: str | Sequence[Message]) -> str:
 
 
 def conversation(trajectory: Trajectory) -> list[dict[str, Any]]:
-    """All messages so far, actions as the assistant's; raw text of the environment as a user's.
+    """Return all messages so far: actions as the assistant's, raw text of the environment as a user's.
 
-    An action that nothing followed goes on with the next one: together they are one message.
+    An action without a reply and the next action form one message.
     """
     messages = _as_messages(trajectory.prompt)
-    begun = False
+    is_open = False
     for turn in trajectory.turns:
-        if begun:
+        if is_open:
             messages[-1]["content"] += turn.action
         else:
             messages.append({"role": "assistant", "content": turn.action})
-        said = turn.result.observation if turn.result is not None else ""
-        messages += _as_messages(said)
-        begun = not said
+        observation = turn.result.observation if turn.result is not None else ""
+        messages += _as_messages(observation)
+        is_open = not observation
     return messages
 
 
@@ -56,7 +56,7 @@ def _as_messages(observation: str | Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def first_info(episode: SteppedEpisode) -> dict[str, Any]:
-    """The info of `reset`: task_id, and the tools that the environment offers, as their text."""
+    """Return the info of `reset`: task_id, and the offered tools as text."""
     trajectory = episode.trajectory
     info: dict[str, Any] = {"task_id": trajectory.task.task_id}
     if trajectory.tools:
@@ -65,9 +65,9 @@ def first_info(episode: SteppedEpisode) -> dict[str, Any]:
 
 
 def info_of(episode: SteppedEpisode, result: StepResult) -> dict[str, Any]:
-    """The info of `step`: the environment's own facts, score where it gave one, stop_reason at the end.
+    """Return the info of `step`: the environment's facts, its score if any, and stop_reason at the end.
 
-    Numbers are floats, all else is text: nothing in it depends on the clock, nothing is ragged.
+    Numbers are floats, everything else is text; nothing depends on the clock.
     """
     info = facts_of(result.info)
     if result.score is not None:
@@ -79,12 +79,12 @@ def info_of(episode: SteppedEpisode, result: StepResult) -> dict[str, Any]:
 
 
 def facts_of(info: Mapping[str, float | str]) -> dict[str, Any]:
-    """Numbers as floats, text as text."""
+    """Return the facts with numbers as floats and text as str."""
     return {key: str(value) if isinstance(value, str) else float(value) for key, value in info.items()}
 
 
 def transcript(trajectory: Trajectory) -> str:
-    """The episode so far for readers: who says what, and what each action earned. It only ever grows."""
+    """Return the episode so far as readable text with roles and rewards. A later transcript extends an earlier one."""
     parts = [f"[{trajectory.task.task_id}]\n", *map(_paragraph, _as_messages(trajectory.prompt))]
     for turn in trajectory.turns:
         parts.append(_paragraph({"role": "assistant", "content": turn.action}))

@@ -1,9 +1,9 @@
 """Episodes as AReaL's trajectories: parallel lists over the whole sequence.
 
 Source: areal/workflow/multi_turn.py, areal/api/workflow_api.py and areal/trainer/ppo/actor.py, 1.0.4 of 2026-05-21
-(4aef98d). AReaL wants each list as a tensor with a leading batch axis of one; `rewards` is one number a sequence, put
-on its last token. A failed episode is refused: a workflow rejects it by returning None. Lost: rewards per action, why
-the episode ended.
+(4aef98d). AReaL expects each list as a tensor with a leading batch axis of one. `rewards` is one number for a sequence,
+which AReaL puts on its last token. A failed episode is refused: a workflow rejects one by returning None. Lost: rewards
+per action, and why the episode ended.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentenv.core.trajectory import Trajectory
 from agentenv.errors import DataError
-from agentenv.interop.records import Record, records, required_logprobs, runs
-from agentenv.trajectory import Trajectory
+from agentenv.interop._records import Record, records, required_logprobs, runs
 
 _WHERE = "interop.areal"
 
 
 def to_records(trajectory: Trajectory) -> list[dict[str, Any]]:
-    """One dict for each segment; log-probabilities are 0.0 and versions -1 off the mask.
+    """Return one dict for each segment; log-probabilities are 0.0 and versions -1 off the mask.
 
     Raises:
-        DataError: the episode failed or still runs, or a log-probability is missing.
+        DataError: the episode failed or is still running, or a log-probability is missing.
     """
     return [
         {
@@ -38,20 +38,21 @@ def to_records(trajectory: Trajectory) -> list[dict[str, Any]]:
 
 
 def from_records(rows: Sequence[Mapping[str, Any]]) -> list[Record]:
-    """Records of trajectories without padding and without the batch axis.
+    """Return Records of trajectories without padding and without the batch axis.
 
     Raises:
-        DataError: lists of unequal length.
+        DataError: lists have unequal lengths.
     """
-    return [_from_record(row) for row in rows]
-
-
-def _from_record(row: Mapping[str, Any]) -> Record:
-    lists = [row[key] for key in ("input_ids", "loss_mask", "logprobs", "versions")]
-    sizes = sorted({len(each) for each in lists})
-    if len(sizes) != 1:
-        raise DataError(f"{_WHERE}: expected lists of one length, got {sizes}. Cut all of them at one place.")
-    token_ids, mask, logprobs, versions = map(list, lists)
-    return Record(
-        token_ids=token_ids, spans=runs(mask), logprobs=logprobs, policy_versions=versions, reward=row.get("rewards")
-    )
+    read = []
+    for row in rows:
+        lists = [row[key] for key in ("input_ids", "loss_mask", "logprobs", "versions")]
+        sizes = sorted({len(each) for each in lists})
+        if len(sizes) != 1:
+            raise DataError(f"{_WHERE}: expected lists of one length, got {sizes}. Cut all of them at the same place.")
+        ids, mask, logprobs, versions = map(list, lists)
+        read.append(
+            Record(
+                token_ids=ids, spans=runs(mask), logprobs=logprobs, policy_versions=versions, reward=row.get("rewards")
+            )
+        )
+    return read

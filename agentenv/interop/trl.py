@@ -1,9 +1,9 @@
-"""Episodes as rows of what TRL's GRPOTrainer takes from a `rollout_func`.
+"""Episodes as rows that TRL's GRPOTrainer takes from a `rollout_func`.
 
 Source: trl/trainer/grpo_trainer.py (RolloutFunc, `_generate`, `_generate_and_score_completions`), 1.10.0.dev0 of
-2026-07-24 (f2cd577). The function gives one dict of lists: `records.columns` of these rows. `env_mask` keeps
-observations out of the loss; every key that TRL does not know goes to the reward functions, one list each, so that a
-reward function need only give `reward` back. A failed episode is refused: TRL sums a reward of None to 0.
+2026-07-24 (f2cd577). The function returns one dict of lists: `agentenv.interop.columns` of these rows. `env_mask` keeps
+observations out of the loss. TRL passes every key that it does not know to the reward functions, one list each, so a
+reward function only needs to return `reward`. A failed episode is refused: TRL sums a reward of None to 0.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentenv.interop.records import Record, facts, joined, records, required_logprobs
-from agentenv.trajectory import Trajectory
+from agentenv.core.trajectory import Trajectory
+from agentenv.interop._records import Record, facts, joined, records, required_logprobs
 
 _WHERE = "interop.trl"
 
 
 def to_records(trajectory: Trajectory) -> list[dict[str, Any]]:
-    """One row for each segment; TRL itself takes one row a prompt, so episodes of several segments do not fit it.
+    """Return one row for each segment. TRL takes one row for a prompt, so episodes of several segments do not fit.
 
     Raises:
-        DataError: the episode failed or still runs, or a log-probability is missing.
+        DataError: the episode failed or is still running, or a log-probability is missing.
     """
     return [
         {
@@ -37,10 +37,10 @@ def to_records(trajectory: Trajectory) -> list[dict[str, Any]]:
 
 
 def from_records(rows: Sequence[Mapping[str, Any]]) -> list[Record]:
-    """Records of rows; without an `env_mask` the whole completion is one action.
+    """Return Records of rows; without an `env_mask` the whole completion is one action.
 
     Raises:
-        DataError: lists of unequal length.
+        DataError: lists have unequal lengths.
     """
     return [
         Record(

@@ -1,81 +1,115 @@
-"""Calls rewards: a deadline that starts with the work, and whatever goes wrong becomes a result of one response."""
+"""Call rewards with a deadline that starts with the work, and turn every error into a result of one response.
+
+`collect_usage` collects what grading uses besides time: attempts, requests and tokens. A scorer and a judge count for
+themselves, over all callers; here each count goes to its caller, however deep.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from agentenv.deadlines import StepTimeout, bounded
-from agentenv.errors import DataError
-from agentenv.rewards._arguments import number, whole_number
+from agentenv._util.calls import StepTimeout, bounded
+from agentenv.core.arguments import number, whole_number
+from agentenv.errors import ContractError, DataError
 from agentenv.rewards.types import GroupReward, Response, Reward, RewardResult, Status
 
+_USAGE: ContextVar[dict[str, float] | None] = ContextVar("usage", default=None)
+RM_RETRIED = "rm/num_retried"
+"""Attempts at a reward model after the first."""
+
+
+@contextmanager
+def collect_usage() -> Iterator[dict[str, float]]:
+    """Collect the usage of this task, and of those that start inside; by name, without zeros."""
+    usage: dict[str, float] = {}
+    outer = _USAGE.set(usage)
+    try:
+        yield usage
+    finally:
+        _USAGE.reset(outer)
+
+
+def add_usage(counts: Mapping[str, float]) -> None:
+    """Add counts to what the enclosing `collect_usage` collects, if there is one."""
+    usage = _USAGE.get()
+    if usage is None:
+        return
+    for name, count in counts.items():
+        if count:
+            usage[name] = usage.get(name, 0.0) + count
+
+
 DEADLINE_S = 60.0
-"""Longest that grading one response may take, unless its caller or the reward says otherwise; see `patience_s`."""
+"""Time limit for grading one response, unless the caller or the reward sets another one; see `patience_s`."""
 MAX_CONCURRENT = 64
 _ROUNDING = 1e-6
 _FAILURES: ContextVar[list[Exception] | None] = ContextVar("failures", default=None)
 
 
 def patience_s(reward: object) -> float:
-    """How long grading one response may take where no caller says: DEADLINE_S, or `reward.patience_s` if it is more.
+    """Return the default time limit for grading one response: DEADLINE_S, or `reward.patience_s` if it is longer.
 
-    Rewards have that attribute that need longer, such as judges, who are asked again.
+    Rewards that need longer have that attribute, such as judges, which retry.
     """
     wanted = getattr(reward, "patience_s", None)
     return max(DEADLINE_S, wanted) if isinstance(wanted, int | float) else DEADLINE_S
 
 
 @contextmanager
-def failures() -> Iterator[list[Exception]]:
-    """What rewards that are graded in here raise, parts of sums too, of which results have the texts alone."""
-    found: list[Exception] = []
-    outer = _FAILURES.set(found)
+def collect_failures() -> Iterator[list[Exception]]:
+    """Collect the exceptions of rewards that are graded inside, including parts of sums; results hold texts only."""
+    errors: list[Exception] = []
+    outer = _FAILURES.set(errors)
     try:
-        yield found
+        yield errors
     finally:
         _FAILURES.reset(outer)
 
 
-async def graded(reward: Reward, response: Response, *, limit_s: float | None = None) -> RewardResult:
-    """The result of one response; never raises for one, however its grader fails.
+async def grade(reward: Reward, response: Response, *, limit_s: float | None = None) -> RewardResult:
+    """Return the result of one response; never raises for a response, however its grader fails.
 
-    LABEL where the reward cannot use the row; INFRA where it raised anything else, gave no result within `limit_s` (by
-    default `patience_s(reward)`), or gave one outside of its own bounds. Waiting for a free worker or a place in the
-    sandbox does not count.
+    The status is LABEL if the reward cannot use the row, and ERROR if its own code is wrong: it raised a ContractError,
+    or returned no RewardResult. It is INFRA if the reward raised anything else, returned nothing within `limit_s`
+    (default: `patience_s(reward)`), or returned a reward outside of its bounds. Waiting for a free worker or a place in
+    the sandbox does not count.
     """
     limit_s = patience_s(reward) if limit_s is None else limit_s
     text: Any = response.text
     if not isinstance(text, str):
-        return RewardResult.failed(f"Response.text: expected a text, got {text!r:.100}. Give what the model wrote.")
+        return RewardResult.failed(f"Response.text: expected a text, got {text!r:.100}. Pass what the model wrote.")
     try:
-        return within_bounds(reward, await bounded(reward.grade, response, limit_s=limit_s, flag="limit_s"))
+        return enforce_bounds(reward, await bounded(reward.grade, response, limit_s=limit_s, flag="limit_s"))
     except DataError as error:
         return RewardResult.failed(str(error), Status.LABEL)
+    except ContractError as error:
+        return RewardResult.failed(str(error), Status.ERROR)
     except StepTimeout as error:
         return RewardResult.failed(str(error))
     except asyncio.CancelledError:
         if (task := asyncio.current_task()) is None or task.cancelling():
             raise
-        return RewardResult.failed(f"{_name(reward)}: expected a result, got its own work cancelled. Mend the reward.")
+        where = type(reward).__name__
+        return RewardResult.failed(f"{where}: expected a result, got its own work cancelled. Fix the reward.")
     except Exception as error:  # noqa: BLE001 - one response's grader must not end its batch; the result carries it
-        if (found := _FAILURES.get()) is not None:
-            found.append(error)
+        if (errors := _FAILURES.get()) is not None:
+            errors.append(error)
         return RewardResult.failed(f"{type(error).__name__}: {error}"[:500])
 
 
-async def graded_all(
+async def grade_all(
     reward: Reward,
     responses: Sequence[Response],
     *,
     limit_s: float | None = None,
     max_concurrent: int = MAX_CONCURRENT,
 ) -> list[RewardResult]:
-    """One result per response, in order, `max_concurrent` at a time; see `graded`.
+    """Return one result per response, in order; up to `max_concurrent` are graded concurrently. See `grade`.
 
     Raises:
         ConfigError: a limit is out of range.
@@ -83,30 +117,42 @@ async def graded_all(
     number("limit_s", DEADLINE_S if limit_s is None else limit_s, low=0.001, high=math.inf)
     free = asyncio.Semaphore(whole_number("max_concurrent", max_concurrent, low=1))
 
-    async def one(response: Response) -> RewardResult:
-        """The result of a response; its time starts when its turn has come."""
-        async with free:
-            return await graded(reward, response, limit_s=limit_s)
+    async def grade_next(response: Response) -> RewardResult:
+        async with free:  # the time limit starts behind it
+            return await grade(reward, response, limit_s=limit_s)
 
     async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(one(response)) for response in responses]
+        running = [tasks.create_task(grade_next(response)) for response in responses]
     return [task.result() for task in running]
 
 
-def within_bounds(reward: Reward | GroupReward, result: Any) -> RewardResult:
-    """The result; INFRA where it is none, or its reward is outside of what the grader says it gives."""
-    bounds = getattr(reward, "bounds", None)
+async def check_row(reward: Reward, row: Response) -> None:
+    """Raise DataError if the reward cannot use a row, whose text is empty; for environments, before the first action.
+
+    Rewards that can tell have a method `check_row(row)`; others pass.
+    """
+    check = getattr(reward, "check_row", None)
+    if check is not None:
+        await check(row)
+
+
+def enforce_bounds(reward: Reward | GroupReward, result: Any) -> RewardResult:
+    """Return the result, or one without a reward.
+
+    The status is ERROR if it is not a RewardResult, or the reward has no bounds, and INFRA if it is outside of them.
+    """
+    where, bounds = type(reward).__name__, getattr(reward, "bounds", None)
     if not isinstance(result, RewardResult):
-        return RewardResult.failed(f"{_name(reward)}: expected a RewardResult, got {result!r:.200}. Mend the reward.")
+        return RewardResult.failed(
+            f"{where}: expected a RewardResult, got {result!r:.200}. Fix the reward.", Status.ERROR
+        )
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:
-        return RewardResult.failed(f"{_name(reward)}: expected bounds (low, high), got {bounds!r:.200}. Mend it.")
-    if result.reward is None or bounds[0] - _ROUNDING <= result.reward <= bounds[1] + _ROUNDING:
-        return result
+        return RewardResult.failed(
+            f"{where}: expected bounds (low, high), got {bounds!r:.200}. Fix the reward.", Status.ERROR
+        )
     low, high = bounds
+    if result.reward is None or low - _ROUNDING <= result.reward <= high + _ROUNDING:
+        return result
     return RewardResult.failed(
-        f"{_name(reward)}: expected a reward in {low:g}..{high:g}, got {result.reward!r}. Mend it, or its bounds."
+        f"{where}: expected a reward in {low:g}..{high:g}, got {result.reward!r}. Fix the reward, or its bounds."
     )
-
-
-def _name(reward: Reward | GroupReward) -> str:
-    return type(reward).__name__

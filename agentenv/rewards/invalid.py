@@ -1,6 +1,6 @@
-"""What takes the place of a reward that nobody knows, where a trainer's tensor needs a number: an explicit choice.
+"""Replace unknown rewards by numbers where a trainer's tensor needs them, by an explicit policy.
 
-Rewards here are None where the grader failed. Statistics leave them out before and after; see `statistics.py`.
+A reward is None if its grader failed. Statistics leave it out before and after; see `groups/statistics.py`.
 """
 
 from __future__ import annotations
@@ -15,49 +15,54 @@ from agentenv.errors import ConfigError, InfraError
 from agentenv.rewards.types import RewardResult
 
 INVALID_REWARD = -999.0
-"""RM-Gallery's mark of a reward that could not be had, as its verl tutorial writes it."""
+"""RM-Gallery's mark of a missing reward, from its verl tutorial."""
 
 
 class InvalidPolicy(StrEnum):
-    """What becomes of a response without a reward."""
+    """What a response without a reward is given instead."""
 
     KEEP = "keep"
-    """INVALID_REWARD, as RM-Gallery does: who reads the tensor must look for it, or it ruins a group's mean."""
+    """INVALID_REWARD, as in RM-Gallery: readers of the tensor must check for it, or it ruins a group's mean."""
     GROUP_MEAN = "group_mean"
     """The mean of the group's other rewards, so that it has no advantage; masked where there are none."""
     ZERO = "zero"
-    """0.0, which says that the response was bad: only for rewards whose 0.0 is neutral."""
+    """0.0, which marks the response as bad: only for rewards whose 0.0 is neutral."""
     MASK = "mask"
-    """0.0, and the response is not trained on."""
+    """0.0, and the response is excluded from training."""
     RAISE = "raise"
-    """InfraError: the batch is not trained on."""
+    """Raise InfraError, so that the batch is not trained on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
-    """Rewards as a tensor takes them."""
+class FilledRewards:
+    """Rewards without missing values, for a tensor."""
 
     rewards: list[float]
     """[number of responses]"""
     mask: list[bool]
-    """[number of responses] False where the response must not be trained on."""
+    """[number of responses] False if the response must not be trained on."""
     num_invalid: int
-    """Responses that have no reward of their own."""
+    """Number of responses without a reward."""
 
 
-def apply_policy(results: Sequence[RewardResult], groups: Sequence[Hashable], policy: InvalidPolicy | str) -> Applied:
-    """Numbers for all responses.
+def apply_policy(
+    results: Sequence[RewardResult], groups: Sequence[Hashable], policy: InvalidPolicy | str
+) -> FilledRewards:
+    """Return a number for each response.
 
     Args:
         results: one per response.
         groups: the key of each response's group; only GROUP_MEAN reads them.
-        policy: what takes the place of a reward that is not known.
+        policy: replaces unknown rewards.
 
     Raises:
-        ConfigError: no such policy, or not one group key per response.
-        InfraError: under RAISE, where a reward is missing, naming how many and why.
+        ConfigError: the policy is unknown, or there is not one group key per response.
+        InfraError: under RAISE, if a reward is missing; says how many and why.
     """
-    chosen = _policy(policy)
+    if policy not in list(InvalidPolicy):
+        names = ", ".join(InvalidPolicy)
+        raise ConfigError(f"invalid policy: expected one of {names}, got {policy!r}. Change the value.")
+    chosen = InvalidPolicy(policy)
     if len(results) != len(groups):
         raise ConfigError(
             f"groups: expected a key for each of {len(results)} responses, got {len(groups)}. Pass them all."
@@ -67,35 +72,20 @@ def apply_policy(results: Sequence[RewardResult], groups: Sequence[Hashable], po
         kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(str(r.status) for r in invalid).items())
         raise InfraError(
             f"rewards: expected one for each of {len(results)} responses, got none for {len(invalid)} ({kinds}; the "
-            f"first: {invalid[0].detail or 'no detail'}). Mend the grader, or choose another invalid policy."
+            f"first: {invalid[0].detail or 'no detail'}). Fix the grader, or choose another invalid policy."
         )
-    means = _group_means(results, groups) if chosen is InvalidPolicy.GROUP_MEAN else {}
+    known: dict[Hashable, list[float]] = {}
+    for result, group in zip(results, groups, strict=True):
+        if chosen is InvalidPolicy.GROUP_MEAN and result.reward is not None:
+            known.setdefault(group, []).append(result.reward)
+    means = {group: fsum(values) / len(values) for group, values in known.items()}
     rewards, mask = [], []
     for result, group in zip(results, groups, strict=True):
-        reward, trained = (result.reward, True) if result.reward is not None else _instead(chosen, means.get(group))
-        rewards.append(float(reward))
-        mask.append(trained)
-    return Applied(rewards, mask, len(invalid))
-
-
-def _policy(policy: InvalidPolicy | str) -> InvalidPolicy:
-    if policy in list(InvalidPolicy):
-        return InvalidPolicy(policy)
-    known = ", ".join(InvalidPolicy)
-    raise ConfigError(f"invalid policy: expected one of {known}, got {policy!r}. Change the value.")
-
-
-def _instead(policy: InvalidPolicy, mean: float | None) -> tuple[float, bool]:
-    if policy is InvalidPolicy.KEEP:
-        return INVALID_REWARD, True
-    if policy is InvalidPolicy.GROUP_MEAN and mean is not None:
-        return mean, True
-    return 0.0, policy is InvalidPolicy.ZERO
-
-
-def _group_means(results: Sequence[RewardResult], groups: Sequence[Hashable]) -> dict[Hashable, float]:
-    rewards: dict[Hashable, list[float]] = {}
-    for result, group in zip(results, groups, strict=True):
-        if result.reward is not None:
-            rewards.setdefault(group, []).append(result.reward)
-    return {group: fsum(values) / len(values) for group, values in rewards.items()}
+        reward = result.reward if result.reward is not None else means.get(group)
+        if reward is not None:
+            rewards.append(float(reward))
+            mask.append(True)
+        else:
+            rewards.append(INVALID_REWARD if chosen is InvalidPolicy.KEEP else 0.0)
+            mask.append(chosen in (InvalidPolicy.KEEP, InvalidPolicy.ZERO))
+    return FilledRewards(rewards, mask, len(invalid))

@@ -1,50 +1,64 @@
-"""Rewards by name, and rewards built of others from JSON, for command lines and configs.
+"""Rewards by name, and rewards that JSON describes, for command lines and configs.
 
-    make_reward("math", wrong=-0.1)                   # one of `reward_names()`, or ROLL's name of it
-    make_reward("rewards.py:helpful")                 # a function, or a class, of one's own; module:Name too
+    make_reward("math", wrong=-0.1)                   # one of `reward_names()`, or ROLL's name for it
+    make_reward("rewards.py:helpful")                 # your own function or class; module:Name too
     reward_from({"sum": {"answer": {"reward": "math"}, "format": {"reward": "format", "weight": 0.05}}})
     reward_from({"route": {"math": "math", "code": {"code": {"scale": "guide"}}}, "key": "data_source"})
 
-Nothing is imported before it is asked for.
+To add a reward: write `rules/NAME.py` with a class that has `bounds` and `async def grade` (`rules/length.py` is a
+model), add its line to REWARDS, and write `tests/rewards/rules/test_NAME.py`. That is all. `by_row=True` says that it
+needs nothing but a row: the environment `verify` then offers it as a domain. What a model's text could make slow runs
+in a worker process: see `workers/pool.py`, and `rules/regex.py` for a model. Users need no line here: they name
+`FILE.py:Name`. Nothing is imported before it is used.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
+from agentenv._util.suggest import did_you_mean
 from agentenv.errors import AgentEnvError, ConfigError
-from agentenv.rewards._functions import load_function
+from agentenv.rewards.loading import load_function
 from agentenv.rewards.types import Reward
 
+
+class RewardEntry(NamedTuple):
+    """Where the class of a reward is."""
+
+    path: str
+    """`module:Class`, below `agentenv.rewards`."""
+    by_row: bool = False
+    """True if the reward can be made without options and needs nothing but a row."""
+
+
 REWARDS = {
-    "math": "agentenv.rewards.math:MathReward",
-    "code": "agentenv.rewards.code:CodeReward",
-    "ifeval": "agentenv.rewards.ifeval:IFEvalReward",
-    "choice": "agentenv.rewards.choice:ChoiceReward",
-    "general_val": "agentenv.rewards.choice:GeneralValReward",
-    "crossthink_qa": "agentenv.rewards.choice:CrossThinkReward",
-    "detection": "agentenv.rewards.detection:DetectionReward",
-    "judge": "agentenv.rewards.judges.pointwise:JudgeReward",
-    "judge_score": "agentenv.rewards.judges.pointwise:PointwiseReward",
-    "rubric": "agentenv.rewards.judges.rubric:RubricReward",
-    "model": "agentenv.rewards.models.reward:ModelReward",
-    "format": "agentenv.rewards.format:ThinkFormatReward",
-    "tool_call_format": "agentenv.rewards.format:ToolCallFormatReward",
-    "length": "agentenv.rewards.length:LengthReward",
-    "thought_length": "agentenv.rewards.length:ThoughtLengthReward",
-    "normalised": "agentenv.rewards.models.normalise:Normalised",
-    "overlong": "agentenv.rewards.length:OverlongReward",
-    "repetition": "agentenv.rewards.repetition:RepetitionReward",
-    "regex": "agentenv.rewards.regex:RegexReward",
-    "similarity": "agentenv.rewards.similarity:SimilarityReward",
-    "json_schema": "agentenv.rewards.json_schema:JsonSchemaReward",
+    "math": RewardEntry("rules.math.reward:MathReward", by_row=True),
+    "code": RewardEntry("rules.code:CodeReward", by_row=True),
+    "ifeval": RewardEntry("rules.ifeval:IFEvalReward", by_row=True),
+    "choice": RewardEntry("rules.choice:ChoiceReward", by_row=True),
+    "general_val": RewardEntry("rules.choice:GeneralValReward", by_row=True),
+    "crossthink_qa": RewardEntry("rules.choice:CrossThinkReward", by_row=True),
+    "detection": RewardEntry("rules.detection.reward:DetectionReward", by_row=True),
+    "format": RewardEntry("rules.format:ThinkFormatReward", by_row=True),
+    "tool_call_format": RewardEntry("rules.format:ToolCallFormatReward", by_row=True),
+    "length": RewardEntry("rules.length:LengthReward", by_row=True),
+    "thought_length": RewardEntry("rules.length:ThoughtLengthReward", by_row=True),
+    "repetition": RewardEntry("rules.repetition:RepetitionReward", by_row=True),
+    "regex": RewardEntry("rules.regex:RegexReward", by_row=True),
+    "similarity": RewardEntry("rules.similarity:SimilarityReward", by_row=True),
+    "json_schema": RewardEntry("rules.json_schema:JsonSchemaReward", by_row=True),
+    "overlong": RewardEntry("rules.length:OverlongReward"),
+    "judge": RewardEntry("judges.pointwise:JudgeReward"),
+    "judge_score": RewardEntry("judges.pointwise:PointwiseReward"),
+    "rubric": RewardEntry("judges.rubric:RubricReward"),
+    "model": RewardEntry("models.reward:ModelReward"),
+    "normalised": RewardEntry("models.normalise:Normalised"),
 }
-"""Where each reward's class is."""
+"""The one list of rewards."""
 ROLL_NAMES = {
     "MathRuleRewardWorker": "math",
     "CodeSandboxRewardWorker": "code",
@@ -55,129 +69,109 @@ ROLL_NAMES = {
     "GeneralRuleRewardWorker": "ifeval",
     "DetectionRewardWorker": "detection",
 }
-"""ROLL's reward workers: the name of what does their work here."""
+"""ROLL's reward workers, and the names of the rewards that do their work here."""
 
 
 def reward_names() -> list[str]:
-    """The names that `make_reward` knows, but for ROLL's."""
+    """Return the names that `make_reward` knows, except ROLL's."""
     return sorted(REWARDS)
 
 
 def make_reward(name: str, /, **options: Any) -> Reward:
-    """A reward by its name, ROLL's name for it, `module:Name` or `FILE.py:Name`, where Name is a class or a function.
+    """Return a reward by its name, ROLL's name for it, `module:Name` or `FILE.py:Name` of a class or a function.
 
     Args:
         name: a function becomes a `FunctionReward`.
-        options: arguments of the class's constructor. A `judge` may be settings for `judges.settings.judge_from`,
-            as `{"base_url": "http://127.0.0.1:8000/v1", "model": "…"}`, with `cache`, a file of its replies, there.
-            A `model` has `rm`, such as "hf:PATH", for its scorer, and `rm_args`; see `models.opening`.
-            What is `normalised` is a `reward`, as `reward_from` takes it.
+        options: arguments of the class's constructor. Constructors accept settings from JSON: `judge` may be an object
+            for `judges.settings.judge_from`, `rm` a string such as "hf:PATH" (see `models.factory`), and `reward` of
+            `normalised` whatever `reward_from` accepts.
 
     Raises:
-        ConfigError: there is none of that name, it is no reward, or the options are wrong.
+        ConfigError: the name is unknown, it is not a reward, or the options are wrong.
     """
     if not isinstance(name, str):
-        raise _unread(name)
-    spec = REWARDS.get(ROLL_NAMES.get(name, name), name)
-    if ":" not in spec:
+        raise _bad_spec(name)
+    entry = REWARDS.get(ROLL_NAMES.get(name, name))
+    path = name if entry is None else f"agentenv.rewards.{entry.path}"
+    if ":" not in path:
+        advice = did_you_mean(name, [*REWARDS, *ROLL_NAMES], "Check its name.")
         expected = f"one of {', '.join(REWARDS)}, module:Name or FILE.py:Name"
-        raise ConfigError(f"reward: expected {expected}, got {name!r}.{_nearest(name, [*REWARDS, *ROLL_NAMES])}")
-    found, given = _found(spec), dict(options)
-    if isinstance(options.get("judge"), Mapping):
-        from agentenv.rewards.judges.settings import judge_from
-
-        options["judge"] = judge_from(options["judge"])
-    if "rm" in options and "scorer" not in options:
-        options["scorer"] = _scorer(options.pop("rm"), options.pop("rm_args", None) or {})
-    if name == "normalised" and "reward" in options:
-        options["reward"] = reward_from(options["reward"])
-    if inspect.isclass(found):
-        made = _made(name, found, options, shown=given)
+        raise ConfigError(f"reward: expected {expected}, got {name!r}.{advice}")
+    try:
+        target = load_function(path)
+    except AgentEnvError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"reward: expected {path!r} to import, got {type(error).__name__}: {error}. Fix it, or its name."
+        ) from error
+    if inspect.isclass(target):
+        reward = construct(name, target, options)
     else:
         from agentenv.rewards.function import FunctionReward
 
-        made = _made(name, FunctionReward, options, spec)
-    if not inspect.iscoroutinefunction(getattr(made, "grade", None)) or not hasattr(made, "bounds"):
+        reward = construct(name, FunctionReward, options, path)
+    if not inspect.iscoroutinefunction(getattr(reward, "grade", None)) or not hasattr(reward, "bounds"):
         raise ConfigError(
-            f"{name}: expected a reward, with `bounds` and `async def grade(response)`, got {type(made).__name__}. "
+            f"{name}: expected a reward, with `bounds` and `async def grade(response)`, got {type(reward).__name__}. "
             "Name another, or a function."
         )
-    reward: Reward = made
-    return reward
+    return reward  # type: ignore[no-any-return]
 
 
 def reward_from(spec: str | Mapping[str, Any] | Reward) -> Reward:
-    """The reward that settings describe, such as JSON has them.
+    """Return the reward that settings describe, as JSON has them.
 
     Args:
         spec: a name for `make_reward`; `{name: {option: value}}`; `{"sum": {part: {"reward": spec, "weight": 1.0,
             "required": true}}}`, where `spec` alone may stand for such a part; `{"route": {domain: spec}, "tags": {tag:
-            domain}, "key": "tag"}`; or a reward, which is given back.
+            domain}, "key": "tag"}`; or a reward, which is returned.
 
     Raises:
-        ConfigError: it is none of these, or as `make_reward`.
+        ConfigError: the settings have another form, or see `make_reward`.
     """
     if isinstance(spec, str):
         return make_reward(spec)
     if not isinstance(spec, Mapping):
         if hasattr(spec, "grade") and not isinstance(spec, type):
             return spec
-        raise _unread(spec)
+        raise _bad_spec(spec)
     if not _has_names(spec):
-        raise _unread(dict(spec))
+        raise _bad_spec(dict(spec))
+    settings = dict(spec)
     if "sum" in spec:
-        return _sum(**spec)
+        from agentenv.rewards.weighted_sum import Term, WeightedSum
+
+        terms = {}
+        for part, given in _parts("sum", settings.pop("sum")).items():
+            term = given if _has_names(given) and "reward" in given else {"reward": given}
+            terms[part] = construct(f"sum.{part}", Term, {**term, "reward": reward_from(term["reward"])})
+        return construct("sum", WeightedSum, settings, terms)  # type: ignore[no-any-return]
     if "route" in spec:
-        return _route(**spec)
+        from agentenv.rewards.routing import Router
+
+        rewards = {domain: reward_from(part) for domain, part in _parts("route", settings.pop("route")).items()}
+        return construct("route", Router, settings, rewards)  # type: ignore[no-any-return]
     if len(spec) != 1:
-        raise _unread(dict(spec))
+        raise _bad_spec(dict(spec))
     ((name, options),) = spec.items()
     if not _has_names(options):
-        raise _unread(dict(spec))
+        raise _bad_spec(dict(spec))
     return make_reward(name, **options)
 
 
 def shared_reward(spec: str | Mapping[str, Any] | Reward) -> Reward:
-    """The reward of these settings, as `reward_from`; one for all episodes of a process, where they are JSON."""
+    """Return the reward of these settings, see `reward_from`; JSON settings share one per process."""
     try:
         text = json.dumps(spec)
     except (TypeError, ValueError):
         return reward_from(spec)
-    return _of_json(text)
+    return _from_json(text)
 
 
 @functools.lru_cache(maxsize=64)
-def _of_json(text: str) -> Reward:
+def _from_json(text: str) -> Reward:
     return reward_from(json.loads(text))
-
-
-def _scorer(rm: Any, args: Any) -> Any:
-    """The reward model that a spec names, opened with these arguments."""
-    from agentenv.rewards.models.opening import open_scorer
-
-    if not isinstance(rm, str) or not _has_names(args):
-        raise ConfigError(
-            f"model: expected rm, as 'hf:PATH', and rm_args, an object, got {rm!r:.200} and {args!r:.200}. Mend them."
-        )
-    return open_scorer(rm, **args)
-
-
-def _sum(**settings: Any) -> Reward:
-    from agentenv.rewards.compose import Term, WeightedSum
-
-    parts = _parts("sum", settings.pop("sum"))
-    terms = {}
-    for part, given in parts.items():
-        term = given if _has_names(given) and "reward" in given else {"reward": given}
-        terms[part] = _made(f"sum.{part}", Term, {**term, "reward": reward_from(term["reward"])})
-    return _made("sum", WeightedSum, settings, terms)  # type: ignore[no-any-return]
-
-
-def _route(**settings: Any) -> Reward:
-    from agentenv.rewards.routing import Router
-
-    rewards = {domain: reward_from(spec) for domain, spec in _parts("route", settings.pop("route")).items()}
-    return _made("route", Router, settings, rewards)  # type: ignore[no-any-return]
 
 
 def _parts(where: str, value: Any) -> Mapping[str, Any]:
@@ -191,38 +185,19 @@ def _has_names(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
 
 
-def _unread(value: object) -> ConfigError:
+def _bad_spec(value: object) -> ConfigError:
     return ConfigError(
         f"reward: expected a name, {{name: {{option: value}}}}, {{'sum': …}} or {{'route': …}}, got {value!r:.200}. "
         f"The names are {', '.join(REWARDS)}."
     )
 
 
-def _found(spec: str) -> Any:
-    """What a name means, imported.
+def construct(name: str, cls: Callable[..., Any], options: Mapping[str, Any], *args: Any) -> Any:
+    """Return an object constructed with these options.
 
     Raises:
-        ConfigError: it cannot be.
+        ConfigError: the constructor takes other options, which the message lists, or it failed.
     """
-    try:
-        return load_function(spec)
-    except AgentEnvError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"reward: expected {spec!r} to import, got {type(error).__name__}: {error}. Mend it, or its name."
-        ) from error
-
-
-def _made(
-    name: str, cls: Callable[..., Any], options: Mapping[str, Any], *args: Any, shown: Mapping[str, Any] | None = None
-) -> Any:
-    """A thing made with these options; errors show `shown` in their place, where they were given in another form.
-
-    Raises:
-        ConfigError: it takes others; says which. Or it could not be made with them.
-    """
-    given = dict(options if shown is None else shown)
     try:
         signature = inspect.signature(cls)
     except ValueError as error:
@@ -230,11 +205,11 @@ def _made(
     try:
         signature.bind(*args, **options)
     except TypeError as error:
-        taken = [each.name for each in list(signature.parameters.values())[len(args) :]]
-        wrong = [each for each in options if each not in taken]
-        meant = _nearest(wrong[0], taken) if wrong else ""
+        known = [each.name for each in list(signature.parameters.values())[len(args) :]]
+        unknown = [each for each in options if each not in known]
+        hint = did_you_mean(unknown[0], known, "Check its name.") if unknown else ""
         raise ConfigError(
-            f"{name}: expected options among {', '.join(taken) or 'none'}, got {given!r:.200} ({error}).{meant}"
+            f"{name}: expected options among {', '.join(known) or 'none'}, got {dict(options)!r:.200} ({error}).{hint}"
         ) from error
     try:
         return cls(*args, **options)
@@ -242,13 +217,6 @@ def _made(
         raise
     except Exception as error:
         raise ConfigError(
-            f"{name}: expected it to be made with {given!r:.200}, got {type(error).__name__}: {error}. "
-            "Change the options, or mend the class."
+            f"{name}: expected it to be constructed with {dict(options)!r:.200}, got {type(error).__name__}: {error}. "
+            "Change the options, or fix the class."
         ) from error
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
-    names = list(names)
-    folded = {each.lower(): each for each in names}
-    close = difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.6)
-    return f" Did you mean {' or '.join(repr(folded[each]) for each in close)}?" if close else " Check its name."

@@ -1,7 +1,8 @@
-"""What a reward sees and gives: text in, a typed result out. No tensors and no tokens; a failed grader is no number.
+"""Define what a reward reads and returns: text in, a typed result out. No tensors and no tokens.
 
-A `Reward` judges one response, a `GroupReward` all responses to one prompt together. `grading.py` calls them with a
-deadline and turns what they raise into results, `compose.py` sums them, `groups.py` runs many groups side by side.
+A `Reward` grades one response, a `GroupReward` grades all responses to one prompt together. `grading.py` calls them
+with a deadline and turns errors into results, `weighted_sum.py` adds them up, `groups/batch.py` runs many groups
+concurrently. A failed grader never becomes a number.
 """
 
 from __future__ import annotations
@@ -11,41 +12,45 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, Self
 
-from agentenv.errors import ContractError
-from agentenv.types import MAX_REWARD, Message
+from agentenv.core.arguments import is_finite
+from agentenv.core.types import Message
+from agentenv.errors import AgentEnvError, ContractError, DataError, InfraError
 
 
 class Status(StrEnum):
-    """How grading ended. The first four are about the response and have a reward; the last two have none."""
+    """How grading ended. The first four describe the response and have a reward; the last three have none."""
 
     OK = "ok"
-    """It was judged; whether it was right is in the reward and the score."""
+    """The response was graded; the reward and the score say whether it is right."""
     NO_ANSWER = "no_answer"
     """The response commits to no answer."""
     PARSE_ERROR = "parse_error"
-    """There is an answer, of a form that cannot be right."""
+    """There is an answer, in a form that cannot be right."""
     TIMEOUT = "timeout"
-    """Judging it takes more computing than any answer may: the response's property, as an endless program is."""
+    """Grading takes more computing than any answer may: a property of the response, as an endless program is."""
     LABEL = "label"
-    """The row cannot be graded: its label is missing or no label of this reward."""
+    """The row cannot be graded: its label is missing, or this reward cannot use it."""
+    ERROR = "error"
+    """The reward's own code is wrong, such as a function that raises: another attempt would fail the same way."""
     INFRA = "infra"
-    """The grader failed: nobody knows what the response is worth."""
+    """The grader failed: the worth of the response is unknown."""
 
     @property
     def valid(self) -> bool:
-        """Whether there is a reward."""
-        return self not in (Status.LABEL, Status.INFRA)
+        """True if there is a reward."""
+        return self not in (Status.LABEL, Status.ERROR, Status.INFRA)
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One response to judge."""
+    """One response to grade."""
 
     text: str
-    """As the model wrote it, thinking and terminators included; what is judged of it is the reward's business."""
+    """The text as the model wrote it, with thinking and terminators; each reward selects the part that it grades."""
     label: Any = None
-    """What it is judged against; any JSON value."""
+    """What the text is graded against; any JSON value."""
     prompt: str | Sequence[Message] = ""
+    """The prompt that it answers."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """The other columns of the row."""
 
@@ -55,68 +60,78 @@ class RewardResult:
     """What one response is worth, and why."""
 
     reward: float | None
-    """What is optimised; None exactly where `status` is LABEL or INFRA."""
+    """The number that is optimized; None exactly if `status` is LABEL, ERROR or INFRA."""
     score: float | None = None
-    """Quality in [0, 1], for filters and reports; None where there is none."""
+    """Quality in [0, 1], for filters and reports; None if unknown."""
     status: Status = Status.OK
+    """What happened: graded, no answer, or the kind of failure."""
     components: Mapping[str, float | None] = field(default_factory=dict)
-    """Named parts, raw: before weights and clipping. None marks a part whose grader failed."""
+    """Named parts, before weights and clipping. None marks a part whose grader failed."""
     extracted: str | None = None
-    """The answer that was judged."""
+    """The answer that was graded."""
     feedback: str = ""
-    """What the policy may be told; never gives the right answer away."""
+    """Text that the policy may see; it never reveals the right answer."""
     detail: str = ""
-    """For people: why there is no reward, or how it came about."""
+    """Reason why the reward is missing, or how it was computed, for people."""
 
     def __post_init__(self) -> None:
-        """Refuse a reward that is no number, and a number where the grader failed."""
+        """Raise ContractError if a number is not finite, or a reward is set although the grader failed."""
         if self.status.valid is not is_finite(self.reward):
             expected = "a finite number" if self.status.valid else f"None, since status is {self.status}"
-            raise ContractError(f"RewardResult.reward: expected {expected}, got {self.reward!r}. Mend the reward.")
+            raise ContractError(f"RewardResult.reward: expected {expected}, got {self.reward!r}. Fix the reward.")
         if self.score is not None and not (is_finite(self.score) and 0.0 <= self.score <= 1.0):
-            raise ContractError(f"RewardResult.score: expected None or 0..1, got {self.score!r}. Mend the reward.")
+            raise ContractError(f"RewardResult.score: expected None or 0..1, got {self.score!r}. Fix the reward.")
         for name, value in self.components.items():
             if value is not None and not is_finite(value):
-                raise ContractError(f"RewardResult.components[{name!r}]: expected a number, got {value!r}. Mend it.")
+                raise ContractError(
+                    f"RewardResult.components[{name!r}]: expected a number, got {value!r}. Fix the reward."
+                )
 
     @classmethod
     def failed(cls, detail: str, status: Status = Status.INFRA) -> Self:
-        """A result without a reward."""
+        """Return a result without a reward.
+
+        An environment raises `error` instead.
+        """
         return cls(None, status=status, detail=detail)
 
+    def error(self, what: str) -> AgentEnvError:
+        """Return the error that an environment raises for a result without a reward.
 
-def is_finite(value: object) -> bool:
-    """Whether it is a number, and one that a float32 holds; bool counts."""
-    return isinstance(value, int | float) and abs(value) <= MAX_REWARD
+        It is a DataError for LABEL, a ContractError for ERROR, and otherwise an InfraError, which the runner repeats.
+        """
+        kind = {Status.LABEL: DataError, Status.ERROR: ContractError}.get(self.status, InfraError)
+        return kind(f"{what} ({self.status}): {self.detail or 'no detail'}")
 
 
 class Reward(Protocol):
-    """Judges one response. It may be asked about several at once, from several event loops."""
+    """A grader of one response. It may be called concurrently, from several event loops."""
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Lowest and highest reward that it can give; may be infinite."""
+        """Lowest and highest possible reward; may be infinite."""
 
     async def grade(self, response: Response) -> RewardResult:
-        """What the response is worth. Nothing that a model writes makes it raise, or block the event loop.
+        """Return what the response is worth. No text of a model may make it raise, or block the event loop.
 
         Raises:
-            DataError: the label, or another column, is none that this reward can use.
-            InfraError: the grader failed; a result of status INFRA says the same.
+            DataError: this reward cannot use the label, or another column.
+            ContractError: the reward's own code is wrong.
+            InfraError: the grader failed; a result of status INFRA means the same.
         """
 
 
 class GroupReward(Protocol):
-    """Judges all responses to one prompt together."""
+    """A grader of all responses to one prompt together."""
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Lowest and highest reward that it can give; may be infinite."""
+        """Lowest and highest possible reward; may be infinite."""
 
     async def grade_group(self, responses: Sequence[Response], reference: str | None = None) -> Sequence[RewardResult]:
-        """One result per response, in order; `reference` is a response to compare with, not judged itself.
+        """Return one result per response, in order; `reference` is a response to compare with, not graded itself.
 
         Raises:
-            DataError: the rows cannot be judged.
+            DataError: the rows cannot be graded.
             InfraError: the grader failed for all of them.
         """

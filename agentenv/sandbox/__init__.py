@@ -1,28 +1,33 @@
-"""Isolated execution of untrusted code: `LocalSandbox` here, others by `open_sandbox`."""
+"""Isolated execution of untrusted code: `LocalSandbox` on this machine, other backends through `open_sandbox`.
+
+Programs run inside what `guest` and `grading.guest` set up; all other modules run in the trainer's process.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agentenv._util.lazy import lazy_names
 from agentenv.sandbox.types import (
     ExecLimits,
     ExecResult,
+    ExecStatus,
     Execution,
     Isolation,
     Policy,
     Sandbox,
     SandboxBusy,
     SandboxUnavailable,
-    Status,
 )
 
 if TYPE_CHECKING:
-    from agentenv.sandbox.local import LocalSandbox
-    from agentenv.sandbox.opening import open_sandbox
+    from agentenv.sandbox.factory import open_sandbox
+    from agentenv.sandbox.local.sandbox import LocalSandbox
 
 __all__ = [
     "ExecLimits",
     "ExecResult",
+    "ExecStatus",
     "Execution",
     "Isolation",
     "LocalSandbox",
@@ -30,19 +35,10 @@ __all__ = [
     "Sandbox",
     "SandboxBusy",
     "SandboxUnavailable",
-    "Status",
     "open_sandbox",
 ]
-
-
-def __getattr__(name: str) -> object:
-    # When first asked for: its modules import this package themselves.
-    if name == "LocalSandbox":
-        from agentenv.sandbox.local import LocalSandbox
-
-        return LocalSandbox
-    if name == "open_sandbox":
-        from agentenv.sandbox.opening import open_sandbox
-
-        return open_sandbox
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Imported on first use, because these modules import this package themselves.
+__getattr__ = lazy_names(
+    __name__,
+    {"LocalSandbox": "agentenv.sandbox.local.sandbox", "open_sandbox": "agentenv.sandbox.factory"},
+)

@@ -1,11 +1,11 @@
-r"""What a sandbox is asked and what it answers; every backend speaks these.
+r"""The types of every sandbox: limits, results, and the protocols of a sandbox and an interactive program.
 
     async with LocalSandbox() as sandbox:
         result = await sandbox.run("print(6 * 7)")
-        assert result.status is Status.OK and result.stdout == "42\n"
+        assert result.status is ExecStatus.OK and result.stdout == "42\n"
 
-A program cannot make `run` raise: whatever it does is a `Status`. `Status.INFRA` means that nothing is known of the
-program, because the sandbox failed; it is never graded as wrong.
+A program cannot make `run` raise: every outcome is an `ExecStatus`. `ExecStatus.INFRA` means that the sandbox failed
+and the outcome of the program is unknown; such a program is never graded as wrong.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any, Literal, Protocol, Self
 from agentenv.errors import ConfigError, InfraError
 
 Policy = Literal["pure", "proc"]
-"""`pure`: one process, threads allowed, no fork and no exec; `proc`: may start processes, as a shell does."""
+"""`pure`: one process with threads, without fork and exec; `proc`: may start processes, as a shell does."""
 
 
-class Status(StrEnum):
+class ExecStatus(StrEnum):
     """How an execution ended."""
 
     OK = "ok"
@@ -29,98 +29,125 @@ class Status(StrEnum):
     NONZERO = "nonzero"
     """Another exit code, as after an exception."""
     SIGNAL = "signal"
-    """Killed by a signal of its own making, as SIGSEGV."""
+    """Ended by a signal that it caused, such as SIGSEGV."""
     CPU_TIMEOUT = "cpu_timeout"
-    """It used `Limits.cpu_s` of CPU."""
+    """Used `ExecLimits.cpu_s` of CPU time."""
     WALL_TIMEOUT = "wall_timeout"
-    """It was there for `Limits.wall_s`, and that was not the host's fault."""
+    """Ran for `ExecLimits.wall_s`, although the host was not overloaded."""
     MEMORY = "memory"
+    """Needed more than `ExecLimits.memory_mb`."""
     OUTPUT_LIMIT = "output_limit"
-    """It wrote many times what is kept."""
+    """Wrote many times more output than is kept."""
     DISK_LIMIT = "disk_limit"
+    """Wrote more than `ExecLimits.disk_mb`."""
     POLICY = "policy"
-    """It made a system call that no program needs (SIGSYS)."""
+    """Made a forbidden system call (SIGSYS), or started too many processes."""
     INFRA = "infra"
-    """The sandbox failed, or the host was overloaded: nothing is known of the program."""
+    """The sandbox failed, or the host was overloaded: the outcome of the program is unknown."""
 
 
 class Isolation(StrEnum):
-    """What stands between a program and the host, weakest first."""
+    """The barrier between a program and the host, weakest first."""
 
     NONE = "none"
-    """Limits only: by two explicit opt-ins."""
+    """Resource limits only; needs two explicit opt-ins."""
     UID = "uid"
+    """A separate user of the machine."""
     LANDLOCK = "landlock"
+    """Also Landlock, which restricts file access."""
     NAMESPACES = "namespaces"
+    """Also Linux namespaces: the program has its own file tree, processes and network."""
     REMOTE = "remote"
-    """Another machine's or container's business."""
+    """A container or another machine is responsible."""
 
     @property
     def strength(self) -> int:
-        """A number to compare by."""
+        """A number for comparisons: larger is stronger."""
         return list(Isolation).index(self)
 
 
 @dataclass(frozen=True, slots=True)
 class ExecLimits:
-    """What one execution may use."""
+    """Limits of one execution."""
 
     cpu_s: float = 5.0
+    """CPU time, in seconds."""
     wall_s: float = 15.0
+    """Duration, in seconds."""
     memory_mb: int = 256
+    """Memory, in MiB."""
     num_processes: int = 16
-    """With policy `proc`; threads count."""
+    """Processes under policy `proc`, threads included."""
     num_threads: int = 16
+    """Threads under policy `pure`."""
     num_files: int = 64
     """Open file descriptors."""
     file_mb: int = 16
+    """Size of one file, in MiB."""
     disk_mb: int = 32
+    """Size of all files, in MiB."""
     num_inodes: int = 1024
+    """Files and folders on disk."""
     stdout_kb: int = 64
-    """Kept of stdout, from its beginning; what follows is read and dropped, 64 times as much ends the program."""
+    """KiB of stdout that are kept, from its beginning; 64 times as much output ends the program."""
     stderr_kb: int = 16
+    """KiB of stderr that are kept, as for stdout."""
     channel_kb: int = 1024
-    """Kept of what it writes to file descriptor 3."""
+    """KiB that are kept of the output to file descriptor 3."""
     fetch_mb: int = 4
-    """Of all files that are fetched, together."""
+    """Total size of the fetched files, in MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """How one execution went."""
+    """The outcome of one execution."""
 
-    status: Status
+    status: ExecStatus
+    """How the execution ended."""
     exit_code: int | None = None
+    """Exit code of the program; None if a signal or the sandbox ended it."""
     signal: int | None = None
+    """Signal that ended the program."""
     stdout: str = ""
-    """UTF-8, what is not is backslash-escaped; NUL, ESC and other controls but newline and tab too."""
+    """Decoded as UTF-8; invalid bytes and control characters except newline and tab are backslash-escaped."""
     stderr: str = ""
+    """Decoded like stdout."""
     stdout_truncated: bool = False
+    """True if only the beginning of stdout was kept."""
     stderr_truncated: bool = False
+    """True if only the beginning of stderr was kept."""
     stdout_bytes: int = 0
-    """All that it wrote, kept or not."""
+    """Bytes written to stdout, including those not kept."""
     channel: bytes = b""
-    """What it wrote to file descriptor 3, where `run` was asked for it: untrusted like all else."""
+    """Bytes written to file descriptor 3, if `run` was called with `channel`; untrusted like all output."""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """What was to be fetched and was a regular file."""
+    """The fetched files that exist and are regular files."""
     wall_s: float = 0.0
+    """Duration of the program, in seconds."""
     cpu_s: float = 0.0
+    """CPU time of the program, in seconds."""
     queue_s: float = 0.0
+    """Time before the program started, in seconds."""
     run_delay_s: float = 0.0
-    """Runnable, but not running: the host's load."""
+    """Time in which the program was runnable but not running, because the host was busy."""
     peak_memory_bytes: int | None = None
+    """Largest memory use; None if unknown."""
     isolation: Isolation = Isolation.NONE
+    """Isolation of the program."""
     layers: tuple[str, ...] = ()
+    """Mechanisms that isolated it."""
     backend: str = ""
+    """Name of the sandbox that ran it."""
     attempts: int = 1
+    """Number of attempts, the failed ones included."""
     detail: str | None = None
-    """Of an infra failure: what failed, and what mends it."""
+    """For an infrastructure error: what failed, and how to fix it."""
     stdout_data: bytes | None = None
-    """What is kept of stdout as it was written, nothing escaped; None where a backend has only text."""
+    """The kept bytes of stdout, not escaped; None if a backend has only text."""
 
 
 class SandboxUnavailable(ConfigError):
-    """No isolation of the strength that is asked for can be had here; the message names each failed probe."""
+    """The required isolation is not available here; the message names each failed probe."""
 
 
 class SandboxBusy(InfraError):
@@ -128,23 +155,23 @@ class SandboxBusy(InfraError):
 
 
 class Execution(Protocol):
-    """A program that runs and is talked to over its file descriptor 3 (a stream socket)."""
+    """A running interactive program; its file descriptor 3 is a stream socket to the caller."""
 
     async def send(self, data: bytes) -> None:
-        """Give it bytes; never blocks longer than its limits, and is harmless once it has ended."""
+        """Send bytes to the program. Blocks no longer than its limits; no effect once it has ended."""
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """Some of what it wrote, `b""` once it has ended or closed its side."""
+        """Return bytes that the program wrote; `b""` once it has ended or closed its side."""
 
     async def finish(self) -> ExecResult:
-        """Wait until it has ended by itself or by its limits."""
+        """Wait for the end of the program, by itself or by its limits."""
 
     async def kill(self) -> ExecResult:
-        """End it now."""
+        """Kill the program now."""
 
 
 class Sandbox(Protocol):
-    """Where programs run."""
+    """A place where programs run isolated."""
 
     isolation: Isolation
     backend: str
@@ -165,18 +192,18 @@ class Sandbox(Protocol):
 
         Args:
             program: Python source, run as `__main__`; or a command and its arguments.
-            stdin: what it can read there.
-            files: relative POSIX names and contents, written into its working folder before.
-            fetch: names of files there to bring back after.
-            policy: what it may do.
-            limits: what it may use; the sandbox's own default when None.
-            tenant: who asks (an episode's group): the queue is fair between tenants.
-            channel: give it file descriptor 3 to write to; the result's `channel` has what it wrote.
+            stdin: standard input of the program.
+            files: relative POSIX names and contents, written into the working folder before the start.
+            fetch: names of files in the working folder to return after the end.
+            policy: whether the program may start processes.
+            limits: limits of the execution; the sandbox's default if None.
+            tenant: name of the caller, such as an episode's group; the queue is fair between tenants.
+            channel: open file descriptor 3 for writing; the result's `channel` holds the output.
 
         Raises:
-            SandboxBusy: too many wait already.
-            ConfigError: a file's name is absolute, or the like.
-            asyncio.CancelledError: after everything that it started has been killed.
+            SandboxBusy: too many executions are waiting.
+            ConfigError: an argument is invalid, such as an absolute file name.
+            asyncio.CancelledError: after the program and its processes have been killed.
         """
 
     async def start(
@@ -188,14 +215,14 @@ class Sandbox(Protocol):
         limits: ExecLimits | None = None,
         tenant: str = "",
     ) -> Execution:
-        """Execute a program that is talked to while it runs; as `run` else. Not every backend can.
+        """Start an interactive program; the arguments are those of `run`. Not supported by every backend.
 
         Raises:
-            ConfigError: this backend cannot.
+            ConfigError: this backend does not support it.
         """
 
     async def aclose(self) -> None:
-        """End everything; again is harmless."""
+        """End all programs. Repeated calls have no effect."""
 
     async def __aenter__(self) -> Self: ...
 

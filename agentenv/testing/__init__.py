@@ -1,19 +1,20 @@
-"""What tests of environments are made of; every name is loaded at its first use, so importing this costs nothing.
+"""Tools for tests of environments. Every name is loaded at its first use, so importing this package is cheap.
 
 A scripted policy, tokenizers that need no download, episodes run from plain tests, a virtual clock, the contract
-suite. The pytest plugin of the same parts loads itself. `agentenv.testing.strategies` needs hypothesis.
+suite. The pytest plugin with the same tools loads automatically. `agentenv.testing.strategies` needs hypothesis.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from agentenv._util.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from agentenv.audit.auditing import AuditOptions, audit
-    from agentenv.audit.policies import Policy, View, all_policies
     from agentenv.engines.scripted import Request, ScriptedEngine, solves
     from agentenv.gym.checks import check_gym
+    from agentenv.testing.audit.auditing import AuditOptions, audit_env
+    from agentenv.testing.audit.policies import AuditPolicy, View, all_policies
     from agentenv.testing.clock import VirtualClock, run_virtual
     from agentenv.testing.contract import EnvContract, check_env
     from agentenv.testing.diffs import assert_same_trajectory, trajectory_diff
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     )
 
 _PLACES = {
-    "agentenv.audit.auditing": ("AuditOptions", "audit"),
-    "agentenv.audit.policies": ("Policy", "View", "all_policies"),
+    "agentenv.testing.audit.auditing": ("AuditOptions", "audit_env"),
+    "agentenv.testing.audit.policies": ("AuditPolicy", "View", "all_policies"),
     "agentenv.engines.scripted": ("Request", "ScriptedEngine", "solves"),
     "agentenv.gym.checks": ("check_gym",),
     "agentenv.testing.clock": ("VirtualClock", "run_virtual"),
@@ -48,10 +49,10 @@ _PLACES = {
         "OpenEndedTokenizer", "RewritingTokenizer",
     ),
 }  # fmt: skip
-_PLACE_OF = {name: module for module, names in _PLACES.items() for name in names}
 
 __all__ = [
     "AuditOptions",
+    "AuditPolicy",
     "BosTokenizer",
     "ByteFallbackTokenizer",
     "CharTokenizer",
@@ -60,7 +61,6 @@ __all__ = [
     "LongPromptTokenizer",
     "MergingTokenizer",
     "OpenEndedTokenizer",
-    "Policy",
     "Request",
     "RewritingTokenizer",
     "ScriptedEngine",
@@ -70,7 +70,7 @@ __all__ = [
     "VirtualClock",
     "all_policies",
     "assert_same_trajectory",
-    "audit",
+    "audit_env",
     "check_env",
     "check_gym",
     "exponential",
@@ -83,14 +83,7 @@ __all__ = [
     "trajectory_diff",
     "uniform",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PLACE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_PLACE_OF[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(__name__, {name: module for module, names in _PLACES.items() for name in names})
 
 
 def __dir__() -> list[str]:

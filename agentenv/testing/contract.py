@@ -1,6 +1,6 @@
-"""EnvContract: the conformance suite as a class that an environment's tests inherit; check_env: the same as a call.
+"""EnvContract, a test class for environments, and check_env, a function: two ways to run the conformance suite.
 
-Example, all that a third party writes::
+Example of all that the author of an environment writes::
 
     from agentenv.testing import EnvContract
 
@@ -17,38 +17,46 @@ from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from agentenv.conformance.cases import Policy
-from agentenv.conformance.problems import Problem
-from agentenv.conformance.scene import Options, Scene
-from agentenv.conformance.suite import PROPERTIES, hold, known_names, meaning, run_suite, scene_of, stops
+from agentenv.core.types import Task
 from agentenv.errors import ConfigError
-from agentenv.types import Task
+from agentenv.testing.conformance.cases import Policy
+from agentenv.testing.conformance.context import ConformanceContext, ConformanceOptions
+from agentenv.testing.conformance.problems import Problem
+from agentenv.testing.conformance.suite import (
+    PROPERTIES,
+    blocks_others,
+    check_names,
+    check_property,
+    make_context,
+    meaning,
+    run_suite,
+)
 
 
 def check_env(
     target: str | type[Any], *, env_kwargs: Mapping[str, Any] | None = None, task: Task | None = None, **more: Any
 ) -> list[Problem]:
-    """What an environment breaks of all properties; empty when it may be trained with.
+    """Return the problems of an environment in all properties; an empty list if it is fit for training.
 
     Args:
         target: an installed environment, module:Attr, path/file.py[:Attr], an agent_func.py, or the class itself.
         env_kwargs: arguments of its constructor.
-        task: to try it on; its own data, or a question of ours, where there is none.
-        more: the other fields of `agentenv.conformance.scene.Options`, as `data`, `num_rows`, `max_turns`, `policy`.
+        task: the task to run; None for the environment's own data, or for a built-in question if it has no data.
+        more: other fields of `ConformanceOptions`, such as `data`, `num_rows`, `max_turns` and `policy`.
 
     Raises:
-        ConfigError: it cannot be loaded.
+        ConfigError: the target cannot be loaded.
     """
-    scene = scene_of(Options(target, env_kwargs or {}, task, **more))
-    return [problem for outcome in run_suite(scene) for problem in outcome.problems]
+    context = make_context(ConformanceOptions(target, env_kwargs or {}, task, **more))
+    return [problem for outcome in run_suite(context) for problem in outcome.problems]
 
 
 class EnvContract:
-    """One test for each property of the conformance suite; inherit it, and name the environment.
+    """A base class with one test for each property of the conformance suite; a subclass names the environment.
 
-    The tests are plain functions: no plugin of pytest is needed. A property that says nothing about the environment is
-    skipped with the reason; once `contract` has failed, the others are skipped too. A base of other such classes says
-    `__test__ = False`.
+    The tests are plain functions and need no pytest plugin. A property that does not apply to the environment is
+    skipped with the reason. After `contract` fails, the others are skipped too. Set `__test__ = False` in a class that
+    is only the base of other classes.
     """
 
     env: ClassVar[str | type[Any]] = ""
@@ -56,36 +64,36 @@ class EnvContract:
     env_kwargs: ClassVar[Mapping[str, Any]] = {}
     """Arguments of its constructor."""
     data: ClassVar[str | Path | None] = None
-    """A file or the name of built-in data to try it on; None: its own."""
+    """A file or the name of built-in data; None: the environment's own data."""
     prompt_key: ClassVar[str] = "prompt"
     """Column of the data with the prompt."""
     label_key: ClassVar[str] = "label"
     """Column of the data with the label."""
     task: ClassVar[Task | None] = None
-    """A task to try it on in place of data."""
+    """A task to run in place of data."""
     num_rows: ClassVar[int] = 20
-    """Rows of each data set that `reset` is tried on."""
-    max_turns: ClassVar[int] = 12
-    """An episode has to end within so many, whatever the policy says."""
+    """Number of rows of each dataset to call `reset` with."""
+    max_turns: ClassVar[int | None] = None
+    """Every episode must end within this number of turns, for any policy. None: `max_turns` of the class, else 12."""
     step_timeout_s: ClassVar[float] = 30.0
-    """Longest that one call may take."""
+    """Maximum duration of one call."""
     policy: ClassVar[Policy | None] = None
-    """Further actions to try, such as those that solve the task; a function is wrapped in `staticmethod`."""
+    """More actions to try, such as those that solve the task. Wrap a function in `staticmethod`."""
     skip: ClassVar[Mapping[str, str]] = {}
-    """Properties that are left out, each with the reason."""
+    """Reason for each property to skip, by name."""
     __test__: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse a class that names no environment, and to leave out what is no property, or without a reason.
+        """Check `env` and `skip` of a subclass.
 
         Raises:
-            ConfigError: naming it.
+            ConfigError: the environment is missing, or `skip` has an unknown property or an empty reason.
         """
         super().__init_subclass__(**kwargs)
-        known_names(tuple(cls.skip), f"{cls.__name__}.skip")
+        check_names(tuple(cls.skip), f"{cls.__name__}.skip")
         for name, reason in cls.skip.items():
             if not isinstance(reason, str) or not reason.strip():
-                raise ConfigError(f"{cls.__name__}.skip[{name!r}]: expected the reason, got {reason!r}. Write it down.")
+                raise ConfigError(f"{cls.__name__}.skip[{name!r}]: expected a reason, got {reason!r}. Add the reason.")
         if "__test__" not in vars(cls):
             if not cls.env:
                 raise ConfigError(
@@ -96,51 +104,46 @@ class EnvContract:
 
     @classmethod
     def teardown_class(cls) -> None:
-        """End what the tests of the class shared: their event loop."""
+        """Close the event loop that the tests of the class share."""
         _STOPPED.pop(cls, None)
-        scene = _SCENES.pop(cls, None)
-        if scene is not None:
-            scene.close()
+        context = _CONTEXTS.pop(cls, None)
+        if context is not None:
+            context.close()
 
 
-_SCENES: WeakKeyDictionary[type[EnvContract], Scene] = WeakKeyDictionary()
+_CONTEXTS: WeakKeyDictionary[type[EnvContract], ConformanceContext] = WeakKeyDictionary()
 _STOPPED: WeakKeyDictionary[type[EnvContract], str] = WeakKeyDictionary()
-"""The property that is to be mended first, once its test has failed."""
+"""The failed property that must be fixed first."""
 _FLAG = re.compile(r"--(env_kwargs|data|prompt_key|label_key|rows|max_turns|step_timeout_s|label)\b")
 _ATTRIBUTES = {"rows": "num_rows", "label": "task"}
 
 
-def _scene(cls: type[EnvContract]) -> Scene:
-    """One for all tests of a class: its episodes are run once."""
-    if cls not in _SCENES:
-        _SCENES[cls] = scene_of(_options(cls))
-    return _SCENES[cls]
-
-
-def _options(cls: type[EnvContract]) -> Options:
-    data = None if cls.data is None else str(cls.data)
-    return Options(
-        cls.env,
-        cls.env_kwargs,
-        cls.task,
-        data=data,
-        prompt_key=cls.prompt_key,
-        label_key=cls.label_key,
-        num_rows=cls.num_rows,
-        step_timeout_s=cls.step_timeout_s,
-        max_turns=cls.max_turns,
-        policy=cls.policy,
-    )
+def _context(cls: type[EnvContract]) -> ConformanceContext:
+    """Return the context that all tests of a class share, so that its episodes run once."""
+    if cls not in _CONTEXTS:
+        options = ConformanceOptions(
+            cls.env,
+            cls.env_kwargs,
+            cls.task,
+            data=None if cls.data is None else str(cls.data),
+            prompt_key=cls.prompt_key,
+            label_key=cls.label_key,
+            num_rows=cls.num_rows,
+            step_timeout_s=cls.step_timeout_s,
+            max_turns=cls.max_turns,
+            policy=cls.policy,
+        )
+        _CONTEXTS[cls] = make_context(options)
+    return _CONTEXTS[cls]
 
 
 def _in_class(text: str) -> str:
-    """What a line says of flags, of the class's attributes."""
+    """Replace flags in a line by the attributes of the class."""
     return _FLAG.sub(lambda flag: f"`{_ATTRIBUTES.get(flag[1], flag[1])} = …`", text)
 
 
 def _test_of(name: str) -> Callable[[EnvContract], None]:
     def test(self: EnvContract) -> None:
-        """Fails with the problems of one property."""
         import pytest
 
         __tracebackhide__ = True
@@ -148,12 +151,12 @@ def _test_of(name: str) -> Callable[[EnvContract], None]:
         if name in cls.skip:
             pytest.skip(cls.skip[name])
         if _STOPPED.get(cls, name) != name:
-            pytest.skip(f"mend `{_STOPPED[cls]}` first")
-        outcome = hold(_scene(cls), name)
+            pytest.skip(f"fix `{_STOPPED[cls]}` first")
+        outcome = check_property(_context(cls), name)
         if outcome.state == "skipped":
             pytest.skip(_in_class(outcome.reason))
         if outcome.problems:
-            if stops(outcome):
+            if blocks_others(outcome):
                 _STOPPED[cls] = name
             lines = "\n".join(_in_class(str(problem)) for problem in outcome.problems)
             pytest.fail(f"{name}: {meaning(name)}\n{lines}", pytrace=False)

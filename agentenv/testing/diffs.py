@@ -1,7 +1,7 @@
-"""How two trajectories differ, for people: the first token that does, with what is known of it and its neighbours.
+"""Explains how two trajectories differ: the first different token, with its facts and its neighbors.
 
-Compared are the facts that the same episode always has: tokens, masks, log-probabilities, policy versions, rewards,
-what was said and answered, why it ended. Not compared: how long things took, cached tokens, ids and attempts.
+Compared: tokens, masks, log-probabilities, policy versions, rewards, actions, observations and the end. Not compared:
+times, cached tokens, ids and attempts.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from agentenv.agent import Tokenizer
-from agentenv.serialize import jsonable
-from agentenv.trajectory import Segment, Trajectory, Turn
+from agentenv._util.jsonable import jsonable
+from agentenv.core.engine import Tokenizer
+from agentenv.core.trajectory import Segment, Trajectory, Turn
 
 _BEFORE, _AFTER = 1, 5
-"""Tokens shown around the first that differs, itself among the latter; pytest cuts what is over eight lines."""
+"""TokenColumns shown around the first that differs, itself among the latter; pytest cuts what is over eight lines."""
 _CONTEXT, _WIDEST = 16, 40
-"""Tokens of text shown before it and after it, and characters of it."""
+"""TokenColumns of text shown before it and after it, and characters of it."""
 _MOST_LINES = 12
-"""Of differences that are no tokens."""
+"""Maximum number of lines for differences other than tokens."""
 _MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
-    """A sequence of tokens, with what is known of each."""
+class TokenColumns:
+    """A sequence of tokens, with the facts of each."""
 
     ids: Sequence[int]
     action_mask: Sequence[int] | None = None
@@ -35,9 +35,9 @@ class Tokens:
     rewards: Sequence[float] | None = None
 
 
-def tokens_of(segment: Segment) -> Tokens:
-    """The arrays of a segment."""
-    return Tokens(segment.token_ids, segment.action_mask, segment.logprobs, segment.rewards)
+def tokens_of(segment: Segment) -> TokenColumns:
+    """Return the arrays of a segment."""
+    return TokenColumns(segment.token_ids, segment.action_mask, segment.logprobs, segment.rewards)
 
 
 def trajectory_diff(
@@ -48,7 +48,7 @@ def trajectory_diff(
     tolerance: float = 1e-6,
     names: tuple[str, str] = ("left", "right"),
 ) -> list[str]:
-    """Lines that say how two trajectories differ; none where they are the same.
+    """Return lines that describe how two trajectories differ; an empty list if they are the same.
 
     Args:
         left: one, called by the first of `names`.
@@ -66,15 +66,15 @@ def trajectory_diff(
             found = _sequences("policy_versions", one.policy_versions, other.policy_versions, 0.0, names)
         lines += [f"segment {index}: {found[0]}", *found[1:]] if found else []
     facts = _changed(_facts(left), _facts(right), "", tolerance)
-    told = [_differs(path, one, other, names) for path, one, other in facts[:_MOST_LINES]]
+    shown = [_differs(path, one, other, names) for path, one, other in facts[:_MOST_LINES]]
     more = [f"… and {len(facts) - _MOST_LINES} more"] if len(facts) > _MOST_LINES else []
-    return lines + told + more
+    return lines + shown + more
 
 
 def assert_same_trajectory(
     left: Trajectory, right: Trajectory, *, tokenizer: Tokenizer | None = None, tolerance: float = 1e-6
 ) -> None:
-    """Hold that two trajectories are the same in all facts that `trajectory_diff` compares.
+    """Assert that two trajectories are the same in all facts that `trajectory_diff` compares.
 
     Raises:
         AssertionError: they are not; with the first token that differs, its text around it, and other differences.
@@ -86,16 +86,16 @@ def assert_same_trajectory(
 
 
 def tokens_diff(
-    left: Tokens,
-    right: Tokens,
+    left: TokenColumns,
+    right: TokenColumns,
     *,
     tokenizer: Tokenizer | None = None,
     tolerance: float = 0.0,
     names: tuple[str, str] = ("left", "right"),
 ) -> list[str]:
-    """Lines that say where two sequences of tokens first differ; none where they are the same.
+    """Return lines that describe where two sequences of tokens first differ; an empty list if they are the same.
 
-    Ids are looked at first, then masks, rewards and log-probabilities where both sides have them.
+    Ids are compared first, then masks, rewards and log-probabilities if both sides have them.
     """
     at = _first(left.ids, right.ids, 0.0)
     if at is not None:
@@ -121,7 +121,7 @@ def _sequences(
 
 
 def _first(left: Sequence[float], right: Sequence[float], tolerance: float) -> int | None:
-    """Where two sequences first differ; the end of the shorter one where that is all."""
+    """Return where two sequences first differ, which may be the end of the shorter one; None if they are the same."""
     for at, (one, other) in enumerate(zip(left, right, strict=False)):
         if one != other and not _close(one, other, tolerance):
             return at
@@ -132,7 +132,9 @@ def _close(one: float, other: float, tolerance: float) -> bool:
     return abs(one - other) <= tolerance or (one != one and other != other)
 
 
-def _table(left: Tokens, right: Tokens, at: int, tokenizer: Tokenizer | None, names: tuple[str, str]) -> list[str]:
+def _table(
+    left: TokenColumns, right: TokenColumns, at: int, tokenizer: Tokenizer | None, names: tuple[str, str]
+) -> list[str]:
     rows = range(max(0, at - _BEFORE), min(max(len(left.ids), len(right.ids)), at + _AFTER))
     cells = [[_cell(side, place, tokenizer) for place in rows] for side in (left, right)]
     widths = [max(map(len, [name, *column])) for name, column in zip(names, cells, strict=True)]
@@ -146,8 +148,8 @@ def _table(left: Tokens, right: Tokens, at: int, tokenizer: Tokenizer | None, na
     return lines
 
 
-def _cell(side: Tokens, place: int, tokenizer: Tokenizer | None) -> str:
-    """A token: its id and text, and for what a policy sampled its log-probability, and a reward."""
+def _cell(side: TokenColumns, place: int, tokenizer: Tokenizer | None) -> str:
+    """Describe a token: its id and text, its log-probability if a policy sampled it, and its reward."""
     if place >= len(side.ids):
         return "(end)"
     parts = [str(side.ids[place])]
@@ -162,8 +164,8 @@ def _cell(side: Tokens, place: int, tokenizer: Tokenizer | None) -> str:
     return " ".join(parts)
 
 
-def _around(side: Tokens, at: int, tokenizer: Tokenizer | None) -> str:
-    """The text before the token, a mark, and the text from it on."""
+def _around(side: TokenColumns, at: int, tokenizer: Tokenizer | None) -> str:
+    """Return the text before a token, a mark, and the text from the token on."""
     if tokenizer is None:
         return ""
     before, after = max(0, at - _CONTEXT), min(len(side.ids), at + _CONTEXT)
@@ -175,7 +177,7 @@ def _around(side: Tokens, at: int, tokenizer: Tokenizer | None) -> str:
 
 
 def _facts(trajectory: Trajectory) -> dict[str, Any]:
-    """What two runs of an episode have in common, besides the arrays of its segments."""
+    """Return the facts that two runs of an episode share, besides the arrays of its segments."""
     error = trajectory.error
     return {
         "stop_reason": trajectory.stop_reason and trajectory.stop_reason.value,
@@ -200,7 +202,7 @@ def _turn_facts(turn: Turn) -> dict[str, Any]:
 
 
 def _changed(left: Any, right: Any, path: str, tolerance: float) -> list[tuple[str, Any, Any]]:
-    """Every place at which two JSON values differ, with what is there."""
+    """Return every path at which two JSON values differ, with both values."""
     if isinstance(left, Mapping) and isinstance(right, Mapping):
         keys = [*left, *(key for key in right if key not in left)]
         pairs = [(f"{path}.{key}" if path else str(key), left, right, key) for key in keys]
@@ -231,7 +233,7 @@ def _differs(path: str, left: Any, right: Any, names: tuple[str, str]) -> str:
 
 
 def explained(left: Any, right: Any, tokenizer: Tokenizer | None) -> list[str] | None:
-    """Why `left == right` does not hold, for two trajectories, two segments or two lists of token ids; else None."""
+    """Explain why `left == right` is false, for two trajectories, two segments or two lists of token ids."""
     if isinstance(left, Trajectory) and isinstance(right, Trajectory):
         lines = trajectory_diff(left, right, tokenizer=tokenizer)
         same = "the same in all facts, but == asks whether they are one object; use assert_same_trajectory"
@@ -239,6 +241,6 @@ def explained(left: Any, right: Any, tokenizer: Tokenizer | None) -> list[str] |
     if isinstance(left, Segment) and isinstance(right, Segment):
         lines = tokens_diff(tokens_of(left), tokens_of(right), tokenizer=tokenizer)
         return ["Segment == Segment", *(lines or ["the same, but == asks whether they are one object"])]
-    lines = tokens_diff(Tokens(left), Tokens(right), tokenizer=tokenizer)
+    lines = tokens_diff(TokenColumns(left), TokenColumns(right), tokenizer=tokenizer)
     kinds = f"{type(left).__name__} == {type(right).__name__}"
     return [f"token ids: {kinds}", *(lines or ["the same ids; compare as list(…): their types differ"])]

@@ -1,4 +1,4 @@
-"""Episodes for tests: what they are made of (`Setup`), one (`play`) or many (`play_all`), all by the real runner.
+"""Episodes for tests: a `Setup`, and one (`play`) or many (`play_all`) episodes of it, with the real runner.
 
 Example:
     >>> trajectory = asyncio.run(play(Setup("guess_number", ["8", "4"], env_kwargs={"max_guesses": 2})))
@@ -14,28 +14,31 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentenv.agent import Engine, Tokenizer, as_agent, create
-from agentenv.chat import Chat
-from agentenv.conformance.chats import plain
-from agentenv.dataset import in_messages, read_tasks
-from agentenv.endpoint.agent import ChatAgentSource, owns_its_loop
+from agentenv._util.calls import create
+from agentenv.chat.chat import Chat, ChatOptions
+from agentenv.core.dataset import in_messages, read_tasks
+from agentenv.core.engine import Engine, Tokenizer
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Limits, Message, SamplingParams, Task
 from agentenv.engines.scripted import Request, ScriptedEngine
-from agentenv.episode import EpisodeKey
+from agentenv.episode.endpoint.agent import ChatAgentSource, owns_its_loop
+from agentenv.episode.factory import as_agent
+from agentenv.episode.registry import builtin_datasets, env_source
+from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, derive_seed, plan
+from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.episode.source import EnvSource, EpisodeSource
+from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError
-from agentenv.loading import EnvSource, EpisodeSource, builtin_datasets, env_source
-from agentenv.runner import EpisodeRunner, ErrorPolicy, derive_seed, plan
-from agentenv.stepping import SteppedEpisode
-from agentenv.trajectory import Trajectory
-from agentenv.types import ChatOptions, Limits, Message, SamplingParams, Task
+from agentenv.testing.conformance.chats import plain
 
 Policy = Sequence[Any] | Callable[[Request], Any] | Engine
-"""What the policy says: a list (turn i says item i, the last repeats), a function of the request, or an engine."""
+"""The policy: a list (item i is the action of turn i, the last repeats), a function of the request, or an engine."""
 _NO_RETRIES = ErrorPolicy(max_retries=0, max_error_share=1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Everything that an episode of a test is made of; change a copy with `dataclasses.replace`."""
+    """The parts of a test's episode; change a copy with `dataclasses.replace`."""
 
     env: str | type[Any] | EpisodeSource
     """An installed environment's name, `module:Attr` or `path.py:Attr`; a class; or a source of episodes."""
@@ -46,7 +49,7 @@ class Setup:
     """Tasks, one task, a file or built-in data; None: the first data that comes with the environment, or else an empty
     user's message without a label."""
     seed: int = 0
-    """Of the run: environments and sampling are seeded from it as in `agentenv run --seed`."""
+    """Seed of the run, for environments and sampling, as in `agentenv run --seed`."""
     tokenizer: Tokenizer | None = None
     """None: a `CharTokenizer`."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -56,10 +59,10 @@ class Setup:
     """Text prompts become user messages."""
 
     def source(self) -> EpisodeSource:
-        """What runs the episodes.
+        """Return the source of the episodes.
 
         Raises:
-            ConfigError: there is no such environment, or it does not take the arguments.
+            ConfigError: the environment is unknown, or does not take the arguments.
         """
         if isinstance(self.env, str):
             return env_source(self.env, self.env_kwargs)
@@ -70,30 +73,29 @@ class Setup:
         return EnvSource(as_agent(self.env), self.env_kwargs)
 
     def tasks(self, limit: int | None = None) -> list[Task]:
-        """The tasks, each with an id of its own.
+        """Return the tasks, each with its own id.
 
         Raises:
-            ConfigError: there is no such data.
+            ConfigError: the data is unknown.
             DataError: a row cannot be used.
         """
-        found = _tasks(self.data, self.source(), limit)
-        return [self._prepared(task, number) for number, task in enumerate(found)]
+        tasks = []
+        for number, task in enumerate(_tasks(self.data, self.source(), limit)):
+            task = in_messages(task) if self.as_messages else task
+            tasks.append(replace(task, task_id=task.task_id or f"{number:06d}"))
+        return tasks
 
     def chat(self) -> Chat:
-        """The tokenizer with its template."""
+        """Return the chat: the tokenizer with its template."""
         if self.tokenizer is None and self.chat_options == ChatOptions():
             return plain()
         return Chat(self.tokenizer or plain().tokenizer, options=self.chat_options)
 
     def engine(self) -> Engine:
-        """What speaks."""
+        """Return the engine of the policy."""
         if callable(getattr(self.policy, "generate", None)):
             return self.policy  # type: ignore[return-value]
         return ScriptedEngine(self.policy, self.chat().tokenizer)  # type: ignore[arg-type]
-
-    def _prepared(self, task: Task, number: int) -> Task:
-        task = in_messages(task) if self.as_messages else task
-        return replace(task, task_id=task.task_id or f"{number:06d}")
 
 
 def _tasks(data: Any, source: Any, limit: int | None) -> Sequence[Task]:
@@ -104,20 +106,15 @@ def _tasks(data: Any, source: Any, limit: int | None) -> Sequence[Task]:
     own: Mapping[str, str | Path] = getattr(source, "datasets", {})
     spec = str(data) if data is not None else next((str(path) for path in own.values()), None)
     if spec is None:
-        nobody: Message = {"role": "user", "content": ""}
-        return [Task([nobody])]
+        empty: Message = {"role": "user", "content": ""}
+        return [Task([empty])]
     needs_label = bool(getattr(getattr(source, "cls", None), "needs_label", True))
-    return read_tasks(spec, limit=limit, builtin=_builtin(spec, own), needs_label=needs_label)
-
-
-def _builtin(spec: str, own: Mapping[str, str | Path]) -> Mapping[str, Path]:
-    if spec in own:
-        return {spec: Path(own[spec])}
-    return {} if Path(spec).is_file() else builtin_datasets()
+    builtin = {spec: Path(own[spec])} if spec in own else {} if Path(spec).is_file() else builtin_datasets()
+    return read_tasks(spec, limit=limit, builtin=builtin, needs_label=needs_label)
 
 
 async def play(setup: Setup) -> Trajectory:
-    """One episode of the first task. What goes wrong in it is on the trajectory, as in a run.
+    """Run one episode of the first task. Errors are recorded on the trajectory, as in a run.
 
     Raises:
         ConfigError: the setup cannot be run.
@@ -128,7 +125,7 @@ async def play(setup: Setup) -> Trajectory:
 async def play_all(
     setup: Setup, *, num_tasks: int | None = None, num_samples: int = 1, concurrency: int = 64
 ) -> list[Trajectory]:
-    """Episodes of the first tasks, by the runner that `agentenv run` has; in the order of tasks and samples.
+    """Run episodes of the first tasks with the runner of `agentenv run`; return them in the order of tasks and samples.
 
     Raises:
         ConfigError: the setup cannot be run.
@@ -136,24 +133,29 @@ async def play_all(
     ended: dict[str, Trajectory] = {}
 
     def keep(trajectory: Trajectory) -> None:
-        """Hold on to a record."""
         ended[trajectory.episode_id] = trajectory
 
     runner = EpisodeRunner(
-        setup.source(), engine=setup.engine(), chat=setup.chat(), limits=setup.limits, concurrency=concurrency,
-        sampling=replace(setup.sampling, seed=setup.seed if setup.sampling.seed is None else setup.sampling.seed),
+        setup.source(),
+        EpisodeSetup(
+            engine=setup.engine(),
+            chat=setup.chat(),
+            sampling=replace(setup.sampling, seed=setup.seed if setup.sampling.seed is None else setup.sampling.seed),
+            limits=setup.limits,
+        ),
+        concurrency=concurrency,
         policy=_NO_RETRIES,
-    )  # fmt: skip
+    )
     planned = list(plan(setup.tasks(num_tasks), num_samples))
     await runner.run(planned, keep)
     return [ended[episode.episode_id] for episode in planned]
 
 
 def stepped(setup: Setup, *, task: int = 0) -> SteppedEpisode:
-    """An episode of a task whose actions the test gives one at a time.
+    """Return an episode of a task that the test drives by one action at a time.
 
     Raises:
-        ConfigError: the setup cannot be run, or the environment has a loop of its own.
+        ConfigError: the setup cannot be run, or the environment runs its own loop.
     """
     source = setup.source()
     if not isinstance(source, EnvSource):

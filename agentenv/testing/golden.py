@@ -1,6 +1,6 @@
-"""Golden: what an episode was when somebody looked at it and found it right, as a file beside the test.
+"""Golden: the trace of a reviewed episode, as a file next to the test.
 
-The file is readable JSON, each list of tokens on a line, without anything that differs from run to run: no times, no
+The file is readable JSON, each list of tokens on a line, without values that differ between runs: no times, no
 cached tokens, no paths.
 """
 
@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from agentenv.agent import Engine, Tokenizer
+from agentenv.core.engine import Engine, Tokenizer
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Completion
 from agentenv.engines.scripted import Request, ScriptedEngine
 from agentenv.errors import ConfigError, DataError, EngineError
-from agentenv.serialize import trajectory_from_dict, trajectory_to_dict
+from agentenv.runs.records.lines import trajectory_from_dict, trajectory_to_dict
 from agentenv.testing.diffs import trajectory_diff
 from agentenv.testing.tokenizers import CharTokenizer
-from agentenv.trajectory import Trajectory
-from agentenv.types import Completion
 
 _RECORD = "Look at the episode and, where it is right, run pytest with --agentenv-record."
 _TIMES = ("generate_s", "step_s", "num_cached_tokens")
 
 
 class Golden:
-    """The traces of one test: call it with a trajectory, and it is compared with the trace, or recorded.
+    """The traces of one test. Call it with a trajectory to compare it with the trace, or to record it.
 
     Example::
 
@@ -39,55 +39,56 @@ class Golden:
     def __init__(
         self, folder: Path, test: str, *, record: bool = False, tokenizer_of: Callable[[], Tokenizer] = CharTokenizer
     ) -> None:
-        """Traces of `test` are files in `folder`; with `record` they are written, else compared.
+        """Use the traces of `test` in `folder`: write them with `record`, else compare with them.
 
-        `tokenizer_of` gives what decodes the tokens of a difference.
+        `tokenizer_of` returns the tokenizer that decodes the tokens of a difference.
         """
         self._folder, self._test, self._record = folder, _file_name(test), record
         self._tokenizer_of = tokenizer_of
         self._seen: set[Path] = set()
 
     def path(self, name: str = "") -> Path:
-        """Where a trace is kept; `name` tells several of one test apart."""
+        """Return the path of a trace; `name` distinguishes several traces of one test."""
         return self._folder / f"{self._test}{f'-{_file_name(name)}' if name else ''}.json"
 
     def __call__(self, trajectory: Trajectory, name: str = "", *, tolerance: float = 1e-6) -> None:
         """Compare a trajectory with its trace, or record it.
 
         Args:
-            trajectory: an episode that is over.
-            name: tells several traces of one test apart.
+            trajectory: an episode that has ended.
+            name: distinguishes several traces of one test.
             tolerance: between numbers that are not tokens; see `trajectory_diff`.
 
         Raises:
-            AssertionError: they differ, with the first token that does; or there is no trace.
+            AssertionError: they differ, with the first token that does; or the trace is missing.
             ConfigError: the test has used the name before.
             DataError: the trace cannot be read.
         """
         __tracebackhide__ = True
         path = self.path(name)
         if path in self._seen:
-            raise ConfigError(f"golden: expected a name of its own for each trace, got {name!r} twice. Name them.")
+            raise ConfigError(f"golden: expected a different name for each trace, got {name!r} twice. Name them.")
         self._seen.add(path)
         if self._record:
-            _write(path, trajectory)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(_pretty(_kept(trajectory), "")) + "\n", encoding="utf-8")
             return
         lines = trajectory_diff(
             _read(path), trajectory_from_dict(_kept(trajectory)), tokenizer=self._tokenizer_of(), tolerance=tolerance,
             names=("golden", "now"),
         )  # fmt: skip
         if lines:
-            told = f"If what is new is right, run pytest with --agentenv-record and look at the change of {path}."
-            raise AssertionError("\n".join([f"{path.name}: the episode is not what it was", *lines, told]))
+            advice = f"If what is new is right, run pytest with --agentenv-record and look at the change of {path}."
+            raise AssertionError("\n".join([f"{path.name}: the episode is not what it was", *lines, advice]))
 
     def policy(self, engine: Engine | None = None, name: str = "") -> Engine:
-        """A policy that says what the trace says, token by token; `engine` itself while recording.
+        """Return a policy that replays the trace token by token, or `engine` itself while recording.
 
-        With it a test of what a real model once said needs no model.
+        A test of a real model's actions then needs no model.
 
         Raises:
-            AssertionError: there is no trace.
-            ConfigError: it is to be recorded, and there is no engine.
+            AssertionError: the trace is missing.
+            ConfigError: the trace is being recorded, without an engine.
         """
         __tracebackhide__ = True
         if not self._record:
@@ -101,14 +102,14 @@ class _Replay:
     """The script of a trace: each turn's completion."""
 
     def __init__(self, trajectory: Trajectory) -> None:
-        self._said = [_completion(trajectory, turn) for turn in trajectory.turns]
+        self._completions = [_completion(trajectory, turn) for turn in trajectory.turns]
 
     def __call__(self, request: Request) -> Completion:
-        if request.turn_index < len(self._said):
-            return self._said[request.turn_index]
+        if request.turn_index < len(self._completions):
+            return self._completions[request.turn_index]
         raise EngineError(
-            f"golden: expected at most {len(self._said)} generations, as in the trace, got another. The environment "
-            f"goes on for longer than it did. {_RECORD}"
+            f"golden: expected at most {len(self._completions)} generations, as in the trace, got another. "
+            f"The environment continues for longer than it did. {_RECORD}"
         )
 
 
@@ -121,16 +122,11 @@ def _completion(trajectory: Trajectory, turn: Any) -> Completion:
 
 
 def _kept(trajectory: Trajectory) -> dict[str, Any]:
-    """The record without what differs from run to run, as it is written."""
+    """Return the record to write, without the values that differ between runs."""
     error = trajectory.error and replace(trajectory.error, place="")
     values = trajectory_to_dict(replace(trajectory, wait_s=0.0, attempt=0, error=error))
     turns = [{key: value for key, value in turn.items() if key not in _TIMES} for turn in values["turns"]]
     return {**values, "turns": turns}
-
-
-def _write(path: Path, trajectory: Trajectory) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(_pretty(_kept(trajectory), "")) + "\n", encoding="utf-8")
 
 
 def _read(path: Path) -> Trajectory:
@@ -147,7 +143,7 @@ def _read(path: Path) -> Trajectory:
 
 
 def _pretty(value: Any, indent: str) -> Iterator[str]:
-    """JSON with a line for each item, but for lists of numbers, which are one."""
+    """Yield JSON with a line for each item, except for lists of numbers, which are one line."""
     inner = indent + "  "
     is_flat = isinstance(value, list) and not any(isinstance(item, str | dict) for item in value)
     if isinstance(value, Mapping) and value:
@@ -163,20 +159,16 @@ def _pretty(value: Any, indent: str) -> Iterator[str]:
             yield from _pretty(item, inner)
         yield f"\n{indent}]"
     else:
-        yield _one_line(value)
-
-
-def _one_line(value: Any) -> str:
-    try:
         text = json.dumps(value, ensure_ascii=False)
-        text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair
-        return json.dumps(value)
-    return text
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # half a surrogate pair
+            text = json.dumps(value)
+        yield text
 
 
 def _file_name(name: str) -> str:
-    """A name that every file system takes, and that no other name has."""
+    """Return a unique name that is valid on every file system."""
     plain = re.sub(r"[^\w.=+-]+", "_", name, flags=re.ASCII)
     short = plain[:80]
     return short if short == name else f"{short}-{crc32(name.encode('utf-8', 'surrogatepass')):08x}"

@@ -1,7 +1,7 @@
-"""Latencies to simulate with: each draws seconds from a seed and the request alone, whatever else runs.
+"""Latencies for simulations: each draws seconds from a seed and the request only.
 
 Give them to `ScriptedEngine(latency_s=…)` for generations and to `simulate(env_latency_s=…)` for environments. The same
-seed and request give the same seconds on every machine and in every order.
+seed and request result in the same seconds on every machine and in every order.
 
 Example:
     >>> slow = lognormal(2.0, seed=7)
@@ -22,7 +22,9 @@ Drawn = Callable[[Request | str], float]
 
 
 def lognormal(median_s: float, sigma: float = 0.5, *, seed: int = 0) -> Drawn:
-    """Half of them below `median_s`; with `sigma` 0.5 one in a hundred is over 3.2 times it, with 1.0 over 10 times.
+    """Return lognormal latencies with this median.
+
+    With `sigma` 0.5 one in a hundred is over 3.2 times the median, with 1.0 over 10 times.
 
     Raises:
         ValueError: a number is out of range.
@@ -34,7 +36,7 @@ def lognormal(median_s: float, sigma: float = 0.5, *, seed: int = 0) -> Drawn:
 
 
 def exponential(mean_s: float, *, seed: int = 0) -> Drawn:
-    """As long as a memoryless service takes; one in a hundred is over 4.6 times the mean.
+    """Return exponential latencies, as of a memoryless service; one in a hundred is over 4.6 times the mean.
 
     Raises:
         ValueError: a number is out of range.
@@ -44,7 +46,7 @@ def exponential(mean_s: float, *, seed: int = 0) -> Drawn:
 
 
 def uniform(low_s: float, high_s: float, *, seed: int = 0) -> Drawn:
-    """Anything between the two.
+    """Return latencies that are uniform between the two.
 
     Raises:
         ValueError: a number is out of range.

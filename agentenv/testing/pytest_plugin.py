@@ -1,7 +1,7 @@
-"""The pytest plugin: episodes in tests. It loads with agentenv and does nothing in a suite that does not ask for it.
+"""The pytest plugin: episodes in tests. It loads with agentenv and does nothing in a suite that does not use it.
 
-Whoever else has a fixture of one of its names keeps it: a suite, its conftest, and for `env`, `episode` and `golden`
-other plugins too.
+Fixtures with the same names in a suite or its conftest take precedence; for `env`, `episode` and `golden` also those of
+other plugins.
 
 Fixtures: `scripted_engine`, `tiny_model`, `run_episode`, `run_group`, `run_episodes`, `virtual_clock`, `golden`; for
 tests with the marker `agentenv` also `env` and `episode`. They work in plain tests and in async ones, with
@@ -27,19 +27,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from agentenv.agent import Tokenizer
+    from agentenv.core.engine import Tokenizer
+    from agentenv.core.trajectory import Trajectory
     from agentenv.engines.scripted import ScriptedEngine
-    from agentenv.testing.bench import Bench, MarkedEnv
     from agentenv.testing.clock import VirtualClock
+    from agentenv.testing.fixtures import Bench, MarkedEnv
     from agentenv.testing.golden import Golden
-    from agentenv.trajectory import Trajectory
 
 _MARKER = (
     "agentenv(env, policy=('',), **setup): the environment of the fixtures `env`, `episode` and `run_episode`; "
     "the arguments are those of agentenv.testing.Setup"
 )
 _TOKENIZER = pytest.StashKey[Any]()
-"""Of the running test, once it used one of our fixtures: what decodes tokens in failed assertions."""
+"""The tokenizer of the running test, once it used a fixture of the plugin; it decodes tokens in failed assertions."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,10 +58,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker."""
     config.addinivalue_line("markers", _MARKER)
     if config.getoption("--agentenv-record") and config.getoption("--agentenv-replay"):
-        raise pytest.UsageError("--agentenv-record: expected no --agentenv-replay beside it, got both. Leave one out.")
+        raise pytest.UsageError("--agentenv-record: expected no --agentenv-replay with it, got both. Leave one out.")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -76,7 +76,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     @functools.wraps(function)
     def on_the_clock(*args: Any, **values: Any) -> None:
-        """The test, to be called."""
         clock.run(function(*args, **values))
 
     if drawn is not None:
@@ -88,13 +87,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _if_ours(clock: Any) -> VirtualClock | None:
-    """What the fixture `virtual_clock` gave, unless that is somebody else's fixture of the same name."""
+    """Return the value of the fixture `virtual_clock`, or None if another fixture has the same name."""
     module = sys.modules.get("agentenv.testing.clock")
     return clock if module is not None and isinstance(clock, module.VirtualClock) else None
 
 
 def pytest_assertrepr_compare(config: pytest.Config, op: str, left: object, right: object) -> list[str] | None:
-    """What differs between trajectories and segments, and in tests that use our fixtures token ids, token by token."""
+    """Explain differences between trajectories and segments, and in tests that use the fixtures, between token ids."""
     tokenizer = config.stash.get(_TOKENIZER, None)
     if op != "==" or not (_is_record(left, right) or (tokenizer is not None and _are_ids(left, right))):
         return None
@@ -105,14 +104,14 @@ def pytest_assertrepr_compare(config: pytest.Config, op: str, left: object, righ
 
 def _is_record(left: object, right: object) -> bool:
     kind = type(left)
-    return kind is type(right) and kind.__module__ == "agentenv.trajectory" and kind.__name__ in _RECORDS
+    return kind is type(right) and kind.__module__ == "agentenv.core.trajectory" and kind.__name__ in _RECORDS
 
 
 _RECORDS = ("Trajectory", "Segment")
 
 
 def _are_ids(left: object, right: object) -> bool:
-    """Two sequences of whole numbers, at least one of them an array of int32, as segments keep their tokens."""
+    """Return True for two sequences of integers, at least one of them an int32 array, as in segments."""
     sides = (left, right)
     if not any(isinstance(side, array) and side.typecode == "i" for side in sides):
         return False
@@ -124,9 +123,9 @@ def _are_ids(left: object, right: object) -> bool:
 
 @pytest.fixture
 def virtual_clock() -> Iterator[VirtualClock]:
-    """Time that jumps: async tests and our other fixtures run on it; see `agentenv.testing.VirtualClock`.
+    """A virtual clock for async tests and the other fixtures of the plugin; see `agentenv.testing.VirtualClock`.
 
-    Async fixtures run on the event loop of the plugin that has them, which is another.
+    Async fixtures run on the event loop of their plugin.
     """
     from agentenv.testing.clock import VirtualClock
 
@@ -136,15 +135,14 @@ def virtual_clock() -> Iterator[VirtualClock]:
 
 @pytest.fixture
 def agentenv_bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    """What the other fixtures run episodes with."""
-    from agentenv.testing.bench import Bench
+    """Yield the bench on which the other fixtures run episodes."""
+    from agentenv.testing.fixtures import Bench
 
     config = request.config
     clock = _if_ours(request.getfixturevalue("virtual_clock")) if "virtual_clock" in request.fixturenames else None
     marker = request.node.get_closest_marker("agentenv")
 
     def remember(tokenizer: Tokenizer) -> None:
-        """For assertions that fail."""
         config.stash[_TOKENIZER] = tokenizer
 
     bench = Bench.of_marker(marker and (marker.args, marker.kwargs), clock=clock, remember=remember)
@@ -156,7 +154,7 @@ def agentenv_bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
 
 @pytest.fixture
 def scripted_engine(agentenv_bench: Bench) -> Callable[..., ScriptedEngine]:
-    """Makes a policy that says what it is told: `scripted_engine(["41", "42"], latency_s=0.5)`.
+    """Make a policy with scripted actions: `scripted_engine(["41", "42"], latency_s=0.5)`.
 
     The arguments are those of `agentenv.testing.ScriptedEngine`; without a tokenizer it is the one of `run_episode`.
     """
@@ -165,42 +163,42 @@ def scripted_engine(agentenv_bench: Bench) -> Callable[..., ScriptedEngine]:
 
 @pytest.fixture(scope="session")
 def tiny_model() -> str:
-    """The folder of the model that comes with agentenv: it knows a little arithmetic, and needs no download."""
-    from agentenv.loading import resolve_model
+    """Return the folder of the model that comes with agentenv: it knows a little arithmetic, and needs no download."""
+    from agentenv.engines.models import resolve_model
 
     return resolve_model("tiny-math")
 
 
 @pytest.fixture
 def run_episode(agentenv_bench: Bench) -> Callable[..., Any]:
-    """Runs one episode: `run_episode("math_retry", ["#### 42"], seed=1)` gives its Trajectory.
+    """Run one episode: `run_episode("math_retry", ["#### 42"], seed=1)` returns its Trajectory.
 
-    The arguments are those of `agentenv.testing.Setup`; those left out are the marker's, where the test has one. In an
-    async test the call is awaited: `await run_episode(…)`.
+    The arguments are those of `agentenv.testing.Setup`; omitted ones come from the marker, if the test has one. In an
+    async test, await the call: `await run_episode(…)`.
     """
     return agentenv_bench.run_episode
 
 
 @pytest.fixture
 def run_group(agentenv_bench: Bench) -> Callable[..., Any]:
-    """Runs `n` episodes of one task: `run_group("math_retry", policy, n=8)` gives their Group.
+    """Run `n` episodes of one task: `run_group("math_retry", policy, n=8)` returns their Group.
 
-    Awaited in async tests.
+    Await it in async tests.
     """
     return agentenv_bench.run_group
 
 
 @pytest.fixture
 def run_episodes(agentenv_bench: Bench) -> Callable[..., Any]:
-    """Runs many: `run_episodes("math_retry", policy, num_tasks=10, num_samples=2)` gives a list of trajectories.
+    """Run many: `run_episodes("math_retry", policy, num_tasks=10, num_samples=2)` returns a list of trajectories.
 
-    Awaited in async tests.
+    Await it in async tests.
     """
     return agentenv_bench.run_episodes
 
 
 def _others(request: pytest.FixtureRequest, ours: Callable[[Bench], Any]) -> Any:
-    """What another plugin's fixture of this name gives, or else ours: these names are not ours alone."""
+    """Return the value of another plugin's fixture of this name if there is one, or else the value of `ours`."""
     try:
         return request.getfixturevalue(str(request.fixturename))
     except pytest.FixtureLookupError:
@@ -209,19 +207,19 @@ def _others(request: pytest.FixtureRequest, ours: Callable[[Bench], Any]) -> Any
 
 @pytest.fixture
 def env(request: pytest.FixtureRequest) -> MarkedEnv:
-    """The environment of the test's marker: its class, tasks, and episodes that the test steps through by hand."""
+    """Return the environment of the test's marker: its class, tasks, and episodes to step through by hand."""
     return _others(request, lambda bench: bench.marked_env())  # type: ignore[no-any-return]
 
 
 @pytest.fixture
 def episode(request: pytest.FixtureRequest) -> Trajectory:
-    """The episode that the marker's policy has on the first task of the marker's environment."""
+    """Return an episode of the marker's policy on the first task of the marker's environment."""
     return _others(request, lambda bench: bench.marked_episode())  # type: ignore[no-any-return]
 
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Golden:
-    """Compares a trajectory with the trace beside the test, in `golden/FILE/TEST.json`: `golden(trajectory)`.
+    """Compare a trajectory with the trace next to the test, in `golden/FILE/TEST.json`: `golden(trajectory)`.
 
     Traces are written with `--agentenv-record`; one that is missing fails the test. See `agentenv.testing.Golden`.
     """

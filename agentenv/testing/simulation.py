@@ -1,4 +1,4 @@
-"""simulate: a whole run in virtual time, by the real runner; how long it would have taken, and how busy it would be.
+"""simulate: a whole run in virtual time with the real runner, and its duration and utilization.
 
 Example:
     >>> setup = Setup("guess_number", ScriptedEngine(["8"], CharTokenizer(), latency_s=lognormal(2.0)))
@@ -15,23 +15,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from agentenv.agent import AgentInstance, Engine, call, create
-from agentenv.chat import Chat
-from agentenv.episode import EpisodeKey, run_episode
+from agentenv._util.calls import call, create
+from agentenv.core.agent import AgentInstance
+from agentenv.core.engine import Engine
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Completion, SamplingParams, Task
+from agentenv.episode.loop import Episode
+from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.episode.source import EnvSource, EpisodeSource
 from agentenv.errors import ConfigError
-from agentenv.loading import EnvSource, EpisodeSource
 from agentenv.testing.clock import VirtualClock
 from agentenv.testing.episodes import Setup, play_all
-from agentenv.trajectory import Trajectory
-from agentenv.types import Completion, Limits, SamplingParams, Task
 
 EnvLatency = float | Callable[[str], float]
-"""Seconds that a step of the environment takes, or what says so for `episode/turn`."""
+"""Seconds of a step of the environment, or a function that returns them for `episode/turn`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What a simulated run did, and how long it would have taken."""
+    """The result of a simulated run."""
 
     trajectories: tuple[Trajectory, ...]
     """In the order of tasks and samples."""
@@ -42,11 +44,11 @@ class Simulation:
     generating_s: float
     """Virtual seconds of all generations together."""
     longest_stall_s: float
-    """Longest virtual time, before the last generation ended, in which the engine had nothing to do."""
+    """Longest virtual time in which the engine was idle, before the last generation ended."""
     concurrency: int
     num_generations: int
     most_generating: int
-    """Most generations at one time."""
+    """Maximum number of generations at one time."""
     wall_s: float
     """Real seconds that the simulation took."""
 
@@ -61,7 +63,7 @@ class Simulation:
         return self.mean_generating / self.concurrency
 
     def duration_s(self, quantile: float) -> float:
-        """Virtual seconds of an episode at this quantile (0 to 1): 0.5 is the median, 1.0 the longest."""
+        """Return the virtual seconds of an episode at this quantile (0 to 1): 0.5 is the median, 1.0 the longest."""
         ordered = sorted(self.durations_s)
         return ordered[min(len(ordered) - 1, int(quantile * len(ordered)))]
 
@@ -75,18 +77,18 @@ def simulate(
     env_latency_s: EnvLatency = 0.0,
     clock: VirtualClock | None = None,
 ) -> Simulation:
-    """Run episodes in virtual time; equal setups give equal simulations, but for `wall_s`.
+    """Run episodes in virtual time. Equal setups return equal simulations, except for `wall_s`.
 
-    Latencies of generations are the engine's (`ScriptedEngine(latency_s=…)`), those of steps `env_latency_s`. What
-    really computes (an environment, its graders) takes real time and no virtual time.
+    Latencies of generations are the engine's (`ScriptedEngine(latency_s=…)`), those of steps `env_latency_s`. Real
+    computation (an environment, its graders) takes real time and no virtual time.
 
     Args:
-        setup: what to run.
-        num_tasks: how many of its tasks; None is all.
+        setup: the episodes to run.
+        num_tasks: number of tasks; None for all.
         num_samples: episodes of each task.
         concurrency: episodes at one time.
-        env_latency_s: what every step of the environment takes longer.
-        clock: the clock to run on; None is one of its own.
+        env_latency_s: latency to add to every step of the environment.
+        clock: the clock to run on; None for a new one.
 
     Raises:
         ConfigError: the setup cannot be run.
@@ -112,7 +114,7 @@ def _now() -> float:
 
 
 class _Meter:
-    """An engine that counts how long another one is busy."""
+    """An engine that measures how long another one is busy."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -123,7 +125,7 @@ class _Meter:
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
     ) -> Completion:
-        """As the engine does; see `agent.Engine`."""
+        """Generate with the engine; see `core.engine.Engine`."""
         began = _now()
         if self.running == 0 and self._idle_since is not None:
             self.longest_stall_s = max(self.longest_stall_s, began - self._idle_since)
@@ -138,7 +140,7 @@ class _Meter:
 
 
 class _Timed:
-    """A source whose environments take longer to step, and which knows how long its episodes took."""
+    """A source that adds a latency to steps, and measures the duration of its episodes."""
 
     def __init__(self, source: EpisodeSource, latency_s: EnvLatency) -> None:
         if latency_s != 0.0 and not isinstance(source, EnvSource):
@@ -146,29 +148,23 @@ class _Timed:
         self._source, self._latency_s = source, latency_s
         self.durations_s: dict[str, float] = {}
 
-    async def episode(
-        self, task: Task, *, engine: Engine, chat: Chat, sampling: SamplingParams, limits: Limits, key: EpisodeKey
-    ) -> Trajectory:
-        """Run one episode; see `run_episode`."""
+    async def run(self, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:
+        """Run one episode; see `Episode.run`."""
         began = _now()
-        options: dict[str, Any] = {
-            "engine": engine, "chat": chat, "sampling": sampling, "limits": limits, "key": key,
-        }  # fmt: skip
         if isinstance(self._source, EnvSource) and self._latency_s != 0.0:
             make = partial(self._slowed, self._source, key.episode_id)
-            trajectory = await run_episode(make, task, **options)
+            trajectory = await Episode(task, setup, key).run(make)
         else:
-            trajectory = await self._source.episode(task, **options)
+            trajectory = await self._source.run(task, setup, key)
         self.durations_s[key.episode_id] = _now() - began
         return trajectory
 
     async def _slowed(self, source: EnvSource, episode_id: str) -> AgentInstance:
-        """An environment whose `step` begins with its latency."""
+        """Return an environment whose `step` starts with the latency."""
         agent = await create(source.cls, source.kwargs)
         step, latency_s = agent.step, self._latency_s
 
         async def slowed_step(states: Any) -> Any:
-            """Wait, then step."""
             key = f"{episode_id}/{states['turn_index']}"
             await asyncio.sleep(latency_s(key) if callable(latency_s) else latency_s)
             return await call(step, states)

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for tests of environments: what a model may say, and ways for a tokenizer to be odd.
+"""Hypothesis strategies for tests of environments: actions of models, and peculiar tokenizers.
 
 Needs hypothesis: `pip install hypothesis`.
 
@@ -35,14 +35,14 @@ ODD = (
     "日本語", "é", "e\u0301", "٣", "½", "∞", "nan", "-0", "1e999", "1_000", "0x10", "{}", "[]", "null", "{{ x }}", "%s",
     "${HOME}", "\\", '"', "'", "....", "----", "__import__('os')",
 )  # fmt: skip
-"""Pieces on which parsers fall over."""
+"""Pieces that break parsers."""
 NUMBERS = ("0", "1", "42", "-7", "3.14", "1/2", "1,000", "$5", "\\boxed{42}", "#### 42", "The answer is 42.")
 
 
 def actions(*, max_chars: int = 2000) -> st.SearchStrategy[str]:
-    """A text that a model may say: plain, with special tokens, odd characters and numbers, empty, long, or cut short.
+    """Return texts that a model may sample: plain, with special tokens, odd characters and numbers, empty or long.
 
-    It encodes as UTF-8: no half surrogate pairs, which no tokenizer decodes to.
+    They encode as UTF-8, without lone surrogates, which no tokenizer decodes to.
     """
     piece = st.one_of(
         st.sampled_from(SPECIAL), st.sampled_from(ODD), st.sampled_from(NUMBERS),
@@ -50,20 +50,20 @@ def actions(*, max_chars: int = 2000) -> st.SearchStrategy[str]:
     )  # fmt: skip
     mixed = st.lists(piece, max_size=6).map("".join)
     long = st.builds(lambda text, times: text * times, piece, st.integers(50, 400))
-    said = st.one_of(st.just(""), st.sampled_from(NUMBERS), mixed, mixed, long)
+    complete = st.one_of(st.just(""), st.sampled_from(NUMBERS), mixed, mixed, long)
     cut = st.builds(lambda text, share: text[: int(len(text) * share)], mixed, st.floats(0, 1))
-    return st.one_of(said, cut).map(lambda text: text[:max_chars])
+    return st.one_of(complete, cut).map(lambda text: text[:max_chars])
 
 
 def scripts(*, max_turns: int = 6, max_chars: int = 200) -> st.SearchStrategy[list[str]]:
-    """What a model says turn by turn: the `policy` of a `Setup`."""
+    """Return lists of actions, one per turn: the `policy` of a `Setup`."""
     return st.lists(actions(max_chars=max_chars), min_size=1, max_size=max_turns)
 
 
 def tokenizers() -> st.SearchStrategy[CharTokenizer]:
-    """Each of the public test tokenizers."""
-    made = [
+    """Return each of the public test tokenizers."""
+    kinds_of = [
         kinds.CharTokenizer(), kinds.MergingTokenizer(), kinds.ByteFallbackTokenizer(), kinds.RewritingTokenizer(),
         kinds.LongPromptTokenizer(), kinds.OpenEndedTokenizer(), kinds.BosTokenizer(),
     ]  # fmt: skip
-    return st.sampled_from(made)
+    return st.sampled_from(kinds_of)

@@ -1,10 +1,10 @@
-"""Tokenizers that need no download, each with one of the habits that break naive loops.
+"""Tokenizers that need no download, each with one property that breaks naive loops.
 
-They have the part of a Hugging Face tokenizer that agentenv uses (`agent.Tokenizer`), and a ChatML template where they
-do not say otherwise. An environment, an engine or a loop that is right on all of them is right on real ones too.
+They have the part of a Hugging Face tokenizer that agentenv uses (`agent.Tokenizer`), and a ChatML template unless
+stated otherwise. An environment, an engine or a loop that is right on all of them is right on real ones too.
 
 - `CharTokenizer`: none; the plain case.
-- `MergingTokenizer`: text that is encoded in two parts gives other tokens than encoded at once.
+- `MergingTokenizer`: text encoded in two parts has other tokens than text encoded at once.
 - `ByteFallbackTokenizer`: a cut may split a character.
 - `RewritingTokenizer`: the template drops the reasoning of earlier turns.
 - `LongPromptTokenizer`: the generation prompt is several tokens, and they vanish from history.
@@ -41,7 +41,7 @@ class CharTokenizer:
         return len(self.specials) + 0x110000
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Text to ids in linear time; special strings become one id each."""
+        """Encode text in linear time; special strings become one id each."""
         ids: list[int] = []
         for part in _SPLIT.split(text):
             if part in self.specials:
@@ -51,14 +51,14 @@ class CharTokenizer:
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, **_: Any) -> str:
-        """Ids to text."""
+        """Decode ids to text."""
         num = len(self.specials)
         return "".join(self._texts([i for i in token_ids if i >= num] if skip_special_tokens else token_ids))
 
     def apply_chat_template(
         self, conversation: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False, **_: Any
     ) -> str:
-        """ChatML."""
+        """Render ChatML."""
         turns = "".join([f"<|im_start|>{m['role']}\n{m['content']}{EOS}\n" for m in conversation])
         return turns + ("<|im_start|>assistant\n" if add_generation_prompt else "")
 
@@ -80,7 +80,7 @@ _PIECES = re.compile("|".join(re.escape(merge) for merge in sorted(_MERGES, key=
 
 
 class MergingTokenizer(CharTokenizer):
-    """Merges neighbours greedily, so that encode(a + b) often differs from encode(a) + encode(b).
+    """A tokenizer that merges neighbors greedily, so that encode(a + b) often differs from encode(a) + encode(b).
 
     What it catches: loops that encode the whole conversation again each turn and look for the old tokens at its start
     (prime-rl's assertion on token prefixes, its issues 947 and 1334).
@@ -119,7 +119,7 @@ class ByteFallbackTokenizer(CharTokenizer):
         return [byte + first for byte in text.encode("utf-8", "surrogatepass")]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, **_: Any) -> str:
-        """Ids to text; bytes that are no whole character become U+FFFD."""
+        """Decode ids to text; incomplete characters become U+FFFD."""
         parts: list[bytes] = []
         num = len(self.specials)
         for i in token_ids:
@@ -133,8 +133,8 @@ class ByteFallbackTokenizer(CharTokenizer):
 class RewritingTokenizer(CharTokenizer):
     """A template that drops `<think>…</think>` of every assistant's turn but the last, as Qwen3's does.
 
-    What it catches: loops that render the conversation anew each turn, and then train on tokens that nobody sampled or
-    fail where the old tokens are no prefix of the new ones (prime-rl's issues 947 and 1334).
+    What it catches: loops that render the conversation again each turn, and then train on tokens that were not sampled
+    or fail when the old tokens are not a prefix of the new ones (prime-rl's issues 947 and 1334).
     """
 
     chat_template: Any = "chatml, reasoning of earlier turns dropped"
@@ -144,13 +144,13 @@ class RewritingTokenizer(CharTokenizer):
     ) -> str:
         """ChatML without reasoning before the last user's message."""
         last = max((i for i, message in enumerate(conversation) if message["role"] == "user"), default=0)
-        told = [
+        messages = [
             {**message, "content": _THOUGHT.sub("", str(message["content"]))}
             if message["role"] == "assistant" and place < last
             else message
             for place, message in enumerate(conversation)
         ]
-        return super().apply_chat_template(told, add_generation_prompt=add_generation_prompt, **options)
+        return super().apply_chat_template(messages, add_generation_prompt=add_generation_prompt, **options)
 
 
 class LongPromptTokenizer(CharTokenizer):

@@ -1,4 +1,4 @@
-"""The environments that come with agentenv; each is an entry point in the group `agentenv.envs`.
+"""The environments that ship with agentenv; each is an entry point in the group `agentenv.envs`.
 
 PYTEST_DONT_REWRITE: see `agentenv`.
 """

@@ -1,28 +1,51 @@
 """The names and signatures that others build on: changing one of these tests is changing a promise."""
 
+import ast
 import dataclasses
 import inspect
-import types
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
-import agentenv
-from agentenv.agent import AgentInstance, Engine, ResponseDict
-from agentenv.episode import run_episode
-from agentenv.executor import AgentExecutor, AgentFunc
-from agentenv.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
+from agentenv.core.agent import AgentInstance
+from agentenv.core.engine import Engine
+from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
+from agentenv.episode.loop import run_episode
+from agentenv.interop.openrlhf import ResponseDict
+from agentenv.interop.openrlhf.executor import AgentExecutor, AgentFunc
+
+FACES = {
+    "agentenv": (
+        "AgentExecutor AgentInstance Chat ChatOptions Completion Group Limits Run SamplingParams ScriptedEngine "
+        "Segment StepResult StopReason Task Trajectory Turn __version__ arollout errors load_env read_trajectories "
+        "rollout run_episode"
+    ),
+    "agentenv.tools": "ParsedAction PythonTool Toolset answer_calls schema_of",
+    "agentenv.engines": "open_engine resolve_model",
+}
 
 
-def test_all_is_the_public_namespace():
-    public = {name for name, value in vars(agentenv).items() if not name.startswith("_")}
-    modules = {name for name in public if isinstance(getattr(agentenv, name), types.ModuleType)}
-    assert set(agentenv.__all__) == (public - modules) | {"__version__"}
+@pytest.mark.parametrize("face", FACES)
+def test_exported_members(face):
+    module = import_module(face)
+    assert module.__all__ == sorted(FACES[face].split())
+    for name in module.__all__:
+        value = getattr(module, name)
+        assert name == "__version__" or inspect.getdoc(value), f"{face}.{name} has no docstring"
+    with pytest.raises(AttributeError, match="Nothing"):
+        module.Nothing  # noqa: B018
 
 
-def test_all_is_what_it_was():
-    assert agentenv.__all__ == [
-        "AgentInstance", "Completion", "Limits", "SamplingParams", "StepResult", "StopReason", "Task", "__version__",
-    ]  # fmt: skip
+@pytest.mark.parametrize("face", FACES)
+def test_type_checkers_see_what_a_face_imports(face):
+    """The names that are imported for type checkers only, and from where, are those of the lazy table."""
+    tree = ast.parse(Path(import_module(face).__file__).read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
+    for node in block.body:
+        for alias in node.names:
+            module = import_module(node.module)
+            assert getattr(import_module(face), alias.name) is getattr(module, alias.name)
 
 
 def parameters(function):
@@ -38,14 +61,14 @@ def parameters(function):
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
-        (run_episode, "make_agent task * engine chat sampling limits key="),
+        (run_episode, "env task * engine tokenizer= chat= sampling= limits= key="),
         (AgentInstance.reset, "self states"),
         (AgentInstance.step, "self states"),
         (AgentInstance.on_truncate, "self states"),
         (AgentInstance.close, "self"),
         (Engine.generate, "self prompt_token_ids sampling * request_id"),
         (AgentExecutor.execute, "self prompt label sampling_params max_length= hf_tokenizer= llm_engine= images="),
-        (AgentFunc.episode, "self task * engine chat sampling limits key"),
+        (AgentFunc.run, "self task setup key"),
     ],
     ids=lambda value: getattr(value, "__qualname__", ""),
 )

@@ -8,7 +8,7 @@ from vllm.distributed.utils import StatelessProcessGroup
 from vllm.distributed.weight_transfer import nccl_engine
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 
-from agentenv.engines._vllm_worker import WorkerExtension as _WorkerExtension
+from agentenv.engines.vllm.worker import WorkerExtension as _WorkerExtension
 
 
 def join(info: Any, rank: int) -> StatelessProcessGroup:

@@ -25,10 +25,10 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from agentenv.engines import hf
-from agentenv.engines.hf import HFEngine
+from agentenv.core.types import Completion, SamplingParams
+from agentenv.engines.hf import engine as hf
+from agentenv.engines.hf.engine import HFEngine
 from agentenv.errors import ConfigError, EngineError, MissingDependency
-from agentenv.types import Completion, SamplingParams
 from tests.models import make_tiny_qwen2
 
 PROMPTS = [[40 + i, *range(50, 50 + 7 * i), 60 + i] for i in range(6)]
@@ -139,6 +139,7 @@ async def until(condition: Any, timeout_s: float = 20.0) -> None:
 # What is sampled
 
 
+@pytest.mark.long
 async def test_batched_greedy_is_one_by_one_greedy(engine: HFEngine) -> None:
     alone = [await engine.generate(p, GREEDY, request_id="") for p in PROMPTS]
     together = await sample_all(engine, PROMPTS, GREEDY)
@@ -147,6 +148,7 @@ async def test_batched_greedy_is_one_by_one_greedy(engine: HFEngine) -> None:
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("build", [llama, gpt2])
 async def test_other_architectures_agree_with_a_plain_forward_pass(build: Any) -> None:
     engine, model = HFEngine(build()), build().eval()
@@ -158,6 +160,7 @@ async def test_other_architectures_agree_with_a_plain_forward_pass(build: Any) -
         await engine.close()
 
 
+@pytest.mark.long
 async def test_a_window_that_all_layers_share_is_kept() -> None:
     engine, model = HFEngine(mistral(window=8)), mistral(window=8).eval()
     try:
@@ -167,6 +170,7 @@ async def test_a_window_that_all_layers_share_is_kept() -> None:
         await engine.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -194,7 +198,8 @@ async def test_rows_of_different_sampling_share_a_batch(engine: HFEngine, refere
         assert completion.logprobs == pytest.approx(rescore(reference, PROMPTS[1], completion, kind), abs=1e-4)
 
 
-async def test_a_seed_fixes_the_tokens_whatever_is_in_the_batch(engine: HFEngine) -> None:
+@pytest.mark.long
+async def test_a_seed_fixes_the_tokens_regardless_of_what_is_in_the_batch(engine: HFEngine) -> None:
     sampling = SamplingParams(max_tokens=40, seed=11, min_tokens=40)
     alone = await engine.generate(PROMPTS[2], sampling, request_id="")
     mates = [asyncio.create_task(engine.generate(p, SamplingParams(max_tokens=60), request_id="")) for p in PROMPTS]
@@ -206,11 +211,13 @@ async def test_a_seed_fixes_the_tokens_whatever_is_in_the_batch(engine: HFEngine
     assert other.token_ids != alone.token_ids
 
 
+@pytest.mark.long
 async def test_without_a_seed_samples_differ(engine: HFEngine) -> None:
     first, second = await sample_all(engine, [PROMPTS[1]] * 2, SamplingParams(max_tokens=32, min_tokens=32))
     assert first.token_ids != second.token_ids
 
 
+@pytest.mark.long
 async def test_long_prompts_are_computed_in_pieces(
     engine: HFEngine, reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +227,7 @@ async def test_long_prompts_are_computed_in_pieces(
         assert completion.logprobs == pytest.approx(rescore(reference, prompt, completion, GREEDY), abs=1e-4)
 
 
+@pytest.mark.long
 async def test_a_request_may_move_before_anything_of_it_was_computed(path: Path, reference: Any) -> None:
     fresh = HFEngine(path, max_length=512)
     try:
@@ -237,6 +245,7 @@ async def test_a_request_may_move_before_anything_of_it_was_computed(path: Path,
         await fresh.close()
 
 
+@pytest.mark.long
 async def test_more_requests_than_slots_wait_their_turn(path: Path, engine: HFEngine) -> None:
     small = HFEngine(path, max_length=512, max_num_seqs=2)
     try:
@@ -303,6 +312,7 @@ async def test_all_ends_of_sequence_are_known(path: Path) -> None:
         await engine.close()
 
 
+@pytest.mark.long
 async def test_stop_token_ids_end_it_and_are_named(endless: HFEngine) -> None:
     free = await endless.generate(PROMPTS[3], LONG, request_id="")
     stop_id = free.token_ids[9]
@@ -323,6 +333,7 @@ async def test_min_tokens_forbids_every_end_before_it(engine: HFEngine, referenc
     assert completion.logprobs[0] > rescore(reference, PROMPTS[2], completion, sampling)[0]
 
 
+@pytest.mark.long
 async def test_a_stop_string_keeps_the_token_that_completes_it(endless: HFEngine) -> None:
     free = await endless.generate(PROMPTS[3], LONG, request_id="")
     decode: Any = endless._tokenizer
@@ -379,6 +390,7 @@ async def test_windows_in_some_layers_are_refused_unless_never_reached(path: Pat
     await HFEngine(model, max_length=64).close()
 
 
+@pytest.mark.long
 async def test_on_a_cpu_a_half_precision_checkpoint_is_computed_in_float32(path: Path, tmp_path: Path) -> None:
     AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).save_pretrained(tmp_path)
     half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
@@ -390,6 +402,7 @@ async def test_on_a_cpu_a_half_precision_checkpoint_is_computed_in_float32(path:
         await engine.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("build", [llama, gpt2])
 async def test_a_model_that_was_handed_over_still_computes_by_itself(build: Any) -> None:
     model, same = build(), build().eval()
@@ -413,6 +426,7 @@ def test_a_missing_library_is_named_with_the_command_that_installs_it(monkeypatc
 # Turns of an episode
 
 
+@pytest.mark.long
 async def test_a_later_turn_reuses_what_the_earlier_computed(engine: HFEngine, reference: Any) -> None:
     sampling = SamplingParams(max_tokens=20, min_tokens=20, seed=1)
     ids, num_computed = list(PROMPTS[4]), 0
@@ -427,6 +441,7 @@ async def test_a_later_turn_reuses_what_the_earlier_computed(engine: HFEngine, r
         ids = ids + list(completion.token_ids) + [90, 91, 92]
 
 
+@pytest.mark.long
 async def test_a_prompt_that_departs_reuses_the_common_part_only(engine: HFEngine) -> None:
     prompt = list(range(30, 60))
     await engine.generate(prompt, GREEDY, request_id="e/0")
@@ -439,6 +454,7 @@ async def test_a_prompt_that_departs_reuses_the_common_part_only(engine: HFEngin
     assert same.token_ids == completion.token_ids
 
 
+@pytest.mark.long
 async def test_the_least_recent_prefixes_are_forgotten(path: Path) -> None:
     engine = HFEngine(path, max_length=512, prefix_cache_tokens=100)
     try:
@@ -456,6 +472,7 @@ async def test_the_least_recent_prefixes_are_forgotten(path: Path) -> None:
 # Cancelling, weights, failures
 
 
+@pytest.mark.long
 async def test_cancelling_frees_the_slot_and_leaves_the_others(path: Path, engine: HFEngine) -> None:
     small = HFEngine(path, max_length=512, max_num_seqs=3)
     try:
@@ -483,7 +500,8 @@ async def test_cancelling_while_paused_or_waiting_removes_the_request(engine: HF
     await engine.resume()
 
 
-async def test_pause_holds_everything_and_resume_goes_on(engine: HFEngine) -> None:
+@pytest.mark.long
+async def test_pause_holds_everything_and_resume_continues(engine: HFEngine) -> None:
     sampling = SamplingParams(temperature=0.0, max_tokens=100, min_tokens=100)
     expected = await engine.generate(PROMPTS[1], sampling, request_id="")
     task = asyncio.create_task(engine.generate(PROMPTS[1], sampling, request_id=""))
@@ -505,6 +523,7 @@ def shaken(path: Path) -> Any:
     return model
 
 
+@pytest.mark.long
 async def test_new_weights_reach_running_requests_and_mark_their_tokens(
     engine: HFEngine, path: Path, reference: Any
 ) -> None:
@@ -542,7 +561,7 @@ async def test_weights_that_are_not_the_models_are_refused_whole(engine: HFEngin
     assert (await engine.generate(PROMPTS[0], GREEDY, request_id="")).token_ids == before.token_ids
 
 
-async def test_a_crash_fails_what_is_in_flight_and_the_engine_goes_on(
+async def test_a_crash_fails_what_is_in_flight_and_the_engine_continues(
     engine: HFEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = await engine.generate(PROMPTS[1], GREEDY, request_id="")
@@ -563,7 +582,8 @@ async def test_a_crash_fails_what_is_in_flight_and_the_engine_goes_on(
     assert (await engine.generate(PROMPTS[1], GREEDY, request_id="")).token_ids == expected.token_ids
 
 
-async def test_logits_that_are_no_numbers_fail_their_request_only(path: Path) -> None:
+@pytest.mark.long
+async def test_logits_that_are_not_numbers_fail_their_request_only(path: Path) -> None:
     model = Qwen2ForCausalLM.from_pretrained(path, dtype=torch.float32)
     with torch.no_grad():
         model.get_input_embeddings().weight[333] = torch.nan
@@ -597,6 +617,7 @@ async def test_close_fails_what_is_in_flight_and_leaves_no_thread(path: Path) ->
             await call
 
 
+@pytest.mark.long
 async def test_the_event_loop_stays_responsive(engine: HFEngine) -> None:
     await engine.generate(PROMPTS[0], GREEDY, request_id="")
     work = asyncio.gather(
@@ -612,6 +633,7 @@ async def test_the_event_loop_stays_responsive(engine: HFEngine) -> None:
     assert sorted(lags)[len(lags) * 9 // 10] < 0.1
 
 
+@pytest.mark.long
 async def test_several_event_loops_may_share_an_engine(engine: HFEngine) -> None:
     expected = await engine.generate(PROMPTS[1], GREEDY, request_id="")
     here = engine.generate(PROMPTS[1], GREEDY, request_id="")

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.engines._sampling import StopStrings, draw, truncate
-from agentenv.types import SamplingParams
+from agentenv.core.types import SamplingParams
+from agentenv.engines.hf.sampling import StopStrings, draw, truncate
 
 
 def drawn(logits: torch.Tensor, params: list[SamplingParams], seed: int = 0, banned: Any = None) -> tuple[Any, Any]:
@@ -31,6 +31,7 @@ def test_tokens_are_as_frequent_as_their_reported_probabilities(sampling: Sampli
     assert 3 not in counts
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=40),
@@ -88,7 +89,7 @@ def test_banned_tokens_are_not_drawn_and_the_callers_logits_stay() -> None:
     assert logits[0, 0] == 5.0
 
 
-def test_rows_that_are_no_numbers_give_nan_and_leave_the_others() -> None:
+def test_rows_that_are_not_numbers_give_nan_and_leave_the_others() -> None:
     logits = torch.tensor([[torch.nan, 0.0, 1.0], [0.0, 9.0, 1.0]])
     for kind in (SamplingParams(), SamplingParams(temperature=0.0), SamplingParams(top_p=0.5)):
         tokens, logprobs = drawn(logits, [kind] * 2)
@@ -138,11 +139,11 @@ def test_stop_strings_wait_for_whole_characters() -> None:
         assert first_stop(text.encode(), stop) == (end, stop)
 
 
-def test_stop_strings_wait_for_characters_begun_in_the_prompt() -> None:
+def test_stop_strings_wait_for_characters_started_in_the_prompt() -> None:
     assert first_stop("é!".encode()[1:], "!", prompt="é".encode()[:1]) == (2, "!")
 
 
-def test_stop_strings_survive_bytes_that_are_no_text() -> None:
+def test_stop_strings_survive_bytes_that_are_not_text() -> None:
     assert first_stop(b"\xff" * 40 + b" stop", "stop") == (45, "stop")
 
 

@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.engines import Scorer
-from agentenv.engines._dispatch import Dispatch, Slot
+from agentenv._util.restarts import Restarts
+from agentenv.core.engine import Scorer
+from agentenv.core.types import SamplingParams
+from agentenv.engines import factory, single
+from agentenv.engines.dispatch import EngineSlot, RequestDispatcher
 from agentenv.engines.pool import EngineDead, EnginePool, PoolPolicy
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.errors import ConfigError, EngineError, RunStopped
-from agentenv.restarts import Restarts
 from agentenv.testing.tokenizers import CharTokenizer
-from agentenv.types import SamplingParams
 
 TOKENIZER = CharTokenizer()
 SAMPLING = SamplingParams(max_tokens=8, seed=7)
@@ -53,6 +54,9 @@ class Fragile(ScriptedEngine):
     async def resume(self):
         self.calls.append("resume")
 
+    async def load_offer(self, offer, policy_version):
+        await self.update_weights(offer, policy_version)
+
     async def update_weights(self, named_tensors, policy_version):
         if self.dead:
             raise EngineDead("the process is gone.")
@@ -84,16 +88,18 @@ def hang(request):
 async def test_weights_are_shared_once_and_a_successor_gets_them():
     shared, made = [], []
 
-    async def share(tensors):
+    async def send(tensors, engines, call, version):
         shared.append(list(tensors))
-        return [("shared", len(shared[-1]))]
+        offer = [("shared", len(shared[-1]))]
+        await call(lambda engine: engine.load_offer(offer, version))
+        return offer
 
     def make(index):
         made.append(Fragile())
         return made[-1]
 
     engines = [Fragile(), Fragile()]
-    pool = EnginePool(engines, make=make, policy=QUICK, share=share)
+    pool = EnginePool(engines, make=make, policy=QUICK, send=send)
     await pool.update_weights(iter([("a", 1), ("b", 2)]), 3)
     assert shared == [[("a", 1), ("b", 2)]]
     assert [engine.calls for engine in engines] == [[[("shared", 2)]]] * 2
@@ -182,8 +188,8 @@ async def test_a_request_that_is_given_up_while_it_waits_takes_no_place():
 
 
 async def test_a_place_that_comes_together_with_the_cancellation_is_given_back():
-    slot = Slot(0, object())
-    dispatch = Dispatch([slot], max_in_flight=1, max_skew=0)
+    slot = EngineSlot(0, object())
+    dispatch = RequestDispatcher([slot], max_in_flight=1, max_skew=0)
     await dispatch.enter("a")
     second = asyncio.ensure_future(dispatch.enter("b"))
     await asyncio.sleep(0)
@@ -197,7 +203,7 @@ async def test_a_place_that_comes_together_with_the_cancellation_is_given_back()
 # --- failures -------------------------------------------------------------------------------------------------------
 
 
-async def test_what_one_engine_fails_at_another_serves_with_the_same_seed():
+async def test_a_request_that_fails_on_one_engine_is_served_by_another_with_the_same_seed():
     engines = [Fragile(crash_at=0), Fragile()]
     pool = EnginePool(engines)
     completion = await pool.generate([1], SAMPLING, request_id="e/0")
@@ -206,7 +212,7 @@ async def test_what_one_engine_fails_at_another_serves_with_the_same_seed():
     assert pool.num_alive == 2
 
 
-async def test_what_two_engines_fail_at_is_the_requests_own_fault():
+async def test_a_request_that_fails_on_two_engines_is_at_fault():
     engines = [Fragile(crash_at=range(100)), Fragile(crash_at=range(100)), Fragile()]
     pool = EnginePool(engines, make=lambda _: pytest.fail("nothing died"))
     for _ in range(5):
@@ -260,7 +266,7 @@ async def test_an_answer_clears_the_record_of_failures():
     assert pool.num_alive == 2
 
 
-async def test_a_bug_in_an_engine_is_no_engine_failure():
+async def test_a_bug_in_an_engine_is_not_an_engine_failure():
     engines = [Fragile(lambda _: ZeroDivisionError("a bug")), Fragile()]
     with pytest.raises(ZeroDivisionError):
         await EnginePool(engines).generate([1], SAMPLING, request_id="e/0")
@@ -330,6 +336,7 @@ async def test_requests_wait_for_the_successor_of_the_only_engine():
     assert pool.num_restarts == 1
 
 
+@pytest.mark.long
 async def test_an_engine_that_cannot_start_again_is_tried_with_longer_waits():
     trials = []
 
@@ -397,7 +404,7 @@ async def test_a_factory_that_is_wrong_stops_the_run_with_its_message():
         await pool.generate([1], SAMPLING, request_id="e/0")
 
 
-async def test_an_engine_that_answers_nobody_for_too_long_counts_as_dead():
+async def test_an_engine_without_an_answer_for_too_long_counts_as_dead():
     stuck, new = Fragile(hang), Fragile()
     pool = EnginePool([stuck], make=lambda _: new, policy=PoolPolicy(stall_s=0.02, restart_wait_s=0.001))
     other = ask(pool, "other/0")
@@ -408,7 +415,7 @@ async def test_an_engine_that_answers_nobody_for_too_long_counts_as_dead():
     assert episodes(new) == ["other/0"]
 
 
-async def test_a_long_request_at_an_engine_that_answers_others_is_no_stall():
+async def test_a_long_request_at_an_engine_that_answers_others_is_not_a_stall():
     engine = Fragile(lambda r: hang(r) if r.episode_id == "long" else "ok")
     pool = EnginePool([engine], make=lambda _: pytest.fail("it lives"), policy=PoolPolicy(stall_s=0.01))
     long = ask(pool, "long/0")
@@ -499,6 +506,7 @@ def test_a_pool_of_no_engines_is_refused():
 # --- invariants -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.sampled_from(["ok", "ok", "ok", "fail", "die"]), max_size=12), min_size=1, max_size=4),
@@ -506,7 +514,7 @@ def test_a_pool_of_no_engines_is_refused():
     st.integers(1, 4),
     st.integers(0, 3),
 )
-async def test_whatever_engines_do_every_request_has_one_outcome_and_nothing_is_left(
+async def test_with_any_engine_behavior_every_request_has_one_outcome_and_nothing_is_left(
     plans, num_turns, max_in_flight, max_skew
 ):
     served = defaultdict(list)  # by which engines; an answer of one that died meanwhile is asked for again
@@ -567,3 +575,19 @@ async def test_whatever_engines_do_every_request_has_one_outcome_and_nothing_is_
     assert not any(running.values())
     assert all(engine.closed for engine in made)
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.parametrize("how", ["hangs", "fails"])
+async def test_an_engine_that_cannot_be_closed_holds_nobody_up(monkeypatch, caplog, how):
+    class Stuck(Fragile):
+        async def close(self):
+            if how == "fails":
+                raise EngineError("vllm: expected to close, got a dead process.")
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(factory, "make_engine", lambda *_, **__: Stuck())
+    monkeypatch.setattr(single, "CLOSE_S", 0.05)
+    async with asyncio.timeout(60):
+        async with factory.open_engine("scripted", "none", TOKENIZER):
+            pass
+    assert "Stuck: expected to close, got" in caplog.text

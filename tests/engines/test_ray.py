@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.cluster import ClusterConfig, _env, _init, ray_session
-from agentenv.engines import Scorer, _vllm_weights, open_engine
-from agentenv.engines.hf import HFEngine
+from agentenv._util.ray.cluster import ClusterConfig, _env, _init, ray_session
+from agentenv.core.engine import Scorer
+from agentenv.core.types import SamplingParams
+from agentenv.engines.factory import open_engine
+from agentenv.engines.hf.engine import HFEngine
 from agentenv.engines.pool import EngineDead, PoolPolicy
 from agentenv.engines.ray_actor import (
     ActorSpec,
@@ -25,14 +27,14 @@ from agentenv.engines.ray_actor import (
     RayEngine,
     _as_death,
     _computing_here,
-    _death_told,
+    _engine_death,
     open_pool,
 )
+from agentenv.engines.weights import transfer
 from agentenv.errors import ConfigError, EngineError, MissingDependency
 from agentenv.testing.tokenizers import CharTokenizer
-from agentenv.types import SamplingParams
 from tests.drivers import command, ids, lines
-from tests.models import AS_ON_ONE_GPU, make_tiny_qwen2
+from tests.models import make_tiny_qwen2
 
 ROOT = Path(__file__).parents[2]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
@@ -63,7 +65,7 @@ def descendants(root):
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = path.read_text().rpartition(")")[2].split()
+            fields = path.read_text(errors="replace").rpartition(")")[2].split()
         except OSError:
             continue
         if fields[0] != "Z":
@@ -93,7 +95,7 @@ def actors(root):
 
 async def test_without_ray_the_message_has_the_command_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingDependency, match=r"pip install 'agentenv\[ray\]'"):
+    with pytest.raises(MissingDependency, match=r"pip install 'agentenv-rl\[ray\]'"):
         async with open_engine("ray", "none", CharTokenizer()):
             pytest.fail("opened")
 
@@ -149,7 +151,7 @@ def test_a_client_server_that_is_late_is_asked_again():
     assert head.asked == 3
 
 
-def test_a_client_server_that_never_comes_up_is_told_with_its_reason():
+def test_a_client_server_that_never_comes_up_is_reported_with_its_reason():
     with pytest.raises(ConnectionAbortedError, match=r"^RuntimeError: no server$"):
         _init(BusyHead(late=9), "ray://a:1", {})
 
@@ -161,17 +163,18 @@ def test_a_node_without_the_package_is_named():
     assert isinstance(_as_death("start", RuntimeError("killed")), EngineDead)
 
 
-def test_the_death_of_vllm_below_a_living_actor_is_told_apart_from_a_failure():
+def test_the_death_of_vllm_in_a_living_actor_is_distinguished_from_a_failure():
     class EngineDeadError(Exception):
         pass
 
-    with pytest.raises(EngineDead, match="gone"), _death_told():
+    with pytest.raises(EngineDead, match="gone"), _engine_death():
         raise EngineError("gone") from EngineDeadError()
-    with pytest.raises(EngineError) as caught, _death_told():
+    with pytest.raises(EngineError) as caught, _engine_death():
         raise EngineError("only this request")
     assert type(caught.value) is EngineError
 
 
+@pytest.mark.long
 async def test_an_actor_answers_as_its_engine_does(model):
     from array import array
 
@@ -211,7 +214,7 @@ def test_actors_get_the_users_runtime_environment_and_find_this_package(monkeypa
     ("flags", "said"),
     [
         (["--ray_runtime_env", "[]"], "--ray_runtime_env: expected a JSON object"),
-        (["--ray_wait_s", "-1"], "--ray_wait_s: expected seconds >= 0"),
+        (["--ray_wait_s", "-1"], "--ray_wait_s: expected a number >= 0"),
     ],
 )
 def test_wrong_flags_of_the_cluster_are_refused(flags, said, tmp_path, monkeypatch, capsys):
@@ -244,8 +247,8 @@ async def test_actors_give_the_tokens_of_one_engine_take_new_weights_once_and_en
     engine = HFEngine(model, max_length=64)
     other = HFEngine(make_tiny_qwen2(tmp_path / "other", seed=5), max_length=64)
     weights = list(other._slots.model.state_dict().items())
-    shares, share = [], _vllm_weights.share_weights
-    monkeypatch.setattr(_vllm_weights, "share_weights", lambda named: shares.append(1) or share(named))
+    shares, share = [], transfer.share_weights
+    monkeypatch.setattr(transfer, "share_weights", lambda named: shares.append(1) or share(named))
     async with open_pool(spec(model, "hf", max_length=64), two) as pool:
         assert isinstance(pool, Scorer)
         assert len(actors(os.getpid())) == 2
@@ -301,7 +304,7 @@ async def test_cancelling_reaches_the_engine_in_the_actor(two, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "stopped", "ray.kill"])
-async def test_an_actor_that_is_gone_is_replaced_and_its_requests_are_served(two, how):
+async def test_an_actor_that_died_is_replaced_and_its_requests_are_served(two, how):
     import ray
 
     async with open_pool(spec(script=["ok"], latency_s=0.7), two) as pool:
@@ -324,7 +327,7 @@ async def test_an_actor_that_is_gone_is_replaced_and_its_requests_are_served(two
 
 
 @pytest.mark.slow
-async def test_what_an_actor_cannot_do_is_one_clear_error(two, model):
+async def test_an_operation_that_an_actor_does_not_support_is_one_clear_error(two, model):
     with pytest.raises(ConfigError, match=r"--engine_args: expected arguments of the hf engine, got .*'nonsense'"):
         async with open_pool(spec(model, "hf", nonsense=1), two):
             pytest.fail("opened")
@@ -355,7 +358,7 @@ async def until(condition, timeout_s=120):
 
 def start(*argv, cwd, env=None):
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}", "PYTHONWARNINGS": "error"} | (env or {})
-    code = "import sys; from agentenv.cli import main; sys.exit(main())"
+    code = "import sys; from agentenv.cli.main import main; sys.exit(main())"
     with (cwd / "stdout").open("w") as stdout, (cwd / "stderr").open("w") as stderr:
         return subprocess.Popen(
             [sys.executable, "-c", code, *map(str, argv)],
@@ -364,6 +367,12 @@ def start(*argv, cwd, env=None):
 
 
 RUN = ("run", "--env", "math_retry", "--temperature", "0", "--json", "--max_tokens", "160")
+
+
+def errors(tmp_path):
+    """The lines on stderr, without those of the watchdog, which reports stalls of a busy machine."""
+    lines = (tmp_path / "stderr").read_text().splitlines()
+    return [line for line in lines if not line.startswith("the event loop, on which all episodes run, is blocked")]
 
 
 def wait_for(process, condition, cwd, timeout_s=120):
@@ -401,7 +410,7 @@ def test_a_run_loses_nothing_when_one_of_its_two_actors_is_killed(tmp_path):
     assert all(episode["error"] is None for episode in lines(out))
     events = [json.loads(line) for line in (tmp_path / "stdout").read_text().splitlines()]
     assert (events[0]["event"], events[-1]["event"]) == ("launch", "done")
-    assert (tmp_path / "stderr").read_text() == ""
+    assert errors(tmp_path) == []
 
 
 @pytest.mark.slow
@@ -429,7 +438,7 @@ def test_a_run_on_two_actors_with_vllm_loses_nothing_when_one_is_killed(tmp_path
     out = tmp_path / "out"
     process = start(
         *RUN, "--engine", "ray", "--engine_backend", "vllm_local", "--num_engines", 2, "--dtype", "float32",
-        "--engine_args", json.dumps({"enforce_eager": True, **AS_ON_ONE_GPU}), "--concurrency", 8, "--out", out,
+        "--engine_args", '{"enforce_eager": true}', "--concurrency", 8, "--out", out,
         cwd=tmp_path, env={"VLLM_CPU_KVCACHE_SPACE": "1", "PYTHONWARNINGS": "ignore"},
     )  # fmt: skip
     try:
@@ -450,11 +459,11 @@ def test_a_run_on_two_actors_with_vllm_loses_nothing_when_one_is_killed(tmp_path
 
 SERVE = """
 import asyncio, sys
-from agentenv.cluster import ClusterConfig
+from agentenv._util.ray.cluster import ClusterConfig
 from agentenv.engines.ray_actor import ActorSpec, RayConfig, open_pool
 from agentenv.errors import ConfigError
 from agentenv.testing.tokenizers import CharTokenizer
-from agentenv.types import SamplingParams
+from agentenv.core.types import SamplingParams
 
 async def main():
     config = RayConfig(num_engines=2, cpus=0.25, cluster=ClusterConfig(address=sys.argv[1] or None))
@@ -567,11 +576,11 @@ def test_a_cluster_is_reached_by_its_address_with_a_token(cluster, kind, tmp_pat
     process = serve(cluster[kind], cwd=tmp_path, env={"RAY_AUTH_TOKEN": TOKEN})
     assert process.wait(240) == 0, (tmp_path / "stderr").read_text()
     assert (tmp_path / "stdout").read_text() == "hello\ngave up\n"
-    assert (tmp_path / "stderr").read_text() == ""
+    assert errors(tmp_path) == []
 
 
 @pytest.mark.slow
-def test_a_token_that_is_missing_is_said(cluster, tmp_path):
+def test_a_token_that_is_missing_is_reported(cluster, tmp_path):
     process = serve(cluster[""], cwd=tmp_path, env={"RAY_AUTH_MODE": "token", "HOME": str(tmp_path)})
     assert process.wait(120) == 1
     said = (tmp_path / "stderr").read_text()
@@ -585,11 +594,11 @@ def test_the_command_for_a_laptop_is_the_command_for_a_cluster_with_an_address(c
     process = start(*RUN, *flags, "--ray_address", cluster[""], cwd=tmp_path, env={"RAY_AUTH_TOKEN": TOKEN})
     assert process.wait(200) == 0, (tmp_path / "stderr").read_text()
     assert ids(tmp_path / "out") == [f"{index:06d}/0" for index in range(8)]
-    assert (tmp_path / "stderr").read_text() == ""
+    assert errors(tmp_path) == []
 
 
 @pytest.mark.slow
-def test_a_cluster_without_room_is_told_what_was_asked_and_what_is_there(cluster, tmp_path):
+def test_the_error_of_a_full_cluster_names_the_request_and_the_free_resources(cluster, tmp_path):
     flags = ["--engine", "ray", "--num_engines", 2, "--engine_gpus", 4, "--ray_wait_s", 1, "--out", tmp_path / "out"]
     process = start(*RUN, *flags, "--ray_address", cluster[""], cwd=tmp_path, env={"RAY_AUTH_TOKEN": TOKEN})
     assert process.wait(120) == 2

@@ -18,11 +18,13 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from agentenv.engines import Scorer, _score
-from agentenv.engines.hf import HFEngine
-from agentenv.engines.vllm_http import VLLMHTTPEngine
+from agentenv.core.engine import Scorer
+from agentenv.core.types import SamplingParams
+from agentenv.engines.hf import scoring as _score
+from agentenv.engines.hf.engine import HFEngine
+from agentenv.engines.vllm.http import VLLMHTTPEngine
 from agentenv.errors import EngineError
-from agentenv.types import SamplingParams
+from tests.engines.streamed import StreamedTransport
 from tests.models import make_tiny_qwen2
 
 IDS = [40 + (7 * i * i) % 150 for i in range(200)]
@@ -87,6 +89,7 @@ def mistral():
 # --- hf ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("piece", [1, 7, 64, 1024])
 @pytest.mark.parametrize("build", [gpt2, mistral, None])
 async def test_scores_are_those_of_one_plain_forward_pass(folder, monkeypatch, build, piece):
@@ -125,7 +128,8 @@ async def test_sampled_tokens_score_what_was_recorded(engine):
     assert scores[30:] == pytest.approx(completion.logprobs, abs=1e-5)
 
 
-async def test_generations_are_the_same_and_no_later_beside_scores(engine, one_token_at_a_time):
+@pytest.mark.long
+async def test_generations_are_the_same_and_not_delayed_by_scores(engine, one_token_at_a_time):
     sampling = [GREEDY, SamplingParams(max_tokens=24, seed=1), SamplingParams(max_tokens=24, seed=2, temperature=0.8)]
 
     async def sample():
@@ -144,6 +148,7 @@ async def test_generations_are_the_same_and_no_later_beside_scores(engine, one_t
     assert all(each[1:] == pytest.approx(scores[0][1:], abs=1e-4) for each in scores)
 
 
+@pytest.mark.long
 async def test_scores_are_of_one_policy_version_when_weights_change_meanwhile(engine, folder, one_token_at_a_time):
     other = AutoModelForCausalLM.from_pretrained(make_tiny_qwen2(folder.parent / "other", seed=1))
     scoring = asyncio.create_task(engine.score(IDS))
@@ -174,7 +179,7 @@ async def test_scores_wait_while_the_engine_is_paused(engine):
     assert len(await scoring) == len(IDS)
 
 
-async def test_failed_score_is_nobody_elses(engine, monkeypatch):
+async def test_a_failed_score_affects_no_other(engine, monkeypatch):
     advance = _score.ScoreJob.advance
 
     def failing(job):
@@ -257,7 +262,7 @@ class Server:
 
 async def score_over_http(token_ids, change=lambda choice: None):
     server = Server(change)
-    engine = VLLMHTTPEngine("http://server", transport=httpx.MockTransport(server), max_retries=0)
+    engine = VLLMHTTPEngine("http://server", transport=StreamedTransport(server), max_retries=0)
     try:
         return await engine.score(token_ids), server.bodies
     finally:

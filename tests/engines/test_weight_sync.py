@@ -19,18 +19,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.cluster import ClusterConfig, ray_session
-from agentenv.engines import _weights
-from agentenv.engines._vllm_weights import Shipment, WeightSender, choose_transfer
-from agentenv.engines._weights import share_bytes, share_weights
+from agentenv._util.ray.cluster import ClusterConfig, ray_session
+from agentenv.core.types import SamplingParams
 from agentenv.engines.pool import EngineDead, EnginePool, PoolPolicy
 from agentenv.engines.ray_actor import ActorSpec, RayConfig, open_pool
 from agentenv.engines.scripted import ScriptedEngine
-from agentenv.engines.vllm_local import VLLMEngine
+from agentenv.engines.vllm.local import VLLMEngine
+from agentenv.engines.weights import shared as _weights
+from agentenv.engines.weights.shared import share_bytes, share_weights
+from agentenv.engines.weights.transfer import WeightSender, choose_transfer
 from agentenv.errors import ConfigError, EngineError
 from agentenv.testing.tokenizers import CharTokenizer
-from agentenv.types import SamplingParams
-from tests.models import AS_ON_ONE_GPU, make_tiny_qwen2
+from tests.models import WORKER_APART, make_tiny_qwen2
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn]
 PROMPT = [1, 349, 201, 285, 284, 313, 33, 223, 201, 30, 71, 90, 86, 84, 67, 65, 2, 201, 1, 67, 85, 345, 346, 86, 201]
@@ -65,8 +65,9 @@ def tensors(draw):
     return tensor.T if tensor.ndim == 2 and draw(st.booleans()) else tensor
 
 
+@pytest.mark.long
 @given(st.dictionaries(st.text(max_size=5), tensors(), max_size=5))
-def test_weights_arrive_as_they_were_whatever_their_shape_and_dtype(weights):
+def test_weights_arrive_as_they_were_regardless_of_their_shape_and_dtype(weights):
     shared = share_weights(weights.items())
     elsewhere = share_bytes(shared.file, memoryview(Path(shared.file.path).read_bytes()))
     for arrived in (dict(shared.file), dict(elsewhere.file), dict(shared)):
@@ -78,7 +79,7 @@ def test_weights_arrive_as_they_were_whatever_their_shape_and_dtype(weights):
     elsewhere.close()
 
 
-def test_what_a_reader_writes_is_its_own_and_outlives_the_owner():
+def test_writes_of_a_reader_are_private_and_outlive_the_owner():
     shared = share_weights([("a", torch.ones(3))])
     mine, theirs = dict(shared.file)["a"], dict(shared.file)["a"]
     mine.fill_(2)
@@ -106,7 +107,7 @@ def test_memory_is_given_back_when_it_is_closed_forgotten_or_could_not_be_filled
 def test_without_memory_files_the_folder_of_temporary_files_serves(tmp_path, monkeypatch, caplog):
     monkeypatch.delattr(os, "memfd_create")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    _weights._say_once.cache_clear()
+    _weights._log_once.cache_clear()
     caplog.set_level(logging.DEBUG, _weights.__name__)
     for _ in range(2):
         shared = share_weights([("a", torch.arange(5))])
@@ -118,7 +119,7 @@ def test_without_memory_files_the_folder_of_temporary_files_serves(tmp_path, mon
     assert str(tmp_path) in caplog.text
 
 
-def test_no_room_is_said_with_what_to_do():
+def test_no_room_is_reported_with_what_to_do():
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = held()
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
@@ -178,10 +179,10 @@ class Picky(ScriptedEngine):
         super().__init__(["a"], tokenizer=CharTokenizer())
         self.got, self.dead = [], False
 
-    async def update_weights(self, named_tensors, policy_version):
-        if named_tensors == "bad":
+    async def load_offer(self, offer, policy_version):
+        if offer == "bad":
             raise EngineError("expected good weights")
-        self.got.append(named_tensors)
+        self.got.append(offer)
         self.policy_version = policy_version
 
     async def generate(self, *args, **options):
@@ -197,10 +198,11 @@ async def test_a_successor_gets_the_weights_of_the_last_update_that_succeeded():
         made.append(Picky())
         return made[-1]
 
-    async def share(named_tensors):
+    async def send(named_tensors, engines, call, version):
+        await call(lambda engine: engine.load_offer(named_tensors, version))
         return named_tensors
 
-    pool = EnginePool(engines, make=make, policy=PoolPolicy(restart_wait_s=0.0), share=share)
+    pool = EnginePool(engines, make=make, policy=PoolPolicy(restart_wait_s=0.0), send=send)
     await pool.update_weights("good", 1)
     with pytest.raises(EngineError, match="good weights"):
         await pool.update_weights("bad", 2)
@@ -274,7 +276,7 @@ async def engines(models):
     """Two, of different numbers of weights updates; vLLM's worker is in a process of its own, and in the engine's."""
     both = [
         VLLMEngine(models[0], dtype="float32", max_model_len=1024, engine_args=args)
-        for args in (ARGS, {**ARGS, **AS_ON_ONE_GPU})
+        for args in ({**ARGS, **WORKER_APART}, ARGS)
     ]
     for engine in both:
         await engine.start()
@@ -290,7 +292,9 @@ async def says(engine):
 
 
 @vllm
-async def test_requests_in_flight_go_on_with_the_new_weights_and_say_which_tokens_are_whose(engines, weights, greedy):
+async def test_requests_in_flight_continue_with_the_new_weights_and_say_which_tokens_are_whose(
+    engines, weights, greedy
+):
     engine, before = engines[0], held()
     tasks = [asyncio.create_task(engine.generate([5, 6, 7 + i], LONG, request_id=f"{i}/0")) for i in range(32)]
     await asyncio.sleep(1.0)
@@ -319,7 +323,7 @@ async def test_weights_that_are_missing_are_an_error(engines, weights, greedy):
     lacking = {name: tensor for name, tensor in weights[0].items() if name != "model.norm.weight"}
     with pytest.raises(EngineError, match=r"1 weights are missing, 'model\.norm\.weight'"):
         await engine.update_weights(lacking.items(), 4)
-    with pytest.raises(EngineError, match="whole weights"):
+    with pytest.raises(EngineError, match="complete weights"):
         await says(engine)
     await engine.update_weights(weights[0].items(), 5)
     assert await says(engine) == (greedy[0], 5)
@@ -345,7 +349,7 @@ async def test_on_a_cpu_there_is_neither_sleep_nor_a_transfer_between_gpus(engin
         await engines[0].sleep()
     await engines[0].wake_up()
     with pytest.raises(ConfigError, match="for 'nccl', got weights on 'cpu'"):
-        await WeightSender("nccl").load(weights[0].items(), engines)
+        await WeightSender("nccl").send(weights[0].items(), engines, None, 1)
 
 
 @vllm
@@ -362,7 +366,7 @@ async def test_vllms_own_transfer_reaches_all_engines_of_a_group_and_a_group_of_
         async def tell(ask):
             await asyncio.gather(*map(ask, to))
 
-        await Shipment(None, list(named.items()), "nccl", sender).send(to, tell, version)
+        await sender.send_between_gpus(list(named.items()), "nccl", to, tell, version)
 
     task = asyncio.create_task(engines[1].generate(PROMPT, LONG, request_id="long/0"))
     await asyncio.sleep(0.3)
@@ -386,7 +390,7 @@ async def test_vllms_own_transfer_reaches_all_engines_of_a_group_and_a_group_of_
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["same machine", "as if on another machine"])
 async def test_an_actor_takes_weights_from_where_it_can_reach_them(models, weights, greedy, elsewhere):
     pytest.importorskip("ray")
-    args = {**ARGS, "max_model_len": 1024, **(AS_ON_ONE_GPU if elsewhere else {})}
+    args = {**ARGS, "max_model_len": 1024, **({} if elsewhere else WORKER_APART)}
     spec = ActorSpec("vllm_local", str(models[0]), CharTokenizer(), "cpu", "float32", args)
     with ray_session(ClusterConfig(cpus=1)):
         async with open_pool(spec, RayConfig(backend="vllm_local", cpus=0.5)) as pool:
@@ -409,7 +413,7 @@ async def test_weights_go_from_gpu_to_gpu(models, weights, greedy, way):
     needed = {"ipc": 1, "nccl": 2}[way]
     if torch.cuda.device_count() < needed:
         pytest.skip(f"{way} needs {needed} CUDA devices, there are {torch.cuda.device_count()}")
-    args = {**ARGS, "transfer": way, "worker_extension_cls": "agentenv.engines._vllm_worker.WorkerExtension"}
+    args = {**ARGS, "transfer": way, "worker_extension_cls": "agentenv.engines.vllm.worker.WorkerExtension"}
     engine = VLLMEngine(models[0], dtype="float32", max_model_len=1024, gpu_memory_utilization=0.3, engine_args=args)
     await engine.start()
     try:

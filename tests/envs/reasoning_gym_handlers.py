@@ -13,10 +13,10 @@ def walls():
     """Whether this kernel has what the second wall is made of."""
     if sys.platform != "linux" or not Path("/proc/sys/kernel/seccomp").exists():
         return False
-    from agentenv.sandbox import _landlock
+    from agentenv.sandbox.guest import landlock
 
     try:
-        return _landlock.abi() > 0
+        return landlock.abi() > 0
     except OSError:
         return False
 

@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from agentenv.loading import load_tokenizer, resolve_model
+from agentenv.engines.models import load_tokenizer, resolve_model
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests/with_openrlhf"))  # the wheel of OpenRLHF brings a package `tests`

@@ -15,17 +15,19 @@ import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.chat import Chat
-from agentenv.check import check
-from agentenv.cli import main
-from agentenv.engines import make_engine
+from agentenv.chat.chat import Chat
+from agentenv.cli.main import main
+from agentenv.core.types import Limits, SamplingParams, StopReason, Task
 from agentenv.engines.scripted import ScriptedEngine
-from agentenv.episode import EpisodeKey
+from agentenv.engines.single import make_engine
+from agentenv.episode.registry import load_env
+from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.loading import EnvSource, load_agent_func, load_env
-from agentenv.rewards.code.extract import MAX_CODE_CHARS, extract_code
-from agentenv.rewards.code.reward import guide_reward, status_of
-from agentenv.rewards.code.texts import HIDDEN_FAILED, INSTRUCTION, NO_CODE, example_text, said_of
+from agentenv.interop.agent_files import load_agent_func
+from agentenv.rewards.rules.code.extract import MAX_CODE_CHARS, extract_code
+from agentenv.rewards.rules.code.reward import guide_reward, status_of
+from agentenv.rewards.rules.code.texts import HIDDEN_FAILED, INSTRUCTION, NO_CODE, example_text, feedback_text
 from agentenv.sandbox.grading import (
     AssertSuite,
     GradeResult,
@@ -34,13 +36,13 @@ from agentenv.sandbox.grading import (
     TestResult,
     Verdict,
 )
-from agentenv.sandbox.local import LocalSandbox
-from agentenv.sandbox.types import ExecResult, Isolation, SandboxUnavailable, Status
+from agentenv.sandbox.local.sandbox import LocalSandbox
+from agentenv.sandbox.types import ExecResult, ExecStatus, Isolation, SandboxUnavailable
 from agentenv.testing.tokenizers import CharTokenizer
-from agentenv.types import Limits, SamplingParams, StopReason, Task
 from agentenv_envs.code_sandbox import CodeSandbox
 from agentenv_envs.code_sandbox.datasets import code_task, form_of
 from agentenv_envs.code_sandbox.problems import TASK_SET, answer, load_problems, reference_policy
+from tests.testing.contract_check import check
 
 ROOT = Path(__file__).parents[2]
 PROBLEMS = load_problems()
@@ -63,7 +65,7 @@ class BrokenSandbox:
     isolation, backend = Isolation.NONE, "broken"
 
     async def run(self, program, **_):
-        return ExecResult(Status.INFRA, detail="no memory for another process")
+        return ExecResult(ExecStatus.INFRA, detail="no memory for another process")
 
     async def start(self, program, **_):
         raise InfraError("sandbox: expected a process, got none. Retry.")
@@ -95,19 +97,22 @@ def said(result):
 
 async def play(source, task, script, max_turns=8):
     tokenizer = CharTokenizer()
-    return await source.episode(
+    return await source.run(
         task,
-        engine=ScriptedEngine(script, tokenizer),
-        chat=Chat(tokenizer),
-        sampling=SamplingParams(),
-        limits=Limits(max_length=20_000, max_turns=max_turns),
-        key=EpisodeKey(f"{task.task_id}/0", "t"),
+        EpisodeSetup(
+            engine=ScriptedEngine(script, tokenizer),
+            chat=Chat(tokenizer),
+            sampling=SamplingParams(),
+            limits=Limits(max_length=20_000, max_turns=max_turns),
+        ),
+        EpisodeKey(f"{task.task_id}/0", "t"),
     )
 
 
 # --- the shipped tasks --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @one_loop
 async def test_every_reference_passes_in_an_episode_of_the_scripted_reference_policy(sandbox):
     source = EnvSource(CodeSandbox, {"sandbox": sandbox})
@@ -133,14 +138,16 @@ async def test_every_wrong_program_of_the_shipped_tasks_fails(sandbox, number):
     assert [(name, code) for name, code, score in outcomes if score != 0.0] == []
 
 
+@pytest.mark.long
 @one_loop
-async def test_who_knows_the_visible_tests_by_heart_passes_them_and_earns_little(sandbox):
+async def test_a_program_that_hard_codes_the_visible_tests_passes_them_and_earns_little(sandbox):
     for problem in PROBLEMS[::6]:
         (result,) = await attempts(sandbox, answer(problem.mutants[-1]), label=problem.label, max_attempts=1)
         assert result.info["visible_share"] == 1.0, problem.id
         assert result.reward <= 0.5, problem.id
 
 
+@pytest.mark.long
 def test_the_command_line_solves_the_shipped_tasks_offline_with_the_reference_policy(tmp_path, capsys):
     script = json.dumps({"script": "agentenv_envs.code_sandbox.problems:reference_policy"})
     flags = ["run", "--env", "code_sandbox", "--engine", "scripted", "--engine_args", script, "--limit", "5", "--json"]
@@ -150,7 +157,7 @@ def test_the_command_line_solves_the_shipped_tasks_offline_with_the_reference_po
 
 
 @pytest.mark.parametrize("script", ["no_such_module:f", "json:no_such_function", "json"])
-def test_a_script_that_is_no_function_is_refused(script):
+def test_a_script_that_is_not_a_function_is_refused(script):
     with pytest.raises(ConfigError, match="script: expected a list of replies or module:function"):
         make_engine("scripted", "", CharTokenizer(), args={"script": script})
 
@@ -218,6 +225,7 @@ def test_the_program_of_an_action_is_its_last_block_of_python(case):
     assert extract_code(action) == program
 
 
+@pytest.mark.long
 @given(st.text(alphabet=st.sampled_from("`~<>/|pythonk \n\tx=(:)"), max_size=200))
 def test_any_action_can_be_searched_for_a_program(action):
     found = extract_code(action)
@@ -298,15 +306,16 @@ async def test_a_limit_that_ends_the_episode_pays_the_last_attempt(sandbox):
     assert (await play(by_turn, task, [BY_HEART, HALF], max_turns=2)).reward == pytest.approx(2 / 3)
 
 
-async def test_a_failed_sandbox_gives_no_reward():
+async def test_a_failed_sandbox_returns_no_reward():
     with pytest.raises(InfraError, match="no memory for another process"):
         await attempts(BrokenSandbox(), RIGHT)
     trajectory = await play(EnvSource(CodeSandbox, {"sandbox": BrokenSandbox()}), Task(PROMPT, ADD, "add"), [RIGHT])
     assert (trajectory.stop_reason, trajectory.reward, trajectory.score) == (StopReason.ERROR, None, None)
 
 
+@pytest.mark.long
 @one_loop
-async def test_a_program_that_takes_too_long_hears_of_the_limit(sandbox):
+async def test_the_feedback_for_a_slow_program_names_the_limit(sandbox):
     slow = answer("def add(a, b):\n    while True:\n        pass\n")
     result, *_ = await attempts(sandbox, slow, limits={"cpu_s": 1})
     assert (result.score, result.info["verdicts"]) == (0.0, "skipped=3 timeout=1")
@@ -366,7 +375,7 @@ async def test_after_a_failed_visible_test_its_input_and_values_aresaid_of(sandb
 
 
 @one_loop
-async def test_an_exception_is_said_with_the_models_own_lines_only(sandbox):
+async def test_an_exception_is_reported_with_the_models_own_lines_only(sandbox):
     code = "def half(a):\n    return a / 0\n\n\ndef add(a, b):\n    return half(a)\n"
     result, *_ = await attempts(sandbox, answer(code))
     text = said(result)
@@ -376,13 +385,13 @@ async def test_an_exception_is_said_with_the_models_own_lines_only(sandbox):
 
 
 @one_loop
-async def test_a_program_that_cannot_be_loaded_hears_why(sandbox):
+async def test_the_feedback_for_a_program_that_cannot_be_loaded_says_why(sandbox):
     result, *_ = await attempts(sandbox, answer("def add(a, b)\n    return a + b\n"))
     assert "SyntaxError" in said(result)
 
 
 @one_loop
-async def test_without_a_program_the_form_is_said_again(sandbox):
+async def test_without_a_program_the_form_is_reported_again(sandbox):
     first, second, last = await attempts(sandbox, "I think so.", "", "Perhaps.")
     assert said(first) == f"{NO_CODE}\n\n2 attempts left."
     assert said(second) == f"{NO_CODE}\n\n1 attempt left."
@@ -390,7 +399,7 @@ async def test_without_a_program_the_form_is_said_again(sandbox):
 
 
 @one_loop
-async def test_when_all_visible_tests_pass_nothing_of_the_hidden_ones_is_said_but_that_some_failed(sandbox):
+async def test_if_all_visible_tests_pass_feedback_says_only_that_hidden_ones_failed(sandbox):
     result, *_ = await attempts(sandbox, HALF)
     assert said(result) == f"{HIDDEN_FAILED}\n\n2 attempts left."
 
@@ -411,9 +420,10 @@ STDIN_SPIES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["function", "stdio", "assert"])
 @one_loop
-async def test_no_program_can_make_the_feedback_tell_of_hidden_tests(sandbox, mode):
+async def test_no_program_can_make_the_feedback_reveal_hidden_tests(sandbox, mode):
     def test(kind, index):
         given, expected = f"{kind} IN{index}", f"{kind} OUT{index}"
         forms = {
@@ -455,16 +465,17 @@ RESULTS = st.builds(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=100)
 @given(RESULTS, st.data())
-def test_what_is_said_does_not_depend_on_which_hidden_tests_failed(result, data):
-    text = said_of(result)
+def test_feedback_does_not_depend_on_which_hidden_tests_failed(result, data):
+    text = feedback_text(result)
     assert "SECRET" not in text
     tests = [test for test in result.tests if not test.visible]
     order = data.draw(st.permutations([test.verdict for test in tests]))
     others = [TestResult(test.id, False, verdict) for test, verdict in zip(tests, order, strict=True)]
     shown = [test for test in result.tests if test.visible]
-    assert said_of(GradeResult((*shown, *others), result.integrity, load_error=result.load_error)) == text
+    assert feedback_text(GradeResult((*shown, *others), result.integrity, load_error=result.load_error)) == text
 
 
 # --- the prompt ---------------------------------------------------------------------------------------------------
@@ -560,7 +571,7 @@ TOPS = "def tops(n: int, step: int = 1) -> List[int]:\n    return list(range(roo
 INC = "def inc(n):\n    return {}\n"
 UPPER = "import sys\nprint(sys.stdin.read().upper())\n"
 ROWS = {
-    "humaneval": (HUMAN_EVAL, "humaneval", (0, 4), TOPS.format(0), (TOPS.format(1), 1 / 2)),
+    "humaneval": (HUMAN_EVAL, "humaneval", (0, 3), TOPS.format(0), (TOPS.format(1), 1 / 3)),
     "mbpp": (MBPP, "mbpp", (1, 3), MBPP["code"] + "\n", (MBPP["code"].replace(">", ">="), 2 / 3)),
     "apps stdio": (APPS_STDIO, "apps", (1, 1), DOUBLE.format(2), (DOUBLE.format(3), 0)),
     "apps call": (APPS_CALL, "apps", (1, 1), TWICE.format(2), (TWICE.format(3), 1 / 2)),
@@ -610,7 +621,8 @@ def test_a_label_may_be_a_list_of_inputs_and_outputs():
     ]
 
 
-async def test_asserts_that_need_a_class_of_the_solutions_are_run_beside_it_and_labelled():
+@pytest.mark.long
+async def test_asserts_that_need_a_class_of_the_solution_run_in_its_process_and_are_labeled():
     assert isinstance(code_task(None, MBPP).suite, AssertSuite)
     assert isinstance(code_task(None, MBPP_CLASS).suite, PytestSuite)
     env = CodeSandbox(max_attempts=1)
@@ -619,6 +631,7 @@ async def test_asserts_that_need_a_class_of_the_solutions_are_run_beside_it_and_
         assert (result.score, result.info["integrity"]) == (score, "in_process"), result.info
 
 
+@pytest.mark.long
 def test_the_command_writes_rows_whose_label_is_all_that_is_needed(tmp_path):
     data, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     rows = [{**HUMAN_EVAL, "task_id": "H/0"}, {**MBPP, "prompt": MBPP["text"], "task_id": 11}]
@@ -686,7 +699,8 @@ def test_it_is_installed_under_its_name_and_passes_its_check():
     assert check("code_sandbox", label=ADD) == []
 
 
-async def test_the_shipped_agent_func_gives_the_episode_of_the_environment():
+@pytest.mark.long
+async def test_the_shipped_agent_func_runs_the_episode_of_the_environment():
     func = load_agent_func(ROOT / "agent_funcs/code_sandbox.py")
     task = Task(PROMPT, ADD, "add")
     by_file = await play(func, task, [HALF, RIGHT])
@@ -708,7 +722,7 @@ SHARED = """
 import asyncio, os
 from pathlib import Path
 from agentenv_envs.code_sandbox import CodeSandbox
-from agentenv.rewards.code.shared import shared_sandbox
+from agentenv.rewards.rules.code.shared import shared_sandbox
 
 LABEL = {"entry_point": "f", "hidden": [{"args": [], "expected": 1}]}
 def children():
@@ -728,6 +742,7 @@ print("done")
 """
 
 
+@pytest.mark.long
 def test_all_instances_of_a_process_share_a_sandbox_which_ends_with_the_event_loop():
     ended = subprocess.run([sys.executable, "-W", "error", "-c", SHARED], capture_output=True, text=True, timeout=120)
     assert (ended.stdout, ended.stderr) == ("done\n", "")
@@ -748,6 +763,7 @@ print(json.dumps({"rewards": got["rewards"].tolist(), "scores": got["scores"].to
 """
 
 
+@pytest.mark.long
 def test_the_preset_rewards_as_the_guide_does_but_not_for_saying_passed():
     answers = {
         RIGHT + "<|im_end|>": 1.0,

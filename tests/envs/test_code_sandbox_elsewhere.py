@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from agentenv.errors import ConfigError
-from agentenv.rewards.code.shared import shared_sandbox
+from agentenv.rewards.rules.code.shared import shared_sandbox
 from agentenv.sandbox import LocalSandbox, SandboxUnavailable
-from agentenv.sandbox.fusion_server import FusionServer
+from agentenv.sandbox.fusion.server import FusionServer
 from agentenv_envs.code_sandbox import CodeSandbox
 from agentenv_envs.code_sandbox.problems import answer, load_problems
 
@@ -44,6 +44,7 @@ def check(programs, grades):
     assert wrong == []
 
 
+@pytest.mark.long
 async def test_programs_are_graded_on_a_server():
     of_each_mode = {problem.label["mode"]: problem for problem in PROBLEMS}
     check(*await all_graded(of_each_mode.values(), num_mutants=1))

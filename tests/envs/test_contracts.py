@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from agentenv.loading import installed_envs
+from agentenv.episode.registry import installed_envs
 from agentenv.testing import EnvContract
 
 
@@ -16,18 +16,22 @@ class TestGuessNumber(EnvContract):
     env = "guess_number"
 
 
+@pytest.mark.long
 class TestVerify(EnvContract):
     env = "verify"
 
 
+@pytest.mark.long
 class TestRMChat(EnvContract):
     env = "rm_chat"
 
 
+@pytest.mark.long
 class TestGymnasiumText(EnvContract):
     env = "gymnasium_text"
 
 
+@pytest.mark.long
 class TestToolUse(EnvContract):
     env = "tool_use"
 
@@ -39,6 +43,7 @@ class TestReasoningGym(EnvContract):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 class TestCodeSandbox(EnvContract):
     env = "code_sandbox"
 

@@ -9,17 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.chat import Chat
-from agentenv.check import check
+from agentenv.chat.chat import Chat
+from agentenv.core.types import Limits, SamplingParams, StopReason, Task
+from agentenv.engines.models import load_tokenizer
 from agentenv.engines.scripted import ScriptedEngine
-from agentenv.episode import EpisodeKey
+from agentenv.episode.registry import load_env
+from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, DataError
-from agentenv.loading import EnvSource, load_agent_func, load_env, load_tokenizer
+from agentenv.interop.agent_files import load_agent_func
 from agentenv.testing.tokenizers import CharTokenizer
-from agentenv.types import Limits, SamplingParams, StopReason, Task
 from agentenv_envs.guess_number import GuessNumber
 from agentenv_envs.guess_number.texts import hint_text, invalid_text, rules_text
 from agentenv_envs.guess_number.untrained import make_model, make_tokenizer
+from tests.testing.contract_check import check
 
 ROOT = Path(__file__).parents[2]
 PROMPT = [{"role": "user", "content": "Guess my number."}]
@@ -50,20 +53,22 @@ def reward(results):
 
 async def play(source, number, *actions):
     tokenizer = CharTokenizer()
-    return await source.episode(
+    return await source.run(
         Task(PROMPT, number),
-        engine=ScriptedEngine([str(action) for action in actions], tokenizer),
-        chat=Chat(tokenizer),
-        sampling=SamplingParams(),
-        limits=Limits(max_length=4_000, max_turns=8),
-        key=EpisodeKey("t/0", "t"),
+        EpisodeSetup(
+            engine=ScriptedEngine([str(action) for action in actions], tokenizer),
+            chat=Chat(tokenizer),
+            sampling=SamplingParams(),
+            limits=Limits(max_length=4_000, max_turns=8),
+        ),
+        EpisodeKey("t/0", "t"),
     )
 
 
 # --- the game -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_guess_hears_whether_the_number_is_larger_or_smaller_until_it_is_found():
+async def test_each_wrong_guess_is_answered_with_larger_or_smaller():
     results = await guesses("11", 8, 12, 10, 11)
     said = [result.observation and result.observation[0]["content"] for result in results]
     assert said == ["It is larger.", "It is smaller.", "It is larger.", ""]
@@ -72,7 +77,7 @@ async def test_a_guess_hears_whether_the_number_is_larger_or_smaller_until_it_is
     assert [result.terminated for result in results] == [False, False, False, True]
 
 
-async def test_the_last_guess_hears_nothing_and_ends_the_episode():
+async def test_the_last_guess_has_no_feedback_and_ends_the_episode():
     results = await guesses("11", 1, 2, 3, 4)
     assert (results[-1].terminated, results[-1].observation, results[-1].score) == (True, "", 0.0)
     (only,) = await guesses("11", 8, max_guesses=1)
@@ -128,6 +133,7 @@ async def test_a_guess_that_is_known_to_be_wrong_brings_nothing():
     assert [result.info["possible"] for result in results] == [1.0, 0.0, 0.0]
 
 
+@pytest.mark.long
 @given(st.integers(1, 15), st.lists(st.integers(-2, 20), min_size=4, max_size=4))
 def test_the_information_of_an_episode_is_never_more_than_there_is(number, actions):
     results = asyncio.run(guesses(number, *actions, information_reward=1.0, correct_reward=0.0))
@@ -136,7 +142,7 @@ def test_the_information_of_an_episode_is_never_more_than_there_is(number, actio
     assert (results[-1].score == 1.0) <= (reward(results) == pytest.approx(1.0))
 
 
-def test_in_the_mean_over_the_numbers_the_middle_tells_most():
+def test_on_average_over_the_numbers_the_middle_guess_is_most_informative():
     async def mean(guess):
         options = {"information_reward": 1.0, "correct_reward": 0.0}
         return sum([reward(await guesses(number, guess, **options)) for number in range(1, 16)])
@@ -161,7 +167,7 @@ async def test_without_a_label_the_number_comes_from_the_seed_and_stays():
 
 
 @pytest.mark.parametrize("label", ["0", "16", "eleven", "", 2.5j])
-async def test_a_label_that_is_no_number_in_range_is_the_datas_error(label):
+async def test_a_label_that_is_not_a_number_in_range_is_the_datas_error(label):
     with pytest.raises(DataError, match="label: expected a whole number from 1 to 15"):
         await GuessNumber().reset({"observation": PROMPT, "label": label})
 
@@ -176,7 +182,7 @@ def test_a_game_that_makes_no_sense_is_refused(options, named):
         GuessNumber(**options)
 
 
-def test_the_data_has_every_number_of_the_default_once_and_tells_none():
+def test_the_data_has_every_number_of_the_default_once_and_reveals_none():
     rows = [json.loads(line) for line in GuessNumber.datasets["guess_number"].read_text().splitlines()]
     assert [row["label"] for row in rows] == [str(number) for number in range(1, 16)]
     assert {row["prompt"] for row in rows} == {"Guess my number."}
@@ -207,7 +213,7 @@ def test_it_is_installed_under_its_name_and_passes_its_check():
     assert check("guess_number", label="11") == []
 
 
-async def test_the_shipped_agent_func_gives_the_episode_of_the_environment():
+async def test_the_shipped_agent_func_runs_the_episode_of_the_environment():
     func = load_agent_func(ROOT / "agent_funcs/guess_number.py")
     by_file = await play(func, "11", 8, 12, 10, 11)
     by_class = await play(EnvSource(GuessNumber, {}), "11", 8, 12, 10, 11)

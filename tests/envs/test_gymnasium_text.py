@@ -8,16 +8,18 @@ from pathlib import Path
 import gymnasium
 import pytest
 
-from agentenv.agent import create
-from agentenv.chat import Chat
-from agentenv.dataset import read_tasks
+from agentenv._util.calls import create
+from agentenv.chat.chat import Chat
+from agentenv.core.dataset import read_tasks
+from agentenv.core.types import Limits, SamplingParams, StopReason, Task
 from agentenv.engines.scripted import ScriptedEngine
-from agentenv.episode import EpisodeKey
+from agentenv.episode.registry import load_env
+from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.episode.source import EnvSource
+from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError, DataError
-from agentenv.loading import EnvSource, load_agent_func, load_env
-from agentenv.stepping import SteppedEpisode
+from agentenv.interop.agent_files import load_agent_func
 from agentenv.testing.tokenizers import CharTokenizer
-from agentenv.types import Limits, SamplingParams, StopReason, Task
 from agentenv_envs.gymnasium_text import GymnasiumText, games, planning, tasks, texts
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +57,7 @@ async def by_gold(task, **options):
 # --- the games --------------------------------------------------------------------------------------------------------
 
 
-def test_a_lake_is_told_with_the_player_on_its_map_and_won_at_the_goal():
+def test_a_lake_is_shown_with_the_player_on_its_map_and_won_at_the_goal():
     env, prompt = begun({"game": "frozen_lake", "map": MAP})
     assert prompt.startswith("Play.\nYou stand on a frozen lake")
     assert prompt.endswith("Actions: left, down, right, up. Say one of them; the last one you say counts.\n"
@@ -138,10 +140,16 @@ def test_the_games_own_rewards_and_an_illegal_answer_that_costs_more_than_playin
 async def test_a_limit_of_turns_still_pays_for_the_best_moves_of_a_game_of_luck():
     task = next(task for task in rows("frozen_lake_slippery"))
     tokenizer = CharTokenizer()
-    episode = await EnvSource(GymnasiumText, {}).episode(
-        task, engine=ScriptedEngine(["nothing"], tokenizer), chat=Chat(tokenizer), sampling=SamplingParams(),
-        limits=replace(LIMITS, max_turns=1), key=EpisodeKey("t/0", "t", seed=task.seed),
-    )  # fmt: skip
+    episode = await EnvSource(GymnasiumText, {}).run(
+        task,
+        EpisodeSetup(
+            engine=ScriptedEngine(["nothing"], tokenizer),
+            chat=Chat(tokenizer),
+            sampling=SamplingParams(),
+            limits=replace(LIMITS, max_turns=1),
+        ),
+        EpisodeKey("t/0", "t", seed=task.seed),
+    )
     assert (episode.stop_reason, episode.reward) == (StopReason.MAX_TURNS, -0.1)
     env, _ = begun(task.label, seed=task.seed)
     say(env, env.gold({}))
@@ -186,6 +194,7 @@ def test_value_iteration_finds_the_shortest_way_and_all_that_are_as_good():
 # --- the data ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_gold_earns_the_full_score_and_reward_of_every_shipped_task_within_the_default_turns():
     for task in rows():
         env, _ = begun(task.label, seed=task.seed)
@@ -203,6 +212,7 @@ async def test_gold_wins_in_the_loop_too(name):
     assert (episode.score, episode.reward, episode.error) == (1.0, 1.0, None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", GAMES)
 def test_no_hack_and_no_single_action_has_a_full_score(name):
     for action in [*GymnasiumText.hacks.values(), *games.GAMES[name].actions, "1"]:
@@ -214,6 +224,7 @@ def test_no_hack_and_no_single_action_has_a_full_score(name):
             assert result.score < 1.0, (task.task_id, action)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", GAMES)
 def test_the_shipped_rows_are_those_of_the_committed_function(name):
     shipped = [json.loads(line) for line in GymnasiumText.datasets[name].read_text().splitlines()]
@@ -269,10 +280,16 @@ async def test_the_agent_func_plays_rows_that_have_only_a_label():
     source, tokenizer = load_agent_func(ROOT / "agent_funcs/gymnasium_text.py"), CharTokenizer()
 
     async def played(label, *actions, seed):
-        return await source.episode(
-            Task(PROMPT, json.dumps(label), task_id="t"), engine=ScriptedEngine(list(actions), tokenizer),
-            chat=Chat(tokenizer), sampling=SamplingParams(), limits=LIMITS, key=EpisodeKey("t/0", "t", seed=seed),
-        )  # fmt: skip
+        return await source.run(
+            Task(PROMPT, json.dumps(label), task_id="t"),
+            EpisodeSetup(
+                engine=ScriptedEngine(list(actions), tokenizer),
+                chat=Chat(tokenizer),
+                sampling=SamplingParams(),
+                limits=LIMITS,
+            ),
+            EpisodeKey("t/0", "t", seed=seed),
+        )
 
     episode = await played({"game": "frozen_lake", "map": MAP}, "right", "down", "right", "down", seed=1)
     assert (episode.score, episode.reward, len(episode.turns)) == (1.0, 1.0, 4)

@@ -10,26 +10,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.chat import Chat
+from agentenv.chat.chat import Chat
+from agentenv.core.types import Limits, SamplingParams, StopReason, Task
 from agentenv.engines.scripted import ScriptedEngine
-from agentenv.episode import EpisodeKey
+from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.loading import EnvSource, load_agent_func
-from agentenv.rewards.math import Grade, MathGrader, Outcome
+from agentenv.interop.agent_files import load_agent_func
+from agentenv.rewards.rules.math.reward import MathGrader, math_outcome
+from agentenv.rewards.types import RewardResult, Status
 from agentenv.testing.tokenizers import CharTokenizer
-from agentenv.types import Limits, SamplingParams, StopReason, Task
 from agentenv_envs.math_retry import MathRetry
 from agentenv_envs.math_retry.texts import INSTRUCTION, feedback_text, question_text
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared/data"
 GRADES = {
-    "right": Grade(Outcome.CORRECT, "7"),
-    "wrong": Grade(Outcome.WRONG, "6"),
-    "none": Grade(Outcome.NO_ANSWER),
-    "garbled": Grade(Outcome.PARSE_ERROR, "@@"),
-    "slow": Grade(Outcome.TIMEOUT, "9^9^9"),
-    "broken": Grade(Outcome.INFRA, "6", "the worker died"),
+    "right": RewardResult(1.0, 1.0, extracted="7"),
+    "wrong": RewardResult(0.0, 0.0, extracted="6"),
+    "none": RewardResult(0.0, 0.0, Status.NO_ANSWER),
+    "garbled": RewardResult(0.0, 0.0, Status.PARSE_ERROR, extracted="@@"),
+    "slow": RewardResult(0.0, 0.0, Status.TIMEOUT, extracted="9^9^9"),
+    "broken": RewardResult(None, status=Status.INFRA, extracted="6", detail="the worker died"),
 }
 
 
@@ -38,6 +40,9 @@ class FakeGrader:
 
     async def grade(self, text, label):
         return GRADES[text]
+
+    async def check_label(self, label):
+        pass
 
 
 def step_states(action, label="7"):
@@ -60,13 +65,15 @@ async def play(*actions, task=QUESTION, **options):
 
 async def play_source(source, actions, task):
     tokenizer = CharTokenizer()
-    return await source.episode(
+    return await source.run(
         task,
-        engine=ScriptedEngine(actions, tokenizer),
-        chat=Chat(tokenizer),
-        sampling=SamplingParams(),
-        limits=Limits(max_length=4_000, max_turns=8),
-        key=EpisodeKey("t/0", "t"),
+        EpisodeSetup(
+            engine=ScriptedEngine(actions, tokenizer),
+            chat=Chat(tokenizer),
+            sampling=SamplingParams(),
+            limits=Limits(max_length=4_000, max_turns=8),
+        ),
+        EpisodeKey("t/0", "t"),
     )
 
 
@@ -115,7 +122,7 @@ async def test_every_number_of_the_rewards_can_be_set():
 
 
 @pytest.mark.parametrize(("action", "reward"), [("right", 1.0), ("wrong", -0.3), ("none", -0.5), ("garbled", -0.5)])
-async def test_with_one_attempt_the_first_is_the_last_and_nothing_is_said(action, reward):
+async def test_with_one_attempt_the_first_is_the_last_and_nothing_is_reported(action, reward):
     (result,) = await attempts(action, max_attempts=1)
     assert (result.reward, result.terminated, result.observation) == (reward, True, "")
 
@@ -147,6 +154,7 @@ async def test_an_answer_that_takes_too_long_to_check_is_worth_what_no_readable_
     assert (trajectory.stop_reason, trajectory.reward, trajectory.error) == (StopReason.TERMINATED, -0.5, None)
 
 
+@pytest.mark.long
 async def test_a_policy_does_not_escape_its_penalty_with_an_endless_power():
     async with MathGrader(num_workers=1, timeout_s=0.3) as grader:
         trajectory = await play(*[r"\boxed{9^{9^{9^9}}}"] * 3, grader=grader)
@@ -161,13 +169,26 @@ async def test_an_episode_whose_grader_failed_has_no_reward_and_may_be_tried_aga
     assert (trajectory.error.kind, trajectory.error.where) == ("infra", "step")
 
 
+@pytest.mark.long
 async def test_a_label_that_math_verify_cannot_read_is_the_datas_error(grader):
     trajectory = await play("#### 7", task=Task("Q", r"\frac{1}{"), grader=grader)
-    assert (trajectory.error.kind, trajectory.error.where, trajectory.reward) == ("data", "step", None)
+    assert (trajectory.error.kind, trajectory.error.where, trajectory.reward) == ("data", "reset", None)
     assert "label: expected an answer that math-verify can read" in trajectory.error.message
 
 
-async def test_a_label_that_is_no_answer_is_the_datas_error(grader):
+@pytest.mark.parametrize("label", ["", None, [], {"answer": 4}, float("nan")])
+async def test_a_label_that_is_not_an_answer_is_found_before_the_first_action(label):
+    with pytest.raises(DataError, match="label: expected"):
+        await MathRetry().reset({"observation": "2+2?", "label": label})
+
+
+@pytest.mark.parametrize("label", ["7", "#### 1,234", "1/2", "50%"])
+async def test_a_label_that_is_a_number_is_checked_without_a_worker(label, monkeypatch):
+    monkeypatch.setattr(MathGrader, "check", None)
+    await MathRetry().reset({"observation": "2+2?", "label": label})
+
+
+async def test_a_label_that_is_not_an_answer_is_the_datas_error(grader):
     trajectory = await play("#### 7", task=Task("Q", None), grader=grader)
     assert (trajectory.error.kind, trajectory.reward) == ("data", None)
     with pytest.raises(DataError):
@@ -209,19 +230,19 @@ async def test_an_answer_that_is_right_at_once_is_first_correct():
         ),
     ],
 )
-async def test_each_failed_attempt_hears_what_was_wrong_with_it(action, said):
+async def test_the_feedback_for_each_failed_attempt_says_what_was_wrong(action, said):
     (result,) = await attempts(action)
     assert result.observation == [{"role": "user", "content": said}]
 
 
-async def test_the_attempts_that_are_left_are_counted_down_and_the_last_hears_nothing():
+async def test_the_attempts_left_are_counted_down_and_the_last_has_no_feedback():
     results = await attempts("wrong", "wrong", "wrong")
     assert results[0].observation[0]["content"].endswith(" 2 attempts left.")
     assert results[1].observation[0]["content"].endswith(" 1 attempt left.")
     assert results[2].observation == ""
 
 
-async def test_a_right_answer_hears_nothing():
+async def test_a_right_answer_has_no_feedback():
     (result,) = await attempts("right")
     assert result.observation == ""
 
@@ -230,6 +251,7 @@ def numbers_in(text):
     return {Fraction(number) for number in re.findall(r"\d+", text)}
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(gold=st.integers(100, 10**6), given_=st.integers(100, 10**6), form=st.sampled_from(["####", "box", "none"]))
 def test_feedback_never_contains_the_right_answer(grader, gold, given_, form):
@@ -252,6 +274,7 @@ def test_feedback_never_contains_the_right_answer(grader, gold, given_, form):
         assert numbers_in(said) <= {Fraction(given_), Fraction(1), Fraction(2)}
 
 
+@pytest.mark.long
 @given(
     outcome=st.sampled_from(["wrong", "no_answer", "parse_error", "timeout"]),
     extracted=st.text(max_size=20),
@@ -353,7 +376,7 @@ def test_the_shipped_tasks_have_labels_that_the_grader_reads(grader):
     async def grade_all():
         for line in MathRetry.datasets["word_problems"].read_text().splitlines():
             row = json.loads(line)
-            assert (await grader.grade(row["label"], row["label"])).outcome is Outcome.CORRECT
+            assert math_outcome(await grader.grade(row["label"], row["label"])) == "correct"
 
     asyncio.run(grade_all())
 
@@ -361,7 +384,7 @@ def test_the_shipped_tasks_have_labels_that_the_grader_reads(grader):
 # --- as an agent_func ---------------------------------------------------------------------------------------------
 
 
-async def test_the_shipped_agent_func_gives_the_episode_of_the_environment():
+async def test_the_shipped_agent_func_runs_the_episode_of_the_environment():
     func = load_agent_func(ROOT / "agent_funcs/math_retry.py")
     task = Task([{"role": "user", "content": "What is 3 + 4?"}], "#### 7", metadata={"k": 1})
     actions = ["no idea", "#### 7"]  # neither needs a worker

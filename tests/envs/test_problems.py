@@ -68,6 +68,7 @@ def test_the_short_solution_is_true_equations_that_lead_to_the_answer() -> None:
         assert all(line.startswith(f"{result} ") for line, result in zip(lines[1:], results[:-1], strict=True))
 
 
+@pytest.mark.long
 def test_every_equation_of_the_long_solution_is_true() -> None:
     for problem in make_problems(2000, 4):
         for line in problem.long_solution.splitlines()[:-1]:
@@ -118,6 +119,7 @@ def test_excluded_questions_are_never_made() -> None:
     assert unwanted.isdisjoint(problem.question for problem in make_problems(200, 0, exclude=unwanted))
 
 
+@pytest.mark.long
 def test_the_shipped_task_set_is_what_the_command_writes(tmp_path: Path) -> None:
     out = tmp_path / "tasks.jsonl"
     command = [sys.executable, "-m", "agentenv_envs.math_retry.problems", str(out), "--count", "200", "--seed", "0"]
@@ -125,6 +127,7 @@ def test_the_shipped_task_set_is_what_the_command_writes(tmp_path: Path) -> None
     assert out.read_bytes() == TASK_SET.read_bytes()
 
 
+@pytest.mark.long
 def test_the_set_to_train_on_is_what_the_documented_command_writes(tmp_path: Path) -> None:
     out = tmp_path / "tasks.jsonl"
     command = [sys.executable, "-m", "agentenv_envs.math_retry.problems", str(out)]

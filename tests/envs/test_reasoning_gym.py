@@ -10,22 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.agent import create
-from agentenv.chat import Chat
-from agentenv.dataset import read_tasks
+from agentenv._util.calls import create
+from agentenv.chat.chat import Chat
+from agentenv.core.dataset import read_tasks
+from agentenv.core.types import Limits
+from agentenv.episode.registry import load_env
+from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError, DataError, MissingDependency
-from agentenv.loading import load_agent_func, load_env
+from agentenv.interop.agent_files import load_agent_func
 from agentenv.rewards.types import Response, Status
-from agentenv.stepping import SteppedEpisode
 from agentenv.testing.tokenizers import CharTokenizer
-from agentenv.types import Limits
 from agentenv_envs.reasoning_gym import ReasoningGym, ReasoningGymReward, reward
 from agentenv_envs.reasoning_gym.answers import INSTRUCTIONS, extract, wrapped
 from agentenv_envs.reasoning_gym.oracles import oracle
 from tests.envs.reasoning_gym_items import DATA, golds, item, items, rows
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="pip install 'agentenv[reasoning-gym]'")
+pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="pip install 'agentenv-rl[reasoning-gym]'")
 
 
 async def judged(dataset, answer, *, entry=None, partial=False):
@@ -82,6 +83,7 @@ def test_a_flood_of_tags_is_read_in_one_pass():
 # --- what it is worth -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dataset", ["countdown", "puzzle24", "fraction_simplification", "rubiks_cube", "rush_hour",
                                      "power_function", "sentence_reordering", "palindrome_generation"])  # fmt: skip
 @pytest.mark.parametrize("answer", ["zzz", "<answer> </answer>", "I do not know <answer>"])
@@ -89,6 +91,7 @@ async def test_there_is_no_credit_for_no_answer_or_for_junk(dataset, answer):
     assert (await judged(dataset, answer, partial=True)).reward == 0.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dataset", ["chain_sum", "futoshiki", "knights_knaves", "modulo_grid", "word_sorting",
                                      "kakurasu", "survo", "decimal_arithmetic", "codeio"])  # fmt: skip
 async def test_there_is_no_credit_for_containing_the_right_answer(dataset):
@@ -136,17 +139,17 @@ async def test_nought_is_not_every_probability_of_a_coin():
 
 
 @pytest.mark.parametrize("answer", ["nan", "NaN", "nan + nani", "nanj"])
-async def test_what_is_no_number_is_not_every_complex_number(answer):
+async def test_an_invalid_number_is_not_every_complex_number(answer):
     assert (await judged("complex_arithmetic", answer, partial=True)).reward == 0.0
 
 
-async def test_game_of_life_halting_wants_its_own_word():
+async def test_game_of_life_halting_needs_its_own_word():
     for answer, worth in (("True", 1.0), ("false", 0.0), ("anything", 0.0), ("0", 0.0)):
         entry = {**item("game_of_life_halting"), "answer": "True"}
         assert (await judged("", answer, entry=entry)).reward == worth
 
 
-async def test_a_premise_said_again_is_no_conclusion():
+async def test_a_premise_said_again_is_not_a_conclusion():
     entry = item("propositional_logic")
     for premise in entry["metadata"]["premises"]:
         assert (await judged("", f"( {premise} )", entry=entry)).reward == 0.0
@@ -166,6 +169,7 @@ async def test_an_item_whose_own_answer_makes_its_scorer_raise_is_a_fault_of_the
         await judged("", "seven", entry=entry)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dataset", ["arc_agi", "rearc"])
 async def test_json_has_no_tuples_and_the_score_is_the_same(dataset):
     assert (await judged(dataset, item(dataset)["answer"])).reward == 1.0
@@ -188,7 +192,7 @@ NO_DATASET = {"answer": "4", "metadata": {"source_dataset": "no"}}
 @pytest.mark.parametrize(
     "label", [None, "42", "{", "[1]", {"answer": "4"}, {"answer": "4", "metadata": {}}, NO_DATASET]
 )
-async def test_a_label_that_is_no_item_is_a_fault_of_the_data(label):
+async def test_a_label_that_is_not_an_item_is_a_fault_of_the_data(label):
     with pytest.raises(DataError, match="label: expected an"):
         await ReasoningGymReward().grade(Response("<answer>4</answer>", label))
 
@@ -207,7 +211,7 @@ async def test_a_question_that_stands_alone_gets_the_instruction_and_no_other_do
     assert rows()[0]["prompt"][0]["content"].endswith(INSTRUCTIONS["auto"])
 
 
-async def test_attempts_tell_what_was_wrong_and_neither_the_answer_nor_how_near_it_was():
+async def test_feedback_reports_the_error_and_neither_the_answer_nor_how_near_it_was():
     entry = item("sentence_reordering")
     words = entry["answer"].split()
     near = " ".join([words[1], words[0], *words[2:]])
@@ -242,6 +246,7 @@ async def test_an_answer_that_was_cut_is_truncated_unless_it_is_right():
     assert (await ReasoningGym().step(opened)).info["no_answer"] == 1.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("answer", ["auto", "boxed"])
 async def test_an_episode_of_the_loop_with_the_gold_action_earns_everything(answer):
     tasks = [task for task in read_tasks(str(DATA)) if task.metadata["dataset"] in ("codeio", "boxnet", "n_queens")]
@@ -279,11 +284,12 @@ def test_without_the_package_one_line_says_what_to_install(monkeypatch):
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(reward, "version", absent)
-    reward._installed.cache_clear()
-    with pytest.raises(MissingDependency, match=r"pip install 'agentenv\[reasoning-gym\]'"):
+    reward.require_reasoning_gym.cache_clear()
+    with pytest.raises(MissingDependency, match=r"pip install 'agentenv-rl\[reasoning-gym\]'"):
         ReasoningGym()
 
 
+@pytest.mark.long
 def test_importing_the_environment_imports_nothing_of_the_package():
     heavy = "('reasoning_gym', 'sympy', 'numpy', 'torch')"
     code = "import sys; from agentenv_envs.reasoning_gym import ReasoningGym; ReasoningGym(); "
@@ -307,6 +313,7 @@ def test_the_shipped_rows_are_two_of_each_dataset_with_their_licence():
     assert {row["source"] for row in rows()} == {"reasoning-gym 0.1.25 (Apache-2.0)"}
 
 
+@pytest.mark.long
 async def test_there_is_a_gold_answer_for_every_shipped_row():
     for row in rows():
         answer = oracle(json.loads(row["label"]))

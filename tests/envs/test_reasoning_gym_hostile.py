@@ -9,15 +9,15 @@ from importlib.util import find_spec
 import pytest
 
 from agentenv.errors import InfraError
-from agentenv.rewards.pool import WorkerFailed, shared_pool
 from agentenv.rewards.types import Response, Status
+from agentenv.rewards.workers.pool import WorkerFailed, shared_pool
 from agentenv_envs.reasoning_gym import ReasoningGym, ReasoningGymReward, confined
 from agentenv_envs.reasoning_gym.data_only import refusal
 from agentenv_envs.reasoning_gym.hazards import EXECUTED
 from tests.envs.reasoning_gym_handlers import walls
 from tests.envs.reasoning_gym_items import golds, item
 
-pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="pip install 'agentenv[reasoning-gym]'")
+pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="pip install 'agentenv-rl[reasoning-gym]'")
 HANDLER = f"{__file__.replace('test_reasoning_gym_hostile', 'reasoning_gym_handlers')}:handle"
 PAYLOADS = (
     "__import__('pathlib').Path({path!r}).write_text('x')",
@@ -39,8 +39,9 @@ PAYLOADS = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dataset", sorted(EXECUTED))
-async def test_what_a_scorer_would_execute_does_nothing_hangs_nothing_and_earns_nothing(dataset, tmp_path):
+async def test_code_that_a_scorer_would_execute_does_nothing_hangs_nothing_and_earns_nothing(dataset, tmp_path):
     mark, reward = tmp_path / "mark", ReasoningGymReward(partial_credit=True)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
@@ -67,7 +68,7 @@ def test_the_right_answer_of_each_of_the_nine_is_data(dataset):
      ("binary_matrix", "[[0, 1], [1, 2]]"), ("spiral_matrix", "[1, 2, 3]"), ("n_queens", "[['_', 'Q']]"),
      ("string_insertion", "['A', 'B']"), ("string_insertion", "ABCDA")],
 )  # fmt: skip
-def test_what_a_policy_writes_in_earnest_is_data(dataset, answer):
+def test_any_text_of_a_policy_is_data(dataset, answer):
     assert refusal(dataset, answer) == ""
 
 
@@ -75,7 +76,7 @@ def test_what_a_policy_writes_in_earnest_is_data(dataset, answer):
     "answer",
     ["x**9**9**9", "(2**999)**999", "x**(10**9)", "x.diff", "N(x)", "sin(x, y)", "xy", "S('x')", "True", "1e400"],
 )
-def test_what_is_no_school_mathematics_is_no_data(answer):
+def test_anything_but_school_mathematics_is_not_in_the_data(answer):
     assert refusal("simple_integration", answer)
 
 
@@ -107,13 +108,14 @@ def test_limits_that_are_lower_already_are_kept(monkeypatch):
     }  # fmt: skip
 
 
+@pytest.mark.long
 async def test_a_loop_behind_the_second_wall_ends_with_its_time():
     found = await shared_pool().run({"task": HANDLER, "attack": "loops", "argument": ""})
-    assert found["said"].startswith("TookTooMuch: it was ended by SIGXCPU")
+    assert found["said"].startswith("TookTooMuch: ended by SIGXCPU")
 
 
 async def test_a_child_that_ends_itself_is_a_failure_of_the_grader_and_no_wrong_answer():
-    with pytest.raises(WorkerFailed, match="its end with exit code 7"):
+    with pytest.raises(WorkerFailed, match="got exit code 7"):
         await shared_pool().run({"task": HANDLER, "attack": "leaves", "argument": ""})
 
 
@@ -134,7 +136,7 @@ async def test_an_answer_without_end_is_not_scored():
     reward = ReasoningGymReward(max_answer_chars=100)
     result = await reward.grade(Response(f"<answer>{'1' * 101}</answer>", item("chain_sum")))
     assert (result.reward, result.status, len(result.extracted)) == (0.0, Status.PARSE_ERROR, 101)
-    assert "101 characters, of which 100" in result.detail
+    assert "101 characters; at most 100" in result.detail
 
 
 async def test_a_worker_that_dies_is_a_failure_and_no_wrong_answer():

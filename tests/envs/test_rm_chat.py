@@ -16,28 +16,30 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.chat import Chat, PromptText
-from agentenv.cli import main
-from agentenv.dataset import read_tasks
+from agentenv._util.http.client import AttemptFailure
+from agentenv.chat.chat import Chat, PromptText
+from agentenv.cli.main import main
+from agentenv.core.dataset import read_tasks
+from agentenv.core.types import Limits, SamplingParams, StopReason, Task
+from agentenv.engines.models import load_tokenizer, resolve_model
 from agentenv.engines.scripted import ScriptedEngine
-from agentenv.episode import EpisodeKey
+from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, plan
+from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError, MissingDependency, RunStopped
-from agentenv.loading import EnvSource, load_agent_func, load_tokenizer, resolve_model
-from agentenv.record import read_trajectories
-from agentenv.rewards._threads import Threads
-from agentenv.rewards.judges.asking import Asking
-from agentenv.rewards.judges.failures import JudgeMisaddressed
-from agentenv.rewards.judges.usage import Price, Usage
-from agentenv.rewards.models import _asking
-from agentenv.rewards.models._http import Failure
+from agentenv.interop.agent_files import load_agent_func
+from agentenv.rewards.judges.protocol import JudgeMisaddressed
+from agentenv.rewards.judges.usage import JudgeUsage, Price
+from agentenv.rewards.judges.voting import JudgeRetry
+from agentenv.rewards.models import request_queue as _asking
 from agentenv.rewards.models.reward import ModelReward
 from agentenv.rewards.models.types import Scored
 from agentenv.rewards.types import RewardResult
-from agentenv.runner import EpisodeRunner, ErrorPolicy, plan
+from agentenv.rewards.workers.threads import Threads
+from agentenv.runs.records.directory import read_trajectories
 from agentenv.testing.tokenizers import CharTokenizer
-from agentenv.types import Limits, SamplingParams, StopReason, Task
 from agentenv_envs.rm_chat import RMChat
-from agentenv_envs.rm_chat.opening import opening
+from agentenv_envs.rm_chat.factory import first_messages
 from agentenv_envs.rm_chat.shared import Shared, closable
 from agentenv_envs.rm_chat.users import END, Played
 
@@ -117,10 +119,15 @@ async def episodes(env, *actions, task=None, tokenizer=None, max_retries=1, **li
     """The runner's records of one task."""
     tokenizer = tokenizer or CharTokenizer()
     runner = EpisodeRunner(
-        EnvSource(RMChat, env), engine=ScriptedEngine(actions, tokenizer), chat=Chat(tokenizer),
-        sampling=SamplingParams(), limits=Limits(**limits),
+        EnvSource(RMChat, env),
+        EpisodeSetup(
+            engine=ScriptedEngine(actions, tokenizer),
+            chat=Chat(tokenizer),
+            sampling=SamplingParams(),
+            limits=Limits(**limits),
+        ),
         policy=ErrorPolicy(max_retries=max_retries, retry_wait_s=0.0, max_error_share=1.0),
-    )  # fmt: skip
+    )
     ended = []
     await runner.run(plan([task or Task(QUESTION, None, "t")], num_samples=1), ended.append)
     return ended
@@ -145,7 +152,7 @@ async def test_nemo_rl_854_the_reward_model_sees_raw_messages_and_never_the_poli
 @pytest.mark.parametrize("prompt", [TEXT, [{"role": "user", "content": TEXT}], f"  {TEXT}", "<s>[INST] Hi? [/INST]",
                                     "<｜begin▁of▁sentence｜><｜User｜>Hi?", "<start_of_turn>user\nHi?"])  # fmt: skip
 async def test_nemo_rl_854_a_prompt_that_a_template_made_is_refused_before_anything_is_generated(prompt):
-    with pytest.raises(DataError, match=r"that a chat template made.*raw messages"):
+    with pytest.raises(DataError, match=r"chat template's text.*raw messages"):
         await Talk(RMChat(ModelReward(Asked())), prompt).open()
 
 
@@ -198,7 +205,7 @@ async def test_earlier_answers_are_shown_without_their_thinking_unless_all_is_as
         assert contents(scorer.asked[-1]) == (kept or ["Hi?", "<think>hm</think>Yes.", "a", unended, "b", "Z"])
 
 
-async def test_a_thought_that_the_template_began_is_no_part_of_the_answer():
+async def test_a_thought_that_the_template_began_is_not_part_of_the_answer():
     scorer = Asked()
     talk = Talk(RMChat(ModelReward(scorer)), user_turns=["a"])
     await talk.open()
@@ -259,7 +266,7 @@ async def test_nemo_rl_682_what_the_user_says_is_appended_through_the_chat_templ
     assert "Yes.<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\nNo." in text
 
 
-async def test_a_script_is_said_to_its_end_and_a_row_without_one_is_a_single_turn():
+async def test_a_script_is_played_to_its_end_and_a_row_without_one_is_a_single_turn():
     first, second = await talked(RMChat(ModelReward(Asked())), "a", "bb", user_turns=["And?"])
     assert (first.observation, first.done, first.reward) == ([{"role": "user", "content": "And?"}], False, 1.0)
     assert (second.observation, second.terminated, second.reward) == ("", True, 2.0)
@@ -319,7 +326,7 @@ async def test_score_and_reward_are_the_rewards_own():
     assert (await talked(RMChat(ModelReward(Asked())), "abc"))[0].score is None
 
 
-async def test_step_without_reset_is_said():
+async def test_step_without_reset_is_reported():
     with pytest.raises(ContractError, match="reset before it"):
         await Talk(RMChat(ModelReward(Asked()))).say("x")
 
@@ -361,11 +368,11 @@ class Failing:
 
     def __init__(self, *, times):
         self.left = dict.fromkeys(times, 1)
-        self.asker = _asking.Asker("it", self.send, _asking.Asking(retries=2, max_batch=4))
+        self.asker = _asking.RequestQueue("it", self.send, _asking.QueueOptions(retries=2, max_batch=4))
 
     async def send(self, texts):
         fails = [text for text in texts if self.left.pop(text, 0)]
-        return [Failure(InfraError("500"), may_pass=True) if text in fails else 2.0 for text in texts]
+        return [AttemptFailure(InfraError("500"), retryable=True) if text in fails else 2.0 for text in texts]
 
     async def score(self, conversation):
         return Scored(await self.asker.ask(contents(conversation)[-1]))
@@ -383,7 +390,7 @@ class Counting(Player):
 
     def __init__(self, *replies, retries=0):
         super().__init__(*replies)
-        self.usage, self.retries = Usage(Price(prompt=1e6, completion=2e6)), retries
+        self.usage, self.retries = JudgeUsage(Price(prompt=1e6, completion=2e6)), retries
 
     async def complete(self, messages):
         self.usage.add(requests=1 + self.retries, retries=self.retries)
@@ -419,7 +426,7 @@ async def test_a_scorer_that_fails_raises_and_the_runner_tries_again():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-async def test_what_is_no_number_is_no_reward(value):
+async def test_input_that_is_not_a_number_is_not_a_reward(value):
     with pytest.raises(InfraError, match="no score"):
         await talked(RMChat(ModelReward(Asked(value=lambda text: value))), "x")
 
@@ -433,7 +440,7 @@ async def test_a_scorer_that_hangs_is_given_up_in_time():
         await talked(RMChat(ModelReward(Hanging()), limit_s=0.05), "x")
 
 
-async def test_a_reward_model_that_cannot_be_loaded_is_said_before_anything_is_generated_and_not_tried_again():
+async def test_a_reward_model_that_cannot_be_loaded_is_reported_before_anything_is_generated_and_not_tried_again():
     class Missing(Asked):
         async def load(self):
             raise ConfigError("no such folder")
@@ -477,7 +484,7 @@ def test_a_folder_that_is_not_there_is_one_error_before_anything_is_generated(kw
     assert not Path("out").exists() or not any(each.turns for each in read_trajectories("out"))
 
 
-async def test_what_others_wait_for_when_the_run_ends_is_no_error_that_nobody_heard():
+async def test_pending_waits_at_the_end_of_a_run_are_not_unhandled_errors():
     def refuse():
         raise ConfigError("no such folder")
 
@@ -495,6 +502,7 @@ async def test_what_others_wait_for_when_the_run_ends_is_no_error_that_nobody_he
     assert unheard == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("status", [404, 405])
 def test_an_address_where_no_reward_server_is_ends_the_run_with_one_error(status, tmp_path, monkeypatch, capsys):
     class Elsewhere(BaseHTTPRequestHandler):
@@ -528,7 +536,7 @@ async def test_a_conversation_that_cannot_be_scored_is_the_datas_fault_and_not_t
         await talked(RMChat(judge), "x", label=None)
 
 
-async def test_at_the_end_too_a_failure_is_no_reward():
+async def test_at_the_end_too_a_failure_is_not_a_reward():
     scorer = Asked(InfraError("down"))
     task = Task(QUESTION, None, "t", metadata={"user_turns": ["1", "2"]})
     env = {"reward": ModelReward(scorer), "when": "end"}
@@ -561,8 +569,8 @@ async def test_a_rows_persona_goes_before_that_of_all():
     assert ("Another." in contents(player.asked[0])[0], "One." in contents(player.asked[0])[0]) == (True, False)
 
 
-async def test_a_user_who_says_nothing_is_asked_again_and_an_answer_that_is_empty_is_said_so(monkeypatch):
-    monkeypatch.setattr("agentenv_envs.rm_chat.users.Asking", lambda limit_s: Asking(3, limit_s, 0.0))
+async def test_a_silent_user_is_asked_again_and_an_empty_answer_is_reported(monkeypatch):
+    monkeypatch.setattr("agentenv_envs.rm_chat.users.JudgeRetry", lambda limit_s: JudgeRetry(3, limit_s, 0.0))
     player = Player("", "<think>no end", "Well?")
     (reply,) = await talked(RMChat(ModelReward(Asked()), user={"judge": player}), "")
     assert reply.observation[0]["content"] == "Well?"
@@ -570,14 +578,14 @@ async def test_a_user_who_says_nothing_is_asked_again_and_an_answer_that_is_empt
 
 
 async def test_a_user_who_says_what_no_tokenizer_takes_is_asked_again(monkeypatch):
-    monkeypatch.setattr("agentenv_envs.rm_chat.users.Asking", lambda limit_s: Asking(2, limit_s, 0.0))
+    monkeypatch.setattr("agentenv_envs.rm_chat.users.JudgeRetry", lambda limit_s: JudgeRetry(2, limit_s, 0.0))
     player = Player("half a pair: \ud800", "Well?")  # which JSON can say
     (reply,) = await talked(RMChat(ModelReward(Asked()), user={"judge": player}), "a")
     assert (reply.observation[0]["content"], player.replies) == ("Well?", [])
 
 
-async def test_a_user_who_fails_raises_and_is_no_bad_answer(monkeypatch):
-    monkeypatch.setattr("agentenv_envs.rm_chat.users.Asking", lambda limit_s: Asking(2, limit_s, 0.0))
+async def test_a_user_who_fails_raises_and_is_not_a_bad_answer(monkeypatch):
+    monkeypatch.setattr("agentenv_envs.rm_chat.users.JudgeRetry", lambda limit_s: JudgeRetry(2, limit_s, 0.0))
     env = {"reward": ModelReward(Asked()), "user": {"judge": Player(*[InfraError("down")] * 2, "Go on.", END)}}
     (trajectory,) = await episodes(env, "a", "b", max_retries=1)
     assert (trajectory.attempt, trajectory.reward, trajectory.error) == (1, 2.0, None)
@@ -621,13 +629,13 @@ async def test_score_and_user_are_asked_at_the_same_time():
     ("options", "said"),
     [
         ({"reward": "maths"}, "Did you mean 'math'"),
-        ({"reward": "length", "rm": "hf:x"}, "RMChat.rm: expected None beside reward"),
+        ({"reward": "length", "rm": "hf:x"}, "RMChat.rm: expected None besides reward"),
         ({"rm": "hff:x"}, "expected a model's folder"),
         ({"rm": 3}, "expected rm"),
         ({"rm": "hf:x", "rm_args": {"max_lenght": 3}}, "Did you mean 'max_length'"),
         ({"rm": "hf:x", "rm_args": 3}, "rm_args"),
-        ({"rm_args": {"max_length": 3}}, "RMChat.rm_args: expected it beside rm"),
-        ({"reward": "length", "rm_args": {"max_length": 3}}, "RMChat.rm_args: expected it beside rm"),
+        ({"rm_args": {"max_length": 3}}, "RMChat.rm_args: expected it together with rm"),
+        ({"reward": "length", "rm_args": {"max_length": 3}}, "RMChat.rm_args: expected it together with rm"),
         ({"rm": "hf:x", "clip": [-5, 5]}, r'{"reward": {"model": {"rm": "hf:x", "clip": \[-5, 5\]}}}'),
         ({"rm": "hf:x", "shift": 1}, r'{"reward": {"model": {"rm": "hf:x", "shift": 1}}}'),
         ({"scale": 2}, r'{"reward": {"model": {"rm": "hf:PATH", "scale": 2}}}'),
@@ -684,7 +692,7 @@ async def test_instances_can_be_pickled_before_they_are_used():
     assert (await talked(env, "x" * 10, says=[]))[0].reward == 0.0
 
 
-async def test_without_settings_length_and_repetition_stand_in_and_that_is_said(caplog):
+async def test_without_settings_length_and_repetition_stand_in_and_that_is_reported(caplog):
     (empty,) = await talked(RMChat(), "")
     (short,) = await talked(RMChat(), "Yes.")
     (circles,) = await talked(RMChat(), "the same thing again and " * 30)
@@ -695,6 +703,7 @@ async def test_without_settings_length_and_repetition_stand_in_and_that_is_said(
     assert (empty.info["rm/no_answer"], empty.info["rm/length"], good.info["rm/no_answer"]) == (1.0, -1.0, 0.0)
 
 
+@pytest.mark.long
 def test_the_warning_about_the_stand_in_comes_once(caplog):
     code = """
     import asyncio, logging
@@ -706,7 +715,7 @@ def test_the_warning_about_the_stand_in_comes_once(caplog):
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True,
                           env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"})  # fmt: skip
-    assert done.stderr.count("says nothing of quality") == 1
+    assert done.stderr.count("do not measure quality") == 1
 
 
 class Resource:
@@ -737,7 +746,7 @@ def test_what_is_shared_is_made_once_and_closed_when_the_last_loop_that_used_it_
 
     async def use():
         """As an episode does."""
-        assert await shared.held({"b": 1, "a": 2}) is await shared.held({"a": 2, "b": 1}) is made[-1]
+        assert await shared.open({"b": 1, "a": 2}) is await shared.open({"a": 2, "b": 1}) is made[-1]
 
     def elsewhere():
         """A loop in another thread, that lasts longer."""
@@ -758,7 +767,7 @@ def test_what_is_shared_is_made_once_and_closed_when_the_last_loop_that_used_it_
         outer_done.set()
         thread.join(60)
     assert [each.closed for each in made] == [1]
-    assert "Resource at its end: rm/num_scored 3" in caplog.text
+    assert "Resource closed: rm/num_scored 3" in caplog.text
     asyncio.run(use())
     assert [each.closed for each in made] == [1, 1]  # a later loop has one of its own
 
@@ -771,22 +780,22 @@ def test_closing_what_hangs_or_fails_holds_nothing_up(monkeypatch, caplog):
     async def use():
         """All of them."""
         for name in things:
-            await shared.held(name)
+            await shared.open(name)
 
     asyncio.run(use())
     assert [each.closed for each in things.values()] == [1, 1, 1]
-    assert "TimeoutError: no end within 0.05 s" in caplog.text
+    assert "TimeoutError: not closed within 0.05 s" in caplog.text
     assert "OSError: gone" in caplog.text
 
 
-def test_what_was_made_of_objects_is_the_callers_and_made_once():
+def test_an_environment_made_of_objects_belongs_to_the_caller_and_is_made_once():
     made = []
     shared = Shared(lambda settings: made.append(Resource()) or made[-1])
     spec = {"sum": object()}
 
     async def use():
         """Twice."""
-        assert await shared.held(spec) is await shared.held(spec)
+        assert await shared.open(spec) is await shared.open(spec)
 
     asyncio.run(use())
     asyncio.run(use())
@@ -848,7 +857,7 @@ def test_the_shipped_rows_are_over_thirty_conversations_of_three_kinds_and_all_d
     assert sum("user_turns" in row for row in ROWS) >= 10
     assert all(row["label"] and all(row.get("user_turns", ["x"])) for row in ROWS)
     for task in read_tasks(str(DATA)):
-        shown, messages = opening(task.prompt, None, None)
+        shown, messages = first_messages(task.prompt, None, None)
         assert shown == messages
         assert roles(messages)[-1] == "user"
 
@@ -857,21 +866,23 @@ def test_the_prompts_are_the_default_data_and_the_pairs_can_be_answered_too():
     assert list(RMChat.datasets) == ["rm_chat_prompts", "rm_chat_pairs"]
     pairs = read_tasks(str(RMChat.datasets["rm_chat_pairs"]), label_key="chosen")
     assert not {json.dumps(task.prompt) for task in pairs} & {json.dumps(row["prompt"]) for row in ROWS}
-    assert all(opening(task.prompt, None, None) for task in pairs)
+    assert all(first_messages(task.prompt, None, None) for task in pairs)
 
 
+@pytest.mark.long
 def test_check_finds_nothing(capsys):
     assert main(["check", ENV]) == 0
     assert "no contract errors" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_rows_need_no_label_and_the_run_says_at_its_start_that_rules_stand_in(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "Hi?", "user_turns": ["And?"]}\n{"prompt": "Ho?", "label": 1}\n')
     flags = ["run", "--env", ENV, "--data", "rows.jsonl", "--engine", "scripted", "--progress", "none"]
     run = [sys.executable, "-m", "agentenv.cli", *flags, "--out", "out"]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"}
     done = subprocess.run(run, capture_output=True, text=True, env=env, cwd=tmp_path)
-    assert (done.returncode, done.stderr.count("says nothing of quality")) == (0, 1), done.stderr[-2000:]
+    assert (done.returncode, done.stderr.count("do not measure quality")) == (0, 1), done.stderr[-2000:]
     found = sorted(read_trajectories(tmp_path / "out"), key=lambda each: each.episode_id)
     assert [(each.error, len(each.turns), each.task.label) for each in found] == [(None, 2, None), (None, 1, 1)]
 
@@ -891,6 +902,7 @@ def test_the_agent_func_needs_no_label_either(tmp_path, monkeypatch):
                  "scripted", "--out", "out", "--progress", "none"]) == 0  # fmt: skip
 
 
+@pytest.mark.long
 def test_the_figures_are_in_the_metrics_of_a_run_and_it_can_be_resumed(tmp_path, monkeypatch):
     """NeMo RL's reward model environment computes such figures in a method that nothing calls."""
     monkeypatch.chdir(tmp_path)
@@ -912,10 +924,16 @@ async def test_the_agent_func_runs_it_with_the_settings_of_the_environment(monke
     path = tmp_path / "rm_chat.py"  # another path: a module is loaded once
     path.write_text((ROOT / "agent_funcs/rm_chat.py").read_text())
     tokenizer = load_tokenizer(resolve_model("tiny-math"))
-    trajectory = await load_agent_func(path).episode(
-        Task(QUESTION, {"user_turns": ["And?"], "label": None}), engine=ScriptedEngine(["Yes", "Well"], tokenizer),
-        chat=Chat(tokenizer), sampling=SamplingParams(), limits=Limits(), key=EpisodeKey("e"),
-    )  # fmt: skip
+    trajectory = await load_agent_func(path).run(
+        Task(QUESTION, {"user_turns": ["And?"], "label": None}),
+        EpisodeSetup(
+            engine=ScriptedEngine(["Yes", "Well"], tokenizer),
+            chat=Chat(tokenizer),
+            sampling=SamplingParams(),
+            limits=Limits(),
+        ),
+        EpisodeKey("e"),
+    )
     assert (trajectory.error, len(trajectory.turns)) == (None, 2)
     assert [turn.result.reward for turn in trajectory.turns] == pytest.approx([-0.01, 0.01])
     monkeypatch.setenv("AGENTENV_RM_CHAT", "hf:x")
@@ -927,5 +945,6 @@ async def test_the_agent_func_runs_it_with_the_settings_of_the_environment(monke
         load_agent_func(other)
 
 
+@pytest.mark.long
 def test_the_agent_func_without_settings_is_checked(capsys):
     assert main(["check", str(ROOT / "agent_funcs/rm_chat.py")]) == 0

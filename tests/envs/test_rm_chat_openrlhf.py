@@ -44,7 +44,7 @@ def responses(tmp_path_factory):
     return dict(told), [json.loads(line) for line in (folder / "shown.jsonl").read_text().splitlines()]
 
 
-def test_nemo_rl_854_in_openrlhf_the_reward_model_is_shown_raw_messages_whatever_form_the_prompt_has(responses):
+def test_nemo_rl_854_in_openrlhf_the_reward_model_is_shown_raw_messages_no_matter_what_form_the_prompt_has(responses):
     told, shown = responses
     assert shown == [CONVERSATION] * 3
     for name in ("messages", "text", "rendered"):

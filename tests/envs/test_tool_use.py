@@ -15,27 +15,28 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agentenv.agent import create
-from agentenv.chat import Chat
-from agentenv.cli import main
+from agentenv._util.calls import create
+from agentenv.chat.chat import Chat, ChatOptions
+from agentenv.cli.main import main
+from agentenv.core.types import Limits, SamplingParams, StopReason, Task
 from agentenv.engines.scripted import ScriptedEngine
-from agentenv.episode import EpisodeKey, run_episode
+from agentenv.episode.loop import run_episode
+from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError
-from agentenv.loading import load_agent_func
-from agentenv.record import read_trajectories
-from agentenv.stepping import SteppedEpisode
+from agentenv.interop.agent_files import load_agent_func
+from agentenv.runs.records.directory import read_trajectories
 from agentenv.testing.tokenizers import CharTokenizer
-from agentenv.tools import ToolError
-from agentenv.types import ChatOptions, Limits, SamplingParams, StopReason, Task
+from agentenv.tools.calling import ToolError
 from agentenv_envs.tool_use import ToolUse, plain
 from agentenv_envs.tool_use.calculator import calculator
 from agentenv_envs.tool_use.tasks import KINDS, rows
-from tests.families import FAMILIES, load
-from tests.test_tools import CALLING, action, stop_ids, template_of
+from tests.chat.families import FAMILIES, load
+from tests.tools.test_tools import CALLING, action, stop_ids, template_of
 
 ROOT = Path(__file__).parents[2]
 DATA = ToolUse.datasets["tool_use"]
-SERVER = [sys.executable, "-I", str(ROOT / "tests" / "mcp_stdio_server.py")]
+SERVER = [sys.executable, "-I", str(ROOT / "tests" / "tools" / "mcp_stdio_server.py")]
 BY_NAME = {family.name: family for family in FAMILIES}
 QUESTION = "What is 17 * 23?"
 CALL = 'CALL calculator {"expression": "17 * 23"}'
@@ -85,13 +86,19 @@ async def test_a_wrong_answer_and_none_have_no_reward():
     ("line", "expected"),
     [
         ("CALL", "RESULT invalid: Error: this call cannot be read: a call is a line of the form CALL name"),
-        ("CALL calculator {expression: 1}", "RESULT calculator: Error: this call cannot be read: its arguments are no"),
-        ('CALL calculator {"expression": "1"} please', "its arguments are no JSON object on the same line: text after"),
-        ('CALL calculator {"expression": ' + "9" * 5000 + "}", "cannot be read: its arguments are no JSON object"),
-        ('CALL calculator {"expression": 1e999}', "cannot be read: its arguments are no JSON object"),
-        ("CALL calculator {'expression': '1'}", "cannot be read: its arguments are no JSON object"),
+        (
+            "CALL calculator {expression: 1}",
+            "RESULT calculator: Error: this call cannot be read: its arguments are not",
+        ),
+        (
+            'CALL calculator {"expression": "1"} please',
+            "its arguments are not a JSON object on the same line: text after",
+        ),
+        ('CALL calculator {"expression": ' + "9" * 5000 + "}", "cannot be read: its arguments are not a JSON object"),
+        ('CALL calculator {"expression": 1e999}', "cannot be read: its arguments are not a JSON object"),
+        ("CALL calculator {'expression': '1'}", "cannot be read: its arguments are not a JSON object"),
         *[
-            (f'CALL calculator {{"expression": {"[" * levels}{"]" * levels}}}', "cannot be read: its arguments are no")
+            (f'CALL calculator {{"expression": {"[" * levels}{"]" * levels}}}', "cannot be read: its arguments are not")
             for levels in (100, 500, 990, 5000)
         ],
         ('CALL calculator {"expression": ' + "[" * 99 + "]" * 99 + "}", "expression must be of type string, got [[["),
@@ -99,13 +106,13 @@ async def test_a_wrong_answer_and_none_have_no_reward():
             (f'CALL calculator {{"expression": {"9" * num_digits}}}', "expression must be of type string, got 9999")
             for num_digits in (309, 400, 4300)
         ],
-        ('CALL search {"q": "x"}', "RESULT search: Error: there is no tool 'search'. Tools: calculator."),
+        ('CALL search {"q": "x"}', "RESULT search: Error: unknown tool 'search'. Tools: calculator."),
         ('CALL calculator {"q": "x"}', "Error: wrong arguments for calculator: missing a required argument"),
         ('CALL calculator {"expression": 5}', "expression must be of type string, got 5"),
         ('CALL calculator {"expression": "9**9**9"}', "RESULT calculator: Error: the result is too large."),
     ],
 )
-async def test_whatever_is_wrong_with_a_call_is_told_and_counted(line, expected):
+async def test_anything_wrong_with_a_call_is_reported_and_counted(line, expected):
     trajectory, engine = await play(line, "#### 391", penalties={"call": 0.125, "error": 0.25})
     assert expected in told(engine)
     malformed = "cannot be read" in expected or "text after" in expected
@@ -115,13 +122,13 @@ async def test_whatever_is_wrong_with_a_call_is_told_and_counted(line, expected)
 
 
 @pytest.mark.parametrize("num_digits", [309, 400, 4300, 5000])
-async def test_a_number_of_any_length_in_the_templates_format_is_told_and_the_episode_goes_on(num_digits):
+async def test_a_number_of_any_length_in_the_templates_format_is_reported_and_the_episode_continues(num_digits):
     said = f'<tool_call>\n{{"name": "calculator", "arguments": {{"expression": {"9" * num_digits}}}}}\n</tool_call>'
     chat = Chat(load(BY_NAME["Qwen2.5"]), stop_token_ids=stop_ids(BY_NAME["Qwen2.5"]))
     trajectory, engine = await play(said, "#### 391", chat=chat)
     assert trajectory.error is None
     assert trajectory.reward == 1.0
-    expected = "expression must be of type string, got 9999" if num_digits <= 4300 else "a number with too many digits"
+    expected = "expression must be of type string, got 9999" if num_digits <= 4300 else "a number that is too large"
     assert expected in told(engine)
 
 
@@ -138,7 +145,7 @@ async def test_calls_in_reasoning_are_not_made():
     assert (len(trajectory.turns), trajectory.score) == (1, 0.0)
 
 
-async def test_the_answer_behind_a_thought_that_the_prompt_began_counts_beside_a_call_too():
+async def test_the_answer_after_a_thought_that_the_prompt_began_counts_with_a_call_too():
     env = ToolUse(["calculator"], format="plain", max_turns=1)
     await env.reset({"observation": QUESTION, "label": "391"})
     states = {"observation_text": f"{QUESTION}<think>\n", "label": "391", "turn_index": 0}
@@ -171,7 +178,7 @@ async def test_an_answer_that_was_cut_is_truncated_and_judged():
     assert (trajectory.stop_reason, trajectory.score) == (StopReason.TRUNCATED_BY_ENV, 1.0)
 
 
-async def test_a_call_that_was_cut_is_told_and_the_episode_goes_on():
+async def test_a_call_that_was_cut_is_reported_and_the_episode_continues():
     trajectory, engine = await play(CALL, "#### 391", sampling=SamplingParams(max_tokens=20))
     assert "your last message was cut off at the limit of tokens" in told(engine)
     assert (trajectory.stop_reason, trajectory.score) == (StopReason.TERMINATED, 1.0)
@@ -219,6 +226,7 @@ LINES = st.lists(
 )
 
 
+@pytest.mark.long
 @given(LINES)
 @settings(max_examples=100, deadline=None)
 def test_every_line_that_begins_with_call_is_a_call_or_a_malformed_one(lines):
@@ -231,6 +239,7 @@ def test_every_line_that_begins_with_call_is_a_call_or_a_malformed_one(lines):
     assert len({item.call_id for item in parsed.items}) == len(parsed.items)
 
 
+@pytest.mark.long
 @given(st.dictionaries(st.text(max_size=9), st.text(max_size=30) | st.integers() | st.none() | st.lists(st.text())))
 @example({"<think>": "</think> \\<think>"})
 @settings(max_examples=100, deadline=None)
@@ -245,7 +254,7 @@ def test_a_call_that_is_written_is_read(arguments):
 OFFERING = [family.name for family in CALLING if template_of(family).renders_tools]
 
 
-def test_of_the_templates_that_render_calls_few_do_not_say_which_tools_there_are():
+def test_few_templates_that_render_calls_do_not_list_the_tools():
     others = {family.name for family in CALLING} - set(OFFERING)
     assert others == {"DeepSeek-V3", "DeepSeek-R1", "DeepSeek-V3.1", "Functionary-2.2"}
 
@@ -358,7 +367,8 @@ async def test_tools_of_a_file_are_functions_or_a_class_of_which_every_episode_h
         assert 'RESULT buy: ["a", "b"]' in told(engine, 2)
 
 
-async def test_tools_of_an_mcp_server_stand_beside_others():
+@pytest.mark.long
+async def test_tools_of_an_mcp_server_are_offered_with_others():
     mcp = [{"command": SERVER, "tools": ["add", "die"], "prefix": "far_"}]
     trajectory, engine = await play(f'{CALL}\nCALL far_add {{"a": 2, "b": 3}}', "#### 391", mcp=mcp)
     assert "RESULT calculator: 391\nRESULT far_add: 5" in told(engine)
@@ -372,11 +382,12 @@ async def test_half_a_character_in_a_call_reaches_an_mcp_server_replaced():
     assert "RESULT echo: a\ufffdb 😀<|im_end|>" in told(engine)
 
 
+@pytest.mark.long
 async def test_the_limit_of_a_call_is_the_mcp_servers_too():
     _, engine = await play(
         "CALL hang {}", "#### 391", mcp=[{"command": SERVER, "tools": ["hang"]}], env_limits={"timeout_s": 0.2}
     )
-    assert "hang: Error: hang gave no result within 0.2 s." in told(engine)
+    assert "hang: Error: hang returned no result within 0.2 s." in told(engine)
 
 
 async def test_a_server_that_dies_fails_the_episode_and_not_the_next_one():
@@ -413,9 +424,9 @@ def test_settings_that_mean_nothing_are_refused_before_the_first_episode(argumen
         ToolUse(**arguments)
 
 
-def test_an_instance_that_has_not_begun_can_be_pickled():
+def test_an_instance_that_has_not_started_can_be_pickled():
     agent = pickle.loads(pickle.dumps(ToolUse(mcp=[{"command": SERVER}])))
-    assert agent.max_turns == 8
+    assert agent._max_turns == 8
 
 
 async def test_any_reward_judges_the_answer():
@@ -445,19 +456,19 @@ def test_expressions_are_worked_out(expression, value):
     [
         ("9**9**9", "too large"), ("(9**999)**9", "too large"), ("2**99999999", "too large"),
         ("10**400 * 1.5", "too large"), ("factorial(10**9)", "from 0 to"), ("1e308 * 10", "too large"),
-        ("1 / 0", "division by zero"), ("(-8) ** 0.5", "no real number"), ("sqrt(-1)", "cannot be worked out"),
-        ("__import__(1)", "no function"), ("().__class__", "no arithmetic"), ("'a' * 9", 'no arithmetic'),
-        ("x", "no arithmetic"), ("1 < 2", "no arithmetic"), ("[1] * 9", "no arithmetic"), ("2 ^ 3", "written with"),
-        ("1 << 9", "LShift"), ("(lambda: 1)()", "no arithmetic"), ("", "cannot be worked out"),
-        ("1 +", "cannot be worked out"), ("(" * 300, "cannot be worked out"), ("True", "no arith"),
+        ("1 / 0", "division by zero"), ("(-8) ** 0.5", "not a real number"), ("sqrt(-1)", "cannot be worked out"),
+        ("__import__(1)", "unknown function"), ("().__class__", "not arithmetic"), ("'a' * 9", 'not arithmetic'),
+        ("x", "not arithmetic"), ("1 < 2", "not arithmetic"), ("[1] * 9", "not arithmetic"), ("2 ^ 3", "written with"),
+        ("1 << 9", "LShift"), ("(lambda: 1)()", "not arithmetic"), ("", "cannot be worked out"),
+        ("1 +", "cannot be worked out"), ("(" * 300, "cannot be worked out"), ("True", "not arith"),
         ("1" * 501, "at most 500"), ("9" * 499, ""), ("round(10**400, -10**9)", ""), ("max()", "cannot be"),
         ("\x00", "cannot be worked out"), ("gcd(1.5, 2)", "cannot be"), ("exp(1000)", "too large"),
-        ("log(0)", "cannot be"), ("round(1.5, 10**400)", ""), ("f'{1}'", 'no arithmetic'), ("1j", "no arithmetic"),
-        ("sqrt(x=1)", "no arithmetic"), ("-" * 490 + "1", ""), ("10**1000 ** 0.5", ""), ("floor(1e400)", ""),
+        ("log(0)", "cannot be"), ("round(1.5, 10**400)", ""), ("f'{1}'", 'not arithmetic'), ("1j", "not arithmetic"),
+        ("sqrt(x=1)", "not arithmetic"), ("-" * 490 + "1", ""), ("10**1000 ** 0.5", ""), ("floor(1e400)", ""),
         ("1e400 - 1e400", "no number"),
     ],
 )  # fmt: skip
-def test_what_is_no_arithmetic_or_too_much_is_told(expression, message):
+def test_input_that_is_not_arithmetic_or_too_much_is_reported(expression, message):
     try:
         found = calculator(expression)
     except ToolError as error:
@@ -467,7 +478,7 @@ def test_what_is_no_arithmetic_or_too_much_is_told(expression, message):
 
 @given(st.text(alphabet="0123456789+-*/%.() ,eπabsqrtmaxfloor", max_size=60))
 @settings(max_examples=100, deadline=2000)
-def test_any_text_is_a_number_or_is_told(text):
+def test_any_text_is_a_number_or_is_reported(text):
     with contextlib.suppress(ToolError):
         assert float(calculator(text)) is not None
 
@@ -507,6 +518,7 @@ async def test_gold_calls_the_tool_and_earns_all(name):
     assert (last.score, last.terminated) == (1.0, True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ToolUse.hacks)
 async def test_no_hack_earns_the_score(name):
     trajectory, _ = await play(ToolUse.hacks[name], task=Task(QUESTION, label="391"), max_turns=2)
@@ -533,13 +545,20 @@ async def test_the_agent_func_takes_its_settings_from_the_environment(monkeypatc
     monkeypatch.setenv("AGENTENV_TOOL_USE", '{"tools": ["calculator"], "max_turns": 3}')
     source = load_agent_func(ROOT / "agent_funcs" / "tool_use.py")
     chat = Chat(CharTokenizer())
-    trajectory = await source.episode(
-        Task(QUESTION, "391"), engine=ScriptedEngine([CALL], chat.tokenizer), chat=chat, sampling=SamplingParams(),
-        limits=Limits(max_length=10_000), key=EpisodeKey("e"),
-    )  # fmt: skip
+    trajectory = await source.run(
+        Task(QUESTION, "391"),
+        EpisodeSetup(
+            engine=ScriptedEngine([CALL], chat.tokenizer),
+            chat=chat,
+            sampling=SamplingParams(),
+            limits=Limits(max_length=10_000),
+        ),
+        EpisodeKey("e"),
+    )
     assert (len(trajectory.turns), trajectory.score) == (3, 0.0)
 
 
+@pytest.mark.long
 async def test_many_episodes_share_a_server_and_a_sandbox():
     mcp = [{"command": SERVER, "tools": ["pid"]}]
     played = await asyncio.gather(

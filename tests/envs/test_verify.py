@@ -7,18 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.chat import Chat
-from agentenv.cli import main
+from agentenv.chat.chat import Chat
+from agentenv.cli.main import main
+from agentenv.core.types import Limits, SamplingParams, StopReason, Task
 from agentenv.engines.scripted import ScriptedEngine
-from agentenv.episode import EpisodeKey
+from agentenv.episode.registry import installed_envs
+from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, plan
+from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.loading import EnvSource, installed_envs, load_agent_func
-from agentenv.record import read_trajectories
+from agentenv.interop.agent_files import load_agent_func
 from agentenv.rewards.registry import make_reward, reward_names
 from agentenv.rewards.types import RewardResult
-from agentenv.runner import EpisodeRunner, ErrorPolicy, plan
+from agentenv.runs.records.directory import read_trajectories
 from agentenv.testing.tokenizers import CharTokenizer
-from agentenv.types import Limits, SamplingParams, StopReason, Task
 from agentenv_envs.verify import Verify
 from agentenv_envs.verify.env import DOMAINS
 
@@ -52,7 +54,8 @@ def test_the_shipped_rows_are_of_eight_domains_and_all_different():
     assert len({row["id"] for row in ROWS}) == len({row["prompt"] for row in ROWS}) == len(ROWS)
 
 
-async def test_of_every_shipped_row_the_right_response_has_the_whole_reward_and_the_wrong_one_has_not():
+@pytest.mark.long
+async def test_every_shipped_row_rewards_the_right_response_fully_and_the_wrong_one_less():
     async def both(row):
         """What the row's two responses are worth."""
         return [await judged(row[name], row["label"], **columns(row)) for name in ("reference", "wrong")]
@@ -89,19 +92,19 @@ async def test_info_has_the_components_the_status_and_the_answer_that_was_judged
     assert (none["status"], none["math/no_answer"]) == ("no_answer", 1.0)
 
 
-async def test_without_a_score_nothing_is_said_of_right_and_wrong():
+async def test_without_a_score_nothing_is_reported_about_right_and_wrong():
     result = await judged("The answer is 42.", reward={"length": {"max_length": 4000}})
     assert (result.score, "correct" in result.info) == (None, False)
 
 
-async def test_why_a_part_of_the_reward_failed_is_in_the_record():
+async def test_the_reason_for_a_failed_part_of_the_reward_is_in_the_record():
     spec = {"sum": {"answer": {"reward": "math"}, "judge": {"reward": Failing(), "required": False}}}
     result = await judged("The answer is 42.", reward=spec)
     assert (result.reward, result.info["failed_terms"]) == (1.0, 1.0)
     assert result.info["detail"] == "judge: down"
 
 
-async def test_settings_say_the_reward_whatever_the_row_says():
+async def test_settings_choose_the_reward_regardless_of_the_row():
     spec = {"sum": {"answer": {"reward": "math", "weight": 0.9}, "format": {"reward": "format", "weight": 0.1}}}
     result = await judged("The answer is 42.", reward=spec, domain="code")
     assert result.reward == pytest.approx(0.9)
@@ -134,7 +137,7 @@ async def test_an_answer_that_was_cut_is_truncated_and_judged_all_the_same():
     assert (result.reward, result.terminated, result.truncated) == (1.0, False, True)
 
 
-async def test_a_thought_that_the_template_began_and_a_limit_cut_is_no_answer():
+async def test_a_thought_that_the_template_began_and_a_limit_cut_is_not_an_answer():
     cut = await judged("So the answer is 42.", prompt="Q<think>\n", domain="math")
     assert (cut.reward, cut.info["status"]) == (0.0, "no_answer")
     assert (await judged("Six sevens.</think>The answer is 42.", prompt="Q<think>\n", domain="math")).reward == 1.0
@@ -145,7 +148,7 @@ async def test_a_thought_that_the_template_began_and_a_limit_cut_is_no_answer():
 
 @pytest.mark.parametrize("more", [{}, {"domain": "maths"}, {"domain": None}, {"domain": ["math"]}, {"domain": "judge"}])
 async def test_a_row_of_no_domain_is_a_fault_of_the_data(more):
-    with pytest.raises(DataError, match=r"Verify: domain: expected one of math, code, .*Mend the row"):
+    with pytest.raises(DataError, match=r"Verify: domain: expected one of math, code, .*Fix the row"):
         await judged("42", **more)
 
 
@@ -215,10 +218,15 @@ async def test_rewards_are_computed_while_other_answers_are_still_being_generate
     reward, tokenizer, ended = Announcing(), CharTokenizer(), []
     runner = EpisodeRunner(
         EnvSource(Verify, {"reward": reward}),
-        engine=SecondWaits(tokenizer, reward.begun),
-        chat=Chat(tokenizer), sampling=SamplingParams(seed=0), limits=Limits(generate_timeout_s=30.0),
-        policy=ErrorPolicy(max_retries=0), concurrency=2,
-    )  # fmt: skip
+        EpisodeSetup(
+            engine=SecondWaits(tokenizer, reward.begun),
+            chat=Chat(tokenizer),
+            sampling=SamplingParams(seed=0),
+            limits=Limits(generate_timeout_s=30.0),
+        ),
+        policy=ErrorPolicy(max_retries=0),
+        concurrency=2,
+    )
     await runner.run(plan([Task("a", label="", task_id="a"), Task("b", label="", task_id="b")], 1), ended.append)
     assert [trajectory.reward for trajectory in ended] == [1.0, 1.0]
 
@@ -236,10 +244,15 @@ async def test_a_grader_that_is_too_slow_raises():
 async def run(reward, *actions, max_retries=1):
     """The runner's episodes of one task."""
     runner = EpisodeRunner(
-        EnvSource(Verify, {"reward": reward}), engine=ScriptedEngine(actions, CharTokenizer()),
-        chat=Chat(CharTokenizer()), sampling=SamplingParams(), limits=Limits(),
+        EnvSource(Verify, {"reward": reward}),
+        EpisodeSetup(
+            engine=ScriptedEngine(actions, CharTokenizer()),
+            chat=Chat(CharTokenizer()),
+            sampling=SamplingParams(),
+            limits=Limits(),
+        ),
         policy=ErrorPolicy(max_retries=max_retries, retry_wait_s=0.0, max_error_share=1.0),
-    )  # fmt: skip
+    )
     ended = []
     await runner.run(plan([Task("Q", "42", "t")], num_samples=1), ended.append)
     return ended
@@ -297,11 +310,13 @@ def test_it_is_installed_by_its_name():
     assert installed_envs()["verify"].value == ENV
 
 
+@pytest.mark.long
 def test_check_finds_nothing(capsys):
     assert main(["check", ENV, "--label", '{"domain": "math", "label": "42"}']) == 0
     assert "no contract errors" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_run_and_resume_with_a_model_that_ships(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS if row["domain"] != "code"))
@@ -325,8 +340,45 @@ def test_settings_come_from_env_kwargs(tmp_path, monkeypatch):
 
 async def test_the_agent_func_runs_it():
     source = load_agent_func(ROOT / "agent_funcs/verify.py")
-    trajectory = await source.episode(
-        Task("Q", {"domain": "math", "label": "42"}), engine=ScriptedEngine(["The answer is 42."], CharTokenizer()),
-        chat=Chat(CharTokenizer()), sampling=SamplingParams(), limits=Limits(), key=EpisodeKey("e"),
-    )  # fmt: skip
+    trajectory = await source.run(
+        Task("Q", {"domain": "math", "label": "42"}),
+        EpisodeSetup(
+            engine=ScriptedEngine(["The answer is 42."], CharTokenizer()),
+            chat=Chat(CharTokenizer()),
+            sampling=SamplingParams(),
+            limits=Limits(),
+        ),
+        EpisodeKey("e"),
+    )
     assert (trajectory.reward, trajectory.score, trajectory.error) == (1.0, 1.0, None)
+
+
+async def test_a_reward_file_that_raises_is_its_authors_error_and_is_not_run_again(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("def mine(response):\n    raise KeyError('gone')\n")
+    tokenizer = CharTokenizer()
+    setup = EpisodeSetup(ScriptedEngine(["four"], tokenizer), Chat(tokenizer), SamplingParams(), Limits(max_length=400))
+    runner, ended = EpisodeRunner(EnvSource(Verify, {"reward": f"{path}:mine"}), setup), []
+    await runner.run(plan([Task("2+2?", label="4", task_id="t")], 1), ended.append)
+    assert (runner.num_retries, ended[0].error.kind, ended[0].reward) == (0, "contract", None)
+    assert f"KeyError: 'gone' at {path}:2" in ended[0].error.message
+
+
+@pytest.mark.parametrize("label", [None, pytest.param(r"\frac{1}{2", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "reward",
+    [
+        None,
+        "math",
+        {"sum": {"answer": "math", "form": {"reward": "format", "weight": 0.1}}},
+        {"route": {"math": "math"}, "key": "domain"},
+    ],
+)
+async def test_a_label_that_is_not_an_answer_is_found_before_the_first_action(reward, label):
+    with pytest.raises(DataError, match="label: expected"):
+        await Verify(reward).reset(states("", label=label, domain="math"))
+
+
+async def test_the_label_of_a_term_that_may_fail_is_not_checked():
+    terms = {"form": "format", "answer": {"reward": "math", "required": False}}
+    await Verify({"sum": terms}).reset(states("", label=None))

@@ -12,12 +12,12 @@ from collections import Counter
 
 import pytest
 
-from agentenv.engines.vllm_http import VLLMHTTPEngine
+from agentenv.core.trajectory import Trajectory
+from agentenv.engines.vllm.http import VLLMHTTPEngine
+from agentenv.episode.runner import ErrorPolicy, plan
 from agentenv.errors import ConfigError, EngineError, InfraError
-from agentenv.runner import ErrorPolicy, plan
-from agentenv.trajectory import Trajectory
 from tests.engines.test_vllm_http import ask, completion, reply, serving
-from tests.test_runner import END, QUICK, Log, make_runner, make_tasks, run_all
+from tests.episode.test_runner import END, QUICK, Log, make_runner, make_tasks, run_all
 
 HI = [104, 105]
 
@@ -77,6 +77,7 @@ def once_each(trajectories, num):
     assert Counter(t.episode_id for t in trajectories) == {f"t{i}/0": 1 for i in range(num)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 async def test_a_server_that_answers_badly_costs_attempts_and_no_episode(fault):
     """The first answer of each episode is bad, whatever its connection; the engine itself does not try again."""
@@ -97,6 +98,7 @@ async def test_a_server_that_answers_badly_costs_attempts_and_no_episode(fault):
     assert (runner.num_retries, log.open) == (20, 0)
 
 
+@pytest.mark.long
 async def test_chaos_loses_and_doubles_no_episode():
     moments = random.Random(4)
 
@@ -143,7 +145,7 @@ async def test_an_engine_that_stays_away_is_named_and_bounded():
     assert "ConnectError" in ended[0].error.message
 
 
-async def test_a_host_whose_name_nobody_knows_is_a_config_error_at_the_start_and_an_engine_error_later():
+async def test_an_unknown_host_name_is_a_config_error_at_the_start_and_an_engine_error_later():
     engine = VLLMHTTPEngine("http://no-such-host.invalid:8000", max_retries=0)
     try:
         with pytest.raises(ConfigError, match=r"--base_url: expected a vLLM server.*no-such-host"):
@@ -154,6 +156,7 @@ async def test_a_host_whose_name_nobody_knows_is_a_config_error_at_the_start_and
         await engine.close()
 
 
+@pytest.mark.long
 async def test_a_connection_that_opens_and_never_answers_meets_the_deadline():
     """Half-open: the kernel of the other side takes the bytes, nobody reads them."""
     with socket.socket() as listening:
@@ -204,6 +207,7 @@ async def test_one_sample_that_fails_leaves_its_siblings_whole():
     assert {t.reward for t in ended if not t.error} == {1.0}
 
 
+@pytest.mark.long
 async def test_a_consumer_slower_than_the_engine_holds_episodes_back_instead_of_memory():
     def count():
         return sum(1 for each in gc.get_objects() if type(each) is Trajectory)

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-EPISODE, RUNNER, RUN = "test_episode.py", "test_runner.py", "test_run.py"
-RECORD, RECORD_FAULTS = "test_record.py", "test_record_faults.py"
-OUTBOX = "test_outbox.py"
-HTTP, VLLM, HF, POOL = (
-    "engines/test_vllm_http.py", "engines/test_vllm_real.py", "engines/test_hf.py", "rewards/test_worker_pool.py",
-)  # fmt: skip
+EPISODE, RUNNER, RUN = "episode/test_episode.py", "episode/test_runner.py", "runs/test_run.py"
+RECORD, RECORD_FAULTS = "runs/test_record.py", "runs/test_record_faults.py"
+OUTBOX = "runs/test_outbox.py"
+HTTP, VLLM, HF = "engines/test_vllm_http.py", "engines/test_vllm_real.py", "engines/test_hf.py"
+POOL = "rewards/workers/test_worker_pool.py"
 RAY, ENGINE_POOL = "engines/test_ray.py", "engines/test_pool.py"
 ENGINES, LOG, RUNS, STALLS = (
     "faults/test_engine_faults.py", "faults/test_log_faults.py", "faults/test_run_faults.py", "faults/test_stalls.py",
@@ -47,7 +46,7 @@ FAULTS = {
                 "test_bad_answer_is_an_engine_error_that_says_what_came",
                 "test_retries_are_bounded_and_the_last_failure_is_named",
                 "test_truncated_body_is_retried_and_then_named",
-                "test_retry_after_is_honoured_and_capped",
+                "test_retry_after_extends_the_pause",
             ],
             ENGINES: [
                 "test_a_server_that_answers_badly_costs_attempts_and_no_episode",
@@ -63,7 +62,7 @@ FAULTS = {
                 "test_a_generation_beyond_its_deadline_is_the_engines_failure",
                 "test_an_engine_that_never_answers_is_cancelled_by_the_episode_timeout",
             ],
-            STALLS: ["test_a_stall_is_told_with_what_each_episode_waits_for_and_then_stops_the_run"],
+            STALLS: ["test_a_stall_is_reported_with_what_each_episode_waits_for_and_then_stops_the_run"],
         },
     ),
     4: Fault(
@@ -89,7 +88,7 @@ FAULTS = {
     6: Fault(
         "log-probabilities and tokens of different length",
         {
-            EPISODE: ["test_an_engine_that_fails_or_lies_is_infrastructure_and_gives_no_reward"],
+            EPISODE: ["test_an_engine_that_fails_or_lies_is_infrastructure_and_returns_no_reward"],
             HTTP: ["test_logprobs_of_other_tokens_are_refused"],
             ENGINES: ["test_a_server_that_answers_badly_costs_attempts_and_no_episode"],
         },
@@ -97,15 +96,15 @@ FAULTS = {
     7: Fault(
         "env.reset raises",
         {
-            EPISODE: ["test_what_an_environment_raises_is_recorded_and_it_is_closed_once"],
+            EPISODE: ["test_an_exception_of_an_environment_is_recorded_and_it_is_closed_once"],
         },
     ),
     8: Fault(
         "env.step raises once, always, a BaseException, a CancelledError of its own",
         {
             EPISODE: [
-                "test_what_an_environment_raises_is_recorded_and_it_is_closed_once",
-                "test_what_a_plain_step_raises_in_its_thread_is_recorded_at_once",
+                "test_an_exception_of_an_environment_is_recorded_and_it_is_closed_once",
+                "test_an_exception_of_a_plain_step_in_its_thread_is_recorded_at_once",
                 "test_an_async_method_that_exits_ends_its_episode_and_not_the_program",
             ],
             RUNNER: ["test_an_error_of_the_environment_is_not_tried_again"],
@@ -128,11 +127,11 @@ FAULTS = {
         "env returns a NaN, infinite or no reward, too long an observation, what is no UTF-8",
         {
             EPISODE: [
-                "test_a_reward_that_is_no_finite_number_breaks_the_contract",
+                "test_a_reward_that_is_not_a_finite_number_breaks_the_contract",
                 "test_a_step_that_returns_something_else_breaks_the_contract",
             ],
-            "test_serialize.py": ["test_what_json_cannot_hold_has_a_documented_form"],
-            "test_dialogue.py": ["test_a_long_observation_ends_the_episode_by_default"],
+            "runs/test_serialize.py": ["test_values_outside_json_have_a_documented_form"],
+            "chat/test_dialogue.py": ["test_a_long_observation_ends_the_episode_by_default"],
         },
     ),
     11: Fault(
@@ -149,7 +148,7 @@ FAULTS = {
         {
             POOL: [
                 "test_a_worker_killed_once_in_a_check_is_replaced_and_the_check_repeated",
-                "test_a_worker_killed_twice_in_a_check_is_a_failure_and_others_go_on",
+                "test_a_worker_killed_twice_in_a_check_is_a_failure_and_others_continue",
                 "test_workers_end_with_a_parent_that_is_killed",
             ],
         },
@@ -158,8 +157,8 @@ FAULTS = {
         "Ray actor killed, node or object lost, constructor fails",
         {
             RAY: [
-                "test_an_actor_that_is_gone_is_replaced_and_its_requests_are_served",
-                "test_what_an_actor_cannot_do_is_one_clear_error",
+                "test_an_actor_that_died_is_replaced_and_its_requests_are_served",
+                "test_an_operation_that_an_actor_does_not_support_is_one_clear_error",
                 "test_a_run_loses_nothing_when_one_of_its_two_actors_is_killed",
                 "test_killing_the_driver_ends_the_engines_and_the_ray_that_it_started",
             ],
@@ -257,8 +256,8 @@ FAULTS = {
                 "test_a_last_line_that_lacks_only_its_newline_is_kept",
             ],
             RECORD: [
-                "test_a_second_writer_is_refused_and_told_who_writes",
-                "test_a_newer_schema_is_refused_in_config_and_in_lines",
+                "test_a_second_writer_is_refused_with_the_name_of_the_first",
+                "test_another_schema_is_refused_in_config_and_in_lines",
             ],
         },
     ),
@@ -267,7 +266,7 @@ FAULTS = {
         {
             STALLS: [
                 "test_deadlines_and_intervals_are_measured_with_clocks_that_never_jump",
-                "test_time_in_which_the_process_was_stopped_is_no_lag_and_time_in_which_it_was_not_is",
+                "test_time_in_which_the_process_was_stopped_is_not_a_lag_and_time_in_which_it_was_not_is",
                 "test_a_run_under_a_jumping_clock_is_as_any_other",
             ],
         },
@@ -280,12 +279,12 @@ FAULTS = {
                 "test_a_closed_terminal_means_nothing_to_a_run_under_nohup",
                 "test_a_terminal_that_closes_drains_the_run_which_records_all_the_same",
                 "test_a_terminal_that_hangs_up_twice_still_drains",
-                "test_a_run_whose_output_nobody_reads_any_more_goes_on_to_its_end",
+                "test_a_run_whose_reader_left_continues_to_its_end",
                 "test_a_signal_wakes_an_idle_event_loop_and_the_handlers_are_given_back",
             ],
             RUN: [
                 "test_a_second_interrupt_cancels_at_once",
-                "test_a_third_signal_ends_the_process_whatever_hangs",
+                "test_a_third_signal_ends_the_process_no_matter_what_hangs",
                 "test_interrupting_the_start_ends_at_once_without_a_traceback",
             ],
             STALLS: ["test_a_third_signal_ends_a_run_whose_event_loop_is_blocked"],
@@ -306,7 +305,7 @@ FAULTS = {
         "unknown host, half-open TCP, RST, slowloris",
         {
             ENGINES: [
-                "test_a_host_whose_name_nobody_knows_is_a_config_error_at_the_start_and_an_engine_error_later",
+                "test_an_unknown_host_name_is_a_config_error_at_the_start_and_an_engine_error_later",
                 "test_a_connection_that_opens_and_never_answers_meets_the_deadline",
                 "test_a_server_that_answers_badly_costs_attempts_and_no_episode",
             ],
@@ -323,9 +322,9 @@ FAULTS = {
         "The long form is benchmarks/soak.py.",
     ),
     31: Fault(
-        "the event loop is held up for more than a second",
+        "the event loop is blocked for more than a second",
         {
-            STALLS: ["test_who_holds_the_event_loop_up_is_named_once_a_minute"],
+            STALLS: ["test_a_call_that_blocks_the_event_loop_is_named_once_a_minute"],
         },
     ),
     32: Fault(
@@ -358,15 +357,15 @@ FAULTS = {
     35: Fault(
         "resume of a complete run",
         {
-            RUNS: ["test_resuming_a_complete_run_writes_nothing", "test_resuming_a_complete_run_mends_its_metrics"],
+            RUNS: ["test_resuming_a_complete_run_writes_nothing", "test_resuming_a_complete_run_fixes_its_metrics"],
             RUN: ["test_resuming_a_complete_run_exits_with_0_and_adds_no_line"],
         },
     ),
     36: Fault(
         "two runs in one directory",
         {
-            RUN: ["test_a_second_run_in_the_same_directory_is_refused_while_the_first_goes_on"],
-            RECORD: ["test_a_second_writer_is_refused_and_told_who_writes"],
+            RUN: ["test_a_second_run_in_the_same_directory_is_refused_while_the_first_continues"],
+            RECORD: ["test_a_second_writer_is_refused_with_the_name_of_the_first"],
         },
     ),
     37: Fault(
@@ -384,10 +383,10 @@ FAULTS = {
         {
             RUNS: [
                 "test_a_thread_that_cannot_be_had_at_once_is_waited_for",
-                "test_no_thread_to_be_had_is_infrastructure",
+                "test_no_thread_available_is_infrastructure",
                 "test_episodes_are_stored_although_no_thread_can_be_had_any_more",
             ],
-            OUTBOX: ["test_where_no_thread_can_be_had_episodes_are_stored_all_the_same"],
+            OUTBOX: ["test_without_a_free_thread_episodes_are_stored_anyway"],
             POOL: ["test_a_missing_interpreter_is_a_failure"],
         },
         "Sandboxes: issue 6.",

@@ -9,20 +9,20 @@ import sys
 
 import pytest
 
-from agentenv import record
 from agentenv.errors import ConfigError, RunStopped
-from agentenv.record import RunWriter
+from agentenv.runs.records import directory as record
+from agentenv.runs.records.directory import RunWriter
 from tests.drivers import forked, ids, lines
 from tests.faults.places import FLAGS, RESUME, make_place, rows
-from tests.test_record import CONFIG, episode, read_ids
-from tests.test_record_faults import ENV, HELPERS
+from tests.runs.test_record import CONFIG, episode, read_ids
+from tests.runs.test_record_faults import ENV, HELPERS
 
 DISK_ERRORS = [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENOMEM]
 
 
 def failed(episode_id, attempt):
-    from agentenv.trajectory import EpisodeError
-    from agentenv.types import StopReason, Task
+    from agentenv.core.trajectory import EpisodeError
+    from agentenv.core.types import StopReason, Task
 
     trajectory = record.Trajectory(Task("q", task_id="a"), 10, episode_id, "a", attempt=attempt)
     trajectory.finish(StopReason.ERROR, EpisodeError("infra", "EngineError", "down", "generate"))
@@ -100,7 +100,7 @@ def test_every_error_on_opening_is_one_line_of_configuration_and_leaves_no_lock(
 KILLED_INSIDE = f"""
 {HELPERS}
 import itertools, os, signal, sys
-from agentenv import record
+from agentenv.runs.records import directory as record
 count, at = itertools.count(), int(sys.argv[2])
 
 
@@ -124,6 +124,7 @@ writer.close()
 """
 
 
+@pytest.mark.long
 def test_a_kill_before_any_call_of_a_write_leaves_the_old_file_or_the_new_one(tmp_path):
     with RunWriter.open(tmp_path, CONFIG) as writer:
         writer.append(episode("a/0"))
@@ -149,7 +150,9 @@ def test_a_kill_before_any_call_of_a_write_leaves_the_old_file_or_the_new_one(tm
 STUCK = """
 import asyncio, os, threading
 from pathlib import Path
-from agentenv import AgentInstance, StepResult, outbox, watchdog
+from agentenv import AgentInstance, StepResult
+from agentenv.runs import watchdog
+from agentenv.runs.records import async_writer as outbox
 
 outbox.HUNG_AFTER_S = watchdog._SAVE_GRACE_S = 0.5
 
@@ -181,6 +184,7 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_whose_disk_hangs_ends_after_a_signal_and_names_what_is_not_stored(place, number):
     """A bug once: the writer's lock was waited for on the event loop, and its thread at the interpreter's end."""
@@ -200,6 +204,7 @@ def test_a_run_whose_disk_hangs_ends_after_a_signal_and_names_what_is_not_stored
     assert ids(place / "out") == [f"{i:06d}/0" for i in range(24)]
 
 
+@pytest.mark.long
 def test_a_run_whose_disk_hangs_is_stopped_by_the_watchdog_without_a_signal(place):
     """The dump cannot be written either, as its folder is a pipe here that nobody reads."""
     (place / "env.py").write_text(STUCK.format(call="write", file="trajectories.jsonl"))
@@ -214,6 +219,7 @@ def test_a_run_whose_disk_hangs_is_stopped_by_the_watchdog_without_a_signal(plac
     assert len(lines(place / "out")) == 3
 
 
+@pytest.mark.long
 def test_a_run_whose_last_sync_hangs_says_so_and_ends(place):
     (place / "env.py").write_text(STUCK.format(call="fsync", file=".metrics.json.tmp"))
     with forked([*FLAGS, "--concurrency", 1], place) as running:

@@ -19,13 +19,14 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.agent import AgentInstance, call
-from agentenv.loading import EnvSource
-from agentenv.runner import ErrorPolicy, plan
-from agentenv.signals import interruptible
+from agentenv._util.calls import call
+from agentenv.core.agent import AgentInstance
+from agentenv.episode.runner import ErrorPolicy, plan
+from agentenv.episode.source import EnvSource
+from agentenv.runs.shutdown import interruptible
 from tests.drivers import command, forked, ids, lines, without_times
+from tests.episode.test_runner import END, make_runner, make_tasks, run_all
 from tests.faults.places import FLAGS, RESUME, make_place, rows
-from tests.test_runner import END, make_runner, make_tasks, run_all
 
 ROOT = Path(__file__).parents[2]
 TEN = [f"{i:06d}/0" for i in range(10)]
@@ -58,6 +59,7 @@ def at_work_in(place):
 # --- 25, 33: signals --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=lambda each: str(each)
 )
@@ -81,6 +83,7 @@ def test_one_signal_drains_and_leaves_no_process(place, number, code):
     assert ids(place / "out") == [f"{i:06d}/0" for i in range(200)]
 
 
+@pytest.mark.long
 def test_a_closed_terminal_means_nothing_to_a_run_under_nohup(place):
     rows(place, ["ok"] * 8 + ["hang"] * 2)
     flags = [*FLAGS, "--step_timeout_s", 1, "--max_error_share", 1]
@@ -139,6 +142,7 @@ def on_a_terminal(flags, place, master, slave):
     )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("progress", ["live", "plain"])
 def test_a_terminal_that_closes_drains_the_run_which_records_all_the_same(place, progress):
     """The kernel sends SIGHUP, and every later write to the terminal is an input/output error.
@@ -187,8 +191,9 @@ def wait_until(condition, running, timeout_s=120):
         time.sleep(0.01)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("more", [[], ["--json"], ["--progress", "live"]])
-def test_a_run_whose_output_nobody_reads_any_more_goes_on_to_its_end(place, more):
+def test_a_run_whose_reader_left_continues_to_its_end(place, more):
     argv = [sys.executable, "-m", "agentenv.cli", *map(str, [*FLAGS, *more, "--env", "noisy.py:Noisy"])]
     (place / "noisy.py").write_text(NOISY)
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}", "PYTHONUNBUFFERED": ""}
@@ -215,6 +220,7 @@ class Noisy(AgentInstance):
 """
 
 
+@pytest.mark.long
 def test_a_terminal_that_hangs_up_twice_still_drains(place):
     """A shell passes SIGHUP on, and when it is gone itself the kernel sends another: neither is a second Ctrl-C."""
     rows(place, ["ok"] * 2 + ["hang"] * 2)
@@ -232,6 +238,7 @@ def test_a_terminal_that_hangs_up_twice_still_drains(place):
         assert "interrupted: 2 episodes are kept" in running.stderr
 
 
+@pytest.mark.long
 def test_many_in_flight_end_within_the_grace(place):
     rows(place, ["hang"] * 300)
     with forked([*FLAGS, "--concurrency", 300, "--grace_s", 0.5], place) as running:
@@ -244,6 +251,7 @@ def test_many_in_flight_end_within_the_grace(place):
 # --- 35: nothing left to do -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_resuming_a_complete_run_writes_nothing(place):
     """A bug once: `metrics.json` was written anew, without the times of the session that did the work."""
     assert command(FLAGS) == 0
@@ -254,7 +262,8 @@ def test_resuming_a_complete_run_writes_nothing(place):
     assert json.loads((place / "out/metrics.json").read_text())["time"]["episodes_per_s"] > 0
 
 
-def test_resuming_a_complete_run_mends_its_metrics(place):
+@pytest.mark.long
+def test_resuming_a_complete_run_fixes_its_metrics(place):
     assert command(FLAGS) == 0
     good = json.loads((place / "out/metrics.json").read_text())
     for bad in (None, "", "{}", json.dumps(good | {"num_episodes": 3})):
@@ -269,11 +278,13 @@ def test_resuming_a_complete_run_mends_its_metrics(place):
 # --- 37, 38: poor surroundings ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_run_needs_no_home_and_no_temporary_folder(place):
     done = cli(FLAGS, env={"HOME": "/dev/null", "HF_HOME": "/dev/null/hf", "TMPDIR": "/dev/null", "XDG_CACHE_HOME": ""})
     assert (done.returncode, ids(place / "out")) == (0, TEN), done.stderr
 
 
+@pytest.mark.long
 def test_a_run_needs_no_shared_memory_and_no_executable_temporary_folder(place):
     (place / "noexec").mkdir()
     mounts = f"mount -t tmpfs -o noexec,nosuid none {place}/noexec && mount -t tmpfs -o ro none /dev/shm"
@@ -311,8 +322,9 @@ def refuse_threads(monkeypatch, times):
     monkeypatch.setattr(threading.Thread, "start", start)
 
 
+@pytest.mark.long
 async def test_a_thread_that_cannot_be_had_at_once_is_waited_for(monkeypatch):
-    monkeypatch.setattr("agentenv.agent._THREAD_WAITS_S", (0.05, 0.2, 2.0))
+    monkeypatch.setattr("agentenv._util.calls._THREAD_WAITS_S", (0.05, 0.2, 2.0))
     real, poor_until = threading.Thread.start, time.monotonic() + 0.5
 
     def start(self):
@@ -325,8 +337,8 @@ async def test_a_thread_that_cannot_be_had_at_once_is_waited_for(monkeypatch):
     assert (ended.error, ended.attempt, ended.reward) == (None, 0, 1.0)
 
 
-async def test_no_thread_to_be_had_is_infrastructure(monkeypatch):
-    monkeypatch.setattr("agentenv.agent._THREAD_WAITS_S", (0.0, 0.0))
+async def test_no_thread_available_is_infrastructure(monkeypatch):
+    monkeypatch.setattr("agentenv._util.calls._THREAD_WAITS_S", (0.0, 0.0))
     refuse_threads(monkeypatch, 3)
     (ended,) = await run_all(plain_runner(), plan(make_tasks(1), 1))
     assert (ended.error, ended.attempt) == (None, 1), "the first attempt had none, the second had one"
@@ -339,7 +351,7 @@ async def test_no_thread_to_be_had_is_infrastructure(monkeypatch):
     assert "ulimit -u" in ended.error.message
 
 
-async def test_a_plain_call_that_ends_after_it_was_given_up_disturbs_nobody():
+async def test_a_plain_call_that_ends_after_it_was_given_up_does_not_disturb_others():
     complaints, may_end, ended = [], threading.Event(), threading.Event()
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
 
@@ -376,6 +388,7 @@ class Env(AgentInstance):
 """
 
 
+@pytest.mark.long
 def test_episodes_are_stored_although_no_thread_can_be_had_any_more(place):
     (place / "env.py").write_text(NO_THREADS)
     with forked(FLAGS, place) as running:
@@ -400,6 +413,7 @@ class Env(AgentInstance):
 """
 
 
+@pytest.mark.long
 def test_a_run_ends_although_its_environment_left_tasks_and_threads(place):
     (place / "env.py").write_text(LEAKY)
     with forked(FLAGS, place) as running:

@@ -6,23 +6,25 @@ import re
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
-from agentenv import watchdog as watchdog_module
-from agentenv.endpoint.agent import ChatAgentSource
+from agentenv.core.types import Limits, SamplingParams, StopReason
 from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode.endpoint.agent import ChatAgentSource
+from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, plan
+from agentenv.episode.setup import EpisodeProgress, EpisodeSetup
 from agentenv.errors import RunStopped
-from agentenv.executor import AgentExecutor, AgentFunc
-from agentenv.runner import EpisodeRunner, ErrorPolicy, plan
-from agentenv.types import Limits, SamplingParams, StopReason
-from agentenv.watchdog import Watchdog, state_of
+from agentenv.interop.openrlhf.executor import AgentExecutor, AgentFunc
+from agentenv.runs import watchdog as watchdog_module
+from agentenv.runs.watchdog import Watchdog, state_of
 from tests.drivers import forked, ids, lines
-from tests.endpoint.scenes import chat_of, user
+from tests.episode.endpoint.scenes import chat_of, user
+from tests.episode.test_runner import END, make_runner, make_tasks
 from tests.faults.places import FLAGS, RESUME, make_place, rows
-from tests.test_runner import END, make_runner, make_tasks
 
 LIBRARY = Path(watchdog_module.__file__).parent
 
@@ -63,18 +65,21 @@ class Deaf:
 # --- the watchdog -------------------------------------------------------------------------------------------------
 
 
-async def test_a_stall_is_told_with_what_each_episode_waits_for_and_then_stops_the_run(tmp_path, monkeypatch):
+@pytest.mark.long
+async def test_a_stall_is_reported_with_what_each_episode_waits_for_and_then_stops_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(watchdog_module, "_CANCEL_GRACE_S", 0.2)
     engine = Deaf()
     runner = make_runner(engine=engine, concurrency=3)
-    runner.limits = type(runner.limits)(200, 3, step_timeout_s=0.1, generate_timeout_s=0.1)
+    runner.setup = replace(
+        runner.setup, limits=type(runner.setup.limits)(200, 3, step_timeout_s=0.1, generate_timeout_s=0.1)
+    )
     watchdog, told = make_watchdog(runner, tmp_path)
     begun = time.monotonic()
     with watchdog, pytest.raises(RunStopped, match=r"got none of 3 in flight.*stall-1\.txt.*--resume"):
         await watchdog.guard(asyncio.ensure_future(runner.run(plan(make_tasks(9), 1), lambda _: None)))
     assert time.monotonic() - begun > 0.35
     (line,) = told
-    assert re.match(r"stalled: 3 episodes in flight and none went on for 0\.[23]", line)
+    assert re.match(r"stalled: 3 episodes in flight and none made progress for 0\.[23]", line)
     assert "waits in generate of turn 0" in line
     dump = (tmp_path / "stall-1.txt").read_text()
     assert re.search(r"^t0/0 +0 generate +0 +10 +0\.\d$", dump, re.MULTILINE)
@@ -86,7 +91,8 @@ async def test_a_stall_is_told_with_what_each_episode_waits_for_and_then_stops_t
     await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
 
 
-async def test_the_stack_goes_on_into_the_environments_own_code(tmp_path):
+@pytest.mark.long
+async def test_the_stack_continues_into_the_environments_own_code(tmp_path):
     async def behave(states):
         await until_told(told)
         return END
@@ -102,7 +108,8 @@ async def test_the_stack_goes_on_into_the_environments_own_code(tmp_path):
     assert "await asyncio.sleep(0.01)  # here it waits" in dump
 
 
-async def test_episodes_that_go_on_one_turn_at_a_time_are_no_stall(tmp_path):
+@pytest.mark.long
+async def test_episodes_that_continue_one_turn_at_a_time_are_not_a_stall(tmp_path):
     async def behave(states):
         await asyncio.sleep(0.15)
         return END if states["turn_index"] == 2 else type(END)("more")
@@ -127,7 +134,7 @@ async def test_a_record_that_cannot_be_written_for_long_is_a_stall_as_well(tmp_p
     assert "on_end" in (tmp_path / "stall-1.txt").read_text()
 
 
-async def test_what_the_run_raises_comes_through_the_watchdog_and_leaves_no_task(tmp_path):
+async def test_an_exception_of_the_run_passes_through_the_watchdog_and_leaves_no_task(tmp_path):
     def on_end(_):
         raise LookupError("no more")
 
@@ -144,17 +151,17 @@ async def test_cancelling_the_watchdog_cancels_the_run(tmp_path):
     watchdog, _ = make_watchdog(runner, tmp_path, stall_timeout_s=60)
     with watchdog:
         guard = asyncio.ensure_future(watchdog.guard(asyncio.ensure_future(runner.run(plan(make_tasks(3), 1), print))))
-        while len(runner.engine.requests) < 3:
+        while len(runner.setup.engine.requests) < 3:
             await asyncio.sleep(0)
         guard.cancel()
         with pytest.raises(asyncio.CancelledError):
             await guard
-    assert runner.engine.num_cancelled == 3
+    assert runner.setup.engine.num_cancelled == 3
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_a_dump_that_cannot_be_written_is_told_and_does_no_harm(tmp_path):
+async def test_a_dump_that_cannot_be_written_is_reported_and_does_no_harm(tmp_path):
     async def behave(states):
         await until_told(told)
         return END
@@ -170,7 +177,8 @@ async def test_a_dump_that_cannot_be_written_is_told_and_does_no_harm(tmp_path):
 # --- 31: the event loop ---------------------------------------------------------------------------------------------
 
 
-async def test_who_holds_the_event_loop_up_is_named_once_a_minute(tmp_path):
+@pytest.mark.long
+async def test_a_call_that_blocks_the_event_loop_is_named_once_a_minute(tmp_path):
     def blocks(until):
         end = time.monotonic() + 60
         while not until() and time.monotonic() < end:
@@ -185,16 +193,17 @@ async def test_who_holds_the_event_loop_up_is_named_once_a_minute(tmp_path):
         again = time.monotonic() + 1.6
         blocks(lambda: time.monotonic() > again)
     (line,) = told
-    assert re.search(r"held up for \d+\.\d s by blocks at .*test_stalls\.py:\d+", line)
+    assert re.search(r"blocked for \d+\.\d s by blocks at .*test_stalls\.py:\d+", line)
     assert "plain `def`" in line
 
 
+@pytest.mark.long
 async def test_a_loop_that_is_held_up_for_the_stall_timeout_is_dumped_from_outside(tmp_path):
     runner = make_runner()
     watchdog, told = make_watchdog(runner, tmp_path, stall_timeout_s=0.5, lag=True)
     end = time.monotonic() + 60
     with watchdog:
-        while not any("stalled: the event loop is held up for" in line for line in told):
+        while not any("stalled: the event loop is blocked for" in line for line in told):
             assert time.monotonic() < end
             time.sleep(0.05)
     assert sum(line.startswith("stalled") for line in told) == 1
@@ -216,7 +225,7 @@ async def test_the_watchdog_leaves_no_thread(tmp_path):
 OVERRIDE = """
 import asyncio
 from agentenv import StepResult
-from agentenv.executor import AgentExecutor as Base
+from agentenv.interop.openrlhf import AgentExecutor as Base
 from env import Env
 
 
@@ -232,6 +241,7 @@ class AgentExecutor(Base):
 """
 
 
+@pytest.mark.long
 def test_a_stalled_run_stops_with_3_names_the_file_and_is_resumable(place):
     """An agent_func.py whose own `execute` ignores its deadline: the watchdog's is the last one."""
     (place / "hang.py").write_text(OVERRIDE)
@@ -269,19 +279,21 @@ class Env(AgentInstance):
 """
 
 
+@pytest.mark.long
 def test_a_third_signal_ends_a_run_whose_event_loop_is_blocked(place):
     """A bug once: asyncio's signal handlers run on the loop, so that Ctrl-C did nothing there."""
     (place / "env.py").write_text(BLOCKING)
     rows(place, ["ok"] * 3 + ["hang"])
     with forked([*FLAGS, "--concurrency", 1], place) as running:
         running.until((place / "started").exists)
-        running.until(lambda: "held up for" in running.stderr)
+        running.until(lambda: "blocked for" in running.stderr)
         running.signal_until_dead(signal.SIGINT)
         assert running.wait() == -signal.SIGINT
         assert re.search(r"by step at .*env\.py:11", running.stderr)
     assert ids(place / "out") == [f"{i:06d}/0" for i in range(3)]
 
 
+@pytest.mark.long
 def test_a_run_whose_event_loop_is_blocked_for_good_ends_with_3_and_names_the_line(place):
     """No deadline can end it: they all run on that loop."""
     (place / "env.py").write_text(BLOCKING)
@@ -303,6 +315,7 @@ HOLDS_THE_GIL = BLOCKING.replace("async def", "def").replace(
 )
 
 
+@pytest.mark.long
 def test_native_code_that_keeps_the_gil_is_dumped_and_what_ended_before_is_kept(place):
     """Nothing inside the process can end this: a thread of Python cannot run, nor a signal handler. SIGKILL, resume."""
     (place / "env.py").write_text(HOLDS_THE_GIL)
@@ -367,7 +380,7 @@ class Hands:
 def stuck_runner():
     """A runner with an episode in flight that never goes on."""
     runner = make_runner()
-    runner.in_flight["t0/0"] = asyncio.current_task()
+    runner.in_flight["t0/0"] = EpisodeProgress(asyncio.current_task())
     return runner
 
 
@@ -379,7 +392,9 @@ async def test_a_stall_is_counted_in_looks_so_that_a_stopped_process_is_none(
     hands = Hands(step_s)
     monkeypatch.setattr(watchdog_module, "time", hands)
     runner = stuck_runner()
-    runner.limits = type(runner.limits)(200, 3, step_timeout_s=1 / 16, generate_timeout_s=1 / 16)
+    runner.setup = replace(
+        runner.setup, limits=type(runner.setup.limits)(200, 3, step_timeout_s=1 / 16, generate_timeout_s=1 / 16)
+    )
     looks = []
     watchdog = Watchdog(runner, folder=tmp_path, stall_timeout_s=1 / 16, tell=lambda _: looks.append(hands.looks))
     watchdog._lag.arm = lambda seconds: None
@@ -389,7 +404,7 @@ async def test_a_stall_is_counted_in_looks_so_that_a_stopped_process_is_none(
     assert (looks[0], hands.looks) == (told_at, stopped_at)
 
 
-async def test_nothing_in_flight_is_no_stall(tmp_path, monkeypatch):
+async def test_nothing_in_flight_is_not_a_stall(tmp_path, monkeypatch):
     """Between episodes a run may wait for its data, as long as that takes."""
     hands = Hands(3600.0)
     monkeypatch.setattr(watchdog_module, "time", hands)
@@ -404,7 +419,10 @@ async def test_nothing_in_flight_is_no_stall(tmp_path, monkeypatch):
     assert told == []
 
 
-async def test_time_in_which_the_process_was_stopped_is_no_lag_and_time_in_which_it_was_not_is(tmp_path, monkeypatch):
+@pytest.mark.long
+async def test_time_in_which_the_process_was_stopped_is_not_a_lag_and_time_in_which_it_was_not_is(
+    tmp_path, monkeypatch
+):
     hands = Hands()
     monkeypatch.setattr(watchdog_module, "time", hands)
     monkeypatch.setattr(watchdog_module, "_BEAT_S", 0.01)
@@ -419,11 +437,11 @@ async def test_time_in_which_the_process_was_stopped_is_no_lag_and_time_in_which
             hands.now_s += 0.4
             hands.wait_until_heard(2)
         assert [line.partition(", on which")[0] for line in told] == ["the event loop"]
-        assert "held up for 1.2 s" in told[0]
+        assert "blocked for 1.2 s" in told[0]
         for _ in range(3):
             hands.now_s += 0.4
             hands.wait_until_heard(2)
-        assert "stalled: the event loop is held up for 2.4 s" in told[1]
+        assert "stalled: the event loop is blocked for 2.4 s" in told[1]
         hands.now_s += 0.4
         hands.wait_until_heard(2)
         assert len(told) == 2, "told once"
@@ -440,6 +458,7 @@ async def test_time_in_which_the_process_was_stopped_is_no_lag_and_time_in_which
         assert sum("on which all episodes run" in line for line in told) == 2
 
 
+@pytest.mark.long
 def test_a_run_under_a_jumping_clock_is_as_any_other(place, monkeypatch):
     offset = iter(range(0, 10**9, 3600))
     real = time.time
@@ -450,6 +469,7 @@ def test_a_run_under_a_jumping_clock_is_as_any_other(place, monkeypatch):
     assert len(ids(place / "out")) == 10
 
 
+@pytest.mark.long
 def test_a_run_that_is_stopped_and_continued_dispatches_nothing_twice_and_stalls_not(place):
     """Shorter than the issue's minute, and longer than the stall timeout, which does not count the stopped time."""
     rows(place, ["ok"] * 40)
@@ -461,7 +481,7 @@ def test_a_run_that_is_stopped_and_continued_dispatches_nothing_twice_and_stalls
         running.signal(signal.SIGCONT)
         assert running.wait(60) == 0
         assert "stalled" not in running.stderr
-        assert not re.search(r"held up for [3-9]", running.stderr)
+        assert not re.search(r"blocked for [3-9]", running.stderr)
     assert ids(place / "out") == [f"{i:06d}/0" for i in range(40)]
     assert (place / "started").read_text() == "x" * 40
     assert {episode["attempt"] for episode in lines(place / "out")} == {0}
@@ -501,13 +521,18 @@ def own_loops(source):
     chat = chat_of("Qwen3")
     limits = Limits(max_length=4096, step_timeout_s=3, generate_timeout_s=3, episode_timeout_s=600)
     return EpisodeRunner(
-        source, engine=ScriptedEngine(["41"], chat.tokenizer), chat=chat, sampling=SamplingParams(), limits=limits,
-        concurrency=2, policy=ErrorPolicy(max_retries=0),
-    )  # fmt: skip
+        source,
+        EpisodeSetup(
+            engine=ScriptedEngine(["41"], chat.tokenizer), chat=chat, sampling=SamplingParams(), limits=limits
+        ),
+        concurrency=2,
+        policy=ErrorPolicy(max_retries=0),
+    )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [lambda: ChatAgentSource(Slow), lambda: AgentFunc(SlowFile)], ids=["agent", "file"])
-async def test_agents_with_a_loop_of_their_own_are_not_stopped_while_their_deadline_is_not_over(make, tmp_path):
+async def test_agents_with_their_own_loop_are_not_stopped_while_their_deadline_is_not_over(make, tmp_path):
     runner, ended = own_loops(make()), []
     watchdog, _ = make_watchdog(runner, tmp_path, stall_timeout_s=0.9)
     with watchdog:
@@ -516,7 +541,8 @@ async def test_agents_with_a_loop_of_their_own_are_not_stopped_while_their_deadl
     assert len(ended) == 2
 
 
-async def test_requests_of_an_agent_with_a_loop_of_its_own_are_progress(tmp_path):
+@pytest.mark.long
+async def test_requests_of_an_agent_with_its_own_loop_are_progress(tmp_path):
     runner = own_loops(ChatAgentSource(type("Quick", (Slow,), {"pause_s": 0.3})))
     watchdog, seen = make_watchdog(runner, tmp_path, stall_timeout_s=60)[0], set()
     work = asyncio.ensure_future(runner.run(plan(make_tasks(1), 1), lambda _: None))
@@ -524,6 +550,6 @@ async def test_requests_of_an_agent_with_a_loop_of_its_own_are_progress(tmp_path
         guard = asyncio.ensure_future(watchdog.guard(work))
         while not guard.done():
             await asyncio.sleep(0.05)
-            seen |= {state_of(key, task) for key, task in runner.in_flight.items()}
+            seen |= {state_of(key, progress) for key, progress in runner.in_flight.items()}
     await guard
     assert len({state.turn_index for state in seen if state.where == "run"} & {1, 2, 3, 4, 5}) > 1

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentenv.record import read_trajectories
-from agentenv.trainer.checkpoint import Checkpoints
-from agentenv.trainer.journal import read_metrics
-from agentenv.trainer.logprobs import Scores
-from agentenv.trainer.policy import Policy
+from agentenv.runs.records.directory import read_trajectories
+from agentenv.training.algorithm.logprobs import Scores
+from agentenv.training.checkpoint import Checkpoints
+from agentenv.training.learner.policy import Policy
+from agentenv.training.logs.journal import read_metrics
 from tests.drivers import command, forked, write_rows
-from tests.trainer.trainings import flags, make_place, rows, without_times
+from tests.training.trainings import flags, make_place, rows, without_times
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 60.0
@@ -60,8 +60,9 @@ def goes_on(place, *more, after=None):
 # --- signals ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=str)
-def test_a_signal_finishes_the_step_saves_it_and_says_how_to_go_on(place, number, code):
+def test_a_signal_finishes_the_step_saves_it_and_says_how_to_continue(place, number, code):
     with forked(flags("--max_train_steps", 10**6, "--async_train"), place) as running:
         running.until(lambda: num_lines(place) >= 2)
         running.signal(number)
@@ -69,12 +70,13 @@ def test_a_signal_finishes_the_step_saves_it_and_says_how_to_go_on(place, number
         said = running.stderr
     assert "Traceback" not in said
     done = steps(place)[-1]
-    assert f"interrupted after step {done} of 1000000. Go on with the same flags" in said
+    assert f"interrupted after step {done} of 1000000. Resume with the same flags" in said
     assert saved(place) == [done], "what is told is saved"
     assert not (place / "out/model").exists(), "a model is what a training ends with"
     goes_on(place, "--async_train")
 
 
+@pytest.mark.long
 def test_the_second_signal_ends_it_at_once(place):
     """An evaluation that hangs: the first signal lets it finish, which it never does."""
     write_rows(place / "held.jsonl", [{"prompt": "Say no.", "label": "hang"}])
@@ -93,7 +95,7 @@ def test_the_second_signal_ends_it_at_once(place):
 
 SLOW = """
 import time
-from agentenv.trainer.policy import Policy
+from agentenv.training.learner.policy import Policy
 
 score = Policy.score
 
@@ -109,6 +111,7 @@ Policy.score = slowly
 """
 
 
+@pytest.mark.long
 def test_the_second_signal_amid_a_train_step_ends_it_with_that_step_and_loses_none(place):
     """With no checkpoint before it: all of the steps are in this one."""
     (place / "env.py").write_text((place / "env.py").read_text() + SLOW)
@@ -129,7 +132,8 @@ def test_the_second_signal_amid_a_train_step_ends_it_with_that_step_and_loses_no
 # --- episodes --------------------------------------------------------------------------------------------------------
 
 
-def test_a_hung_step_times_out_and_training_goes_on(place):
+@pytest.mark.long
+def test_a_hung_step_times_out_and_training_continues(place):
     rows(place, ["ok"] * 7 + ["hang"])
     more = ["--step_timeout_s", 1, "--max_error_share", 0.5, "--max_train_steps", 5, "--n_samples_per_prompt", 2]
     began = time.monotonic()
@@ -140,6 +144,7 @@ def test_a_hung_step_times_out_and_training_goes_on(place):
     assert {t.task.label for t in read_trajectories(place / "out")} == {"ok"}, "nothing is learned from what hung"
 
 
+@pytest.mark.long
 def test_an_episode_that_fails_in_a_group_is_left_out_of_it_and_counted(place):
     """A group of four of which one hangs still has three to compare."""
     (place / "env.py").write_text((place / "env.py").read_text().replace(
@@ -150,6 +155,7 @@ def test_an_episode_that_fails_in_a_group_is_left_out_of_it_and_counted(place):
     assert all(line["train/grad_norm"] > 0 for line in read_metrics(place / "out"))
 
 
+@pytest.mark.long
 def test_too_many_failing_episodes_stop_it_with_code_3_and_a_checkpoint(place):
     rows(place, ["later"] * 8)
     with forked(flags("--max_train_steps", 10**6, "--max_retries", 0), place) as running:
@@ -167,6 +173,7 @@ def test_too_many_failing_episodes_stop_it_with_code_3_and_a_checkpoint(place):
 # --- the learner -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_micro_batch_that_does_not_fit_is_halved_and_the_losses_are_the_same(place, monkeypatch, caplog):
     assert command(flags("--save_path", "roomy")) == 0
     score, sizes = Policy.score, []
@@ -191,7 +198,8 @@ def test_a_micro_batch_that_does_not_fit_is_halved_and_the_losses_are_the_same(p
     assert "expected memory for a micro-batch of" in caplog.text
 
 
-def test_a_loss_that_is_no_number_stops_it_with_the_batch_saved_and_the_checkpoint_whole(place, monkeypatch, capfd):
+@pytest.mark.long
+def test_a_loss_that_is_not_a_number_stops_it_with_the_batch_saved_and_the_checkpoint_whole(place, monkeypatch, capfd):
     assert command(flags("--max_train_steps", 4, "--save_path", "whole")) == 0
     score, calls = Policy.score, []
 
@@ -228,12 +236,13 @@ def test_a_loss_that_is_no_number_stops_it_with_the_batch_saved_and_the_checkpoi
 
 FULL = {
     "samples": (["--save_samples", 8], "out: expected"),
-    "metrics": (["--save_samples", 0], "metrics.jsonl: expected a line written"),
+    "metrics": (["--save_samples", 0], "metrics.jsonl: expected to write a line"),
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", FULL)
-def test_a_full_disk_stops_it_with_a_line_that_says_where_and_it_goes_on_from_its_checkpoint(place, what):
+def test_a_full_disk_stops_it_with_a_line_that_says_where_and_it_continues_from_its_checkpoint(place, what):
     """A checkpoint of step 5 is there when the disk fills up; then there is no room for another."""
     more, expected = FULL[what]
     more = [*more, "--save_steps", 5]
@@ -247,14 +256,15 @@ def test_a_full_disk_stops_it_with_a_line_that_says_where_and_it_goes_on_from_it
     check_full(place, said, *more, after=saved(place)[-1])
 
 
-def test_a_checkpoint_that_does_not_fit_stops_it_and_it_goes_on_from_the_one_before(place):
+@pytest.mark.long
+def test_a_checkpoint_that_does_not_fit_stops_it_and_it_continues_from_the_one_before(place):
     more = ["--save_samples", 0, "--save_steps", 5]
     with forked(flags("--max_train_steps", 10**6, *more), place) as running:
         running.until(lambda: 5 in saved(place))
         resource.prlimit(running.process.pid, resource.RLIMIT_FSIZE, (200_000, 200_000))
         assert running.wait(WAIT_S) == 3
         said = running.stderr
-    assert "expected a checkpoint written" in said
+    assert "expected to write a checkpoint" in said
     check_full(place, said, *more, after=saved(place)[-1])
 
 
@@ -274,7 +284,8 @@ def without(name, argv):
     return [arg for arg, before in zip(argv, [None, *argv], strict=False) if name not in (arg, before)]
 
 
-def test_checkpoints_that_are_gone_or_damaged_are_told_of_and_nothing_of_the_attempt_before_is_deleted(place, capfd):
+@pytest.mark.long
+def test_missing_or_damaged_checkpoints_are_reported_and_earlier_files_are_kept(place, capfd):
     assert command(flags("--max_train_steps", 2)) == 0
     before = [(place / "out" / name).read_bytes() for name in ("metrics.jsonl", "trajectories.jsonl")]
     for path in (place / "out/checkpoints").glob("*/state.pt"):
@@ -282,7 +293,7 @@ def test_checkpoints_that_are_gone_or_damaged_are_told_of_and_nothing_of_the_att
     capfd.readouterr()
     assert command(flags("--max_train_steps", 1, "--load_checkpoint")) == 0
     said = " ".join(capfd.readouterr().err.split())
-    assert "got none in out/checkpoints but 1 damaged ones; beginning at step 1" in said
+    assert "got none in out/checkpoints but 1 damaged ones; starting at step 1" in said
     assert "kept in out: metrics.jsonl.1, trajectories.jsonl.1" in said
     kept = [(place / "out" / name).read_bytes() for name in ("metrics.jsonl.1", "trajectories.jsonl.1")]
     assert kept == before
@@ -290,7 +301,8 @@ def test_checkpoints_that_are_gone_or_damaged_are_told_of_and_nothing_of_the_att
     assert len(list(read_trajectories(place / "out"))) == 8, "of this attempt only"
 
 
-def test_checkpoints_of_another_training_are_refused_whatever_folder_it_writes_to(place, capfd):
+@pytest.mark.long
+def test_checkpoints_of_another_training_are_refused_no_matter_what_folder_it_writes_to(place, capfd):
     base = without("--save_path", flags("--ckpt_path", "checkpoints", "--max_train_steps", 1))
     assert command([*base, "--save_path", "out"]) == 0
     more = [*base, "--load_checkpoint", "--max_train_steps", 2]
@@ -309,12 +321,13 @@ def test_checkpoints_of_another_training_are_refused_whatever_folder_it_writes_t
 # --- who samples how -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_actions_that_are_sampled_in_another_way_than_they_are_trained_are_refused(place, capfd):
     (place / "env.py").write_text(
         (place / "env.py")
         .read_text()
         .replace('StepResult("Go on.",', 'StepResult("Go on.", sampling=SamplingParams(temperature=0.3, max_tokens=8),')
-        .replace("from agentenv import", "from agentenv.types import SamplingParams\nfrom agentenv import")
+        .replace("from agentenv import", "from agentenv.core.types import SamplingParams\nfrom agentenv import")
     )
     assert command(flags("--env", "env.py:Turns", env=None)) == 2
     said = " ".join(capfd.readouterr().err.split())
@@ -339,7 +352,8 @@ class Insists:
 """
 
 
-def test_what_an_agent_with_a_loop_of_its_own_says_of_sampling_is_not_what_it_is_trained_with(place):
+@pytest.mark.long
+def test_sampling_parameters_of_an_agent_with_its_own_loop_are_not_those_of_training(place):
     pytest.importorskip("uvicorn")
     (place / "insists.py").write_text(INSISTS)
     assert command(flags("--env", "insists.py:Insists", "--max_train_steps", 2, env=None)) == 0
@@ -376,7 +390,7 @@ def test_an_engine_actor_that_is_killed_comes_back_with_the_newest_weights(place
         )
     )
     (place / "env.py").write_text(slow)  # else it has ended before the engine is back
-    more = ["--vllm_num_engines", 2, "--max_train_steps", 16, "--max_new_tokens", 32, "--async_train"]
+    more = ["--vllm_num_engines", 2, "--max_train_steps", 16, "--max_tokens", 32, "--async_train"]
     argv = [arg for arg in flags(*more) if arg != "--no_ray"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"}
     program = [sys.executable, "-m", "agentenv.cli", *map(str, argv)]

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from agentenv.agent import AgentInstance
-from agentenv.types import StepResult
+from agentenv.core.agent import AgentInstance
+from agentenv.core.types import StepResult
 
 
 class Echo(AgentInstance):

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from agentenv import AgentInstance
-from agentenv.agent import call, create
+from agentenv._util.calls import call, create
 from agentenv.errors import ContractError
 from tests.gymnasium_env.vector_worlds import Fragile
 

@@ -25,6 +25,7 @@ def needed(env_id):
         pytest.importorskip(NEEDS[IDS[env_id]])
 
 
+@pytest.mark.long
 @each_id
 def test_every_installed_environment_passes_all_checks(env_id):
     needed(env_id)
@@ -39,6 +40,7 @@ def test_every_installed_environment_passes_all_checks_with_many_episodes_and_pr
     check_gym(env_id)
 
 
+@pytest.mark.long
 @each_id
 def test_every_installed_environment_is_checked_without_a_spec_too(env_id):
     needed(env_id)
@@ -49,18 +51,22 @@ def test_every_installed_environment_is_checked_without_a_spec_too(env_id):
         check_env(env, skip_render_check=True)
 
 
+@pytest.mark.long
 def test_conversations_pass_all_checks():
     check_gym("math_retry", obs_mode="messages", num_episodes=3, processes=False)
 
 
+@pytest.mark.long
 def test_a_users_class_passes_all_checks_with_processes():
     check_gym(f"{GAMES}:Echo")
 
 
+@pytest.mark.long
 def test_tokens_pass_all_checks():
     check_gym("guess_number", obs_mode="tokens", model="tiny-math", num_episodes=3, processes=False)
 
 
+@pytest.mark.long
 def test_an_environment_itself_can_be_checked():
     check_gym(agentenv.gym.AgentEnv(f"{GAMES}:Tools", max_episode_steps=3), num_episodes=3, processes=False)
 
@@ -76,6 +82,7 @@ ACCEPTANCE = "from gymnasium.utils.env_checker import check_env; import gymnasiu
 )
 
 
+@pytest.mark.long
 def test_the_line_of_the_readme_passes_with_warnings_as_errors():
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", ACCEPTANCE.format("agentenv/MathRetry-v0")],

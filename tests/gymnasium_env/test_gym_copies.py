@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from agentenv.episode.registry import load_env
 from agentenv.errors import EpisodeFailed
 from agentenv.gym import AgentEnv
-from agentenv.loading import load_env
 from agentenv.testing.tokenizers import CharTokenizer
 
 GAMES = f"{Path(__file__).parent / 'games.py'}"
@@ -25,7 +25,7 @@ def game(name="Echo", **kwargs):
 
 @copied_both_ways
 @pytest.mark.parametrize("num", range(4))
-def test_a_copy_goes_on_from_where_the_original_is_and_leaves_it_alone(copied, num):
+def test_a_copy_continues_from_where_the_original_is_and_leaves_it_alone(copied, num):
     env = game()
     env.reset(seed=2, options={"task": "yes"})
     for turn in range(num):
@@ -39,7 +39,7 @@ def test_a_copy_goes_on_from_where_the_original_is_and_leaves_it_alone(copied, n
 
 
 @copied_both_ways
-def test_a_copy_of_a_copy_nobody_used_is_one_of_the_original(copied):
+def test_a_copy_of_an_unused_copy_is_one_of_the_original(copied):
     env = game()
     env.reset(seed=2, options={"task": "yes"})
     env.step("a")
@@ -75,7 +75,7 @@ def test_a_copy_of_an_environment_that_is_not_what_its_seed_says_fails_instead_o
     env = game("Unseeded")
     env.reset(options={"task": "yes"})
     copy = copied(env)
-    with pytest.raises(EpisodeFailed, match="does not depend on its seed alone"):
+    with pytest.raises(EpisodeFailed, match="depends on more than its seed"):
         copy.step("a")
     env.step("a")
 
@@ -94,7 +94,7 @@ def play_on(env, over, pipe):
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # from Python 3.12 on: of every fork
-def test_a_forked_process_goes_on_with_a_loop_of_its_own__trap_fork():
+def test_a_forked_process_continues_with_its_own_loop__trap_fork():
     env = game()
     env.reset(seed=2, options={"task": "yes"})
     env.step("a")
@@ -115,14 +115,15 @@ def test_a_forked_process_goes_on_with_a_loop_of_its_own__trap_fork():
 FRESH = """
 import atexit, pickle, sys
 atexit.register(lambda: print(load_env(env.spec.kwargs["env"]).closed))
-from agentenv.loading import load_env
+from agentenv.episode.registry import load_env
 env = pickle.load(sys.stdin.buffer)
 print(env.step("yes")[1:4], env.spec.id, "torch" in sys.modules)
 env.reset()
 """
 
 
-def test_a_pickle_goes_on_in_a_fresh_process_whose_end_closes_the_environment__trap_spawn():
+@pytest.mark.long
+def test_a_pickle_continues_in_a_fresh_process_whose_end_closes_the_environment__trap_spawn():
     env = game()
     env.reset(seed=2, options={"task": "yes"})
     env.step("a")

@@ -13,18 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.agent import create
-from agentenv.chat import Chat
+from agentenv._util.calls import create
+from agentenv._util.loop_thread import run_sync
+from agentenv.chat.chat import Chat
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Completion, Limits, SamplingParams, StopReason, Task
 from agentenv.engines.scripted import ScriptedEngine
-from agentenv.episode import EpisodeKey, run_episode
+from agentenv.episode.loop import run_episode
+from agentenv.episode.registry import load_env
+from agentenv.episode.setup import EpisodeKey
 from agentenv.errors import ConfigError, ContractError, EpisodeFailed
 from agentenv.gym import AgentEnv, EpisodeMaker, GymConfig, views
-from agentenv.gym.background import wait_for
-from agentenv.loading import load_env
 from agentenv.testing import tokenizers
 from agentenv.testing.tokenizers import ByteFallbackTokenizer, CharTokenizer, MergingTokenizer
-from agentenv.trajectory import Trajectory
-from agentenv.types import Completion, Limits, SamplingParams, StopReason, Task
 
 GAMES = f"{Path(__file__).parent / 'games.py'}"
 YES, NO, NOTHING = range(3)
@@ -39,11 +40,11 @@ def until(holds):
     for _ in range(10_000):
         if holds():
             return
-        wait_for(asyncio.sleep(0.001))
+        run_sync(asyncio.sleep(0.001))
     raise AssertionError("expected it to come about within 10 s")
 
 
-def test_reset_gives_the_prompt_and_step_five_values_of_the_right_types():
+def test_reset_returns_the_prompt_and_step_five_values_of_the_right_types():
     env = game()
     assert env.reset(options={"task": "yes"}) == ("Say yes.", {"task_id": "yes"})
     observation, *rest = env.step("maybe")
@@ -58,7 +59,7 @@ def test_a_prompt_of_several_messages_says_who_says_what():
     assert observation == "System: Be brief. é日本😀\n\nUser: Say no."
 
 
-def test_messages_are_the_whole_conversation_and_nobody_elses():
+def test_messages_are_the_whole_conversation_of_this_episode_only():
     env = game(obs_mode="messages")
     first, _ = env.reset(options={"task": NO})
     assert [message["role"] for message in first] == ["system", "user"]
@@ -77,7 +78,7 @@ def test_a_conversation_shares_nothing_with_the_record_however_deep_it_is():
     assert views.conversation(trajectory) == [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
 
 
-def test_an_action_that_nothing_followed_goes_on_with_the_next_in_one_message():
+def test_an_action_that_nothing_followed_continues_with_the_next_in_one_message():
     env = game("Silent", obs_mode="messages")
     env.reset(options={"task": YES})
     env.step("on")
@@ -145,12 +146,12 @@ def test_arguments_that_mean_nothing_are_refused_when_the_environment_is_made(kw
         game(**kwargs)
 
 
-def test_an_agent_with_a_loop_of_its_own_cannot_be_stepped():
-    with pytest.raises(ConfigError, match="loop of its own"):
+def test_an_agent_with_its_own_loop_cannot_be_stepped():
+    with pytest.raises(ConfigError, match="its own loop"):
         game("OwnLoop")
 
 
-def test_step_before_reset_and_after_the_end_is_refused_and_reset_goes_on():
+def test_step_before_reset_and_after_the_end_is_refused_and_reset_continues():
     env = game()
     for call in (lambda: env.step("a"), lambda: env.trajectory):
         with pytest.raises(ContractError, match="Call reset"):
@@ -165,7 +166,7 @@ def test_step_before_reset_and_after_the_end_is_refused_and_reset_goes_on():
 
 
 @pytest.mark.parametrize("action", [None, 3, b"yes", ["yes"], {"role": "assistant", "content": "yes"}])
-def test_an_action_that_is_no_text_is_refused_and_the_episode_goes_on(action):
+def test_an_action_that_is_not_text_is_refused_and_the_episode_continues(action):
     env = game()
     env.reset(options={"task": YES})
     with pytest.raises(ContractError, match="expected a text"):
@@ -202,7 +203,7 @@ def test_the_environment_is_closed_once_by_close_by_reset_and_by_being_forgotten
     until(lambda: closed.count("counted") == 3)
 
 
-def test_an_interrupted_call_ends_the_episode_and_reset_goes_on(monkeypatch):
+def test_an_interrupted_call_ends_the_episode_and_reset_continues(monkeypatch):
     cls = load_env(f"{GAMES}:Hangs")
     env = game("Hangs", env_kwargs={"name": "interrupted"})
     env.reset(options={"task": YES})
@@ -273,14 +274,14 @@ async def test_plain_calls_work_where_an_event_loop_runs__trap_jupyter_and_ray()
     env.close()
 
 
-def test_an_environment_that_steps_another_is_told_instead_of_waiting_for_ever():
+def test_an_environment_that_steps_another_raises_instead_of_waiting_forever():
     env = game()
 
     async def inside():
         env.reset()
 
     with pytest.raises(ContractError, match="background loop"):
-        wait_for(inside())
+        run_sync(inside())
 
 
 def test_tools_are_offered_in_text_and_their_calls_are_read():
@@ -308,6 +309,7 @@ def test_openrlhfs_dicts_and_scalars_become_floats__trap_tensor_reward():
 TOKENIZERS = {t.__name__: t() for t in (CharTokenizer, MergingTokenizer, ByteFallbackTokenizer)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
 def test_tokens_are_those_of_the_loop_one_by_one(tokenizer):
     env = game(obs_mode="tokens", tokenizer=tokenizer, max_length=2_000)
@@ -328,7 +330,7 @@ def test_tokens_are_those_of_the_loop_one_by_one(tokenizer):
             if step[2]:
                 break
         engine = ScriptedEngine(actions, tokenizer)
-        wanted = wait_for(_run(engine, tokenizer, env.trajectory))
+        wanted = run_sync(_run(engine, tokenizer, env.trajectory))
         num = len(env.trajectory.turns)
         assert [list(request.prompt_token_ids) for request in engine.requests[:num]] == seen[:num]
         assert wanted.token_ids[: len(env.trajectory.token_ids)] == env.trajectory.token_ids
@@ -390,7 +392,7 @@ async def test_async_code_has_no_need_of_the_thread():
         assert (await maker.act(episode, "yes"))[1:4] == (1.0, True, False)
 
 
-def test_time_limit_and_the_checking_wrappers_are_gymnasiums_own_and_tell_the_environment_nothing():
+def test_time_limit_and_the_checking_wrappers_are_gymnasiums_and_do_not_notify_the_environment():
     env = gymnasium.make(game("LastWord").spec, max_episode_steps=2)
     env.reset(seed=0)
     env.step("a")

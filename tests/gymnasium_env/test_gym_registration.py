@@ -11,10 +11,11 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 
 import agentenv.gym
+from agentenv.episode.registry import EnvEntry
 from agentenv.errors import ConfigError
 from agentenv.gym import registration
 from agentenv.gym.registration import id_of, register_all, spec_of
-from agentenv.loading import EnvEntry
+from agentenv.testing.tokenizers import CharTokenizer
 
 GAMES = f"{Path(__file__).parent / 'games.py'}"
 
@@ -35,7 +36,7 @@ def test_the_id_is_the_name_in_camel_case(env, env_id):
     assert EnvSpec(env_id).namespace == "agentenv"
 
 
-def test_what_cannot_be_made_stands_in_nobodys_way(monkeypatch):
+def test_anything_that_cannot_be_made_does_not_affect_others(monkeypatch):
     entries = {
         name: EnvEntry(name, value, "somebody")
         for name, value in (
@@ -58,7 +59,7 @@ def test_what_cannot_be_made_stands_in_nobodys_way(monkeypatch):
 
 
 def registered(value):
-    from agentenv.loading import load_env
+    from agentenv.episode.registry import load_env
 
     return load_env(value)
 
@@ -102,13 +103,13 @@ def test_an_environment_made_without_gymnasium_has_its_spec_too():
         ("nothing.py:Guess", "nothing.py"),
     ],
 )
-def test_a_name_that_is_none_is_told_the_nearest(name, told):
+def test_an_unknown_name_is_answered_with_the_nearest(name, told):
     for make in (agentenv.gym.make, agentenv.gym.make_vec):
         with pytest.raises(ConfigError, match=told):
             make(name)
 
 
-def test_sixteen_actions_are_the_limit_unless_another_is_said_and_the_environment_is_told():
+def test_sixteen_actions_are_the_default_limit_and_the_environment_is_notified():
     env = agentenv.gym.make(f"{GAMES}:LastWord", max_episode_steps=1)
     env.reset(seed=0)
     assert env.step("a")[1] == 0.5
@@ -123,6 +124,28 @@ def test_sixteen_actions_are_the_limit_unless_another_is_said_and_the_environmen
         env.reset(seed=0)
         ends = [env.step("a")[3] for _ in range(limit)]
         assert ends == [False] * (limit - 1) + [True]
+
+
+def test_max_turns_of_the_class_is_the_limit_of_actions_unless_an_argument_overrides_it():
+    env_id = "agentenv/GymnasiumText-v0"
+    assert gymnasium.spec(env_id).max_episode_steps == 52
+    assert agentenv.gym.make("gymnasium_text").unwrapped.spec.kwargs["max_episode_steps"] == 52
+    assert agentenv.gym.make("gymnasium_text", max_episode_steps=5).unwrapped.spec.kwargs["max_episode_steps"] == 5
+    assert agentenv.gym.make_vec("gymnasium_text", 2).maker.limits.max_turns == 52
+    assert gymnasium.make_vec(env_id, 2).maker.limits.max_turns == 52
+    assert gymnasium.make_vec(env_id, 2, max_episode_steps=5).maker.limits.max_turns == 5
+    for limit, env in ((52, gymnasium.make(env_id)), (60, gymnasium.make(env_id, max_episode_steps=60))):
+        assert env.get_wrapper_attr("_max_episode_steps") == limit
+        assert env.unwrapped._maker.limits.max_turns > limit
+
+
+def test_max_length_of_the_class_is_the_limit_of_tokens_unless_an_argument_overrides_it(monkeypatch):
+    from agentenv_envs.guess_number import GuessNumber
+
+    monkeypatch.setattr(GuessNumber, "max_length", 777)
+    tokens = {"obs_mode": "tokens", "tokenizer": CharTokenizer()}
+    for settings, limit in (({}, 1_000_000), (tokens, 777), ({**tokens, "max_length": 99}, 99)):
+        assert agentenv.gym.AgentEnv("guess_number", **settings)._maker.limits.max_length == limit
 
 
 def test_vectors_of_gymnasium_tell_the_shared_memory_and_ours_need_none__trap_async_garbage():
@@ -147,9 +170,10 @@ def test_infos_of_vectors_keep_their_fractions__trap_add_info():
     envs.close()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("mode", ["vector_entry_point", "sync", "async"])
-def test_every_kind_of_vector_tells_the_limit_to_its_environments_and_its_spec_makes_it_again(mode):
+def test_every_kind_of_vector_passes_the_limit_to_its_environments_and_its_spec_makes_it_again(mode):
     envs = agentenv.gym.make_vec(f"{GAMES}:LastWord", 2, vectorization_mode=mode, max_episode_steps=1)
     try:
         envs.reset(seed=0)
@@ -170,7 +194,7 @@ def test_each_environment_of_a_vector_gets_the_wrappers():
     envs.close()
 
 
-def test_a_kind_of_vector_that_is_none_is_refused():
+def test_an_invalid_kind_of_vector_is_refused():
     with pytest.raises(ConfigError, match="expected vector_entry_point, sync or async, got 'asink'"):
         agentenv.gym.make_vec("guess_number", 2, vectorization_mode="asink")
 
@@ -196,6 +220,7 @@ assert not heavy, heavy
 """
 
 
+@pytest.mark.long
 def test_importing_registers_and_imports_no_environment_and_text_needs_no_torch__trap_side_effects():
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", IMPORTS], capture_output=True, text=True, timeout=60, check=False

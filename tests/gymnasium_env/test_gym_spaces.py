@@ -33,7 +33,7 @@ def test_any_text_holds_what_gymnasiums_text_refuses__trap_default_charset(text)
     assert text not in gymnasium.spaces.Text(max_length=64)
 
 
-def test_any_text_is_no_longer_than_said_and_nothing_but_text():
+def test_any_text_is_at_most_as_long_as_the_limit_and_nothing_but_text():
     assert "ab" in AnyText(2)
     assert "abc" not in AnyText(2)
     for value in (b"ab", 3, None, ["a"], np.array("a")):
@@ -123,7 +123,7 @@ def test_token_sequences_may_be_lists_tuples_and_arrays__trap_sequence_of_discre
     assert kind([[1], [2]]) not in space
 
 
-def test_what_is_no_sequence_of_ids_is_none():
+def test_input_that_is_not_a_sequence_of_ids_is_none():
     space = TokenSeq(100, 10, min_len=1)
     for value in ("12", None, 3, [True], ["1"], [None], [2**70], [], {1: 2}, np.array(3), np.array([True])):
         assert value not in space

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
+from agentenv._util.loop_thread import run_sync, submit
 from agentenv.errors import ContractError, EpisodeFailed
-from agentenv.gym.background import submit, wait_for
 from agentenv.gym.vector import AgentVectorEnv, BatchFailed
 from tests.gymnasium_env.vector_worlds import HERE, Fragile, task_file
 
@@ -47,6 +47,7 @@ def reset_all(envs, task=0):
 # --- a failing step ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("action", ["raise", "hang"])
 def test_a_failed_step_has_no_reward_and_the_others_lose_nothing(make, mode, action):
@@ -68,7 +69,7 @@ def test_a_failed_step_has_no_reward_and_the_others_lose_nothing(make, mode, act
 def test_by_default_a_failure_raises_and_the_error_has_what_the_others_gave(make, mode):
     envs = make(autoreset_mode=mode)
     reset_all(envs)
-    with pytest.raises(BatchFailed, match=r"none of \[1\]: environment 1: step: ValueError: the world ended") as failed:
+    with pytest.raises(BatchFailed, match=r"none from \[1\]: environment 1: step: ValueError: the world") as failed:
         envs.step(["stay", "raise", "end"])
     assert isinstance(failed.value, EpisodeFailed)
     assert list(failed.value.errors) == [1]
@@ -79,7 +80,7 @@ def test_by_default_a_failure_raises_and_the_error_has_what_the_others_gave(make
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_after_a_failure_the_vector_goes_on(make, mode):
+def test_after_a_failure_the_vector_continues(make, mode):
     envs = make(autoreset_mode=mode)
     reset_all(envs)
     with pytest.raises(BatchFailed):
@@ -94,7 +95,7 @@ def test_after_a_failure_the_vector_goes_on(make, mode):
 
 
 @pytest.mark.parametrize("stop", Fragile.stops)
-def test_what_would_end_the_loop_ends_one_episode_and_the_vector_goes_on(make, stop):
+def test_what_would_end_the_loop_ends_one_episode_and_the_vector_continues(make, stop):
     envs = make(on_error="truncate", autoreset_mode=AutoresetMode.DISABLED)
     reset_all(envs)
     _, rewards, _, truncations, infos = envs.step(["stay", stop, "stay"])
@@ -105,7 +106,7 @@ def test_what_would_end_the_loop_ends_one_episode_and_the_vector_goes_on(make, s
     assert envs.step(["stay"] * 3)[1].tolist() == [0.5] * 3
 
 
-def test_a_fact_that_is_called_error_is_no_failure(make):
+def test_a_fact_that_is_called_error_is_not_a_failure(make):
     envs = make()
     reset_all(envs)
     _, rewards, _, _, infos = envs.step(["stay", "err", "stay"])
@@ -144,7 +145,7 @@ def test_a_reset_that_fails_after_the_end_keeps_the_reward_that_was_earned(make)
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
-def test_what_is_mended_meanwhile_goes_on_by_itself(make, mode):
+def test_a_fixed_environment_continues_by_itself(make, mode):
     envs = make(autoreset_mode=mode, on_error="truncate", limit=1)
     Fragile.broken = True
     assert envs.reset(seed=0)[0] == ("", "", "")
@@ -194,13 +195,13 @@ async def until(holds):
         await asyncio.sleep(0.001)
 
 
-def test_what_nobody_holds_is_closed(make, tmp_path):
+def test_unused_resources_are_closed(make, tmp_path):
     envs = AgentVectorEnv(f"{HERE}:Fragile", num_envs=2, data=task_file(tmp_path, ROWS), limit=1)
     envs.reset()
     assert len(Fragile.open) == 2
     del envs
     gc.collect()
-    wait_for(until(lambda: not Fragile.open))
+    run_sync(until(lambda: not Fragile.open))
 
 
 # --- who calls --------------------------------------------------------------------------------------------------------
@@ -218,15 +219,15 @@ def test_a_second_call_meanwhile_is_refused_and_a_close_ends_the_first(make):
 
     thread = threading.Thread(target=hang)
     thread.start()
-    wait_for(until(lambda: Fragile.num_hanging == 3))
+    run_sync(until(lambda: Fragile.num_hanging == 3))
     with pytest.raises(ContractError, match="one call at a time"):
         envs.reset()
     envs.close()
     thread.join(30)
-    assert failures == ["AgentVectorEnv.step: expected an open one, got one that was closed meanwhile. Make another."]
+    assert failures == ["AgentVectorEnv.step: expected an open one, got one that was closed meanwhile. Make a new one."]
 
 
-async def test_a_step_that_is_given_up_ends_all_episodes_and_a_reset_goes_on(make):
+async def test_a_step_that_is_given_up_ends_all_episodes_and_a_reset_continues(make):
     envs = make()
     await envs.areset(seed=0, options={"task": 0})
     with pytest.raises(TimeoutError):
@@ -258,7 +259,7 @@ def test_what_begins_right_after_a_call_that_was_given_up_is_not_ended_with_it(m
         assert (await envs.astep(["stay"] * 3))[1].tolist() == [0.5] * 3
 
     for turns in range(1, 13):
-        wait_for(given_up_after(turns))  # all on one loop, so that each order of events comes about
+        run_sync(given_up_after(turns))  # all on one loop, so that each order of events comes about
 
 
 def test_an_interrupt_ends_a_hanging_step_and_all_episodes(make):
@@ -268,34 +269,34 @@ def test_an_interrupt_ends_a_hanging_step_and_all_episodes(make):
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         envs.step(["stay", "hang", "stay"])
-    wait_for(until(lambda: not Fragile.open))
+    run_sync(until(lambda: not Fragile.open))
     timer.join()
 
 
-def test_a_task_that_lets_an_interrupt_out_fails_alone_and_others_of_the_loop_go_on():
+def test_a_task_that_lets_an_interrupt_out_fails_alone_and_others_of_the_loop_continue():
     async def interrupts():
         await asyncio.sleep(0)
         raise KeyboardInterrupt
 
     waiting = submit(asyncio.sleep(0.2, "other"))
     with pytest.raises(KeyboardInterrupt):
-        wait_for(interrupts())
+        run_sync(interrupts())
     assert waiting.result(60) == "other"
 
 
-def test_who_stops_the_loop_stops_nobody():
+def test_stopping_the_loop_does_not_stop_others():
     async def stops():
         asyncio.get_running_loop().stop()
         await asyncio.sleep(0.01)
         return "went on"
 
-    assert wait_for(stops()) == "went on"
+    assert run_sync(stops()) == "went on"
 
 
 BREAKING = """
 import asyncio
 from agentenv.errors import ContractError
-from agentenv.gym.background import submit, wait_for
+from agentenv._util.loop_thread import run_sync, submit
 
 async def waits():
     await asyncio.Event().wait()
@@ -305,27 +306,27 @@ async def breaks():
     await waits()
 
 waiting = submit(waits())
-for told in (lambda: wait_for(breaks()), lambda: waiting.result(60)):
+for told in (lambda: run_sync(breaks()), lambda: waiting.result(60)):
     try:
         told()
     except ContractError as error:
         print(error)
-print(wait_for(asyncio.sleep(0, "another")))
+print(run_sync(asyncio.sleep(0, "another")))
 """
 
 
-def test_who_waits_for_a_loop_that_breaks_is_told_and_the_next_call_has_another():
+def test_waiters_of_a_loop_that_breaks_get_an_error_and_the_next_call_has_another():
     """In a process of its own: the loop is the whole process's."""
     ran = subprocess.run([sys.executable, "-c", BREAKING], capture_output=True, text=True, timeout=120)
     said = ran.stdout.splitlines()
     assert [line.partition(", ")[0] for line in said] == [
-        "agentenv.gym: expected the background loop to go on", "agentenv.gym: expected the background loop to go on",
+        *["agentenv-background: expected the background loop to continue"] * 2,
         "another",
-    ], ran.stderr  # fmt: skip
+    ], ran.stderr
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_process_has_episodes_of_its_own_and_leaves_its_parents_alone(make):
+def test_a_forked_process_has_its_own_episodes_and_leaves_its_parents_alone(make):
     envs = make()
     reset_all(envs)
     reading, writing = os.pipe()

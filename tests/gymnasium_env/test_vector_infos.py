@@ -39,7 +39,7 @@ def test_token_ids_of_any_length_are_kept():
     assert [list(ids) for ids in batch_infos(infos)["token_ids"]] == [[1, 2], [3], [4, 5, 6]]
 
 
-def test_where_there_is_no_number_there_is_nan_and_no_other_number():
+def test_a_missing_number_is_nan_and_no_other_number():
     batch = batch_infos([{}, {"score": 1.0}, None])
     assert np.isnan(batch["score"][[0, 2]]).all()
     assert batch["_score"].tolist() == [False, True, False]
@@ -63,7 +63,7 @@ INFOS = st.lists(st.dictionaries(st.sampled_from("abc"), VALUES, max_size=3), mi
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(INFOS)
-def test_whatever_environments_say_comes_back_from_the_batch(infos):
+def test_any_text_of_environments_comes_back_from_the_batch(infos):
     batch = batch_infos(infos)
     assert batch["by_env"].tolist() == infos
     for key in {key for info in infos for key in info}:
@@ -105,6 +105,7 @@ class Talking(gymnasium.Env):
         return "world", 0.0, False, False, {}
 
 
+@pytest.mark.long
 @forks
 def test_gymnasiums_text_is_garbage_in_its_processes_and_ours_is_refused_there_or_right(tmp_path):
     theirs = AsyncVectorEnv([Talking] * 2, context="fork")

@@ -77,6 +77,7 @@ def compare(together, apart, actions):
     return terminations | truncations
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @thorough
 @given(seeds=SEEDS, plan=PLANS)

@@ -84,6 +84,7 @@ def same(ours, theirs):
 # --- parity -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_the_same_seeds_and_policy_give_what_gymnasiums_serial_vector_gives(make, mode):
     theirs = play(make("Wandering", mode, SyncVectorEnv))
@@ -92,6 +93,7 @@ def test_the_same_seeds_and_policy_give_what_gymnasiums_serial_vector_gives(make
     same(play(make("Wandering", mode)), theirs)
 
 
+@pytest.mark.long
 @forks
 @pytest.mark.parametrize("mode", MODES)
 def test_the_same_seeds_and_policy_give_what_gymnasiums_processes_give(make, mode):
@@ -100,7 +102,7 @@ def test_the_same_seeds_and_policy_give_what_gymnasiums_processes_give(make, mod
 
 @pytest.mark.parametrize("obs_mode", ["messages", "tokens"])
 def test_conversations_and_token_ids_of_any_length_are_those_of_the_serial_vector(make, obs_mode):
-    from agentenv.gym.plain_text import PlainTextTokenizer
+    from agentenv.engines.scripted import PlainTextTokenizer
 
     settings = {"obs_mode": obs_mode, **({"tokenizer": PlainTextTokenizer()} if obs_mode == "tokens" else {})}
     policy = say if obs_mode == "messages" else lambda seen: [[65 + len(ids) % 7, 66, 0] for ids in seen]
@@ -163,7 +165,7 @@ def test_gymnasiums_own_make_vec_takes_ours_by_default_and_its_spec_makes_it_aga
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_of_eight_steps_of_one_turn_episodes_all_earn_and_under_next_step_half(make, mode):
+def test_all_of_eight_steps_of_one_turn_episodes_earn_and_half_under_next_step(make, mode):
     OneTurn.num_steps = 0
     given = play(make("OneTurn", mode, num=1), policy=lambda _: ["x"], steps=8)
     earned = sum(float(step[1].sum()) for step in given if len(step) > 2)
@@ -330,7 +332,7 @@ def test_gymnasiums_statistics_and_lists_of_infos_are_right_over_it(make, mode):
         assert list(zip(theirs.return_queue, theirs.length_queue, strict=True)) == expected
 
 
-def test_render_gives_the_text_of_every_episode(make):
+def test_render_returns_the_text_of_every_episode(make):
     envs = make("Wandering", render_mode="ansi", mode=AutoresetMode.DISABLED)
     assert envs.render() == ("", "", "")
     envs.reset(options={"task": [0, 1, 2]})
@@ -348,7 +350,7 @@ def test_records_are_the_trajectories_that_ended_last(make):
         assert record.terminated == last[index][2][index]
 
 
-async def test_a_caller_with_a_loop_of_its_own_awaits_the_same_and_does_other_work_meanwhile(make):
+async def test_a_caller_with_its_own_loop_awaits_the_same_and_does_other_work_meanwhile(make):
     plain, awaited = make("Wandering"), make("Wandering")
     ticks = 0
 

@@ -11,14 +11,15 @@ import torch
 from openai.types.responses import EasyInputMessageParam, Response
 from pydantic import TypeAdapter
 
-from agentenv.agent import AgentInstance
-from agentenv.chat import Chat
+from agentenv._util.http.access import AccessPolicy
+from agentenv.chat.chat import Chat, ChatOptions
+from agentenv.core.agent import AgentInstance
+from agentenv.core.types import Completion, Limits, SamplingParams, StepResult
 from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode.registry import env_source
+from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, DataError, EngineError, InfraError
-from agentenv.http_serving.doors import Doors
 from agentenv.interop.nemo_gym import GymOptions, GymServer
-from agentenv.loading import EnvSource, env_source
-from agentenv.types import ChatOptions, Completion, Limits, SamplingParams, StepResult
 from tests.interop.test_nemo_rl_env import tokenizer
 
 ROW = {
@@ -84,6 +85,7 @@ def postprocessed(row, result):
     return log
 
 
+@pytest.mark.long
 async def test_an_episode_is_answered_in_gyms_schema():
     async with server() as served:
         answer = await post(served)
@@ -148,7 +150,8 @@ async def test_input_as_text_parts_and_instructions_are_messages():
     assert engine.requests[0].prompt.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nGuess it.")
 
 
-async def test_rows_of_one_prompt_at_a_time_have_episodes_of_their_own():
+@pytest.mark.long
+async def test_rows_of_one_prompt_at_a_time_have_their_own_episodes():
     async with server(["3"]) as served:
         answers = await asyncio.gather(*(post(served) for _ in range(8)))
     assert {answer.status_code for answer in answers} == {200}
@@ -158,6 +161,7 @@ async def test_rows_of_one_prompt_at_a_time_have_episodes_of_their_own():
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("what", "status", "kind"),
     [("infra", 503, "infra"), ("env", 422, "env"), ("data", 422, "data"), ("contract", 422, "contract")],
@@ -178,6 +182,7 @@ async def test_a_step_that_hangs_is_a_timeout_that_may_be_tried_again():
     assert (answer.status_code, answer.json()["error"]["class"]) == (504, "infra")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reply", [EngineError("down"), Completion((), "abort")])
 async def test_an_engine_that_fails_is_infrastructure(reply):
     async with server(lambda request: copy.copy(reply), max_retries=0) as served:
@@ -185,6 +190,7 @@ async def test_an_engine_that_fails_is_infrastructure(reply):
     assert (answer.status_code, answer.json()["error"]["class"]) == (503, "infra")
 
 
+@pytest.mark.long
 async def test_an_episode_that_infrastructure_failed_is_run_again():
     engine = ScriptedEngine(["3"], tokenizer(), crash_at=0)
     async with server(engine, max_retries=1) as served:
@@ -198,7 +204,7 @@ async def test_a_missing_logprob_is_an_error_and_no_number():
     assert (answer.status_code, answer.json()["error"]["class"]) == (503, "infra")
 
 
-def test_a_history_that_is_rendered_anew_is_refused_at_once():
+def test_a_history_that_is_rendered_again_is_refused_at_once():
     chat = Chat(tokenizer(), options=ChatOptions(history="rerender"))
     with pytest.raises(ConfigError, match="extend the last"):
         GymServer(env_source("guess_number", {}), engine=ScriptedEngine(["3"], tokenizer()), chat=chat)
@@ -239,7 +245,8 @@ UNREADABLE = [
 FOREIGN = [({"host": "evil.test"}, 400), ({"origin": "http://evil.test"}, 403), ({"sec-fetch-site": "cross-site"}, 403)]
 
 
-async def test_what_is_no_row_is_the_requests_fault():
+@pytest.mark.long
+async def test_input_that_is_not_a_row_is_the_requests_fault():
     async with server(["3"]) as served:
         for body in NO_ROWS:
             answer = await post(served, body)
@@ -261,8 +268,10 @@ async def test_pages_of_other_sites_are_kept_out():
 
 
 async def test_others_than_this_machine_need_a_token_which_gyms_address_may_hold():
-    doors = Doors("0.0.0.0", token="secret", hosts=("127.0.0.1",), without_token=GymOptions().doors.without_token)
-    async with server(["3"], doors=doors) as served:
+    access = AccessPolicy(
+        "0.0.0.0", token="secret", hosts=("127.0.0.1",), without_token=GymOptions().access.without_token
+    )
+    async with server(["3"], access=access) as served:
         assert (await post(served)).status_code == 401
         async with httpx.AsyncClient(trust_env=False) as http:
             assert (await http.get(f"{served.url}/health")).status_code == 200
@@ -270,7 +279,7 @@ async def test_others_than_this_machine_need_a_token_which_gyms_address_may_hold
             assert (answer.status_code, answer.json()["reward"]) == (200, 1.0)
 
 
-async def test_one_episode_too_many_is_told_to_come_again():
+async def test_one_episode_too_many_is_answered_with_retry_later():
     started, end = asyncio.Event(), asyncio.Event()
 
     async def script(request):
@@ -304,7 +313,7 @@ async def test_an_episode_whose_client_went_away_is_cancelled():
                 await asyncio.sleep(0.01)
 
 
-async def test_health_is_told_and_other_paths_are_not():
+async def test_health_is_reported_and_other_paths_are_not():
     async with server(["3"]) as served:
         async with httpx.AsyncClient(base_url=served.url, trust_env=False, verify=False) as http:
             assert (await http.get("/")).status_code == 200

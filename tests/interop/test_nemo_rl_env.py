@@ -18,13 +18,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.agent import AgentInstance
-from agentenv.chat import Chat
+from agentenv.chat.chat import Chat
+from agentenv.core.agent import AgentInstance
+from agentenv.core.types import Limits, SamplingParams, StepResult, Task
+from agentenv.engines.models import load_tokenizer
 from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode.registry import load_env
+from agentenv.episode.runner import EpisodeRunner, PlannedEpisode
+from agentenv.episode.setup import EpisodeSetup
+from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError
-from agentenv.interop import nemo_rl_env
-from agentenv.interop._nemo_types import Running, summary
-from agentenv.interop.nemo_rl_env import (
+from agentenv.interop import nemo_rl as nemo_rl_env
+from agentenv.interop.nemo_rl import (
     AgentEnvironment,
     EnvironmentUnavailable,
     FromNemo,
@@ -32,9 +37,7 @@ from agentenv.interop.nemo_rl_env import (
     TaskProcessor,
     masked,
 )
-from agentenv.loading import EnvSource, load_env, load_tokenizer
-from agentenv.runner import EpisodeRunner, PlannedEpisode
-from agentenv.types import Limits, SamplingParams, StepResult, Task
+from agentenv.interop.nemo_rl.types import Running, summary
 from tests.interop import nemo_stub
 from tests.models import make_tiny_tokenizer
 
@@ -187,7 +190,7 @@ def test_a_shutdown_closes_what_lives_and_may_be_repeated(made):
     environment.shutdown()
     assert not Counting.live
     environment.shutdown()
-    with pytest.raises(ContractError, match="after shutdown"):
+    with pytest.raises(ContractError, match="got a closed one"):
         environment.step([log("a")], [{"label": 1}])
 
 
@@ -220,6 +223,7 @@ def test_an_episode_that_nemo_gave_up_is_closed_after_a_while(made):
         environment.step([log("a", "o", "b")], kept)
 
 
+@pytest.mark.long
 def test_a_step_that_takes_longer_than_the_idle_time_is_not_given_up(made):
     class Slower(Counting):
         async def step(self, states):
@@ -249,7 +253,7 @@ def test_stop_strings_that_end_are_an_empty_list_for_none_keeps_those_before(mad
     assert stops == [["</a>"], [], []]
 
 
-def test_where_stop_strings_were_never_spoken_of_nothing_is_said_of_them(made):
+def test_unset_stop_strings_are_not_reported(made):
     assert made("guess_number", check_prompt=False).step([log("8")], [{"label": "3"}]).next_stop_strings == [None]
 
 
@@ -292,7 +296,7 @@ def test_a_batch_in_which_not_all_failures_are_infrastructures_is_not_infrastruc
         made().step([log("infra"), log("raise"), log("c")], [{"label": 3}] * 3)
 
 
-def test_what_is_infrastructures_failure_is_a_connection_error_for_nemo_and_survives_pickling():
+def test_an_infrastructure_failure_is_a_connection_error_for_nemo_and_survives_pickling():
     error = pickle.loads(pickle.dumps(EnvironmentUnavailable("gone")))
     assert isinstance(error, ConnectionError)
     assert str(error) == "gone"
@@ -485,7 +489,7 @@ def test_nemo_shows_no_prompt_of_reset_so_rows_whose_model_saw_another_are_refus
     assert unchecked.step([log("8", asked="Guess my number.")], [{"label": "8"}]).rewards.tolist() == [1.0]
 
 
-def test_rows_of_the_task_processor_have_raw_messages_beside_the_rendering():
+def test_rows_of_the_task_processor_have_raw_messages_and_the_rendering():
     row = {"prompt": "Guess my number.", "label": "8", "column": 1}
     datum = TaskProcessor("guess_number")(row, None, tokenizer(), 4096, 5)
     (message,) = datum["message_log"]
@@ -518,7 +522,7 @@ def test_a_turn_that_ended_at_a_stop_string_is_closed_in_the_models_place(made, 
     assert again.observations[0]["content"] == expected
 
 
-def test_a_tokenizer_that_encodes_alone_otherwise_is_told_of(caplog):
+def test_a_tokenizer_that_encodes_alone_otherwise_is_reported(caplog):
     class Spaced:
         """Puts a token before every text, as SentencePiece's dummy space (#2844)."""
 
@@ -571,9 +575,14 @@ async def ours(env, row, said):
     task = Task([{"role": "user", "content": row["prompt"]}], label=row["label"], task_id="t", seed=row.get("seed"))
     ended = []
     runner = EpisodeRunner(
-        EnvSource(load_env(env), {}), engine=ScriptedEngine(said, tokenizer()), chat=Chat(tokenizer()),
-        sampling=SamplingParams(), limits=Limits(max_length=8192),
-    )  # fmt: skip
+        EnvSource(load_env(env), {}),
+        EpisodeSetup(
+            engine=ScriptedEngine(said, tokenizer()),
+            chat=Chat(tokenizer()),
+            sampling=SamplingParams(),
+            limits=Limits(max_length=8192),
+        ),
+    )
     await runner.run_one(PlannedEpisode(task, 0), ended.append)
     (trajectory,) = ended
     return list(trajectory.token_ids[: trajectory.turns[-1].end]), trajectory.reward
@@ -648,7 +657,8 @@ async def run_from_nemo(name, **config):
     source = EnvSource(FromNemo, {"environment": f"{__name__}.{name}", "config": {"turns": 3} | config})
     ended = []
     runner = EpisodeRunner(
-        source, engine=engine, chat=Chat(tokenizer()), sampling=SamplingParams(), limits=Limits(max_length=4096)
+        source,
+        EpisodeSetup(engine=engine, chat=Chat(tokenizer()), sampling=SamplingParams(), limits=Limits(max_length=4096)),
     )
     await runner.run_one(
         PlannedEpisode(Task([{"role": "user", "content": "go"}], label="7", task_id="t"), 0), ended.append
@@ -665,14 +675,14 @@ async def test_an_environment_of_nemos_runs_as_one_of_ours():
     assert [request.sampling.stop for request in engine.requests] == [(), ("</b>",), ("</b>",)]
 
 
-async def test_a_reward_of_nemos_that_is_no_number_fails_the_episode():
+async def test_a_reward_of_nemos_that_is_not_a_number_fails_the_episode():
     _, trajectory = await run_from_nemo("Poisoned")
     assert trajectory.reward is None
     assert trajectory.error.kind == "contract"
 
 
-@pytest.mark.parametrize("place", ["nowhere.At", "math.pi", "Doubling", "agentenv.types.Gone"])
-def test_what_is_no_environment_of_nemos_is_refused(place):
+@pytest.mark.parametrize("place", ["nowhere.At", "math.pi", "Doubling", "agentenv.core.types.Gone"])
+def test_input_that_is_not_an_environment_of_nemos_is_refused(place):
     with pytest.raises((ConfigError, ContractError)):
         FromNemo(place)
 
@@ -682,7 +692,7 @@ def test_what_is_no_environment_of_nemos_is_refused(place):
 
 def test_create_env_refuses_a_class_that_register_env_alone_knows(monkeypatch):
     nemo = nemo_stub.installed(monkeypatch)
-    nemo.register_env("agentenv", "agentenv.interop.nemo_rl_env.AgentEnvironment")
+    nemo.register_env("agentenv", "agentenv.interop.nemo_rl.environments.AgentEnvironment")
     with pytest.raises(ValueError, match="No actor environment"):
         nemo.create_env("agentenv", {"env": Counting})
 
@@ -694,31 +704,32 @@ def test_register_does_both_and_may_be_repeated(monkeypatch):
     nemo_rl_env.register("agentenv_rm", "reward_model")
     for name, place in (("agentenv", "AgentEnvironmentActor"), ("agentenv_rm", "RewardModelEnvironmentActor")):
         fqn = nemo.ENV_REGISTRY[name]["actor_class_fqn"]
-        assert fqn.endswith(f"nemo_rl_env.{place}")
+        assert fqn == f"agentenv.interop.nemo_rl.{place}"
         assert nemo.ACTOR_ENVIRONMENT_REGISTRY[fqn] == nemo.PY_EXECUTABLES.SYSTEM
     assert issubclass(AgentEnvironment, nemo.EnvironmentInterface)
     with pytest.raises(ConfigError, match="free name"):
         nemo_rl_env.register("reward_model")
 
 
-def test_each_kind_has_a_name_of_its_own(monkeypatch):
+def test_each_kind_has_its_own_name(monkeypatch):
     nemo = nemo_stub.installed(monkeypatch)
     nemo_rl_env.register()
     nemo_rl_env.register(kind="reward_model")
     assert nemo.ENV_REGISTRY.keys() == {"reward_model", "agentenv", "agentenv_reward_model"}
 
 
-def test_where_nemo_is_installed_its_own_class_is_returned(monkeypatch, made):
+def test_if_nemo_is_installed_its_own_class_is_returned(monkeypatch, made):
     environment = made()
     assert type(environment.step([log("a")], [{"label": 1}])) is nemo_rl_env.EnvironmentReturn
     nemo = nemo_stub.installed(monkeypatch)
     assert type(environment.step([log("a")], [{"label": 1}])) is nemo.EnvironmentReturn
 
 
+@pytest.mark.long
 def test_the_module_needs_neither_nemo_nor_torch_nor_ray():
     code = (
         "import sys; sys.modules.update(torch=None, ray=None, nemo_rl=None)\n"
-        "import agentenv.interop.nemo_rl_env as m; m.AgentEnvironment({'env': 'guess_number'}).shutdown()"
+        "import agentenv.interop.nemo_rl.environments as m; m.AgentEnvironment({'env': 'guess_number'}).shutdown()"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -730,8 +741,8 @@ from concurrent.futures import ThreadPoolExecutor
 from _pytest.monkeypatch import MonkeyPatch
 import ray
 from tests.interop import nemo_stub
-from agentenv.interop import nemo_rl_env
-from agentenv.interop._nemo_types import Running, summary
+from agentenv.interop import nemo_rl as nemo_rl_env
+from agentenv.interop.nemo_rl.types import Running, summary
 
 nemo = nemo_stub.installed(MonkeyPatch())
 nemo_rl_env.register()
@@ -747,7 +758,7 @@ try:
     raise SystemExit("no error")
 except ConnectionError as error:  # what NeMo RL takes for infrastructure's
     assert "live episode" in str(error)
-from agentenv.interop._nemo_reverse import undecorated
+from agentenv.interop.nemo_rl.from_nemo import undecorated
 assert undecorated(nemo_rl_env.AgentEnvironmentActor) is nemo_rl_env.AgentEnvironment
 figures = ray.get(actor.metrics.remote())
 assert figures["agentenv/num_live"] == 1.0, figures

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from agentenv.errors import ConfigError, InfraError
-from agentenv.interop.nemo_rl_env import EnvironmentUnavailable, RewardModelEnvironment, RowsFailed
-from agentenv.rm.evaluate import evaluate
-from agentenv.rm.specs import open_rm
+from agentenv.errors import ConfigError, ContractError, InfraError
+from agentenv.interop.nemo_rl import EnvironmentUnavailable, RewardModelEnvironment, RowsFailed
+from agentenv.rewards.evaluation.evaluate import evaluate
+from agentenv.rewards.evaluation.specs import open_rm
 from tests.interop.nemo_stub import BatchedDataDict
+from tests.rewards.evaluation.scorers import Scripted, pair
 from tests.rewards.models.tiny import tiny_rm
-from tests.rm.scorers import Scripted, pair
 
 QUESTION = {"role": "user", "content": "What is 12 + 30?"}
 NEMO_CONFIG = {
@@ -55,6 +55,7 @@ def log(answer, *before):
     return [*(before or [QUESTION]), {"role": "assistant", "content": answer}]
 
 
+@pytest.mark.long
 def test_a_batch_of_any_size_is_scored_under_nemos_own_keys(made):
     environment = made(NEMO_CONFIG | {"model_name": str(tiny_rm())})
     answers = [f"It is {number}." for number in range(7)]
@@ -65,7 +66,7 @@ def test_a_batch_of_any_size_is_scored_under_nemos_own_keys(made):
     assert len(set(alone)) == 7
 
 
-async def test_the_environment_and_rm_eval_give_the_same_scores(made):
+async def test_the_environment_and_rm_eval_produce_the_same_scores(made):
     items = [pair(f"yes {i}", f"no {i}" * i, index=i, prompt="What is 12 + 30?") for i in range(1, 4)]
     rm = open_rm(f"hf:{tiny_rm()}")
     outcomes = await evaluate(rm, items)
@@ -141,7 +142,7 @@ def test_the_raw_prompt_of_the_metadata_goes_before_the_rendering(made, raw):
     assert [dict(m) for m in scorer.asked[0]] == [*asked, {"role": "assistant", "content": "a"}]
 
 
-def test_what_was_said_in_several_turns_is_scored_behind_the_raw_prompt(made):
+def test_the_actions_of_several_turns_are_scored_after_the_raw_prompt(made):
     scorer = Scripted()
     said = [{"role": "assistant", "content": "a"}, {"role": "environment", "content": "no"}]
     made(reward=scorer).step([[TEMPLATED, *said, {"role": "assistant", "content": "b"}]], [{"raw_prompt": "What?"}])
@@ -156,12 +157,16 @@ def test_what_was_said_in_several_turns_is_scored_behind_the_raw_prompt(made):
 def fails(text):
     if text == "down":
         raise InfraError("as told")
+    if text == "bug":
+        raise ContractError("as written")
     return math.nan if text == "nan" else len(text)
 
 
-@pytest.mark.parametrize("bad", ["down", "nan"])
-def test_a_failed_row_is_no_zero(made, bad):
-    with pytest.raises(EnvironmentUnavailable, match="row 1"):
+@pytest.mark.parametrize(
+    ("bad", "kind"), [("down", EnvironmentUnavailable), ("nan", EnvironmentUnavailable), ("bug", RowsFailed)]
+)
+def test_a_failed_row_is_not_a_zero(made, bad, kind):
+    with pytest.raises(kind, match="row 1"):
         made(reward=Scripted(fails)).step([log("a"), log(bad)], [{}, {}])
     environment = made({"on_failure": "mask"}, reward=Scripted(fails))
     rewards = environment.step([log("a"), log(bad), log("ccc")], [{}] * 3).rewards

@@ -12,11 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentenv.core.trajectory import EpisodeError, Trajectory
+from agentenv.core.types import Completion, StepResult, StopReason, Task
+from agentenv.core.views import messages_of
 from agentenv.errors import DataError
-from agentenv.interop import areal, nemo_rl, skyrl, slime, trl, verifiers, verl
-from agentenv.interop.records import columns, records, runs
-from agentenv.trajectory import EpisodeError, Trajectory
-from agentenv.types import Completion, StepResult, StopReason, Task
+from agentenv.interop import areal, skyrl, slime, trl, verifiers
+from agentenv.interop._records import columns, records, runs
+from agentenv.interop.nemo_rl import records as nemo_rl
+from agentenv.interop.verl import records as verl
 
 
 def decode(ids):
@@ -266,6 +269,7 @@ def shared(module, record):
     return replace(record, spans=spans, **dict.fromkeys(LOST.get(module, ())))
 
 
+@pytest.mark.long
 @every_format
 @settings(max_examples=100, deadline=None)
 @given(trajectory=trajectories())
@@ -274,6 +278,7 @@ def test_there_and_back_keeps_every_field_that_the_format_has(module, trajectory
     assert module.from_records(export(module, trajectory)) == known
 
 
+@pytest.mark.long
 @every_format
 @settings(max_examples=60, deadline=None)
 @given(trajectory=trajectories())
@@ -282,6 +287,7 @@ def test_the_records_are_plain_values(module, trajectory):
     assert json.loads(json.dumps(rows, allow_nan=False)) == rows
 
 
+@pytest.mark.long
 @settings(max_examples=120, deadline=None)
 @given(trajectory=trajectories())
 def test_a_record_is_its_segment_up_to_the_end_of_the_last_action(trajectory):
@@ -301,6 +307,7 @@ def test_a_record_is_its_segment_up_to_the_end_of_the_last_action(trajectory):
     assert [(record.segment, record.num_segments) for record in made] == [(i, len(made)) for i in range(len(made))]
 
 
+@pytest.mark.long
 @settings(max_examples=120, deadline=None)
 @given(trajectory=trajectories())
 def test_the_rewards_of_an_episodes_records_sum_to_its_reward(trajectory):
@@ -316,6 +323,7 @@ def test_the_rewards_of_an_episodes_records_sum_to_its_reward(trajectory):
     assert {row["rewards"] for row in export(areal, trajectory)} == {trajectory.reward}
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(trajectory=trajectories())
 def test_only_the_last_row_of_an_episode_is_skyrls_last_step(trajectory):
@@ -323,6 +331,7 @@ def test_only_the_last_row_of_an_episode_is_skyrls_last_step(trajectory):
     assert last == [False] * (len(last) - 1) + [True]
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(trajectory=trajectories())
 def test_verifiers_prompts_grow_by_what_went_before_them(trajectory):
@@ -334,7 +343,7 @@ def test_verifiers_prompts_grow_by_what_went_before_them(trajectory):
         if before["extras"]["segment"] == after["extras"]["segment"]:
             whole = before["tokens"]["prompt_ids"] + before["tokens"]["completion_ids"]
             assert after["tokens"]["prompt_ids"][: len(whole)] == whole
-    messages = trajectory.messages
+    messages = messages_of(trajectory)
     if messages is None:
         assert [step["prompt"] for step in steps] == [decode(step["tokens"]["prompt_ids"]) for step in steps]
     else:
@@ -354,6 +363,7 @@ def merged(messages):
     return [(group[0]["role"], "".join(message["content"] for message in group)) for group in grouped]
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(trajectory=trajectories())
 def test_verifiers_steps_of_others_are_split_where_a_prompt_does_not_extend_the_last(trajectory):
@@ -377,7 +387,7 @@ def test_nothing_is_lost_where_one_action_follows_another_at_once():
     assert export(skyrl, trajectory)[0]["rewards"] == [0.25, 0.5]
 
 
-def test_a_segment_without_an_action_is_no_record():
+def test_a_segment_without_an_action_is_not_a_record():
     trajectory = Trajectory(Task("q"), 32, prompt="q")
     for ids in ([1], [1, 2, 5], [1, 2, 6]):
         trajectory.append_observation(ids) if ids == [1] else trajectory.open_segment(ids)
@@ -418,6 +428,7 @@ def test_seconds_are_those_of_the_segments_own_turns():
 # --- what a trainer must not be told --------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @every_format
 @settings(max_examples=60, deadline=None)
 @given(trajectory=trajectories(missing=st.booleans()))
@@ -432,6 +443,7 @@ def test_a_missing_log_probability_is_none_or_refused_and_never_a_number(module,
     assert [record.logprobs is not None for record in back] == complete
 
 
+@pytest.mark.long
 @every_format
 @settings(max_examples=60, deadline=None)
 @given(trajectory=trajectories(missing=st.booleans(), ends=FAILURES, min_turns=0))
@@ -451,6 +463,7 @@ def test_a_failed_episode_is_refused_or_flagged_and_never_given_a_reward(module,
         assert {row["status"] for row in rows} == {wanted}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("module", FLAGGING, ids=["nemo_rl", "slime"])
 @settings(max_examples=60, deadline=None)
 @given(trajectory=trajectories(ends=FAILURES, min_turns=0))
@@ -461,13 +474,13 @@ def test_a_failed_episode_comes_back_too(module, trajectory):
 def test_a_failure_says_what_failed():
     trajectory = Trajectory(Task("q"), 32)
     trajectory.finish(StopReason.ERROR, BOOM)
-    with pytest.raises(DataError, match=r"interop\.verl: .* got 'error' \(EngineError: it burned\)\. Leave failed"):
+    with pytest.raises(DataError, match=r"interop\.verl: .* got 'error' \(EngineError: it burned\)\. Remove failed"):
         export(verl, trajectory)
 
 
 @every_format
 def test_an_episode_that_still_runs_is_refused(module):
-    with pytest.raises(DataError, match="expected an episode that ended"):
+    with pytest.raises(DataError, match="expected a finished episode"):
         export(module, Trajectory(Task("q"), 32))
 
 
@@ -490,7 +503,7 @@ def test_the_end_of_an_episode_in_the_formats_own_words(end, status, word):
 # --- records that others made ---------------------------------------------------------------------------------------
 
 
-def test_a_record_without_our_facts_gives_what_it_says():
+def test_a_record_without_our_facts_is_read_as_it_is():
     (verls,) = verl.from_records([{"prompt_ids": [1], "response_ids": [2, 3, 4], "response_mask": [1, 0, 1]}])
     assert (verls.spans, verls.logprobs, verls.reward) == ([(1, 2), (3, 4)], None, None)
     (row,) = slime.from_records([{"tokens": [1, 2, 3], "response_length": 2, "status": "truncated", "reward": 1.0}])
@@ -530,7 +543,7 @@ def test_lists_that_do_not_fit_each_other_are_refused():
 
 
 def test_the_exporters_need_no_heavy_library():
-    names = ", ".join(f"agentenv.interop.{module.__name__.rsplit('.')[-1]}" for module in FORMATS)
+    names = ", ".join(module.__name__ for module in FORMATS)
     code = f"import sys, {names}; print([m for m in ('torch', 'numpy', 'transformers') if m in sys.modules])"
     environment = {"PYTHONPATH": str(Path(__file__).parents[2])}
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)

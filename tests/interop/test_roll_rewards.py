@@ -16,7 +16,7 @@ import torch
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError
 from agentenv.interop import roll
 from agentenv.interop.roll import CustomReward, RollRewards, worker_class
-from agentenv.interop.roll_dispatch import (
+from agentenv.interop.roll.dispatch import (
     FLAG,
     Dispatch,
     LocalWorker,
@@ -29,7 +29,7 @@ from agentenv.rewards.judges.pointwise import JudgeReward
 from agentenv.rewards.registry import ROLL_NAMES, reward_from
 from agentenv.rewards.types import RewardResult, Status
 from tests.interop.protos import DataProto, Tokenizer, batch_of
-from tests.rewards.judging.servers import chat_server
+from tests.rewards.judges.servers import chat_server
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,7 +83,7 @@ def test_tensors_have_rolls_names_shapes_and_type(options, dtype):
     assert answer.meta_info["metrics"]["rewards/reward/mean"] == 2.0
 
 
-def test_a_batch_that_is_no_dataproto_gets_a_dict():
+def test_a_batch_that_is_not_a_dataproto_gets_a_dict():
     data = batch(["aa", "b"])
     plain = SimpleNamespace(batch=data.batch, non_tensor_batch=data.non_tensor_batch, meta_info={})
 
@@ -105,7 +105,7 @@ def test_a_single_row_and_none_at_all():
     assert response_level(rewards().compute_rewards(batch([]))) == []
 
 
-def test_order_is_that_of_the_rows_whoever_is_ready_first():
+def test_results_are_in_the_order_of_the_rows_in_any_order_of_completion():
     import asyncio
 
     class Backwards(Length):
@@ -125,7 +125,7 @@ def test_a_reward_that_float16_cannot_hold_stays_finite():
     assert response_level(rewards(Huge()).compute_rewards(batch(["a", "b"]))) == [65504.0, -65504.0]
 
 
-def test_special_tokens_of_the_tokenizer_are_no_text():
+def test_special_tokens_of_the_tokenizer_are_not_text():
     assert response_level(rewards().compute_rewards(batch(["aa<|im_end|>", "b"]))) == [2.0, 1.0]
 
 
@@ -179,7 +179,7 @@ def test_without_ids_a_group_is_what_has_the_same_prompt():
     assert response_level(rewards().compute_rewards(data)) == [2.0, 2.0, 4.0]
 
 
-def test_why_responses_have_no_reward_is_in_the_log(caplog):
+def test_the_reason_for_a_missing_reward_is_in_the_log(caplog):
     rewards().compute_rewards(batch(["aa", "raise", "raise"]))
     assert "2 of 3 responses have no reward; the first: RuntimeError: down" in caplog.text
 
@@ -242,7 +242,7 @@ def test_rolls_workers_are_there_by_their_names(name):
     assert getattr(worker.initialize, FLAG)["dispatch_mode"] is Dispatch.ONE_TO_ALL
 
 
-def test_rolls_judge_wants_somebody_to_ask():
+def test_rolls_judge_needs_a_judge():
     with pytest.raises(ConfigError, match="judge"):
         roll.LLMJudgeRewardWorker(config())
 
@@ -266,16 +266,16 @@ async def test_rolls_judge_is_made_of_settings_in_its_options():
         assert Scoring(config()).rewards.reward.high == 5.0
 
 
-def test_a_judge_beside_rewards_of_several_kinds_is_refused():
+def test_a_judge_together_with_rewards_of_several_kinds_is_refused():
     class Worker(roll.LLMJudgeRewardWorker):
         reward = {"sum": {"a": "math"}, "limit_s": 3.0}  # noqa: RUF012
         options = {"judge": {"base_url": "http://h/v1", "model": "m"}}  # noqa: RUF012
 
-    with pytest.raises(ConfigError, match="no judge beside the reward"):
+    with pytest.raises(ConfigError, match="no judge besides the reward"):
         Worker(config())
 
 
-def test_what_is_no_worker_is_no_attribute():
+def test_an_unknown_worker_is_not_an_attribute():
     with pytest.raises(AttributeError, match="has no attribute 'PoetryRewardWorker'"):
         roll.PoetryRewardWorker  # noqa: B018
 
@@ -457,8 +457,8 @@ def test_tensors_in_dicts_are_joined():
     assert data_parallel([Dicts(), Dicts()], [1, 2, 3])["scores"].tolist() == [1, 2, 3]
 
 
-def test_what_cannot_be_dispatched_is_said():
-    with pytest.raises(ContractError, match="__init__: expected a method that `register` marks"):
+def test_anything_that_cannot_be_dispatched_is_reported():
+    with pytest.raises(ContractError, match="__init__: expected a method marked by `register`"):
         dispatched([Counting(0)], Counting.__init__)
     with pytest.raises(ConfigError, match="workers: expected at least one"):
         data_parallel([], [])
@@ -545,7 +545,7 @@ sys.path.insert(0, sys.argv[1])
 import protos, ray
 from ray import cloudpickle
 from agentenv.interop import roll
-from agentenv.interop.roll_dispatch import dispatched
+from agentenv.interop.roll.dispatch import dispatched
 
 cloudpickle.register_pickle_by_value(protos)
 ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)

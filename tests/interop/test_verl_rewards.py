@@ -21,10 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError
-from agentenv.interop import proto
-from agentenv.interop.verl_judges import judge_of, response_of
-from agentenv.interop.verl_loop import Gathering, LoopRewardManager
-from agentenv.interop.verl_rewards import RMGalleryRewardManager, compute_score
+from agentenv.interop import _data_proto as proto
+from agentenv.interop.verl.judges import judge_of, response_of
+from agentenv.interop.verl.reward_manager import GroupGatherer, SampleRewardManager
+from agentenv.interop.verl.rewards import RMGalleryRewardManager, compute_score
 from agentenv.rewards.types import RewardResult, Status
 from tests.interop.protos import PAD, Tokenizer, batch_of
 
@@ -115,7 +115,7 @@ def test_row_5_scores_without_extras_are_given_back_alone():
 # --- rows 6, 7: texts ------------------------------------------------------------------------------------------------
 
 
-def test_row_6_and_7_only_tokens_that_are_no_padding_are_decoded():
+def test_row_6_and_7_only_tokens_that_are_not_padding_are_decoded():
     tokenizer, seen = Tokenizer(), []
 
     def score(prompt, responses, extras):
@@ -129,7 +129,7 @@ def test_row_6_and_7_only_tokens_that_are_no_padding_are_decoded():
     assert all(PAD not in row for row in tokenizer.decoded)
 
 
-def test_row_6_special_tokens_are_no_text():
+def test_row_6_special_tokens_are_not_text():
     texts = proto.read_texts(simple(responses=("aa<|im_end|>", "b", "c", "d")), Tokenizer())
     assert texts.responses[0] == "aa"
     assert texts.num_tokens[0] == 3
@@ -165,7 +165,7 @@ def test_row_6_tags_that_a_tokenizer_counts_among_its_special_tokens_are_text():
     assert (texts.prompts, texts.responses) == (["2+2?<think>"], ["so</think>4"])
 
 
-def test_row_7_lengths_that_are_said_hold_where_prompts_are_padded_on_the_right():
+def test_row_7_declared_lengths_hold_if_prompts_are_padded_on_the_right():
     """verl pads a sample's several outputs on the right; its own managers then grade an empty text."""
     tokenizer = Tokenizer()
     (padding,) = tokenizer.encode("!")  # what verl pads with, 0, is that of Qwen
@@ -309,14 +309,14 @@ def test_row_13_the_reward_is_at_the_last_token_and_an_empty_response_has_none(c
 
 def test_row_13_the_per_sample_manager_places_scores_so_too():
     data = simple(responses=("aa", "", "cc", "dddd"))
-    tensor = LoopRewardManager.assemble_rm_scores(data, [7.0, 7.0, 7.0, 7.0])
+    tensor = SampleRewardManager.assemble_rm_scores(data, [7.0, 7.0, 7.0, 7.0])
     assert nonzero(tensor) == {(0, 1): 7.0, (2, 1): 7.0, (3, 3): 7.0}
 
 
 # --- row 14: extra info ----------------------------------------------------------------------------------------------
 
 
-def test_row_14_columns_are_equal_whatever_groups_say():
+def test_row_14_columns_are_equal_no_matter_what_groups_say():
     def uneven(prompt, responses, extras):
         if prompt == "q":
             raise RuntimeError("down")
@@ -331,7 +331,7 @@ def test_row_14_columns_are_equal_whatever_groups_say():
 
 
 @pytest.mark.parametrize("values", [0.5, "abcd", [0.5], None, ["a", "b"]])
-def test_row_14_what_is_no_list_of_numbers_costs_its_group_only(values):
+def test_row_14_what_is_not_a_list_of_numbers_costs_its_group_only(values):
     def odd(prompt, responses, extras):
         return [1.0] * len(responses), {"part": values if prompt == "q" else [1.0] * len(responses)}
 
@@ -348,6 +348,7 @@ def test_row_14_order_does_not_depend_on_who_is_ready_first():
     assert tensor.sum(dim=1).tolist() == [2.0, 1.0, 2.0, 4.0]
 
 
+@pytest.mark.long
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("uvw"), st.integers(0, 4)), max_size=12))
 def test_row_14_rewards_land_on_their_samples_however_groups_lie(samples):
@@ -393,7 +394,7 @@ def test_row_16_a_tensor_or_both():
 
 def test_row_17_samples_of_each_data_source_are_logged_and_nothing_is_printed(caplog, capsys):
     data = simple(data_source=["one", "one", "two", "two"])
-    with caplog.at_level(logging.INFO, logger="agentenv.interop.verl_rewards"):
+    with caplog.at_level(logging.INFO, logger="agentenv.interop.verl.rewards"):
         judge = manager(num_examine=1)
         judge(data)
         judge(data)
@@ -438,7 +439,7 @@ def test_row_18_the_default_composition_asks_a_judge_where_there_is_one():
     assert (info["reward_extra_info"]["win"], info["reward_extra_info"]["win_and"]) == ([1.0, 0.0], [1.0, 1.0])
 
 
-def test_row_18_rules_alone_win_against_nobody():
+def test_row_18_rules_alone_win_against_no_reference():
     extras = [{"y": [{"content": "reference"}]}] * 2
     info = RMGalleryRewardManager(Tokenizer(), is_val_mode=True)(
         batch_of(["p"] * 2, ["a", "b"], extra_info=extras), return_dict=True
@@ -473,7 +474,7 @@ def test_row_18_verls_own_form_of_a_function_works():
         ({"timeout": math.nan}, "timeout: expected a number in"),
         ({"group_size": "loose"}, "group_size: expected one of strict, warn, any, got 'loose'"),
         ({"invalid_policy": "drop"}, "invalid_policy: expected one of keep"),
-        ({"reward": "math"}, "expected no compute_score beside it"),
+        ({"reward": "math"}, "expected no compute_score with it"),
         ({"compute_score": 3}, "expected a reward or a function, got 3"),
     ],
 )
@@ -526,7 +527,7 @@ def half_dead(prompt, responses, extras):
         ("mask", [2.0, 0.0, 2.0, 4.0], [1, 0, 1, 1]),
     ],
 )
-def test_row_20_what_becomes_of_a_response_that_nobody_could_grade(policy, rewards, mask):
+def test_row_20_what_becomes_of_a_response_that_could_not_be_graded(policy, rewards, mask):
     data = simple()
     tensor = manager(half_dead, invalid_policy=policy)(data)
     assert tensor.sum(dim=1).tolist() == rewards
@@ -574,7 +575,7 @@ def config_of(num_workers=1, n=3, val_n=1, path=None, **reward_kwargs):
 
 def single(compute_score=None, **options):
     path = None if compute_score is None else "their.py"
-    return LoopRewardManager(config_of(path=path, **options), Tokenizer(), compute_score)
+    return SampleRewardManager(config_of(path=path, **options), Tokenizer(), compute_score)
 
 
 def sample(response=r"\boxed{4}", label="4", **columns):
@@ -593,7 +594,7 @@ async def test_sources_that_verl_knows_have_a_reward_here(source):
     assert (await compute_score(source, "#### 4", "4"))["score"] == 1.0
 
 
-async def test_a_source_without_a_reward_is_said_once_and_clearly():
+async def test_a_source_without_a_reward_is_reported_once_and_clearly():
     with pytest.raises(
         ConfigError, match=r"data_source: expected one with a reward, got 'moon'.*rewards.my_source=math"
     ):
@@ -620,7 +621,7 @@ async def test_sources_are_given_rewards_by_the_settings():
 
 
 @pytest.mark.parametrize("outcome", ["graded", "not graded"])
-async def test_row_14_keys_are_the_same_whatever_comes_of_a_sample(outcome):
+async def test_row_14_keys_are_the_same_no_matter_what_comes_of_a_sample(outcome):
     """verl reads them from the first sample of a batch: others with other keys end the step with a KeyError."""
 
     def score(data_source, solution_str, ground_truth, extra_info):
@@ -635,11 +636,14 @@ async def test_row_14_keys_are_the_same_whatever_comes_of_a_sample(outcome):
     assert math.isnan(answer["reward_extra_info"]["format"]) != graded
 
 
-async def test_a_failed_grade_is_raised_by_default():
+@pytest.mark.parametrize(
+    ("error", "kind"), [(ConnectionError("no route"), InfraError), (KeyError("no route"), ContractError)]
+)
+async def test_a_failed_grade_is_raised_by_default(error, kind):
     async def down(data_source, solution_str, ground_truth, extra_info):
-        raise ConnectionError("no route")
+        raise error
 
-    with pytest.raises(InfraError, match="no route"):
+    with pytest.raises(kind, match="no route"):
         await single(down).run_single(sample())
 
 
@@ -651,6 +655,7 @@ async def test_a_function_that_hangs_has_a_deadline():
         await single(hangs, timeout=0.05).run_single(sample())
 
 
+@pytest.mark.long
 async def test_samples_that_wait_for_their_turn_do_not_use_up_their_time():
     """The tutorial's timeout counts time in the queue: the last of nine calls of 0.2 s would fail within 1.5 s."""
 
@@ -664,11 +669,11 @@ async def test_samples_that_wait_for_their_turn_do_not_use_up_their_time():
 
 
 async def test_verls_default_function_is_not_the_users():
-    judge = LoopRewardManager(config_of(path=None), Tokenizer(), lambda **_: pytest.fail("asked"))
+    judge = SampleRewardManager(config_of(path=None), Tokenizer(), lambda **_: pytest.fail("asked"))
     assert (await judge.run_single(sample()))["reward_score"] == 1.0
 
 
-async def test_a_users_function_is_told_what_verls_manager_tells_it_and_changes_nothing():
+async def test_a_users_function_gets_the_arguments_of_verls_manager_and_changes_nothing():
     seen = {}
 
     async def score(data_source, solution_str, ground_truth, extra_info):
@@ -684,7 +689,7 @@ async def test_a_users_function_is_told_what_verls_manager_tells_it_and_changes_
     assert data.non_tensor_batch["extra_info"][0] == {"index": 1}
 
 
-async def test_of_several_outputs_the_last_is_graded():
+async def test_the_last_of_several_outputs_is_graded():
     data = batch_of(
         ["p", "p"], [r"\boxed{5}", r"\boxed{4}"], data_source=["math"] * 2, reward_model=[{"ground_truth": "4"}] * 2
     )
@@ -718,7 +723,7 @@ def test_wrong_settings_are_refused_at_once(options, words):
 async def test_wrong_options_of_compute_score_are_refused():
     with pytest.raises(ConfigError, match=r"got \['rewrads'\]"):
         await compute_score("math", "4", "4", rewrads={})
-    with pytest.raises(ConfigError, match="expected what JSON has"):
+    with pytest.raises(ConfigError, match="expected JSON values"):
         await compute_score("math", "4", "4", rewards={"math": Relative()})
     assert (await compute_score("math", "#### 4", "4", reward_router_address="a:1", reward_model_tokenizer=None))[
         "score"
@@ -758,7 +763,7 @@ def thinking(response, prompt="2+2?<think>\n", n=1, **columns):
 
 
 @pytest.mark.parametrize(("text", "reward"), [(CUT, 0.0), (WHOLE, 1.0), ("<think>" + WHOLE, 1.0)])
-async def test_what_a_limit_cut_inside_of_a_thought_that_the_prompt_began_is_no_answer(text, reward):
+async def test_a_cut_thought_that_the_prompt_began_is_not_an_answer(text, reward):
     assert (await single().run_single(thinking(text)))["reward_score"] == reward
     assert (await single().run_single(thinking(text, "2+2?")))["reward_score"] == 1.0
     assert (await single(think_opened=True).run_single(thinking(text, "2+2?")))["reward_score"] == reward
@@ -813,7 +818,7 @@ class Relative:
 
 
 def groups(reward=None, wait_s=60.0):
-    return Gathering(reward or Relative(), limit_s=10.0, wait_s=wait_s)
+    return GroupGatherer(reward or Relative(), limit_s=10.0, wait_s=wait_s)
 
 
 def of(text):
@@ -826,18 +831,18 @@ async def test_samples_of_a_group_are_judged_together_when_all_have_come():
     reward = Relative()
     gathering = groups(reward)
     texts = [("g", "aaa"), ("h", "b"), ("g", "a"), ("h", "bb"), ("h", "bbb"), ("g", "aa")]
-    results = await asyncio.gather(*(gathering.graded(key, of(text), 3) for key, text in texts))
+    results = await asyncio.gather(*(gathering.grade(key, of(text), 3) for key, text in texts))
     assert [result.reward for result in results] == [2.0, 0.0, 0.0, 1.0, 2.0, 1.0]
     assert reward.judged == [[1, 2, 3], [1, 2, 3]]
 
 
 async def test_a_sibling_that_fails_does_not_hold_up_the_others():
     gathering = groups()
-    waiting = [asyncio.create_task(gathering.graded("g", of("a" * n), 3)) for n in (1, 2)]
+    waiting = [asyncio.create_task(gathering.grade("g", of("a" * n), 3)) for n in (1, 2)]
     await asyncio.sleep(0)
     waiting[0].cancel()
     await asyncio.sleep(0)
-    assert (await gathering.graded("g", of("aaaa"), 3)).reward == 2.0
+    assert (await gathering.grade("g", of("aaaa"), 3)).reward == 2.0
     assert (await waiting[1]).reward == 0.0
     with pytest.raises(asyncio.CancelledError):
         await waiting[0]
@@ -845,13 +850,13 @@ async def test_a_sibling_that_fails_does_not_hold_up_the_others():
 
 async def test_a_sibling_that_never_comes_is_given_up():
     gathering = groups(wait_s=0.05)
-    results = await asyncio.gather(*(gathering.graded("g", of("a" * n), 3) for n in (1, 2)))
+    results = await asyncio.gather(*(gathering.grade("g", of("a" * n), 3) for n in (1, 2)))
     assert [result.reward for result in results] == [0.0, 1.0]
 
 
-async def test_a_group_that_is_judged_without_its_rest_is_said_in_the_log(caplog):
-    await groups(wait_s=0.01).graded("g", of("a"), 3)
-    assert "1 of 3 samples of g came" in caplog.text
+async def test_a_group_that_is_judged_without_its_rest_is_reported_in_the_log(caplog):
+    await groups(wait_s=0.01).grade("g", of("a"), 3)
+    assert "1 of 3 samples of g arrived" in caplog.text
 
 
 async def test_validation_is_what_the_batch_or_the_row_says():
@@ -872,7 +877,7 @@ async def test_a_group_may_come_again_under_its_key():
     reward = Relative()
     gathering = groups(reward)
     for _ in range(2):
-        await asyncio.gather(*(gathering.graded("g", of("a" * n), 2) for n in (1, 2)))
+        await asyncio.gather(*(gathering.grade("g", of("a" * n), 2) for n in (1, 2)))
     assert reward.judged == [[1, 2], [1, 2]]
 
 
@@ -882,8 +887,8 @@ async def test_a_reward_of_groups_that_fails_fails_all_of_a_group():
             raise RuntimeError("down")
 
     gathering = groups(Broken())
-    results = await asyncio.gather(*(gathering.graded("g", of("a"), 2) for _ in range(2)))
-    assert [result.status for result in results] == [Status.INFRA] * 2
+    results = await asyncio.gather(*(gathering.grade("g", of("a"), 2) for _ in range(2)))
+    assert [result.status for result in results] == [Status.ERROR] * 2
 
 
 async def test_group_rewards_come_through_the_manager_of_single_samples(tmp_path):
@@ -904,13 +909,13 @@ async def test_group_rewards_come_through_the_manager_of_single_samples(tmp_path
 
 def test_group_rewards_want_their_groups_in_one_process():
     with pytest.raises(ConfigError, match=r"reward.num_workers: expected 1, got 8"):
-        LoopRewardManager(config_of(num_workers=8, reward=f"{__name__}:Relative"), Tokenizer())
+        SampleRewardManager(config_of(num_workers=8, reward=f"{__name__}:Relative"), Tokenizer())
 
 
 # --- what judges -----------------------------------------------------------------------------------------------------
 
 
-def test_what_judges_may_be_named_in_many_ways():
+def test_judges_may_be_named_in_many_ways():
     kinds = {
         "math": "MathReward",
         f"{__name__}:Relative": "Relative",
@@ -920,7 +925,7 @@ def test_what_judges_may_be_named_in_many_ways():
     relative = Relative()
     assert judge_of(relative) is relative
     with pytest.raises(ConfigError, match="expected a class that needs no arguments"):
-        judge_of("agentenv.rewards.tournament:Tournament")
+        judge_of("agentenv.rewards.groups.tournament:Tournament")
 
 
 def test_rewards_of_ours_see_the_messages_and_all_columns_and_the_tutorials_functions_what_it_says():
@@ -931,7 +936,7 @@ def test_rewards_of_ours_see_the_messages_and_all_columns_and_the_tutorials_func
     assert (seen.prompt, seen.metadata) == ("decoded", {"index": 1})
 
 
-async def test_a_score_that_is_none_is_an_error_of_the_function():
+async def test_an_invalid_score_is_an_error_of_the_function():
     judge = judge_of(lambda data_source, solution_str, ground_truth, extra_info: {"acc": 1.0})
     with pytest.raises(ContractError, match="compute_score: expected a number"):
         await judge.grade(of("a"))
@@ -942,15 +947,15 @@ async def test_a_score_that_is_none_is_an_error_of_the_function():
 WITH_A_FALSE_VERL = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-import agentenv.interop.verl_plugin as plugin
-heavy = {"torch", "transformers", "verl", "numpy", "agentenv.interop.verl_rewards"} & set(sys.modules)
+import agentenv.interop.verl.plugin as plugin
+heavy = {"torch", "transformers", "verl", "numpy", "agentenv.interop.verl.rewards"} & set(sys.modules)
 assert not heavy, heavy
 import verl.workers.reward_manager as batch
-from agentenv.interop.verl_rewards import RMGalleryRewardManager
+from agentenv.interop.verl.rewards import RMGalleryRewardManager
 assert batch.KNOWN == {"RMGalleryRewardManager": RMGalleryRewardManager}, batch.KNOWN
 import verl.experimental.reward_loop.reward_manager as single
 cls = single.KNOWN["agentenv"]
-from agentenv.interop.verl_rewards import AgentEnvRewardManager
+from agentenv.interop.verl.rewards import AgentEnvRewardManager
 assert cls is AgentEnvRewardManager and issubclass(cls, single.base.RewardManagerBase)
 plugin.install()
 assert sum(type(finder).__name__ == "_Registries" for finder in sys.meta_path) == 1
@@ -959,6 +964,7 @@ assert type(single.__loader__).__name__ == "SourceFileLoader"
 A_REGISTRY = "KNOWN = {}\ndef register(name):\n    return lambda cls: KNOWN.setdefault(name, cls)\n"
 
 
+@pytest.mark.long
 def test_row_24_the_plugin_registers_when_verl_imports_its_registries_and_costs_nothing_before(tmp_path):
     files = {
         "verl/workers/reward_manager": A_REGISTRY,

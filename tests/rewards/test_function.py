@@ -1,25 +1,29 @@
 """A user's function as a reward: how it is called, what it may give, and what one that hangs, raises or lies costs."""
 
 import asyncio
+import http.client
 import math
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+import urllib.error
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
-from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.rewards import _threads
+from agentenv.errors import ConfigError, ContractError, DataError, InfraError
 from agentenv.rewards.function import FunctionReward
-from agentenv.rewards.grading import graded
-from agentenv.rewards.pool import shared_pool
+from agentenv.rewards.grading import grade
 from agentenv.rewards.types import Response, RewardResult, Status
+from agentenv.rewards.workers import threads
+from agentenv.rewards.workers.pool import shared_pool
 
 ROOT = str(Path(__file__).resolve().parents[2])
 RESPONSE = Response("four", 4, "2+2?", {"data_source": "sums", "level": 1})
@@ -32,7 +36,7 @@ def functions(tmp_path_factory):
     path.write_text(
         textwrap.dedent(
             """
-            import asyncio, os, time
+            import asyncio, json, os, time
             from agentenv.errors import DataError
             from agentenv.rewards.types import RewardResult, Status
 
@@ -51,6 +55,15 @@ def functions(tmp_path_factory):
 
             def asleep(response):
                 time.sleep(60)
+
+            def parsed(response):
+                return json.loads(response)
+
+            async def parsed_later(response):
+                return json.loads(response)
+
+            def ended(response):
+                raise SystemExit(response)
 
             def broken(response):
                 raise KeyError("gone")
@@ -195,14 +208,61 @@ async def test_numbers_and_dicts_become_results(value, result):
     "value",
     [None, "1.0", math.nan, math.inf, 1e39, {}, {"acc": 1.0}, {"score": None}, {"reward": "x"}, [1.0], np.ones(2)],
 )
-async def test_what_is_no_reward_is_a_failed_function_and_never_zero(value):
+async def test_input_that_is_not_a_reward_is_a_failed_function_and_never_zero(value):
     reward = FunctionReward(lambda response: value)
-    with pytest.raises(InfraError, match="expected a finite number or a dict with one"):
+    with pytest.raises(ContractError, match="expected a finite number or a dict with one"):
         await reward.grade(RESPONSE)
-    assert (await graded(reward, RESPONSE)).status is Status.INFRA
+    assert (await grade(reward, RESPONSE)).status is Status.ERROR
 
 
-async def test_what_a_function_raises_is_typed():
+@pytest.mark.parametrize(
+    ("name", "killable"),
+    [
+        ("def parsed", False),
+        ("async def parsed_later", False),
+        *[
+            pytest.param(name, True, marks=pytest.mark.long)
+            for name in ("def parsed", "async def parsed_later", "def ended")
+        ],
+    ],
+)
+async def test_a_function_that_raises_is_its_authors_error_with_file_and_line(functions, name, killable):
+    line = Path(functions).read_text().splitlines().index(f"{name}(response):") + 2
+    with pytest.raises(ContractError, match=rf"(JSONDecodeError|SystemExit): .* at {functions}:{line}\. Fix the func"):
+        await FunctionReward(f"{functions}:{name.split()[-1]}", killable=killable).grade(RESPONSE)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        httpx.ConnectError("refused"),
+        urllib.error.URLError(ConnectionRefusedError()),
+        socket.gaierror(-3, "x"),
+        http.client.IncompleteRead(b""),
+    ],
+)
+async def test_a_service_that_a_function_cannot_reach_is_infrastructure(error):
+    def asks(response):
+        raise error
+
+    def wraps(response):
+        try:
+            raise error
+        except Exception as cause:
+            raise RuntimeError("no grade") from cause
+
+    for function in (asks, wraps):
+        assert (await grade(FunctionReward(function), RESPONSE)).status is Status.INFRA
+
+
+async def test_a_missing_file_is_the_functions_own_error():
+    def reads(response):
+        return open("/no/such/file").read()
+
+    assert (await grade(FunctionReward(reads), RESPONSE)).status is Status.ERROR
+
+
+async def test_exceptions_of_a_function_are_typed():
     async def asynchronous(response):
         raise ZeroDivisionError("of mine")
 
@@ -218,10 +278,13 @@ async def test_what_a_function_raises_is_typed():
     def stop(response):
         return next(iter(()))
 
-    for function, word in ((asynchronous, "of mine"), (plain, "bye"), (late, "of a server"), (stop, "StopIteration")):
-        with pytest.raises(InfraError, match=word):
+    for function, word in ((asynchronous, "of mine"), (plain, "bye"), (stop, "StopIteration")):
+        with pytest.raises(ContractError, match=word):
             await FunctionReward(function).grade(RESPONSE)
-    assert (await graded(FunctionReward(row), RESPONSE)).status is Status.LABEL
+        assert (await grade(FunctionReward(function), RESPONSE)).status is Status.ERROR
+    with pytest.raises(InfraError, match="of a server"):
+        await FunctionReward(late).grade(RESPONSE)
+    assert (await grade(FunctionReward(row), RESPONSE)).status is Status.LABEL
 
 
 async def test_a_function_cannot_change_its_callers_row():
@@ -237,6 +300,7 @@ async def test_a_function_cannot_change_its_callers_row():
         await FunctionReward(greedy).grade(Response("x", [threading.Lock()], "", {"tests": []}))
 
 
+@pytest.mark.long
 async def test_an_async_function_runs_on_the_loop_and_within_its_limit():
     loop = asyncio.get_running_loop()
 
@@ -259,6 +323,7 @@ async def test_an_async_function_runs_on_the_loop_and_within_its_limit():
 # --- plain functions, in threads ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 async def test_one_plain_function_that_never_returns_costs_the_others_and_the_loop_nothing():
     forever = threading.Event()
 
@@ -280,6 +345,7 @@ async def test_one_plain_function_that_never_returns_costs_the_others_and_the_lo
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.long
 async def test_the_deadline_starts_when_the_thread_starts_and_not_in_the_queue():
     reward = FunctionReward(lambda response: time.sleep(0.15) or 1.0, limit_s=1.0, num_threads=2)
     results = await asyncio.gather(*(reward.grade(RESPONSE) for _ in range(20)))  # 1.5 s of work for each thread
@@ -308,7 +374,7 @@ async def test_threads_are_few_and_live_on():
 
 
 async def test_threads_that_have_nothing_to_do_end_and_new_ones_take_the_next_calls(monkeypatch):
-    monkeypatch.setattr(_threads, "_IDLE_S", 0.05)
+    monkeypatch.setattr(threads, "_IDLE_S", 0.05)
     made_in = []
 
     def note(response):
@@ -346,7 +412,7 @@ async def test_a_call_given_up_in_the_queue_is_never_made():
 
 
 async def test_functions_that_pile_up_unfinished_are_refused_in_the_end(monkeypatch):
-    monkeypatch.setattr(_threads, "_MOST_ABANDONED", 2)
+    monkeypatch.setattr(threads, "_MOST_ABANDONED", 2)
     forever = threading.Event()
     reward = FunctionReward(lambda response: forever.wait(60), limit_s=0.01, num_threads=4)
     for _ in range(2):
@@ -366,10 +432,10 @@ def test_an_abandoned_thread_does_not_hold_up_the_end_of_the_process():
     code = """
         import asyncio, time
         from agentenv.rewards.function import FunctionReward
-        from agentenv.rewards.grading import graded
+        from agentenv.rewards.grading import grade
         from agentenv.rewards.types import Response
         reward = FunctionReward(lambda response: time.sleep(600), limit_s=0.1)
-        print(asyncio.run(graded(reward, Response(""))).status, reward.num_abandoned)
+        print(asyncio.run(grade(reward, Response(""))).status, reward.num_abandoned)
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code)]
@@ -386,33 +452,34 @@ async def test_a_killable_function_answers_as_it_does_here(functions):
         assert await there.grade(RESPONSE) == await here.grade(RESPONSE)
 
 
+@pytest.mark.long
 async def test_a_killable_function_that_computes_without_end_is_killed_and_costs_the_others_nothing(functions):
     reward = FunctionReward(f"{functions}:endless", killable=True, limit_s=0.3)
-    bad = asyncio.create_task(graded(reward, Response("pathological")))
+    bad = asyncio.create_task(grade(reward, Response("pathological")))
     good = await asyncio.gather(*(reward.grade(RESPONSE) for _ in range(10)))
     assert {result.reward for result in good} == {1.0}
     result = await bad
     assert result.status is Status.INFRA
     assert "0.3 s of CPU time" in result.detail
     priced = FunctionReward(f"{functions}:endless", killable=True, limit_s=0.3, timeout_reward=-1.0)
-    result = await graded(priced, Response("pathological"))
+    result = await grade(priced, Response("pathological"))
     assert (result.reward, result.status) == (-1.0, Status.TIMEOUT)
 
 
-async def test_what_fails_in_a_worker_is_typed(functions):
+async def test_failures_in_a_worker_are_typed(functions):
     for name, status, word in (
-        ("broken", Status.INFRA, "KeyError: 'gone'"),
+        ("broken", Status.ERROR, "KeyError: 'gone'"),
         ("row", Status.LABEL, "expected a dict, got None"),
         ("dies", Status.INFRA, "died"),
     ):
-        result = await graded(FunctionReward(f"{functions}:{name}", killable=True), RESPONSE)
+        result = await grade(FunctionReward(f"{functions}:{name}", killable=True), RESPONSE)
         assert (result.status, word in result.detail) == (status, True), result
     unsendable = Response("x", None, "", {"x": object()})
     reward = FunctionReward(f"{functions}:compute_score", killable=True)
-    assert (await graded(reward, unsendable)).status is Status.LABEL
+    assert (await grade(reward, unsendable)).status is Status.LABEL
 
 
-async def test_users_functions_have_workers_of_their_own(functions):
+async def test_users_functions_have_their_own_workers(functions):
     reward = FunctionReward(f"{functions}:pid", killable=True)
     pids = {(await reward.grade(RESPONSE)).reward for _ in range(3)}
     assert len(pids) == 1

@@ -5,15 +5,15 @@ import asyncio
 import pytest
 
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError
-from agentenv.rewards.gallery import (
+from agentenv.rewards.groups.batch import FunctionGroupReward, grade_groups
+from agentenv.rewards.groups.rm_gallery import (
     Weights,
     create_rm_gallery_reward_function,
     group_rm_gallery_grader,
     rm_gallery_grader,
 )
-from agentenv.rewards.groups import FunctionGroupReward, grade_groups
 from agentenv.rewards.types import Response, Status
-from tests.rewards.judges import Down, RuleJudge, ScriptedJudge, between
+from tests.rewards.judges.rule_judges import Down, RuleJudge, ScriptedJudge, between
 
 SEED_KEYS = [
     "reward_principle", "reward_format", "reward_ngram", "thought_lengths", "scores_thought_length",
@@ -180,7 +180,7 @@ def test_exactly_one_source_of_scores_is_needed(arguments):
         create_rm_gallery_reward_function(**arguments)
 
 
-def test_a_judges_name_is_no_judge():
+def test_a_judges_name_is_not_a_judge():
     with pytest.raises(ConfigError, match="expected an object with `async def complete"):
         create_rm_gallery_reward_function(judge="gpt-4")
 
@@ -194,7 +194,7 @@ def test_responses_may_come_in_any_sequence__row_19():
 
 
 @pytest.mark.parametrize("responses", [None, [None], ["x", 3], 5])
-def test_a_response_that_is_no_text_is_not_judged_as_one(responses):
+def test_a_response_that_is_not_text_is_not_judged_as_one(responses):
     with pytest.raises(DataError, match="responses: expected a text"):
         create_rm_gallery_reward_function(rules_only=True)("q", responses)
 
@@ -205,7 +205,7 @@ def test_extras_are_one_for_each_response():
 
 
 @pytest.mark.parametrize("answer", [0.5, ([0.5], []), (["0.5", 1.0], []), ("ab", []), None])
-def test_a_grader_that_gives_no_score_for_each_is_refused(answer):
+def test_a_grader_that_returns_no_score_for_each_is_refused(answer):
     reward_func = create_rm_gallery_reward_function(grader=lambda prompt, responses, extras=None, **kwargs: answer)
     with pytest.raises(ContractError, match="grader"):
         reward_func("q", ["x", "y"])
@@ -222,7 +222,7 @@ async def test_several_groups_at_once_share_the_judge():
     assert len({tuple(scores) for scores, _ in await asyncio.gather(*calls)}) == 1
 
 
-def test_what_a_grader_raises_is_raised():
+def test_exceptions_of_a_grader_are_raised():
     def grader(prompt, responses, extras=None, **kwargs):
         raise InfraError("down")
 

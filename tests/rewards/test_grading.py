@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from agentenv.deadlines import waiting
+from agentenv._util.calls import waiting
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError
-from agentenv.rewards.grading import graded, graded_all
+from agentenv.rewards.grading import grade, grade_all
 from agentenv.rewards.types import Response, RewardResult, Status
 
 
@@ -58,7 +58,7 @@ def test_a_result_about_the_response_has_a_reward_that_is_a_number(reward):
 
 
 @pytest.mark.parametrize("status", [Status.INFRA, Status.LABEL])
-def test_a_failed_grader_gives_no_number(status):
+def test_a_failed_grader_returns_no_number(status):
     with pytest.raises(ContractError, match="expected None"):
         RewardResult(0.0, status=status)
     assert RewardResult.failed("the judge is down", status).reward is None
@@ -85,20 +85,20 @@ def test_a_component_is_a_number_or_none():
         ("hang", Status.INFRA, "Scripted.grade: expected an answer within 0.05 s, got none. Raise limit_s."),
         ("late", Status.INFRA, "TimeoutError: the read operation timed out"),
         ("high", Status.INFRA, "expected a reward in 0..1, got 1.5"),
-        ("number", Status.INFRA, "Scripted: expected a RewardResult, got 1.0"),
-        ("nothing", Status.INFRA, "Scripted: expected a RewardResult, got None"),
+        ("number", Status.ERROR, "Scripted: expected a RewardResult, got 1.0"),
+        ("nothing", Status.ERROR, "Scripted: expected a RewardResult, got None"),
         ("cancelled", Status.INFRA, "Scripted: expected a result, got its own work cancelled"),
     ],
 )
-async def test_whatever_a_grader_does_is_a_typed_result_without_a_number(text, status, says):
-    result = await graded(Scripted(), Response(text), limit_s=0.05)
+async def test_any_outcome_of_a_grader_is_a_typed_result_without_a_number(text, status, says):
+    result = await grade(Scripted(), Response(text), limit_s=0.05)
     assert (result.reward, result.score, result.status) == (None, None, status)
     assert says in result.detail
 
 
 async def test_one_failure_costs_the_others_of_a_batch_nothing_and_their_order_is_kept():
     texts = ["a", "bug", "b", "hang", "label", "cancelled", "number", "c"]
-    results = await graded_all(Scripted(), [Response(text) for text in texts], limit_s=0.2)
+    results = await grade_all(Scripted(), [Response(text) for text in texts], limit_s=0.2)
     assert [result.reward for result in results] == [1.0, None, 1.0, None, None, None, None, 1.0]
 
 
@@ -106,23 +106,24 @@ async def test_one_failure_costs_the_others_of_a_batch_nothing_and_their_order_i
 async def test_a_grader_that_does_not_say_its_bounds_is_a_failure(bounds):
     reward = Scripted()
     reward.bounds = bounds
-    result = await graded(reward, Response("a"))
-    assert (result.status, "expected bounds (low, high)" in result.detail) == (Status.INFRA, True)
+    result = await grade(reward, Response("a"))
+    assert (result.status, "expected bounds (low, high)" in result.detail) == (Status.ERROR, True)
 
 
+@pytest.mark.long
 async def test_waiting_for_a_free_worker_costs_no_time_limit():
-    assert (await graded(Scripted(), Response("queue"), limit_s=0.1)).reward == 1.0
+    assert (await grade(Scripted(), Response("queue"), limit_s=0.1)).reward == 1.0
 
 
 async def test_no_more_are_graded_at_once_than_asked_for():
     reward = Scripted()
-    await graded_all(reward, [Response(str(i)) for i in range(20)], max_concurrent=3)
+    await grade_all(reward, [Response(str(i)) for i in range(20)], max_concurrent=3)
     assert reward.most_at_once == 3
 
 
 async def test_a_cancelled_batch_cancels_its_graders():
     reward = Scripted()
-    task = asyncio.create_task(graded_all(reward, [Response("hang")] * 3))
+    task = asyncio.create_task(grade_all(reward, [Response("hang")] * 3))
     while reward.at_once < 3:
         await asyncio.sleep(0)
     task.cancel()
@@ -135,6 +136,6 @@ async def test_a_cancelled_batch_cancels_its_graders():
     ("name", "value"),
     [("max_concurrent", 0), ("max_concurrent", 1.5), ("max_concurrent", None), ("limit_s", 0), ("limit_s", math.nan)],
 )
-async def test_a_wrong_setting_is_told_and_not_taken_for_a_failed_grader(name, value):
+async def test_a_wrong_setting_is_reported_and_not_taken_for_a_failed_grader(name, value):
     with pytest.raises(ConfigError, match=f"^{name}: expected"):
-        await graded_all(Scripted(), [Response("a")], **{name: value})
+        await grade_all(Scripted(), [Response("a")], **{name: value})

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError, InfraError
+from agentenv.rewards.groups.statistics import statistics
 from agentenv.rewards.invalid import INVALID_REWARD, InvalidPolicy, apply_policy
-from agentenv.rewards.statistics import statistics
 from agentenv.rewards.types import RewardResult, Status
 
 NONE = RewardResult.failed("HTTP 503")
@@ -59,6 +59,7 @@ def test_a_group_key_is_needed_for_each():
         apply_policy(results(1.0, 2.0), "a", "keep")
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.none() | st.floats(-10, 10)), max_size=20))
 def test_the_groups_mean_moves_no_groups_mean(rows):
     groups, rewards = [key for key, _ in rows], [reward for _, reward in rows]
@@ -71,7 +72,7 @@ def test_the_groups_mean_moves_no_groups_mean(rows):
         assert sum(filled) / len(filled) == pytest.approx(0.0 if mean is None else mean, abs=1e-9)
 
 
-def test_the_marks_of_missing_rewards_are_no_part_of_statistics__row_20():
+def test_the_marks_of_missing_rewards_are_not_part_of_statistics__row_20():
     graded = results(1.0, None, 3.0)
     apply_policy(graded, "aaa", "keep")
     assert statistics(graded, "aaa").batch["reward"].mean == 2.0

@@ -13,12 +13,14 @@ import pytest
 import torch
 
 from agentenv.errors import ConfigError, ContractError, DataError, InfraError
-from agentenv.openrlhf_rewards import as_answer, read_rewards
-from agentenv.reward_func import load_reward_func
-from agentenv.rewards.presets import conversation
-from agentenv.rewards.presets import math as math_preset
-from agentenv.rewards.presets._answers import answers
-from agentenv.rewards.presets.conversation import conversation_reward_func
+from agentenv.interop.agent_files import load_reward_func
+from agentenv.interop.openrlhf.presets import conversation
+from agentenv.interop.openrlhf.presets import math as math_preset
+from agentenv.interop.openrlhf.presets.answers import answers, grade_or_raise
+from agentenv.interop.openrlhf.presets.conversation import conversation_reward_func
+from agentenv.rewards.function import FunctionReward
+from agentenv.rewards.models.openrlhf_wire import as_answer, read_rewards
+from agentenv.rewards.types import Response
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "<|im_start|>user\nWhat is 6*7?<|im_end|>\n<|im_start|>assistant\n"
@@ -58,7 +60,7 @@ def test_lists_of_different_lengths_are_refused(lists):
 
 
 @pytest.mark.parametrize("lists", [("ab", "ab", ["l", "l"]), ([None], ["a"], ["l"]), (["a"], [b"a"], ["l"])])
-def test_what_is_no_list_of_texts_is_refused(lists):
+def test_input_that_is_not_a_list_of_texts_is_refused(lists):
     with pytest.raises(DataError, match="expected a list of texts"):
         answers(*lists)
 
@@ -113,7 +115,7 @@ def test_math_is_without_the_guides_hole(hole):
 
 
 @pytest.mark.parametrize("label", ["", None, math.nan, []])
-def test_a_label_that_is_no_answer_is_an_error_and_no_reward(label):
+def test_a_label_that_is_not_an_answer_is_an_error_and_no_reward(label):
     with pytest.raises(DataError):
         math_rewards(("The answer is 42.", label))
 
@@ -142,6 +144,7 @@ def code(text):
     return f"```python\n{text}\n```"
 
 
+@pytest.mark.long
 def test_code_has_the_guides_scale_and_no_reward_for_the_word_passed():
     expected = {
         code("def add(a, b): return a + b") + "<|im_end|>": 1.0,
@@ -168,6 +171,11 @@ def test_a_label_without_tests_is_an_error_and_no_reward():
     reward_func = load_reward_func(ROOT / "agent_funcs/reward_code.py")
     with pytest.raises(DataError, match="answer 0"):
         reward_func(["Q```python\n```"], ["Q"], ["no tests"])
+
+
+def test_an_error_of_a_rewards_code_is_no_failure_of_infrastructure():
+    with pytest.raises(ContractError, match=r"reward_func: answer 0: no grade \(error\): .* got None"):
+        grade_or_raise(FunctionReward(lambda response: None), [Response("a")])
 
 
 # --- conversation ---------------------------------------------------------------------------------------------------
@@ -238,6 +246,7 @@ def test_a_reward_model_of_one_output_is_not_turned_around(tmp_path):
     assert got["rewards"].item() == pytest.approx(float(logits(folder, USER + LONG).sigmoid()), abs=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("names", "label", "index"),
     [
@@ -252,6 +261,7 @@ def test_the_good_class_is_found_by_its_name_in_the_model(names, label, index, t
     assert got["rewards"].item() == pytest.approx(float(logits(folder, USER + LONG).softmax(-1)[index]), abs=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("label", [None, "LABEL_1"])
 def test_a_class_that_nothing_calls_good_has_to_be_named(label, tmp_path):
     folder = classifier(tmp_path, id2label={0: "toxic", 1: "calm"})
@@ -272,7 +282,8 @@ def test_a_long_conversation_loses_its_beginning_and_never_the_answer(two):
     assert first == pytest.approx(float(logits(two, prompt + LONG).softmax(-1)[1]), abs=1e-5)
 
 
-def test_an_answer_is_worth_the_same_alone_and_beside_others(two):
+@pytest.mark.long
+def test_an_answer_has_the_same_reward_alone_and_among_others(two):
     texts = [LONG, LONG + " in all", "no " * 12, LONG + " bad bad bad", "good " * 25]
     together = quality(conversation_reward_func(two, batch_size=3), *texts)["rewards"].tolist()
     alone = [quality(conversation_reward_func(two, batch_size=1), text)["rewards"].item() for text in texts]
@@ -288,6 +299,7 @@ def test_a_short_answer_is_worth_half_an_empty_one_nothing_and_a_thought_no_answ
     assert got["extra_logs"]["short"].tolist() == [1.0, 1.0, 1.0, 0.0, 0.0]
 
 
+@pytest.mark.long
 def test_an_answer_that_repeats_the_prompt_is_judged_whole(two):
     text = f"yes {USER} {LONG}"
     got = quality(conversation_reward_func(two), text)
@@ -298,6 +310,7 @@ def test_an_answer_that_repeats_the_prompt_is_judged_whole(two):
     assert quality(conversation_reward_func(two), f"{LONG} {USER}no")["extra_logs"]["short"].item() == 0.0
 
 
+@pytest.mark.long
 def test_many_threads_use_one_model(two):
     function = conversation_reward_func(two)
     texts = [LONG + " yes" * number for number in range(8)] * 4
@@ -307,7 +320,7 @@ def test_many_threads_use_one_model(two):
     assert made == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_model_that_gives_no_number_is_a_failure_and_no_reward(two, monkeypatch):
+def test_a_model_that_returns_no_number_is_a_failure_and_no_reward(two, monkeypatch):
     function = conversation_reward_func(two)
     held = function.__closure__
     model = next(each.cell_contents for each in held if hasattr(each.cell_contents, "qualities"))._model
@@ -322,7 +335,7 @@ def test_a_model_that_gives_no_number_is_a_failure_and_no_reward(two, monkeypatc
 
 
 def test_the_environment_names_the_model_that_is_loaded_once(two, monkeypatch):
-    conversation._of_the_environment.cache_clear()
+    conversation._configured_reward_func.cache_clear()
     monkeypatch.delenv("AGENTENV_CONVERSATION_MODEL", raising=False)
     reward_func = load_reward_func(ROOT / "agent_funcs/reward_conversation.py")
     with pytest.raises(ConfigError, match="AGENTENV_CONVERSATION_MODEL: expected"):
@@ -341,8 +354,8 @@ def test_the_environment_names_the_model_that_is_loaded_once(two, monkeypatch):
         thread.join()
     assert made == [made[0]] * 4
     assert made[0] is not None
-    assert conversation._of_the_environment.cache_info().misses == 2, "one without a name, and one model"
-    conversation._of_the_environment.cache_clear()
+    assert conversation._configured_reward_func.cache_info().misses == 2, "one without a name, and one model"
+    conversation._configured_reward_func.cache_clear()
 
 
 WRONG = [
@@ -370,9 +383,10 @@ def test_the_files_for_openrlhf_are_short():
         assert len((ROOT / f"agent_funcs/reward_{name}.py").read_text().splitlines()) <= 8
 
 
+@pytest.mark.long
 def test_importing_the_presets_imports_neither_torch_nor_transformers():
     program = (
-        "import sys; from agentenv.rewards.presets import code_generation, conversation, math; "
+        "import sys; from agentenv.interop.openrlhf.presets import code_generation, conversation, math; "
         "sys.exit(bool({'torch', 'transformers'} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode == 0

@@ -1,17 +1,21 @@
 """Rewards by name, and rewards of rewards from JSON."""
 
+import importlib
+import inspect
 import json
+import pkgutil
 import subprocess
 import sys
 
 import pytest
 
 from agentenv.errors import ConfigError, DataError
-from agentenv.rewards.grading import graded
-from agentenv.rewards.math import MathReward
+from agentenv.rewards.grading import grade
+from agentenv.rewards.loading import load_function
 from agentenv.rewards.models.hf import HFScorer
 from agentenv.rewards.models.reward import ModelReward
 from agentenv.rewards.registry import REWARDS, ROLL_NAMES, make_reward, reward_from, reward_names
+from agentenv.rewards.rules.math.reward import MathReward
 from agentenv.rewards.types import Response, Status
 
 NEEDED = {
@@ -29,19 +33,36 @@ NEEDED = {
 def test_every_name_is_a_reward_with_bounds(name):
     options = NEEDED.get(name, {})
     if options is None:
-        with pytest.raises(ConfigError, match="missing a required"):
+        with pytest.raises(ConfigError, match=r"missing a required|expected a scorer"):
             make_reward(name)
         return
     low, high = make_reward(name, **options).bounds
     assert low < high
 
 
-def test_the_names_are_those_of_the_documentation():
-    assert {
-        "math", "code", "ifeval", "choice", "general_val", "crossthink_qa", "detection", "judge", "format", "length",
-        "overlong", "repetition", "regex", "similarity", "json_schema",
-    } <= set(reward_names())  # fmt: skip
+def rewards_of(folder):
+    """Yield each class of a reward that a folder of `agentenv.rewards` defines."""
+    package = importlib.import_module(f"agentenv.rewards.{folder}")
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        module = importlib.import_module(found.name)
+        for name, each in inspect.getmembers(module, inspect.isclass):
+            is_reward = hasattr(each, "bounds") and inspect.iscoroutinefunction(getattr(each, "grade", None))
+            if is_reward and each.__module__ == found.name and not name.startswith("_"):
+                yield each
+
+
+@pytest.mark.parametrize("folder", ["rules", "judges"])
+def test_every_reward_that_is_written_is_registered(folder):
+    registered = {load_function(f"agentenv.rewards.{entry.path}") for entry in REWARDS.values()}
+    assert set(rewards_of(folder)) - registered == set()
     assert reward_names() == sorted(REWARDS)
+
+
+def test_rewards_that_need_only_a_row_are_made_without_options():
+    by_row = [name for name, entry in REWARDS.items() if entry.by_row]
+    assert by_row
+    for name in by_row:
+        make_reward(name)
 
 
 @pytest.mark.parametrize("name", sorted(set(ROLL_NAMES) - {"LLMJudgeRewardWorker"}))
@@ -83,10 +104,10 @@ UNKNOWN = {
     "json-schema": "Did you mean 'json_schema'",
     "": "Check its name.",
     "nothing like it": "expected one of math, code",
-    "agentenv.rewards.math:Nothing": "expected a function 'Nothing' in agentenv.rewards.math",
+    "agentenv.rewards.rules.math.reward:Nothing": "expected a function 'Nothing' in agentenv.rewards.rules.math.reward",
     "no.such.module:A": "expected an importable module, got 'no.such.module:A'",
     "nowhere.py:f": "expected a Python file, got 'nowhere.py'",
-    "agentenv.types:Task": "Task",
+    "agentenv.core.types:Task": "Task",
     "builtins:dict": "expected a class of Python",
     5: "reward: expected a name",
     "agentenv.rewards.types:Reward": "Reward",
@@ -157,7 +178,7 @@ async def test_a_function_of_a_module_is_a_reward(file, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["NoReward", "NUMBER", "nothing"])
-def test_what_is_no_reward_is_refused(name, file):
+def test_input_that_is_not_a_reward_is_refused(name, file):
     with pytest.raises(ConfigError, match=f"expected a (reward, with `bounds`|function '{name}')"):
         make_reward(f"{file}:{name}")
 
@@ -189,7 +210,7 @@ SUM = {"sum": {"answer": {"reward": "math", "weight": 0.9}, "format": {"reward":
 async def test_settings_become_a_reward(spec, text, expected):
     reward = reward_from(json.loads(json.dumps(spec)))
     row = Response(text, "42", metadata={"tag": "sums", "data_source": "gsm8k"})
-    result = await graded(reward, row)
+    result = await grade(reward, row)
     assert (result.reward, result.detail) == (pytest.approx(expected), result.detail)
 
 
@@ -208,9 +229,9 @@ def test_a_reward_is_given_back_and_may_be_a_part():
 async def test_an_optional_part_that_fails_adds_nothing_and_a_required_one_takes_the_reward():
     optional = {"sum": {"answer": "math", "more": {"reward": "choice", "required": False}}}
     row = Response("The answer is 42.", "42")
-    assert (await graded(reward_from(optional), row)).reward == 1.0
+    assert (await grade(reward_from(optional), row)).reward == 1.0
     required = {"sum": {"answer": "math", "more": "choice"}}
-    result = await graded(reward_from(required), row)
+    result = await grade(reward_from(required), row)
     assert (result.reward, result.status) == (None, Status.LABEL)
 
 
@@ -252,18 +273,19 @@ def test_settings_that_cannot_be_read_are_refused(case):
         reward_from(UNREADABLE[case])
 
 
-def test_the_mistake_in_a_part_is_told_with_its_nearest_name():
+def test_the_mistake_in_a_part_is_reported_with_its_nearest_name():
     with pytest.raises(ConfigError, match="Did you mean 'math'"):
         reward_from(UNREADABLE["a nested part of no name"])
     with pytest.raises(ConfigError, match=r"sum.a: expected options among reward, weight, required.* 'weight'\?"):
         reward_from(UNREADABLE["a term with other settings"])
 
 
+@pytest.mark.long
 def test_the_registry_imports_no_reward_before_it_is_asked_for():
     program = (
         "import sys; from agentenv.rewards import registry; registry.reward_names(); "
         "loaded = [name for name in sys.modules if name.startswith('agentenv.rewards.')]; print(sorted(loaded)); "
-        "sys.exit('agentenv.rewards.math' in loaded or 'agentenv.sandbox' in sys.modules)"
+        "sys.exit('agentenv.rewards.rules.math.reward' in loaded or 'agentenv.sandbox' in sys.modules)"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr

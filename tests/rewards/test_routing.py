@@ -3,10 +3,10 @@
 import pytest
 
 from agentenv.errors import ConfigError, DataError
-from agentenv.rewards.grading import graded
+from agentenv.rewards.grading import grade
 from agentenv.rewards.routing import Router, filter_groups, mean_filter, no_filter, std_filter
 from agentenv.rewards.types import Response, RewardResult, Status
-from tests.rewards.judges import Rewarding
+from tests.rewards.judges.rule_judges import Rewarding
 
 MATH, CODE = Rewarding(1.0, (0.0, 1.0)), Rewarding(-0.5, (-1.0, 0.5))
 REWARDS = {"math": MATH, "code": CODE}
@@ -36,7 +36,7 @@ async def test_an_unknown_tag_is_an_error_that_names_those_that_are_known(tag):
     """ROLL judges it as mathematics."""
     with pytest.raises(DataError, match=r"tag: expected one of code, gsm8k, math, got"):
         await Router(REWARDS, {"gsm8k": "math"}).grade(row(tag))
-    assert (await graded(Router(REWARDS), row(tag))).status is Status.LABEL
+    assert (await grade(Router(REWARDS), row(tag))).status is Status.LABEL
 
 
 async def test_a_row_without_a_tag_is_an_error():
@@ -104,7 +104,7 @@ def test_filters_and_their_counts(keep, kept, dropped):
     assert metrics == {f"rewards/filter/dropped_{reason}": float(count) for reason, count in dropped.items()}
 
 
-def test_responses_without_a_reward_are_no_part_of_a_groups_figures():
+def test_responses_without_a_reward_are_not_part_of_a_groups_figures():
     results = [RewardResult(1.0), RewardResult.failed("down"), RewardResult(1.0)]
     assert filter_groups(results, "aaa", std_filter()).kept == {"a": False}
     assert filter_groups(results, "aaa", mean_filter(down=0.9)).kept == {"a": True}

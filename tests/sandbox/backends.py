@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.errors import ConfigError
-from agentenv.sandbox import ExecLimits, SandboxUnavailable, Status
+from agentenv.sandbox import ExecLimits, ExecStatus, SandboxUnavailable
 from agentenv.sandbox.grading import (
     AssertSuite,
     AssertTest,
@@ -21,7 +21,7 @@ from agentenv.sandbox.grading import (
     Verdict,
     grade,
 )
-from agentenv.sandbox.tool import PythonTool
+from agentenv.tools.python import PythonTool
 
 LIMITS = ExecLimits(cpu_s=10.0, wall_s=60.0)
 ECHO = "import os\nwhile data := os.read(3, 100):\n    os.write(3, data.upper())\n"
@@ -44,16 +44,16 @@ async def programs_run_as_they_do_here(sandbox):
     result = await sandbox.run(
         program, stdin="in\udcff", files={"d/a": b"\xc3\xa4"}, fetch=["b", "c"], channel=True, tenant="t", limits=LIMITS
     )
-    assert (result.status, result.exit_code, result.detail) == (Status.NONZERO, 3, None)
+    assert (result.status, result.exit_code, result.detail) == (ExecStatus.NONZERO, 3, None)
     assert result.stdout == "in\\xed\\xb3\\xbf ä\n"
     assert result.stderr == "e\\x1b\\udcff\n"
     assert (result.files, result.channel) == ({"b": bytes(range(256))}, b"\xff\0")
     assert (result.backend, result.isolation, result.attempts) == (sandbox.backend, sandbox.isolation, 1)
     assert result.layers == sandbox.layers != ()
     command = await sandbox.run(["sh", "-c", "echo $((6 * 7))"], policy="proc", limits=LIMITS)
-    assert (command.status, command.stdout) == (Status.OK, "42\n")
+    assert (command.status, command.stdout) == (ExecStatus.OK, "42\n")
     spent = await sandbox.run("while True: pass", limits=ExecLimits(cpu_s=0.2, wall_s=60))
-    assert spent.status is Status.CPU_TIMEOUT
+    assert spent.status is ExecStatus.CPU_TIMEOUT
     for wrong in ({"files": {"../a": b""}}, {"policy": "root"}, {"fetch": ["/etc/passwd"]}):
         with pytest.raises(ConfigError):
             await sandbox.run("1", **wrong)
@@ -69,13 +69,13 @@ async def executions_are_talked_to(sandbox):
     assert await execution.receive(2) == b"HE"
     assert await execution.receive() == b"LLO"
     killed = await execution.kill()
-    assert (killed.status, killed.backend) == (Status.SIGNAL, sandbox.backend)
+    assert (killed.status, killed.backend) == (ExecStatus.SIGNAL, sandbox.backend)
     assert await execution.receive() == b""
     await execution.send(b"to nobody")
     assert await execution.finish() == killed
     last = await sandbox.start("import os; os.write(3, b'last words'); print('x')", limits=LIMITS)
     result = await asyncio.wait_for(asyncio.shield(last.ended), 60)
-    assert (result.status, result.stdout) == (Status.OK, "x\n")
+    assert (result.status, result.stdout) == (ExecStatus.OK, "x\n")
     assert await last.receive() == b"last words"
     assert (await last.receive(), await last.finish()) == (b"", result)
 
@@ -85,12 +85,12 @@ async def sessions_stay_between_turns(sandbox):
     async with sandbox.session(limits=LIMITS) as session:
         assert (await session.run("x = 6; print('one')")).stdout == "one\n"
         turn = await session.run("x * 7")
-        assert (turn.value, turn.status, turn.isolation) == ("42", Status.OK, sandbox.isolation)
+        assert (turn.value, turn.status, turn.isolation) == ("42", ExecStatus.OK, sandbox.isolation)
         assert not session.over
         last = await session.run("print('gone', flush=True); import os; os._exit(1)")
         assert (last.ended, last.stdout, session.over) == (True, "gone\n", True)
         again = await session.run("1")
-        assert (again.ended, again.status, again.stdout) == (True, Status.NONZERO, "")
+        assert (again.ended, again.status, again.stdout) == (True, ExecStatus.NONZERO, "")
     async with sandbox.session(idle_s=0.05) as session:
         await until(lambda: session.over)
         assert (await session.run("1")).detail == "session: ended after 0.05 s without a turn"

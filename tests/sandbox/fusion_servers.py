@@ -71,15 +71,15 @@ class Scripted:
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
-            told = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-            if told is None:
+            reply = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+            if reply is None:
                 await reader.read()  # until the client goes
                 self.num_gone += 1
                 return
-            if callable(told):
+            if callable(reply):
                 await self.go_on.wait()
-                told = told(json.loads(body))
-            writer.write(told)
+                reply = reply(json.loads(body))
+            writer.write(reply)
             await writer.drain()
         finally:
             self.in_flight -= 1

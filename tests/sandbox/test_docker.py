@@ -18,14 +18,15 @@ import pytest
 import pytest_asyncio
 
 from agentenv.errors import InfraError
-from agentenv.sandbox import ExecLimits, ExecResult, Isolation, SandboxUnavailable, Status, _owner, _remote_pipe, docker
-from agentenv.sandbox._remote_host import excused, memory_kills
-from agentenv.sandbox.docker import DockerSandbox
-from agentenv.sandbox.grading import FunctionSuite, FunctionTest, GradeStatus, grade
+from agentenv.sandbox import ExecLimits, ExecResult, ExecStatus, Isolation, SandboxUnavailable
+from agentenv.sandbox.escapes.run import all_cases, run_matrix
+from agentenv.sandbox.escapes.world import plant_environment
+from agentenv.sandbox.grading import FunctionSuite, FunctionTest, grade
+from agentenv.sandbox.remote import docker
+from agentenv.sandbox.remote import pipe as _remote_pipe
+from agentenv.sandbox.remote.docker import DockerSandbox
+from agentenv.sandbox.remote.host import excuse_memory_kill, memory_kills
 from tests.sandbox import backends
-from tests.sandbox.escapes import all_cases
-from tests.sandbox.escapes_run import run_matrix
-from tests.sandbox.escapes_world import plant_environment
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 IMAGE = os.environ.get("AGENTENV_TEST_DOCKER_IMAGE", "")
@@ -75,6 +76,7 @@ def pid_of(folder, sandbox):
 # --- what it does ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "behaviour",
     [
@@ -121,6 +123,7 @@ async def test_nothing_of_this_process_gets_into_a_container(sandbox, folder, mo
 # --- what goes wrong -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 async def test_a_container_that_dies_is_replaced_and_what_ran_in_it_runs_again(own_sandbox, own_folder):
     first = pid_of(own_folder, own_sandbox)
     task = asyncio.ensure_future(own_sandbox.run("import time; time.sleep(0.5); print(1)"))
@@ -129,19 +132,20 @@ async def test_a_container_that_dies_is_replaced_and_what_ran_in_it_runs_again(o
     await session.open()
     os.kill(first, signal.SIGKILL)
     result = await task
-    assert (result.status, result.stdout, result.attempts) == (Status.OK, "1\n", 2)
-    assert (await execution.finish()).status is Status.INFRA
-    assert (await session.run("1")).status is Status.INFRA
+    assert (result.status, result.stdout, result.attempts) == (ExecStatus.OK, "1\n", 2)
+    assert (await execution.finish()).status is ExecStatus.INFRA
+    assert (await session.run("1")).status is ExecStatus.INFRA
     assert pid_of(own_folder, own_sandbox) != first
     await session.aclose()
 
 
-async def test_a_daemon_that_goes_is_no_verdict(own_sandbox, own_folder):
+@pytest.mark.long
+async def test_a_daemon_that_goes_is_not_a_verdict(own_sandbox, own_folder):
     (own_folder / "trouble").write_text("no daemon")
     os.kill(pid_of(own_folder, own_sandbox), signal.SIGKILL)
     suite = FunctionSuite("add", hidden=(FunctionTest((1, 2), 3),))
     graded = await grade(own_sandbox, "def add(a, b): return 0", suite)
-    assert (graded.status, graded.score) == (GradeStatus.INFRA, None)
+    assert (graded.sandbox_failed, graded.score) == (True, None)
     assert "Cannot connect to the Docker daemon" in graded.infra_detail
     with pytest.raises(InfraError):
         await own_sandbox.start("1")
@@ -167,30 +171,30 @@ async def test_a_container_that_is_stopped_is_replaced(own_sandbox, own_folder, 
 
 
 @pytest.mark.slow
-async def test_garbage_is_no_verdict(own_sandbox, own_folder):
+async def test_garbage_is_not_a_verdict(own_sandbox, own_folder):
     (own_folder / "trouble").write_text("garbage")
     os.kill(pid_of(own_folder, own_sandbox), signal.SIGKILL)
     result = await own_sandbox.run("print(1)")
-    assert (result.status, result.attempts) == (Status.INFRA, 3)
-    assert "it said what is no message" in result.detail
+    assert (result.status, result.attempts) == (ExecStatus.INFRA, 3)
+    assert "expected a message, got one that cannot be read" in result.detail
 
 
 @pytest.mark.slow
-async def test_a_container_without_isolation_is_no_verdict_once_there_was_one_with_it(own_sandbox, own_folder):
+async def test_a_container_without_isolation_is_not_a_verdict_once_there_was_one_with_it(own_sandbox, own_folder):
     (own_folder / "trouble").write_text("no landlock")
     os.kill(pid_of(own_folder, own_sandbox), signal.SIGKILL)
     result = await own_sandbox.run("print(1)")
-    assert (result.status, result.attempts) == (Status.INFRA, 3)
+    assert (result.status, result.attempts) == (ExecStatus.INFRA, 3)
     assert "landlock" in result.detail
 
 
 @pytest.mark.parametrize(
-    ("trouble", "said"), [("no daemon", "Start the daemon, or set DOCKER_HOST"), ("no image", "pull other:1")]
+    ("trouble", "text"), [("no daemon", "Start the daemon, or set DOCKER_HOST"), ("no image", "pull other:1")]
 )
-async def test_what_is_missing_at_the_start_is_named_with_its_mend(own_folder, trouble, said):
+async def test_what_is_missing_at_the_start_is_named_with_its_fix(own_folder, trouble, text):
     command = backends.make_docker(own_folder)
     (own_folder / "trouble").write_text(trouble)
-    with pytest.raises(SandboxUnavailable, match=f"DockerSandbox: expected a container of 'other:1' to run.*{said}"):
+    with pytest.raises(SandboxUnavailable, match=f"DockerSandbox: expected a container of 'other:1' to run.*{text}"):
         await DockerSandbox(image="other:1", command=command).open()
 
 
@@ -203,10 +207,11 @@ async def test_a_command_that_is_missing_is_named():
 
 
 def row(identity, **changes):
-    labels = _owner.owner() | {f"agentenv.{key}": value for key, value in changes.items()}
+    labels = docker.owner_labels() | {f"agentenv.{key}": value for key, value in changes.items()}
     return "\t".join([identity, *labels.values()])
 
 
+@pytest.mark.long
 async def test_containers_of_processes_that_are_gone_are_removed_and_no_others(own_folder):
     command = backends.make_docker(own_folder)
     rows = [
@@ -221,14 +226,15 @@ async def test_containers_of_processes_that_are_gone_are_removed_and_no_others(o
     assert removed[0] == ["pid-used-again", "rebooted", "gone"]
 
 
+@pytest.mark.long
 async def test_closing_ends_the_container_and_what_runs_in_it(own_sandbox, own_folder):
     pid = pid_of(own_folder, own_sandbox)
     task = asyncio.ensure_future(own_sandbox.run(SLEEP))
     execution = await own_sandbox.start(SLEEP)
     await own_sandbox.aclose()
     await own_sandbox.aclose()
-    assert (await task).status is Status.INFRA
-    assert (await execution.finish()).status in (Status.SIGNAL, Status.INFRA)
+    assert (await task).status is ExecStatus.INFRA
+    assert (await execution.finish()).status in (ExecStatus.SIGNAL, ExecStatus.INFRA)
     assert not Path(f"/proc/{pid}").exists()
     assert (await own_sandbox.run("print(1)")).stdout == "1\n"
 
@@ -238,8 +244,8 @@ async def test_a_container_ends_with_a_process_that_is_killed(own_folder):
     command = backends.make_docker(own_folder)
     program = f"""
 import asyncio
-from agentenv.sandbox._remote_host import excused, memory_kills
-from agentenv.sandbox.docker import DockerSandbox
+from agentenv.sandbox.remote.host import excuse_memory_kill, memory_kills
+from agentenv.sandbox.remote.docker import DockerSandbox
 async def main():
     sandbox = DockerSandbox(image="x", command={command!r})
     await sandbox.open()
@@ -285,21 +291,21 @@ async def test_in_docker_as_every_backend(in_docker, behaviour):
 
 
 async def test_a_program_that_the_kernel_killed_for_want_of_memory_has_no_verdict():
-    killed = ExecResult(Status.SIGNAL, signal=signal.SIGKILL)
+    killed = ExecResult(ExecStatus.SIGNAL, signal=signal.SIGKILL)
     known = memory_kills()
-    assert excused(killed, known) is killed
-    assert excused(killed, known - 1).status is Status.INFRA
-    other = ExecResult(Status.SIGNAL, signal=signal.SIGSEGV)
-    assert excused(other, known - 1) is other
+    assert excuse_memory_kill(killed, known) is killed
+    assert excuse_memory_kill(killed, known - 1).status is ExecStatus.INFRA
+    other = ExecResult(ExecStatus.SIGNAL, signal=signal.SIGSEGV)
+    assert excuse_memory_kill(other, known - 1) is other
 
 
 @real_docker
-async def test_in_docker_a_container_without_memory_is_no_verdict():
+async def test_in_docker_a_container_without_memory_is_not_a_verdict():
     program = "x = bytearray(400 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1"
     async with DockerSandbox(image=IMAGE, memory_mb=160, limits=ExecLimits(memory_mb=1024)) as small:
         assert "Raise its memory" in (await small.run(program)).detail
-        assert (await (await small.start(program)).finish()).status is Status.INFRA
-        assert (await small.run("import os; os.kill(os.getpid(), 9)")).status is Status.SIGNAL
+        assert (await (await small.start(program)).finish()).status is ExecStatus.INFRA
+        assert (await small.run("import os; os.kill(os.getpid(), 9)")).status is ExecStatus.SIGNAL
 
 
 @real_docker
@@ -319,4 +325,4 @@ async def test_in_docker_a_container_that_is_killed_is_replaced(in_docker):
     await asyncio.sleep(0.3)
     subprocess.run(["docker", "kill", in_docker._container.name], check=True, capture_output=True)
     result = await task
-    assert (result.status, result.stdout, result.attempts) == (Status.OK, "1\n", 2)
+    assert (result.status, result.stdout, result.attempts) == (ExecStatus.OK, "1\n", 2)

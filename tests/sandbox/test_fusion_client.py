@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError
-from agentenv.sandbox import ExecLimits, Isolation, SandboxUnavailable, Status
-from agentenv.sandbox._endpoints import MAX_TROUBLES, Endpoint, Trouble
-from agentenv.sandbox._fusion_asks import BadAnswer, make_ask, read_answer
-from agentenv.sandbox.fusion_client import MAX_ATTEMPTS, FusionSandbox
-from agentenv.sandbox.fusion_server import FusionServer
+from agentenv.sandbox import ExecLimits, ExecStatus, Isolation, SandboxUnavailable
+from agentenv.sandbox.fusion.client import MAX_ATTEMPTS, FusionSandbox
+from agentenv.sandbox.fusion.endpoints import MAX_TROUBLES, EndpointFailure, FusionEndpoint
+from agentenv.sandbox.fusion.requests import BadAnswer, encode_request, read_answer
+from agentenv.sandbox.fusion.server import FusionServer
 from agentenv.sandbox.grading import (
     AssertSuite,
     AssertTest,
@@ -25,7 +25,7 @@ from agentenv.sandbox.grading import (
     StdioSuite,
     StdioTest,
     Verdict,
-    _replayed,
+    executions,
     grade,
 )
 from tests.sandbox.conftest import opened
@@ -37,12 +37,12 @@ ours = pytest.mark.asyncio(loop_scope="module")
 
 def ask(limits=LIMITS, **given):
     how = {"stdin": b"", "files": {}, "fetch": (), "policy": "pure", "tenant": "", "channel": False, **given}
-    return make_ask("print(42)", limits=limits, **how)
+    return encode_request("print(42)", limits=limits, **how)
 
 
-def read(body, told="", **given):
+def read(body, reply="", **given):
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return read_answer(content, told, ask(**given))
+    return read_answer(content, reply, ask(**given))
 
 
 def client(*servers, **options):
@@ -57,31 +57,31 @@ def client(*servers, **options):
 @pytest.mark.parametrize(
     ("body", "status", "exit_code", "signal"),
     [
-        (OK, Status.OK, 0, None),
-        (answer({"return_code": 3}, status="Failed"), Status.NONZERO, 3, None),
-        (answer({"return_code": 139}, status="Failed"), Status.NONZERO, 139, None),
-        (answer({"return_code": -11}, status="Failed"), Status.SIGNAL, None, 11),
+        (OK, ExecStatus.OK, 0, None),
+        (answer({"return_code": 3}, status="Failed"), ExecStatus.NONZERO, 3, None),
+        (answer({"return_code": 139}, status="Failed"), ExecStatus.NONZERO, 139, None),
+        (answer({"return_code": -11}, status="Failed"), ExecStatus.SIGNAL, None, 11),
         (
             answer({"status": "TimeLimitExceeded", "return_code": None}, status="Failed"),
-            Status.WALL_TIMEOUT,
+            ExecStatus.WALL_TIMEOUT,
             None,
             None,
         ),
         (
             answer({"return_code": 1, "stderr": "Traceback\nMemoryError\n"}, status="Failed"),
-            Status.MEMORY,
+            ExecStatus.MEMORY,
             1,
             None,
         ),
         (
             {"status": "Failed", "compile_result": {"status": "Finished", "return_code": 1}, "run_result": None},
-            Status.NONZERO,
+            ExecStatus.NONZERO,
             1,
             None,
         ),
     ],
 )
-def test_what_a_program_did_is_its_status(body, status, exit_code, signal):
+def test_the_status_is_how_the_program_ended(body, status, exit_code, signal):
     result = read(body)
     assert (result.status, result.exit_code, result.signal) == (status, exit_code, signal)
     assert (result.isolation, result.backend) == (Isolation.REMOTE, "sandbox_fusion")
@@ -113,7 +113,7 @@ def test_what_a_program_did_is_its_status(body, status, exit_code, signal):
         answer(compile_result={"status": "Error"}),
     ],
 )
-def test_an_answer_that_says_nothing_of_the_program_is_no_result(body):
+def test_an_answer_that_says_nothing_of_the_program_is_not_a_result(body):
     with pytest.raises(BadAnswer, match="no room" if b"no room" in json.dumps(repr(body)).encode() else None):
         read(body)
 
@@ -147,21 +147,22 @@ BODY = st.fixed_dictionaries(
 TOLD = st.just("") | st.dictionaries(st.sampled_from(["status", "cpu_s", "layers"]), JSON).map(json.dumps)
 
 
+@pytest.mark.long
 @given(BODY, TOLD)
-def test_whatever_is_answered_only_a_success_without_contradiction_is_ok(body, told):
+def test_only_a_success_without_contradiction_is_ok(body, reply):
     try:
-        result = read(body, told, fetch=("a", "b"))
+        result = read(body, reply, fetch=("a", "b"))
     except BadAnswer:
         return
     run = body["run_result"] if isinstance(body.get("run_result"), dict) else {}
-    said = body["status"] == "Success" and run.get("status") == "Finished" and run.get("return_code") == 0
-    assert (result.status is Status.OK) == said
-    assert result.status is not Status.INFRA
+    succeeded = body["status"] == "Success" and run.get("status") == "Finished" and run.get("return_code") == 0
+    assert (result.status is ExecStatus.OK) == succeeded
+    assert result.status is not ExecStatus.INFRA
 
 
 def test_output_that_filled_the_servers_pipe_is_not_taken_for_a_timeout():
     stuck = answer({"status": "TimeLimitExceeded", "return_code": None, "stdout": "x" * 196_608}, status="Failed")
-    assert read(stuck).status is Status.OUTPUT_LIMIT
+    assert read(stuck).status is ExecStatus.OUTPUT_LIMIT
     with pytest.raises(BadAnswer, match="does not read to its end"):
         read(stuck, limits=replace(LIMITS, stdout_kb=1024))
     loud = answer({"status": "TimeLimitExceeded", "return_code": None, "stderr": "x" * 196_608}, status="Failed")
@@ -196,7 +197,7 @@ def test_requests_have_the_fields_of_sandbox_fusion_and_no_other():
     [{"files": {"/etc/passwd": b""}}, {"files": {"../a": b""}}, {"fetch": ("/etc/passwd",)}, {"stdin": b"\xff"},
      {"stdin": "\ud800"}],
 )  # fmt: skip
-def test_what_the_form_cannot_carry_or_must_not_is_refused_before_it_is_sent(given):
+def test_values_that_the_protocol_cannot_carry_are_refused_before_they_are_sent(given):
     with pytest.raises(ConfigError):
         ask(**given)
 
@@ -211,7 +212,7 @@ def test_what_the_form_cannot_carry_or_must_not_is_refused_before_it_is_sent(giv
         http(b"", 502),
         http(b"", 504),
         http({"detail": "busy"}, 429, retry_after="0"),
-        http({"detail": "busy"}, 503, retry_after="Wed, 21 Oct 2026 07:28:00 GMT"),
+        http({"detail": "busy"}, 503, retry_after="Wed, 21 Oct 2015 07:28:00 GMT"),
         http(answer(status="SandboxError", message="no room")),
         http({"some": "other service"}),
         http(b"<html>", content_type="text/html"),
@@ -224,7 +225,7 @@ def test_what_the_form_cannot_carry_or_must_not_is_refused_before_it_is_sent(giv
 async def test_a_servers_failure_is_tried_again(first):
     async with scripted(first, http(OK)) as server, client(server) as sandbox:
         result = await sandbox.run("print(42)")
-        assert (result.status, result.stdout, result.attempts, server.num_runs) == (Status.OK, "42\n", 2, 2)
+        assert (result.status, result.stdout, result.attempts, server.num_runs) == (ExecStatus.OK, "42\n", 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -238,31 +239,34 @@ async def test_a_servers_failure_is_tried_again(first):
 async def test_a_programs_failure_is_never_tried_again(verdict):
     async with scripted(http(verdict), http(OK)) as server, client(server) as sandbox:
         result = await sandbox.run("print(42)")
-        assert (result.status is not Status.OK, result.attempts, server.num_runs) == (True, 1, 1)
+        assert (result.status is not ExecStatus.OK, result.attempts, server.num_runs) == (True, 1, 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("always", [http(b"", 500), http(answer(status="SandboxError")), http({}), cut()])
-async def test_where_no_attempt_says_anything_the_result_is_infra_and_there_is_no_score(always):
+async def test_without_a_verdict_in_any_attempt_the_result_is_infra_without_a_score(always):
     async with scripted(always) as server, client(server) as sandbox:
         result = await sandbox.run("print(42)")
-        assert (result.status, result.attempts, server.num_runs) == (Status.INFRA, MAX_ATTEMPTS, MAX_ATTEMPTS)
+        assert (result.status, result.attempts, server.num_runs) == (ExecStatus.INFRA, MAX_ATTEMPTS, MAX_ATTEMPTS)
         assert server.url in result.detail
         graded = await grade(sandbox, "print(42)", StdioSuite(hidden=(StdioTest("", "42"),)))
         assert graded.score is None
 
 
+@pytest.mark.long
 async def test_an_answer_that_never_comes_is_given_up_after_the_programs_time_and_the_patience():
     async with scripted(None) as server, client(server, patience_s=0.1) as sandbox:
         result = await sandbox.run("print(42)", limits=replace(LIMITS, wall_s=0.1))
-        assert result.status is Status.INFRA
+        assert result.status is ExecStatus.INFRA
         await until(lambda: server.num_gone >= 1)
 
 
+@pytest.mark.long
 async def test_an_answer_without_end_is_not_read():
     limits = replace(LIMITS, stdout_kb=1, stderr_kb=1, channel_kb=1, fetch_mb=1)
     async with scripted(http(b"[" + b" " * (20 << 20))) as server, client(server) as sandbox:
         result = await sandbox.run("print(42)", limits=limits)
-        assert result.status is Status.INFRA
+        assert result.status is ExecStatus.INFRA
         assert "expected at most" in result.detail
 
 
@@ -276,8 +280,10 @@ async def test_a_request_that_is_refused_is_an_error_of_the_configuration_and_no
         assert server.num_runs == 1
 
 
-@pytest.mark.parametrize(("token", "hint"), [("", "Set AGENTENV_SANDBOX_TOKEN"), ("old", "token that was sent is an")])
-async def test_a_refused_token_is_told_from_none(token, hint):
+@pytest.mark.parametrize(
+    ("token", "hint"), [("", "Set AGENTENV_SANDBOX_TOKEN"), ("old", "The token differs from the server")]
+)
+async def test_a_refused_token_is_distinguished_from_a_missing_one(token, hint):
     async with scripted(http({"detail": "no"}, 401)) as server:
         sandbox = client(server, token=token)
         with pytest.raises(ConfigError, match=hint):
@@ -288,12 +294,12 @@ async def test_a_refused_token_is_told_from_none(token, hint):
 async def test_another_endpoint_is_asked_after_a_failure():
     async with scripted(http(b"", 500)) as bad, scripted(http(OK)) as good, client(bad, good) as sandbox:
         results = [await sandbox.run("print(42)") for _ in range(2)]
-        assert [result.status for result in results] == [Status.OK] * 2
+        assert [result.status for result in results] == [ExecStatus.OK] * 2
         assert (good.num_runs, max(result.attempts for result in results)) == (2, 2)
 
 
 def test_an_endpoint_that_fails_is_left_alone_for_twice_as_long_each_time_and_then_tried_by_one():
-    endpoint, trouble = Endpoint("http://x"), Trouble("down")
+    endpoint, trouble = FusionEndpoint("http://x"), EndpointFailure("down")
     pauses, now = [], 100.0
     for _ in range(MAX_TROUBLES + 10):
         endpoint.failed(trouble, now, 0.5)
@@ -311,8 +317,8 @@ def test_an_endpoint_that_fails_is_left_alone_for_twice_as_long_each_time_and_th
 
 
 def test_an_endpoint_that_is_busy_is_left_alone_for_as_long_as_it_says():
-    endpoint = Endpoint("http://x")
-    endpoint.failed(Trouble("busy", broken=False, pause_s=7.0), 100.0, 0.5)
+    endpoint = FusionEndpoint("http://x")
+    endpoint.failed(EndpointFailure("busy", broken=False, pause_s=7.0), 100.0, 0.5)
     assert (endpoint.open_in(100.0), endpoint.open_in(107.0), endpoint.troubles) == (7.0, 0.0, 0)
 
 
@@ -324,14 +330,14 @@ async def test_an_endpoint_that_failed_is_asked_again_when_it_is_well():
     ):
         async with asyncio.timeout(60):
             while bad.num_runs < MAX_TROUBLES + 3:
-                assert (await sandbox.run("print(42)")).status is Status.OK
+                assert (await sandbox.run("print(42)")).status is ExecStatus.OK
         assert sandbox.endpoints[0].troubles == 0
 
 
 async def test_a_lone_endpoint_that_is_left_alone_is_waited_for():
     async with scripted(*[http(b"", 500)] * MAX_TROUBLES, http(OK)) as server, client(server) as sandbox:
         result = await sandbox.run("print(42)")
-        assert (result.status, result.attempts) == (Status.OK, MAX_TROUBLES + 1)
+        assert (result.status, result.attempts) == (ExecStatus.OK, MAX_TROUBLES + 1)
 
 
 async def test_programs_that_a_server_cannot_run_do_not_close_it_for_others():
@@ -351,7 +357,7 @@ async def test_the_endpoint_with_the_least_to_do_is_asked():
             await sandbox.run("print(42)")
         assert busy.num_runs == before
         busy.go_on.set()
-        assert (await first).status is Status.OK
+        assert (await first).status is ExecStatus.OK
 
 
 async def test_no_more_requests_are_under_way_than_allowed():
@@ -378,7 +384,7 @@ async def test_cancelling_closes_the_request():
 # --- opening ----------------------------------------------------------------------------------------------------------
 
 
-async def test_no_endpoint_that_answers_is_said_at_once():
+async def test_no_endpoint_that_answers_is_reported_at_once():
     async with scripted(http(OK)) as server:
         gone = server.url
     sandbox = client(gone)
@@ -392,10 +398,10 @@ async def test_one_endpoint_that_answers_is_enough():
     async with scripted(http(OK)) as gone:
         pass
     async with scripted(http(OK)) as server, client(gone, server) as sandbox:
-        assert (await sandbox.run("print(42)")).status is Status.OK
+        assert (await sandbox.run("print(42)")).status is ExecStatus.OK
 
 
-async def test_a_package_that_an_endpoint_lacks_is_said_when_it_is_opened():
+async def test_a_package_that_an_endpoint_lacks_is_reported_when_it_is_opened():
     lacks = answer({"return_code": 1, "stderr": "ModuleNotFoundError: No module named 'pytest'"}, status="Failed")
     async with scripted(http(lacks)) as server:
         with pytest.raises(SandboxUnavailable, match="No module named 'pytest'"):
@@ -411,7 +417,7 @@ async def test_an_address_may_name_the_route_as_other_clients_want(path):
 
 
 @pytest.mark.parametrize("urls", [[], ["127.0.0.1:8080"], ["ftp://x"], ["http://"], ["http://x:99999"], [7]])
-def test_what_is_no_address_is_refused(urls):
+def test_input_that_is_not_an_address_is_refused(urls):
     with pytest.raises(ConfigError, match="endpoints: expected"):
         FusionSandbox(urls)
 
@@ -432,7 +438,7 @@ async def test_a_token_is_sent_and_never_shown(how, monkeypatch):
         assert "hush" not in result.detail
 
 
-async def test_nobody_can_talk_to_a_program():
+async def test_other_processes_cannot_talk_to_a_program():
     with pytest.raises(ConfigError, match="Use the backend local or docker"):
         await FusionSandbox("http://127.0.0.1:9").start("pass")
 
@@ -442,7 +448,7 @@ def test_a_second_event_loop_is_refused():
     loops = [asyncio.new_event_loop() for _ in range(2)]
 
     async def use():
-        sandbox._http()
+        sandbox._check_loop()
 
     loops[0].run_until_complete(use())
     with pytest.raises(ConfigError, match="Make one per loop"):
@@ -459,7 +465,7 @@ def mark_of(request):
     return next(word.strip('",()\\n') for word in request["code"].split('b"')[1:])[: len("begin-") + 16]
 
 
-async def test_what_a_server_prints_before_our_first_line_is_not_of_the_channel():
+async def test_output_of_a_server_before_our_first_line_is_not_part_of_the_channel():
     noisy = lambda asked: http(answer({"stdout": f"User module loaded!\n{mark_of(asked)}\nsaid"}))  # noqa: E731
     async with scripted(noisy) as server, client(server) as sandbox:
         server.go_on.set()
@@ -470,7 +476,7 @@ async def test_what_a_server_prints_before_our_first_line_is_not_of_the_channel(
 async def test_a_channel_that_never_began_is_infra():
     async with scripted(http(answer({"stdout": "said"}))) as server, client(server) as sandbox:
         result = await sandbox.run("pass", channel=True)
-        assert (result.status, result.channel) == (Status.INFRA, b"")
+        assert (result.status, result.channel) == (ExecStatus.INFRA, b"")
 
 
 # --- against our own server -------------------------------------------------------------------------------------------
@@ -493,6 +499,7 @@ async def remote(local):
 TINY = replace(LIMITS, cpu_s=0.2, wall_s=30.0, memory_mb=64, stdout_kb=1, stderr_kb=1, disk_mb=1, file_mb=4)
 
 
+@pytest.mark.long
 @ours
 @pytest.mark.parametrize(
     ("program", "given"),
@@ -522,7 +529,7 @@ async def test_a_result_from_afar_is_the_one_from_here(local, remote, program, g
     there = await remote.run(program, limits=TINY, **given)
     names = ["status", "exit_code", "signal", "stdout", "stdout_truncated", "files", "channel"]
     names += ["stdout_data"] * (not here.stdout_truncated)
-    names += ["stdout_bytes"] * (here.status is not Status.OUTPUT_LIMIT)  # how far it came is chance
+    names += ["stdout_bytes"] * (here.status is not ExecStatus.OUTPUT_LIMIT)  # how far it came is chance
     assert {name: getattr(there, name) for name in names} == {name: getattr(here, name) for name in names}
     assert (there.isolation, there.layers[0]) == (Isolation.REMOTE, str(local.isolation))
     if program != "\ud800":
@@ -557,6 +564,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.long
 @ours
 @pytest.mark.parametrize(
     ("code", "score"),
@@ -594,6 +602,7 @@ ASSERTS = AssertSuite(
 )
 
 
+@pytest.mark.long
 @ours
 @pytest.mark.parametrize(
     ("code", "score"),
@@ -610,23 +619,25 @@ async def test_asserts_are_graded_from_afar_as_here(local, remote, code, score):
     assert [test.verdict for test in there.tests] == [test.verdict for test in here.tests]
 
 
+@pytest.mark.long
 @ours
 async def test_a_program_that_only_says_that_it_waits_is_missing_and_not_infra(remote):
     result = await grade(remote, "import os\ndef add(a, b): os._exit(86)", ASSERTS)
     assert {test.verdict for test in result.tests} == {Verdict.MISSING}
 
 
+@pytest.mark.long
 @ours
 @pytest.mark.parametrize(
     "test",
     ["import os\nfor byte in os.urandom(8):\n    add(byte, 1)", "for n in range(300):\n    add(n, 1)"],
     ids=["calls that differ each time", "too many calls"],
 )
-async def test_tests_that_cannot_be_told_anew_are_no_verdict(remote, monkeypatch, test):
-    monkeypatch.setattr(_replayed, "MAX_RUNS", 6)
+async def test_tests_that_cannot_be_repeated_are_not_a_verdict(remote, monkeypatch, test):
+    monkeypatch.setattr(executions, "MAX_RUNS", 6)
     result = await grade(remote, "def add(a, b): return a + b", AssertSuite(("add",), hidden=(AssertTest(test),)))
     assert result.score is None
-    assert "Use a backend that can be talked to" in result.infra_detail
+    assert "Use a backend with interactive programs" in result.infra_detail
 
 
 @ours

@@ -4,15 +4,15 @@ import pytest
 
 from agentenv.errors import ConfigError
 from agentenv.sandbox import ExecLimits, Isolation, LocalSandbox, open_sandbox
-from agentenv.sandbox.fusion_client import FusionSandbox
-from agentenv.sandbox.opening import BACKENDS
+from agentenv.sandbox.factory import BACKENDS
+from agentenv.sandbox.fusion.client import FusionSandbox
 
 
 def test_the_local_sandbox_is_the_default_and_takes_plain_options():
     sandbox = open_sandbox(min_isolation="namespaces", limits={"cpu_s": 1.0}, preimport=["json"], run_slots=3)
     assert isinstance(sandbox, LocalSandbox)
     assert (sandbox.limits, sandbox.run_slots) == (ExecLimits(cpu_s=1.0), 3)
-    assert sandbox._wanted.min_isolation is Isolation.NAMESPACES
+    assert sandbox._request.min_isolation is Isolation.NAMESPACES
 
 
 def test_endpoints_make_a_sandbox_elsewhere():
@@ -29,7 +29,7 @@ def test_every_backend_names_its_options(backend):
 
 
 @pytest.mark.parametrize(
-    ("backend", "options", "said"),
+    ("backend", "options", "text"),
     [
         ("locale", {}, "got 'locale'. Did you mean 'local'"),
         ("sandboxfusion", {}, "Did you mean 'sandbox_fusion'"),
@@ -42,7 +42,7 @@ def test_every_backend_names_its_options(backend):
         (None, {}, "got None"),
     ],
 )
-def test_what_is_wrong_is_said_with_the_nearest_name(backend, options, said):
+def test_errors_are_reported_with_the_nearest_name(backend, options, text):
     with pytest.raises(ConfigError, match="expected") as error:
         open_sandbox(backend, **options)
-    assert said in str(error.value)
+    assert text in str(error.value)

@@ -11,8 +11,9 @@ import pytest
 import pytest_asyncio
 
 from agentenv.errors import MissingDependency
-from agentenv.sandbox import SandboxUnavailable, Status, ray_pool
-from agentenv.sandbox.ray_pool import NodeHost, RaySandbox
+from agentenv.sandbox import ExecStatus, SandboxUnavailable
+from agentenv.sandbox.remote import ray_pool
+from agentenv.sandbox.remote.ray_pool import NodeHost, RaySandbox
 from tests.sandbox import backends
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -21,7 +22,7 @@ SLEEP = "import time; time.sleep(300)"
 
 async def test_without_ray_the_message_has_the_command_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingDependency, match=r"pip install 'agentenv\[ray\]'"):
+    with pytest.raises(MissingDependency, match=r"pip install 'agentenv-rl\[ray\]'"):
         await RaySandbox().open()
 
 
@@ -33,7 +34,7 @@ async def test_the_actor_answers_as_a_sandbox_does_and_carries_our_errors_by_nam
         if "error" in opened:
             pytest.skip(opened["error"][1])
         ran = await host.answer(2, "run", {"program": "print(1)"})
-        assert (ran["value"].status, ran["value"].stdout) == (Status.OK, "1\n")
+        assert (ran["value"].status, ran["value"].stdout) == (ExecStatus.OK, "1\n")
         assert (await host.answer(3, "run", {"program": []}))["error"][0] == "ConfigError"
         assert (await host.answer(4, "aclose", {}))["error"][0] == "InfraError"
         assert (await host.answer(5, "run", {"programme": ""}))["error"][0] == "InfraError"
@@ -47,7 +48,7 @@ async def test_the_actor_answers_as_a_sandbox_does_and_carries_our_errors_by_nam
 @pytest.fixture(scope="module")
 def ray():
     ray = pytest.importorskip("ray")
-    from agentenv.cluster import ClusterConfig, ray_session
+    from agentenv._util.ray.cluster import ClusterConfig, ray_session
 
     with ray_session(ClusterConfig(cpus=2.0)):
         yield ray
@@ -82,7 +83,7 @@ async def test_as_every_backend(sandbox, behaviour):
 
 
 @pytest.mark.slow
-async def test_all_who_ask_on_a_node_share_one_pool_whoever_is_first(ray, sandbox):
+async def test_all_callers_on_a_node_share_one_pool_in_any_order(ray, sandbox):
     @ray.remote(num_cpus=0)
     class Asker:
         async def ask(self):
@@ -92,7 +93,7 @@ async def test_all_who_ask_on_a_node_share_one_pool_whoever_is_first(ray, sandbo
 
     before = len(pids())
     answers = await asyncio.gather(*(Asker.remote().ask.remote() for _ in range(2)))
-    assert answers == [(Status.OK, "ray")] * 2
+    assert answers == [(ExecStatus.OK, "ray")] * 2
     assert len(pids()) == before + 1
 
 
@@ -108,9 +109,9 @@ async def test_an_actor_that_dies_is_replaced_and_what_ran_there_runs_again(sand
     for pid in pids():
         os.kill(pid, signal.SIGKILL)
     result = await task
-    assert (result.status, result.stdout, result.attempts) == (Status.OK, "1\n", 2)
-    assert (await execution.finish()).status is Status.INFRA
-    assert (await session.run("1")).status is Status.INFRA
+    assert (result.status, result.stdout, result.attempts) == (ExecStatus.OK, "1\n", 2)
+    assert (await execution.finish()).status is ExecStatus.INFRA
+    assert (await session.run("1")).status is ExecStatus.INFRA
     await session.aclose()
     assert sandbox._link is not link
     await backends.until(lambda: not [pid for pid in programs if Path(f"/proc/{pid}").exists()])
@@ -120,7 +121,7 @@ def descendants(roots):
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = path.read_text().rpartition(")")[2].split()
+            fields = path.read_text(errors="replace").rpartition(")")[2].split()
         except OSError:
             continue
         parents[int(path.parent.name)] = int(fields[1])
@@ -131,7 +132,7 @@ def descendants(roots):
 
 
 @pytest.mark.slow
-async def test_an_actor_that_is_stopped_is_no_verdict(ray, sandbox, monkeypatch):
+async def test_an_actor_that_is_stopped_is_not_a_verdict(ray, sandbox, monkeypatch):
     monkeypatch.setattr(ray_pool, "WEDGED_S", 1.0)
     own = await backends.opened(RaySandbox(run_slots=3))
     new = max(pids())
@@ -141,7 +142,7 @@ async def test_an_actor_that_is_stopped_is_no_verdict(ray, sandbox, monkeypatch)
     try:
         async with asyncio.timeout(120):
             result = await own.run("print(1)")
-        assert result.status in (Status.OK, Status.INFRA)
+        assert result.status in (ExecStatus.OK, ExecStatus.INFRA)
         assert result.attempts > 1
     finally:
         task.cancel()
@@ -152,7 +153,7 @@ async def test_an_actor_that_is_stopped_is_no_verdict(ray, sandbox, monkeypatch)
 
 
 @pytest.mark.slow
-async def test_a_pool_that_nobody_asks_ends_by_itself(ray):
+async def test_an_unused_pool_ends_by_itself(ray):
     sandbox = await backends.opened(RaySandbox(idle_s=0.5))
     new = pids()[-1]
     first = await sandbox.run("print(1)")
@@ -168,12 +169,13 @@ async def test_closing_ends_what_was_asked_for_here_and_leaves_the_pool_to_other
     execution = await other.start(SLEEP)
     await asyncio.sleep(0.3)
     await other.aclose()
-    assert (await task).status is Status.INFRA
-    assert (await execution.finish()).status in (Status.SIGNAL, Status.INFRA)
+    assert (await task).status is ExecStatus.INFRA
+    assert (await execution.finish()).status in (ExecStatus.SIGNAL, ExecStatus.INFRA)
     assert (await sandbox.run("print(1)")).attempts == 1
 
 
-async def test_without_a_running_ray_that_is_said(monkeypatch):
+@pytest.mark.long
+async def test_without_a_running_ray_that_is_reported(monkeypatch):
     ray = pytest.importorskip("ray")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     logging.getLogger("ray").setLevel(logging.ERROR)

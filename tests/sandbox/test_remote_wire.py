@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.sandbox import ExecLimits, ExecResult, Isolation, Status
-from agentenv.sandbox._remote_pipe import source_line
-from agentenv.sandbox._remote_wire import Splitter, encode
-from agentenv.sandbox.session import TurnResult
+from agentenv.sandbox import ExecLimits, ExecResult, ExecStatus, Isolation
+from agentenv.sandbox.local.session import TurnResult
+from agentenv.sandbox.remote.pipe import source_line
+from agentenv.sandbox.remote.wire import Splitter, encode
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(max_size=100)
 values = st.recursive(plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3))
 results = st.builds(
     ExecResult,
-    status=st.sampled_from(Status),
+    status=st.sampled_from(ExecStatus),
     exit_code=st.none() | st.integers(0, 255),
     stdout=st.text(),
     channel=st.binary(),
@@ -31,23 +31,26 @@ results = st.builds(
 )
 
 
-def through(data, cuts, *, armoured):
-    splitter = Splitter(armoured=armoured)
+def split(data, cuts):
+    splitter = Splitter()
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     pieces = [data[a:b] for a, b in itertools.pairwise(edges)]
     return [message for piece in pieces for message in splitter.feed(piece)]
 
 
-@given(st.lists(values | results | st.builds(ExecLimits) | st.builds(TurnResult, st.sampled_from(Status)), max_size=3),
-       st.lists(st.integers(0)), st.booleans())  # fmt: skip
-def test_values_arrive_as_they_were_sent_in_whatever_pieces(sent, cuts, armoured):
+sent_values = values | results | st.builds(ExecLimits) | st.builds(TurnResult, st.sampled_from(ExecStatus))
+
+
+@pytest.mark.long
+@given(st.lists(sent_values, max_size=3), st.lists(st.integers(0)))
+def test_values_arrive_unchanged_in_pieces_of_any_size(sent, cuts):
     messages = [{"answer": number, "value": value} for number, value in enumerate(sent)]
-    data = b"".join(encode(message, armoured=armoured) for message in messages)
-    assert through(data, cuts, armoured=armoured) == messages
+    data = b"".join(encode(message) for message in messages)
+    assert split(data, cuts) == messages
 
 
 @given(st.binary(max_size=300))
-def test_what_is_no_message_raises_nothing_else_than_what_is_caught(data):
+def test_input_that_is_not_a_message_raises_nothing_else_than_what_is_caught(data):
     splitter = Splitter()
     try:
         list(splitter.feed(data))
@@ -80,6 +83,7 @@ def test_a_message_that_would_not_fit_is_refused_before_it_is_there(sizes):
         list(Splitter().feed(len(text).to_bytes(4, "little") + text))
 
 
+@pytest.mark.long
 def test_the_source_for_a_far_side_is_one_line_of_moderate_size():
     assert source_line().count(b"\n") == 1
     assert len(source_line()) < 200_000

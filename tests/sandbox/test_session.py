@@ -5,28 +5,29 @@ import asyncio
 import pytest
 
 from agentenv.errors import ConfigError
-from agentenv.sandbox import ExecLimits, LocalSandbox, SandboxBusy, Status
+from agentenv.sandbox import ExecLimits, ExecStatus, LocalSandbox, SandboxBusy
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 QUICK = ExecLimits(cpu_s=5, wall_s=0.4)
 
 
-async def test_what_a_turn_defines_and_writes_is_there_in_the_next(sandbox):
+@pytest.mark.long
+async def test_definitions_and_files_of_a_turn_persist_in_the_next(sandbox):
     async with sandbox.session() as session:
         first = await session.run("import json\nx = 6\ndef f(): return x * 7\nopen('a', 'w').write('b')\nprint('one')")
-        assert (first.status, first.stdout, first.value) == (Status.OK, "one\n", None)
+        assert (first.status, first.stdout, first.value) == (ExecStatus.OK, "one\n", None)
         second = await session.run("print(open('a').read(), json.dumps([x]))\nf()")
-        assert (second.status, second.stdout, second.value) == (Status.OK, "b [6]\n", "42")
+        assert (second.status, second.stdout, second.value) == (ExecStatus.OK, "b [6]\n", "42")
         assert (await session.run("_ + 1")).value == "43"
         assert second.isolation is sandbox.isolation
         assert second.layers == sandbox.layers
 
 
-async def test_an_error_is_told_by_the_codes_own_frames_and_the_session_goes_on(sandbox):
+async def test_an_error_is_reported_by_the_codes_own_frames_and_the_session_continues(sandbox):
     async with sandbox.session() as session:
         await session.run("def f(x):\n    return 1 / x")
         turn = await session.run("print('before')\nf(0)")
-        assert (turn.status, turn.stdout, turn.ended) == (Status.NONZERO, "before\n", False)
+        assert (turn.status, turn.stdout, turn.ended) == (ExecStatus.NONZERO, "before\n", False)
         assert turn.traceback.splitlines()[:4] == [
             "Traceback (most recent call last):", '  File "turn-2.py", line 2, in <module>', "    f(0)",
             '  File "turn-1.py", line 2, in f',
@@ -36,7 +37,7 @@ async def test_an_error_is_told_by_the_codes_own_frames_and_the_session_goes_on(
         assert (await session.run("1 + 1")).value == "2"
 
 
-async def test_each_turn_has_output_of_its_own(sandbox):
+async def test_each_turn_has_its_own_output(sandbox):
     async with sandbox.session() as session:
         big = await session.run("import sys\nprint('x' * 200_000)\nsys.stderr.write('e')\nNone")
         assert (len(big.stdout), big.stdout_truncated, big.stderr) == (65536, True, "e")
@@ -44,26 +45,28 @@ async def test_each_turn_has_output_of_its_own(sandbox):
         assert (small.stdout, small.stdout_truncated, small.stderr) == ("y\n", False, "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("code", ["import time; time.sleep(60)", "while True: pass"])
 async def test_a_turn_that_takes_too_long_is_interrupted_and_the_state_stays(sandbox, code):
     async with sandbox.session(limits=QUICK) as session:
         await session.run("x = 1")
         turn = await session.run(f"try:\n {code.replace(chr(10), chr(10) + ' ')}\nexcept Exception: pass")
-        assert (turn.status, turn.ended) == (Status.WALL_TIMEOUT, False)
+        assert (turn.status, turn.ended) == (ExecStatus.WALL_TIMEOUT, False)
         assert (await session.run("x")).value == "1"
 
 
+@pytest.mark.long
 async def test_a_turn_that_cannot_be_interrupted_ends_the_session(sandbox):
     async with sandbox.session(limits=QUICK) as session:
         turn = await session.run("import signal, time\nsignal.setitimer(signal.ITIMER_REAL, 0)\ntime.sleep(60)")
-        assert (turn.status, turn.ended) == (Status.WALL_TIMEOUT, True)
+        assert (turn.status, turn.ended) == (ExecStatus.WALL_TIMEOUT, True)
         again = await session.run("1")
-        assert (again.status, again.ended) == (Status.WALL_TIMEOUT, True)
+        assert (again.status, again.ended) == (ExecStatus.WALL_TIMEOUT, True)
 
 
 async def test_memory_runs_out_without_ending_the_session(sandbox):
     async with sandbox.session(limits=ExecLimits(memory_mb=64)) as session:
-        assert (await session.run("x = bytearray(1 << 30)")).status is Status.MEMORY
+        assert (await session.run("x = bytearray(1 << 30)")).status is ExecStatus.MEMORY
         assert (await session.run("1 + 1")).value == "2"
 
 
@@ -80,16 +83,16 @@ async def test_memory_runs_out_without_ending_the_session(sandbox):
 async def test_code_that_breaks_the_session_ends_it_and_nothing_else(sandbox, code):
     async with sandbox.session(limits=QUICK) as session:
         turn = await session.run(f"print('said', flush=True)\n{code}")
-        assert turn.status in (Status.NONZERO, Status.WALL_TIMEOUT)
+        assert turn.status in (ExecStatus.NONZERO, ExecStatus.WALL_TIMEOUT)
         assert turn.ended
         assert turn.stdout == "said\n"
     assert (await sandbox.run("print(1)")).stdout == "1\n"
 
 
-async def test_leaving_is_told_by_its_code(sandbox):
+async def test_leaving_is_reported_by_its_code(sandbox):
     async with sandbox.session() as session:
-        assert (await session.run("raise SystemExit")).status is Status.OK
-        assert (await session.run("import sys; sys.exit(2)")).status is Status.NONZERO
+        assert (await session.run("raise SystemExit")).status is ExecStatus.OK
+        assert (await session.run("import sys; sys.exit(2)")).status is ExecStatus.NONZERO
         assert (await session.run("1")).value == "1"
 
 
@@ -97,11 +100,12 @@ async def test_values_and_tracebacks_are_safe_to_show(sandbox):
     async with sandbox.session() as session:
         assert (await session.run("chr(0) + '\\x1b[2J'")).value == "'\\x00\\x1b[2J'"
         turn = await session.run("class A:\n def __repr__(self): return '\\x1b]0;' + '\\ud800' + 'x' * 10**6\nA()")
-        assert turn.status is Status.OK
+        assert turn.status is ExecStatus.OK
         assert "\x1b" not in turn.value
         assert len(turn.value) < 10_000
 
 
+@pytest.mark.long
 async def test_an_idle_session_ends_by_itself(sandbox):
     async with sandbox.session(idle_s=0.1) as session:
         await session.run("x = 1")
@@ -113,6 +117,7 @@ async def test_an_idle_session_ends_by_itself(sandbox):
         assert (turn.ended, turn.detail) == (True, "session: ended after 0.1 s without a turn")
 
 
+@pytest.mark.long
 async def test_cancelling_a_turn_ends_the_session(sandbox):
     async with sandbox.session() as session:
         task = asyncio.create_task(session.run("import time; time.sleep(60)"))
@@ -135,6 +140,7 @@ async def test_sessions_see_nothing_of_each_other(sandbox):
         assert turn.value == "([], False)"
 
 
+@pytest.mark.long
 async def test_a_session_whose_turn_got_no_slot_ends_when_it_is_idle_all_the_same():
     async with LocalSandbox(run_slots=1, max_waiting=0) as sandbox, sandbox.session(idle_s=0.3) as session:
         long = asyncio.create_task(sandbox.run("import time; time.sleep(60)"))

@@ -7,17 +7,18 @@ import pytest
 import pytest_asyncio
 
 from agentenv import AgentInstance, StepResult
-from agentenv.chat import Chat
+from agentenv.chat.chat import Chat
+from agentenv.core.types import Limits, SamplingParams, Task
+from agentenv.engines.models import load_tokenizer, resolve_model
 from agentenv.engines.scripted import ScriptedEngine
-from agentenv.episode import EpisodeKey
+from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, InfraError
-from agentenv.loading import EnvSource, load_tokenizer, resolve_model
 from agentenv.sandbox import ExecLimits, LocalSandbox
-from agentenv.sandbox.fusion_client import FusionSandbox
-from agentenv.sandbox.session import Session
-from agentenv.sandbox.tool import PythonTool
-from agentenv.tools import answer_calls, schema_of
-from agentenv.types import Limits, SamplingParams, Task
+from agentenv.sandbox.fusion.client import FusionSandbox
+from agentenv.sandbox.local.session import InterpreterSession
+from agentenv.tools.calling import answer_calls, schema_of
+from agentenv.tools.python import PythonTool
 from tests.sandbox.conftest import opened
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -42,31 +43,31 @@ async def test_variables_and_files_stay_between_calls(tool):
     assert await tool.python("print('x is', x)\nopen('a').read()") == "x is 15\n'kept'"
 
 
-async def test_code_that_shows_nothing_is_told_so(tool):
+async def test_code_without_output_is_reported(tool):
     assert await tool.python("x = 1") == "[No output.]"
 
 
 async def test_an_exception_is_its_traceback_without_our_frames_and_the_variables_stay(tool):
-    said = await tool.python("y = 5\n1 / 0")
-    assert said.endswith("ZeroDivisionError: division by zero")
-    assert "1 / 0" in said
-    assert "_session_driver" not in said
+    text = await tool.python("y = 5\n1 / 0")
+    assert text.endswith("ZeroDivisionError: division by zero")
+    assert "1 / 0" in text
+    assert "_session_driver" not in text
     assert await tool.python("y") == "5"
 
 
 @pytest.mark.parametrize("code", ["def f(:", "x = 'open", "  x = 1\n y = 2"])
 async def test_a_syntax_error_is_shown_without_the_parsers_frames(tool, code):
-    said = await tool.python(code)
-    assert said.startswith('  File "turn-')
-    assert "ast.py" not in said
-    assert "Traceback" not in said
+    text = await tool.python(code)
+    assert text.startswith('  File "turn-')
+    assert "ast.py" not in text
+    assert "Traceback" not in text
 
 
 async def test_frames_of_libraries_that_the_code_calls_stay(tool):
-    said = await tool.python("import ast\ndef g():\n    return ast.parse('f(:')\ng()")
-    assert said.startswith('Traceback (most recent call last):\n  File "turn-')
-    assert "ast.py" in said
-    assert "main.py" not in said
+    text = await tool.python("import ast\ndef g():\n    return ast.parse('f(:')\ng()")
+    assert text.startswith('Traceback (most recent call last):\n  File "turn-')
+    assert "ast.py" in text
+    assert "main.py" not in text
 
 
 async def test_the_kernels_count_of_cpu_that_runs_ahead_ends_no_code_before_its_limit(tool):
@@ -74,27 +75,28 @@ async def test_the_kernels_count_of_cpu_that_runs_ahead_ends_no_code_before_its_
     assert await tool.python(code) == "7"
 
 
+@pytest.mark.long
 async def test_code_that_does_not_end_is_ended_with_its_limit_and_the_next_call_works(tool):
-    said = await tool.python("def f():\n    while True: pass\nf()")
-    assert "[The code was ended: it used 1 s of CPU.]" in said
-    assert "in f\n" in said
-    assert "main.py" not in said
-    assert "_stop" not in said
+    text = await tool.python("def f():\n    while True: pass\nf()")
+    assert "[The code was ended: it used 1 s of CPU.]" in text
+    assert "in f\n" in text
+    assert "main.py" not in text
+    assert "_stop" not in text
     assert await tool.python("2 + 2") == "4"
 
 
 async def test_an_interpreter_that_the_code_ends_is_replaced_and_both_answers_say_what_is_gone(tool):
     await tool.python("z = 1")
     assert "variables and files are gone" in await tool.python("import os; os._exit(3)")
-    said = await tool.python("z")
-    assert said.startswith("[A new interpreter")
-    assert "NameError" in said
+    text = await tool.python("z")
+    assert text.startswith("[A new interpreter")
+    assert "NameError" in text
 
 
 async def test_a_long_answer_keeps_its_beginning_and_its_end(tool):
-    said = await tool.python("print('a' * 3000 + 'b' * 3000)")
-    assert said.startswith("a" * 200 + "\n[… 5600 characters …]\n")
-    assert said.endswith("b" * 200)
+    text = await tool.python("print('a' * 3000 + 'b' * 3000)")
+    assert text.startswith("a" * 200 + "\n[… 5600 characters …]\n")
+    assert text.endswith("b" * 200)
 
 
 async def test_calls_at_the_same_time_run_one_after_the_other(tool):
@@ -103,6 +105,7 @@ async def test_calls_at_the_same_time_run_one_after_the_other(tool):
     assert await tool.python("sorted(n)") == "[0, 1, 2, 3]"
 
 
+@pytest.mark.long
 async def test_a_call_that_is_given_up_leaves_a_tool_that_works(tool):
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.3):
@@ -116,7 +119,7 @@ class NoSandbox:
     limits = ExecLimits()
 
     def session(self, **options):
-        return Session(self, limits=self.limits, idle_s=1, max_s=1, tenant="")
+        return InterpreterSession(self, limits=self.limits, idle_s=1, max_s=1, tenant="")
 
     async def start(self, *args, **options):
         raise InfraError("sandbox: expected a program to start, got none. Try again")
@@ -127,7 +130,7 @@ async def test_a_sandbox_without_sessions_is_refused():
         PythonTool(FusionSandbox(["http://127.0.0.1:9"]))
 
 
-async def test_a_sandbox_that_fails_is_no_answer_to_the_model():
+async def test_a_sandbox_that_fails_is_not_an_answer_to_the_model():
     with pytest.raises(InfraError, match="expected a program to start"):
         await PythonTool(NoSandbox()).python("1")
 
@@ -151,18 +154,21 @@ class Solver(AgentInstance):
         await self.sandbox.aclose()
 
 
+@pytest.mark.long
 async def test_an_episode_of_calls_uses_one_interpreter():
     await (await opened()).aclose()
     calls = ("x = 17", "print(x + 25)")
-    said = [f"<tool_call>{json.dumps({'name': 'python', 'arguments': {'code': code}})}</tool_call>" for code in calls]
+    text = [f"<tool_call>{json.dumps({'name': 'python', 'arguments': {'code': code}})}</tool_call>" for code in calls]
     tokenizer = load_tokenizer(resolve_model("tiny-math"))
-    trajectory = await EnvSource(Solver).episode(
+    trajectory = await EnvSource(Solver).run(
         Task([{"role": "user", "content": "17 + 25?"}], "42"),
-        engine=ScriptedEngine([*said, "It is 42."], tokenizer),
-        chat=Chat(tokenizer),
-        sampling=SamplingParams(max_tokens=200),
-        limits=Limits(max_length=4_000, max_turns=4),
-        key=EpisodeKey("t/0", "t"),
+        EpisodeSetup(
+            engine=ScriptedEngine([*text, "It is 42."], tokenizer),
+            chat=Chat(tokenizer),
+            sampling=SamplingParams(max_tokens=200),
+            limits=Limits(max_length=4_000, max_turns=4),
+        ),
+        EpisodeKey("t/0", "t"),
     )
     assert trajectory.error is None
     assert trajectory.reward == 1.0

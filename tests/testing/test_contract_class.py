@@ -3,11 +3,11 @@
 import numpy  # noqa: F401 - pytester forgets what a project was the first to import; this cannot be imported twice
 import pytest
 
-from agentenv.agent import AgentInstance
-from agentenv.conformance.suite import PROPERTIES
+from agentenv.core.agent import AgentInstance
+from agentenv.core.types import StepResult
 from agentenv.errors import ConfigError
 from agentenv.testing import EnvContract, check_env
-from agentenv.types import StepResult
+from agentenv.testing.conformance.suite import PROPERTIES
 
 pytest_plugins = ["pytester"]
 
@@ -40,12 +40,14 @@ class TestYes(EnvContract):
 """
 
 
+@pytest.mark.long
 def test_two_lines_of_a_third_party_give_a_test_for_each_property(pytester):
     outcomes, said = run(pytester, TWO_LINES)
     assert outcomes == {"passed": len(PROPERTIES) - 1, "skipped": 1}, said
-    assert "it comes with no data" in said
+    assert "it has no data" in said
 
 
+@pytest.mark.long
 def test_a_failure_shows_the_problem_with_its_line_and_no_frames_of_ours(pytester):
     outcomes, said = run(pytester, TWO_LINES + '    env_kwargs = {"score": 7.0}\n    policy = ["yes"]\n')
     assert outcomes["failed"] >= 1
@@ -54,12 +56,14 @@ def test_a_failure_shows_the_problem_with_its_line_and_no_frames_of_ours(pyteste
     assert "agentenv/testing/contract.py" not in said
 
 
+@pytest.mark.long
 def test_a_property_is_left_out_with_its_reason(pytester):
     outcomes, said = run(pytester, TWO_LINES + '    skip = {"cancel": "it keeps a pool, see #7"}\n')
     assert outcomes["skipped"] == 2
     assert "it keeps a pool, see #7" in said
 
 
+@pytest.mark.long
 def test_data_of_the_tests_own_is_what_it_is_tried_on(pytester):
     pytester.makefile(".jsonl", rows='{"prompt": "Say it.", "label": "yes"}\n{"prompt": "", "label": "yes"}\n')
     outcomes, said = run(pytester, TWO_LINES + '    data = "rows.jsonl"\n')
@@ -70,8 +74,8 @@ def test_data_of_the_tests_own_is_what_it_is_tried_on(pytester):
 @pytest.mark.parametrize(
     ("skip", "message"),
     [
-        ({"cancle": "x"}, "expected properties among .*got 'cancle'. Did you mean 'cancel'"),
-        ({"cancel": " "}, r"skip\['cancel'\]: expected the reason, got ' '"),
+        ({"cancle": "x"}, "expected one of .*got 'cancle'. Did you mean 'cancel'"),
+        ({"cancel": " "}, r"skip\['cancel'\]: expected a reason, got ' '"),
     ],
 )
 def test_leaving_out_needs_a_known_name_and_a_reason(skip, message):
@@ -95,7 +99,8 @@ class Forgets(AgentInstance):
         return StepResult(terminated=True)
 
 
-def test_a_call_gives_the_problems_of_a_class_with_the_property_that_each_breaks():
+@pytest.mark.long
+def test_a_call_returns_the_problems_of_a_class_with_the_property_that_each_breaks():
     assert check_env("guess_number") == []
     problems = check_env(Forgets, policy=["boo"])
     assert {problem.property for problem in problems} == {"rewards"}
@@ -103,23 +108,26 @@ def test_a_call_gives_the_problems_of_a_class_with_the_property_that_each_breaks
     assert problems[0].where == "Forgets.step"
 
 
+@pytest.mark.long
 def test_what_a_skip_says_is_set_in_the_class_names_the_attribute(pytester):
     _, said = run(pytester, TWO_LINES)
-    assert "it comes with no data; name some with `data = …`" in said
+    assert "it has no data; pass `data = …`" in said
     assert "--data" not in said
 
 
-def test_where_the_contract_is_broken_the_others_are_skipped(pytester):
+@pytest.mark.long
+def test_if_the_contract_is_broken_the_others_are_skipped(pytester):
     outcomes, said = run(pytester, TWO_LINES, ENV.replace('"Say yes."', "reward=None"))
     assert outcomes == {"failed": 1, "skipped": len(PROPERTIES) - 1}, said
-    assert "mend `contract` first" in said
+    assert "fix `contract` first" in said
 
 
+@pytest.mark.long
 def test_a_contract_that_is_left_out_stops_no_other(pytester):
     broken = ENV.replace("score=self.score * right", "score=7.0")
     outcomes, said = run(pytester, TWO_LINES + '    skip = {"contract": "known"}\n', broken)
     assert outcomes["failed"] >= 1
-    assert "mend `contract` first" not in said
+    assert "fix `contract` first" not in said
 
 
 def test_a_class_without_an_environment_is_refused():
@@ -127,6 +135,7 @@ def test_a_class_without_an_environment_is_refused():
         type("TestMine", (EnvContract,), {})
 
 
+@pytest.mark.long
 def test_columns_of_data_are_named_in_the_class(pytester):
     pytester.makefile(".jsonl", rows='{"question": "Say it.", "answer": "yes"}\n')
     lines = '    data = "rows.jsonl"\n    prompt_key = "question"\n    label_key = "answer"\n'

@@ -10,7 +10,7 @@ import pytest
 import agentenv.testing
 import agentenv_envs
 from agentenv import Task
-from agentenv.testing.bench import Bench
+from agentenv.testing.fixtures import Bench
 
 pytest_plugins = ("pytester",)
 
@@ -105,11 +105,13 @@ ASYNC = """
 """
 
 
+@pytest.mark.long
 def test_a_project_uses_markers_and_fixtures(project):
     project.makepyfile(test_marked=MARKED)
     passes(project, 3)
 
 
+@pytest.mark.long
 def test_an_episode_that_an_async_test_forgot_to_await_fails_the_test(project):
     """A bug once: nothing was played, and the test passed."""
     project.makepyfile("""
@@ -127,11 +129,13 @@ def test_an_episode_that_an_async_test_forgot_to_await_fails_the_test(project):
     result.stdout.fnmatch_lines(["*run_episode: expected await in an async test, got 2 calls without. Await them."])
 
 
+@pytest.mark.long
 def test_it_needs_no_pytest_asyncio(project):
     project.makepyfile(test_marked=MARKED)
     passes(project, 3, "-p", "no:asyncio")
 
 
+@pytest.mark.long
 def test_async_tests_await_the_same_fixtures(project):
     project.makepyfile(test_async=ASYNC)
     passes(project, 2)
@@ -179,6 +183,7 @@ THEIR_PLUGIN = """
 """
 
 
+@pytest.mark.long
 def test_a_suite_that_does_not_use_it_is_left_alone(project):
     project.makepyfile(test_theirs=THEIRS, their_plugin=THEIR_PLUGIN)
     project.syspathinsert()
@@ -195,10 +200,12 @@ def test_pytest_does_not_warn_of_a_program_that_has_imported_it(package):
     assert AssertionRewriter.is_rewrite_disabled(package.__doc__)
 
 
+@pytest.mark.long
 def test_loading_the_plugin_loads_nothing_heavy():
     code = (
         "import sys, agentenv.testing.pytest_plugin\n"
-        "heavy = {'torch', 'transformers', 'gymnasium', 'numpy', 'hypothesis', 'agentenv.chat', 'agentenv.loading'}\n"
+        "heavy = {'torch', 'transformers', 'gymnasium', 'numpy', 'hypothesis',\n"
+        "         'agentenv.chat.chat', 'agentenv.episode.registry'}\n"
         "sys.exit(len(heavy & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -244,7 +251,8 @@ WRONG = {
 }
 
 
-def test_what_is_wrong_is_said_in_one_line(project):
+@pytest.mark.long
+def test_errors_are_reported_in_one_line(project):
     project.makepyfile(**{f"test_{i}": test for i, test in enumerate(WRONG)})
     result = project.runpytest_inprocess("--tb=short")
     result.assert_outcomes(failed=5, errors=4)
@@ -268,8 +276,8 @@ def test_the_tiny_model_is_a_folder(tiny_model):
 
 @pytest.mark.slow  # a real model
 async def test_time_stands_still_while_a_model_generates(virtual_clock, tiny_model, run_episode):
-    from agentenv.engines import open_engine
-    from agentenv.loading import load_tokenizer
+    from agentenv.engines.factory import open_engine
+    from agentenv.engines.models import load_tokenizer
 
     tokenizer = load_tokenizer(tiny_model)
     async with open_engine("hf", tiny_model, tokenizer) as engine:
@@ -318,6 +326,7 @@ CLOCKED = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("args", [(), ("-p", "no:asyncio"), ("-o", "asyncio_mode=auto")])
 def test_tests_on_the_virtual_clock(project, args):
     project.makepyfile(test_clocked=CLOCKED)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from agentenv import Completion, Limits, StepResult, StopReason, Task
 from agentenv.errors import ConfigError, DataError
 from agentenv.testing import assert_same_trajectory, trajectory_diff
-from agentenv.testing.bench import Bench
-from agentenv.testing.diffs import Tokens, explained, tokens_diff
+from agentenv.testing.diffs import TokenColumns, explained, tokens_diff
+from agentenv.testing.fixtures import Bench
 from agentenv.testing.golden import Golden
 from agentenv.testing.tokenizers import CharTokenizer
 from tests.testing.test_plugin_episodes import ENV, STRICT
@@ -75,16 +75,17 @@ def test_times_and_ids_are_not_compared():
 
 
 def test_numbers_within_the_tolerance_are_the_same_and_so_is_nan():
-    one = Tokens([1, 2], [1, 1], [float("nan"), -0.5])
-    other = Tokens([1, 2], [1, 1], [float("nan"), -0.5 - 1e-7])
+    one = TokenColumns([1, 2], [1, 1], [float("nan"), -0.5])
+    other = TokenColumns([1, 2], [1, 1], [float("nan"), -0.5 - 1e-7])
     assert tokens_diff(one, other, tolerance=1e-6) == []
     assert tokens_diff(one, other, tolerance=1e-8) != []
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 200), max_size=40), st.lists(st.integers(0, 200), max_size=40))
 def test_a_difference_is_found_exactly_where_there_is_one(left, right):
-    lines = tokens_diff(Tokens(left), Tokens(right), tokenizer=TOKENIZER)
+    lines = tokens_diff(TokenColumns(left), TokenColumns(right), tokenizer=TOKENIZER)
     assert (lines == []) == (left == right)
     if lines:
         at = int(lines[0].rpartition(" ")[2])
@@ -110,6 +111,7 @@ def project(pytester):
     return pytester
 
 
+@pytest.mark.long
 def test_a_failed_assertion_shows_the_tokens(project):
     project.makepyfile(
         """
@@ -165,6 +167,7 @@ GOLDEN = """
 """
 
 
+@pytest.mark.long
 def test_traces_are_recorded_only_when_asked_and_compared_ever_after(project):
     file = project.makepyfile(test_golden=GOLDEN)
     result = project.runpytest_inprocess()
@@ -193,7 +196,7 @@ def test_both_flags_are_refused(project):
     project.makepyfile("")
     result = project.runpytest_inprocess("--agentenv-record", "--agentenv-replay")
     assert result.ret != 0
-    result.stderr.fnmatch_lines(["*expected no --agentenv-replay beside it*"])
+    result.stderr.fnmatch_lines(["*expected no --agentenv-replay with it*"])
 
 
 def recorded(tmp_path, trajectory, name=""):
@@ -215,7 +218,7 @@ def test_a_trace_is_readable_and_the_same_for_every_run(tmp_path):
 
 
 def test_a_failed_episode_has_a_trace_without_paths(tmp_path):
-    from agentenv.agent import AgentInstance
+    from agentenv.core.agent import AgentInstance
 
     class Fails(AgentInstance):
         async def step(self, states):
@@ -236,7 +239,7 @@ def test_a_trace_replays_what_was_sampled_token_by_token(tmp_path):
     assert again.segments[0].policy_versions[-3:].tolist() == first.segments[0].policy_versions[-3:].tolist()
 
 
-def test_an_environment_that_goes_on_for_longer_than_its_trace_fails(tmp_path):
+def test_an_environment_that_continues_for_longer_than_its_trace_fails(tmp_path):
     policy = recorded(tmp_path, guesses("5")).policy()
     longer = Bench().run_episode("guess_number", policy, data=Task("Guess my number.", "9"))
     assert "expected at most 1 generations, as in the trace" in longer.error.message
@@ -252,12 +255,12 @@ def test_recording_uses_the_engine_it_is_given(tmp_path, scripted_engine):
 def test_a_name_is_used_once(tmp_path):
     golden = recorded(tmp_path, guesses("5"))
     golden(guesses("5"))
-    with pytest.raises(ConfigError, match="a name of its own"):
+    with pytest.raises(ConfigError, match="a different name"):
         golden(guesses("5"))
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"v": 1'])
-def test_a_broken_trace_is_said_to_be_one(tmp_path, content):
+def test_a_broken_trace_is_named_as_such(tmp_path, content):
     (tmp_path / "test.json").write_text(content)
     with pytest.raises(DataError):
         Golden(tmp_path, "test")(guesses("5"))

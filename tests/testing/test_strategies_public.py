@@ -31,6 +31,7 @@ def test_actions_are_texts_that_a_tokenizer_can_decode_to(action):
     assert action.encode().decode() == action
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "holds",
     [

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv import StepResult
-from agentenv.agent import AgentInstance
-from agentenv.chat import Chat
+from agentenv.chat.chat import Chat
+from agentenv.core.agent import AgentInstance
+from agentenv.core.types import Limits, SamplingParams, Task
 from agentenv.engines.scripted import ScriptedEngine
-from agentenv.episode import EpisodeKey
-from agentenv.loading import EnvSource
+from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.episode.source import EnvSource
 from agentenv.testing import tokenizers as all_of_them
 from agentenv.testing.tokenizers import (
     BosTokenizer,
@@ -23,7 +24,6 @@ from agentenv.testing.tokenizers import (
     OpenEndedTokenizer,
     RewritingTokenizer,
 )
-from agentenv.types import Limits, SamplingParams, Task
 
 ALL = [
     CharTokenizer, MergingTokenizer, ByteFallbackTokenizer, RewritingTokenizer, LongPromptTokenizer,
@@ -52,6 +52,7 @@ def encoded_slowly(tokenizer, text):
     return ids
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("made", ALL)
 @settings(deadline=None, max_examples=40)
 @given(text=odd_texts)
@@ -129,10 +130,11 @@ async def test_the_loop_keeps_every_sampled_token_on_each_of_them(made):
     tokenizer = made()
     sent = [tokenizer.encode(text, add_special_tokens=False) for text in ("<think>a</think>\n\nb", "日a", "bc\n\n")]
     engine = ScriptedEngine(sent, tokenizer)
-    trajectory = await EnvSource(Asks).episode(
-        Task(TALK[:1]), engine=engine, chat=Chat(tokenizer), sampling=SamplingParams(),
-        limits=Limits(), key=EpisodeKey("e"),
-    )  # fmt: skip
+    trajectory = await EnvSource(Asks).run(
+        Task(TALK[:1]),
+        EpisodeSetup(engine=engine, chat=Chat(tokenizer), sampling=SamplingParams(), limits=Limits()),
+        EpisodeKey("e"),
+    )
     assert trajectory.error is None
     got = [trajectory.token_ids[turn.start : turn.end].tolist() for turn in trajectory.turns]
     assert got == sent

@@ -13,10 +13,11 @@ from molt.agents.base import Env, Result, Runner, StepEnvRunner, load_agent_runn
 from molt.trainer.algorithm.experience import make_experience_batch, split_experience_batch
 from molt.trainer.rollout.samples_generator import SamplesGenerator
 
-from agentenv.agent import AgentInstance
-from agentenv.molt import AgentRunner
-from agentenv.types import ChatOptions, StepResult
-from tests.endpoint.scenes import chat_of
+from agentenv.chat.chat import ChatOptions
+from agentenv.core.agent import AgentInstance
+from agentenv.core.types import StepResult
+from agentenv.interop.molt import AgentRunner
+from tests.episode.endpoint.scenes import chat_of
 from tests.with_molt.fakes import Router, rollout
 
 FIELDS = (

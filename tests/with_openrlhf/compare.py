@@ -7,8 +7,8 @@ import torch
 from fakes import LLM, Params  # the wheel of OpenRLHF brings a package `tests`
 from openrlhf.utils.agent import AgentExecutorBase, AgentInstanceBase, MultiTurnAgentExecutor
 
-from agentenv.executor import AgentExecutor
-from agentenv.loading import load_tokenizer, resolve_model
+from agentenv.engines.models import load_tokenizer, resolve_model
+from agentenv.interop.openrlhf import AgentExecutor
 
 WORDS = ["I think 41.", "Then 43?", "It is 42."]
 

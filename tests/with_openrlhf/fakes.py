@@ -4,10 +4,10 @@ import asyncio
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from agentenv.agent import AgentInstance
-from agentenv.executor import AgentExecutor
+from agentenv.core.agent import AgentInstance
+from agentenv.core.types import StepResult
+from agentenv.interop.openrlhf import AgentExecutor
 from agentenv.testing.tokenizers import CharTokenizer
-from agentenv.types import StepResult
 
 
 @dataclass

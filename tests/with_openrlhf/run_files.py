@@ -4,10 +4,10 @@ import json
 import sys
 from pathlib import Path
 
-from agentenv.cli import main
-from agentenv.record import read_trajectories
+from agentenv.cli.main import main
+from agentenv.runs.records.directory import read_trajectories
 
-FILES = Path(__file__).parents[1] / "agent_funcs"
+FILES = Path(__file__).parents[1] / "interop" / "agent_funcs"
 SCRIPT = json.dumps({"script": ["4 = 1", "I say 7 is 42 = 42"]})
 
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.chat import Chat
-from agentenv.engines.openrlhf import LLMEngine, OpenRLHFEngine, VLLMStyleSampling, as_engine
+from agentenv.chat.chat import Chat
+from agentenv.core.step_dict import to_sampling
+from agentenv.core.types import Completion, SamplingParams
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.errors import ContractError, EngineError
-from agentenv.openrlhf import to_sampling
+from agentenv.interop.openrlhf.engine import LLMEngine, OpenRLHFEngine, VLLMStyleSampling, as_engine
 from agentenv.testing.tokenizers import CharTokenizer
-from agentenv.types import Completion, SamplingParams
 from tests.models import make_tiny_qwen2
 from tests.with_openrlhf.fakes import LLM, AsyncLLM, Params
 
@@ -51,7 +51,7 @@ def test_our_engines_are_passed_through():
     assert isinstance(as_engine(AsyncLLM("hi"), Params()), OpenRLHFEngine)
 
 
-async def test_what_only_the_callers_parameters_know_is_kept():
+async def test_fields_that_only_the_callers_parameters_have_are_kept():
     llm = LLM("hi")
     params = Params(temperature=0.5, top_k=-1, stop=["END"], logprobs=3, include_stop_str_in_output=False, seed=4)
     sampling = SamplingParams(temperature=0.5, stop=("END",), max_tokens=9, min_tokens=1, seed=5)
@@ -71,6 +71,7 @@ async def test_vllm_makes_text_of_tokens_only_where_stop_strings_are_looked_for_
     assert params.detokenize is True
 
 
+@pytest.mark.long
 @given(asked=samplings, wanted=samplings)
 def test_a_request_means_what_the_episode_wants(asked, wanted):
     caller = VLLMStyleSampling.of(asked)
@@ -130,6 +131,7 @@ async def test_versions_of_the_weights_are_read_where_vllm_says_them():
 # --- ours as OpenRLHF's -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @given(samplings)
 def test_sampling_parameters_survive_vllms_form(sampling):
     assert to_sampling(VLLMStyleSampling.of(sampling)) == sampling
@@ -191,7 +193,7 @@ def test_vllms_own_parameters_change_only_where_the_episode_asks():
 async def test_vllms_own_engine_is_an_engine_as_in_the_queue_era(tmp_path):
     from vllm import SamplingParams as VLLMParams
 
-    from agentenv.engines.vllm_local import VLLMEngine
+    from agentenv.engines.vllm.local import VLLMEngine
 
     model = make_tiny_qwen2(tmp_path / "model")
     owner = VLLMEngine(model, dtype="float32", max_model_len=256, engine_args={"enforce_eager": True})

@@ -5,12 +5,12 @@ import threading
 
 import pytest
 
-from agentenv.chat import Chat
-from agentenv.engines.openrlhf import LLMEngine, VLLMStyleSampling
+from agentenv.chat.chat import Chat
+from agentenv.core.types import SamplingParams
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.errors import EngineError
+from agentenv.interop.openrlhf.engine import LLMEngine, VLLMStyleSampling
 from agentenv.testing.tokenizers import CharTokenizer
-from agentenv.types import SamplingParams
 from tests.with_openrlhf.fakes import Params
 
 TOKENIZER = CharTokenizer()
@@ -71,7 +71,7 @@ async def test_the_engine_is_asked_on_its_own_loop_wherever_the_call_comes_from(
     assert engine.loops == [asyncio.get_running_loop()] * 3
 
 
-async def test_what_is_made_outside_of_a_loop_is_used_on_the_callers():
+async def test_objects_made_outside_a_loop_are_used_on_the_callers_loop():
     made = await asyncio.to_thread(engine_of)
     out = await made[0].generate(PROMPT, VLLMStyleSampling(max_tokens=9))
     assert (out.outputs[0].text, made[1].loops) == ("hi", [asyncio.get_running_loop()])
@@ -106,7 +106,7 @@ async def test_cancelling_there_cancels_the_generation_here():
     assert engine.num_cancelled == 1
 
 
-def test_a_server_that_outlives_the_run_is_told_so():
+def test_a_server_that_outlives_the_run_reports_it():
     async def made():
         return engine_of()[0]
 

@@ -1,5 +1,6 @@
 """agent_func.py files of every OpenRLHF version run by command, whether OpenRLHF is installed or not."""
 
+import ast
 import json
 import os
 import re
@@ -45,6 +46,7 @@ def installed(request, tmp_path):
     return tmp_path / "site"
 
 
+@pytest.mark.long
 def test_files_of_both_contracts_run_by_command(installed, tmp_path):
     path = [str(ROOT), str(ROOT / "envs"), *([str(installed)] if installed else [])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1"}
@@ -60,7 +62,10 @@ def test_files_of_both_contracts_run_by_command(installed, tmp_path):
         assert file == str(installed / "openrlhf/utils/agent.py")
         assert modules == ["openrlhf.utils.agent"] * 3
     else:
-        assert (file, modules) == (None, ["agentenv.executor", "agentenv.agent", "agentenv.executor"])
+        assert (file, modules) == (
+            None,
+            ["agentenv.interop.openrlhf.executor"] * 3,
+        )
 
 
 @pytest.mark.skipif(not GUIDE.is_file(), reason="the guide lies beside the repository, not in it")
@@ -79,12 +84,17 @@ def test_the_files_of_the_guide_are_the_guides_own(name, heading, own):
         return [line for line in told if line and line not in own]
 
     guide = GUIDE.read_text().split(heading)[1].split("```python\n")[1].split("```")[0]
-    file = (ROOT / f"tests/agent_funcs/{name}.py").read_text().replace("    return float(label in action_text)\n", "")
+    file = (
+        (ROOT / f"tests/interop/agent_funcs/{name}.py")
+        .read_text()
+        .replace("    return float(label in action_text)\n", "")
+    )
     head, _, body = file.partition("\nfrom ")
     assert all(line.startswith("#") for line in head.splitlines())
     assert lines("from " + body) == lines(guide)
 
 
+@pytest.mark.long
 def test_a_file_loads_where_openrlhfs_own_imports_fail(tmp_path):
     """Its package may need flash_attn or deepspeed: the file gets our module without them."""
     package = tmp_path / "site/openrlhf/utils"
@@ -92,15 +102,16 @@ def test_a_file_loads_where_openrlhfs_own_imports_fail(tmp_path):
     (package.parent / "__init__.py").write_text("")
     (package / "__init__.py").write_text("raise ImportError('no flash_attn')")
     program = (
-        "import sys; from agentenv.loading import load_agent_func; "
-        f"f = load_agent_func({str(ROOT / 'tests/agent_funcs/template.py')!r}); "
+        "import sys; from agentenv.interop.agent_files import load_agent_func; "
+        f"f = load_agent_func({str(ROOT / 'tests/interop/agent_funcs/template.py')!r}); "
         "print(f.executor_cls.__mro__[1].__module__, [n for n in sys.modules if n.startswith('openrlhf')])"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path / "site")])}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=240)
-    assert done.stdout.strip() == "agentenv.executor []", done.stderr[-2000:]
+    assert done.stdout.strip() == "agentenv.interop.openrlhf.executor []", done.stderr[-2000:]
 
 
+@pytest.mark.long
 def test_a_real_module_that_was_imported_before_is_back_afterwards(tmp_path):
     package = tmp_path / "site/openrlhf/utils"
     package.mkdir(parents=True)
@@ -112,12 +123,12 @@ def test_a_real_module_that_was_imported_before_is_back_afterwards(tmp_path):
     program = f"""
 import openrlhf.utils, openrlhf.utils.agent as before
 from agentenv.errors import ConfigError
-from agentenv.loading import load_agent_func
+from agentenv.interop.agent_files import load_agent_func
 def same():
     import sys, openrlhf.utils.agent as after
     from openrlhf.utils import agent
     return before is after is agent is sys.modules["openrlhf.utils.agent"]
-loaded = load_agent_func({str(ROOT / "tests/agent_funcs/math_agent.py")!r})
+loaded = load_agent_func({str(ROOT / "tests/interop/agent_funcs/math_agent.py")!r})
 first = same()
 try:
     load_agent_func({str(broken)!r})
@@ -130,9 +141,29 @@ except ConfigError:
 
 
 @pytest.mark.skipif(not FOLDER.is_dir(), reason=f"OpenRLHF is not in {FOLDER}: make test-slow installs it")
-def test_openrlhf_has_the_flags_that_the_readme_names_for_it():
+def test_openrlhf_has_the_flags_that_its_page_names():
     known = set(re.findall(r'"--([\w.]+)"', (FOLDER / "openrlhf/cli/train_ppo_ray.py").read_text()))
-    named = re.findall(r"^\| 0\.(?:11\.2|10\.2 to) .*", (ROOT / "README.md").read_text(), re.MULTILINE)
+    named = re.findall(r"^\| 0\.(?:11\.2|10\.2 to) .*", (ROOT / "docs/interop/openrlhf.md").read_text(), re.MULTILINE)
     flags = set(re.findall(r"--([\w.]+)", " ".join(named)))
     assert len(flags) == 5
     assert flags - known == {"algo.advantage.is_correction_enable"}  # up to 0.11.1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FOLDER.is_dir(), reason=f"OpenRLHF is not in {FOLDER}: make test-slow installs it")
+@pytest.mark.parametrize("module", ["utils/agent.py", "utils/logging_utils.py"])
+def test_the_stand_in_has_the_public_names_that_the_real_module_defines(module):
+    tree = ast.parse((FOLDER / "openrlhf" / module).read_text())
+    names = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    names |= {target.id for node in tree.body if isinstance(node, ast.Assign) for target in node.targets}
+    of_trainers = {"NewLineFormatter", "WandbLogger", "TensorboardLogger"}
+    script = (
+        "import sys; from agentenv.interop.agent_files import OPENRLHF_NAMES\n"
+        "from agentenv.interop.openrlhf.shim import openrlhf_stand_in\n"
+        "sys.path.insert(0, sys.argv[2])\n"
+        "with openrlhf_stand_in(OPENRLHF_NAMES):\n"
+        "    print(*vars(__import__(sys.argv[1], fromlist=['x'])))\n"
+    )
+    name = "openrlhf." + module.removesuffix(".py").replace("/", ".")
+    done = subprocess.run([sys.executable, "-c", script, name, ROOT], capture_output=True, text=True, check=True)
+    assert {each for each in names - of_trainers if not each.startswith("_")} <= {*done.stdout.split()}

@@ -99,12 +99,10 @@ def test_the_log_probabilities_are_vllms_own_at_the_actions_and_zero_elsewhere(r
             continue
         expected = [0.0] * len(ids_of(experience))
         if failed(experience):
-            first = next(
-                n
-                for n in notes
-                if n.get("prompt") == ids_of(experience)[:-1] and n["sampled"][0] == ids_of(experience)[-1]
-            )
-            expected[-1] = first["logprobs"][0]
+            prompt, token = ids_of(experience)[:-1], ids_of(experience)[-1]
+            sampled = [n for n in notes if n.get("prompt") == prompt and n["sampled"][0] == token]
+            if sampled:  # it did not fail before the first action
+                expected[-1] = sampled[0]["logprobs"][0]
         else:
             for turn in turns_of(experience, notes):
                 start = len(turn["prompt"])

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.record import read_trajectories
+from agentenv.runs.records.directory import read_trajectories
 from tests.drivers import command
 from tests.with_openrlhf.test_files import installed  # noqa: F401 - a fixture
 from tests.with_openrlhf.where import ROOT
 
 pytest.importorskip("openai")
-FILE = ROOT / "tests/agent_funcs/openai_server.py"
+FILE = ROOT / "tests/interop/agent_funcs/openai_server.py"
 
 
-def test_a_file_with_a_server_of_its_own_runs_by_command(installed, tmp_path):  # noqa: F811 - the fixture
+@pytest.mark.long
+def test_a_file_with_its_own_server_runs_by_command(installed, tmp_path):  # noqa: F811 - the fixture
     path = [str(ROOT), str(ROOT / "envs"), *([str(installed)] if installed else [])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1"}
     program = [sys.executable, str(Path(__file__).parent / "run_files.py"), str(tmp_path), "openai_server"]
@@ -27,6 +28,7 @@ def test_a_file_with_a_server_of_its_own_runs_by_command(installed, tmp_path):  
     assert json.loads(line) == ["openai_server", 0, [[None, 2, 1.0, "terminated"]] * 2]
 
 
+@pytest.mark.long
 def test_its_tokens_are_those_that_the_engine_sampled_in_every_episode(tmp_path):
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"prompt": "What is 6 x 7?", "label": "42"}) + "\n")
     flags = ["--data", tmp_path / "tasks.jsonl", "--n", 12, "--max_tokens", 16, "--progress", "none"]

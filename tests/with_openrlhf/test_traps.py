@@ -18,11 +18,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.agent import AgentInstance, ResponseDict
+from agentenv.chat.chat import ChatOptions
+from agentenv.core.agent import AgentInstance
+from agentenv.core.types import Limits, StepResult
 from agentenv.errors import ConfigError, ContractError, InfraError
-from agentenv.executor import AgentExecutor
+from agentenv.interop.openrlhf import AgentExecutor, ResponseDict
 from agentenv.testing.tokenizers import CharTokenizer, MergingTokenizer
-from agentenv.types import ChatOptions, Limits, StepResult
 from tests.with_openrlhf.fakes import DONE, LLM, AsyncLLM, Env, Params, execute, executor, reply, siblings
 
 TOKENIZER = CharTokenizer()
@@ -82,7 +83,7 @@ async def test_02_what_one_episode_changes_in_the_sampling_reaches_no_sibling():
     assert params == Params()
 
 
-async def test_02_every_request_has_sampling_parameters_of_its_own():
+async def test_02_every_request_has_its_own_sampling_parameters():
     llm, params = LLM("hi"), Params()
     await siblings(executor(reply("a"), reply(done=True)), llm, params=params)
     assert len({id(sampling) for _, sampling in llm.requests} | {id(params)}) == len(llm.requests) + 1
@@ -112,7 +113,7 @@ async def test_05_empty_actions_and_feedback_end_by_the_limit_of_turns():
     assert (len(response["action_ranges"]), response["truncated"]) == (5, True)
 
 
-async def test_06_the_environment_is_told_of_an_action_that_was_cut():
+async def test_06_the_environment_learns_that_an_action_was_cut():
     made = executor(reply(done=True))
     await execute(made, LLM("x" * 99), params=Params(max_tokens=8))
     assert made.agents[0].seen[0]["finish_reason"] == "length"
@@ -128,7 +129,7 @@ async def test_07_the_text_that_the_environment_sees_is_that_of_the_tokens():
 
 
 @pytest.mark.parametrize("max_tokens", [8, 2], ids=["sampled", "cut"])
-async def test_07_a_close_that_the_file_adds_stands_there_once(max_tokens):
+async def test_07_a_close_that_the_file_adds_appears_once(max_tokens):
     """It is shown the action without its close, and cannot know whether that was sampled."""
 
     def step(states):
@@ -222,6 +223,7 @@ async def test_14_a_prompt_that_does_not_fit_is_never_cut_and_fails_alone():
     assert llm.requests == []
 
 
+@pytest.mark.long
 async def test_15_a_step_that_blocks_does_not_stop_the_engines_loop():
     class Agent(AgentInstance):
         def step(self, states):
@@ -264,7 +266,7 @@ async def test_17_an_episode_that_fails_takes_no_sibling_along_and_keeps_its_pla
     assert {response["reward"] for response in responses if not failed(response)} == {1.0}
 
 
-async def test_17_agents_are_closed_whatever_happens():
+async def test_17_agents_are_closed_in_any_case():
     closed = []
 
     class Agent(AgentInstance):
@@ -291,7 +293,7 @@ async def test_17_limits_of_the_class_end_what_hangs(limit):
     assert [failed(sound(response)) for response in responses] == [True, True]
 
 
-async def test_17_on_error_raise_tells_openrlhf_what_failed():
+async def test_17_on_error_raise_reports_the_failure_to_openrlhf():
     def boom(_):
         raise ValueError("no licence")
 
@@ -299,7 +301,7 @@ async def test_17_on_error_raise_tells_openrlhf_what_failed():
         await execute(executor(boom, on_error="raise"), LLM("hi"))
 
 
-async def test_17_failures_in_a_row_are_no_bad_luck_and_raise():
+async def test_17_failures_in_a_row_raise():
     answers = iter([ValueError("no"), DONE, ValueError("no"), ValueError("no")])
 
     def step(_):
@@ -369,7 +371,7 @@ async def test_20_an_agents_arguments_are_set_on_the_executor():
 LOGS = {"a": "sum", "b": "last", "c": "first", "d": "mean", "e": "max"}
 
 
-async def test_21_every_sample_has_the_same_logs_whatever_its_steps_said():
+async def test_21_every_sample_has_the_same_logs_regardless_of_its_steps():
     steps = [
         reply("x", extra_logs={"a": 1, "c": 5, "d": 1, "e": 7}),
         reply("x", extra_logs={"a": 2, "b": 3, "d": 2, "e": 1}),
@@ -397,7 +399,7 @@ async def test_22_text_among_the_logs_is_left_out():
 
 @pytest.mark.parametrize("name", ["reward", "score", "response_clip_ratio", "kl", "failed"])
 async def test_22_logs_never_overwrite_the_trainers_own(name):
-    with pytest.raises(ContractError, match=f"expected names that are not the trainer's own.*{name}"):
+    with pytest.raises(ContractError, match=f"expected names that the trainer does not use.*{name}"):
         executor(logs={name: "last"})
     response = sound(await execute(executor(reply(done=True, extra_logs={name: 7.0})), LLM("hi")))
     assert response["extra_logs"] == {"num_turns": 1.0, "failed": 0.0}
@@ -446,7 +448,7 @@ async def test_25_a_failed_episodes_token_is_the_first_that_was_sampled():
 
 @pytest.mark.parametrize("max_length", [2, 3, 7])
 @pytest.mark.parametrize("prompt", ["", "p", "promptprompt"])
-async def test_26_and_27_no_action_stands_first_and_nothing_passes_the_length(prompt, max_length):
+async def test_26_and_27_no_action_is_first_and_nothing_passes_the_length(prompt, max_length):
     llm = LLM("x" * 99)
     sound(await execute(executor(reply("a"), prompt=prompt), llm, max_length=max_length), max_length)
     sound(
@@ -459,7 +461,7 @@ async def test_27_the_last_action_is_whole_so_the_reward_stays_with_it():
     assert response["action_ranges"][-1][1] == len(response["observation_tokens"]) == 50
 
 
-async def test_28_the_number_of_turns_is_logged_beside_openrlhfs_response_length():
+async def test_28_the_number_of_turns_is_logged_with_openrlhfs_response_length():
     response = await execute(executor(reply("long feedback"), reply(done=True)), LLM("hi"))
     assert response["extra_logs"]["num_turns"] == 2.0
 
@@ -472,6 +474,7 @@ async def test_30_the_reward_is_the_sum_over_the_turns():
 PIECES = st.text("ab", max_size=30)
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     prompt=PIECES, action=PIECES, feedback=PIECES, max_length=st.integers(2, 80), num_turns=st.integers(1, 4),
@@ -504,7 +507,7 @@ def test_25_to_27_any_episode_is_a_sound_sample_of_what_was_sampled(
 
 
 @pytest.mark.parametrize("wrap", [lambda x: [[x]], lambda x: torch.tensor([[x]]), lambda x: torch.tensor(x)])
-async def test_32_rewards_and_scores_are_plain_numbers_whatever_their_shape(wrap):
+async def test_32_rewards_and_scores_are_plain_numbers_regardless_of_their_shape(wrap):
     response = sound(await execute(executor(reply(rewards=wrap(0.5), scores=wrap(1), done=True)), LLM("hi")))
     assert (response["reward"], response["scores"]) == (0.5, 1.0)
 
@@ -529,7 +532,7 @@ async def test_images_of_none_are_accepted_and_pictures_for_a_processor_refused(
         await executor(DONE).execute(**arguments, images=["cat.png"])
 
 
-async def test_every_sample_of_a_prompt_has_a_seed_of_its_own_and_the_same_in_a_second_run():
+async def test_every_sample_of_a_prompt_has_its_own_seed_and_the_same_in_a_second_run():
     runs = []
     for _ in range(2):
         made = executor(DONE)
@@ -539,7 +542,7 @@ async def test_every_sample_of_a_prompt_has_a_seed_of_its_own_and_the_same_in_a_
     assert len(set(runs[0])) == 4
 
 
-async def test_a_cancelled_rollout_cancels_its_episodes_and_gives_no_sample():
+async def test_a_cancelled_rollout_cancels_its_episodes_and_returns_no_sample():
     task = asyncio.create_task(siblings(executor(DONE), LLM("hi", latency_s=60)))
     await asyncio.sleep(0.02)
     task.cancel()
@@ -547,7 +550,7 @@ async def test_a_cancelled_rollout_cancels_its_episodes_and_gives_no_sample():
         await task
 
 
-async def test_a_wrong_set_up_is_no_sample():
+async def test_a_wrong_set_up_is_not_a_sample():
     with pytest.raises(ConfigError, match="expected `agent_cls`, got None"):
         await execute(type("Executor", (AgentExecutor,), {})(), LLM("hi"))
 

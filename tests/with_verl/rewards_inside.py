@@ -36,7 +36,7 @@ def config_of(*overrides):
     with initialize_config_dir(str(folder), version_base=None):
         return compose(
             "ppo_trainer",
-            [f"actor_rollout_ref.model.path={ROOT / 'agentenv' / 'models' / 'tiny-math'}", *overrides],
+            [f"actor_rollout_ref.model.path={ROOT / 'agentenv' / '_assets' / 'tiny-math'}", *overrides],
         )
 
 
@@ -44,7 +44,7 @@ BY_NAME = ("reward.reward_manager.name=agentenv",)
 BY_PATH = (
     "reward.reward_manager.source=importlib",
     "reward.reward_manager.name=AgentEnvRewardManager",
-    "reward.reward_manager.module.path=pkg://agentenv.interop.verl_rewards",
+    "reward.reward_manager.module.path=pkg://agentenv.interop.verl.rewards",
 )
 
 
@@ -84,7 +84,7 @@ class OfModel:
 def batch_manager(function=None, **options):
     from protos import Tokenizer
 
-    from agentenv.interop.verl_rewards import RMGalleryRewardManager
+    from agentenv.interop.verl.rewards import RMGalleryRewardManager
 
     return RMGalleryRewardManager(Tokenizer(), compute_score=function, **options)
 
@@ -136,7 +136,7 @@ def test_row_18_the_default_function_of_verls_old_trainer_judges_through_our_man
 
 
 @check
-def test_what_was_cut_inside_of_a_thought_that_the_prompt_began_is_no_answer_on_verls_dataproto():
+def test_a_cut_thought_that_the_prompt_began_is_not_an_answer_on_verls_dataproto():
     texts = [r"so \boxed{4}, I gue", r"so</think>\boxed{4}"]
     data = rows(texts, ["2+2<think>\n"] * 2)
     assert batch_manager(reward="math")(data).sum(dim=1).tolist() == [0.0, 1.0]
@@ -153,7 +153,7 @@ def test_row_24_the_entry_point_makes_both_names_known_and_imports_nothing():
     from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
     from verl.workers.reward_manager import get_reward_manager_cls as older
 
-    from agentenv.interop.verl_rewards import AgentEnvRewardManager, RMGalleryRewardManager
+    from agentenv.interop.verl.rewards import AgentEnvRewardManager, RMGalleryRewardManager
 
     assert get_reward_manager_cls("agentenv") is AgentEnvRewardManager
     assert issubclass(AgentEnvRewardManager, RewardManagerBase)
@@ -165,7 +165,7 @@ def test_row_24_verl_loads_the_manager_by_its_name_and_by_its_path():
     from protos import Tokenizer
     from verl.trainer.ppo.reward import load_reward_manager
 
-    from agentenv.interop.verl_rewards import AgentEnvRewardManager
+    from agentenv.interop.verl.rewards import AgentEnvRewardManager
 
     for overrides in (BY_NAME, BY_PATH):
         judge = load_reward_manager(config_of(*overrides), Tokenizer())
@@ -207,7 +207,7 @@ async def test_verls_reward_worker_grades_with_a_named_reward_and_components():
 @check
 async def test_our_compute_score_in_verls_own_manager():
     overrides = (
-        "reward.custom_reward_function.path=pkg://agentenv.interop.verl_rewards",
+        "reward.custom_reward_function.path=pkg://agentenv.interop.verl.rewards",
         "reward.custom_reward_function.name=compute_score",
         "+reward.custom_reward_function.reward_kwargs.rewards.moon=math",
     )
@@ -301,7 +301,7 @@ def test_row_13_verls_reward_loop_on_ray_places_scores_at_the_last_token():
         loop = RewardLoopManager(config_of(*BY_NAME, "reward.num_workers=1"))
         from verl.utils import hf_tokenizer
 
-        tokenizer = OfModel(hf_tokenizer(str(ROOT / "agentenv" / "models" / "tiny-math")))
+        tokenizer = OfModel(hf_tokenizer(str(ROOT / "agentenv" / "_assets" / "tiny-math")))
         data = rows(["#### 4", "", "#### 5"], tokenizer=tokenizer)
         scores = loop.compute_rm_score(data)
     finally:

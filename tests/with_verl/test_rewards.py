@@ -17,7 +17,7 @@ INSIDE = HERE / "rewards_inside.py"
 CHECKS = re.findall(r"^@check\n(?:async )?def (\w+)", INSIDE.read_text(), re.MULTILINE)
 INSTALLED = {
     "METADATA": "Metadata-Version: 2.1\nName: agentenv-beside\nVersion: 1\n",
-    "entry_points.txt": "[verl.plugins]\nagentenv = agentenv.interop.verl_plugin\n",
+    "entry_points.txt": "[verl.plugins]\nagentenv = agentenv.interop.verl.plugin\n",
 }
 """What an installed package tells verl; the source that is tested may not be installed."""
 
@@ -64,11 +64,11 @@ def test_there_are_checks_and_all_of_them_ran(outcomes):
     assert set(CHECKS) == set(outcomes)
 
 
-def test_row_24_an_older_verl_is_told_of_the_plugin_by_a_variable(tmp_path):
+def test_row_24_an_older_verl_finds_the_plugin_by_a_variable(tmp_path):
     code = (
         "import verl\n"
         "from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls\n"
         "print(get_reward_manager_cls('agentenv').__name__)"
     )
-    given = {"VERL_USE_EXTERNAL_MODULES": "agentenv.interop.verl_plugin", "VERL_USE_EXTERNAL_PLUGINS": "none"}
+    given = {"VERL_USE_EXTERNAL_MODULES": "agentenv.interop.verl.plugin", "VERL_USE_EXTERNAL_PLUGINS": "none"}
     assert ran(tmp_path, ["-W", "ignore", "-c", code], **given).strip() == "AgentEnvRewardManager"

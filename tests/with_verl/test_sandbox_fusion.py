@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.http_serving.doors import Doors
-from agentenv.sandbox import ExecResult, Isolation, LocalSandbox, SandboxUnavailable, Status
-from agentenv.sandbox.fusion_server import FusionServer, ServeOptions
+from agentenv._util.http.access import AccessPolicy
+from agentenv.sandbox import ExecResult, ExecStatus, Isolation, LocalSandbox, SandboxUnavailable
+from agentenv.sandbox.fusion.server import FusionServeOptions, FusionServer
 
 FOLDER = Path(os.environ.get("AGENTENV_VERL") or Path(sys.prefix) / "verl")
 """Made by `pip install --no-deps --target .venv/verl verl==0.9.1`."""
@@ -46,7 +46,7 @@ async def scored(verl, completion, cases, *, sandbox=None, userinfo="", timeout=
     """verl's score, and what it keeps of each case."""
     own = LocalSandbox() if sandbox is None else None
     try:
-        async with FusionServer(sandbox or own, ServeOptions(**options)) as server:
+        async with FusionServer(sandbox or own, FusionServeOptions(**options)) as server:
             if own is not None:
                 await own.open()
             url = f"{server.url}/run_code".replace("//", f"//{userinfo}")
@@ -94,9 +94,9 @@ async def test_a_program_that_runs_out_of_time_is_its_timeout(verl):
 
 
 async def test_a_token_in_the_address_lets_it_in(verl):
-    doors = Doors(token="hush")
-    assert (await scored(verl, SUM, CASES, doors=doors, userinfo="verl:hush@"))[0] == 1.0
-    score, told = await scored(verl, SUM, CASES, doors=doors)
+    access = AccessPolicy(token="hush")
+    assert (await scored(verl, SUM, CASES, access=access, userinfo="verl:hush@"))[0] == 1.0
+    score, told = await scored(verl, SUM, CASES, access=access)
     assert (score, told[0]["status"]) == (0.0, "api_error")
 
 
@@ -104,7 +104,7 @@ class Failing:
     isolation, backend, run_slots = Isolation.NONE, "failing", 1
 
     async def run(self, program, **_):
-        return ExecResult(Status.INFRA, detail="no memory for another process", isolation=Isolation.NONE)
+        return ExecResult(ExecStatus.INFRA, detail="no memory for another process", isolation=Isolation.NONE)
 
 
 async def test_a_failure_of_the_sandbox_is_its_sandbox_error(verl):
@@ -123,10 +123,10 @@ class Slow:
     async def run(self, program, **_):
         self.num += 1
         await asyncio.sleep(1.0 if self.num == 1 else 0)
-        return ExecResult(Status.OK, exit_code=0, stdout="3\n", stdout_bytes=2)
+        return ExecResult(ExecStatus.OK, exit_code=0, stdout="3\n", stdout_bytes=2)
 
 
-async def test_who_waits_too_long_is_tried_again_by_it(verl):
+async def test_a_request_that_waits_too_long_is_retried_by_it(verl):
     cases = {"inputs": ["", ""], "outputs": ["3", "3"]}
     score, _ = await scored(verl, SUM, cases, sandbox=Slow(), max_queue_s=0.3)
     assert score == 1.0

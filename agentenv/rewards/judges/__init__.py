@@ -1,8 +1,8 @@
-"""Language models that judge: who is asked for a verdict, how, and the rewards that ask.
+"""Language models that judge, and the rewards that ask them.
 
-`openai.py` and `engine.py` are judges; `cache.py` puts a memory before one; `usage.py` counts what they cost, and
-`settings.py` makes them of JSON. One class for each kind of judging asks them: `pointwise.JudgeReward` (yes or no) and
+`openai.py` and `engine.py` are judges; `cache.py` caches the replies of one; `usage.py` counts what they cost, and
+`settings.py` makes them from JSON. One class per kind of judging asks them: `pointwise.JudgeReward` (yes or no) and
 `PointwiseReward` (a score), `rubric.RubricReward`, `pairwise.PairwiseJudge` for tournaments, `listwise.ListwiseReward`
-for groups. What they ask is in `templates.py`, what they read from a reply in `verdicts.py`, how often and how long
-in `asking.py`; `draws.py` tells votes and attempts apart. What went wrong has a class in `failures.py`.
+for groups. `templates.py` has their prompts, `verdicts.py` reads replies, `voting.py` retries and combines votes,
+`protocol.py` tells votes and attempts apart, and has a class for each reason why a verdict is missing.
 """

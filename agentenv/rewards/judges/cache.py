@@ -1,4 +1,4 @@
-"""Replies that were had once are not asked for again: by content, in memory and in a file that outlives the process."""
+"""Cache replies of judges by content, in memory and in a file that outlives the process."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from agentenv.agent import call
+from agentenv._util.calls import call
+from agentenv._util.per_loop import PerLoop
+from agentenv.core.arguments import whole_number
+from agentenv.core.types import Message
 from agentenv.errors import ConfigError, DataError
-from agentenv.rewards._arguments import whole_number
-from agentenv.rewards.judges.draws import Draw
-from agentenv.rewards.judges.usage import Usage
-from agentenv.rewards.per_loop import PerLoop
-from agentenv.types import Message
+from agentenv.rewards.judges.protocol import ReplyIndex
+from agentenv.rewards.judges.usage import JudgeUsage
 
 logger = logging.getLogger(__name__)
 
@@ -28,31 +28,31 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 
 
 class CacheableJudge(Protocol):
-    """A `draws.DrawingJudge` that says who it is, as those of this package do."""
+    """An `IndexedJudge` with an identity, as those of this package have."""
 
     @property
     def identity(self) -> str:
-        """What its replies depend on besides the messages: model and sampling."""
+        """Model and sampling, on which replies depend besides the messages."""
 
     async def complete(self, messages: Sequence[Message]) -> str:
-        """Its reply."""
+        """Return its reply."""
 
-    async def draw(self, messages: Sequence[Message], draw: Draw) -> str:
-        """That one of its replies."""
+    async def reply_at(self, messages: Sequence[Message], index: ReplyIndex) -> str:
+        """Return the reply with this index."""
 
     async def close(self) -> None:
-        """Free what it holds."""
+        """Free its resources."""
 
 
 class ReplyCache:
-    """The last `max_entries` replies that were had; safe to use from several threads.
+    """The last `max_entries` replies; safe to use from several threads.
 
-    With a `path` each is also written there as a line of JSON, and what stands there is read at the first need. Several
-    processes may write to one file; each reads the others' lines when it starts. A line that a crash cut off is left
-    out, and costs no other. Where the file cannot be written, that is said once and replies are kept in memory only.
+    With a `path` each reply is also appended there as a line of JSON, and the file is read at first use. Several
+    processes may write to one file; each reads the others' lines when it starts. A line that a crash cut off is skipped
+    and damages no other. If the file cannot be written, a warning is logged once and replies stay in memory.
 
     Raises:
-        ConfigError: `max_entries` is no number of entries, or the path's folder is none.
+        ConfigError: `max_entries` is out of range, or the path is not in a folder.
     """
 
     def __init__(self, path: str | Path | None = None, *, max_entries: int = 100_000) -> None:
@@ -62,14 +62,15 @@ class ReplyCache:
             raise ConfigError(f"ReplyCache.path: expected a file in a folder, got {str(path)!r}. Make the folder.")
         self._replies: OrderedDict[str, str] = OrderedDict()
         self._lock = threading.Lock()  # guards the replies, and that the file is read once
-        self._read, self._broken = self.path is None, False
-        self._writing = threading.Lock()  # guards the file, and that trouble with it is said once
-        self._loading = PerLoop(asyncio.Lock)  # so that one thread reads, however many ask at once
+        self._read = self.path is None
+        self._broken = False
+        self._writing = threading.Lock()  # guards the file, so that its failure is logged once
+        self._loading = PerLoop(asyncio.Lock)  # so that one thread reads for all callers
         self.num_torn = 0
         """Lines of the file that could not be read."""
 
     async def get(self, key: str) -> str | None:
-        """The reply of a key, or None."""
+        """Return the reply of a key, or None."""
         if not self._read:
             async with self._loading.here():
                 if not self._read:
@@ -80,14 +81,14 @@ class ReplyCache:
             return self._replies.get(key)
 
     async def drop(self, key: str) -> None:
-        """Forget a reply, where there is one; when this returns that is in the file."""
+        """Remove a reply, if there is one; when this returns the file says so."""
         with self._lock:
             known = self._replies.pop(key, None)
         if known is not None and self.path is not None:
             await call(self._append, {"key": key, "forgotten": True})
 
     async def put(self, key: str, reply: str) -> None:
-        """Keep a reply; when this returns it is in the file."""
+        """Add a reply; when this returns it is in the file."""
         with self._lock:
             self._keep(key, reply)
         if self.path is not None:
@@ -105,36 +106,31 @@ class ReplyCache:
                 return
             try:
                 with self.path.open("rb") as file:
-                    for line in file:
-                        self._take(line)
+                    for line in filter(bytes.strip, file):
+                        try:
+                            found = json.loads(line)
+                        except (ValueError, RecursionError):
+                            found = None
+                        entry = found if isinstance(found, dict) else {}
+                        key, reply = entry.get("key"), entry.get("reply")
+                        if not isinstance(key, str) or not _KEY.fullmatch(key):
+                            self.num_torn += 1
+                        elif isinstance(reply, str):
+                            self._keep(key, reply)
+                        elif entry.get("forgotten") is True:
+                            self._replies.pop(key, None)
+                        else:
+                            self.num_torn += 1
             except FileNotFoundError:
                 pass
             except OSError as error:
                 self._give_up(error)
             self._read = True
 
-    def _take(self, line: bytes) -> None:
-        """One line of the file: a reply, nothing, or what is left of one."""
-        if not line.strip():
-            return
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
-            found = None
-        key, reply = (found.get("key"), found.get("reply")) if isinstance(found, dict) else (None, None)
-        if not isinstance(key, str) or not _KEY.fullmatch(key):
-            self.num_torn += 1
-        elif isinstance(reply, str):
-            self._keep(key, reply)
-        elif found.get("forgotten") is True:
-            self._replies.pop(key, None)
-        else:
-            self.num_torn += 1
-
-    def _append(self, said: Mapping[str, object]) -> None:
-        """One write, between two ends of lines: what others left unfinished stays on a line of its own."""
+    def _append(self, entry: Mapping[str, object]) -> None:
+        """Append an entry in one write, between two line ends, so that incomplete lines of others stay separate."""
         assert self.path is not None
-        line = b"\n" + json.dumps(said).encode() + b"\n"
+        line = b"\n" + json.dumps(entry).encode() + b"\n"
         with self._writing:
             if self._broken:
                 return
@@ -156,81 +152,84 @@ class ReplyCache:
 
 
 class CachedJudge:
-    """A judge that is not asked twice for one reply: not later, and not by two at the same time.
+    """A judge that is asked only once for each reply, also by concurrent callers.
 
-    A reply belongs to the judge's model and sampling, the messages, and its draw: k votes are k replies, and after one
-    without a verdict the next attempt is another one. Failures are not kept, and `forget` is for replies to a question
-    that came to nothing. Who asks for what somebody else is asking
-    for, on the same event loop, waits for that; the judge is let go of when nobody waits any more.
+    A reply is identified by the judge's model and sampling, the messages, and its index: k votes are k replies, and the
+    attempt after a reply without a verdict is another one. Failures are not cached, and `forget` removes replies
+    without a verdict. Concurrent callers of one reply on the same event loop share the request, which is cancelled when
+    the last of them is.
 
     Args:
-        judge: who is asked for what is not known.
-        cache: where replies are kept; by default in memory.
-        usage: where `cached` and `shared` are counted; by default with the judge's other counts, where it has any.
+        judge: the judge to ask for replies that are not in the cache.
+        cache: the cache; default: in memory.
+        usage: where `cached` and `shared` are counted; default: with the judge's other counts, if it has any.
     """
 
-    def __init__(self, judge: CacheableJudge, cache: ReplyCache | None = None, *, usage: Usage | None = None) -> None:
+    def __init__(
+        self, judge: CacheableJudge, cache: ReplyCache | None = None, *, usage: JudgeUsage | None = None
+    ) -> None:
         self.judge, self.cache = judge, cache or ReplyCache()
         given = usage or getattr(judge, "usage", None)
-        self.usage: Usage = given if isinstance(given, Usage) else Usage()
-        self._asked: PerLoop[dict[str, _Asked]] = PerLoop(dict)
+        self.usage: JudgeUsage = given if isinstance(given, JudgeUsage) else JudgeUsage()
+        self._pending: PerLoop[dict[str, _PendingReply]] = PerLoop(dict)
 
     @property
     def identity(self) -> str:
-        """The judge's."""
+        """Identity of the judge."""
         return self.judge.identity
 
     async def complete(self, messages: Sequence[Message]) -> str:
-        """Its reply; see `judge.Judge`."""
-        return await self.draw(messages, Draw())
+        """Return its reply; see `protocol.Judge`."""
+        return await self.reply_at(messages, ReplyIndex())
 
-    async def draw(self, messages: Sequence[Message], draw: Draw) -> str:
-        """That one of its replies.
+    async def reply_at(self, messages: Sequence[Message], index: ReplyIndex) -> str:
+        """Return the reply with this index.
 
         Raises:
-            InfraError: none can be had.
-            DataError: the messages are no JSON.
+            InfraError: there is none.
+            DataError: the messages are not JSON.
         """
-        key = reply_key(self.judge.identity, messages, draw)
-        known = await self.cache.get(key)
-        if known is not None:
+        key = reply_key(self.judge.identity, messages, index)
+        cached = await self.cache.get(key)
+        if cached is not None:
             self.usage.add(cached=1)
-            return known
-        asked = self._asked.here()
-        shared = asked.get(key)
+            return cached
+        pending = self._pending.here()
+        shared = pending.get(key)
         if shared is None:
-            shared = asked[key] = _Asked(asyncio.create_task(self._ask(key, messages, draw)))
+            shared = pending[key] = _PendingReply(asyncio.create_task(self._ask(key, messages, index)))
         else:
             self.usage.add(shared=1)
         try:
             return await shared.reply()
         finally:
-            if asked.get(key) is shared and shared.over:
-                del asked[key]
+            if pending.get(key) is shared and shared.over:
+                del pending[key]
 
-    async def forget(self, messages: Sequence[Message], draw: Draw) -> None:
-        """Ask the judge itself for that reply, the next time."""
-        await self.cache.drop(reply_key(self.judge.identity, messages, draw))
+    async def forget(self, messages: Sequence[Message], index: ReplyIndex) -> None:
+        """Remove a reply, so that the judge is asked for it the next time."""
+        await self.cache.drop(reply_key(self.judge.identity, messages, index))
 
     async def close(self) -> None:
         """Close the judge."""
         await self.judge.close()
 
-    async def _ask(self, key: str, messages: Sequence[Message], draw: Draw) -> str:
-        reply = await self.judge.draw(messages, draw)
+    async def _ask(self, key: str, messages: Sequence[Message], index: ReplyIndex) -> str:
+        reply = await self.judge.reply_at(messages, index)
         await self.cache.put(key, reply)
         return reply
 
 
-class _Asked:
-    """One question under way, and how many wait for the reply."""
+class _PendingReply:
+    """A request in progress, and the number of callers that wait for it."""
 
     def __init__(self, task: asyncio.Task[str]) -> None:
-        self.task, self.over = task, False
+        self.task = task
+        self.over = False
         self._num_waiting = 0
 
     async def reply(self) -> str:
-        """The reply; where the last one who waits is cancelled, so is the question."""
+        """Return the reply; if the last caller that waits is cancelled, so is the request."""
         self._num_waiting += 1
         try:
             return await asyncio.shield(self.task)
@@ -241,14 +240,14 @@ class _Asked:
                 self.task.cancel()
 
 
-def reply_key(identity: str, messages: Sequence[Message], draw: Draw) -> str:
-    """What a reply is kept under: the same in every process.
+def reply_key(identity: str, messages: Sequence[Message], index: ReplyIndex) -> str:
+    """Return the cache key of a reply: the same in every process.
 
     Raises:
-        DataError: the messages are no JSON.
+        DataError: the messages are not JSON.
     """
     try:
-        content = json.dumps([identity, [dict(message) for message in messages], list(draw)], sort_keys=True)
+        content = json.dumps([identity, [dict(message) for message in messages], list(index)], sort_keys=True)
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"judge: expected messages that are JSON, got {error}. Correct the row.") from error
     return hashlib.sha256(content.encode()).hexdigest()

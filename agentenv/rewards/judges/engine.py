@@ -1,4 +1,4 @@
-"""A judge that an engine of ours samples: a local model, in this process or wherever its engine is."""
+"""A judge that one of our engines samples: a local model, in this process or where its engine is."""
 
 from __future__ import annotations
 
@@ -8,41 +8,38 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from agentenv.agent import Engine
-from agentenv.deadlines import sample
+from agentenv.core.arguments import number, whole_number
+from agentenv.core.engine import Engine, sample
+from agentenv.core.types import Message, SamplingParams
 from agentenv.errors import ConfigError, InfraError
-from agentenv.rewards._arguments import number, whole_number
-from agentenv.rewards.judges._turns import Turns
-from agentenv.rewards.judges._wire import sampling_fields
-from agentenv.rewards.judges.draws import Draw
-from agentenv.rewards.judges.failures import JudgeRefused, JudgeTimeout, JudgeTruncated, JudgeUnavailable
 from agentenv.rewards.judges.openai import JUDGING
-from agentenv.rewards.judges.usage import Usage
-from agentenv.types import Message, SamplingParams
+from agentenv.rewards.judges.protocol import JudgeRefused, JudgeTimeout, JudgeTruncated, JudgeUnavailable, ReplyIndex
+from agentenv.rewards.judges.usage import JudgeUsage
+from agentenv.rewards.judges.wire import ConcurrencyLimit, sampling_fields
 
 
-class Renderer(Protocol):
-    """Messages to ids and back: the part of `agentenv.chat.Chat` that a judge needs."""
+class MessageRenderer(Protocol):
+    """Converts messages to ids and back: the part of `agentenv.chat.chat.Chat` that a judge needs."""
 
     def prompt(self, observation: Sequence[Message], /) -> list[int]:
-        """The ids of a conversation, up to where the assistant begins; no text in it can become a special token."""
+        """Return the ids of a conversation up to the assistant's turn; no text can become a special token."""
 
     def action_text(self, token_ids: Sequence[int], stop_token_ids: Sequence[int] = ()) -> str:
-        """A reply as text, without the close of its turn."""
+        """Return a reply as text, without the end of its turn."""
 
 
 class EngineJudge:
-    """Asks an engine, with messages rendered by the model's own chat template; on the engine's event loop.
+    """A judge that asks an engine on its event loop, with the model's own chat template.
 
     Args:
-        engine: who samples; it stays the caller's, who closes it.
-        chat: of the engine's model, such as `agentenv.chat.Chat(tokenizer)`.
-        model: its name, by which replies are cached; another one for other weights.
-        sampling: how it samples; a seed is another one for each vote and attempt.
-        limit_s: longest that one generation may take, without the wait for its turn.
-        max_prompt_tokens: longer conversations are refused; None leaves that to the engine.
-        max_concurrent: generations at a time.
-        usage: where the counts are kept; by default its own, `judge.usage`.
+        engine: the engine, which the caller closes.
+        chat: the chat format of the engine's model, such as `agentenv.chat.chat.Chat(tokenizer)`.
+        model: the model's name, part of the cache key; use another one for other weights.
+        sampling: sampling parameters; the seed is varied for each vote and attempt.
+        limit_s: time limit of one generation; waiting for a slot does not count.
+        max_prompt_tokens: longer conversations are refused; None leaves the limit to the engine.
+        max_concurrent: maximum number of concurrent generations.
+        usage: the counts to add to; default: its own, `judge.usage`.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -51,70 +48,75 @@ class EngineJudge:
     def __init__(
         self,
         engine: Engine,
-        chat: Renderer,
+        chat: MessageRenderer,
         *,
         model: str,
         sampling: SamplingParams = JUDGING,
         limit_s: float = 300.0,
         max_prompt_tokens: int | None = None,
         max_concurrent: int = 64,
-        usage: Usage | None = None,
+        usage: JudgeUsage | None = None,
     ) -> None:
         if not isinstance(model, str) or not model:
             raise ConfigError(f"EngineJudge.model: expected a name, got {model!r}. Pass one.")
-        self.engine, self.chat, self.model, self.sampling = engine, chat, model, sampling
+        self.engine = engine
+        self.chat = chat
+        self.model = model
+        self.sampling = sampling
         self.limit_s = number("EngineJudge.limit_s", limit_s, low=0.001)
         self.max_prompt_tokens = max_prompt_tokens
         if max_prompt_tokens is not None:
             whole_number("EngineJudge.max_prompt_tokens", max_prompt_tokens, low=1)
-        self.usage = usage or Usage()
-        self._turns = Turns(whole_number("EngineJudge.max_concurrent", max_concurrent, low=1))
+        self.usage = usage or JudgeUsage()
+        self._limit = ConcurrencyLimit(whole_number("EngineJudge.max_concurrent", max_concurrent, low=1))
 
     @property
     def identity(self) -> str:
-        """What its replies depend on besides the messages: model and sampling; for `cache.CachedJudge`."""
+        """Model and sampling, on which replies depend besides the messages; for `cache.CachedJudge`."""
         return json.dumps([self.model, sampling_fields(self.sampling)], sort_keys=True)
 
     async def complete(self, messages: Sequence[Message]) -> str:
-        """Its reply.
+        """Return its reply.
 
         Raises:
-            InfraError: none can be had; of the class in `failures.py` that says why.
+            InfraError: there is none; of the class in `protocol.py` for the reason.
             ConfigError: the chat template refuses the messages.
         """
-        return await self.draw(messages, Draw())
+        return await self.reply_at(messages, ReplyIndex())
 
-    async def draw(self, messages: Sequence[Message], draw: Draw) -> str:
-        """That one of its replies: it has a seed of its own, where the sampling has one; see `complete`."""
-        sampling = replace(self.sampling, seed=draw.seed(self.sampling.seed))
+    async def reply_at(self, messages: Sequence[Message], index: ReplyIndex) -> str:
+        """Return the reply with this index; if the sampling has a seed, it is varied by the index. See `complete`."""
+        sampling = replace(self.sampling, seed=index.seed(self.sampling.seed))
         try:
-            async with self._turns.one():
-                return await self._reply(self.chat.prompt(messages), sampling)
+            async with self._limit.slot():
+                prompt = self.chat.prompt(messages)
+                if self.max_prompt_tokens is not None and len(prompt) > self.max_prompt_tokens:
+                    raise JudgeRefused(
+                        f"judge: expected at most {self.max_prompt_tokens} tokens, got {len(prompt)}. "
+                        "Lower JudgeRetry.max_chars."
+                    )
+                self.usage.add(requests=1)
+                request_id = f"judge-{uuid.uuid4().hex}/0"
+                try:
+                    completion = await sample(
+                        self.engine, prompt, sampling, request_id=request_id, limit_s=self.limit_s
+                    )
+                except InfraError as error:
+                    late = isinstance(error.__cause__, TimeoutError)
+                    raise (JudgeTimeout if late else JudgeUnavailable)(f"judge {self.model}: {error}") from error
+                self.usage.add(replies=1, prompt_tokens=len(prompt), completion_tokens=len(completion.token_ids))
+                if completion.finish_reason in ("length", "repetition"):
+                    raise JudgeTruncated(
+                        f"judge {self.model}: expected a whole reply, got one that was cut off after "
+                        f"{len(completion.token_ids)} tokens. Raise max_tokens, or let the judge think less."
+                    )
+                if completion.finish_reason != "stop":
+                    reason = completion.finish_reason
+                    raise JudgeUnavailable(f"judge {self.model}: expected a reply, got finish reason {reason!r}.")
+                return self.chat.action_text(completion.token_ids, sampling.stop_token_ids)
         except InfraError as error:
             self.usage.fail(error)
             raise
 
     async def close(self) -> None:
-        """Nothing is held: the engine is the caller's."""
-
-    async def _reply(self, prompt: list[int], sampling: SamplingParams) -> str:
-        most = self.max_prompt_tokens
-        if most is not None and len(prompt) > most:
-            raise JudgeRefused(f"judge: expected at most {most} tokens, got {len(prompt)}. Lower Asking.max_chars.")
-        self.usage.add(requests=1)
-        request_id = f"judge-{uuid.uuid4().hex}/0"
-        try:
-            completion = await sample(self.engine, prompt, sampling, request_id=request_id, limit_s=self.limit_s)
-        except InfraError as error:
-            late = isinstance(error.__cause__, TimeoutError)
-            raise (JudgeTimeout if late else JudgeUnavailable)(f"judge {self.model}: {error}") from error
-        self.usage.add(replies=1, prompt_tokens=len(prompt), completion_tokens=len(completion.token_ids))
-        if completion.finish_reason in ("length", "repetition"):
-            raise JudgeTruncated(
-                f"judge {self.model}: expected a whole reply, got one that was cut off after "
-                f"{len(completion.token_ids)} tokens. Raise max_tokens, or let the judge think less."
-            )
-        if completion.finish_reason != "stop":
-            reason = completion.finish_reason
-            raise JudgeUnavailable(f"judge {self.model}: expected a reply, got finish reason {reason!r}.")
-        return self.chat.action_text(completion.token_ids, sampling.stop_token_ids)
+        """Do nothing: the caller closes the engine."""

@@ -1,4 +1,4 @@
-"""A response judged on its own: right or wrong, or a score on a scale."""
+"""Let a judge grade one response on its own: right or wrong, or a score on a scale."""
 
 from __future__ import annotations
 
@@ -6,37 +6,45 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from agentenv.core.arguments import number, shown
 from agentenv.errors import ConfigError
-from agentenv.rewards._arguments import number, shown
-from agentenv.rewards.judges.asking import Asker, Asking, Voting
-from agentenv.rewards.judges.draws import Judge
-from agentenv.rewards.judges.templates import GRADE, QUALITY, SAMENESS, VERIFY, Template, prompt_text, reference_text
-from agentenv.rewards.judges.verdicts import scored, yes_or_no
-from agentenv.rewards.text import final_text
+from agentenv.rewards.judges.protocol import Judge
+from agentenv.rewards.judges.templates import (
+    GRADE,
+    QUALITY,
+    SAMENESS,
+    VERIFY,
+    JudgeTemplate,
+    prompt_text,
+    reference_text,
+)
+from agentenv.rewards.judges.verdicts import read_score, read_yes_or_no
+from agentenv.rewards.judges.voting import JudgeRetry, Voting, VotingBase
+from agentenv.rewards.rules.text import final_text
 from agentenv.rewards.types import Response, RewardResult, Status
 
 
-class _Single(Asker):
-    """One question about one response, whose answer is a number from 0 to 1."""
+class _SingleResponse(VotingBase):
+    """One question about one response, answered with a number from 0 to 1."""
 
     bounds = (0.0, 1.0)
     component_names = ("judge", "num_votes", "agreement")
     needs_label: bool
-    _template: Template
+    _template: JudgeTemplate
 
     async def grade(self, response: Response) -> RewardResult:
-        """The result; NO_ANSWER, without asking, for a response that is empty or whose thinking has no end.
+        """Return the result; NO_ANSWER, without asking, for an empty response or one whose thinking has no end.
 
         Raises:
-            DataError: there is no reference and one is needed, it is no JSON, or the prompt is none.
-            InfraError: too few votes gave a verdict, or a majority is asked for and there is none.
+            DataError: a required reference is missing, it is not JSON, or the prompt is invalid.
+            InfraError: too few votes had a verdict, or a majority is required and there is none.
         """
-        reference, answer = reference_text(response.label, needed=self.needs_label), final_text(response.text)
+        reference, answer = reference_text(response.label, required=self.needs_label), final_text(response.text)
         if not answer:
             return RewardResult(0.0, 0.0, Status.NO_ANSWER, {"judge": 0.0, "num_votes": 0.0, "agreement": 1.0})
         texts = {"question": prompt_text(response.prompt), "reference": reference, "response": answer}
         votes = await self._votes(self._template, texts, self._read)
-        reward = self.voting.combined(votes, "the response")
+        reward = self.voting.merge(votes, "the response")
         agreement = sum(vote == reward for vote in votes) / len(votes)
         components = {"judge": sum(votes) / len(votes), "num_votes": float(len(votes)), "agreement": agreement}
         return RewardResult(reward, reward, components=components, extracted=shown(answer))
@@ -45,21 +53,21 @@ class _Single(Asker):
         raise NotImplementedError
 
 
-class JudgeReward(_Single):
-    """Whether a judge says that a response is right: 1.0 or 0.0, as most votes say.
+class JudgeReward(_SingleResponse):
+    """1.0 if a judge says that a response is right, else 0.0, by majority of the votes.
 
     Args:
-        judge: who is asked.
-        criteria: when it says yes; by default where the answer comes to the same as the reference.
-        needs_label: whether a row without a reference cannot be graded; else the judge goes by the question alone.
-        voting: how often it is asked; as many that say yes as no are no verdict, whatever `combine` is.
-        asking: how often and how long each vote is.
+        judge: the judge, or settings for `settings.judge_from`.
+        criteria: when it should say yes, as text for the judge; default: if the answer equals the reference.
+        needs_label: True if a row without a reference cannot be graded; else the judge has the question alone.
+        voting: how often it is asked; a tie is not a verdict, and `combine` is ignored.
+        retry: attempts and time limit of each vote.
 
-    Components: `judge`, the mean of the votes; `num_votes`, those that gave a verdict; `agreement`, the share of them
-    that say what the result says.
+    Components: `judge`, the mean of the votes; `num_votes`, those with a verdict; `agreement`, the share of them that
+    equal the result.
 
     Raises:
-        ConfigError: an argument is none of its kind.
+        ConfigError: an argument is invalid.
     """
 
     def __init__(
@@ -69,32 +77,32 @@ class JudgeReward(_Single):
         criteria: str | None = None,
         needs_label: bool = True,
         voting: Voting | Mapping[str, Any] | None = None,
-        asking: Asking | Mapping[str, Any] | None = None,
+        retry: JudgeRetry | Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(judge, voting, asking)
+        super().__init__(judge, voting, retry)
         self.voting, self.needs_label = replace(self.voting, combine="majority"), needs_label
-        self._template = VERIFY.filled(criteria or SAMENESS)
+        self._template = VERIFY.fill(criteria or SAMENESS)
 
     def _read(self, reply: str) -> float | None:
-        verdict = yes_or_no(reply)
+        verdict = read_yes_or_no(reply)
         return None if verdict is None else float(verdict)
 
 
-class PointwiseReward(_Single):
+class PointwiseReward(_SingleResponse):
     """A judge's score of a response on a scale, mapped onto 0..1.
 
     Args:
-        judge: who is asked.
+        judge: the judge, or settings for `settings.judge_from`.
         scale: the lowest and highest score.
-        criteria: what makes an answer good, for the judge; by default what `templates` says.
-        needs_label: whether a row without a reference cannot be graded; else the judge goes by the question alone.
+        criteria: what makes an answer good, as text for the judge; default: that of `templates`.
+        needs_label: True if a row without a reference cannot be graded; else the judge has the question alone.
         voting: how often it is asked.
-        asking: how often and how long each vote is.
+        retry: attempts and time limit of each vote.
 
-    Components: as of `JudgeReward`.
+    Components: those of `JudgeReward`.
 
     Raises:
-        ConfigError: the scale is none, or another argument none of its kind.
+        ConfigError: the scale, or another argument, is invalid.
     """
 
     def __init__(
@@ -105,16 +113,16 @@ class PointwiseReward(_Single):
         criteria: str | None = None,
         needs_label: bool = False,
         voting: Voting | Mapping[str, Any] | None = None,
-        asking: Asking | Mapping[str, Any] | None = None,
+        retry: JudgeRetry | Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(judge, voting, asking)
+        super().__init__(judge, voting, retry)
         ends = [number("PointwiseReward.scale", end) for end in scale] if isinstance(scale, tuple | list) else []
         if len(ends) != 2 or ends[0] >= ends[1]:
             raise ConfigError(f"PointwiseReward.scale: expected (low, high), got {scale!r:.200}. Change the value.")
         self.low, self.high = ends
         self.needs_label = needs_label
-        self._template = GRADE.filled(criteria or QUALITY, low=self.low, high=self.high)
+        self._template = GRADE.fill(criteria or QUALITY, low=self.low, high=self.high)
 
     def _read(self, reply: str) -> float | None:
-        score = scored(reply, self.low, self.high)
+        score = read_score(reply, self.low, self.high)
         return None if score is None else (score - self.low) / (self.high - self.low)

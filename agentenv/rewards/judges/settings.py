@@ -1,4 +1,4 @@
-"""Judges and how they are asked, from settings such as JSON has them."""
+"""Make judges, and options of how they are asked, from settings such as JSON has them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from agentenv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from agentenv.rewards.judges.draws import Judge
+    from agentenv.rewards.judges.protocol import Judge
 
 _T = TypeVar("_T")
 
 
-def settings_of(where: str, given: Any, default: _T) -> _T:
-    """The settings that are given: an object of the default's class, or the default with fields of a mapping in it.
+def settings_from(where: str, given: Any, default: _T) -> _T:
+    """Return an object of the default's class: `given` itself, or the default with the fields of a mapping replaced.
 
     Raises:
-        ConfigError: they are something else, or name a field that there is not.
+        ConfigError: `given` is something else, or names an unknown field.
     """
     if given is None:
         return default
@@ -42,12 +42,14 @@ def settings_of(where: str, given: Any, default: _T) -> _T:
         ) from error
 
 
-def checked(where: str, judge: Any) -> Judge:
-    """The judge.
+def judge_of(where: str, judge: Any) -> Judge:
+    """Return the judge, made from settings if it is a mapping; see `judge_from`.
 
     Raises:
-        ConfigError: it is none, as its name would be.
+        ConfigError: it is not a judge, or the settings are wrong.
     """
+    if isinstance(judge, Mapping):
+        judge = judge_from(judge)
     if not callable(getattr(judge, "complete", None)) or isinstance(judge, type):
         raise ConfigError(
             f"{where}.judge: expected an object with `async def complete(messages)`, got {judge!r:.200}. Make one."
@@ -56,41 +58,42 @@ def checked(where: str, judge: Any) -> Judge:
 
 
 def client_options() -> list[str]:
-    """The names of what `judge_from` takes."""
+    """Return the names of the settings that `judge_from` accepts."""
     from agentenv.rewards.judges.openai import OpenAIJudge
 
     return [*(name for name in inspect.signature(OpenAIJudge).parameters if name != "usage"), "price", "cache"]
 
 
 def judge_from(settings: Mapping[str, Any]) -> Any:
-    """A language model behind an address: an `OpenAIJudge`, or a `CachedJudge` before it.
+    """Return an `OpenAIJudge`, or a `CachedJudge` around it.
 
     Args:
-        settings: the constructor's arguments by name, at least `base_url` and `model`; `sampling` and `sending` are
-            objects of their fields, as is `price`, of a `usage.Price`. With `cache`, a file of the replies that were
-            had, what it was asked before is answered from there.
+        settings: the constructor's arguments by name, at least `base_url` and `model`; `sampling`, `request_options`
+            and `price` (of a `usage.Price`) are objects of their fields. `cache` is a file of earlier replies.
 
     Raises:
-        ConfigError: an argument is missing, there is none of a name, or its value cannot be.
+        ConfigError: an argument is missing or unknown, or has an invalid value.
     """
     from agentenv.rewards.judges.cache import CachedJudge, ReplyCache
-    from agentenv.rewards.judges.openai import JUDGING, OpenAIJudge, Sending
-    from agentenv.rewards.judges.usage import Price, Usage
+    from agentenv.rewards.judges.openai import JUDGING, OpenAIJudge, RequestOptions
+    from agentenv.rewards.judges.usage import JudgeUsage, Price
 
-    given, taken = dict(settings), client_options()
-    unknown = [name for name in given if name not in taken]
-    missing = [name for name in ("base_url", "model") if name not in given]
+    options, known = dict(settings), client_options()
+    unknown = [name for name in options if name not in known]
+    missing = [name for name in ("base_url", "model") if name not in options]
     if unknown or missing:
         got = f"{unknown[0]!r}" if unknown else f"no {' and no '.join(missing)}"
         raise ConfigError(
-            f"judge: expected settings with base_url and model, and others among {', '.join(taken[2:])}, got {got}. "
+            f"judge: expected settings with base_url and model, and others among {', '.join(known[2:])}, got {got}. "
             "Correct the settings of the judge."
         )
-    cache, price = given.pop("cache", None), settings_of("judge.price", given.pop("price", None), Price())
-    given["sampling"] = settings_of("judge.sampling", given.get("sampling"), JUDGING)
-    given["sending"] = settings_of("judge.sending", given.get("sending"), Sending())
+    cache, price = options.pop("cache", None), settings_from("judge.price", options.pop("price", None), Price())
+    options["sampling"] = settings_from("judge.sampling", options.get("sampling"), JUDGING)
+    options["request_options"] = settings_from(
+        "judge.request_options", options.get("request_options"), RequestOptions()
+    )
     try:
-        judge = OpenAIJudge(**given, usage=Usage(price))
+        judge = OpenAIJudge(**options, usage=JudgeUsage(price))
         return judge if cache is None else CachedJudge(judge, ReplyCache(cache))
     except (TypeError, ValueError) as error:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What judges were asked and what that cost: counts that only grow, safe to add to from several threads."""
+"""Count what judges were asked and what that cost; safe to add to from several threads."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from agentenv.core.arguments import number
 from agentenv.errors import InfraError
-from agentenv.rewards._arguments import number
-from agentenv.rewards.judges.failures import (
+from agentenv.rewards.grading import add_usage
+from agentenv.rewards.judges.protocol import (
     JudgeMisaddressed,
     JudgeRefused,
     JudgeTimeout,
@@ -16,7 +17,6 @@ from agentenv.rewards.judges.failures import (
     JudgeUnavailable,
     JudgeUnreadable,
 )
-from agentenv.rewards.spent import spend
 
 _KINDS: Mapping[type[InfraError], str] = {
     JudgeUnavailable: "unavailable",
@@ -26,7 +26,7 @@ _KINDS: Mapping[type[InfraError], str] = {
     JudgeRefused: "refused",
     JudgeMisaddressed: "refused",
 }
-SPENT_PREFIX = "judge/"
+USAGE_PREFIX = "judge/"
 _COUNTS = (
     "requests", "retries", "replies", "prompt_tokens", "completion_tokens", "uncounted", "cached", "shared", "unclear",
     "failures", *dict.fromkeys(_KINDS.values()),
@@ -35,26 +35,25 @@ _COUNTS = (
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Of a million tokens, in any currency; 0.0 for what costs nothing."""
+    """The price of a million tokens, in any currency."""
 
     prompt: float = 0.0
     completion: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what is no price."""
+        """Raise ConfigError if a price is negative."""
         number("Price.prompt", self.prompt, low=0.0)
         number("Price.completion", self.completion, low=0.0)
 
 
-class Usage:
+class JudgeUsage:
     """The counts of one judge, or of several that share it.
 
     `requests` were sent, `retries` of them not for the first time; `replies` came, with `prompt_tokens` and
-    `completion_tokens` together, those that were cut off included: they are paid for. Of `uncounted` replies the
-    server told no tokens, so that they are missing from the cost. `cached` replies were had from the memory, `shared`
-    ones together with somebody who asked the same at the same time. `unclear` replies held no verdict, those from the
-    memory included. `failures` gave no reply; by kind they are `unavailable`, `timeouts`, `unreadable`, `truncated` and
-    `refused`.
+    `completion_tokens`, including replies that were cut off, which are paid for. For `uncounted` replies the server
+    reported no tokens, so they are missing from the cost. `cached` replies came from the cache, `shared` ones from a
+    concurrent request for the same reply. `unclear` replies, cached ones included, held no verdict. `failures` had no
+    reply; by kind they are `unavailable`, `timeouts`, `unreadable`, `truncated` and `refused`.
     """
 
     def __init__(self, price: Price | None = None) -> None:
@@ -63,17 +62,17 @@ class Usage:
         self._lock = threading.Lock()  # guards the counts: judges may be asked on loops in several threads
 
     def __getitem__(self, name: str) -> int:
-        """One count."""
+        """Return one count."""
         with self._lock:
             return self._counts[name]
 
     def add(self, **counts: int) -> None:
-        """Add to counts, and to what the one who asks has spent, cost included."""
+        """Add to the counts, and, with the cost, to the usage of the caller; see `rewards.grading`."""
         with self._lock:
             for name, count in counts.items():
                 self._counts[name] += count
         cost = self._cost(counts.get("prompt_tokens", 0), counts.get("completion_tokens", 0))
-        spend({f"{SPENT_PREFIX}{name}": count for name, count in counts.items()} | {f"{SPENT_PREFIX}cost": cost})
+        add_usage({f"{USAGE_PREFIX}{name}": count for name, count in counts.items()} | {f"{USAGE_PREFIX}cost": cost})
 
     def fail(self, error: InfraError) -> None:
         """Count a failure."""
@@ -82,7 +81,7 @@ class Usage:
 
     @property
     def cost(self) -> float:
-        """Of all tokens that servers counted, in the currency of the price."""
+        """Cost of all tokens that servers reported, in the currency of the price."""
         with self._lock:
             prompt, completion = self._counts["prompt_tokens"], self._counts["completion_tokens"]
         return self._cost(prompt, completion)
@@ -90,8 +89,8 @@ class Usage:
     def _cost(self, prompt: int, completion: int) -> float:
         return (prompt * self.price.prompt + completion * self.price.completion) / 1e6
 
-    def metrics(self, prefix: str = SPENT_PREFIX) -> dict[str, float]:
-        """All counts and the cost, for logs; always the same keys."""
+    def metrics(self, prefix: str = USAGE_PREFIX) -> dict[str, float]:
+        """Return all counts and the cost, for logs; always with the same keys."""
         with self._lock:
             counts = dict(self._counts)
         return {f"{prefix}{name}": float(count) for name, count in counts.items()} | {f"{prefix}cost": self.cost}

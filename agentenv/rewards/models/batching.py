@@ -1,8 +1,8 @@
-"""Dynamic micro-batching: callers ask about one sequence each, a worker thread scores those that wait together.
+"""Dynamic micro-batching: each caller passes one sequence, and a worker thread scores the waiting ones together.
 
-What waits is sorted by length and cut into batches of sequences that are nearly as long as each other, so little is
-padding; those who asked meanwhile are the next ones. While nothing is computed, nobody waits longer than `max_wait_s`.
-A batch that fails is split until what fails is single sequences: the others have their scores.
+Waiting sequences are sorted by length and cut into batches of similar lengths, which limits padding.
+Sequences that arrive meanwhile come next. While nothing is computed, a sequence waits at most `max_wait_s`. A failed
+batch is split until single sequences fail: the others get their scores.
 """
 
 from __future__ import annotations
@@ -16,48 +16,49 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 from typing import TypeVar
 
+from agentenv.core.arguments import number, whole_number
+from agentenv.core.types import MAX_REWARD
 from agentenv.errors import AgentEnvError, InfraError
-from agentenv.rewards._arguments import number, whole_number
-from agentenv.types import MAX_REWARD
 
 ScoreBatch = Callable[[list[list[int]]], Sequence[float]]
 """One number per sequence of token ids, in order; called in one thread, never twice at once."""
 Plan = Callable[[list[list[int]], int, int], list[list[int]]]
-"""Sequences, most of them and most tokens of a batch: batches of indices, every one in exactly one of them."""
+"""Takes sequences and the limits of a batch (sequences, tokens); returns batches that hold each index once."""
 _T = TypeVar("_T")
 TOKENS_OF_A_CALL = 256
-"""What one more batch costs, in tokens: small models on a CPU take as long for it as for 100 to 300 of them."""
+"""Cost of one more batch, in tokens: for small models on a CPU it equals that of 100 to 300 tokens."""
 _BATCHES_AT_ONCE = 8
-"""Full batches that are sorted together: with more, the first would wait long for the rendering of the last."""
+"""Full batches that are sorted together; with more, the first would wait long for the rendering of the last."""
 _CLOSE_GRACE_S = 10.0
 
 
 @dataclass(eq=False, slots=True)
 class _Item:
-    """One sequence, and who waits for its score."""
+    """One sequence and the future of its score."""
 
     given: Sequence[int] | Callable[[], Sequence[int]]
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[float]
     asked: float = field(default_factory=time.monotonic)
     ids: list[int] = field(default_factory=list)
-    """Known to the worker, once it has taken the item."""
+    """Set by the worker when it takes the item."""
 
 
 class MicroBatcher:
-    """Scores sequences of token ids in batches formed of what many callers, on any event loops, ask at once.
+    """Scores sequences of token ids in batches, formed from concurrent calls on any event loops.
 
     Args:
-        score_batch: what scores a batch; see ScoreBatch.
-        max_batch: most sequences of one batch.
-        max_batch_tokens: most tokens of one batch, padding included; a longer sequence is a batch of its own.
+        score_batch: see ScoreBatch.
+        max_batch: maximum number of sequences of one batch.
+        max_batch_tokens: maximum number of tokens of one batch, padding included; a longer sequence has its own batch.
         max_wait_s: how long a sequence may wait for others while nothing is computed.
-        plan: gives the batches, of indices, of the sequences that wait, from them and the two limits; by default
-            `batches` of their lengths.
+        plan: see Plan; by default `batches` of the lengths.
 
-    The thread starts at the first call. A caller that is cancelled before its batch begins is not scored.
+    The thread starts at the first call. A caller that is cancelled before its batch starts is not scored.
     """
 
     def __init__(
@@ -76,29 +77,29 @@ class MicroBatcher:
         self.max_batch_tokens = whole_number(f"{where}.max_batch_tokens", max_batch_tokens, low=1)
         """May be changed at any time."""
         self._max_wait_s = number(f"{where}.max_wait_s", max_wait_s, low=0.0, high=3600.0)
-        self._changed = threading.Condition()  # guards the four below; what follows them is the worker's
+        self._changed = threading.Condition()  # guards the next four; those after them belong to the worker
         self._asked: set[_Item] = set()
-        """All who wait for a score."""
+        """All sequences that wait for a score."""
         self._queue: list[_Item] = []
-        """Those among them whom the worker has not taken."""
+        """Those among them that the worker has not taken."""
         self._closed = False
         self._thread: threading.Thread | None = None
         self._batch: list[_Item] = []
-        """What the worker computes."""
+        """The batch that is being computed."""
         self.num_batches = self.num_scored = self.num_failed = 0
-        """Calls of `score_batch`; sequences that have their score; sequences that have none."""
+        """Calls of `score_batch`; scored sequences; failed sequences."""
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that somebody waits for the score of."""
+        """Sequences that wait for a score."""
         return len(self._asked)
 
     async def score(self, token_ids: Sequence[int] | Callable[[], Sequence[int]]) -> float:
-        """The score of one sequence; finite. A function that gives the ids is called in the worker's thread.
+        """Return the finite score of one sequence. A function that returns the ids is called in the worker's thread.
 
         Raises:
-            InfraError: it could not be computed, is no finite number, or the batcher was closed.
-            AgentEnvError: what the function, or `score_batch` for this sequence alone, raised.
+            InfraError: the score could not be computed or is not finite, or the batcher was closed.
+            AgentEnvError: raised by the function, or by `score_batch` for this sequence alone.
         """
         loop = asyncio.get_running_loop()
         item = _Item(token_ids, loop, loop.create_future())
@@ -107,11 +108,13 @@ class MicroBatcher:
                 raise _closed()
             self._asked.add(item)
             self._queue.append(item)
-            if self._thread is None or not self._thread.is_alive():  # the first, or forked: threads stay behind
+            if (
+                self._thread is None or not self._thread.is_alive()
+            ):  # the first call, or after a fork, which copies no threads
                 self._thread = threading.Thread(target=self._work, name="agentenv-rm", daemon=True)
                 self._thread.start()
                 atexit.register(self._end)
-            if len(self._queue) in (1, self._max_batch):  # what the worker waits for
+            if len(self._queue) in (1, self._max_batch):  # the worker waits for these
                 self._changed.notify()
         try:
             return await item.future
@@ -119,7 +122,7 @@ class MicroBatcher:
             self._asked.discard(item)
 
     async def close(self) -> None:
-        """End the thread; a batch that is being computed is waited for, a while. All others get an InfraError."""
+        """End the thread after the current batch, with a time limit. Other waiting sequences get an InfraError."""
         with self._changed:
             self._closed = True
             thread, waiting = self._thread, self._asked.difference(self._batch)
@@ -131,7 +134,7 @@ class MicroBatcher:
         _hand_over([(item, _closed()) for item in list(self._asked)])
 
     def _end(self) -> None:
-        """At the end of a process in which nobody closed it, which torch would abort while the thread computes."""
+        """End the thread at exit if it was not closed: torch would abort the process while the thread computes."""
         if self._thread is None or not self._thread.is_alive():  # or forked
             return
         with self._changed:
@@ -142,18 +145,27 @@ class MicroBatcher:
     def _work(self) -> None:
         while items := self._taken():
             items = self._prepared(items)
-            for batch in self._planned([item.ids for item in items]):
+            sequences = [item.ids for item in items]
+            planned = _result_or_error(partial(self._plan, sequences, self._max_batch, self.max_batch_tokens))
+            if isinstance(planned, AgentEnvError):  # callers must get an answer
+                planned = _by_length(sequences, self._max_batch, self.max_batch_tokens)
+            for batch in planned:
                 if self._closed:
                     break
                 self._batch = [items[index] for index in batch]
                 _hand_over(self._scored(self._batch))
 
     def _taken(self) -> list[_Item]:
-        """The first of the queue, once they have waited long enough; empty at the end."""
+        """Return the first items of the queue once they have waited long enough; [] after `close`."""
         with self._changed:
             while not self._closed:
                 self._queue = [item for item in self._queue if not item.future.done()]
-                left_s = self._left_s()
+                if not self._queue:
+                    left_s = None
+                elif len(self._queue) >= self._max_batch:
+                    left_s = 0.0
+                else:
+                    left_s = self._queue[0].asked + self._max_wait_s - time.monotonic()
                 if left_s is not None and left_s <= 0.0:
                     break
                 self._changed.wait(left_s)
@@ -161,20 +173,12 @@ class MicroBatcher:
             taken, self._queue = self._queue[:most], self._queue[most:]
             return [] if self._closed else taken
 
-    def _left_s(self) -> float | None:
-        """How much longer to wait for company; None where nobody waits."""
-        if not self._queue:
-            return None
-        if len(self._queue) >= self._max_batch:
-            return 0.0
-        return self._queue[0].asked + self._max_wait_s - time.monotonic()
-
     def _prepared(self, items: list[_Item]) -> list[_Item]:
-        """The items whose ids are known; who waits for another hears why they are not."""
+        """Return the items whose ids could be computed; the others get their error."""
         known: list[_Item] = []
         failed: list[tuple[_Item, float | AgentEnvError]] = []
         for item in items:
-            found = _attempted(item.given) if callable(item.given) else item.given
+            found = _result_or_error(item.given) if callable(item.given) else item.given
             if isinstance(found, AgentEnvError):
                 failed.append((item, found))
             else:
@@ -184,37 +188,37 @@ class MicroBatcher:
         _hand_over(failed)
         return known
 
-    def _planned(self, sequences: list[list[int]]) -> list[list[int]]:
-        """Batches, whatever becomes of the plan: who waits must not wait for ever."""
-        found = _attempted(lambda: self._plan(sequences, self._max_batch, self.max_batch_tokens))
-        if isinstance(found, AgentEnvError):
-            return _by_length(sequences, self._max_batch, self.max_batch_tokens)
-        return found
-
     def _scored(self, items: list[_Item]) -> list[tuple[_Item, float | AgentEnvError]]:
-        """Scores or errors of the items; who was cancelled meanwhile is left out of what is computed again."""
+        """Return the items' scores or errors; cancelled items are not computed again."""
         items = [item for item in items if not item.future.done()]
         if not items:
             return []
         self.num_batches += 1
-        found = _attempted(lambda: _numbers(self._score_batch([item.ids for item in items]), len(items)))
+        found = _result_or_error(lambda: [float(value) for value in self._score_batch([item.ids for item in items])])
+        if not isinstance(found, AgentEnvError) and len(found) != len(items):
+            found = InfraError(f"reward model: expected {len(items)} scores, got {len(found)}. Fix score_batch.")
         if isinstance(found, AgentEnvError) and len(items) > 1:
             half = len(items) // 2
             return self._scored(items[:half]) + self._scored(items[half:])
-        values = [found] if isinstance(found, AgentEnvError) else [_finite(value) for value in found]
+        values: list[float | AgentEnvError] = [found] if isinstance(found, AgentEnvError) else [*found]
+        for place, value in enumerate(values):
+            if isinstance(value, float) and not (math.isfinite(value) and abs(value) <= MAX_REWARD):
+                values[place] = InfraError(
+                    f"reward model: expected a finite score, got {value!r}. Check the weights and the dtype."
+                )
         num_failed = sum(isinstance(value, AgentEnvError) for value in values)
         self.num_failed, self.num_scored = self.num_failed + num_failed, self.num_scored + len(values) - num_failed
         return list(zip(items, values, strict=True))
 
 
 def batches(lengths: Sequence[int], max_batch: int, max_tokens: int) -> list[list[int]]:
-    """The indices of sequences of these lengths, in batches; every one in exactly one of them, the longest first.
+    """Return batches of indices of sequences with these lengths, the longest first; each index is in one batch.
 
-    A batch has at most `max_batch` sequences and `max_tokens` tokens, padding included, but for a single one that is
-    longer. Of all ways to cut the sorted lengths it is the one with the least to compute, padding and calls together.
+    A batch has at most `max_batch` sequences and `max_tokens` tokens with padding, except a single longer sequence.
+    Of all ways to cut the sorted lengths, it has the lowest cost of padding and calls.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
-    least, begin = [0], [0]  # of the first 0, 1, … in the order: what they cost, where their last batch begins
+    least, begin = [0], [0]  # of the first 0, 1, … in the order: their cost, and where their last batch starts
     for end in range(1, len(order) + 1):
         least.append(least[end - 1] + lengths[order[end - 1]] + TOKENS_OF_A_CALL)
         begin.append(end - 1)
@@ -235,8 +239,8 @@ def _by_length(sequences: list[list[int]], max_batch: int, max_tokens: int) -> l
     return batches([len(ids) for ids in sequences], max_batch, max_tokens)
 
 
-def _attempted(function: Callable[[], _T]) -> _T | AgentEnvError:
-    """What a function gives; what it raises is carried to the callers, in their threads."""
+def _result_or_error(function: Callable[[], _T]) -> _T | AgentEnvError:
+    """Return a function's result, or its exception as an error for the callers."""
     try:
         return function()
     except AgentEnvError as error:
@@ -245,30 +249,17 @@ def _attempted(function: Callable[[], _T]) -> _T | AgentEnvError:
         return InfraError(f"reward model: expected scores, got {type(error).__name__}: {error}"[:500])
 
 
-def _numbers(values: Sequence[float], num: int) -> list[float]:
-    found = [float(value) for value in values]
-    if len(found) != num:
-        raise InfraError(f"reward model: expected {num} scores, got {len(found)}. Mend what scores.")
-    return found
-
-
-def _finite(value: float) -> float | AgentEnvError:
-    if math.isfinite(value) and abs(value) <= MAX_REWARD:
-        return value
-    return InfraError(f"reward model: expected a finite score, got {value!r}. Look at its weights and its dtype.")
-
-
 def _closed() -> InfraError:
     return InfraError("reward model: expected an open scorer, got a closed one. Close it after the last episode.")
 
 
 def _hand_over(results: list[tuple[_Item, float | AgentEnvError]]) -> None:
-    """Wake those who wait, each event loop once."""
+    """Hand results to the callers, with one wake-up per event loop."""
     by_loop = defaultdict(list)
     for item, value in results:
         by_loop[item.loop].append((item.future, value))
     for loop, settled in by_loop.items():
-        with suppress(RuntimeError):  # the loop has ended, and nobody waits there
+        with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(_settle, settled)
 
 
@@ -280,3 +271,104 @@ def _settle(results: list[tuple[asyncio.Future[float], float | AgentEnvError]]) 
             future.set_exception(value)
         else:
             future.set_result(value)
+
+
+LEAST_SHARED = 16
+"""Least number of shared tokens that is worth its own call; templates share about as many."""
+LEAST_SAVED = 2 * TOKENS_OF_A_CALL
+"""Tokens that a batch must save: sharing takes two calls or three where there was one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Sequences with a common prefix."""
+
+    num_shared: int
+    """Tokens that all of them begin with; each has at least one more."""
+    indices: tuple[int, ...]
+    """At least two, ascending in what follows."""
+
+    @property
+    def num_saved(self) -> int:
+        """Tokens that need not be computed."""
+        return self.num_shared * (len(self.indices) - 1)
+
+
+def families(sequences: Sequence[list[int]], *, least: int = LEAST_SHARED) -> list[Family]:
+    """Return families of sequences that share at least `least` leading tokens; a sequence may be in none.
+
+    A prefix of all sequences, such as a system prompt, does not join families: a neighbor that shares less than half as
+    much as the next one is not in the family.
+    """
+    order = sorted(range(len(sequences)), key=sequences.__getitem__)
+    alike = [_num_alike(sequences[a], sequences[b]) for a, b in pairwise(order)]
+    found, start = [], 0
+    for end in range(1, len(order) + 1):
+        last = end - 1
+        if end < len(order) and alike[last] >= max(least, max(alike[max(last - 1, 0) : last + 2]) / 2):
+            continue
+        if end - start > 1:
+            found.append(Family(min(alike[start : end - 1]), tuple(order[start:end])))
+        start = end
+    return found
+
+
+def _num_alike(left: list[int], right: list[int]) -> int:
+    """Return the number of leading tokens that two sequences share, less than the length of either."""
+    low, high = 0, min(len(left), len(right)) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def family_batches(sequences: Sequence[list[int]], max_batch: int, max_tokens: int) -> list[list[int]]:
+    """Return batches as in `batching.batches`, but with families together, as far as they fit, before all others.
+
+    Only computed tokens count: those that a family shares count once, padded to the longest shared prefix in the batch.
+    Families that save too little are among the others.
+    """
+    parts = [part for family in families(sequences) for part in _parts(family, sequences, max_batch, max_tokens)]
+    packs: list[list[Family]] = []
+    for part in sorted(parts, key=lambda each: -each.num_shared):
+        if not packs or not _joins(part, packs[-1], sequences, max_batch, max_tokens):
+            packs.append([])
+        packs[-1].append(part)
+    worth = [pack for pack in packs if sum(part.num_saved for part in pack) >= LEAST_SAVED]
+    found = [[index for part in pack for index in part.indices] for pack in worth]
+    kin = {index for batch in found for index in batch}
+    rest = [index for index in range(len(sequences)) if index not in kin]
+    return found + [
+        [rest[place] for place in batch]
+        for batch in batches([len(sequences[index]) for index in rest], max_batch, max_tokens)
+    ]
+
+
+def _parts(family: Family, sequences: Sequence[list[int]], max_batch: int, max_tokens: int) -> list[Family]:
+    """Return the parts of a family that fit into batches; a sequence that is left alone is in none."""
+    parts: list[list[int]] = [[]]
+    room = max_tokens - family.num_shared
+    for index in family.indices:
+        own = len(sequences[index]) - family.num_shared
+        if parts[-1] and (len(parts[-1]) == max_batch or own > room):
+            parts.append([])
+            room = max_tokens - family.num_shared
+        parts[-1].append(index)
+        room -= own
+    return [Family(family.num_shared, tuple(part)) for part in parts if len(part) > 1]
+
+
+def _joins(
+    part: Family, pack: Sequence[Family], sequences: Sequence[list[int]], max_batch: int, max_tokens: int
+) -> bool:
+    """Return True if a family fits into a pack of longer prefixes and saves more tokens than its padding adds."""
+    longest, both = pack[0].num_shared, [*pack, part]
+    own = sum(len(sequences[index]) - each.num_shared for each in both for index in each.indices)
+    return (
+        sum(len(each.indices) for each in both) <= max_batch
+        and len(both) * longest + own <= max_tokens
+        and longest - part.num_shared <= part.num_saved
+    )

@@ -13,19 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentenv.deadlines import waiting
+from agentenv._util.calls import waiting
+from agentenv.core.arguments import one_of, whole_number
 from agentenv.errors import ConfigError, MissingDependency
-from agentenv.rewards._arguments import one_of, whole_number
-from agentenv.rewards._threads import Threads
-from agentenv.rewards.models._counting import CountingScorer, closed_error
-from agentenv.rewards.models._model import DTYPES, RenderOptions, known_ids, options_of
-from agentenv.rewards.models.batching import MicroBatcher, batches
-from agentenv.rewards.models.prefixes import family_batches
-from agentenv.rewards.models.render import OVERFLOWS, Overflow, Rendered, Renderer
-from agentenv.rewards.models.types import Conversation, Scored
+from agentenv.rewards.models.batching import MicroBatcher, batches, family_batches
+from agentenv.rewards.models.checkpoint import DTYPES, RenderOptions, known_ids, options_of
+from agentenv.rewards.models.render import OVERFLOWS, ConversationRenderer, Overflow, Rendered
+from agentenv.rewards.models.types import Conversation, CountingScorer, Scored, closed_error
+from agentenv.rewards.workers.threads import Threads
 
 if TYPE_CHECKING:
-    from agentenv.rewards.models._classifier import Classifier
+    from agentenv.rewards.models.classifier import Classifier
 
 MOST_TOKENS, MOST_TOKENS_CPU = 16_384, 2_048
 _LOAD_LIMIT_S = 3600.0
@@ -41,28 +39,28 @@ class HFOptions(RenderOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedHF:
     """A scorer's two halves."""
 
-    renderer: Renderer
+    renderer: ConversationRenderer
     classifier: Classifier
 
 
 class HFScorer(CountingScorer):
-    """Scores conversations with a sequence classifier; implements `agentenv.rewards.models.types.Scorer`.
+    """Scores conversations with a sequence classifier; implements `agentenv.rewards.models.types.RewardScorer`.
 
     Args:
         model: a folder, a name, or a PreTrainedModel as it is (put in eval mode; then `options.tokenizer` is needed).
         device: as torch names it; `auto` is the first GPU, or the CPU.
         dtype: of the weights; `auto` is the checkpoint's on a GPU and float32 on a CPU. The head is float32 anyway.
         label: whose raw number is the score, by name or index; needed where the model has several.
-        max_length: most tokens; by default what model and tokenizer take.
-        overflow: see Renderer.
-        max_batch: most conversations of one batch.
+        max_length: maximum number of tokens; by default what model and tokenizer take.
+        overflow: see ConversationRenderer.
+        max_batch: maximum number of conversations of one batch.
         options: what else there is, or a mapping with some of it.
 
     The model is loaded once, in a thread, at the first score or by `load`. In float32 a score is the same within 1e-4
-    whatever else is in the batch; on a CPU, what answers to one prompt begin with is then computed once. Values are the
+    in every batch; on a CPU, a prefix that answers share is then computed once. Values are the
     head's own: no activation, and no mean and deviation of OpenRLHF's config, for which
     `ModelReward(shift=-mean, scale=1 / std)` is.
     """
@@ -98,28 +96,28 @@ class HFScorer(CountingScorer):
             plan=self._planned,
         )
         self._loader = Threads(1)
-        self._loaded: Loaded | ConfigError | None = None
+        self._loaded: LoadedHF | ConfigError | None = None
         self._closed = False
 
-    async def load(self) -> Loaded:
+    async def load(self) -> LoadedHF:
         """Load the model, if that is not done; no time of an agent's step goes by meanwhile.
 
         Raises:
-            ConfigError: there is no such model, it has no such label, or fewer positions than `max_length`.
-            InfraError: there is no room for it, or the scorer was closed.
+            ConfigError: the model or the label does not exist, or the model has fewer positions than `max_length`.
+            InfraError: the model does not fit, or the scorer was closed.
             MissingDependency: torch or transformers is not installed.
         """
-        if not isinstance(self._loaded, Loaded):
+        if not isinstance(self._loaded, LoadedHF):
             with waiting():
                 await self._loader.run(self._load_once, limit_s=_LOAD_LIMIT_S)
         return self._open()
 
     async def score(self, conversation: Conversation) -> Scored:
-        """The model's raw number of a conversation.
+        """Return the model's raw number for a conversation.
 
         Raises:
             DataError: the conversation cannot be rendered, or has a token that the model does not know.
-            InfraError: the model failed on it, gave what is no finite number, or was closed.
+            InfraError: the model failed, returned a number that is not finite, or was closed.
             ConfigError: the model cannot be loaded; see `load`.
         """
         await self.load()
@@ -130,7 +128,7 @@ class HFScorer(CountingScorer):
         found: list[Rendered] = []
 
         def ids() -> list[int]:
-            """In the batcher's thread: a long text takes milliseconds, and tokenizers are not for several at once."""
+            # Runs in the batcher's thread: a long text takes milliseconds, and tokenizers are not thread-safe.
             found.append(known_ids(loaded.renderer, conversation, loaded.classifier.vocab_size))
             return found[0].token_ids
 
@@ -138,15 +136,15 @@ class HFScorer(CountingScorer):
         return Scored(value, len(found[0].token_ids), found[0].truncated)
 
     async def close(self) -> None:
-        """Fail what waits and let go of the model; again is harmless."""
+        """Fail waiting calls and release the model; further calls do nothing."""
         self._closed = True
         await self.batcher.close()
         loaded, self._loaded, self._model = self._loaded, None, ""
-        if isinstance(loaded, Loaded):
+        if isinstance(loaded, LoadedHF):
             loaded.classifier.free()
 
-    def _open(self) -> Loaded:
-        if self._closed or not isinstance(self._loaded, Loaded):
+    def _open(self) -> LoadedHF:
+        if self._closed or not isinstance(self._loaded, LoadedHF):
             raise closed_error("HFScorer")
         return self._loaded
 
@@ -154,12 +152,12 @@ class HFScorer(CountingScorer):
         return self._open().classifier.score_batch(sequences)
 
     def _planned(self, sequences: list[list[int]], max_batch: int, max_tokens: int) -> list[list[int]]:
-        if isinstance(self._loaded, Loaded) and self._loaded.classifier.shares:
+        if isinstance(self._loaded, LoadedHF) and self._loaded.classifier.shares:
             return family_batches(sequences, max_batch, max_tokens)
         return batches([len(ids) for ids in sequences], max_batch, max_tokens)
 
     def _load_once(self) -> None:
-        """In the thread, so never twice at once; what is wrong with the arguments stays wrong."""
+        """Load in the thread, so never twice at once; a ConfigError is raised again at every call."""
         if isinstance(self._loaded, ConfigError):
             raise self._loaded
         if self._loaded is not None or self._closed:
@@ -172,9 +170,9 @@ class HFScorer(CountingScorer):
         if not self._closed:
             self._loaded = loaded
 
-    def _load(self) -> Loaded:
+    def _load(self) -> LoadedHF:
         try:
-            from agentenv.rewards.models._classifier import Classifier
+            from agentenv.rewards.models.classifier import Classifier
         except ImportError as error:
             raise MissingDependency(
                 f"HFScorer: expected torch and transformers, got {error}. pip install 'torch>=2.6' 'transformers>=4.56'"
@@ -189,4 +187,4 @@ class HFScorer(CountingScorer):
             max_length=self._max_length,
             overflow=self._overflow,
         )
-        return Loaded(renderer, classifier)
+        return LoadedHF(renderer, classifier)

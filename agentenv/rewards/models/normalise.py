@@ -17,10 +17,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from agentenv.core.arguments import is_reward, number, one_of, whole_number
 from agentenv.errors import ConfigError
-from agentenv.rewards._arguments import is_reward, number, one_of, whole_number
 from agentenv.rewards.grading import patience_s
-from agentenv.rewards.statistics import summary
+from agentenv.rewards.groups.statistics import summary
 from agentenv.rewards.types import GroupReward, Response, Reward, RewardResult
 
 KINDS = ("running", "fixed")
@@ -77,25 +77,25 @@ class RunningNorm:
         ]
 
     def state_dict(self) -> dict[str, float]:
-        """What `load_state_dict` goes on from; JSON."""
+        """Return the state for `load_state_dict`, as JSON."""
         return {"num": self.num, "mean": self.mean, "weight": self._weight, "squares": self._squares}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; what was taken in before is forgotten.
+        """Replace the statistics by a stored state.
 
         Raises:
-            ConfigError: it is no such state.
+            ConfigError: the state is wrong.
         """
         if not isinstance(state, Mapping) or set(state) != set(self.state_dict()):
             raise ConfigError(
-                f"RunningNorm.state: expected {', '.join(self.state_dict())}, got {state!r:.200}. Mend it."
+                f"RunningNorm.state: expected {', '.join(self.state_dict())}, got {state!r:.200}. Fix it."
             )
         num = whole_number("RunningNorm.state.num", state["num"])
         mean = number("RunningNorm.state.mean", state["mean"])
         weight = number("RunningNorm.state.weight", state["weight"], low=0.0, high=float(num))
         squares = number("RunningNorm.state.squares", state["squares"], low=0.0, high=math.inf)
         if bool(num) is not bool(weight) or not math.isfinite(squares):
-            raise ConfigError(f"RunningNorm.state: expected the state of a norm, got {state!r:.200}. Mend it.")
+            raise ConfigError(f"RunningNorm.state: expected the state of a norm, got {state!r:.200}. Fix it.")
         self.num, self.mean, self._weight, self._squares = num, mean, weight, squares
 
 
@@ -165,7 +165,7 @@ class Normalised(_Scaled):
     """A reward in deviations from a mean, clipped; both are those of the rewards so far, or of a calibration set.
 
     Args:
-        reward: what is scaled.
+        reward: what is scaled, or settings for `registry.reward_from`.
         kind: `running` takes every reward in, then scales it; `fixed` is the calibration set's scale for good, the same
             for a response whenever it comes.
         half_life: of `running`: after so many further rewards one counts half, as a policy that learns has others.
@@ -180,7 +180,7 @@ class Normalised(_Scaled):
 
     def __init__(
         self,
-        reward: Reward,
+        reward: Reward | str | Mapping[str, Any],
         *,
         kind: str = "running",
         half_life: float | None = None,
@@ -188,8 +188,13 @@ class Normalised(_Scaled):
         center: bool = True,
         clip: float = 10.0,
     ) -> None:
+        if isinstance(reward, str | Mapping):
+            from agentenv.rewards.registry import reward_from
+
+            reward = reward_from(reward)
         is_reward("Normalised.reward", reward, "grade")
-        self.reward, self._center = reward, bool(center)
+        self.reward: Reward = reward
+        self._center = bool(center)
         self._running = one_of("Normalised.kind", kind, KINDS) == "running"
         self._clip = number("Normalised.clip", clip, low=1e-6)
         if not isinstance(calibration, list | tuple):
@@ -205,31 +210,30 @@ class Normalised(_Scaled):
         self._lock = threading.Lock()  # guards the norm: event loops of several threads may share a reward
 
     async def grade(self, response: Response) -> RewardResult:
-        """The scaled reward; score, status and the rest are the reward's own.
+        """Return the result with the reward scaled; score, status and the rest are unchanged.
 
         Raises:
             DataError, InfraError: what the reward raises.
         """
         result = await self.reward.grade(response)
-        return self._replaced(result, None if result.reward is None else self._taken(result.reward))
-
-    def _taken(self, reward: float) -> float:
+        if result.reward is None:
+            return self._replaced(result, None)
         with self._lock:
             if self._running:
-                self.norm.update([reward])
+                self.norm.update([result.reward])
             mean, std = self.norm.mean if self._center else 0.0, self.norm.std
-        return (reward - mean) / std if std else 0.0
+        return self._replaced(result, (result.reward - mean) / std if std else 0.0)
 
     def state_dict(self) -> dict[str, float]:
-        """The statistics, for a checkpoint; JSON."""
+        """Return the statistics as JSON values, for a checkpoint."""
         with self._lock:
             return self.norm.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the statistics of another session, in place of the calibration's.
+        """Continue with the statistics of another session instead of the calibration's.
 
         Raises:
-            ConfigError: it is no such state.
+            ConfigError: the state is invalid.
         """
         with self._lock:
             self.norm.load_state_dict(state)

@@ -1,12 +1,13 @@
-"""Conversations to the token ids that a reward model is asked about, by its own tokenizer and its own template.
+"""Conversations as token ids for a reward model, by its own tokenizer and template.
 
-A conversation is rendered whole, as the model was trained on it: no generation prompt, no messages that are encoded
-apart, nothing of the policy's template. Roles that are out of order, or that the template drops, are refused: the score
-of another conversation than the given one would be worse than none. What messages say cannot forge the template's
-tokens (`agentenv.encoding`), unless they have `"trusted": True`; text is taken as it is, tokens included.
+A conversation is rendered at once, as in the model's training: without a generation prompt, and independent of the
+policy's template. Roles that are out of order or dropped by the template are refused: the score of another conversation
+would be worse than none. Message contents cannot forge the template's tokens (`agentenv.chat.encoding`) unless they
+have `"trusted": True`; text is encoded unchanged, special tokens included.
 
 Example:
-    >>> Renderer(tokenizer, max_length=2048).ids([{"role": "user", "content": "Hi"}, {"role": "assistant", …}])
+    >>> renderer = ConversationRenderer(tokenizer, max_length=2048)
+    >>> renderer.ids([{"role": "user", "content": "Hi"}, {"role": "assistant", …}])
     Rendered(token_ids=[151644, 872, …, 151645, 198], truncated=False)
 """
 
@@ -14,18 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from agentenv.agent import Tokenizer
-from agentenv.encoding import encode_of, encoder_of
+from agentenv.chat.encoding import encode_of, encoder_of
+from agentenv.chat.template import render
+from agentenv.core.arguments import one_of, whole_number
+from agentenv.core.engine import Tokenizer
+from agentenv.core.types import Message
 from agentenv.errors import ConfigError, DataError
-from agentenv.rewards._arguments import one_of, whole_number
 from agentenv.rewards.models.types import Conversation
-from agentenv.template import render
-from agentenv.types import Message
 
 Overflow = Literal["error", "left", "right"]
-"""What becomes of a conversation that is too long: refused, or cut at its beginning or at its end."""
+"""Treatment of a conversation that is too long: refuse it, or cut its beginning or its end."""
 OVERFLOWS = ("error", "left", "right")
 BEFORE: Mapping[str, tuple[str, ...]] = {
     "system": ("",),
@@ -34,35 +35,35 @@ BEFORE: Mapping[str, tuple[str, ...]] = {
     "assistant": ("user", "tool"),
     "tool": ("assistant", "tool"),
 }
-"""The roles that may stand right before each; "" is the beginning."""
+"""The roles that may directly precede each role; "" is the beginning."""
 _MAX_KNOWN = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """What a model is asked about."""
+    """A conversation as token ids."""
 
     token_ids: list[int]
     """At least one, and at most `max_length`."""
     truncated: bool = False
-    """Whether the conversation was longer, and was cut."""
+    """Whether the conversation was too long and was cut."""
 
 
-class Renderer:
+class ConversationRenderer:
     """Renders conversations with one tokenizer; safe to call from one thread at a time.
 
     Args:
-        tokenizer: the reward model's own.
-        max_length: most tokens that the model takes.
-        overflow: what becomes of longer conversations. `left` keeps the end, and a BOS before it; `right` keeps the
-            beginning, and with `add_eos` the EOS.
-        add_bos: put one BOS before a conversation that lacks it. Otherwise messages have what the template renders, and
-            are never given a second one by the tokenizer.
-        add_eos: put one EOS after a conversation that does not end with it, as OpenRLHF trains its reward models.
+        tokenizer: the reward model's tokenizer.
+        max_length: maximum number of tokens.
+        overflow: treatment of longer conversations. `left` keeps the end and a leading BOS; `right` keeps the beginning
+            and, with `add_eos`, the EOS.
+        add_bos: add a BOS to conversations that lack it. Otherwise messages have what the template renders; the
+            tokenizer never adds a second BOS.
+        add_eos: add an EOS to conversations that do not end with it, as OpenRLHF trains its reward models.
         template_kwargs: further variables of the chat template.
 
-    Text of a tokenizer with a chat template is taken for a rendering, which has its special tokens; of a tokenizer
-    without one (encoders) it gets those that the tokenizer puts around texts, but no second BOS.
+    With a chat template, text is treated as a rendering that has its special tokens. Without one (encoders), it gets
+    the tokenizer's special tokens, but no second BOS.
     """
 
     def __init__(
@@ -75,8 +76,8 @@ class Renderer:
         add_eos: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        self.tokenizer, self.max_length = tokenizer, whole_number("Renderer.max_length", max_length, low=2)
-        self.overflow = one_of("Renderer.overflow", overflow, OVERFLOWS)
+        self.tokenizer, self.max_length = tokenizer, whole_number("ConversationRenderer.max_length", max_length, low=2)
+        self.overflow = one_of("ConversationRenderer.overflow", overflow, OVERFLOWS)
         self.has_template = bool(getattr(tokenizer, "chat_template", None))
         self._bos = self._wanted("bos", add_bos)
         self._eos = self._wanted("eos", add_eos)
@@ -85,53 +86,57 @@ class Renderer:
         self._known: set[tuple[str, ...]] = set()
 
     def _wanted(self, which: str, add: bool) -> int | None:
-        """The id to put around every conversation, or None."""
+        """Return the token id to add to each conversation, or None."""
         token: int | None = getattr(self.tokenizer, f"{which}_token_id", None)
         if add and token is None:
             raise ConfigError(
-                f"Renderer.add_{which}: expected a tokenizer with {which.upper()}, got one without. Leave it out."
+                f"ConversationRenderer.add_{which}: expected a tokenizer with {which.upper()}, got one without. "
+                "Omit it."
             )
         return token if add else None
 
     def ids(self, conversation: Conversation) -> Rendered:
-        """The ids of a conversation, within `max_length`.
+        """Return the ids of a conversation, at most `max_length`.
 
         Raises:
-            DataError: it is empty, too long, has roles out of order or that the template drops, or is none.
+            DataError: it is empty, too long, not a conversation, or has roles out of order or dropped by the template.
         """
         if isinstance(conversation, str):
-            ids = self._text_ids(conversation)
+            ids = list(self._encode(_encodable(conversation), add_special_tokens=False)) if conversation else []
+            bos = getattr(self.tokenizer, "bos_token_id", None)
+            if conversation and not self.has_template and (bos is None or ids[:1] != [bos]):
+                ids = list(self._encode(conversation, add_special_tokens=True))
         else:
-            ids = self._message_ids(checked(conversation))
+            messages = checked(conversation)
+            if not self.has_template:
+                raise DataError(
+                    "conversation: expected text for a tokenizer without a chat template, got messages. "
+                    "Pass the text that the reward model was trained on, or set the tokenizer's chat_template."
+                )
+            self._check_kept(messages)
+            bare = plain_messages(messages)
+            mark = self._encoder.free_mark(bare)
+            protected = [
+                new if old.get("trusted") is True else self._encoder.protect(new, mark, ends=True)
+                for old, new in zip(messages, bare, strict=True)
+            ]
+            ids = self._encoder.start(_encodable(self._render(protected)), mark)
         if not ids:
             raise DataError("conversation: expected something to score, got an empty one. Correct the row.")
         ids = ids if self._bos is None or ids[0] == self._bos else [self._bos, *ids]
         ids = ids if self._eos is None or ids[-1] == self._eos else [*ids, self._eos]
-        return self._fitted(ids)
-
-    def _text_ids(self, text: str) -> list[int]:
-        if not text:
-            return []
-        ids = list(self._encode(_encodable(text), add_special_tokens=False))
-        bos = getattr(self.tokenizer, "bos_token_id", None)
-        if self.has_template or (bos is not None and ids[:1] == [bos]):
-            return ids
-        return list(self._encode(text, add_special_tokens=True))
-
-    def _message_ids(self, messages: Sequence[Message]) -> list[int]:
-        if not self.has_template:
+        most = self.max_length
+        if len(ids) <= most:
+            return Rendered(ids)
+        if self.overflow == "error":
             raise DataError(
-                "conversation: expected text for a tokenizer without a chat template, got messages. "
-                "Give the text that the reward model was trained on, or set the tokenizer's chat_template."
+                f"conversation: expected at most {most} tokens, got {len(ids)}. "
+                "Drop the row, choose overflow 'left' or 'right', or, where the model takes more, raise max_length."
             )
-        self._check_kept(messages)
-        bare = [{key: item for key, item in message.items() if key != "trusted"} for message in messages]
-        mark = self._encoder.free_mark(bare)
-        protected = [
-            new if old.get("trusted") is True else self._encoder.protect(new, mark, ends=True)
-            for old, new in zip(messages, bare, strict=True)
-        ]
-        return self._encoder.start(_encodable(self._render(protected)), mark)
+        if self.overflow == "right":
+            return Rendered(ids[:most] if self._eos is None else [*ids[: most - 1], self._eos], truncated=True)
+        head = ids[:1] if ids[0] == getattr(self.tokenizer, "bos_token_id", None) else []
+        return Rendered(head + ids[len(ids) - most + len(head) :], truncated=True)
 
     def _render(self, messages: Sequence[Message]) -> str:
         try:
@@ -144,7 +149,7 @@ class Renderer:
             ) from error
 
     def _check_kept(self, messages: Sequence[Message]) -> None:
-        """Refuse messages whose role the template drops without a word; once for each sequence of roles."""
+        """Raise DataError if the template silently drops a role; checked once per sequence of roles."""
         roles = tuple(str(message["role"]) + "()" * bool(message.get("tool_calls")) for message in messages)
         if roles in self._known:
             return
@@ -159,24 +164,10 @@ class Renderer:
         if lost:
             raise DataError(
                 f"conversation: expected roles that the reward model's chat template renders, got {', '.join(roles)}: "
-                f"it drops {', '.join(lost)}. Put what they say into another message."
+                f"it drops {', '.join(lost)}. Move their content into another message."
             )
         if len(self._known) < _MAX_KNOWN:
             self._known.add(roles)
-
-    def _fitted(self, ids: list[int]) -> Rendered:
-        most = self.max_length
-        if len(ids) <= most:
-            return Rendered(ids)
-        if self.overflow == "error":
-            raise DataError(
-                f"conversation: expected at most {most} tokens, got {len(ids)}. "
-                "Drop the row, choose overflow 'left' or 'right', or, where the model takes more, raise max_length."
-            )
-        if self.overflow == "right":
-            return Rendered(ids[:most] if self._eos is None else [*ids[: most - 1], self._eos], truncated=True)
-        head = ids[:1] if ids[0] == getattr(self.tokenizer, "bos_token_id", None) else []
-        return Rendered(head + ids[len(ids) - most + len(head) :], truncated=True)
 
 
 def _encodable(text: str) -> str:
@@ -187,11 +178,16 @@ def _encodable(text: str) -> str:
     return text
 
 
+def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return messages without the key `trusted`, which templates and servers do not know."""
+    return [{key: item for key, item in message.items() if key != "trusted"} for message in messages]
+
+
 def checked(conversation: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages, with content that is text, of a conversation that begins, goes on and ends as one must.
+    """Return the messages of a valid conversation, with text as content.
 
     Raises:
-        DataError: it is empty or none, or a role is out of order; naming it and where it stands.
+        DataError: it is empty or not a conversation, or a role is out of order; the message says where.
     """
     if not isinstance(conversation, Sequence) or not conversation:
         raise DataError(f"conversation: expected text or messages, got {conversation!r:.200}. Correct the row.")
@@ -229,3 +225,7 @@ def _checked_message(index: int, message: object) -> dict[str, Any]:
     if not isinstance(content, str):
         raise DataError(f"{where}.content: expected text, got {message.get('content')!r:.200}. Correct the row.")
     return {**message, "content": content}
+
+
+_T = TypeVar("_T")
+_LIMIT_S = 3600.0

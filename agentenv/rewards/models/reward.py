@@ -10,31 +10,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from agentenv.core.arguments import is_finite, number, one_of
+from agentenv.core.types import Message
 from agentenv.errors import ConfigError, InfraError
-from agentenv.rewards._arguments import number, one_of
 from agentenv.rewards.grading import patience_s
-from agentenv.rewards.models.types import Conversation, Scorer
-from agentenv.rewards.text import final_text, without_special_tokens
-from agentenv.rewards.types import Response, RewardResult, Status, is_finite
-from agentenv.types import Message
+from agentenv.rewards.models.types import Conversation, RewardScorer
+from agentenv.rewards.rules.text import final_text, without_special_tokens
+from agentenv.rewards.types import Response, RewardResult, Status
 
 
 class ModelReward:
     """`scale * (value + shift)`, clipped, where `value` is the raw number of a reward model.
 
     Args:
-        scorer: the reward model, which the caller closes.
+        scorer: the reward model, which the caller closes; or settings of `open_scorer`: `{"rm": "hf:PATH", …}`.
         shift: added first; `shift=-mean, scale=1 / std` normalises as OpenRLHF's reward models do.
         scale: multiplied with then; not 0.
         clip: lowest and highest reward, or None.
         score: (middle, width) of the raw value's sigmoid, `1 / (1 + exp(-(value - middle) / width))`, which becomes the
-            score in 0..1; None gives no score: a reward model's numbers have no scale of their own.
+            score in 0..1; None means no score, since the numbers of a reward model have no fixed scale.
         part: what of the response is judged: `final`, without its thinking, or `all`, thinking included.
         no_answer: reward of a response whose thinking has no end or that says nothing; None asks the model about an
             empty answer. The status is NO_ANSWER either way.
-        text_prompt: what a prompt is that is text: `raw`, taken as it is, with the answer behind it; or `user`, what a
-            user said, for the model's own template.
+        text_prompt: what a prompt is that is text: `raw`, taken as it is, with the answer behind it; or `user`, a
+            message of the user, for the model's own template.
 
     The model sees the prompt's raw messages and the answer as one more, never a text that the policy's template made.
 
@@ -43,9 +44,9 @@ class ModelReward:
 
     component_names = ("value", "truncated", "clipped")
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a scorer, or the two settings of one
         self,
-        scorer: Scorer,
+        scorer: RewardScorer | None = None,
         *,
         shift: float = 0.0,
         scale: float = 1.0,
@@ -54,8 +55,21 @@ class ModelReward:
         part: str = "final",
         no_answer: float | None = None,
         text_prompt: str = "raw",
+        rm: str | None = None,
+        rm_args: Mapping[str, Any] | None = None,
     ) -> None:
         where = type(self).__name__
+        if scorer is None:
+            from agentenv.rewards.models.factory import open_scorer
+
+            options: Any = rm_args or {}
+            is_object = isinstance(options, Mapping) and all(isinstance(key, str) for key in options)
+            if not isinstance(rm, str) or not is_object:
+                raise ConfigError(
+                    f"model: expected a scorer; from settings: expected rm, as 'hf:PATH', and rm_args, an object, got "
+                    f"{rm!r:.200} and {options!r:.200}. Correct them."
+                )
+            scorer = open_scorer(rm, **options)
         self.scorer = scorer
         self._shift, self._scale = number(f"{where}.shift", shift), number(f"{where}.scale", scale)
         if not self._scale:
@@ -78,29 +92,40 @@ class ModelReward:
 
     @property
     def patience_s(self) -> float:
-        """Longest that grading may take, which `graded` keeps to where it is told nothing else: the scorer's."""
+        """Default time limit of grading for `graded`: that of the scorer."""
         return patience_s(self.scorer)
 
     async def grade(self, response: Response) -> RewardResult:
-        """The reward; a response without an answer has the status NO_ANSWER.
+        """Return the reward; a response without an answer has the status NO_ANSWER.
 
         Raises:
-            DataError: the conversation is none that the model can score.
+            DataError: the model cannot score the conversation.
             InfraError: the model failed.
         """
         answer = final_text(response.text) if self._part == "final" else without_special_tokens(response.text).strip()
         if not answer and self._no_answer is not None:
             components: Mapping[str, float | None] = {"value": None, "truncated": 0.0, "clipped": 0.0}
             return RewardResult(self._no_answer, status=Status.NO_ANSWER, components=components)
-        scored = await self.scorer.score(self._conversation(response.prompt, answer or ""))
+        prompt, text = response.prompt, answer or ""
+        conversation: Conversation
+        if isinstance(prompt, str) and self._text_prompt == "raw":
+            conversation = prompt + text
+        else:
+            asked: Sequence[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            conversation = [*asked, {"role": "assistant", "content": text}]
+        scored = await self.scorer.score(conversation)
         reward = self._scale * (scored.value + self._shift)
         if not is_finite(reward) and self._clip is None:
             raise InfraError(f"ModelReward: expected a finite reward, got {reward!r} of {scored.value!r}. Set clip.")
         low, high = self.bounds
         clipped = min(max(reward, low), high)
+        score = None
+        if self._sigmoid is not None:
+            middle, width = self._sigmoid
+            score = 0.5 * (1.0 + math.tanh((scored.value - middle) / (2.0 * width)))  # the sigmoid, without overflow
         return RewardResult(
             clipped,
-            score=self._score(scored.value),
+            score=score,
             status=Status.OK if answer else Status.NO_ANSWER,
             components={
                 "value": scored.value,
@@ -109,18 +134,6 @@ class ModelReward:
             },
             extracted=answer,
         )
-
-    def _conversation(self, prompt: Conversation, answer: str) -> Conversation:
-        if isinstance(prompt, str) and self._text_prompt == "raw":
-            return prompt + answer
-        asked: Sequence[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return [*asked, {"role": "assistant", "content": answer}]
-
-    def _score(self, value: float) -> float | None:
-        if self._sigmoid is None:
-            return None
-        middle, width = self._sigmoid
-        return 0.5 * (1.0 + math.tanh((value - middle) / (2.0 * width)))  # the same, and never overflows
 
 
 def _pair(where: str, values: object) -> tuple[float, float]:

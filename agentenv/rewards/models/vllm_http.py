@@ -6,53 +6,195 @@ Example:
     >>> await scorer.score([{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}])
     Scored(value=…, num_tokens=19, truncated=False)
 
-`/score` is for cross-encoders: of a reward model it gives what its activation makes of two texts without a template.
+`/score` is for cross-encoders: for a reward model it returns the activated score of two texts without a template.
+HTTP statuses are handled in `_util/http/client.py`, retries in `request_queue`.
 Source: vLLM 0.32, entrypoints/pooling.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
-from agentenv.agent import Tokenizer
-from agentenv.errors import AgentEnvError, ConfigError, DataError
-from agentenv.rewards._arguments import one_of, whole_number
-from agentenv.rewards._http import checked_url
-from agentenv.rewards.models._asking import Asker, Asking, AskingFields, AskingScorer
-from agentenv.rewards.models._http import Failure, JSONClient
-from agentenv.rewards.models._pooling_wire import (
-    Answered,
-    Query,
-    Served,
-    answers_of,
-    is_off,
-    request_of,
-    served_of,
-)
-from agentenv.rewards.models._rendering import Rendering
-from agentenv.rewards.models.render import Overflow, checked
+from agentenv._util.http.client import AttemptFailure, HTTPClient, checked_url
+from agentenv.core.arguments import is_finite, one_of, whole_number
+from agentenv.core.engine import Tokenizer
+from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError
+from agentenv.rewards.models.render import Overflow, checked, plain_messages
+from agentenv.rewards.models.render_in_batches import ThreadedRenderer
+from agentenv.rewards.models.request_queue import QueueOptionFields, QueueOptions, RequestQueue, RequestScorer
 from agentenv.rewards.models.types import Conversation, Scored
 
+_MAX_SHOWN = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One conversation, as a server is asked about it."""
+
+    given: list[int] | str | list[dict[str, Any]]
+    """Its ids, its text, or messages."""
+    num_tokens: int | None = None
+    """None where only the server knows."""
+    truncated: bool = False
+    most: int | None = None
+    """Maximum number of its tokens; None if it was cut before."""
+    switch: str = ""
+    """Field that turns the activation off; empty uses the one known to work."""
+    active: bool = False
+    """Whether the activation is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server says of its model."""
+
+    model: str
+    max_length: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What a server says of one conversation."""
+
+    values: tuple[float, ...]
+    """One per label; at least one."""
+    num_tokens: int | None
+    switch: str
+    """What was to turn the activation off."""
+
+    @property
+    def may_be_activated(self) -> bool:
+        """Whether they look like what a sigmoid or softmax gives."""
+        return all(0.0 <= value <= 1.0 for value in self.values)
+
+    def value(self, label: int | None, where: str) -> float:
+        """Return the value of one label.
+
+        Raises:
+            ConfigError: the label is unknown, or missing with several values.
+        """
+        if label is None and len(self.values) == 1:
+            return self.values[0]
+        if label is None or label >= len(self.values):
+            raise ConfigError(
+                f"{where}: expected label, the index of one of the model's {len(self.values)} numbers, got {label!r}. "
+                "Pass the one that is the score."
+            )
+        return self.values[label]
+
+
+def request_of(queries: Sequence[Query], switch: str, endpoint: str) -> dict[str, Any]:
+    """Return the body of a request for queries of ids or texts, or for one of messages, without the model.
+
+    No special token is added: ids and rendered text have theirs, and the defaults would put a second BOS before text.
+    """
+    body: dict[str, Any] = {switch: queries[0].active, "add_special_tokens": False}
+    if endpoint == "pooling":
+        body |= {"task": "classify", "encoding_format": "float"}
+    given = [query.given for query in queries]
+    if isinstance(given[0], list) and isinstance(given[0][0], dict):
+        return body | {"messages": given[0], "add_generation_prompt": False}
+    return body | {"input": given}
+
+
+def answers_of(
+    answer: Any, queries: Sequence[Query], switch: str, where: str
+) -> Sequence[Answered | AttemptFailure] | AttemptFailure:
+    """Return the answer to each query, or one failure if the answer cannot be read."""
+    rows = answer.get("data") if isinstance(answer, dict) else None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        return _unreadable(f"{where}: expected an object with a list 'data', got {_shown(answer)}.")
+    by_index = {row.get("index", place): row for place, row in enumerate(rows) if _is_count(row.get("index", place))}
+    if len(rows) != len(queries) or sorted(by_index) != list(range(len(queries))):
+        return _unreadable(f"{where}: expected {len(queries)} results, got {len(rows)}: {_shown(rows)}.")
+    usage = answer.get("usage")
+    counted = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    total = counted if _is_count(counted) and counted else None
+    known = [query.num_tokens for query in queries]
+    if total is not None and None not in known and total != sum(count or 0 for count in known):
+        error = ConfigError(
+            f"{where}: expected a score of the {known} tokens that were sent, got one of {total}: the server adds or "
+            "drops some. Look at its settings."
+        )
+        return AttemptFailure(error)
+    num_tokens = total if len(queries) == 1 else None
+    answers: list[Answered | AttemptFailure] = []
+    for place in range(len(queries)):
+        values = by_index[place].get("probs", by_index[place].get("data"))
+        numbers = values if isinstance(values, list) else []
+        if numbers and all(is_finite(value) and not isinstance(value, bool) for value in numbers):
+            answers.append(Answered(tuple(map(float, numbers)), num_tokens, switch))
+        else:
+            answers.append(_unreadable(f"{where}: expected one finite number per label, got {_shown(values)}."))
+    return answers
+
+
+def served_of(answer: Any, model: str | None, max_length: int | None, where: str) -> Served | AttemptFailure:
+    """Return the model with that name, or the only one, from the answer of `/v1/models`."""
+    rows = answer.get("data") if isinstance(answer, dict) else None
+    rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    found = {str(row.get("id")): row for row in rows if isinstance(row.get("id"), str)}
+    if not found:
+        return _unreadable(f"{where}/v1/models: expected the served models, got {_shown(answer)}.")
+    same = len({str(row.get("root", name)) for name, row in found.items()}) == 1  # one model of several names
+    name = next(iter(found)) if model is None and same else model
+    if name not in found:
+        wanted = "one model" if model is None else repr(model)
+        return AttemptFailure(
+            ConfigError(f"{where}: expected {wanted} to be served, got {list(found)}. Name the reward model.")
+        )
+    most = found[name].get("max_model_len")
+    most = most if _is_count(most) and most else None
+    if most is not None and max_length is not None and max_length > most:
+        message = f"{where}: expected a max_length of at most the server's {most} tokens, got {max_length}. Lower it."
+        return AttemptFailure(ConfigError(message))
+    return Served(name, most)
+
+
+def is_off(off: Sequence[float], on: Sequence[float]) -> bool:
+    """Return True if `off` are raw numbers, judged by comparison with `on`, requested with activation."""
+    if not all(0.0 <= value <= 1.0 for value in off):
+        return True
+    sigmoid = [1.0 / (1.0 + math.exp(-value)) for value in off]
+    total = sum(math.exp(value) for value in off)
+    softmax = [math.exp(value) / total for value in off]
+    activated = [sigmoid] if len(off) == 1 else [sigmoid, softmax]
+    return len(off) == len(on) and min(math.dist(each, on) for each in activated) < math.dist(off, on)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _unreadable(message: str) -> AttemptFailure:
+    return AttemptFailure(InfraError(f"{message} Look at the server's log."), retryable=True, suspect=True)
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r:.{_MAX_SHOWN}}"
+
+
 SWITCHES = ("use_activation", "activation", "softmax")
-"""What turns the activation off, the newest first; one at a time: some versions take `activation` for true once it is
-there, false or not, whatever `use_activation` says."""
+"""Fields that turn the activation off, the newest first. Only one is sent: some versions read any `activation` as true,
+even if it is false and `use_activation` is set."""
 _LONG = 3600.0
-"""Its questions have deadlines of their own."""
+"""The requests of a proof have their own deadlines."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Activation:
-    """How the server's activation is turned off."""
+    """The switch that turns the server's activation off."""
 
     switch: str = SWITCHES[0]
     proven: bool = False
-    """Whether a value in 0..1 is known to be raw."""
+    """Whether values in 0..1 are known to be raw."""
 
 
-class VLLMHTTPScorer(AskingScorer[Query, Answered]):
+class VLLMHTTPScorer(RequestScorer[Query, Answered]):
     """Asks a server for raw numbers: without activation, which by default makes 0.9996 of 7.9 and 0.9995 of 7.6.
 
     With a tokenizer, conversations are rendered here (see Renderer) and sent as ids, several at once. Without one the
@@ -70,9 +212,9 @@ class VLLMHTTPScorer(AskingScorer[Query, Answered]):
         endpoint: `classify` or `pooling`.
         label: index of the number that is the score; needed where the model has several.
         bounded: the model's raw numbers are in 0..1 by themselves; nothing shows that they are raw then.
-        max_length: most tokens; by default what the server takes.
+        max_length: maximum number of tokens; by default what the server takes.
         overflow: see Renderer; without a tokenizer the server cuts, and drops a BOS on the left.
-        asking: see Asking; with a tokenizer `max_batch` is 32 unless given, without one it is 1.
+        asking: see QueueOptions; with a tokenizer `max_batch` is 32 unless given, without one it is 1.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -89,21 +231,21 @@ class VLLMHTTPScorer(AskingScorer[Query, Answered]):
         bounded: bool = False,
         max_length: int | None = None,
         overflow: Overflow = "error",
-        **asking: Unpack[AskingFields],
+        **asking: Unpack[QueueOptionFields],
     ) -> None:
         self.model, self.overflow = model, overflow
         self.endpoint = one_of("VLLMHTTPScorer.endpoint", endpoint, ("classify", "pooling"))
         self.label = None if label is None else whole_number("VLLMHTTPScorer.label", label)
         self._activation = _Activation(proven=bounded)
-        self._rendering = Rendering("VLLMHTTPScorer", tokenizer, max_length=max_length, overflow=overflow)
-        how = Asking.of("VLLMHTTPScorer", asking, max_batch=32)
+        self._rendering = ThreadedRenderer("VLLMHTTPScorer", tokenizer, max_length=max_length, overflow=overflow)
+        how = QueueOptions.of("VLLMHTTPScorer", asking, max_batch=32)
         how = how if self._rendering.has_tokenizer else replace(how, max_batch=1)
-        self._client = JSONClient(checked_url("VLLMHTTPScorer.url", url).removesuffix("/v1"), api_key=how.api_key)
+        self._client = HTTPClient(checked_url("VLLMHTTPScorer.url", url).removesuffix("/v1"), api_key=how.api_key)
         self.url = self._client.url
-        # Many may want to know the same: who comes while it is asked has the next answer, not a request of its own.
+        # Callers that arrive during a request share the next one.
         once = replace(how, max_batch=1 << 20, max_wait_s=0.0, max_concurrent=1)
-        self._looker: Asker[None, Served] = Asker(self.url, self._look, once)
-        self._prover: Asker[Query, _Activation] = Asker(
+        self._looker: RequestQueue[None, Served] = RequestQueue(self.url, self._look, once)
+        self._prover: RequestQueue[Query, _Activation] = RequestQueue(
             self.url, self._prove, replace(once, retries=0, timeout_s=_LONG)
         )
         self._served: Served | None = None
@@ -111,11 +253,11 @@ class VLLMHTTPScorer(AskingScorer[Query, Answered]):
 
     @property
     def num_retried(self) -> int:
-        """Attempts that were not the first."""
+        """Repeated attempts."""
         return self.asker.num_retried + self._looker.num_retried
 
     async def served(self) -> Served:
-        """What the server says of its model, which is looked at once.
+        """Return the server's description of its model, which is requested once.
 
         Raises:
             ConfigError: it has no such model, or a shorter context than `max_length`.
@@ -124,21 +266,32 @@ class VLLMHTTPScorer(AskingScorer[Query, Answered]):
         return self._served or await self._looker.ask(None)
 
     async def check_messages(self) -> None:
-        """See `AskingScorer.check_messages`."""
+        """See `RequestScorer.check_messages`."""
         served = await self.served()
         if self._rendering.has_tokenizer:
             await self._rendering.check(served.max_length)
 
     async def close(self) -> None:
-        """Ask nobody any more; what this loop still asks fails. Calling it again does nothing."""
+        """Accept no further requests, and fail those of this loop. Calling it again does nothing."""
         for asker in (self._looker, self._prover):
             await asker.close()
         await super().close()
         await self._client.close()
 
     async def _scored(self, conversation: Conversation) -> Scored:
-        query = await self._query(conversation, await self.served())
-        answered = await self._raw(query)
+        served = await self.served()
+        if self._rendering.has_tokenizer:
+            rendered = await self._rendering.ids(conversation, served.max_length)
+            query = Query(rendered.token_ids, num_tokens=len(rendered.token_ids), truncated=rendered.truncated)
+        else:
+            given = conversation if isinstance(conversation, str) else plain_messages(checked(conversation))
+            query = Query(given, most=self._rendering.max_length or served.max_length)
+        answered = await self.asker.ask(query)
+        if answered.may_be_activated:
+            if not self._activation.proven:
+                await self._prover.ask(query)
+            if answered.switch != self._activation.switch:
+                answered = await self.asker.ask(query)
         num_tokens = query.num_tokens or answered.num_tokens
         truncated = query.truncated
         if query.most is not None and num_tokens is not None:
@@ -150,71 +303,47 @@ class VLLMHTTPScorer(AskingScorer[Query, Answered]):
             truncated = self.overflow != "error" and num_tokens == query.most
         return Scored(answered.value(self.label, self.asker.where), num_tokens, truncated)
 
-    async def _query(self, conversation: Conversation, served: Served) -> Query:
-        if self._rendering.has_tokenizer:
-            rendered = await self._rendering.ids(conversation, served.max_length)
-            return Query(rendered.token_ids, num_tokens=len(rendered.token_ids), truncated=rendered.truncated)
-        most = self._rendering.max_length or served.max_length
-        if isinstance(conversation, str):
-            return Query(conversation, most=most)
-        messages = [
-            {name: value for name, value in each.items() if name != "trusted"} for each in checked(conversation)
-        ]
-        return Query(messages, most=most)
-
-    async def _raw(self, query: Query) -> Answered:
-        """The model's numbers, known to be raw."""
-        found = await self.asker.ask(query)
-        if not found.may_be_activated:
-            return found
-        if not self._activation.proven:
-            await self._prover.ask(query)
-        return found if found.switch == self._activation.switch else await self.asker.ask(query)
-
-    async def _prove(self, queries: list[Query]) -> Sequence[_Activation | Failure] | Failure:
-        try:
-            if not self._activation.proven:
-                self._activation = await self._proven(queries[0])
-        except AgentEnvError as error:
-            return Failure(error)
-        return [self._activation] * len(queries)
-
-    async def _proven(self, query: Query) -> _Activation:
-        """How the activation is turned off, seen at one conversation that is asked about both ways."""
-        off: Answered | None = None
+    async def _prove(self, queries: list[Query]) -> Sequence[_Activation | AttemptFailure] | AttemptFailure:
+        """Find out how the activation is turned off, by scoring one conversation with and without it."""
+        if self._activation.proven:
+            return [self._activation] * len(queries)
+        seen = None
         for switch in SWITCHES:
             try:
-                off = await self.asker.ask(replace(query, switch=switch, active=False), alone=True)
-                on = await self.asker.ask(replace(query, switch=switch, active=True), alone=True)
+                off = await self.asker.ask(replace(queries[0], switch=switch, active=False), alone=True)
+                seen = list(off.values)
+                on = await self.asker.ask(replace(queries[0], switch=switch, active=True), alone=True)
             except DataError:  # a server that refuses what it does not know
                 continue
+            except AgentEnvError as error:
+                return AttemptFailure(error)
             if is_off(off.values, on.values):
-                return _Activation(switch, proven=True)
-        seen = None if off is None else list(off.values)
-        raise ConfigError(
+                self._activation = _Activation(switch, proven=True)
+                return [self._activation] * len(queries)
+        message = (
             f"{self.asker.where}: expected raw numbers, got {seen} whether or not an activation is asked for: this "
             "server applies one always, or the model none. Use a newer vLLM; bounded=True takes a model's own numbers "
             "in 0..1."
         )
+        return AttemptFailure(ConfigError(message))
 
-    async def _look(self, asked: list[None]) -> Sequence[Served | Failure] | Failure:
+    async def _look(self, asked: list[None]) -> Sequence[Served | AttemptFailure] | AttemptFailure:
         if self._served is None:
-            answer = await self._client.attempt("/v1/models")
-            if isinstance(answer, Failure):
+            answer = await self._client.attempt_json("/v1/models")
+            if isinstance(answer, AttemptFailure):
                 return answer
             served = served_of(answer, self.model, self._rendering.max_length, self.url)
-            if isinstance(served, Failure):
+            if isinstance(served, AttemptFailure):
                 return served
             self._served = served
         return [self._served] * len(asked)
 
-    async def _send(self, queries: list[Query]) -> Sequence[Answered | Failure] | Failure:
+    async def _send(self, queries: list[Query]) -> Sequence[Answered | AttemptFailure] | AttemptFailure:
         switch = queries[0].switch or self._activation.switch
-        body = request_of(queries, switch, self.endpoint) | {"model": self._name()}
+        body = request_of(queries, switch, self.endpoint) | {
+            "model": self._served.model if self._served is not None else self.model
+        }
         if self.overflow != "error" and not self._rendering.has_tokenizer:
             body |= {"truncate_prompt_tokens": self._rendering.max_length or -1, "truncation_side": self.overflow}
-        answer = await self._client.attempt(f"/{self.endpoint}", body)
-        return answer if isinstance(answer, Failure) else answers_of(answer, queries, switch, self.asker.where)
-
-    def _name(self) -> str | None:
-        return self._served.model if self._served is not None else self.model
+        answer = await self._client.attempt_json(f"/{self.endpoint}", body)
+        return answer if isinstance(answer, AttemptFailure) else answers_of(answer, queries, switch, self.asker.where)

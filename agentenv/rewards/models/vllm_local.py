@@ -16,20 +16,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from agentenv._util.restarts import Restarts
+from agentenv.core.arguments import number, one_of, whole_number
+from agentenv.core.types import MAX_REWARD
 from agentenv.errors import ConfigError, InfraError
-from agentenv.restarts import Restarts
-from agentenv.rewards._arguments import number, one_of, whole_number
-from agentenv.rewards.models._counting import closed_error
-from agentenv.rewards.models._home import Died, HomeScorer
-from agentenv.rewards.models._model import DTYPES, RenderOptions, known_ids, label_index, options_of
-from agentenv.rewards.models._vllm_pooling import PoolingEngine
-from agentenv.rewards.models.render import OVERFLOWS, Overflow, Renderer
-from agentenv.rewards.models.types import Conversation, Scored
-from agentenv.types import MAX_REWARD
+from agentenv.rewards.models.actor_lifecycle import LoopScorer, WorkerDied
+from agentenv.rewards.models.checkpoint import DTYPES, RenderOptions, known_ids, label_index, options_of
+from agentenv.rewards.models.render import OVERFLOWS, ConversationRenderer, Overflow
+from agentenv.rewards.models.types import Conversation, Scored, closed_error
+from agentenv.rewards.models.vllm_pooling import PoolingEngine
 
 logger = logging.getLogger(__name__)
 LONG_START_S = 10.0
-"""After which a start is said to be under way."""
+"""Seconds after which a message says that vLLM is starting."""
 
 
 class Pooling(Protocol):
@@ -77,35 +76,35 @@ class VLLMOptions(RenderOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedVLLM:
     """What there is to look at of a scorer that has started."""
 
-    renderer: Renderer
+    renderer: ConversationRenderer
 
 
-class VLLMScorer(HomeScorer):
-    """Scores conversations with vLLM's pooling engine; implements `agentenv.rewards.models.types.Scorer`.
+class VLLMScorer(LoopScorer):
+    """Scores conversations with vLLM's pooling engine; implements `agentenv.rewards.models.types.RewardScorer`.
 
     Args:
         model: a folder or a Hugging Face id of a sequence classifier.
         dtype: of the weights; `auto` is the checkpoint's on a GPU, except that float32 becomes a half type there, and
             float32 on a CPU. The head is float32 anyway.
-        max_length: most tokens; by default what model and tokenizer take.
-        overflow: see Renderer.
-        max_batch: most conversations of one step; None takes vLLM's default. vLLM forms the batches.
+        max_length: maximum number of tokens; by default what model and tokenizer take.
+        overflow: see ConversationRenderer.
+        max_batch: maximum number of conversations of one step; None takes vLLM's default. vLLM forms the batches.
         label: whose raw number is the score, by name or index; needed where the model has several.
         options: what else there is, or a mapping with some of it.
 
     vLLM starts once, at the first score or by `load`, and logs errors only, unless it was imported before or
     VLLM_LOGGING_LEVEL says otherwise; it starts again after its death: those who waited then have failed, the
-    next are scored. It runs on an event loop of its own, so that any may ask. In float32 a score is the same within
-    1e-4 of the scores' scale whatever else is computed. Values are the head's own: no activation, and no mean and
+    next are scored. It runs on its own event loop, so that any loop may call it. In float32 a score is the same within
+    1e-4 of the scores' scale in every batch. Values are the head's own: no activation, and no mean and
     deviation of OpenRLHF's config, for which `ModelReward(shift=-mean, scale=1 / std)` is.
 
     `num_scored`, `num_failed`, `num_truncated` and `num_restarts` count conversations and engines.
     """
 
-    counts = (*HomeScorer.counts, "num_restarts")
+    counts = (*LoopScorer.counts, "num_restarts")
 
     def __init__(
         self,
@@ -140,7 +139,7 @@ class VLLMScorer(HomeScorer):
             **self.options.engine_args,
         }
         self._engine: Pooling | None = None  # this and the next are the home's
-        self._renderer: Renderer | None = None
+        self._renderer: ConversationRenderer | None = None
         self._index = 0
         self._restarts = Restarts(self.options.max_restarts)
         self._begun = False
@@ -150,18 +149,18 @@ class VLLMScorer(HomeScorer):
         """Engines that were started in place of dead ones."""
         return self._restarts.num
 
-    async def load(self) -> Loaded:
+    async def load(self) -> LoadedVLLM:
         """Start vLLM, if it does not run; no time of an agent's step goes by meanwhile.
 
         Raises:
-            ConfigError: there is no such model, it has no such label, or fewer positions than `max_length`.
+            ConfigError: the model or the label does not exist, or the model has fewer positions than `max_length`.
             InfraError: vLLM could not start, died too often, or the scorer was closed.
             MissingDependency: vLLM is not installed.
         """
         await self._started()
         if self._renderer is None:
             raise closed_error("VLLMScorer")
-        return Loaded(self._renderer)
+        return LoadedVLLM(self._renderer)
 
     # --- at home ------------------------------------------------------------------------------------------------------
 
@@ -187,7 +186,14 @@ class VLLMScorer(HomeScorer):
             await engine.start()
             if self._renderer is None:
                 self._index = label_index("VLLMScorer", engine.labels, self._label)
-                self._renderer = await asyncio.to_thread(self._make_renderer, engine.max_length)
+                self._renderer = await asyncio.to_thread(
+                    self.options.renderer,
+                    "VLLMScorer",
+                    self._model,
+                    most=engine.max_length,
+                    max_length=self._max_length,
+                    overflow=self._overflow,
+                )
         except BaseException:
             await engine.close()
             raise
@@ -195,15 +201,10 @@ class VLLMScorer(HomeScorer):
             telling.cancel()
         self._engine = engine
 
-    def _make_renderer(self, most: int) -> Renderer:
-        return self.options.renderer(
-            "VLLMScorer", self._model, most=most, max_length=self._max_length, overflow=self._overflow
-        )
-
     async def _scored(self, conversation: Conversation) -> Scored:
         engine, renderer = self._engine, self._renderer
         if engine is None or renderer is None:  # closed, or dead and not yet replaced
-            raise Died("VLLMScorer: expected a running engine, got none. Score it again.")
+            raise WorkerDied("VLLMScorer: expected a running engine, got none. Score it again.")
         rendered = known_ids(renderer, conversation, engine.vocab_size)
         numbers = await engine.pool(rendered.token_ids)
         if len(numbers) != len(engine.labels):

@@ -1,27 +1,28 @@
-"""Graders of programs that do not trust them: test suites, `grade`, and what a model may be told of it.
+"""Graders of untrusted programs: test suites, `grade`, and feedback for the model.
 
     suite = FunctionSuite("add", hidden=(FunctionTest((1, 2), 3), FunctionTest((0, 0), 0)))
     result = await grade(sandbox, "def add(a, b): return a + b", suite)
     assert result.score == 1.0
 
-| suite | the program | its result is judged | integrity |
+| suite | the program | where it is judged | integrity |
 |---|---|---|---|
-| `StdioSuite` | reads stdin, prints | outside, against an output that never enters | `outside` |
-| `FunctionSuite` | defines functions | outside, against values that never enter | `outside` |
-| `AssertSuite` | defines functions | by tests in a second sandbox that never see its text | `proxy` |
-| `PytestSuite` | is imported by tests | beside it, in one interpreter: evidence, no proof | `in_process` |
+| `StdioSuite` | reads stdin and prints | outside, against an output that never enters the sandbox | `outside` |
+| `FunctionSuite` | defines functions | outside, against values that never enter the sandbox | `outside` |
+| `AssertSuite` | defines functions | by tests in a second sandbox, without its source | `proxy` |
+| `PytestSuite` | is imported by tests | in the same interpreter: evidence, not proof | `in_process` |
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
+from agentenv._util.lazy import lazy_names
+
 if TYPE_CHECKING:
-    from agentenv.sandbox.grading._feedback import feedback
-    from agentenv.sandbox.grading._grade import grade
     from agentenv.sandbox.grading.compare import Comparison, same_value
-    from agentenv.sandbox.grading.results import GradeResult, GradeStatus, Integrity, TestResult, Verdict
+    from agentenv.sandbox.grading.feedback_text import feedback
+    from agentenv.sandbox.grading.grader import grade
+    from agentenv.sandbox.grading.results import GradeResult, Integrity, TestResult, Verdict
     from agentenv.sandbox.grading.suites import (
         AssertSuite,
         AssertTest,
@@ -40,7 +41,6 @@ __all__ = [
     "FunctionSuite",
     "FunctionTest",
     "GradeResult",
-    "GradeStatus",
     "Integrity",
     "PytestSuite",
     "StdioSuite",
@@ -55,9 +55,9 @@ __all__ = [
 
 _HOMES = {
     "compare": ("Comparison", "same_value"),
-    "_feedback": ("feedback",),
-    "_grade": ("grade",),
-    "results": ("GradeResult", "GradeStatus", "Integrity", "TestResult", "Verdict"),
+    "feedback_text": ("feedback",),
+    "grader": ("grade",),
+    "results": ("GradeResult", "Integrity", "TestResult", "Verdict"),
     "suites": (
         "AssertSuite",
         "AssertTest",
@@ -69,11 +69,5 @@ _HOMES = {
         "TestSuite",
     ),
 }
-
-
-def __getattr__(name: str) -> object:
-    # When first asked for: its modules import this package themselves.
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Imported on first use, because these modules import this package themselves.
+__getattr__ = lazy_names(__name__, {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names})

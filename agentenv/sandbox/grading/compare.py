@@ -1,49 +1,61 @@
-"""Whether what came back is what was expected: strict types for values, bytes, lines, tokens or floats for texts."""
+"""Comparison of results with expectations: values by strict types; texts by bytes, lines, tokens or floats."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from decimal import Decimal, InvalidOperation
+from typing import Any, Literal, get_args
 
 from agentenv.errors import ConfigError
 
-TextMode = Literal["exact", "lines", "tokens", "floats"]
-"""`exact`: every character. `lines`: white space at the end of lines and of the text aside. `tokens`: by white space.
-`floats`: tokens, of which numbers are equal within a tolerance. White space is ASCII's only."""
+TextMode = Literal["exact", "lines", "tokens", "floats", "livecodebench", "apps"]
+"""`exact`: every character. `lines`: ignores white space at the end of lines and of the text. `tokens`: splits at white
+space. `floats`: tokens, with numbers compared within a tolerance. Only ASCII white space counts.
+
+`livecodebench` and `apps` compare as the evaluators of these benchmarks do. `livecodebench`: lines without white space
+around them; lines of numbers by their decimal values. `apps`: also without blank lines; numbers within a tolerance;
+and in any order, both of lines and of the words of a line."""
+TEXT_MODES: tuple[str, ...] = get_args(TextMode)
 
 _BLANK = " \t\r\v\f"
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,6})?", re.ASCII)
 _MAX_NUMBER = 400
+_ROUNDING = Decimal("1e-9")
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How equal two values must be. By default types count: 1, 1.0 and True are three values."""
+    """Options of a comparison. By default types count: 1, 1.0 and True are different values."""
 
     rel_tol: float = 0.0
     abs_tol: float = 0.0
-    """With a tolerance, as in `math.isclose`, an int may stand for a float and the reverse; a bool never."""
+    """Tolerances of `math.isclose`. With a tolerance, int and float are interchangeable; bool is not."""
     int_as_float: bool = False
-    """1 equals 1.0, without a tolerance too."""
+    """1 equals 1.0, even without a tolerance."""
+    bool_as_int: bool = False
+    """True equals 1, and False equals 0."""
     tuple_as_list: bool = False
-    """(1, 2) equals [1, 2], for expectations that were stored as JSON."""
+    """(1, 2) equals [1, 2], for expectations stored as JSON."""
     nan_equal: bool = True
-    """NaN equals NaN where NaN is expected; it never equals anything else."""
+    """NaN equals NaN; it never equals anything else."""
     signed_zero: bool = False
-    """-0.0 does not equal 0.0."""
+    """-0.0 differs from 0.0."""
 
     def __post_init__(self) -> None:
         for name in ("rel_tol", "abs_tol"):
             value = getattr(self, name)
             if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
-                raise ConfigError(f"Comparison.{name}: expected a finite number from 0 on, got {value!r}. Correct it.")
+                raise ConfigError(
+                    f"Comparison.{name}: expected a finite number of at least 0, got {value!r}. Correct it."
+                )
 
     @property
     def tolerant(self) -> bool:
-        """Whether it has a tolerance."""
+        """True if there is a tolerance."""
         return self.rel_tol > 0 or self.abs_tol > 0
 
 
@@ -51,11 +63,13 @@ EXACT = Comparison()
 
 
 def same_value(expected: Any, got: Any, how: Comparison = EXACT) -> bool:
-    """Whether `got`, made of built-in values only, is the value that was expected.
+    """Return True if `got`, which consists of built-in values, equals the expected value.
 
-    The keys of dicts come in any order. Members of sets and keys of dicts are compared without a tolerance.
+    The order of dict keys is ignored. Members of sets and keys of dicts are compared without a tolerance.
     """
-    if _numeric(expected) and _numeric(got):
+    if how.bool_as_int:
+        expected, got = (int(value) if isinstance(value, bool) else value for value in (expected, got))
+    if type(expected) in (int, float) and type(got) in (int, float):
         return _same_number(expected, got, how)
     if how.tuple_as_list and isinstance(expected, (list, tuple)) and isinstance(got, (list, tuple)):
         return _same_items(expected, got, how)
@@ -64,18 +78,16 @@ def same_value(expected: Any, got: Any, how: Comparison = EXACT) -> bool:
     if isinstance(expected, (list, tuple)):
         return _same_items(expected, got, how)
     if isinstance(expected, dict):
-        theirs = {_typed(key, how): item for key, item in got.items()}
-        ours = {_typed(key, how): item for key, item in expected.items()}
-        return theirs.keys() == ours.keys() and all(same_value(item, theirs[key], how) for key, item in ours.items())
+        actual = {_typed(key, how): item for key, item in got.items()}
+        wanted = {_typed(key, how): item for key, item in expected.items()}
+        return actual.keys() == wanted.keys() and all(
+            same_value(item, actual[key], how) for key, item in wanted.items()
+        )
     if isinstance(expected, (set, frozenset)):
         return {_typed(item, how) for item in expected} == {_typed(item, how) for item in got}
     if isinstance(expected, complex):
         return _same_number(expected.real, got.real, how) and _same_number(expected.imag, got.imag, how)
     return bool(expected == got)
-
-
-def _numeric(value: Any) -> bool:
-    return type(value) in (int, float)
 
 
 def _same_items(expected: Any, got: Any, how: Comparison) -> bool:
@@ -93,12 +105,14 @@ def _same_number(expected: float, got: float, how: Comparison) -> bool:
         return True
     try:
         return how.tolerant and math.isclose(expected, got, rel_tol=how.rel_tol, abs_tol=how.abs_tol)
-    except OverflowError:  # an int beyond the floats
+    except OverflowError:  # an int beyond the range of floats
         return False
 
 
 def _typed(value: Any, how: Comparison) -> Any:
-    """A hashable stand-in for a hashable value, in which the types of its parts count as in `same_value`."""
+    """Return a hashable key for a value, in which the types of its parts count as in `same_value`."""
+    if isinstance(value, bool) and how.bool_as_int:
+        return (int, int(value))
     if isinstance(value, float):
         if value != value:
             return (float, "nan") if how.nan_equal else object()
@@ -115,15 +129,25 @@ def _typed(value: Any, how: Comparison) -> Any:
 
 
 def same_text(expected: str, got: str, mode: TextMode, how: Comparison = EXACT) -> bool:
-    """Whether an output is the expected one, by `mode`; `how` gives the tolerance of `floats`."""
+    """Return True if an output equals the expected one under `mode`; `how` has the tolerance of `floats`."""
     if mode == "exact":
         return expected == got
     if mode == "lines":
         return _lines(expected) == _lines(got)
-    ours, theirs = _tokens(expected), _tokens(got)
+    if mode == "livecodebench":
+        return _same_in_livecodebench(expected, got)
+    if mode == "apps":
+        return _same_in_apps(expected, got)
+    wanted, actual = _tokens(expected), _tokens(got)
     if mode == "tokens":
-        return ours == theirs
-    return len(ours) == len(theirs) and all(_same_token(a, b, how) for a, b in zip(ours, theirs, strict=True))
+        return wanted == actual
+    if len(wanted) != len(actual):
+        return False
+    for a, b in zip(wanted, actual, strict=True):
+        numbers = max(len(a), len(b)) <= _MAX_NUMBER and _NUMBER.fullmatch(a) and _NUMBER.fullmatch(b)
+        if a != b and not (numbers and math.isclose(float(a), float(b), rel_tol=how.rel_tol, abs_tol=how.abs_tol)):
+            return False
+    return True
 
 
 def _lines(text: str) -> list[str]:
@@ -137,13 +161,100 @@ def _tokens(text: str) -> list[str]:
     return [token for token in re.split(r"[ \t\r\n\v\f]+", text) if token]
 
 
-def _same_token(expected: str, got: str, how: Comparison) -> bool:
-    if expected == got:
-        return True
-    if max(len(expected), len(got)) > _MAX_NUMBER or not (_NUMBER.fullmatch(expected) and _NUMBER.fullmatch(got)):
+def _same_in_livecodebench(expected: str, got: str) -> bool:
+    """Compare as LiveCodeBench. Source: LiveCodeBench/LiveCodeBench, lcb_runner/evaluation/testing_util.py."""
+    wanted, actual = ([line.strip() for line in text.strip().split("\n")] for text in (expected, got))
+    return len(wanted) == len(actual) and all(
+        a == b or _same_decimals(a.split(), b.split()) for a, b in zip(wanted, actual, strict=True)
+    )
+
+
+def _same_decimals(expected: list[str], got: list[str]) -> bool:
+    """Return True if both are lists of numbers, of the same values."""
+    if max(map(len, [*expected, *got]), default=0) > _MAX_NUMBER:
         return False
-    return math.isclose(float(expected), float(got), rel_tol=how.rel_tol, abs_tol=how.abs_tol)
+    try:
+        return [Decimal(one) for one in expected] == [Decimal(one) for one in got]
+    except InvalidOperation:
+        return False
+
+
+def _same_in_apps(expected: str, got: str) -> bool:
+    """Compare as APPS, except that integers have no tolerance and repetitions count.
+
+    Source: hendrycks/apps, eval/testing_util.py, where `YES NO` is right for every list of these two words.
+    """
+    lines = got.splitlines()
+    if expected.strip() in ("\n".join(lines).strip(), "\n".join(line.strip() for line in lines).strip()):
+        return True
+    wanted = [line.strip() for line in expected.split("\n") if line]
+    if wanted in (lines, actual := [line for line in lines if line]):
+        return True
+    try:
+        if wanted and all(_same_numeral(a, b) for a, b in zip(wanted, actual, strict=True)):
+            return True
+    except (ValueError, ArithmeticError):  # lines that are not one number each, or of another count
+        pass
+    words, spoken = ([line.split() for line in part] for part in (wanted, actual))
+    spoken = [line for line in spoken if line]
+    if _in_any_order(words) == _in_any_order(spoken):
+        return True
+    try:
+        rounded = ([[round(_number(word), 3) for word in line] for line in part] for part in (words, spoken))
+        if _in_any_order(next(rounded)) != _in_any_order(next(rounded)):
+            return False
+        integers = Counter(int(word) for line in words for word in line if isinstance(_number(word), int))
+        return not integers or integers <= Counter(_without_error(word) for line in spoken for word in line)
+    except (ValueError, ArithmeticError):
+        return False
+
+
+def _in_any_order(lines: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    return sorted(sorted(line) for line in lines)
+
+
+def _same_numeral(expected: str, got: str) -> bool:
+    """Return True if two words are the same number, or close ones where no integer is expected.
+
+    Raises:
+        ValueError: one of them is not a number, or too long.
+        ArithmeticError: one of them is too large, or `nan`.
+    """
+    wanted, actual = _number(expected), _number(got)
+    return _without_error(got) == wanted if isinstance(wanted, int) else _is_close(wanted, actual)
+
+
+def _without_error(word: str) -> Decimal:
+    """Return the integer that a number equals except for an error of rounding; otherwise the number.
+
+    A float could not tell large integers apart.
+
+    Raises:
+        ArithmeticError: it is not finite.
+    """
+    value = Decimal(word)
+    nearest = value.to_integral_value()
+    return nearest if abs(value - nearest) <= _ROUNDING else value
+
+
+def _is_close(expected: float, got: float) -> bool:
+    """Return True if two numbers are close, as `numpy.allclose` says by default."""
+    return expected == got or abs(got - expected) <= 1e-8 + 1e-5 * abs(expected) < math.inf
+
+
+def _number(word: str) -> float:
+    """Return an integer or a float.
+
+    Raises:
+        ValueError: the word is neither, or too long.
+    """
+    if len(word) > _MAX_NUMBER:
+        raise ValueError(word)
+    try:
+        return int(word)
+    except ValueError:
+        return float(word)
 
 
 Checker = Callable[[Any, Any, Any], bool]
-"""A judge of its own: (input, expected, got) to whether it is right. It runs outside, on a hostile `got`."""
+"""A custom judge: (input, expected, got) to True if right. It runs outside the sandbox on an untrusted `got`."""

@@ -1,4 +1,4 @@
-"""Decoys: twins of tests with another expectation, which no honest solution passes."""
+"""Decoys: copies of tests with a wrong expectation, which no honest solution passes."""
 
 from __future__ import annotations
 
@@ -20,65 +20,71 @@ _OPPOSITE = {
     "assertNotIn": "assertIn",
     "assertAlmostEqual": "assertNotAlmostEqual",
 }
-"""unittest's assertions that have one."""
+"""The unittest assertions that have an opposite."""
+_CATCHERS = {"raises", "assertRaises", "assertRaisesRegex", "suppress"}
+"""Functions whose contexts may catch what their body raises."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(slots=True)
-class Disguised:
-    """A test file whose tests and decoys have names that tell nothing."""
+class DisguisedFile:
+    """A test file in which tests and decoys have random names."""
 
     source: bytes
     names: dict[str, str] = field(default_factory=dict)
-    """`test_add` or `Class::test_add` to its name there."""
+    """New names by old names, such as `test_add` or `Class::test_add`."""
     decoys: dict[str, str] = field(default_factory=dict)
-    """The same to the name of its decoy, where it has one."""
+    """Names of the decoys by the old names of their tests."""
+    certain: set[str] = field(default_factory=set)
+    """Old names of the tests that always reach an assertion, where they do not raise before it."""
 
 
 def disguise(
     source: bytes, wanted: Iterable[str], *, without: Iterable[str] = (), generator: random.Random | None = None
-) -> Disguised:
-    """A test file with a decoy beside each wanted test that asserts something.
+) -> DisguisedFile:
+    """Return a test file with a decoy beside each wanted test that has an assertion.
 
     Args:
-        source: the file.
-        wanted: its tests, as `test_add` or `Class::test_add`.
-        without: tests that are taken out of it.
-        generator: of the names and their order; unforeseeable by default.
+        source: the test file.
+        wanted: names of tests, such as `test_add` or `Class::test_add`.
+        without: names of tests to remove.
+        generator: source of the names and their order; unpredictable by default.
 
     Raises:
-        SyntaxError: it is no Python.
+        SyntaxError: the source is not Python.
     """
-    tree, made = ast.parse(source), Disguised(source)
-    left_out = _leave_out(tree.body, "", set(without))
-    _disguise_body(tree.body, "", made, set(wanted), generator or random.Random(secrets.randbits(64)))
-    if made.names or left_out:
-        made.source = ast.unparse(tree).encode()
-    return made
+    tree, disguised = ast.parse(source), DisguisedFile(source)
+    removed = _remove_tests(tree.body, "", set(without))
+    _disguise_body(tree.body, "", disguised, set(wanted), generator or random.Random(secrets.randbits(64)))
+    if disguised.names or removed:
+        disguised.source = ast.unparse(tree).encode()
+    return disguised
 
 
-def _leave_out(body: list[ast.stmt], prefix: str, without: set[str]) -> bool:
-    """Take tests out of a body; whether there was one."""
-    found = False
+def _remove_tests(body: list[ast.stmt], prefix: str, without: set[str]) -> bool:
+    """Remove tests from a body; return True if there was one."""
+    removed = False
     for statement in list(body):
         if isinstance(statement, ast.ClassDef):
-            found |= _leave_out(statement.body, f"{prefix}{statement.name}::", without)
+            removed |= _remove_tests(statement.body, f"{prefix}{statement.name}::", without)
         elif isinstance(statement, _Function) and prefix + statement.name in without:
             body.remove(statement)
-            found = True
+            removed = True
     if not body:
         body.append(ast.Pass())
-    return found
+    return removed
 
 
 def _disguise_body(
-    body: list[ast.stmt], prefix: str, made: Disguised, wanted: set[str], generator: random.Random
+    body: list[ast.stmt], prefix: str, disguised: DisguisedFile, wanted: set[str], generator: random.Random
 ) -> None:
     for statement in list(body):
         if isinstance(statement, ast.ClassDef):
-            _disguise_body(statement.body, f"{prefix}{statement.name}::", made, wanted, generator)
+            _disguise_body(statement.body, f"{prefix}{statement.name}::", disguised, wanted, generator)
         if not isinstance(statement, _Function) or (name := prefix + statement.name) not in wanted:
             continue
+        if _reaches_assertion(statement.body):
+            disguised.certain.add(name)
         decoy = copy.deepcopy(statement)
         perturb = _Perturb()
         decoy.body = [perturb.visit(each) for each in decoy.body]
@@ -86,18 +92,37 @@ def _disguise_body(
             continue
         ast.fix_missing_locations(decoy)
         statement.name, decoy.name = (f"test_{generator.randrange(1 << 32):08x}" for _ in range(2))
-        made.names[name], made.decoys[name] = prefix + statement.name, prefix + decoy.name
+        disguised.names[name] = prefix + statement.name
+        disguised.decoys[name] = prefix + decoy.name
         body.insert(body.index(statement) + generator.randrange(2), decoy)
 
 
+def _reaches_assertion(body: list[ast.stmt]) -> bool:
+    """Return True if every run of a body that does not raise makes an assertion, as far as its statements show."""
+    for statement in body:
+        match statement:
+            case ast.Assert(test=test) if not isinstance(test, ast.Constant):
+                return True
+            case ast.Expr(ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=name))) if name in _OPPOSITE:
+                return True
+        if any(isinstance(node, ast.Return) for node in ast.walk(statement)):
+            return False
+    return False
+
+
 class _Perturb(ast.NodeTransformer):
-    """Gives every assertion of a test an expectation that is wrong."""
+    """A transformer that gives a wrong expectation to every assertion, except where its failure may be caught.
+
+    There a decoy would pass with its test: a right program may raise before the assertion is made.
+    """
 
     def __init__(self) -> None:
         self.changes = 0
 
     def visit_Assert(self, node: ast.Assert) -> ast.Assert:
-        """Another value where one is expected, else the opposite."""
+        """Replace an expected value by another one, or negate the condition; `assert False` stays as it is."""
+        if isinstance(node.test, ast.Constant):
+            return node
         self.changes += 1
         match node.test:
             case (
@@ -109,8 +134,27 @@ class _Perturb(ast.NodeTransformer):
                 node.test = ast.UnaryOp(ast.Not(), test)
         return node
 
+    def visit_With(self, node: ast.With | ast.AsyncWith) -> ast.AST:
+        """Leave the body as it is if what it raises may be caught."""
+        for item in node.items:
+            match item.context_expr:
+                case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in _CATCHERS:
+                    return node
+        return self.generic_visit(node)
+
+    visit_AsyncWith = visit_With
+
+    def visit_Try(self, node: ast.Try | ast.TryStar) -> ast.AST:
+        """Leave the body as it is if there are handlers."""
+        body, node.body = node.body, [] if node.handlers else node.body
+        self.generic_visit(node)
+        node.body = body
+        return node
+
+    visit_TryStar = visit_Try
+
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """The opposite of an assertion of unittest's, or another value."""
+        """Replace a unittest assertion by its opposite, or its expected value by another one."""
         self.generic_visit(node)
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr="assertEqual"), args=[_, expected, *_]):
@@ -123,7 +167,7 @@ class _Perturb(ast.NodeTransformer):
 
 
 def other_than(expected: ast.expr) -> ast.expr:
-    """An expression of another value that looks alike; no value equals a list of itself."""
+    """Return an expression of a similar but different value; no value equals a list of itself and None."""
     match expected:
         case ast.Constant(value=bool(value)):
             return ast.Constant(not value)
@@ -141,4 +185,4 @@ def other_than(expected: ast.expr) -> ast.expr:
             return ast.List([*items[:-1], other_than(items[-1])], ast.Load())
         case ast.Tuple(elts=[_, *_] as items):
             return ast.Tuple([*items[:-1], other_than(items[-1])], ast.Load())
-    return ast.List([expected], ast.Load())
+    return ast.List([expected, ast.Constant(None)], ast.Load())

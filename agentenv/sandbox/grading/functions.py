@@ -1,4 +1,4 @@
-"""R2: functions. Arguments go in, values come out as JSON, and are compared here with what never entered."""
+"""Grading of FunctionSuite: arguments enter the sandbox, and values leave it as JSON to be compared outside."""
 
 from __future__ import annotations
 
@@ -7,16 +7,24 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentenv.errors import InfraError
-from agentenv.sandbox.grading._bench import Bench, inside, shortened, shown, side_by_side, verdict_of
-from agentenv.sandbox.grading._codec import CodecError, decode, dump_line, encode, parse_line
-from agentenv.sandbox.grading._judge import checked
+from agentenv.sandbox.grading.checkers import run_checker
+from agentenv.sandbox.grading.codec import CodecError, decode, dump_line, encode, parse_line
 from agentenv.sandbox.grading.compare import same_value
+from agentenv.sandbox.grading.executions import (
+    GradingRun,
+    gather_limited,
+    guest_program,
+    off_loop,
+    shorten,
+    show,
+    verdict_of,
+)
 from agentenv.sandbox.grading.results import TestResult, Verdict
 from agentenv.sandbox.grading.suites import FunctionSuite, FunctionTest
-from agentenv.sandbox.types import ExecResult, Status
+from agentenv.sandbox.types import ExecResult, ExecStatus
 
 _MAX_BLAMED = 3
-"""Tests of a batch that may each end a process; the ones after are missing."""
+"""Number of tests in a batch that may end a process; later tests are missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,139 +36,128 @@ class _Case:
 
 
 @dataclass(slots=True)
-class Answers:
-    """What a process said, as far as it said it by the protocol."""
+class ProcessAnswers:
+    """The answers of one process, as far as they follow the protocol."""
 
-    begun: bool = False
-    """Whether it came as far as to the solution; what happened before is the sandbox's."""
+    started: bool = False
+    """True once the solution is being loaded; an earlier end is a failure of the sandbox."""
     loaded: bool = False
     load_error: str = ""
     by_id: dict[int, dict[str, Any]] = field(default_factory=dict)
     signals: tuple[str, ...] = ()
     ended: bool = False
+    num_bytes: int = 0
     broken: str = ""
-    """Why none of it counts."""
+    """How the answers break the protocol, so that none of them counts."""
 
 
-def read_answers(channel: bytes, num_calls: int, *, complete: bool) -> Answers:
-    """The answers of one process: one line per call and in their order; anything else breaks the protocol.
+def read_answers(channel: bytes, num_calls: int, *, complete: bool) -> ProcessAnswers:
+    """Return the answers of one process: one line per call, in order; anything else breaks the protocol.
 
     Args:
-        channel: what the process wrote.
-        num_calls: how many it was asked for.
-        complete: whether it ended by itself, so that its last line must have its end.
+        channel: the output of the process.
+        num_calls: the number of calls that it received.
+        complete: True if the process ended by itself, so that its last line must be complete.
     """
     *lines, rest = channel.split(b"\n")
-    answers = Answers()
+    answers = ProcessAnswers()
     try:
         for line in lines:
-            _take(answers, parse_line(line), num_calls)
+            message = parse_line(line)
+            match message:
+                case _ if answers.ended:
+                    raise CodecError("a line after the last one")
+                case {"begin": True} if len(message) == 1 and not answers.started:
+                    answers.started = True
+                case _ if not answers.started:
+                    raise CodecError("a line before the first one")
+                case {"ready": True} if len(message) == 1 and not answers.loaded and not answers.load_error:
+                    answers.loaded = True
+                case {"load_error": {"text": str(text)}} if not answers.loaded and not answers.load_error:
+                    answers.load_error = text or "it could not be loaded"
+                case {"end": True, "signals": [*signals]} if len(message) == 2 and all(
+                    isinstance(one, str) for one in signals
+                ):
+                    answers.ended = True
+                    answers.signals = tuple(str(one)[:40] for one in signals[:16])
+                case {"id": int(number), "value": _} | {"id": int(number), "error": {"text": str()}} if (
+                    answers.loaded
+                    and len(message) == 2
+                    and type(number) is int
+                    and number == len(answers.by_id) < num_calls
+                ):
+                    answers.by_id[number] = message
+                case _:
+                    raise CodecError(f"an unexpected line with the keys {sorted(message)[:4]!r}")
         if rest and (complete or answers.ended):
-            raise CodecError("a line without its end")
+            raise CodecError("an incomplete line")
     except CodecError as error:
         answers.broken = str(error)
     return answers
 
 
-def _take(answers: Answers, message: dict[str, Any], num_calls: int) -> None:
-    """Add one line."""
-    match message:
-        case _ if answers.ended:
-            raise CodecError("a line after the last one")
-        case {"begin": True} if len(message) == 1 and not answers.begun:
-            answers.begun = True
-        case _ if not answers.begun:
-            raise CodecError("a line before the first one")
-        case {"ready": True} if len(message) == 1 and not answers.loaded and not answers.load_error:
-            answers.loaded = True
-        case {"load_error": {"text": str(text)}} if not answers.loaded and not answers.load_error:
-            answers.load_error = text or "it could not be loaded"
-        case {"end": True, "signals": [*signals]} if len(message) == 2 and all(isinstance(one, str) for one in signals):
-            answers.ended, answers.signals = True, tuple(str(one)[:40] for one in signals[:16])
-        case {"id": int(number), "value": _} | {"id": int(number), "error": {"text": str()}} if (
-            answers.loaded and len(message) == 2 and type(number) is int and number == len(answers.by_id) < num_calls
-        ):
-            answers.by_id[number] = message
-        case _:
-            raise CodecError(f"a line that nobody asked for, with the keys {sorted(message)[:4]!r}")
-
-
-async def grade_functions(bench: Bench, code: str, suite: FunctionSuite) -> list[TestResult]:
-    """A verdict per test, the visible ones first; the two kinds never share a process."""
+async def grade_functions(grading: GradingRun, code: str, suite: FunctionSuite) -> list[TestResult]:
+    """Return a result per test, visible ones first. Visible and hidden tests never share a process."""
     entry = suite.entry_point
     visible = [_Case(f"visible[{index}]", True, test, entry) for index, test in enumerate(suite.visible)]
     hidden = [_Case(f"hidden[{index}]", False, test, entry) for index, test in enumerate(suite.hidden)]
     size = suite.batch
     batches = [cases[start : start + size] for cases in (visible, hidden) for start in range(0, len(cases), size)]
-    if bench.stop_on_fail:
-        results = await _until_failure(bench, code, suite=suite, batches=batches)
-    else:
-        done = await side_by_side([_graded(bench, code, suite=suite, cases=cases) for cases in batches])
-        results = [result for each in done for result in each]
-    if bench.not_loaded and not suite.visible:
-        # Why may be told, but not by a process that knows hidden tests: it could tell those.
-        execution, answers = await _asked(bench, code, suite, ())
-        _whole_batch(bench, answers, execution, visible=True)
-    return results
-
-
-async def _until_failure(
-    bench: Bench, code: str, *, suite: FunctionSuite, batches: Sequence[Sequence[_Case]]
-) -> list[TestResult]:
-    """The verdicts of one batch after the other, up to the first that holds a failure."""
     results: list[TestResult] = []
-    for cases in batches:
-        if any(result.verdict is not Verdict.PASSED for result in results):
-            infra = any(result.verdict is Verdict.INFRA for result in results)
-            results += [_unanswered(case, Verdict.INFRA if infra else Verdict.SKIPPED) for case in cases]
-        else:
-            results += await _graded(bench, code, suite=suite, cases=cases)
+    if grading.stop_on_fail:
+        for cases in batches:
+            if any(result.verdict is not Verdict.PASSED for result in results):
+                infra = any(result.verdict is Verdict.INFRA for result in results)
+                results += [_result(case, Verdict.INFRA if infra else Verdict.SKIPPED) for case in cases]
+            else:
+                results += await _grade_batch(grading, code, suite=suite, cases=cases)
+    else:
+        done = await gather_limited([_grade_batch(grading, code, suite=suite, cases=cases) for cases in batches])
+        results = [result for each in done for result in each]
+    if grading.not_loaded and not suite.visible:
+        # The error may be shown to the model, so it must come from a process that has no hidden tests.
+        execution, answers = await _execute(grading, code, suite, ())
+        _process_verdict(grading, answers, execution, visible=True)
     return results
 
 
-async def _graded(bench: Bench, code: str, *, suite: FunctionSuite, cases: Sequence[_Case]) -> list[TestResult]:
-    """The verdicts of one batch.
+async def _grade_batch(
+    grading: GradingRun, code: str, *, suite: FunctionSuite, cases: Sequence[_Case]
+) -> list[TestResult]:
+    """Return the results of one batch.
 
-    A process may end before its last call. The call it was in came after others, which have used its limits up or left
-    something behind: so that call comes first in the next process, and is blamed only if that one ends in it too.
+    A process may end during a call. Earlier calls may have used up its limits or changed its state, so that call is
+    repeated as the first call of a new process, and fails only if that process ends in it too.
     """
     results: list[TestResult] = []
     blamed = 0
     while len(results) < len(cases):
         pending = cases[len(results) :]
-        execution, answers = await _asked(bench, code, suite, pending)
-        whole = _whole_batch(bench, answers, execution, visible=cases[0].visible)
-        if whole is not None:
-            return results + [_unanswered(case, *whole) for case in pending]
+        execution, answers = await _execute(grading, code, suite, pending)
+        common = _process_verdict(grading, answers, execution, visible=cases[0].visible)
+        if common is not None:
+            return results + [_result(case, *common) for case in pending]
         results += [
-            _judged(bench, suite, case=case, answer=answers.by_id[index])
+            await _judge(grading, suite, case=case, answer=answers.by_id[index], num_bytes=answers.num_bytes)
             for index, case in enumerate(pending[: len(answers.by_id)])
         ]
         if not answers.by_id:
-            results.append(_unanswered(pending[0], *_ended(bench, execution)))
+            results.append(_result(pending[0], *_end_verdict(grading, execution)))
             blamed += 1
         failed = any(result.verdict is not Verdict.PASSED for result in results)
-        if blamed == _MAX_BLAMED or (bench.stop_on_fail and failed):
-            verdict = Verdict.SKIPPED if bench.stop_on_fail else Verdict.MISSING
-            results += [_unanswered(case, verdict, "not run") for case in cases[len(results) :]]
+        if blamed == _MAX_BLAMED or (grading.stop_on_fail and failed):
+            verdict = Verdict.SKIPPED if grading.stop_on_fail else Verdict.MISSING
+            results += [_result(case, verdict, "not run") for case in cases[len(results) :]]
     return results
 
 
-async def _asked(bench: Bench, code: str, suite: FunctionSuite, cases: Sequence[_Case]) -> tuple[ExecResult, Answers]:
-    """One process, and what it said."""
-    limits = replace(bench.limits, stdout_kb=max(bench.limits.stdout_kb, bench.limits.channel_kb))
-    program = inside("_codec.py", "_serve.py", entry="serve(0)")
-    execution = await bench.run(program, stdin=_payload(bench, code, suite, cases), limits=limits, channel=True)
-    said = execution.channel or execution.stdout.encode(errors="replace")  # a backend may have no channel
-    complete = execution.status is Status.OK and len(said) < bench.limits.channel_kb * 1024
-    answers = read_answers(said, len(cases), complete=complete)
-    bench.signals.update(answers.signals)
-    return execution, answers
-
-
-def _payload(bench: Bench, code: str, suite: FunctionSuite, cases: Sequence[_Case]) -> bytes:
-    """The solution and the calls, one line each."""
-    header = {"code": code, "prelude": suite.prelude, "max_bytes": bench.limits.channel_kb * 1024 // 4}
+async def _execute(
+    grading: GradingRun, code: str, suite: FunctionSuite, cases: Sequence[_Case]
+) -> tuple[ExecResult, ProcessAnswers]:
+    """Run one process and return its result and answers."""
+    limits = replace(grading.limits, stdout_kb=max(grading.limits.stdout_kb, grading.limits.channel_kb))
+    program = guest_program("codec.py", "guest/serve.py", entry="serve(0)")
+    header = {"code": code, "prelude": suite.prelude, "max_bytes": grading.limits.channel_kb * 1024 // 4}
     calls = [
         {
             "id": index,
@@ -170,69 +167,81 @@ def _payload(bench: Bench, code: str, suite: FunctionSuite, cases: Sequence[_Cas
         }
         for index, case in enumerate(cases)
     ]
-    return b"".join(dump_line(message) for message in (header, *calls, {"end": True}))
+    stdin = b"".join(dump_line(message) for message in (header, *calls, {"end": True}))
+    execution = await grading.run(program, stdin=stdin, limits=limits, channel=True)
+    output = execution.channel or execution.stdout.encode(errors="replace")  # a backend may have no channel
+    complete = execution.status is ExecStatus.OK and len(output) < grading.limits.channel_kb * 1024
+    answers = await off_loop(len(output), read_answers, output, len(cases), complete=complete)
+    answers.num_bytes = len(output)
+    grading.signals.update(answers.signals)
+    return execution, answers
 
 
-def _whole_batch(bench: Bench, answers: Answers, execution: ExecResult, *, visible: bool) -> tuple[Verdict, str] | None:
-    """The verdict on a process that no single test explains."""
-    if execution.status is Status.INFRA:
-        return verdict_of(execution, bench.limits)
-    if not answers.begun:
-        return bench.never_began(execution)
+def _process_verdict(
+    grading: GradingRun, answers: ProcessAnswers, execution: ExecResult, *, visible: bool
+) -> tuple[Verdict, str] | None:
+    """Return the verdict on all tests of a process, or None if each test has its own."""
+    if execution.status is ExecStatus.INFRA:
+        return verdict_of(execution, grading.limits)
+    if not answers.started:
+        return grading.never_started(execution)
     if answers.broken:
-        bench.signals.add("broken_protocol")
+        grading.signals.add("broken_protocol")
         return Verdict.PROTOCOL, answers.broken
     if answers.loaded:
         return None
-    verdict, detail = (Verdict.ERROR, answers.load_error) if answers.load_error else _ended(bench, execution)
-    bench.not_loaded = True
-    if visible and not bench.load_error:
-        bench.load_error = detail
+    verdict, detail = (Verdict.ERROR, answers.load_error) if answers.load_error else _end_verdict(grading, execution)
+    grading.not_loaded = True
+    if visible and not grading.load_error:
+        grading.load_error = detail
     return verdict, detail
 
 
-def _ended(bench: Bench, execution: ExecResult) -> tuple[Verdict, str]:
-    """The verdict on the call, or the loading, in which a process ended."""
-    verdict, detail = verdict_of(execution, bench.limits)
+def _end_verdict(grading: GradingRun, execution: ExecResult) -> tuple[Verdict, str]:
+    """Return the verdict on the call, or the loading, in which a process ended."""
+    verdict, detail = verdict_of(execution, grading.limits)
     if verdict is Verdict.MISSING:
-        bench.signals.add("early_exit")
+        grading.signals.add("early_exit")
     return verdict, detail
 
 
-def _judged(bench: Bench, suite: FunctionSuite, *, case: _Case, answer: dict[str, Any]) -> TestResult:
-    """The verdict on an answer."""
-    test, got = case.test, ""
-    verdict, detail = Verdict.ERROR, ""
+async def _judge(
+    grading: GradingRun, suite: FunctionSuite, *, case: _Case, answer: dict[str, Any], num_bytes: int
+) -> TestResult:
+    """Return the result of a test from the solution's answer, which is one of `num_bytes`."""
+    test = case.test
+    got = detail = ""
+    verdict = Verdict.ERROR
     if "error" in answer:
-        detail = shortened(answer["error"]["text"], 2000)
+        detail = shorten(answer["error"]["text"], 2000)
     else:
         try:
-            value = decode(answer["value"])
-            got = shown(value)
+            value = await off_loop(num_bytes, decode, answer["value"])
+            got = show(value)
             if suite.checker is not None:
-                good = checked(suite.checker, test.args, test.expected, value)
+                good = run_checker(suite.checker, test.args, test.expected, value)
             else:
-                good = same_value(test.expected, value, suite.comparison)
+                good = await off_loop(num_bytes, same_value, test.expected, value, suite.comparison)
             verdict = Verdict.PASSED if good else Verdict.FAILED
         except CodecError as error:
             verdict, detail = Verdict.PROTOCOL, str(error)
-            bench.signals.add("broken_protocol")
+            grading.signals.add("broken_protocol")
         except InfraError as error:
             verdict, detail = Verdict.INFRA, str(error)
-            bench.infra_detail = bench.infra_detail or detail
-    return _unanswered(case, verdict, detail, got=got)
+            grading.infra_detail = grading.infra_detail or detail
+    return _result(case, verdict, detail, got=got)
 
 
-def _unanswered(case: _Case, verdict: Verdict, detail: str = "", *, got: str = "") -> TestResult:
-    """A test's result with the texts that describe it."""
-    parts = [shown(argument) for argument in case.test.args]
-    parts += [f"{key}={shown(value)}" for key, value in case.test.kwargs.items()]
+def _result(case: _Case, verdict: Verdict, detail: str = "", *, got: str = "") -> TestResult:
+    """Return the result of a test with the texts that describe it."""
+    parts = [show(argument) for argument in case.test.args]
+    parts += [f"{key}={show(value)}" for key, value in case.test.kwargs.items()]
     return TestResult(
         case.name,
         case.visible,
         verdict,
         detail=detail,
-        shown_input=shortened(f"{case.entry_point}({', '.join(parts)})"),
-        shown_expected=shown(case.test.expected),
+        shown_input=shorten(f"{case.entry_point}({', '.join(parts)})"),
+        shown_expected=show(case.test.expected),
         shown_got=got,
     )

@@ -1,4 +1,4 @@
-"""What a grade says: a verdict per test, how far it can be believed, and no number where the sandbox failed."""
+"""The result of grading: a verdict per test, its integrity, and no score if the sandbox failed."""
 
 from __future__ import annotations
 
@@ -9,109 +9,101 @@ from agentenv.sandbox.types import Isolation
 
 
 class Verdict(StrEnum):
-    """Of one test."""
+    """The outcome of one test."""
 
     PASSED = "passed"
-    """There is positive evidence for it."""
+    """There is positive evidence that the test passed."""
     FAILED = "failed"
-    """Another result than the expected one."""
+    """The result differs from the expected one."""
     ERROR = "error"
-    """An exception, another exit code than 0, a crash, or a value that is none."""
+    """An exception, a non-zero exit code, a crash, or a value that cannot be encoded."""
     TIMEOUT = "timeout"
-    """The limit of CPU or wall time, which it had for itself."""
+    """The test reached its limit of CPU or wall time."""
     LIMIT = "limit"
-    """The limit of memory, output or disk."""
+    """The test reached its limit of memory, output or disk."""
     MISSING = "missing"
-    """The program ended without a result, as by `os._exit(0)`."""
+    """The program ended without a result, for example by `os._exit(0)`."""
     PROTOCOL = "protocol"
-    """What came back contradicts itself, as a forged, doubled or cut line does."""
+    """The answers break the protocol, for example by a forged, repeated or truncated line."""
     SKIPPED = "skipped"
-    """Not run, because a test before it did not pass."""
+    """Not run, because an earlier test did not pass."""
     INFRA = "infra"
-    """The sandbox failed: nothing is known."""
+    """The sandbox failed; the outcome is unknown."""
 
 
 class Integrity(StrEnum):
-    """What a pass is worth when the program is written to be passed."""
+    """The reliability of a pass against a program that tries to cheat."""
 
     OUTSIDE = "outside"
-    """Judged outside of the sandbox, against expectations that never entered it."""
+    """Judged outside the sandbox, against expectations that never enter it."""
     PROXY = "proxy"
-    """Judged by tests in a second sandbox, which the solution's text never enters."""
+    """Judged by tests in a second sandbox, which the solution's source never enters."""
     IN_PROCESS = "in_process"
-    """Judged in the interpreter that also runs the solution: evidence, no proof."""
-
-
-class GradeStatus(StrEnum):
-    """Whether there is a grade."""
-
-    OK = "ok"
-    INFRA = "infra"
-    """The sandbox failed for at least one test: the program has no score, which is not a score of 0."""
+    """Judged in the interpreter that also runs the solution: evidence, not proof."""
 
 
 @dataclass(frozen=True, slots=True)
 class TestResult:
-    """How one test went. All texts are what the program made of them: untrusted."""
+    """The result of one test. All texts contain output of the program and are untrusted."""
 
     __test__ = False
 
     id: str
-    """`visible[2]`, `hidden[0]`, or pytest's node id."""
+    """`visible[2]`, `hidden[0]`, or a node id of pytest."""
     visible: bool
-    """Whether the model may see more of it than a count."""
+    """True if the model may see the result; of hidden tests it sees at most a count."""
     verdict: Verdict
     detail: str = ""
-    """Why not: an exception with the solution's own frames, a limit, a broken line."""
+    """Reason of a failure: an exception with the solution's frames, a limit, or a broken line."""
     shown_input: str = ""
-    """The call, the standard input or the test's text, shortened."""
+    """The call, the standard input or the source of the test, shortened."""
     shown_expected: str = ""
     shown_got: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class GradeResult:
-    """All verdicts of one grading."""
+    """The results of all tests of a suite."""
 
     tests: tuple[TestResult, ...]
     """Every test of the suite, the visible ones first."""
     integrity: Integrity
     tamper_signals: tuple[str, ...] = ()
-    """What the program did that no solution needs, sorted. For audits: no verdict depends on one alone."""
+    """Suspicious actions of the program, sorted. For audits: no verdict depends on one of them alone."""
     load_error: str = ""
-    """Why the solution could not be loaded, from a process that knows no hidden test; empty where it could."""
+    """Error that prevented loading the solution, from a process without hidden tests; empty if it was loaded."""
     infra_detail: str = ""
-    """Of the first infra failure: what failed, and what mends it."""
+    """Reason of the first sandbox failure, and how to fix it."""
     isolation: Isolation = Isolation.NONE
-    """The weakest that any execution had."""
+    """Weakest isolation of all executions."""
     num_executions: int = 0
     wall_s: float = 0.0
-    """Of all executions together; so are `cpu_s` and `queue_s`."""
+    """Sum over all executions, as are `cpu_s` and `queue_s`."""
     cpu_s: float = 0.0
     queue_s: float = 0.0
 
     def count(self, verdict: Verdict) -> int:
-        """How many tests have this verdict."""
+        """Return the number of tests with this verdict."""
         return sum(test.verdict is verdict for test in self.tests)
 
     @property
-    def status(self) -> GradeStatus:
-        """`INFRA` where any test is."""
-        return GradeStatus.INFRA if self.infra_detail or self.count(Verdict.INFRA) else GradeStatus.OK
+    def sandbox_failed(self) -> bool:
+        """True if the sandbox failed for at least one test. The program has no score then, which differs from 0."""
+        return bool(self.infra_detail) or self.count(Verdict.INFRA) > 0
 
     @property
     def score(self) -> float | None:
-        """The share of tests that passed, 0 to 1; None where the sandbox failed."""
-        return None if self.status is GradeStatus.INFRA else self.count(Verdict.PASSED) / len(self.tests)
+        """Share of tests that passed, from 0 to 1; None if the sandbox failed."""
+        return None if self.sandbox_failed else self.count(Verdict.PASSED) / len(self.tests)
 
     @property
     def all_passed(self) -> bool | None:
-        """Whether every test passed; None where the sandbox failed."""
-        return None if self.status is GradeStatus.INFRA else self.count(Verdict.PASSED) == len(self.tests)
+        """True if every test passed; None if the sandbox failed."""
+        return None if self.sandbox_failed else self.count(Verdict.PASSED) == len(self.tests)
 
     def share(self, *, visible: bool) -> float | None:
-        """The share of the visible or of the hidden tests that passed; None without such tests or where it failed."""
+        """Return the share of visible or hidden tests that passed; None without such tests or if the sandbox failed."""
         tests = [test for test in self.tests if test.visible is visible]
-        if not tests or self.status is GradeStatus.INFRA:
+        if not tests or self.sandbox_failed:
             return None
         return sum(test.verdict is Verdict.PASSED for test in tests) / len(tests)

@@ -1,59 +1,63 @@
-"""R1: programs that read standard input and print. The expected output stays here."""
+"""Grading of StdioSuite: programs that read standard input and print. The expected output stays outside."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from agentenv.errors import InfraError
-from agentenv.sandbox._execution import readable
-from agentenv.sandbox.grading._bench import Bench, shortened, side_by_side, verdict_of
-from agentenv.sandbox.grading._judge import checked
-from agentenv.sandbox.grading._traceback import own_traceback
+from agentenv.sandbox.grading.checkers import run_checker
 from agentenv.sandbox.grading.compare import same_text
+from agentenv.sandbox.grading.executions import GradingRun, gather_limited, off_loop, shorten, verdict_of
 from agentenv.sandbox.grading.results import TestResult, Verdict
 from agentenv.sandbox.grading.suites import StdioSuite, StdioTest
-from agentenv.sandbox.types import ExecResult, Status
+from agentenv.sandbox.local.execution import readable
+from agentenv.sandbox.types import ExecResult, ExecStatus
 
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line \d+')
 MAX_SLOW = 3
-"""Tests that may run out of time; the ones after are missing, so that no grade takes for ever."""
+"""Number of tests that may time out; later tests are missing, so that grading ends in a reasonable time."""
 
 
-async def grade_stdio(bench: Bench, code: str, suite: StdioSuite) -> list[TestResult]:
-    """A verdict per test, the visible ones first."""
+async def grade_stdio(grading: GradingRun, code: str, suite: StdioSuite) -> list[TestResult]:
+    """Return a result per test, visible ones first."""
     tests = [(f"visible[{index}]", True, test) for index, test in enumerate(suite.visible)]
     tests += [(f"hidden[{index}]", False, test) for index, test in enumerate(suite.hidden)]
-    if not bench.stop_on_fail:
+    if not grading.stop_on_fail:
         slow: list[str] = []
         work = [
-            _graded(bench, code, suite=suite, name=name, visible=visible, test=test, slow=slow)
+            _grade_test(grading, code, suite=suite, name=name, visible=visible, test=test, slow=slow)
             for name, visible, test in tests
         ]
-        # No more than run at a time: of those that wait it is still to be known whether they are needed.
-        return await side_by_side(work, at_a_time=getattr(bench.sandbox, "run_slots", len(work)))
+        # No more than there are run slots, because a waiting test may turn out to be unnecessary.
+        return await gather_limited(work, max_concurrent=getattr(grading.sandbox, "run_slots", len(work)))
     results: list[TestResult] = []
     for name, visible, test in tests:
         if results and results[-1].verdict is not Verdict.PASSED:
             skipped = Verdict.INFRA if results[-1].verdict is Verdict.INFRA else Verdict.SKIPPED
             results.append(TestResult(name, visible, skipped))
             continue
-        results.append(await _graded(bench, code, suite=suite, name=name, visible=visible, test=test, slow=[]))
+        results.append(await _grade_test(grading, code, suite=suite, name=name, visible=visible, test=test, slow=[]))
     return results
 
 
-async def _graded(
-    bench: Bench, code: str, *, suite: StdioSuite, name: str, visible: bool, test: StdioTest, slow: list[str]
+async def _grade_test(
+    grading: GradingRun, code: str, *, suite: StdioSuite, name: str, visible: bool, test: StdioTest, slow: list[str]
 ) -> TestResult:
-    """One execution, judged; none where too many were `slow` already, to which it adds its name when it is."""
+    """Run and judge one test, unless MAX_SLOW tests are in `slow`; a test that times out adds its name there."""
     if len(slow) >= MAX_SLOW:
-        return TestResult(name, visible, Verdict.MISSING, detail=f"not run: {MAX_SLOW} tests ran out of time")
-    room = max(bench.limits.stdout_kb, len(test.expected.encode(errors="replace")) // 512 + 1)
-    limits = replace(bench.limits, stdout_kb=room)
-    result = await bench.run(code, stdin=test.stdin.encode(errors="surrogateescape"), limits=limits)
+        return TestResult(name, visible, Verdict.MISSING, detail=f"not run: {MAX_SLOW} tests timed out")
+    stdout_kb = max(grading.limits.stdout_kb, len(test.expected.encode(errors="replace")) // 512 + 1)
+    limits = replace(grading.limits, stdout_kb=stdout_kb)
+    result = await grading.run(code, stdin=test.stdin.encode(errors="surrogateescape"), limits=limits)
+    # A checker may need the main thread.
+    num_bytes = max(len(result.stdout), len(test.expected)) if suite.checker is None else 0
     try:
-        verdict, detail = _verdict(suite, test, result) or verdict_of(result, limits)
+        judged = await off_loop(num_bytes, _output_verdict, suite, test, result)
+        verdict, detail = judged or verdict_of(result, limits)
     except InfraError as error:
         verdict, detail = Verdict.INFRA, str(error)
-        bench.infra_detail = bench.infra_detail or detail
+        grading.infra_detail = grading.infra_detail or detail
     if verdict is Verdict.TIMEOUT:
         slow.append(name)
     if verdict is Verdict.ERROR:
@@ -62,36 +66,59 @@ async def _graded(
         name,
         visible,
         verdict,
-        detail=shortened(detail, 2000),
-        shown_input=shortened(test.stdin),
-        shown_expected=shortened(test.expected),
-        shown_got=shortened(result.stdout),
+        detail=shorten(detail, 2000),
+        shown_input=shorten(test.stdin),
+        shown_expected=shorten(test.expected),
+        shown_got=shorten(result.stdout),
     )
 
 
-def _verdict(suite: StdioSuite, test: StdioTest, result: ExecResult) -> tuple[Verdict, str] | None:
-    """The verdict on what a program printed; None where it did not end well."""
-    if result.status is not Status.OK:
+def own_traceback(stderr: str, max_chars: int = 1500) -> str:
+    """Return the last traceback without frames of libraries and of the sandbox; without one, the end of the text.
+
+    A model may see this part of a program's standard error.
+    """
+    lines = stderr.rstrip("\n").split("\n")
+    starts = [index for index, line in enumerate(lines) if line == "Traceback (most recent call last):"]
+    if starts:
+        kept: list[str] = []
+        own = True
+        for line in lines[starts[-1] + 1 :]:
+            if frame := _FRAME.match(line):
+                own = not frame["file"].startswith(("/", "<frozen"))
+            elif not line.startswith(" "):
+                own = True
+            if own:
+                kept.append(line)
+        lines = kept
+    text = "\n".join(lines)
+    return text if len(text) <= max_chars else f"… {text[-max_chars:]}"
+
+
+def _output_verdict(suite: StdioSuite, test: StdioTest, result: ExecResult) -> tuple[Verdict, str] | None:
+    """Return the verdict on the output of a program; None if its end was wrong."""
+    failed = result.status is not ExecStatus.OK
+    raised = result.stderr_truncated or any(map(_FRAME.match, result.stderr.split("\n")))
+    if failed and (raised or not suite.any_exit_code or result.status is not ExecStatus.NONZERO):
         return None
     if result.stdout_truncated:
         return Verdict.LIMIT, f"it printed {result.stdout_bytes} bytes, more than are kept"
     if suite.checker is not None:
-        good = checked(suite.checker, test.stdin, test.expected, _printed(result, "replace"))
+        good = run_checker(suite.checker, test.stdin, test.expected, _printed(result, "replace"))
     elif suite.mode == "exact":
-        good = _same_bytes(test.expected, result)
+        wanted = test.expected.encode("utf-8", "surrogatepass")
+        if result.stdout_data is None:
+            good = readable(wanted) == result.stdout and len(wanted) == result.stdout_bytes
+        else:
+            good = wanted == result.stdout_data
     else:
         expected, got = (text.replace("\r\n", "\n") for text in (test.expected, _printed(result, "surrogateescape")))
         good = same_text(expected, got, suite.mode, suite.comparison)
+    if failed and not good:
+        return None
     return (Verdict.PASSED, "") if good else (Verdict.FAILED, "")
 
 
 def _printed(result: ExecResult, errors: str) -> str:
-    """What it wrote; its text for people, with controls and other bytes escaped, where the backend has only that."""
+    """Return the output; with escaped control characters if the backend has only text."""
     return result.stdout if result.stdout_data is None else result.stdout_data.decode(errors=errors)
-
-
-def _same_bytes(expected: str, result: ExecResult) -> bool:
-    wanted = expected.encode("utf-8", "surrogatepass")
-    if result.stdout_data is None:
-        return readable(wanted) == result.stdout and len(wanted) == result.stdout_bytes
-    return wanted == result.stdout_data

@@ -1,4 +1,4 @@
-"""Test suites. Visible tests are those whose results a model may read; of hidden ones it learns at most a count."""
+"""Test suites. A model may see the results of visible tests; of hidden tests it sees at most a count."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from agentenv.errors import ConfigError
-from agentenv.sandbox.grading._codec import CodecError, encode
-from agentenv.sandbox.grading.compare import EXACT, Checker, Comparison, TextMode
+from agentenv.sandbox.grading.codec import CodecError, encode
+from agentenv.sandbox.grading.compare import EXACT, TEXT_MODES, Checker, Comparison, TextMode
 
 
-def _plain(where: str, value: Any) -> None:
-    """Refuse what could not cross into the sandbox, or never equal what comes out of it."""
+def _check_plain(where: str, value: Any) -> None:
+    """Raise if a value cannot be encoded for the sandbox."""
     try:
         encode(value)
     except CodecError as error:
@@ -22,51 +22,57 @@ def _plain(where: str, value: Any) -> None:
         ) from error
 
 
-def _some(suite: Any, kind: type[Any], visible: tuple[Any, ...], hidden: tuple[Any, ...]) -> None:
+def _check_tests(suite: Any, kind: type[Any], visible: tuple[Any, ...], hidden: tuple[Any, ...]) -> None:
     name = type(suite).__name__
     for field_name, tests in (("visible", visible), ("hidden", hidden)):
         if not isinstance(tests, tuple):
-            raise ConfigError(f"{name}.{field_name}: expected a tuple of tests, got {tests!r:.200}. Make it one.")
+            raise ConfigError(f"{name}.{field_name}: expected a tuple of tests, got {tests!r:.200}. Convert it.")
         for test in tests:
             if not isinstance(test, kind):
-                told = f"{name}.{field_name}: expected {kind.__name__} each, got {test!r:.200}"
-                raise ConfigError(f"{told}. Wrap it." if kind is not str else f"{told}. Name the node id.")
+                fix = "Use node ids." if kind is str else f"Wrap it in {kind.__name__}."
+                raise ConfigError(
+                    f"{name}.{field_name}: expected items of type {kind.__name__}, got {test!r:.200}. {fix}"
+                )
     if not visible and not hidden:
-        raise ConfigError(f"{name}: expected at least one test, got none. A program that nothing checks has no score.")
+        raise ConfigError(
+            f"{name}: expected at least one test, got none. Add a test: a program without tests has no score."
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class StdioTest:
-    """What a program reads, and what it must print."""
+    """The input of a program and its expected output."""
 
     stdin: str
     expected: str
-    """Line ends are newlines, as Python prints them."""
+    """Lines end in a newline, as Python prints them."""
 
 
 @dataclass(frozen=True, slots=True)
 class StdioSuite:
-    """A program that reads standard input and prints; one execution per test, side by side."""
+    """Tests of a program that reads standard input and prints; one execution per test, concurrently."""
 
     visible: tuple[StdioTest, ...] = ()
     hidden: tuple[StdioTest, ...] = ()
     mode: TextMode = "lines"
     comparison: Comparison = EXACT
-    """Its tolerance is that of the mode `floats`."""
+    """Tolerance of the mode `floats`."""
     checker: Checker | None = None
-    """Judges instead of `mode`: (stdin, expected, printed) to a bool, here and not in the sandbox."""
+    """Replaces `mode`: (stdin, expected, printed) to a bool; runs outside the sandbox."""
+    any_exit_code: bool = False
+    """Accept the right output of a program that ends with another exit code than 0, but not by an exception."""
 
     def __post_init__(self) -> None:
-        _some(self, StdioTest, self.visible, self.hidden)
-        if self.mode not in ("exact", "lines", "tokens", "floats"):
+        _check_tests(self, StdioTest, self.visible, self.hidden)
+        if self.mode not in TEXT_MODES:
             raise ConfigError(
-                f"StdioSuite.mode: expected exact, lines, tokens or floats, got {self.mode!r}. Choose one."
+                f"StdioSuite.mode: expected one of {', '.join(TEXT_MODES)}, got {self.mode!r}. Choose one."
             )
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionTest:
-    """A call, and the value that it must return."""
+    """A call and its expected value."""
 
     args: tuple[Any, ...]
     expected: Any
@@ -74,30 +80,30 @@ class FunctionTest:
 
     def __post_init__(self) -> None:
         if not isinstance(self.args, tuple):
-            raise ConfigError(f"FunctionTest.args: expected a tuple, got {self.args!r:.200}. Put it into one.")
+            raise ConfigError(f"FunctionTest.args: expected a tuple, got {self.args!r:.200}. Wrap it in a tuple.")
         for name in ("args", "expected"):
-            _plain(f"FunctionTest.{name}", getattr(self, name))
-        _plain("FunctionTest.kwargs", dict(self.kwargs))
+            _check_plain(f"FunctionTest.{name}", getattr(self, name))
+        _check_plain("FunctionTest.kwargs", dict(self.kwargs))
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionSuite:
-    """A function whose values are compared outside of the sandbox; a whole batch of calls in one execution."""
+    """Tests of a function whose values are compared outside the sandbox; one execution per batch of calls."""
 
     entry_point: str
-    """`solve`; or `Solution.solve`, which is called on a fresh instance each time."""
+    """A function such as `solve`, or a method such as `Solution.solve`, which is called on a new instance each time."""
     visible: tuple[FunctionTest, ...] = ()
     hidden: tuple[FunctionTest, ...] = ()
     comparison: Comparison = EXACT
     checker: Checker | None = None
-    """Judges instead of `comparison`: (arguments as a tuple, expected, got) to a bool, here and not in the sandbox."""
+    """Replaces `comparison`: (argument tuple, expected, got) to a bool; runs outside the sandbox."""
     prelude: str = ""
-    """Python source that runs before the solution in its module, as imports that a dataset takes for granted."""
+    """Python source that runs before the solution in its module, such as imports that a dataset assumes."""
     batch: int = 32
-    """Calls in one execution; what one call leaves behind the next one meets. 1 keeps them apart."""
+    """Calls in one execution, which share state; 1 isolates each call."""
 
     def __post_init__(self) -> None:
-        _some(self, FunctionTest, self.visible, self.hidden)
+        _check_tests(self, FunctionTest, self.visible, self.hidden)
         if self.batch < 1:
             raise ConfigError(f"FunctionSuite.batch: expected 1 or more, got {self.batch!r}. Raise it.")
         if not all(name.isidentifier() for name in self.entry_point.split(".")):
@@ -108,71 +114,79 @@ class FunctionSuite:
 
 @dataclass(frozen=True, slots=True)
 class AssertTest:
-    """Python source that calls the candidate and asserts; functions that it names `test_…` are called."""
+    """Python source with asserts on the candidate; functions named `test_…` are called."""
 
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class AssertSuite:
-    """Tests as asserts, run in a sandbox of their own; what they call is a proxy of the solution's function.
+    """Tests as asserts in a separate sandbox; the functions that they call are proxies of the solution's.
 
-    Plain values cross, as do exceptions by their built-in class; functions, classes, generators and identity do not.
+    Plain values are transferred, and exceptions as their nearest built-in class. Functions, classes, generators and
+    object identity are not.
     """
 
     names: tuple[str, ...]
-    """The solution's functions that tests call. The first is `candidate`, too."""
+    """The solution's functions that tests call. The first is also available as `candidate`."""
     visible: tuple[AssertTest, ...] = ()
     hidden: tuple[AssertTest, ...] = ()
     prelude: str = ""
-    """Python source that runs before each test, and does not know the solution."""
+    """Python source that runs before each test, without access to the solution."""
     solution_prelude: str = ""
     """Python source that runs before the solution in its module."""
     in_place: bool = False
-    """Whether changes of list, dict, set and bytearray arguments reach the test. An expectation that a test computes
-    from an argument after the call is then the solution's to choose."""
+    """Transfer changes of list, dict, set and bytearray arguments back to the test. The solution then controls any
+    expectation that a test computes from an argument after the call."""
 
     def __post_init__(self) -> None:
-        _some(self, AssertTest, self.visible, self.hidden)
+        _check_tests(self, AssertTest, self.visible, self.hidden)
         if not isinstance(self.names, tuple) or not self.names or not all(name.isidentifier() for name in self.names):
             raise ConfigError(f"AssertSuite.names: expected a tuple of function names, got {self.names!r}. Correct it.")
 
 
 @dataclass(frozen=True, slots=True)
 class PytestSuite:
-    """Test files that pytest runs in the interpreter that imports the solution: its verdicts are evidence, no proof.
+    """Test files that pytest runs in the interpreter that imports the solution: verdicts are evidence, not proof.
 
-    The sandbox must have pytest: `LocalSandbox(preimport=("pytest",))`. Grade the reference solution once before a
+    The sandbox must have pytest: `LocalSandbox(preimport=("pytest",))`. Grade the reference solution once before
     training: it passes only if every node id is reported and every decoy fails.
     """
 
     files: Mapping[str, bytes]
-    """Trusted test files by relative name, with what they import or read beside the solution. They replace files of the
-    same name, and a configuration of pytest or of Python counts only if it is here."""
+    """Trusted test files by relative name, with the other files that they import or read. They replace files of the
+    same name. Only configuration files of pytest and Python in here are used."""
     visible: tuple[str, ...] = ()
-    """Node ids, as `test_add.py::test_zero[1]`, fixed beforehand on a reference solution."""
+    """Node ids such as `test_add.py::test_zero[1]`, from a run on a reference solution."""
     hidden: tuple[str, ...] = ()
     solution: str = "solution.py"
-    """Where the program goes."""
+    """File name of the program."""
     workspace: Mapping[str, bytes] = field(default_factory=dict)
-    """Other files that the policy left: untrusted."""
+    """Other files of the policy, untrusted."""
     decoys: bool = True
-    """Whether each test with asserts has a twin with another expectation, which must fail."""
+    """Add a copy of each test with asserts that has a wrong expectation. If both pass, the test is not passed; the
+    solution tampered with it, unless all asserts are in a branch or a loop, which may not have been reached. They run
+    in the same process as the tests, in random order: set it to False for tests that depend on state which others leave
+    in the solution's modules."""
 
     def __post_init__(self) -> None:
-        _some(self, str, self.visible, self.hidden)
+        _check_tests(self, str, self.visible, self.hidden)
         both = (*self.visible, *self.hidden)
         if len(set(both)) != len(both):
-            raise ConfigError(f"PytestSuite: expected each node id once, got {sorted(both)!r:.400}. Remove the others.")
+            raise ConfigError(
+                f"PytestSuite: expected each node id once, got {sorted(both)!r:.400}. Remove the duplicates."
+            )
         unknown = sorted({node.split("::")[0] for node in both} - set(self.files))
         if unknown:
             raise ConfigError(f"PytestSuite: expected node ids in its files, got {unknown!r:.400}. Add the files.")
         if self.solution in self.files:
-            raise ConfigError(f"PytestSuite.solution: expected a name that no test file has, got {self.solution!r}.")
+            raise ConfigError(
+                f"PytestSuite.solution: expected a name other than those of test files, got {self.solution!r}."
+            )
         for name in (self.solution, *self.files, *self.workspace):
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
                 raise ConfigError(f"PytestSuite: expected relative file names, got {name!r}. Correct it.")
 
 
 TestSuite = StdioSuite | FunctionSuite | AssertSuite | PytestSuite
-"""Whatever `grade` takes."""
+"""Any suite that `grade` accepts."""

@@ -1,4 +1,4 @@
-"""code_sandbox: write a program that passes tests, in one attempt or several, with what failed said in between."""
+"""code_sandbox: write a program that passes tests, in one attempt or several, with feedback between them."""
 
 from agentenv_envs.code_sandbox.env import CodeSandbox
 

@@ -1,4 +1,4 @@
-"""CodeSandbox: a programming task, a few attempts, and visible tests' results between them; hidden ones decide."""
+"""CodeSandbox: a programming task, a few attempts, and visible tests' results between them; hidden tests decide."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from agentenv.agent import AgentInstance, ResetState, StepState
+from agentenv.core.agent import AgentInstance, ResetState, StepState
+from agentenv.core.types import StepResult
 from agentenv.errors import ConfigError, InfraError
-from agentenv.rewards.code.forms import code_task, program_of
-from agentenv.rewards.code.phases import grade_in_turn, passed_share
-from agentenv.rewards.code.shared import LIMITS, exec_limits, sandbox_for
-from agentenv.rewards.code.task import CodeTask
-from agentenv.rewards.code.texts import INSTRUCTION, said_of
+from agentenv.rewards.rules.code.forms import code_task, program_of
+from agentenv.rewards.rules.code.phases import grade_in_turn, passed_share
+from agentenv.rewards.rules.code.shared import LIMITS, exec_limits, sandbox_for
+from agentenv.rewards.rules.code.task import CodeTask
+from agentenv.rewards.rules.code.texts import INSTRUCTION, feedback_text
 from agentenv.sandbox.grading import GradeResult
 from agentenv.sandbox.types import ExecLimits, Sandbox
-from agentenv.types import StepResult
 from agentenv_envs.code_sandbox.texts import attempts_text, question_text
 
 
 class CodeSandbox(AgentInstance):
-    """Write a program that passes tests; after a failed attempt, hear what failed and try again.
+    """The environment's side of a programming task: runs each attempt against tests and reports what failed.
 
-    The program is the last Python block of the action (`extract`); it runs in the process's one sandbox. What is said
-    after an attempt is of visible tests only: the first that failed, its input, what was expected and what came, or the
-    traceback. Of hidden tests it says that some failed, once all visible ones pass, and no more. They are not run where
+    The program is the last Python block of the action (`extract`); it runs in the process's shared sandbox. The text
+    after an attempt covers visible tests only: the first that failed, its input, the expected and the actual output, or
+    the traceback. Of hidden tests it only says that some failed, once all visible ones pass. Hidden tests do not run if
     a visible one ran out of time, or the program could not be loaded.
 
-    Credit of an attempt: the share of the hidden tests that it passes, at most the share of all; or with
-    `partial_credit` off 1 for passing all tests, else 0. Reward: with `reward_at` end, the last attempt's
-    credit; with turn, what an attempt adds to the best credit so far, so that nothing is earned twice; both times
-    `attempt_discount` to the power of the attempts before. An attempt without a program earns `no_code_reward`, in the
-    end or at each. Score: the credit of the last attempt. The failure of the sandbox raises: it is never a failed test.
+    Credit of an attempt: the share of the hidden tests that it passes, at most the share of all tests; without
+    `partial_credit`, 1 for passing all tests, else 0. Reward: with `reward_at` end, the last attempt's credit; with
+    turn, what an attempt adds to the best credit so far; both times `attempt_discount` to the power of the earlier
+    attempts. An attempt without a program earns `no_code_reward`, at the end or at each. Score: the credit of the last
+    attempt. A failure of the sandbox raises: it is never a failed test.
 
-    info per turn: correct (0/1), attempts (so far, this one included), has_code (0/1), first_correct (0/1, on the first
-    attempt only), passed_share, visible_share and hidden_share (0 to 1, where there are such tests), tamper (signals),
-    tamper_signals, verdicts (how many tests had which), integrity and isolation (texts).
+    info per turn: correct (0/1), attempts (so far, including this one), has_code (0/1), first_correct (0/1, on the
+    first attempt only), passed_share, visible_share and hidden_share (0 to 1, if there are such tests), tamper
+    (signals), tamper_signals, verdicts (number of tests by verdict), integrity and isolation (texts).
     """
 
     datasets: ClassVar[Mapping[str, str | Path]] = {"code_sandbox": Path(__file__).parent / "data/code_sandbox.jsonl"}
@@ -50,9 +50,9 @@ class CodeSandbox(AgentInstance):
     }
 
     default_limits: ClassVar[ExecLimits] = LIMITS
-    """Of one test. An attempt may take as long as all tests: `--step_timeout_s` is to allow for that."""
+    """Limits of one test. An attempt may take as long as all tests together: set `--step_timeout_s` accordingly."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one option for each rule
         self,
         max_attempts: int = 3,
         *,
@@ -63,27 +63,34 @@ class CodeSandbox(AgentInstance):
         instruction: str = INSTRUCTION,
         limits: Mapping[str, Any] | ExecLimits | None = None,
         sandbox: Mapping[str, Any] | Sandbox | None = None,
+        strict: bool = False,
     ) -> None:
         """Set the rules.
 
         Args:
-            max_attempts: programs that may be handed in; 1 is a task of a single turn.
-            partial_credit: whether a share of the tests counts; off, grading ends at the first test that fails.
+            max_attempts: programs that may be submitted; 1 is a task of a single turn.
+            partial_credit: reward a share of the tests; False ends grading at the first test that fails.
             reward_at: when attempts are paid.
-            attempt_discount: factor per attempt before.
-            no_code_reward: of an attempt without a program.
-            instruction: said under the question.
-            limits: of one test: fields of `ExecLimits` that differ from `default_limits`.
-            sandbox: options of `open_sandbox`, as `{"backend": "sandbox_fusion", "endpoints": […]}`, or one that is
-                open; the process's own `LocalSandbox` when None.
+            attempt_discount: factor for each earlier attempt.
+            no_code_reward: reward of an attempt without a program.
+            instruction: text below the question.
+            limits: limits of one test: fields of `ExecLimits` that differ from `default_limits`.
+            sandbox: options of `open_sandbox`, such as `{"backend": "sandbox_fusion", "endpoints": […]}`, or an open
+                sandbox; None: the process's own `LocalSandbox`.
+            strict: compare rows of APPS and LiveCodeBench by types and text, not as their own evaluators do.
         """
         if not isinstance(max_attempts, int) or isinstance(max_attempts, bool) or max_attempts < 1:
             raise ConfigError(f"CodeSandbox.max_attempts: expected an integer >= 1, got {max_attempts!r}. Change it.")
         if reward_at not in ("end", "turn"):
             raise ConfigError(f"CodeSandbox.reward_at: expected end or turn, got {reward_at!r}. Change it.")
-        self.max_attempts, self.partial_credit, self.reward_at = max_attempts, partial_credit, reward_at
-        self.attempt_discount, self.no_code_reward = attempt_discount, no_code_reward
-        self.instruction, self.sandbox = instruction, sandbox
+        self.max_attempts = max_attempts
+        self.partial_credit = partial_credit
+        self.reward_at = reward_at
+        self.attempt_discount = attempt_discount
+        self.no_code_reward = no_code_reward
+        self.instruction = instruction
+        self.sandbox = sandbox
+        self.strict = strict
         self.limits = exec_limits("CodeSandbox", limits, default=self.default_limits)
         self.num_attempts = 0
         self.best_credit = 0.0
@@ -91,15 +98,15 @@ class CodeSandbox(AgentInstance):
         self._owed: StepResult | None = None
 
     async def reset(self, states: ResetState) -> ResetState:
-        """Put examples and the instruction under the question; a prompt that is already rendered text is left alone.
+        """Append examples and the instruction to the question; a prompt that is already rendered stays unchanged.
 
         Raises:
-            DataError: the label and the row's other columns hold no tests of a known form.
+            DataError: the label and the row's other columns have no tests of a known form.
             SandboxUnavailable: programs cannot be isolated here.
         """
         observation = states["observation"]
         task = self._task_of(states, observation)
-        await self._opened(task)
+        await sandbox_for(task.suite, self.sandbox)
         if isinstance(observation, str) or not observation:
             return states
         last = observation[-1]
@@ -112,34 +119,53 @@ class CodeSandbox(AgentInstance):
         """Run an attempt against the tests.
 
         Raises:
-            InfraError: the sandbox failed, so that nothing is known of the program.
-            DataError: as `reset`.
+            InfraError: the sandbox failed, so that the program's result is unknown.
+            DataError: see `reset`.
         """
         task = self._task_of(states, states.get("observation_text", ""))
         code = program_of(task, states["action_text"])
-        result = None if code is None else await self._graded(code, task)
+        result: GradeResult | None = None
+        if code is not None:
+            result = await grade_in_turn(
+                await sandbox_for(task.suite, self.sandbox),  # shared: not an attribute, which would be pickled
+                code,
+                task.suite,
+                limits=self.limits,
+                all_or_nothing=not self.partial_credit,
+                tenant=f"{id(self):x}",
+            )
+            if result.score is None:
+                raise InfraError(
+                    f"CodeSandbox.step: expected a grade, got none: {result.infra_detail or 'no detail'}. Retry; "
+                    "`agentenv sandbox doctor` shows what the sandbox lacks."
+                )
         self.num_attempts += 1
         correct = result is not None and bool(result.all_passed)
         done = correct or self.num_attempts >= self.max_attempts
-        credit = self._credit(result)
-        reward, earned = self._reward(credit, has_code=code is not None)
-        said = "" if done else f"{said_of(result)}\n\n{attempts_text(self.max_attempts - self.num_attempts)}"
+        credit = passed_share(result) if self.partial_credit else float(correct)
+        # What the attempt adds to the best credit, and what it earns as the last one.
+        discount = self.attempt_discount ** (self.num_attempts - 1)
+        missing = self.no_code_reward if code is None else 0.0
+        gained = max(0.0, credit - self.best_credit) * discount + missing
+        earned = credit * discount + missing
+        self.best_credit = max(credit, self.best_credit)
+        feedback = "" if done else f"{feedback_text(result)}\n\n{attempts_text(self.max_attempts - self.num_attempts)}"
         self._owed = None if done or self.reward_at == "turn" else StepResult(reward=earned, score=credit)
         return StepResult(
-            [{"role": "user", "content": said}] if said else "",
-            reward=reward if self.reward_at == "turn" or done else 0.0,
+            [{"role": "user", "content": feedback}] if feedback else "",
+            reward=gained if self.reward_at == "turn" else earned if done else 0.0,
             terminated=done,
             score=credit,
             info=self._info(result, correct=correct),
         )
 
     async def on_truncate(self, states: StepState) -> StepResult | None:
-        """Pay the last attempt where a limit ends the episode before attempts run out."""
+        """Pay the last attempt if a limit ends the episode before all attempts are used."""
         owed, self._owed = self._owed, None
         return owed
 
     async def gold(self, states: StepState) -> str | None:
-        """The solution in the row's column `reference`, or that of a shipped task; None for other rows."""
+        """Return the solution in the row's column `reference`, or that of a shipped task; None for other rows."""
         from agentenv_envs.code_sandbox.problems import answer, load_problems
 
         code = (states["metadata"] or {}).get("reference")
@@ -147,45 +173,16 @@ class CodeSandbox(AgentInstance):
             code = next((one.reference for one in load_problems() if one.label == states["label"]), None)
         return answer(code) if isinstance(code, str) else None
 
-    async def _opened(self, task: CodeTask) -> Sandbox:
-        """Never kept: what an instance holds can be pickled, and no instance closes what others use."""
-        return await sandbox_for(task.suite, self.sandbox)
-
     def _task_of(self, states: Mapping[str, Any], prompt: Any) -> CodeTask:
         if self._task is None:
-            texts = [prompt] if isinstance(prompt, str) else [each.get("content") for each in prompt]
+            # Helpers in the prompt run beside the tests, so they never come from the policy.
+            if not isinstance(prompt, str):
+                texts = [each.get("content") for each in prompt if each.get("role") != "assistant"]
+            else:
+                texts = [prompt]
             row = {"prompt": next((text for text in reversed(texts) if isinstance(text, str)), "")}
-            self._task = code_task(states.get("label"), {**row, **(states.get("metadata") or {})})
+            self._task = code_task(states.get("label"), {**row, **(states.get("metadata") or {})}, strict=self.strict)
         return self._task
-
-    async def _graded(self, code: str, task: CodeTask) -> GradeResult:
-        result = await grade_in_turn(
-            await self._opened(task),
-            code,
-            task.suite,
-            limits=self.limits,
-            all_or_nothing=not self.partial_credit,
-            tenant=f"{id(self):x}",
-        )
-        if result.score is None:
-            raise InfraError(
-                f"CodeSandbox.step: expected a grade, got none: {result.infra_detail or 'no detail'}. Retry; "
-                "`agentenv sandbox doctor` says what the sandbox lacks."
-            )
-        return result
-
-    def _credit(self, result: GradeResult | None) -> float:
-        if self.partial_credit:
-            return passed_share(result)
-        return float(result is not None and bool(result.all_passed))
-
-    def _reward(self, credit: float, *, has_code: bool) -> tuple[float, float]:
-        """What this attempt earns by the rule, and what it would earn as the last one."""
-        discount = self.attempt_discount ** (self.num_attempts - 1)
-        gain, self.best_credit = max(0.0, credit - self.best_credit), max(credit, self.best_credit)
-        missing = 0.0 if has_code else self.no_code_reward
-        last = credit * discount + missing
-        return (gain * discount + missing if self.reward_at == "turn" else last), last
 
     def _info(self, result: GradeResult | None, *, correct: bool) -> dict[str, float | str]:
         info: dict[str, float | str] = {

@@ -1,7 +1,7 @@
-"""The shipped tasks with a solution of each and wrong ones: what graders and environments are tested on.
+"""The shipped tasks with a solution and wrong programs for each: test material for graders and environments.
 
-Nothing that ships was trained on them. `data/code_sandbox.jsonl` is the task set; the solutions lie beside it, in a
-file of their own, so that no training reads them by accident.
+No shipped model was trained on them. `data/code_sandbox.jsonl` is the task set; the solutions are in a separate file,
+so that no training reads them by accident.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ SOLUTIONS = Path(__file__).parent / "data" / "solutions.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A task, a program that passes it, and programs that do not."""
+    """A task, a program that passes it, and programs that fail."""
 
     id: str
     prompt: str
     label: Mapping[str, Any]
-    """The plain form of `agentenv.rewards.code.plain`."""
+    """The plain form of `agentenv.rewards.rules.code.plain`."""
     reference: str
     """Passes all tests."""
     mutants: tuple[str, ...]
-    """Each fails at least one hidden test; the last one knows the visible tests by heart and nothing else."""
+    """Each fails at least one hidden test; the last one only hard-codes the visible tests."""
 
 
 @cache
 def load_problems() -> tuple[Problem, ...]:
-    """All shipped tasks, in the order of the file."""
+    """Return all shipped tasks, in the order of the file."""
     solutions = {row["id"]: row for row in _rows(SOLUTIONS)}
     return tuple(
         Problem(
@@ -51,24 +51,20 @@ def load_problems() -> tuple[Problem, ...]:
 
 
 def reference_policy(request: Request) -> str:
-    """A script for `ScriptedEngine` that solves every shipped task, known by the id of the episode.
+    """Solve every shipped task, identified by the episode's id; a script for `ScriptedEngine`.
 
     Example: `--engine scripted --engine_args '{"script": "agentenv_envs.code_sandbox.problems:reference_policy"}'`.
     """
-    return answer(_named(request).reference)
+    name = request.episode_id.rpartition("/")[0]
+    problem = next((problem for problem in load_problems() if problem.id == name), None)
+    if problem is None:
+        raise ConfigError(f"reference_policy: expected an episode of a shipped task, got {name!r}. Remove --data.")
+    return answer(problem.reference)
 
 
 def answer(code: str) -> str:
-    """A program as a policy says it."""
+    """Return a program as a policy writes it."""
     return f"This is my program.\n\n```python\n{code}```"
-
-
-def _named(request: Request) -> Problem:
-    name = request.episode_id.rpartition("/")[0]
-    found = next((problem for problem in load_problems() if problem.id == name), None)
-    if found is None:
-        raise ConfigError(f"reference_policy: expected an episode of a shipped task, got {name!r}. Leave --data out.")
-    return found
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

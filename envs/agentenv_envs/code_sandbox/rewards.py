@@ -5,11 +5,11 @@
 
     python -m openrlhf.cli.train_ppo_ray --remote_rm_url reward_func.py --label_key label …
 
-It is the library's preset, whose tests are the label's, in any form that `datasets` knows.
+It is the library's preset. Its tests come from the label, in any form that `datasets` reads.
 """
 
 from __future__ import annotations
 
-from agentenv.rewards.presets.code_generation import reward_func
+from agentenv.interop.openrlhf.presets.code_generation import reward_func
 
 __all__ = ["reward_func"]

@@ -1,4 +1,4 @@
-"""Every sentence code_sandbox says to a policy, beside those of `agentenv.rewards.code.texts` on one program."""
+"""Every text of code_sandbox for a policy, besides those of `agentenv.rewards.rules.code.texts` about one program."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def question_text(question: str, examples: Sequence[str], starter_code: str, instruction: str) -> str:
-    """The user message of the first turn: the question, examples, the code to start from, and the instruction."""
+    """Return the user message of the first turn: the question, the starter code, examples, and the instruction."""
     parts = [question.rstrip()]
     if starter_code.strip():
         parts.append(f"Start from this:\n```python\n{starter_code.strip()}\n```")
@@ -16,5 +16,5 @@ def question_text(question: str, examples: Sequence[str], starter_code: str, ins
 
 
 def attempts_text(left: int) -> str:
-    """How many attempts remain, at least 1."""
+    """Return the text about the remaining attempts, at least 1."""
     return "1 attempt left." if left == 1 else f"{left} attempts left."

@@ -1,9 +1,9 @@
-"""A policy that knows nothing: a Llama with random weights, and a tokenizer of the words that guess_number says.
+"""An untrained policy: a Llama with random weights, and a tokenizer of the words of guess_number.
 
     python -m agentenv_envs.guess_number.untrained runs/untrained --seed 0
 
-Takes seconds. Every number up to --high is one token; byte-level BPE, ChatML; equal arguments give equal bytes.
-It is no Qwen2, because transformers 5 gives every one of those a tokenizer that splits numbers into digits.
+Takes seconds. Every number up to --high is one token; byte-level BPE, ChatML; equal arguments produce equal bytes.
+The model is not a Qwen2, because transformers 5 gives each of those a tokenizer that splits numbers into digits.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ CHAT_TEMPLATE = (
 )
 MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PIECES = r"\d+| ?[^\s\d]+|\s"
-"""Numbers stand alone, without the space before them, so that each is one token wherever it stands."""
+"""Numbers are split off without the space before them, so that each is one token everywhere."""
 INITIAL_STD = 0.1
-"""Of the weights: about one over the root of the width, so that what is said reaches the output from the first step."""
+"""Standard deviation of the weights: about one over the root of the width, so that the input affects the output from
+the first step."""
 
 
 def make_tokenizer(high: int) -> Any:
-    """A byte-level BPE that has every word of the environment, and every number up to `high`, as one token."""
+    """Return a byte-level BPE in which every word of the environment, and every number up to `high`, is one token."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     numbers = [str(number) for number in range(high + 1)]
-    said = ["Guess my number.", rules_text(1, high, 2), hint_text(1, 2), hint_text(2, 1), invalid_text(1, high)]
-    texts = [*said, "user\n", "assistant\n", *numbers]
+    sentences = ["Guess my number.", rules_text(1, high, 2), hint_text(1, 2), hint_text(2, 1), invalid_text(1, high)]
+    texts = [*sentences, "user\n", "assistant\n", *numbers]
     tokenizer = Tokenizer(models.BPE())
     pieces, to_bytes = Regex(PIECES), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(pieces, "isolated"), to_bytes])
@@ -52,7 +53,7 @@ def make_tokenizer(high: int) -> Any:
 
 
 def make_model(tokenizer: Any, *, width: int = 64, num_layers: int = 2, seed: int = 0) -> Any:
-    """A LlamaForCausalLM for the tokenizer, its weights drawn from the seed; heads are 32 wide."""
+    """Return a LlamaForCausalLM for the tokenizer, with weights drawn from the seed; heads are 32 wide."""
     import torch
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
@@ -78,11 +79,11 @@ def make_model(tokenizer: Any, *, width: int = 64, num_layers: int = 2, seed: in
 
 
 def main() -> None:
-    """Writes the folder named on the command line."""
+    """Write the folder that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("out", type=Path, help="folder to write")
     parser.add_argument("--high", type=int, default=15, help="the largest number that is one token")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights")
     args = parser.parse_args()
     tokenizer = make_tokenizer(args.high)
     make_model(tokenizer, seed=args.seed).save_pretrained(args.out)

@@ -1,4 +1,4 @@
-"""GymnasiumText: Gymnasium's toy games, each with rules, a map and a best play."""
+"""GymnasiumText: Gymnasium's toy games, each with rules, a map and its best play."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from agentenv.agent import ResetState, StepState
+from agentenv.core.agent import ResetState, StepState
+from agentenv.core.types import StepResult
 from agentenv.errors import ConfigError, DataError
 from agentenv.gym.from_gymnasium import FromGymnasium, Moment, TextGame
-from agentenv.types import StepResult
 from agentenv_envs.gymnasium_text import games
 from agentenv_envs.gymnasium_text.games import GAMES, Game
 from agentenv_envs.rows import row_of
@@ -20,25 +20,26 @@ _NAMES = ("gymnasium_text", *GAMES)
 
 
 class GymnasiumText(FromGymnasium):
-    """Play FrozenLake, CliffWalking, Taxi or Blackjack in words, one action per turn.
+    """FrozenLake, CliffWalking, Taxi or Blackjack in words, one action per turn.
 
-    Each row says which `game` it is, in its own column or in a label that is an object, as OpenRLHF has it:
-    frozen_lake, frozen_lake_slippery, cliff_walking, taxi, blackjack. A row may also have `map` (FrozenLake, a list of
-    rows), `start` (CliffWalking, [row, column] from 0) and `state` (Taxi); the rest is drawn with the task's seed.
+    Each row names its `game`, in its own column or in a label that is an object, as in OpenRLHF: frozen_lake,
+    frozen_lake_slippery, cliff_walking, taxi, blackjack. A row may also have `map` (FrozenLake, a list of rows),
+    `start` (CliffWalking, [row, column] from 0) and `state` (Taxi); everything else is drawn with the task's seed.
 
-    Score: where every action has one outcome, 1.0 when the game was won, else 0.0. Where luck decides (slippery ice,
-    blackjack) nobody can always win, so the score is the share of answers that were a best action, by value iteration
-    or the odds of the cards: best play has 1.0, and `won` says how it went. A game that was given up by answers without
-    an action has 0.0.
-    Reward: "score": the score at the end of the episode; "game": Gymnasium's own, every turn.
+    Score: if every action has one outcome, 1.0 for a won game, else 0.0. In games of luck (slippery ice, blackjack) no
+    strategy always wins, so the score is the share of answers that were a best action, by value iteration or the odds
+    of the cards: best play has 1.0, and `won` tells the result. A game that was given up by answers without an action
+    has 0.0. Reward: "score": the score at the end of the episode; "game": Gymnasium's own, every turn.
 
-    info per turn: optimal (0/1, the action was a best one), won (0/1), and those of FromGymnasium.
+    info per turn: optimal (0/1, the action was a best one), won (0/1), and the keys of FromGymnasium.
     """
 
     game: ClassVar[TextGame] = GAMES["frozen_lake"].text_game({})
     datasets: ClassVar[Mapping[str, str | Path]] = {name: _DATA / f"{name}.jsonl" for name in _NAMES}
+    max_turns: ClassVar[int | None] = 52
+    """The longest game (50 actions, on slippery ice) and two answers without an action."""
     row_seeds: ClassVar[bool] = False
-    """True: the `seed` of a row is the environment's, whatever the trainer says, which may give each sample another."""
+    """True: the row's `seed` takes precedence over the trainer's, which may differ between samples."""
     hacks: ClassVar[Mapping[str, str]] = {
         **FromGymnasium.hacks,
         "says_every_action": "left down right up south north east west pickup dropoff stick hit",
@@ -57,29 +58,33 @@ class GymnasiumText(FromGymnasium):
         form: Literal["last", "tags"] = "last",
         make_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Choose the game and what an episode may cost.
+        """Choose the game and the costs of an episode.
 
         Args:
-            game: the game of rows that name none; rows of another are refused.
+            game: the game of rows that name none; rows of another game are refused.
             reward: "score" or "game".
-            max_steps: actions, after which the episode is truncated; None: 24, on slippery ice 50.
-            max_invalid: answers without an action, with the last of which the episode is terminated.
-            invalid_reward: of each; None: -0.1, and with the game's rewards as much as its worst step.
+            max_steps: number of actions after which the episode is truncated; None: 24, on slippery ice 50.
+            max_invalid: number of answers without an action after which the episode is terminated.
+            invalid_reward: reward of each of them; None: -0.1, and under `reward="game"` that of the game's worst step.
             form: "last" or "tags", as in `FromGymnasium`.
-            make_kwargs: further arguments of Gymnasium's environment, such as {"is_rainy": true} for Taxi.
+            make_kwargs: more arguments of Gymnasium's environment, such as {"is_rainy": true} for Taxi.
 
         Raises:
-            ConfigError: an argument is wrong.
+            ConfigError: an argument has an invalid value.
         """
         for name, value, choices in (("game", game, (None, *GAMES)), ("reward", reward, ("score", "game"))):
             if value not in choices:
                 raise ConfigError(f"GymnasiumText.{name}: expected one of {choices}, got {value!r}. Change it.")
         super().__init__(
-            make_kwargs, max_steps=max_steps, max_invalid=max_invalid,
-            invalid_reward=-0.1 if invalid_reward is None else invalid_reward, form=form,
-        )  # fmt: skip
-        self.name, self.reward = game, reward
-        self._given = {"max_steps": max_steps, "invalid_reward": invalid_reward}
+            make_kwargs,
+            max_steps=max_steps,
+            max_invalid=max_invalid,
+            invalid_reward=-0.1 if invalid_reward is None else invalid_reward,
+            form=form,
+        )
+        self.name = game
+        self.reward = reward
+        self._arguments = {"max_steps": max_steps, "invalid_reward": invalid_reward}
         self._row: Mapping[str, Any] = {}
         self._kind: Game = GAMES[game or "frozen_lake"]
         self._text = self._kind.text_game({})
@@ -87,11 +92,11 @@ class GymnasiumText(FromGymnasium):
         self.num_optimal = 0
         self._was_optimal = False
 
-    def reset(self, states: ResetState) -> ResetState:  # type: ignore[override]  # in a thread of its own
-        """Set the row's game up; its rules and first state stand under the task's prompt.
+    def reset(self, states: ResetState) -> ResetState:  # type: ignore[override]  # plain: runs in a thread
+        """Set up the row's game; append its rules and first state to the task's prompt.
 
         Raises:
-            DataError: the row's game, map or place is none.
+            DataError: the row's game, map or place is invalid.
         """
         self._row = row_of(states, ("game",)).columns
         name = self._row.get("game") or self.name
@@ -99,13 +104,13 @@ class GymnasiumText(FromGymnasium):
             expected = self.name or f"one of {', '.join(GAMES)}"
             raise DataError(
                 f"GymnasiumText: game: expected {expected}, got {self._row.get('game')!r:.60}. "
-                "Mend the row, or choose its game with --env_kwargs '{\"game\": …}' and --data."
+                "Fix the row, or choose its game with --env_kwargs '{\"game\": …}' and --data."
             )
         self._kind = GAMES[name]
         self._text = self._kind.text_game(self._row)
-        if self._given["max_steps"] is None:
+        if self._arguments["max_steps"] is None:
             self.max_steps = self._kind.max_steps
-        if self._given["invalid_reward"] is None and self.reward == "game":
+        if self._arguments["invalid_reward"] is None and self.reward == "game":
             self.invalid_reward = self._kind.invalid_reward
         return super().reset(states)
 
@@ -114,7 +119,7 @@ class GymnasiumText(FromGymnasium):
             self.play = games.Play(self.env)
         return self.play
 
-    def step(self, states: StepState) -> StepResult:  # type: ignore[override]  # in a thread of its own
+    def step(self, states: StepState) -> StepResult:  # type: ignore[override]  # plain: runs in a thread
         """Play an action; see `FromGymnasium.step`."""
         self._was_optimal = False
         result = super().step(states)
@@ -127,20 +132,20 @@ class GymnasiumText(FromGymnasium):
         return replace(result, reward=reward, score=score, info=info)
 
     def on_truncate(self, states: StepState) -> StepResult | None:  # type: ignore[override]
-        """Where a limit ends a game of luck: its score is the reward, as at any other end."""
+        """Pay the score of a game of luck that a limit ends, as at any other end."""
         score = self._score(self._now())
         return StepResult(reward=score, score=score) if self.reward == "score" and score else None
 
-    def gold(self, states: StepState) -> str | None:  # type: ignore[override]  # in a thread of its own
-        """A best action; None where an answer before was not the best, and luck decides: the full score is gone."""
+    def gold(self, states: StepState) -> str | None:  # type: ignore[override]  # plain: runs in a thread
+        """Return a best action; None in a game of luck after a worse answer, because the full score is lost."""
         if self.moment is None or self.env is None:
             return None
         answers = self.moment.num_steps + self.moment.num_illegal
         if not self._best().is_certain and self.num_optimal < answers:
             return None
         action = self._best().best(self.moment.observation)[0]
-        said = next(name for name, meant in self.names.items() if meant == action)
-        return f"<action>{said}</action>" if self.form == "tags" else said
+        name = next(name for name, meaning in self.names.items() if meaning == action)
+        return f"<action>{name}</action>" if self.form == "tags" else name
 
     def _score(self, moment: Moment) -> float:
         if self._best().is_certain:

@@ -1,4 +1,4 @@
-"""The games: how each is made of a row, put in words, and played best."""
+"""The games: how each is created from a row, put in words, and played best."""
 
 from __future__ import annotations
 
@@ -31,23 +31,33 @@ class Game:
     render: Callable[[Moment], str]
     max_steps: int
     invalid_reward: float
-    """With the game's own rewards: what an answer without an action costs, so that giving up does not pay."""
+    """With the game's own rewards: the cost of an answer without an action, so that giving up does not pay."""
     make_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def text_game(self, row: Mapping[str, Any]) -> TextGame:
-        """How the game of a row is made and told.
+        """Return the text game of a row.
 
         Raises:
-            DataError: the row's map is none.
+            DataError: the row's map is invalid.
         """
         kwargs = dict(self.make_kwargs)
-        if self.env == "FrozenLake" and row.get("map") is not None:
-            kwargs["desc"] = _map(row["map"])
+        if self.env == "FrozenLake" and (value := row.get("map")) is not None:
+            rows = list(value) if isinstance(value, list | tuple) else []
+            whole = rows and all(
+                isinstance(row, str) and len(row) == len(rows[0]) and set(row) <= set("SFHG") for row in rows
+            )
+            letters = "".join(map(str, rows))
+            if not whole or letters.count("S") != 1 or "G" not in letters:
+                raise DataError(
+                    f"GymnasiumText: map: expected rows of S, F, H and G with one S and a G, got {value!r:.80}. "
+                    "Fix the row."
+                )
+            kwargs["desc"] = rows
         return TextGame(newest(self.env), kwargs, self.render, actions=self.actions, rules=self.rules)
 
 
 def newest(name: str) -> str:
-    """The id of the highest version that is registered: Taxi is v3 in older Gymnasiums and v4 in newer ones."""
+    """Return the id of the highest registered version: Taxi is v3 in older Gymnasiums and v4 in newer ones."""
     import gymnasium
 
     versions = [spec.version or 0 for spec in gymnasium.registry.values() if spec.name == name and not spec.namespace]
@@ -55,67 +65,52 @@ def newest(name: str) -> str:
 
 
 def put(env: Any, row: Mapping[str, Any]) -> int | None:
-    """Begin a game where its row says, after a reset; gives the state, or None where the row says nothing.
+    """Move a game to its row's start after a reset; return the state, or None if the row has no start.
 
     Raises:
-        DataError: there is no such place.
+        DataError: the place does not exist.
     """
     inner = env.unwrapped
-    if row.get("state") is not None:  # Taxi
-        inner.s = _state(row["state"], inner)
-        return int(inner.s)
+    if (state := row.get("state")) is not None:  # Taxi
+        if type(state) is not int or not 0 <= state < len(inner.P):
+            raise DataError(
+                f"GymnasiumText: state: expected one of the game's {len(inner.P)}, got {state!r:.60}. Fix the row."
+            )
+        inner.s = state
+        return state
     if row.get("start") is not None:  # CliffWalking
         start = row["start"]
         whole = isinstance(start, list | tuple) and len(start) == 2 and all(type(one) is int for one in start)
         if not whole or (not (0 <= start[0] < 3 and 0 <= start[1] < 12) and list(start) != [3, 0]):
-            raise DataError(f"GymnasiumText: start: expected {_CLIFF_START}, got {start!r:.60}. Mend the row.")
+            raise DataError(f"GymnasiumText: start: expected {_CLIFF_START}, got {start!r:.60}. Fix the row.")
         inner.s = start[0] * 12 + start[1]
         return int(inner.s)
     return None
 
 
 def won(name: str, moment: Moment) -> bool:
-    """Whether a game was won: the goal reached, the passenger delivered, more than the dealer has."""
+    """Return True if a game was won: the goal reached, the passenger delivered, or more points than the dealer."""
     if not moment.terminated:
         return False
     return moment.reward > 0 if name in ("FrozenLake", "Blackjack") else True
 
 
 class Play:
-    """The best play of a game: of its transitions where it has some, else of blackjack's odds."""
+    """The best play of a game: from its transitions if it has some, else from blackjack's odds."""
 
     def __init__(self, env: Any) -> None:
         self.env = env.unwrapped
         transitions = getattr(self.env, "P", None)
         self.values = None if transitions is None else planning.action_values(transitions)
         self.is_certain = transitions is not None and planning.is_certain(transitions)
-        """Whether every action has one outcome, so that the best play wins."""
+        """True if every action has one outcome, so that the best play wins."""
 
     def best(self, observation: Any) -> list[int]:
-        """The best actions where the game stands."""
+        """Return the best actions in the current state."""
         if self.values is not None:
             return planning.best_actions(self.values[int(self.env.s)])
         total, dealer, usable_ace = (int(one) for one in observation)
         return planning.best_actions(planning.blackjack_values(total, dealer, bool(usable_ace)))
-
-
-def _map(value: Any) -> list[str]:
-    rows = list(value) if isinstance(value, list | tuple) else []
-    whole = rows and all(isinstance(row, str) and len(row) == len(rows[0]) and set(row) <= set("SFHG") for row in rows)
-    letters = "".join(map(str, rows))
-    if not whole or letters.count("S") != 1 or "G" not in letters:
-        raise DataError(
-            f"GymnasiumText: map: expected rows of S, F, H and G with one S and a G, got {value!r:.80}. Mend the row."
-        )
-    return rows
-
-
-def _state(value: Any, inner: Any) -> int:
-    if type(value) is not int or not 0 <= value < len(inner.P):
-        raise DataError(
-            f"GymnasiumText: state: expected one of the game's {len(inner.P)}, got {value!r:.60}. Mend the row."
-        )
-    return value
 
 
 def _lake(moment: Moment) -> str:
@@ -145,4 +140,4 @@ GAMES: Mapping[str, Game] = {
     "taxi": Game("Taxi", _TAXI, texts.TAXI, _taxi, 24, -10.0),
     "blackjack": Game("Blackjack", _BLACKJACK, texts.BLACKJACK, _blackjack, 24, -1.0),
 }
-"""By the name that a row or `game` says."""
+"""The games by the name in a row or in the argument `game`."""

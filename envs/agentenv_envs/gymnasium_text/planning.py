@@ -1,4 +1,4 @@
-"""Which actions are best: by value iteration over a game's transitions, and for blackjack by its odds."""
+"""The best actions: by value iteration over a game's transitions, and for blackjack by its odds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 DISCOUNT = 0.99
-"""Of what comes a step later, so that of two ways to the goal the shorter is better."""
+"""Discount per step, so that the shorter of two ways to the goal is better."""
 _TIE = 1e-8
 _CARDS = {**dict.fromkeys(range(1, 10), 1 / 13), 10: 4 / 13}
 STICK, HIT = 0, 1
@@ -19,32 +19,32 @@ Transitions = Mapping[int, Mapping[int, Any]]
 
 
 def action_values(transitions: Transitions) -> Any:
-    """[num_states, num_actions] discounted sums of rewards of each action, followed by the best ones."""
+    """Return [num_states, num_actions] discounted sums of rewards of each action followed by the best ones."""
     num_states, num_actions = len(transitions), len(transitions[0])
     most = max(len(outcomes) for actions in transitions.values() for outcomes in actions.values())
     chance, follows, reward = np.zeros((3, num_states, num_actions, most))
-    goes_on = np.zeros((num_states, num_actions, most))
+    continues = np.zeros((num_states, num_actions, most))
     for state, actions in transitions.items():
         for action, outcomes in actions.items():
             for index, (probability, after, earned, ended) in enumerate(outcomes):
                 at = state, action, index
-                chance[at], follows[at], reward[at], goes_on[at] = probability, after, earned, not ended
+                chance[at], follows[at], reward[at], continues[at] = probability, after, earned, not ended
     states, values = follows.astype(np.int64), np.zeros(num_states)
     while True:
-        found = (chance * (reward + DISCOUNT * goes_on * values[states])).sum(axis=2)
-        best = found.max(axis=1)
+        updated = (chance * (reward + DISCOUNT * continues * values[states])).sum(axis=2)
+        best = updated.max(axis=1)
         if np.abs(best - values).max() < 1e-11:
-            return found
+            return updated
         values = best
 
 
 def best_actions(values: Any) -> list[int]:
-    """The actions of the highest value; several where they are as good."""
+    """Return the actions of the highest value, several if they are equally good."""
     return [int(action) for action in np.flatnonzero(np.asarray(values) >= np.max(values) - _TIE)]
 
 
 def is_certain(transitions: Transitions) -> bool:
-    """Whether every action has one outcome."""
+    """Return True if every action has one outcome."""
     return all(
         len({after for probability, after, *_ in outcomes if probability > 0}) == 1
         for actions in transitions.values()
@@ -54,17 +54,17 @@ def is_certain(transitions: Transitions) -> bool:
 
 @functools.cache
 def blackjack_values(total: int, dealer: int, usable_ace: bool) -> tuple[float, float]:
-    """What to stick and to hit win on average, with cards from a deck that never runs out.
+    """Return the average result of sticking and of hitting, with cards from an infinite deck.
 
-    The best play of the game: what it wins is less than the dealer's in most hands.
+    This is the best play of the game, whose average result is negative in most hands.
     """
-    return _stick(total, dealer), sum(p * _after(total, dealer, usable_ace, card) for card, p in _CARDS.items())
-
-
-def _after(total: int, dealer: int, usable_ace: bool, card: int) -> float:
-    """The value of the best play after a card was drawn."""
-    total, usable_ace = _with(total, usable_ace, card)
-    return -1.0 if total > 21 else max(blackjack_values(total, dealer, usable_ace))
+    ends = _dealt(*_with(0, False, dealer))
+    stick = sum(chance * ((end > 21 or total > end) - (total < end <= 21)) for end, chance in ends)
+    hit = 0.0
+    for card, chance in _CARDS.items():
+        after, ace = _with(total, usable_ace, card)
+        hit += chance * (-1.0 if after > 21 else max(blackjack_values(after, dealer, ace)))
+    return stick, hit
 
 
 def _with(total: int, usable_ace: bool, card: int) -> tuple[int, bool]:
@@ -74,13 +74,9 @@ def _with(total: int, usable_ace: bool, card: int) -> tuple[int, bool]:
     return (total - 10, False) if usable_ace and total > 21 else (total, usable_ace)
 
 
-def _stick(total: int, dealer: int) -> float:
-    return sum(p * ((end > 21 or total > end) - (total < end <= 21)) for end, p in _dealt(*_with(0, False, dealer)))
-
-
 @functools.cache
 def _dealt(total: int, usable_ace: bool) -> tuple[tuple[int, float], ...]:
-    """What the dealer ends with, and how likely."""
+    """Return the dealer's possible final totals with their probabilities."""
     if total >= 17:
         return ((total, 1.0),)
     ends: dict[int, float] = {}

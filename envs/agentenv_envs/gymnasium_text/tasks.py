@@ -1,9 +1,9 @@
-"""The shipped tasks, made from a seed: equal arguments give equal files.
+"""The shipped tasks, generated from a seed: equal arguments produce equal files.
 
     python -m agentenv_envs.gymnasium_text.tasks envs/agentenv_envs/gymnasium_text/data --count 32 --seed 0
 
-Every game without luck can be won in `MOST_STEPS` steps, so that the 16 turns that a run gives by default are enough.
-No game of luck is played best with one action alone, so that saying "hit" or "left" always has no full score.
+Every game without luck can be won in `MAX_STEPS` steps, so that a run's default of 16 turns is enough. No game of luck
+is played best with a single action, so that always answering "hit" or "left" never has the full score.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 
 from agentenv_envs.gymnasium_text import games, planning
 
-MOST_STEPS = 13
+MAX_STEPS = 13
 FAIR_VALUE = 0.4
-"""Of a slippery lake's start, discounted: most play of it is about the goal and not about standing still."""
+"""Least discounted value of a slippery lake's start: most of its play then concerns the goal."""
 PROMPTS = {
     "frozen_lake": "Cross the frozen lake.",
     "frozen_lake_slippery": "Cross the frozen lake.",
@@ -31,28 +31,28 @@ PROMPTS = {
 
 
 def make_rows(name: str, count: int, seed: int) -> list[dict[str, Any]]:
-    """`count` different rows of a game; all columns but the prompt are in the label too, for OpenRLHF."""
+    """Return `count` different rows of a game; all columns but the prompt are also in the label, for OpenRLHF."""
     rng = Random(f"{name}/{seed}")
-    found: dict[str, dict[str, Any]] = {}
+    unique: dict[str, dict[str, Any]] = {}
     for columns in _COLUMNS[name](rng):
-        found.setdefault(json.dumps(columns), columns)
-        if len(found) == count:
+        unique.setdefault(json.dumps(columns), columns)
+        if len(unique) == count:
             break
     rows = []
-    for index, columns in enumerate(found.values()):
+    for index, columns in enumerate(unique.values()):
         label = {"game": name, "seed": rng.randrange(2**31), **columns}
         rows.append({"task_id": f"{name}-{index:02d}", "prompt": PROMPTS[name], "seed": label["seed"], "label": label})
     return rows
 
 
 def _lakes(rng: Random, sizes: Sequence[int] = (4, 5, 6)) -> Iterator[dict[str, Any]]:
-    """Maps on which the goal can be reached."""
+    """Yield maps on which the goal can be reached."""
     while True:
         size = rng.choice(sizes)
         squares = [["H" if rng.random() < 0.25 else "F" for _ in range(size)] for _ in range(size)]
         squares[0][0], squares[-1][-1] = "S", "G"
         steps = _distance(squares)
-        if steps is not None and steps <= MOST_STEPS:
+        if steps is not None and steps <= MAX_STEPS:
             yield {"map": ["".join(row) for row in squares]}
 
 
@@ -71,35 +71,33 @@ def _distance(squares: list[list[str]]) -> int | None:
 
 
 def _cliffs(rng: Random) -> Iterator[dict[str, Any]]:
-    places = [[row, column] for row in range(3) for column in range(12) if 2 <= 14 - row - column <= MOST_STEPS]
+    places = [[row, column] for row in range(3) for column in range(12) if 2 <= 14 - row - column <= MAX_STEPS]
     rng.shuffle(places)
     yield {"start": [3, 0]}
     yield from ({"start": place} for place in places)
 
 
 def _taxis(rng: Random) -> Iterator[dict[str, Any]]:
-    """States in which the passenger waits, from which the best way is short."""
+    """Yield states in which the passenger waits and the best way is short."""
     import gymnasium
 
     env: Any = gymnasium.make(games.newest("Taxi")).unwrapped
     values = planning.action_values(env.P)
     while True:
         row, column, passenger, destination = rng.randrange(5), rng.randrange(5), rng.randrange(4), rng.randrange(4)
-        state = int(env.encode(row, column, passenger, destination))
-        if passenger != destination and _steps(env.P, values, state) <= MOST_STEPS:
-            yield {"state": state}
-
-
-def _steps(transitions: planning.Transitions, values: Any, state: int) -> int:
-    steps, ended = 0, False
-    while not ended:
-        _, state, _, ended = transitions[state][planning.best_actions(values[state])[0]][0]
-        steps += 1
-    return steps
+        if passenger == destination:
+            continue
+        start = at = int(env.encode(row, column, passenger, destination))
+        steps, ended = 0, False
+        while not ended:
+            _, at, _, ended = env.P[at][planning.best_actions(values[at])[0]][0]
+            steps += 1
+        if steps <= MAX_STEPS:
+            yield {"state": start}
 
 
 def _hands(rng: Random) -> Iterator[dict[str, Any]]:
-    """Seeds of hands of which no single action is best throughout."""
+    """Yield seeds of hands for which no single action is always best."""
     import gymnasium
 
     env = gymnasium.make(games.newest("Blackjack"))
@@ -110,7 +108,7 @@ def _hands(rng: Random) -> Iterator[dict[str, Any]]:
 
 
 def _slippery_lakes(rng: Random) -> Iterator[dict[str, Any]]:
-    """Maps of 4 squares a side with a fair chance, and seeds, with which no single action is best throughout."""
+    """Yield maps of 4 squares a side with a fair chance, and seeds, for which no single action is always best."""
     import gymnasium
 
     for columns in _lakes(rng, sizes=(4,)):
@@ -121,11 +119,11 @@ def _slippery_lakes(rng: Random) -> Iterator[dict[str, Any]]:
 
 
 def _takes_more_than_one(env: Any, seed: int) -> bool:
-    """Whether the best play with this seed has no action that is a best one every time."""
+    """Return True if in the best play with this seed no action is a best one every time."""
     play, ended, num_steps = games.Play(env), False, 0
     always = set(range(env.action_space.n))
     observation, _ = env.reset(seed=seed)
-    while not ended and num_steps < MOST_STEPS:
+    while not ended and num_steps < MAX_STEPS:
         best = play.best(observation)
         always &= set(best)
         observation, _, ended, _, _ = env.step(best[0])
@@ -140,15 +138,15 @@ _COLUMNS: dict[str, Any] = {
 
 
 def main() -> None:
-    """Writes a file per game, and one with all of them by turns, into the folder named on the command line."""
+    """Write a file for each game, and one with all of them in turn, into the folder that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("out", type=Path, help="folder to write to")
     parser.add_argument("--count", type=int, default=32, help="tasks of each game; at most 32")
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal files")
     args = parser.parse_args()
-    made = {name: make_rows(name, args.count, args.seed) for name in games.GAMES}
-    made["gymnasium_text"] = [row for rows in zip(*made.values(), strict=True) for row in rows]
-    for name, rows in made.items():
+    files = {name: make_rows(name, args.count, args.seed) for name in games.GAMES}
+    files["gymnasium_text"] = [row for rows in zip(*files.values(), strict=True) for row in rows]
+    for name, rows in files.items():
         (args.out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Every sentence of the games: rules, and where an episode stands. Rows and columns count from 1."""
+"""Every text of the games: rules, and the state of an episode. Rows and columns count from 1."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STOP_AT = ((0, 0), (0, 4), (4, 0), (4, 3))
 
 
 def frozen_lake_text(desc: Any, state: int) -> str:
-    """The map with the player on it."""
+    """Return the map with the player on it."""
     rows = [[square.decode() if isinstance(square, bytes) else str(square) for square in row] for row in desc]
     row, column = divmod(state, len(rows[0]))
     rows[row][column] = "@"
@@ -39,7 +39,7 @@ def frozen_lake_text(desc: Any, state: int) -> str:
 
 
 def cliff_text(state: int) -> str:
-    """The map with the player on it."""
+    """Return the map with the player on it."""
     rows = [["."] * 12 for _ in range(3)] + [[".", *["C"] * 10, "G"]]
     row, column = divmod(state, 12)
     rows[row][column] = "@"
@@ -47,7 +47,7 @@ def cliff_text(state: int) -> str:
 
 
 def taxi_text(desc: Any, place: tuple[int, int, int, int]) -> str:
-    """The map with the taxi on it, and where the passenger is and wants to go, in words.
+    """Return the map with the taxi on it, and the passenger's place and destination in words.
 
     Args:
         desc: the map, characters by row.
@@ -62,7 +62,7 @@ def taxi_text(desc: Any, place: tuple[int, int, int, int]) -> str:
 
 
 def blackjack_text(total: int, dealer: int, usable_ace: bool) -> str:
-    """The player's cards and the dealer's."""
+    """Return the player's cards and the dealer's."""
     ace = ", with an ace as 11" if usable_ace else ""
     return f"Your cards count {total}{ace}. The dealer shows {'an ace' if dealer == 1 else f'a {dealer}'}."
 

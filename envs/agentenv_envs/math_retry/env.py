@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from agentenv.agent import AgentInstance, ResetState, StepState
+from agentenv.core.agent import AgentInstance, ResetState, StepState
+from agentenv.core.types import Message, StepResult
 from agentenv.errors import ConfigError, InfraError
-from agentenv.rewards.math import Grade, MathGrader, Outcome, default_grader
-from agentenv.types import Message, StepResult
+from agentenv.rewards.rules.math.reward import MathGrader, default_grader, math_outcome
+from agentenv.rewards.types import Status
 from agentenv_envs.math_retry.texts import INSTRUCTION, feedback_text, question_text
 
 
@@ -50,75 +51,60 @@ class MathRetry(AgentInstance):
     ) -> None:
         if not isinstance(max_attempts, int) or max_attempts < 1:
             raise ConfigError(f"MathRetry.max_attempts: expected an integer >= 1, got {max_attempts!r}. Change it.")
-        self.max_attempts = max_attempts
-        self.instruction = instruction
-        self.correct_reward, self.wrong_reward = correct_reward, wrong_reward
+        self.max_attempts, self.num_attempts = max_attempts, 0
+        self.instruction, self.grader = instruction, grader or default_grader()
+        self.correct_reward, self.retry_discount, self.wrong_reward = correct_reward, retry_discount, wrong_reward
         self.final_wrong_penalty, self.no_answer_penalty = final_wrong_penalty, no_answer_penalty
-        self.retry_discount = retry_discount
-        self.grader = grader or default_grader()
-        self.num_attempts = 0
 
     async def reset(self, states: ResetState) -> ResetState:
-        """Put the instruction under the question; a prompt that is already rendered text is left as it is."""
-        observation = states["observation"]
-        if isinstance(observation, str):
-            return states
-        return {**states, "observation": self._instructed(observation)}
+        """Put the instruction under the question; a prompt that is already rendered text is left as it is.
 
-    def _instructed(self, messages: Sequence[Message]) -> list[Message]:
-        last = messages[-1] if messages else {}
+        Raises:
+            DataError: the label is not an answer that the grader can read.
+        """
+        if "label" in states:
+            await self.grader.check_label(states["label"])
+        messages = states["observation"]
+        last: Message = {} if isinstance(messages, str) or not messages else messages[-1]
         if last.get("role") != "user" or not isinstance(last.get("content"), str):
-            return list(messages)
-        return [*messages[:-1], {**last, "content": question_text(last["content"], self.instruction)}]
+            return states
+        asked = {**last, "content": question_text(last["content"], self.instruction)}
+        return {**states, "observation": [*messages[:-1], asked]}
 
     async def step(self, states: StepState) -> StepResult:
-        """Grade an attempt.
+        """Grade an attempt and reply to it.
 
         Raises:
             InfraError: the grader failed.
-            DataError: the label is no answer, or one that the grader cannot read.
+            DataError: the label is not an answer that the grader can read.
         """
-        grade = await self.grader.grade(states["action_text"], states["label"])
+        result = await self.grader.grade(states["action_text"], states["label"])
         self.num_attempts += 1
-        last = self.num_attempts >= self.max_attempts
-        if grade.outcome is Outcome.INFRA:
+        if result.status is Status.INFRA:
             raise InfraError(
-                f"MathRetry.step: expected a grade, got {grade.outcome}: {grade.detail or 'no detail'}. Retry."
+                f"MathRetry.step: expected a result, got {result.status}: {result.detail or 'no detail'}. Retry."
             )
-        correct = grade.outcome is Outcome.CORRECT
-        feedback = "" if correct or last else self._feedback(grade)
-        return StepResult(
-            [{"role": "user", "content": feedback}] if feedback else "",
-            reward=self._reward(grade, last=last),
-            terminated=correct or last,
-            score=float(correct),
-            info=self._info(grade),
-        )
-
-    def _reward(self, grade: Grade, *, last: bool) -> float:
-        if grade.outcome is Outcome.CORRECT:
-            return self.correct_reward * self.retry_discount ** (self.num_attempts - 1)
-        if not last:
-            return self.wrong_reward
-        return self.final_wrong_penalty if grade.outcome is Outcome.WRONG else self.no_answer_penalty
-
-    def _feedback(self, grade: Grade) -> str:
-        return feedback_text(grade.outcome.value, grade.extracted, self.max_attempts - self.num_attempts)
-
-    def _info(self, grade: Grade) -> dict[str, float | str]:
-        correct = float(grade.outcome is Outcome.CORRECT)
+        is_correct, is_last = result.score == 1.0, self.num_attempts >= self.max_attempts
+        outcome = math_outcome(result)
         info: dict[str, float | str] = {
-            "correct": correct,
+            "correct": float(is_correct),
             "attempts": float(self.num_attempts),
-            "has_answer": float(grade.extracted is not None),
-            "extracted": grade.extracted or "",
-            "outcome": grade.outcome.value,
+            "has_answer": float(result.extracted is not None),
+            "extracted": result.extracted or "",
+            "outcome": outcome,
         }
         if self.num_attempts == 1:
-            info["first_correct"] = correct
-        return info
+            info["first_correct"] = float(is_correct)
+        if is_correct:
+            reward = self.correct_reward * self.retry_discount ** (self.num_attempts - 1)
+            return StepResult(reward=reward, score=1.0, terminated=True, info=info)
+        if is_last:
+            reward = self.final_wrong_penalty if result.status is Status.OK else self.no_answer_penalty
+            return StepResult(reward=reward, score=0.0, terminated=True, info=info)
+        feedback = feedback_text(outcome, result.extracted, self.max_attempts - self.num_attempts)
+        return StepResult([{"role": "user", "content": feedback}], reward=self.wrong_reward, score=0.0, info=info)
 
     async def gold(self, states: StepState) -> str | None:
-        """The label behind the mark that the instruction asks for."""
+        """Return the label after the mark that the instruction asks for."""
         label = str("" if states["label"] is None else states["label"])
         return f"#### {label.rpartition('####')[2].strip()}" if label.strip() else None

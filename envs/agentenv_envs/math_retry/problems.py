@@ -75,7 +75,7 @@ def make_problems(count: int, seed: int, *, exclude: AbstractSet[str] = frozense
 
 
 def read_questions(path: Path = TASK_SET) -> frozenset[str]:
-    """The questions of a task file, to be kept out of training."""
+    """Return the questions of a task file, to be kept out of training."""
     return frozenset(json.loads(line)["prompt"] for line in path.read_text(encoding="utf-8").splitlines())
 
 
@@ -106,12 +106,12 @@ def work_out(left: int, operator: str, right: int) -> str:
 
 
 def apply(left: int, operator: str, right: int) -> int:
-    """The result of +, - or *."""
+    """Return the result of +, - or *."""
     return {"+": left + right, "-": left - right, "*": left * right}[operator]
 
 
 def _make_problem(rng: Random) -> Problem | None:
-    """A random problem, or None where the numbers drawn leave the range 1 to 999."""
+    """Return a random problem; None if its numbers leave the range 1 to 999."""
     n, m = rng.sample(NAMES, 2)
     words = {"n": n, "m": m, "o": rng.choice(OBJECTS), "x": rng.choice(BOXES)}
     make = rng.choices((_story, _packs, _comparison, _days), weights=(5, 4, 2, 1))[0]
@@ -133,28 +133,28 @@ _Made = tuple[str, int, list[tuple[str, int]]]  # the question, the first number
 
 
 def _story(rng: Random, words: _Words) -> _Made:
-    """A start and one or two events."""
+    """Return a start and one or two events."""
     start = rng.randint(10, 99)
     sentences, steps = _events(rng, words, rng.choice((1, 2)))
     return " ".join([rng.choice(STARTS).format(a=start, **words), *sentences]), start, steps
 
 
 def _packs(rng: Random, words: _Words) -> _Made:
-    """Packs of equal size and at most one event."""
+    """Return packs of equal size and at most one event."""
     each, packs = rng.randint(10, 60), rng.randint(2, 9)
     sentences, steps = _events(rng, words, rng.choice((0, 1)))
     return " ".join([rng.choice(PACKS).format(a=each, b=packs, **words), *sentences]), each, [("*", packs), *steps]
 
 
 def _events(rng: Random, words: _Words, num_events: int) -> tuple[list[str], list[tuple[str, int]]]:
-    """That many purchases, gifts and losses, closed by the question."""
+    """Return `num_events` purchases, gifts and losses, followed by the question."""
     steps = [(rng.choice("+-"), rng.randint(2, 60)) for _ in range(num_events)]
     sentences = [rng.choice(EVENTS[operator]).format(b=number, **words) for operator, number in steps]
     return [*sentences, rng.choice(ENDS).format(**words)], steps
 
 
 def _comparison(rng: Random, words: _Words) -> _Made:
-    """One has more or fewer than the other; the question is for the other, or for both together."""
+    """Return a comparison of two people; the question asks for the second, or for both together."""
     first, difference, operator = rng.randint(10, 99), rng.randint(2, 60), rng.choice("+-")
     opening = COMPARISONS[operator].format(a=first, b=difference, **words)
     if rng.random() < 0.5:
@@ -163,7 +163,7 @@ def _comparison(rng: Random, words: _Words) -> _Made:
 
 
 def _days(rng: Random, words: _Words) -> _Made:
-    """A sum that is repeated."""
+    """Return a daily sum, repeated over several days."""
     morning, evening, days = rng.randint(10, 60), rng.randint(10, 60), rng.randint(2, 9)
     return DAYS.format(a=morning, b=evening, c=days, **words), morning, [("+", evening), ("*", days)]
 

@@ -1,17 +1,17 @@
-"""Every sentence math_retry says to a policy. The shipped tiny-math policy was trained on exactly these."""
+"""Every sentence that math_retry sends to a policy. The shipped tiny-math policy was trained on exactly these."""
 
 from __future__ import annotations
 
-INSTRUCTION = "Give the final answer after ####."
+INSTRUCTION = "Give the final answer after ####."  # english: off (tiny-math was trained with this text)
 
 
 def question_text(question: str, instruction: str = INSTRUCTION) -> str:
-    """The user message of the first turn: the question and, unless it is empty, the instruction on its own line."""
+    """Return the first user message: the question and, unless it is empty, the instruction on its own line."""
     return f"{question}\n{instruction}" if instruction else question
 
 
 def feedback_text(outcome: str, extracted: str | None, attempts_left: int) -> str:
-    """The user message after a failed attempt: what was wrong with it, never what is right.
+    """Return the user message after a failed attempt: what was wrong with it, never what is right.
 
     Args:
         outcome: the grade's outcome: wrong, no_answer, parse_error or timeout.

@@ -1,7 +1,8 @@
-"""Whether an answer is data, for the nine scorers that would execute it as Python: a list of what may be in it.
+"""Checks that an answer is data, for the nine scorers that would execute it as Python: a list of what it may contain.
 
-Nothing that passes can name an object, call anything but a function of school mathematics, or compute a large number:
-all else is refused before a scorer sees it. Runs in the worker, since even parsing a text can be made expensive.
+An answer that passes can neither name an object, nor call anything but functions of school mathematics, nor compute a
+large number. Everything else is refused before a scorer sees it. The check runs in the worker, because even parsing a
+text can be made expensive.
 """
 
 from __future__ import annotations
@@ -25,10 +26,14 @@ _LISTS = {"binary_matrix", "spiral_matrix", "string_insertion", "n_queens"}
 
 
 def refusal(dataset: str, answer: str) -> str:
-    """Why this dataset's scorer must not see the answer; empty where it may."""
+    """Return the reason why this dataset's scorer must not see the answer; empty if it may."""
     if len(answer) > MAX_CHARS and dataset not in _LISTS:
         return f"longer than {MAX_CHARS} characters"
-    if _depth(answer) > _MAX_DEPTH or _SIGNS.search(answer):
+    depth = deepest = 0
+    for char in answer:
+        depth += (char in "([{") - (char in ")]}")
+        deepest = max(deepest, depth)
+    if deepest > _MAX_DEPTH or _SIGNS.search(answer):
         return "nested too deeply"
     if dataset in _LISTS and _PLAIN.fullmatch(answer):
         return ""
@@ -42,16 +47,8 @@ def refusal(dataset: str, answer: str) -> str:
     return "" if allowed else "more than data: an expression of numbers, variables and known functions is expected"
 
 
-def _depth(text: str) -> int:
-    depth = deepest = 0
-    for char in text:
-        depth += (char in "([{") - (char in ")]}")
-        deepest = max(deepest, depth)
-    return deepest
-
-
 def _is_list(node: ast.expr) -> bool:
-    """Lists and tuples of texts and small numbers; no names, no operators."""
+    """Return True for lists and tuples of texts and small numbers, without names or operators."""
     if isinstance(node, ast.List | ast.Tuple):
         return all(_is_list(item) for item in node.elts)
     return isinstance(node, ast.Constant) and (isinstance(node.value, str) or _is_number(node))
@@ -81,7 +78,7 @@ def _is_number(node: ast.Constant) -> bool:
 
 
 def _is_small_exponent(node: ast.expr) -> bool:
-    """Neither a tower of powers nor a product of numbers that together are large."""
+    """Return True for neither a tower of powers nor numbers with a large product."""
     numbers = [item.value for item in ast.walk(node) if isinstance(item, ast.Constant)]
     total = 1.0
     for number in numbers:
@@ -90,6 +87,6 @@ def _is_small_exponent(node: ast.expr) -> bool:
 
 
 def _has_power(node: ast.expr) -> bool:
-    """A power of a number alone: one of a variable stays a symbol and costs nothing."""
+    """Return True for a power of a number alone: a power of a variable stays symbolic and costs nothing."""
     powers = [item for item in ast.walk(node) if isinstance(item, ast.BinOp) and isinstance(item.op, ast.Pow)]
     return any(not any(isinstance(part, ast.Name) for part in ast.walk(power)) for power in powers)

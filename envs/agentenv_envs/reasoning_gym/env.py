@@ -7,30 +7,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agentenv.agent import AgentInstance, ResetState, StepState
-from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.rewards.grading import graded
-from agentenv.rewards.text import with_opened_thought
-from agentenv.rewards.types import Response, RewardResult, Status
-from agentenv.types import Message, StepResult
+from agentenv.core.agent import AgentInstance, ResetState, StepState
+from agentenv.core.types import Message, StepResult
+from agentenv.errors import ConfigError
+from agentenv.rewards.grading import grade
+from agentenv.rewards.rules.text import with_opened_thought
+from agentenv.rewards.types import Response, Status
 from agentenv_envs.reasoning_gym.answers import INSTRUCTIONS, AnswerForm, wrapped
 from agentenv_envs.reasoning_gym.oracles import oracle
 from agentenv_envs.reasoning_gym.reward import ReasoningGymReward, entry_of
 from agentenv_envs.reasoning_gym.texts import feedback_text
 
-_TOLD = (Status.NO_ANSWER, Status.PARSE_ERROR, Status.TIMEOUT)
+_REPORTED = (Status.NO_ANSWER, Status.PARSE_ERROR, Status.TIMEOUT)
 
 
 class ReasoningGym(AgentInstance):
-    r"""Answer a question of one of reasoning-gym's 105 datasets; after a failed attempt, hear that it failed.
+    r"""The environment's side of a question of reasoning-gym's 105 datasets: grades attempts and asks for another one.
 
-    The label is the item itself, so that it is graded wherever it goes. Rows are made by `python -m
-    agentenv_envs.reasoning_gym`; two of each dataset come with the environment. A question that stands alone in its
-    message gets the instruction on how to answer.
+    The label is the item itself, so that it can be graded anywhere. `python -m agentenv_envs.reasoning_gym` writes
+    rows; two of each dataset ship with the environment. A question that is alone in its message gets the instruction on
+    how to answer.
 
-    Reward: 1.0 where the dataset's scorer gives its full score, times `retry_discount` to the power of the failed
-    attempts, else 0.0; with `partial_credit` the last attempt has what it earned. Score: the same, undiscounted. No
-    answer, or one that cannot be read, is worth 0.0. A scorer that fails raises: it is never a wrong answer.
+    Reward: 1.0 for the scorer's full score, times `retry_discount` to the power of the failed attempts, else 0.0; with
+    `partial_credit` the last attempt's credit. Score: the same, without discount. A missing or unreadable answer is
+    worth 0.0. If a scorer fails, the step raises: that is never a wrong answer.
 
     info per turn: correct (0/1), `DATASET/correct`, value (the scorer's own), attempts (so far), no_answer,
     parse_error, timeout (0/1), first_correct (0/1, on the first attempt only); dataset, status, extracted and detail as
@@ -61,17 +61,17 @@ class ReasoningGym(AgentInstance):
         cpu_limit_s: float = 5.0,
         limit_s: float = 50.0,
     ) -> None:
-        r"""Choose how answers are given and graded.
+        r"""Choose how answers are written and graded.
 
         Args:
-            max_attempts: how often the policy may answer.
+            max_attempts: number of answers that the policy may give.
             answer: tag (`<answer>…</answer>`), boxed (`\boxed{…}`), or auto for either.
-            partial_credit: reward what is not quite right, as the scorer sees it; see `ReasoningGymReward`.
-            retry_discount: of the reward, for each failed attempt before.
-            instruction: what is said under the question; None: how to answer, by `answer`. Empty for nothing.
+            partial_credit: reward nearly right answers as the scorer does; see `ReasoningGymReward`.
+            retry_discount: factor of the reward for each earlier failed attempt.
+            instruction: text below the question; None: how to answer, by `answer`. Empty for none.
             max_answer_chars: longer answers are not scored.
-            cpu_limit_s: the most that scoring an answer may compute.
-            limit_s: longest that scoring may take; less than --step_timeout_s, so that a slow one is tried again.
+            cpu_limit_s: CPU time for scoring an answer.
+            limit_s: longest time for scoring; less than --step_timeout_s, so that a slow one is tried again.
 
         Raises:
             ConfigError: a value is out of range.
@@ -84,67 +84,65 @@ class ReasoningGym(AgentInstance):
         self.reward = ReasoningGymReward(
             answer=answer, partial_credit=partial_credit, max_answer_chars=max_answer_chars, cpu_limit_s=cpu_limit_s
         )
-        self.max_attempts, self.retry_discount = max_attempts, retry_discount
-        self.answer, self.limit_s = answer, limit_s
+        self.max_attempts = max_attempts
+        self.retry_discount = retry_discount
+        self.answer = answer
+        self.limit_s = limit_s
         self.instruction = INSTRUCTIONS[answer] if instruction is None else instruction
         self.num_attempts = 0
 
     async def reset(self, states: ResetState) -> ResetState:
-        """Put the instruction under a question that stands alone; refuse a row without an item.
+        """Append the instruction to a question that is alone in its message; refuse a row without an item.
 
         Raises:
-            DataError: the label is no item.
+            DataError: the label is not an item.
         """
         entry, observation = entry_of(states.get("label")), states["observation"]
         if not self.instruction:
             return states
-        told = f"{entry.get('question')}\n\n{self.instruction}"
+        question = f"{entry.get('question')}\n\n{self.instruction}"
         if isinstance(observation, str):
-            return {**states, "observation": told} if observation == entry.get("question") else states
+            return {**states, "observation": question} if observation == entry.get("question") else states
         last: Message = observation[-1] if observation else {}
         if last.get("role") != "user" or last.get("content") != entry.get("question"):
             return states
-        return {**states, "observation": [*observation[:-1], {**last, "content": told}]}
+        return {**states, "observation": [*observation[:-1], {**last, "content": question}]}
 
     async def step(self, states: StepState) -> StepResult:
         """Grade an attempt.
 
         Raises:
-            DataError: the label is no item.
+            DataError: the label is not an item.
             InfraError: the scorer failed.
         """
         prompt, label = states.get("observation_text", ""), states.get("label")
         text = with_opened_thought(states["action_text"], prompt)
-        result = await graded(self.reward, Response(text, label), limit_s=self.limit_s)
+        result = await grade(self.reward, Response(text, label), limit_s=self.limit_s)
         if result.reward is None or result.score is None:
-            kind = DataError if result.status is Status.LABEL else InfraError
-            raise kind(f"ReasoningGym.step: no grade ({result.status}): {result.detail or 'no detail'}")
+            raise result.error("ReasoningGym.step: no grade")
         self.num_attempts += 1
         correct = result.score >= 1.0
         last = correct or self.num_attempts >= self.max_attempts
         cut = states.get("finish_reason") == "length" and not correct
         feedback = feedback_text(result.status.value, self.instruction, self.max_attempts - self.num_attempts)
+        dataset = str(entry_of(label)["metadata"].get("source_dataset"))
+        info: dict[str, float | str] = {"correct": float(correct), f"{dataset}/correct": float(correct)}
+        info |= {"value": result.components["value"] or 0.0, "attempts": float(self.num_attempts)}
+        info |= {str(status): float(result.status is status) for status in _REPORTED}
+        if self.num_attempts == 1:
+            info["first_correct"] = float(correct)
+        texts = {"status": str(result.status), "extracted": result.extracted or "", "detail": result.detail}
         return StepResult(
             "" if last else [{"role": "user", "content": feedback}],
             reward=result.reward * self.retry_discount ** (self.num_attempts - 1) if last else 0.0,
             score=result.score,
             terminated=last and not cut,
             truncated=last and cut,
-            info=self._info(result, str(entry_of(label)["metadata"].get("source_dataset"))),
+            info={**info, "dataset": dataset, **{name: text for name, text in texts.items() if text}},
         )
 
-    def _info(self, result: RewardResult, dataset: str) -> dict[str, float | str]:
-        correct = float((result.score or 0.0) >= 1.0)
-        info: dict[str, float | str] = {"correct": correct, f"{dataset}/correct": correct}
-        info |= {"value": result.components["value"] or 0.0, "attempts": float(self.num_attempts)}
-        info |= {str(status): float(result.status is status) for status in _TOLD}
-        if self.num_attempts == 1:
-            info["first_correct"] = correct
-        texts = {"status": str(result.status), "extracted": result.extracted or "", "detail": result.detail}
-        return {**info, "dataset": dataset, **{name: text for name, text in texts.items() if text}}
-
     async def gold(self, states: StepState) -> str | None:
-        """The item's own answer, or one that its metadata has; None for the few where none is known."""
+        """Return the item's own answer, or one from its metadata; None for the few items without a known answer."""
         entry: dict[str, Any] = entry_of(states.get("label"))
         answer = await asyncio.to_thread(oracle, entry)
         return None if answer is None else wrapped(answer, self.answer)

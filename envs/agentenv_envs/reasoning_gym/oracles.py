@@ -1,4 +1,4 @@
-"""Right answers, for audits and simulations: the item's own, or one that its metadata has or that can be searched."""
+"""Right answers, for audits and simulations: the item's own, one from its metadata, or one found by search."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 _MAX_STATES = 200_000
 _WIDTH = 6
 _EXIT = 16
-"""Where the first car's left end stands when it is out."""
+"""Cell of the first car's left end when it is out."""
 
 Cars = tuple[tuple[int, int, int], ...]
-"""Of each car: its first cell, its length, and the distance of its cells (1 across, 6 down)."""
+"""For each car: its first cell, its length, and the distance of its cells (1 across, 6 down)."""
 
 
 def oracle(entry: Mapping[str, Any]) -> str | None:
-    """An answer that earns the full score; None where nobody knows one."""
+    """Return an answer that earns the full score; None if none is known."""
     metadata = entry["metadata"]
     match metadata.get("source_dataset"):
         case "graph_color":
@@ -38,7 +38,7 @@ def _text(value: Any) -> str | None:
 
 
 def _deliveries(squares: Mapping[str, list[str]]) -> list[dict[str, str]]:
-    """Every box square by square to its target: first down or up, then across."""
+    """Move every box square by square to its target: first down or up, then across."""
     place = {item: tuple(map(float, square.split("_"))) for square, items in squares.items() for item in items}
     steps: list[dict[str, str]] = []
     for box, at in place.items():
@@ -58,7 +58,7 @@ def _deliveries(squares: Mapping[str, list[str]]) -> list[dict[str, str]]:
 
 
 def _moves_out(board: str) -> str | None:
-    """The fewest moves after which the first car is out, breadth first."""
+    """Return the fewest moves that get the first car out, by breadth-first search."""
     names = sorted(set(board) - {"o", "x"})
     cells = [[place for place, char in enumerate(board) if char == name] for name in names]
     start: Cars = tuple((found[0], len(found), found[1] - found[0]) for found in cells)
@@ -68,7 +68,11 @@ def _moves_out(board: str) -> str | None:
     while waiting and len(before) < _MAX_STATES:
         cars = waiting.popleft()
         if cars[0][0] == _EXIT:
-            return _path(before, cars)
+            moves: list[str] = []
+            while (step := before[cars]) is not None:
+                cars, move = step
+                moves.append(move)
+            return " ".join(reversed(moves))
         for moved, move in _moves(cars, walls):
             if moved not in before:
                 before[moved] = cars, move
@@ -76,16 +80,8 @@ def _moves_out(board: str) -> str | None:
     return None
 
 
-def _path(before: Mapping[Cars, tuple[Cars, str] | None], cars: Cars) -> str:
-    moves: list[str] = []
-    while (step := before[cars]) is not None:
-        cars, move = step
-        moves.append(move)
-    return " ".join(reversed(moves))
-
-
 def _moves(cars: Cars, walls: frozenset[int]) -> Iterator[tuple[Cars, str]]:
-    """What one car can do by one cell. Cars are called by their number, whatever letter the board has for them."""
+    """Yield every move of one car by one cell. Cars are named by number, not by their letter on the board."""
     taken = walls | {first + stride * index for first, length, stride in cars for index in range(length)}
     for number, (first, length, stride) in enumerate(cars):
         for step, cell in ((-1, first - stride), (1, first + stride * length)):

@@ -1,10 +1,10 @@
-"""Stricter than the scorers, of which six give their full score for nothing (`hazards.py`), and many for too much."""
+"""Stricter checks than the scorers': six have a trivial full score (`hazards.py`), many accept too much text."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -16,17 +16,36 @@ Entry = Mapping[str, Any]
 
 
 def repaired(dataset: str, answer: str, entry: Entry, value: float) -> float:
-    """The scorer's value, or less where the answer is not what the question asks for."""
-    solves = _REPAIRS.get(dataset)
-    if value < 1.0 or solves is None or solves(answer, entry):
+    """Return the scorer's value, or less if the answer does not satisfy the question."""
+    if value < 1.0:
+        return value
+    metadata = entry["metadata"]
+    match dataset:
+        case "puzzle24":
+            solved = _reaches(24, metadata["numbers"], answer)
+        case "countdown":
+            solved = _reaches(metadata["target"], metadata["numbers"], answer)
+        case "coin_flip":
+            # Within the scorer's own tolerance, which its credit for a common prefix circumvents; 0 only matches 0.
+            probability, right = (Fraction(text.replace(",", "")) for text in (answer, entry["answer"]))
+            solved = abs(probability - right) <= Fraction(1, 10_000) and (probability != 0 or right == 0)
+        case "complex_arithmetic":
+            solved = re.search(r"nan|inf", answer, re.IGNORECASE) is None
+        case "game_of_life_halting":
+            solved = answer.strip().lower() == str(entry["answer"]).strip().lower()
+        case "propositional_logic":
+            solved = _formula(answer) not in {_formula(premise) for premise in metadata["premises"]}
+        case _:
+            solved = True
+    if solved:
         return value
     return 0.0 if dataset in _ALL_OR_NOTHING else _MOST_OF_A_WRONG_ANSWER
 
 
 def says_more(answer: str, right: Any) -> bool:
-    """Whether it holds the item's own answer and words around it, or more of anything than that answer is long.
+    """Return True if the text has the right answer and words around it, or more other text than that answer is long.
 
-    Many scorers look for the right answer somewhere in a text: whoever says everything would be right.
+    Many scorers search a text for the right answer: a policy that lists everything would be right.
     """
     if not isinstance(right, str) or not right.strip() or right.strip() not in answer:
         return False
@@ -35,7 +54,7 @@ def says_more(answer: str, right: Any) -> bool:
 
 
 def arithmetic(text: str) -> tuple[list[int], Fraction] | None:
-    """The whole numbers of an expression of + - * /, and its exact value; None where it is none."""
+    """Return the whole numbers of an expression of + - * /, and its exact value; None if it is not one."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
         value = _value(tree)
@@ -65,58 +84,20 @@ def _value(node: ast.expr) -> Fraction:
 
 
 def _reaches(target: int, numbers: Any, answer: str) -> bool:
-    found = arithmetic(answer)
-    return found is not None and sorted(found[0]) == sorted(numbers) and found[1] == target
-
-
-def _puzzle24(answer: str, entry: Entry) -> bool:
-    return _reaches(24, entry["metadata"]["numbers"], answer)
-
-
-def _countdown(answer: str, entry: Entry) -> bool:
-    return _reaches(entry["metadata"]["target"], entry["metadata"]["numbers"], answer)
-
-
-def _coin_flip(answer: str, entry: Entry) -> bool:
-    """As near as the scorer's own tolerance, which its credit for a common prefix gets around; 0 is 0 only."""
-    given, right = (Fraction(text.replace(",", "")) for text in (answer, entry["answer"]))
-    return abs(given - right) <= Fraction(1, 10_000) and (given != 0 or right == 0)
-
-
-def _complex_arithmetic(answer: str, entry: Entry) -> bool:
-    return re.search(r"nan|inf", answer, re.IGNORECASE) is None
-
-
-def _game_of_life_halting(answer: str, entry: Entry) -> bool:
-    return answer.strip().lower() == str(entry["answer"]).strip().lower()
-
-
-def _propositional_logic(answer: str, entry: Entry) -> bool:
-    return _formula(answer) not in {_formula(premise) for premise in entry["metadata"]["premises"]}
+    parsed = arithmetic(answer)
+    return parsed is not None and sorted(parsed[0]) == sorted(numbers) and parsed[1] == target
 
 
 def _formula(text: str) -> str:
-    """Without spaces and the parentheses around all of it."""
+    """Return the formula without spaces and outer parentheses."""
     text = re.sub(r"\s", "", text)
-    while text.startswith("(") and text.endswith(")") and _closes_at(text) == len(text) - 1:
+    while text.startswith("(") and text.endswith(")"):
+        depth = 1
+        for char in text[1:-1]:
+            depth += (char == "(") - (char == ")")
+            if depth == 0:  # the first parenthesis closes before the end
+                return text
+        if depth != 1:
+            return text
         text = text[1:-1]
     return text
-
-
-def _closes_at(text: str) -> int:
-    depth = 0
-    for place, char in enumerate(text):
-        depth += (char == "(") - (char == ")")
-        if depth == 0:
-            return place
-    return -1
-
-
-_REPAIRS: Mapping[str, Callable[[str, Entry], bool]] = {
-    "puzzle24": _puzzle24,
-    "countdown": _countdown,
-    "coin_flip": _coin_flip,
-    "complex_arithmetic": _complex_arithmetic,
-    "game_of_life_halting": _game_of_life_halting,
-    "propositional_logic": _propositional_logic,
-}

@@ -1,4 +1,4 @@
-"""The score of an answer to an item of reasoning-gym, as a reward: text in, a typed result out."""
+"""The score of an answer to an item of reasoning-gym, as a reward."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from agentenv.errors import ConfigError, DataError, MissingDependency
-from agentenv.rewards.pool import WorkerPool, WorkerTimeout, shared_pool
 from agentenv.rewards.types import Response, RewardResult, Status
+from agentenv.rewards.workers.pool import WorkerPool, WorkerTimeout, shared_pool
 from agentenv_envs.reasoning_gym.answers import FORMS, AnswerForm, extract
 from agentenv_envs.reasoning_gym.scoring import request_of
 
 
 class ReasoningGymReward:
-    r"""What the last `<answer>…</answer>` of a response, or its last `\boxed{…}`, is worth to the item's own scorer.
+    r"""Scores a response's last `<answer>…</answer>`, or its last `\boxed{…}`, with the item's own scorer.
 
-    The label is the item as its dataset made it: `{"question", "answer", "metadata"}`, an object or JSON of one. All
-    scorers run in worker processes with limits; the workers are those of the library's own rewards.
+    The label is the item as its dataset generated it: `{"question", "answer", "metadata"}`, an object or its JSON. All
+    scorers run in worker processes with limits, shared with the library's own rewards.
 
-    Reward and score: 1.0 where the scorer gives its full score, else 0.0; with `partial_credit` what the scorer gives,
-    but nothing for what no answer has too, or for containing the right answer. No answer is worth 0.0.
+    Reward and score: 1.0 for the scorer's full score, else 0.0; with `partial_credit` the scorer's value, except for
+    values that an empty answer also gets, and for answers that merely contain the right one. No answer is worth 0.0.
     components: value (the scorer's own, after repairs), has_answer.
 
     Example::
@@ -42,13 +42,13 @@ class ReasoningGymReward:
         cpu_limit_s: float = 5.0,
         pool: WorkerPool | None = None,
     ) -> None:
-        """Nothing starts yet.
+        """Set the options; nothing is started.
 
         Args:
-            answer: how an answer is given: tag, boxed, or auto for either.
-            partial_credit: reward what is not quite right.
-            max_answer_chars: longer answers are not scored; the longest right ones have some 5,000.
-            cpu_limit_s: the most that a scorer may compute.
+            answer: the form of an answer: tag, boxed, or auto for either.
+            partial_credit: reward nearly right answers.
+            max_answer_chars: longer answers are not scored; the longest right ones have about 5,000.
+            cpu_limit_s: CPU time for a scorer.
             pool: worker processes; by default those that all rewards share.
 
         Raises:
@@ -60,34 +60,37 @@ class ReasoningGymReward:
             is_number = isinstance(number, int | float) and not isinstance(number, bool)
             _check(name, is_number and 0 < number < float("inf"), "a number > 0", number)
         require_reasoning_gym()
-        self._form, self._partial = answer, bool(partial_credit)
-        self._max_chars, self._cpu_s, self._pool = max_answer_chars, float(cpu_limit_s), pool
+        self._form = answer
+        self._partial = bool(partial_credit)
+        self._max_chars = max_answer_chars
+        self._cpu_s = float(cpu_limit_s)
+        self._pool = pool
 
     async def grade(self, response: Response) -> RewardResult:
-        """What the response is worth.
+        """Grade a response.
 
         Raises:
-            DataError: the label is no item of these datasets.
+            DataError: the label is not an item of these datasets.
             InfraError: the workers failed.
         """
         entry = entry_of(response.label)
         answer = extract(response.text, self._form)
         if answer is None:
-            return _nothing(Status.NO_ANSWER, None, "the response commits to no answer")
+            return _nothing(Status.NO_ANSWER, None, "the response has no answer")
         if len(answer) > self._max_chars:
-            detail = f"the answer has {len(answer)} characters, of which {self._max_chars} may be scored"
+            detail = f"the answer has {len(answer)} characters; at most {self._max_chars} are scored"
             return _nothing(Status.PARSE_ERROR, answer[:200], detail)
         try:
-            found = await (self._pool or shared_pool()).run(
+            outcome = await (self._pool or shared_pool()).run(
                 request_of(entry, answer, partial=self._partial, cpu_s=self._cpu_s),
                 cpu_limit_s=self._cpu_s,
             )
         except WorkerTimeout as error:
             return _nothing(Status.TIMEOUT, answer, str(error))
-        if found["outcome"] != "scored":
-            return _nothing(Status(found["outcome"]), answer, found["detail"])
-        credit = float(found["credit"])
-        components = {"value": float(found["value"]), "has_answer": 1.0}
+        if outcome["outcome"] != "scored":
+            return _nothing(Status(outcome["outcome"]), answer, outcome["detail"])
+        credit = float(outcome["credit"])
+        components = {"value": float(outcome["value"]), "has_answer": 1.0}
         return RewardResult(credit, credit, components=components, extracted=answer)
 
 
@@ -97,7 +100,7 @@ def _nothing(status: Status, answer: str | None, detail: str) -> RewardResult:
 
 
 def entry_of(label: Any) -> dict[str, Any]:
-    """The item in a label.
+    """Return the item in a label.
 
     Raises:
         DataError: there is none.
@@ -117,23 +120,19 @@ def entry_of(label: Any) -> dict[str, Any]:
     )
 
 
+@functools.cache
 def require_reasoning_gym() -> str:
-    """The version of reasoning-gym that is installed; nothing of it is imported.
+    """Return the installed version of reasoning-gym, without importing it.
 
     Raises:
-        MissingDependency: none is.
+        MissingDependency: reasoning-gym is not installed.
     """
     try:
-        return _installed()
+        return version("reasoning-gym")
     except PackageNotFoundError as error:
         raise MissingDependency(
-            "reasoning_gym: expected the package reasoning-gym, got none. Run: pip install 'agentenv[reasoning-gym]'"
+            "reasoning_gym: expected the package reasoning-gym, got none. Run: pip install 'agentenv-rl[reasoning-gym]'"
         ) from error
-
-
-@functools.cache
-def _installed() -> str:
-    return version("reasoning-gym")
 
 
 def _check(name: str, holds: bool, expected: str, value: Any) -> None:

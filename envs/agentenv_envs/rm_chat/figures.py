@@ -1,17 +1,17 @@
-"""The figures of a turn, under names that are the same for every reward."""
+"""The log values of a turn, under names that are the same for every reward."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agentenv.rewards.spent import RM_RETRIED
+from agentenv.rewards.grading import RM_RETRIED
 from agentenv.rewards.types import RewardResult
 
 PREFIX = "rm/"
 
 
 def lengths(answer: str) -> dict[str, float]:
-    """How long an answer is, for the bias of rewards towards long ones, and whether there is none."""
+    """Return the answer's length, because rewards are biased towards long ones, and a flag for an empty answer."""
     return {
         f"{PREFIX}length_chars": float(len(answer)),
         f"{PREFIX}length_words": float(len(answer.split())),
@@ -20,11 +20,11 @@ def lengths(answer: str) -> dict[str, float]:
 
 
 def of_grade(result: RewardResult, spent: Mapping[str, float]) -> dict[str, float | str]:
-    """What is known of a grade: its components, what it took, and its reward and status, which every grade has.
+    """Return a grade's components, its cost, and its reward and status.
 
-    `rm/value` is the raw number of the reward model where there is one in the reward, and absent where there are
-    several; `rm/truncated` and `rm/clipped` are 1.0 where that is so of any of them. They and `rm/num_retried` are
-    there where a reward model is, `judge/requests`, `judge/retries`, `judge/cost` and the like where a judge was asked.
+    `rm/value` is the reward model's raw number if there is exactly one in the reward; `rm/truncated` and `rm/clipped`
+    are 1.0 if any was truncated or clipped. They and `rm/num_retried` exist if there is a reward model;
+    `judge/requests`, `judge/retries`, `judge/cost` and others exist if a judge was asked.
     """
     known = {name: float(value) for name, value in result.components.items() if value is not None}
     values = _named(known, "value")
@@ -40,10 +40,10 @@ def of_grade(result: RewardResult, spent: Mapping[str, float]) -> dict[str, floa
 
 
 def of_user(spent: Mapping[str, float]) -> dict[str, float]:
-    """What it took to play the user: `user/requests`, `user/cost` and the like; nothing of a script."""
+    """Return the cost of playing the user: `user/requests`, `user/cost` and others; nothing for a script."""
     return {f"user/{name.rpartition('/')[2]}": count for name, count in spent.items()}
 
 
 def _named(components: dict[str, float], name: str) -> list[float]:
-    """The components of that name, of the reward itself or of a term."""
+    """Return the components of that name, of the reward itself or of a term."""
     return [value for key, value in components.items() if key.rpartition("/")[2] == name]

@@ -1,7 +1,7 @@
-"""What all episodes of a process share, such as a reward model: made once, and closed when its last event loop ends.
+"""Objects that all episodes of a process share, such as a reward model: created once, closed with the last event loop.
 
-Nothing tells an environment that a run is over. What an event loop does tell, at its end, is its asynchronous
-generators (`loop.shutdown_asyncgens`, which `asyncio.run` calls): one that sleeps until then closes what was shared.
+An environment is not notified when a run ends. An event loop notifies its asynchronous generators at its end
+(`loop.shutdown_asyncgens`, which `asyncio.run` calls): one that waits until then closes the shared objects.
 """
 
 from __future__ import annotations
@@ -17,49 +17,51 @@ from weakref import WeakKeyDictionary, WeakSet
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 CLOSE_LIMIT_S = 30.0
-"""Longest that closing may hold up the end of a program."""
+"""Longest time that closing may delay the end of a program."""
 
 
 class _Entry(Generic[_T]):
-    """One shared thing, and the loops that use it."""
+    """One shared object and the loops that use it."""
 
     def __init__(self, settings: Any, value: _T, *, is_ours: bool) -> None:
-        self.settings, self.value, self.is_ours = settings, value, is_ours
+        self.settings = settings
+        self.value = value
+        self.is_ours = is_ours
         self.loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
     @property
     def is_left(self) -> bool:
-        """Whether all loops that used it have ended."""
+        """True if all loops that used it have ended."""
         return all(loop.is_closed() for loop in self.loops)
 
 
 class Shared(Generic[_T]):
-    """Things by the settings that they are made from: one for equal JSON, or for the same object.
+    """Objects by their settings: one for equal JSON, or for the same object.
 
-    What was made from JSON is closed at the end of the last loop that used it, and made anew for another; what was made
-    from objects holds what is the caller's, and is left to them.
+    An object created from JSON is closed at the end of the last loop that used it, and created again for another loop.
+    An object created from other objects may contain the caller's, so the caller closes it.
     """
 
     def __init__(self, make: Callable[[Any], _T]) -> None:
         self._make = make
-        self._lock = threading.Lock()  # guards what follows: loops may run in several threads
+        self._lock = threading.Lock()  # guards the attributes below: loops may run in several threads
         self._entries: dict[Any, _Entry[_T]] = {}
         self._keepers: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = WeakKeyDictionary()
 
-    def made(self, settings: Any) -> _T:
-        """What these settings mean."""
+    def get(self, settings: Any) -> _T:
+        """Return the object for these settings."""
         with self._lock:
             return self._entry(settings).value
 
-    async def held(self, settings: Any) -> _T:
-        """The same, kept open as long as the running loop lasts."""
+    async def open(self, settings: Any) -> _T:
+        """Return the object for these settings and keep it open until the running loop ends."""
         loop = asyncio.get_running_loop()
         with self._lock:
             entry = self._entry(settings)
             entry.loops.add(loop)
             if loop in self._keepers:
                 return entry.value
-            keeper = self._keepers[loop] = self._until_the_end()
+            keeper = self._keepers[loop] = self._close_at_loop_end()
         await anext(keeper)
         return entry.value
 
@@ -67,18 +69,18 @@ class Shared(Generic[_T]):
         try:
             key, is_ours = json.dumps(settings, sort_keys=True), True
         except (TypeError, ValueError):
-            key, is_ours = f"object {id(settings)}", False  # which the entry keeps alive
+            key, is_ours = f"object {id(settings)}", False  # the entry keeps the object alive
         if key not in self._entries:
             self._entries[key] = _Entry(settings, self._make(settings), is_ours=is_ours)
         return self._entries[key]
 
-    async def _until_the_end(self) -> AsyncGenerator[None, None]:
+    async def _close_at_loop_end(self) -> AsyncGenerator[None, None]:
         try:
             yield
         finally:
-            await self._leave()
+            await self._release()
 
-    async def _leave(self) -> None:
+    async def _release(self) -> None:
         """Close what no other loop uses."""
         loop = asyncio.get_running_loop()
         with self._lock:
@@ -95,30 +97,26 @@ class Shared(Generic[_T]):
             await asyncio.wait(closing, timeout=CLOSE_LIMIT_S)
         for task, part in closing.items():
             ended = task.done() and not task.cancelled()
-            _tell(part, task.exception() if ended else TimeoutError(f"no end within {CLOSE_LIMIT_S:g} s"))
+            error = task.exception() if ended else TimeoutError(f"not closed within {CLOSE_LIMIT_S:g} s")
+            name, metrics = type(part).__name__, getattr(part, "metrics", None)
+            figures = metrics() if callable(metrics) else {}
+            logger.info("rm_chat: %s closed: %s", name, ", ".join(f"{key} {value:g}" for key, value in figures.items()))
+            if error is not None:
+                logger.warning("rm_chat: expected %s to close, got %s: %s.", name, type(error).__name__, error)
             task.cancel()
 
 
 def closable(value: Any) -> Iterator[Any]:
-    """What holds something, in a reward or a judge: itself, its scorer or judge, or those of what it is made of."""
+    """Yield the parts of a reward or a judge that can be closed: itself, its scorer or judge, or those of its parts."""
     if hasattr(value, "close"):
         yield value
         return
     for name in ("scorer", "judge"):
         if hasattr(part := getattr(value, name, None), "close"):
             yield part
-    if hasattr(value, "reward"):  # which it normalises
+    if hasattr(value, "reward"):  # a reward that wraps another
         yield from closable(value.reward)
     for term in getattr(value, "terms", {}).values():
         yield from closable(term.reward)
     for reward in getattr(value, "rewards", {}).values():
         yield from closable(reward)
-
-
-def _tell(part: Any, error: BaseException | None) -> None:
-    """Log what it counted, and what stood in the way of its end."""
-    name, metrics = type(part).__name__, getattr(part, "metrics", None)
-    figures = metrics() if callable(metrics) else {}
-    logger.info("rm_chat: %s at its end: %s", name, ", ".join(f"{key} {value:g}" for key, value in figures.items()))
-    if error is not None:
-        logger.warning("rm_chat: expected %s to close, got %s: %s.", name, type(error).__name__, error)

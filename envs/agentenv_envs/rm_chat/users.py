@@ -1,20 +1,20 @@
-"""Who speaks after an answer: the row's script, or a language model that plays a user."""
+"""The user's side of a conversation: the row's script, or a language model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from agentenv.deadlines import StepTimeout, bounded
+from agentenv._util.calls import StepTimeout, bounded
+from agentenv.core.types import Message
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.rewards.judges.asking import Asking, ask
-from agentenv.rewards.judges.draws import Drawn, Judge
+from agentenv.rewards.judges.protocol import Judge, JudgeVote
 from agentenv.rewards.judges.settings import judge_from
-from agentenv.rewards.text import final_text
-from agentenv.types import Message
+from agentenv.rewards.judges.voting import JudgeRetry, ask
+from agentenv.rewards.rules.text import final_text
 
 END = "[END]"
-"""What a played user says who has nothing more to ask."""
+"""The message of a played user who has nothing more to ask."""
 PERSONA = "A person who wants help with what their first message says, and has no more time than that takes."
 PLAYING = """You play the user in a conversation with an assistant. The other side is the assistant; you never answer
 for it, help it, or say that you play. Whom you play:
@@ -33,15 +33,15 @@ class User(Protocol):
     """The other side of one conversation."""
 
     async def reply(self, messages: Sequence[Message]) -> str | None:
-        """What they say after these messages; None where the conversation is over.
+        """Return the next message; None if the conversation is over.
 
         Raises:
-            InfraError: nobody knows.
+            InfraError: no message is available.
         """
 
 
 class Script:
-    """Says these texts, one after the other, whatever is answered."""
+    """Sends fixed texts in order, independently of the answers."""
 
     def __init__(self, turns: Any, column: str) -> None:
         if isinstance(turns, str) or not isinstance(turns, Sequence) or not all(map(_is_text, turns)):
@@ -49,17 +49,17 @@ class Script:
         self._left = list(turns)
 
     async def reply(self, messages: Sequence[Message]) -> str | None:
-        """The next text."""
+        """Return the next text."""
         return self._left.pop(0) if self._left else None
 
 
 class Played:
-    """A language model plays the user; it sees the conversation with the roles turned around, without thinking.
+    """A language model that plays the user; it sees the conversation with swapped roles and without thinking.
 
     Args:
-        judge: the language model; asked again where a reply says nothing.
-        persona: whom it plays.
-        limit_s: longest that one message may take, all attempts together.
+        judge: the language model; asked again if a reply is empty.
+        persona: the person to play.
+        limit_s: longest time for one message, including all attempts.
     """
 
     def __init__(self, judge: Judge, persona: str, *, limit_s: float) -> None:
@@ -70,28 +70,33 @@ class Played:
         ]
 
     async def reply(self, messages: Sequence[Message]) -> str | None:
-        """What the model says; None after `[END]`.
+        """Return the model's message; None after `[END]`.
 
         Raises:
-            InfraError: it gave no message in time.
+            InfraError: no message came in time.
         """
-        asking = Asking(limit_s=self._limit_s)
-        asked = [*self._head, *_turned(messages)]
+        retry = JudgeRetry(limit_s=self._limit_s)
+        # As the playing model sees the conversation, the user's messages are the assistant's.
+        roles = {"user": "assistant", "assistant": "user"}
+        prompt = list(self._head)
+        for message in messages:
+            if message["role"] in roles:
+                prompt.append({"role": roles[message["role"]], "content": message["content"] or _SILENCE})
         try:
-            said = await bounded(self._ask, asked, asking, limit_s=self._limit_s, flag="limit_s")
+            reply = await bounded(self._ask, prompt, retry, limit_s=self._limit_s, flag="limit_s")
         except StepTimeout as error:
             raise InfraError(f"rm_chat: user: {error}") from error
-        return None if END in said else said
+        return None if END in reply else reply
 
-    async def _ask(self, asked: Sequence[Message], asking: Asking) -> str:
-        return await ask(Drawn(self._judge), asked, _said, asking, expected="what the user says")
+    async def _ask(self, prompt: Sequence[Message], retry: JudgeRetry) -> str:
+        return await ask(JudgeVote(self._judge), prompt, _message_in, retry, expected="what the user says")
 
 
 def user_from(user: Any) -> Mapping[str, Any] | None:
-    """The user that settings describe: None, `{"script": column}`, or `{"judge": settings}` with `persona` or without.
+    """Check the settings of a user: None, `{"script": column}`, or `{"judge": settings}` with or without `persona`.
 
     Raises:
-        ConfigError: they are none of these, and no settings of a judge, with `persona` or without.
+        ConfigError: the settings have none of these forms.
     """
     if user is None:
         return None
@@ -104,42 +109,32 @@ def user_from(user: Any) -> Mapping[str, Any] | None:
     if not known or not _is_text(user.get("persona", PERSONA)) or ("script" in user and not _is_text(user["script"])):
         raise ConfigError(
             "RMChat.user: expected None, {'script': column} or {'base_url': …, 'model': …}, the same as {'judge': "
-            f"settings}}, with 'persona': text or without, got {user!r:.200}. Change it."
+            f"settings}}, with or without 'persona': text, got {user!r:.200}. Change it."
         )
-    found: Mapping[str, Any] = user
-    return found
+    settings: Mapping[str, Any] = user
+    return settings
 
 
 def player_from(settings: Any) -> Any:
-    """The language model that plays: an object with `complete`, or settings for `judges.settings.judge_from`.
+    """Return the language model that plays: an object with `complete`, or one from settings for `judge_from`.
 
     Raises:
-        ConfigError: they describe none.
+        ConfigError: the settings do not describe one.
     """
     if callable(getattr(settings, "complete", None)) and not isinstance(settings, type):
         return settings
     if not isinstance(settings, Mapping):
-        raise ConfigError(f"RMChat.user.judge: expected settings, got {settings!r:.200}. Give base_url and model.")
+        raise ConfigError(f"RMChat.user.judge: expected settings, got {settings!r:.200}. Set base_url and model.")
     sampling = settings.get("sampling") or {}
     return judge_from(
         {**settings, "sampling": {**_SAMPLING, **sampling} if isinstance(sampling, Mapping) else sampling}
     )
 
 
-def _said(reply: str) -> str | None:
-    """What they say; None where that is nothing, or half of a surrogate pair, which no tokenizer takes."""
+def _message_in(reply: str) -> str | None:
+    """Return the message; None if it is empty or has half a surrogate pair, which no tokenizer accepts."""
     text = final_text(reply) or ""
     return None if not text or any("\ud800" <= char <= "\udfff" for char in text) else text
-
-
-def _turned(messages: Sequence[Message]) -> list[Message]:
-    """What the user sees, as the model that plays them does: their own messages are the assistant's."""
-    roles = {"user": "assistant", "assistant": "user"}
-    return [
-        {"role": roles[message["role"]], "content": message["content"] or _SILENCE}
-        for message in messages
-        if message["role"] in roles
-    ]
 
 
 def _is_text(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""The tool `calculator`: arithmetic, read as a syntax tree and worked out in bounded time; nothing is executed."""
+"""The tool `calculator`: arithmetic, parsed as a syntax tree and evaluated in bounded time; no code is executed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agentenv.tools import ToolError
+from agentenv.tools.calling import ToolError
 
 Number = int | float
 MAX_CHARS = 500
 MAX_BITS = 4096
-"""Of a whole number: about 1,200 digits."""
+"""Largest whole number: about 1,200 digits."""
 _MAX_FACTORIAL = 400
 _MAX_PLACES = 100
 
@@ -48,13 +48,8 @@ def calculator(expression: str) -> str:
     except OverflowError as error:
         raise ToolError("the result is too large.") from error
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        said = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise ToolError(f"the expression cannot be worked out: {said}.") from error
-    return _written(value)
-
-
-def _written(value: Number) -> str:
-    """Whole numbers in full, others with 12 digits."""
+        message = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise ToolError(f"the expression cannot be worked out: {message}.") from error
     if isinstance(value, int):
         return str(value)
     if not math.isfinite(value):
@@ -70,52 +65,47 @@ def _value(node: ast.expr) -> Number:
     if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
         return _bounded(_UNARY[type(node.op)](_value(node.operand)))
     if isinstance(node, ast.BinOp):
-        return _bounded(_applied(node.op, _value(node.left), _value(node.right)))
+        return _bounded(_apply(node.op, _value(node.left), _value(node.right)))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
-        return _bounded(_called(node.func.id, [_value(each) for each in node.args]))
-    raise ToolError(f"{ast.unparse(node)[:60]!r} is no arithmetic that this calculator knows.")
+        return _bounded(_call(node.func.id, [_value(each) for each in node.args]))
+    raise ToolError(f"{ast.unparse(node)[:60]!r} is not arithmetic that this calculator supports.")
 
 
-def _applied(op: ast.operator, left: Number, right: Number) -> Any:
+def _apply(op: ast.operator, left: Number, right: Number) -> Any:
     whole = isinstance(left, int) and isinstance(right, int)
-    if isinstance(op, ast.Pow):
-        return _power(left, right)
+    if isinstance(op, ast.Pow):  # unless it is so large that it would take long to compute
+        if whole and abs(left) > 1 and right > 0:
+            if int(left).bit_length() * right > 2 * MAX_BITS:
+                raise ToolError("the result is too large.")
+        elif isinstance(left, int) and left.bit_length() > 1000:
+            left = float(left)
+        return left**right
     if isinstance(op, ast.BitXor):
         raise ToolError("powers are written with **, not ^.")
     if isinstance(op, ast.Div) and whole and right and left % right == 0:
         return left // right  # exact, where a float would not be
     if type(op) not in _BINARY:
-        raise ToolError(f"{type(op).__name__} is no operator that this calculator knows.")
+        raise ToolError(f"{type(op).__name__} is not an operator that this calculator supports.")
     return _BINARY[type(op)](left, right)
 
 
-def _power(base: Number, exponent: Number) -> Any:
-    """A power, but none so large that it would take long to know."""
-    if isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1 and exponent > 0:
-        if base.bit_length() * exponent > 2 * MAX_BITS:
-            raise ToolError("the result is too large.")
-    elif isinstance(base, int) and base.bit_length() > 1000:
-        base = float(base)
-    return base**exponent
-
-
-def _called(name: str, arguments: list[Number]) -> Any:
+def _call(name: str, arguments: list[Number]) -> Any:
     if name == "factorial":
         if len(arguments) != 1 or not isinstance(arguments[0], int) or not 0 <= arguments[0] <= _MAX_FACTORIAL:
             raise ToolError(f"factorial takes one whole number from 0 to {_MAX_FACTORIAL}.")
         return math.factorial(arguments[0])
     if name not in _FUNCTIONS:
-        raise ToolError(f"there is no function {name!r}. Functions: factorial, {', '.join(sorted(_FUNCTIONS))}.")
+        raise ToolError(f"unknown function {name!r}. Functions: factorial, {', '.join(sorted(_FUNCTIONS))}.")
     if name == "round" and len(arguments) == 2 and not -_MAX_PLACES <= arguments[1] <= _MAX_PLACES:
-        raise ToolError(f"round takes at most {_MAX_PLACES} places.")  # of whole numbers it takes 10 to that power
+        raise ToolError(f"round takes at most {_MAX_PLACES} places.")  # for whole numbers it computes 10 to that power
     return _FUNCTIONS[name](*arguments)
 
 
 def _bounded(value: Any) -> Number:
     if isinstance(value, complex):
-        raise ToolError("the result is no real number.")
+        raise ToolError("the result is not a real number.")
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
         raise ToolError("the result is too large.")
     if not isinstance(value, int | float):
-        raise ToolError(f"{value!r:.40} is no number.")
+        raise ToolError(f"{value!r:.40} is not a number.")
     return value

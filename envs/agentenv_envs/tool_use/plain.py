@@ -1,10 +1,10 @@
-"""The plain format: tools described in words, called with a line each, answered in a user message.
+"""The plain format: tools described in words, one line for a call, answers in a user message.
 
     CALL calculator {"expression": "17 * 23"}
 
-A call is a line that begins with the word CALL: then come the name of a tool and a JSON object with its arguments, and
-nothing else. Several lines are several calls. Everything else is text. What stands before the last `</think>`, or
-behind a `<think>` that is never closed, is reasoning, and is not looked at. Answers come in the order of the calls:
+A call is a line that starts with the word CALL, followed by a tool's name and a JSON object with its arguments, and
+nothing else. Several lines are several calls. Everything else is text. Text before the last `</think>`, or after a
+`<think>` that is never closed, is reasoning and is ignored. Answers come in the order of the calls:
 
     RESULT calculator: 391
 """
@@ -16,75 +16,72 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentenv.tool_formats.calls import MalformedCall, ParsedAction, ToolCall, call_id
-from agentenv.tool_formats.literal import LiteralError, read, skip_space
-from agentenv.toolsets import Answers, EpisodeTools
-from agentenv.types import Message
+from agentenv._util.lenient_json import LiteralError, read_literal, skip_space
+from agentenv.chat.tool_calls.calls import MalformedCall, ParsedAction, ToolCall, call_id
+from agentenv.core.types import Message
+from agentenv.tools.toolset import Answers, EpisodeTools
 
 _LINE = re.compile(r"^[ \t]*CALL(?:[ \t]+(?P<rest>.*))?$", re.MULTILINE)
 _CALL = re.compile(r"(?P<name>[\w.:/-]{1,256})[ \t]*(?P<arguments>\{.*)?")
-_HEAD = """You can use tools. To call one, write a line of its own:
+_HEAD = """You can use tools. To call one, write a separate line:
 CALL name {"argument": value}
 with the arguments as JSON on the same line. You may write several such lines. Then stop: the results come in the next \
-message. When you need no more calls, give the answer without one.
+message. When you need no more calls, answer without one.
 
 Tools:"""
 
 
 def description(tools: EpisodeTools) -> str:
-    """What the model is told about its tools, and how to call them."""
-    return "\n".join([_HEAD, *(_described(tool.schema["function"]) for tool in tools.tools.values())])
+    """Return the text that describes the tools and how to call them."""
+    lines = [_HEAD]
+    for tool in tools.tools.values():
+        function = tool.schema["function"]
+        parameters = function.get("parameters") or {}
+        required: Sequence[str] = parameters.get("required") or ()
+        lines.append(f"- {function['name']}: {function.get('description') or 'no description'}")
+        for name, schema in (parameters.get("properties") or {}).items():
+            facts = schema if isinstance(schema, Mapping) else {}
+            optional = "" if name in required else ", optional"
+            choices = f" One of {json.dumps(facts['enum'])}." if "enum" in facts else ""
+            line = f"    {name} ({facts.get('type', 'any')}{optional}): {facts.get('description', '')}{choices}"
+            lines.append(line.rstrip())
+    return "\n".join(lines)
 
 
 def parse(text: str, *, turn_index: int = 0) -> ParsedAction:
-    """The calls in an action, and the text outside of them with its reasoning; nothing makes it fail."""
-    thought, close, said = text.rpartition("</think>")
-    said, open_, unended = said.partition("<think>")
+    """Return the calls in an action, and the text outside them with its reasoning; never fails."""
+    thought, close, reply = text.rpartition("</think>")
+    reply, open_, unended = reply.partition("<think>")
     items: list[ToolCall | MalformedCall] = []
-    for found in _LINE.finditer(said):
-        items.append(_item(found[0].strip(), found["rest"] or "", call_id(turn_index, len(items))))
-    content = (thought + close + _LINE.sub("", said) + open_ + unended).strip()
+    for line in _LINE.finditer(reply):
+        source, id_ = line[0].strip(), call_id(turn_index, len(items))
+        match = _CALL.fullmatch((line["rest"] or "").strip())
+        if not match:
+            detail = 'a call is a line of the form CALL name {"argument": value}'
+            items.append(MalformedCall(source, detail, id_))
+            continue
+        name, written = match["name"], match["arguments"] or "{}"
+        try:
+            arguments, end = read_literal(written, 0)
+            if skip_space(written, end) < len(written):
+                raise LiteralError("text after the value", end)
+            items.append(ToolCall(name, arguments, id_, source))
+        except LiteralError as error:
+            detail = f"its arguments are not a JSON object on the same line: {error}"
+            items.append(MalformedCall(source, detail, id_, name))
+    content = (thought + close + _LINE.sub("", reply) + open_ + unended).strip()
     return ParsedAction(content if items else text, tuple(items))
 
 
 def results(answers: Answers) -> list[Message]:
-    """The answers, as one user message."""
-    said = [f"RESULT {message['name']}: {message['content']}" for message in answers.messages]
-    return [{"role": "user", "content": "\n".join(said)}]
+    """Return the answers as one user message."""
+    lines = [f"RESULT {message['name']}: {message['content']}" for message in answers.messages]
+    return [{"role": "user", "content": "\n".join(lines)}]
 
 
 def call_text(name: str, arguments: Mapping[str, Any]) -> str:
-    """A call as the model would write it; marks of reasoning in it are escaped, as `parse` would take them for such."""
+    """Return a call as the model would write it; marks of reasoning in it are escaped, so that `parse` ignores them."""
     written = json.dumps(arguments, ensure_ascii=False)
     for mark in ("<think>", "</think>"):
         written = written.replace(mark, f"\\u003c{mark[1:]}")
     return f"CALL {name} {written}"
-
-
-def _item(line: str, rest: str, made_id: str) -> ToolCall | MalformedCall:
-    form = 'CALL name {"argument": value}'
-    found = _CALL.fullmatch(rest.strip())
-    if not found:
-        return MalformedCall(line, f"a call is a line of the form {form}", made_id)
-    name = found["name"]
-    written = found["arguments"] or "{}"
-    try:
-        arguments, end = read(written, 0)
-        if skip_space(written, end) < len(written):
-            raise LiteralError("text after the value", end)
-    except LiteralError as error:
-        return MalformedCall(line, f"its arguments are no JSON object on the same line: {error}", made_id, name)
-    return ToolCall(name, arguments, made_id, line)
-
-
-def _described(function: Mapping[str, Any]) -> str:
-    parameters = function.get("parameters") or {}
-    required: Sequence[str] = parameters.get("required") or ()
-    lines = [f"- {function['name']}: {function.get('description') or 'no description'}"]
-    for name, schema in (parameters.get("properties") or {}).items():
-        kind = schema.get("type", "any") if isinstance(schema, Mapping) else "any"
-        said = schema.get("description", "") if isinstance(schema, Mapping) else ""
-        optional = "" if name in required else ", optional"
-        choices = f" One of {json.dumps(schema['enum'])}." if isinstance(schema, Mapping) and "enum" in schema else ""
-        lines.append(f"    {name} ({kind}{optional}): {said}{choices}".rstrip())
-    return "\n".join(lines)

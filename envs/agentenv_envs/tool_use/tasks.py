@@ -1,8 +1,8 @@
-"""Questions that are hard without tools, made from a seed; the rows of data/tool_use.jsonl.
+"""Questions that are hard without tools, generated from a seed: the rows of data/tool_use.jsonl.
 
     python -m agentenv_envs.tool_use.tasks OUT.jsonl
 
-Each row has a prompt, the label, and in the column `gold` a call that finds the answer out.
+Each row has a prompt, the label, and in the column `gold` a call that computes the answer.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _Row = tuple[str, int, str, dict[str, str]]  # question, answer, tool, arguments
 
 
 def rows(seed: int = SEED, num_each: int = NUM_EACH) -> Iterator[dict[str, Any]]:
-    """`num_each` rows of each kind, all different; equal arguments give equal rows."""
+    """Yield `num_each` rows of each kind, all different; equal arguments produce equal rows."""
     rng = Random(seed)
     seen: set[str] = set()
     for make in KINDS:
-        num_made = 0
-        while num_made < num_each:
+        count = 0
+        while count < num_each:
             question, answer, tool, arguments = make(rng)
             if question in seen:
                 continue
             seen.add(question)
-            num_made += 1
+            count += 1
             yield {"prompt": question, "label": str(answer), "gold": {"name": tool, "arguments": arguments}}
 
 
@@ -133,7 +133,7 @@ def _code(text: str) -> tuple[str, dict[str, str]]:
 
 
 def main() -> None:
-    """Write the rows to the file named on the command line."""
+    """Write the rows to the file that the command line names."""
     text = "".join(json.dumps(row) + "\n" for row in rows())
     Path(sys.argv[1]).write_text(text, encoding="utf-8")
 

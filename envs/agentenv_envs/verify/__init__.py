@@ -1,4 +1,4 @@
-"""verify: one answer, judged by the verifiable reward of its domain, or by one that settings describe."""
+"""verify: one answer, graded by the verifiable reward of its domain, or by one that settings describe."""
 
 from agentenv_envs.verify.env import Verify
 

@@ -1,4 +1,4 @@
-"""Verify: one answer per task, and any verifiable reward, by the task's domain or as settings say."""
+"""Verify: one answer per task, graded by any verifiable reward, by the task's domain or by settings."""
 
 from __future__ import annotations
 
@@ -6,40 +6,37 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agentenv.agent import AgentInstance, ResetState, StepState
-from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.rewards.grading import graded
-from agentenv.rewards.registry import shared_reward
-from agentenv.rewards.text import with_opened_thought
-from agentenv.rewards.types import Response, Reward, RewardResult, Status
-from agentenv.types import StepResult
+from agentenv.core.agent import AgentInstance, ResetState, StepState
+from agentenv.core.types import StepResult
+from agentenv.errors import ConfigError, DataError
+from agentenv.rewards.grading import check_row, grade
+from agentenv.rewards.registry import REWARDS, shared_reward
+from agentenv.rewards.rules.text import with_opened_thought
+from agentenv.rewards.types import Response, Reward, Status
 from agentenv_envs.rows import row_of
 
-DOMAINS = (
-    "math", "code", "ifeval", "choice", "general_val", "crossthink_qa", "detection", "format", "tool_call_format",
-    "length", "thought_length", "repetition", "regex", "similarity", "json_schema",
-)  # fmt: skip
-"""The rewards that need no more than a row: what a row may have as its domain."""
+DOMAINS = tuple(name for name, entry in REWARDS.items() if entry.by_row)
+"""The domains that a row may name: the rewards that need nothing but a row."""
 _SETTINGS: Mapping[str, Any] = {"format": {"format": {"mode": "strict"}}}
-"""Of domains whose reward is stricter here: the looser form is in every prompt that asks for it, so an echo had it."""
+"""Settings of domains whose reward is stricter here: an echo of the prompt has the looser form."""
 _IN_A_BOX = ("math", "choice", "general_val", "crossthink_qa")
 """Domains whose label is the answer."""
-_TOLD = (Status.NO_ANSWER, Status.PARSE_ERROR, Status.TIMEOUT)
-"""Of which a run has the share."""
+_COUNTED = (Status.NO_ANSWER, Status.PARSE_ERROR, Status.TIMEOUT)
+"""Statuses whose shares a run reports."""
 
 
 class Verify(AgentInstance):
-    """Answer once; the answer is judged by rule.
+    """The environment of one answer, graded by rule.
 
-    Without `reward` each row says in its column `domain` which of `DOMAINS` judges it. Where a row has its label only,
-    as in OpenRLHF, that is an object: `{"domain": "math", "label": "42"}`, with the row's other columns beside them.
+    Without `reward` each row names in its column `domain` which of `DOMAINS` grades it. If a row has only its label, as
+    in OpenRLHF, that is an object: `{"domain": "math", "label": "42"}`, with the row's other columns in it.
 
-    Reward and score are the reward's own. An answer that a limit of tokens cut is truncated, and judged all the same. A
-    grader that fails raises, so that the episode is tried again: it is never a wrong answer.
+    Reward and score are those of the reward. An answer that a token limit cut is truncated, and still graded. A failed
+    grader raises, so that the episode is retried; it is never a wrong answer.
 
-    info: correct (0/1, the score is 1; absent where there is no score), the reward's components that are known, and
-    no_answer, parse_error, timeout (0/1); status, extracted and detail as texts. Where rows have domains, all numbers
-    are there as `domain/name`, so that a run has the figures of each.
+    info: correct (0/1, the score is 1; missing without a score), the reward's known components, and no_answer,
+    parse_error, timeout (0/1); status, extracted and detail as texts. If rows have domains, all numbers are also there
+    as `domain/name`, so that a run has the figures of each.
     """
 
     datasets: ClassVar[Mapping[str, str | Path]] = {"verify_mixed": Path(__file__).parent / "data/mixed.jsonl"}
@@ -59,60 +56,78 @@ class Verify(AgentInstance):
         key: str = "domain",
         limit_s: float = 50.0,
     ) -> None:
-        """Choose what judges.
+        """Set the reward.
 
         Args:
-            reward: settings as `agentenv.rewards.registry.reward_from` takes them; None: by the row's domain.
-            key: the column with the domain, where there are no settings.
-            limit_s: longest that grading may take; less than --step_timeout_s, so that a slow grader is tried again.
+            reward: settings for `agentenv.rewards.registry.reward_from`; None: by the row's domain.
+            key: the column with the domain, used without settings.
+            limit_s: time limit of grading; less than --step_timeout_s, so that a slow grader is retried.
 
         Raises:
-            ConfigError: the settings describe no reward.
+            ConfigError: the settings do not describe a reward.
         """
         if not isinstance(key, str) or not key:
             raise ConfigError(f"Verify.key: expected the name of a column, got {key!r}. Change it.")
         if isinstance(limit_s, bool) or not isinstance(limit_s, int | float) or not 0 < limit_s < float("inf"):
             raise ConfigError(f"Verify.limit_s: expected seconds > 0, got {limit_s!r}. Change it.")
-        self.reward, self.key, self.limit_s = reward, key, limit_s
+        self.reward = reward
+        self.key = key
+        self.limit_s = limit_s
         if reward is not None:
             _ = shared_reward(reward)
 
     async def reset(self, states: ResetState) -> ResetState:
-        """Refuse a row of no domain before anything is generated; else leave the prompt as it is.
+        """Return the prompt unchanged; fail before generation if the row cannot be graded.
 
         Raises:
-            DataError: the row has no domain that is known.
+            DataError: the row has no known domain, or its reward cannot use the row, as far as its `check_row` tells.
         """
-        if self.reward is None:
-            self._domain(row_of(states, (self.key,)).columns)
+        row = row_of(states, (self.key,))
+        await check_row(self._reward_of(row.columns), Response("", row.label, "", row.columns))
         return states
 
+    def _reward_of(self, columns: Mapping[str, Any]) -> Reward:
+        """Return the reward of a row; DataError if it has no known domain."""
+        if self.reward is not None:
+            return shared_reward(self.reward)
+        domain = self._domain(columns)
+        return shared_reward(_SETTINGS.get(domain, domain))
+
     async def step(self, states: StepState) -> StepResult:
-        """Judge the answer.
+        """Grade the answer.
 
         Raises:
-            DataError: the row has no domain that is known, or no label that its reward can use.
+            DataError: the row has no known domain, or its reward cannot use the label.
             InfraError: the grader failed.
         """
         row = row_of(states, (self.key,))
         prompt = states.get("observation_text", "")
         text = with_opened_thought(states["action_text"], prompt)
         domain = self._domain(row.columns) if self.reward is None else ""
-        result = await graded(
-            shared_reward(_SETTINGS.get(domain, domain) if self.reward is None else self.reward),
+        result = await grade(
+            self._reward_of(row.columns),
             Response(text, row.label, prompt, row.columns),
             limit_s=self.limit_s,
         )
         if result.reward is None:
-            kind = DataError if result.status is Status.LABEL else InfraError
-            raise kind(f"Verify.step: no grade ({result.status}): {result.detail or 'no detail'}")
+            raise result.error("Verify.step: no grade")
+        known = {name: float(value) for name, value in result.components.items() if value is not None}
+        known |= {str(status): float(result.status is status) for status in _COUNTED}
+        correct = {} if result.score is None else {"correct": float(result.score >= 1.0)}
+        if domain:
+            known = {f"{domain}/{name}": value for name, value in (known | correct).items()}
+        texts = {"status": result.status.value, "extracted": result.extracted or "", "detail": result.detail}
         cut = states.get("finish_reason") == "length"
         return StepResult(
-            reward=result.reward, score=result.score, terminated=not cut, truncated=cut, info=_info(result, domain)
+            reward=result.reward,
+            score=result.score,
+            terminated=not cut,
+            truncated=cut,
+            info={**known, **correct, **{name: text for name, text in texts.items() if text}},
         )
 
     async def gold(self, states: StepState) -> str | None:
-        """The row's column `reference`; without one the label, where it is what is to be said; else None."""
+        """Return the row's column `reference`; without one the label, if it is the answer itself; else None."""
         row = row_of(states, (self.key,))
         reference = row.columns.get("reference")
         if isinstance(reference, str):
@@ -131,15 +146,5 @@ class Verify(AgentInstance):
             return domain
         raise DataError(
             f"Verify: {self.key}: expected one of {', '.join(DOMAINS)}, got {domain!r:.80}. "
-            "Mend the row, or describe its reward in --env_kwargs."
+            "Fix the row, or describe its reward in --env_kwargs."
         )
-
-
-def _info(result: RewardResult, domain: str) -> dict[str, float | str]:
-    known = {name: float(value) for name, value in result.components.items() if value is not None}
-    known |= {str(status): float(result.status is status) for status in _TOLD}
-    correct = {} if result.score is None else {"correct": float(result.score >= 1.0)}
-    if domain:
-        known = {f"{domain}/{name}": value for name, value in (known | correct).items()}
-    texts = {"status": result.status.value, "extracted": result.extracted or "", "detail": result.detail}
-    return {**known, **correct, **{name: text for name, text in texts.items() if text}}

@@ -105,7 +105,7 @@ async def test_all_batches_are_computed_in_one_thread_that_is_not_the_event_loop
     await batcher.close()
 
 
-async def test_the_event_loop_goes_on_while_a_batch_is_computed():
+async def test_the_event_loop_continues_while_a_batch_is_computed():
     model = Model(held=True)
     batcher = MicroBatcher(model)
     task = asyncio.create_task(batcher.score([1]))
@@ -149,7 +149,7 @@ async def test_sequences_of_like_length_go_together():
     await batcher.close()
 
 
-async def test_of_a_long_queue_the_first_are_scored_before_the_last_are_prepared():
+async def test_the_first_of_a_long_queue_are_scored_before_the_last_are_prepared():
     model = Model(held=True)
     batcher = MicroBatcher(model, max_batch=2)
     prepared = []
@@ -211,7 +211,7 @@ async def test_a_batch_that_fails_is_split_until_only_what_fails_has_failed():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e39])
-async def test_a_score_that_is_no_finite_number_is_an_error_of_that_sequence_alone(value):
+async def test_a_score_that_is_not_a_finite_number_is_an_error_of_that_sequence_alone(value):
     model = Model(gives={7: value})
     batcher = MicroBatcher(model, max_batch=8, max_wait_s=0.05)
     results = await asyncio.gather(*(batcher.score([index]) for index in range(8)), return_exceptions=True)
@@ -223,7 +223,7 @@ async def test_a_score_that_is_no_finite_number_is_an_error_of_that_sequence_alo
 
 
 @pytest.mark.parametrize("answer", [[], [1.0] * 9, None, ["a", "b"], [None, None]])
-async def test_a_model_that_gives_something_else_fails_typed(answer):
+async def test_a_model_that_returns_something_else_fails_typed(answer):
     batcher = MicroBatcher(lambda sequences: answer, max_wait_s=0.05)
     results = await asyncio.gather(*(batcher.score([index]) for index in range(2)), return_exceptions=True)
     assert [type(result) for result in results] == [InfraError, InfraError]
@@ -261,7 +261,7 @@ async def test_ids_may_be_made_in_the_workers_thread_and_fail_there_alone():
     await batcher.close()
 
 
-async def test_the_worker_goes_on_after_a_failure():
+async def test_the_worker_continues_after_a_failure():
     model = Model(fails={5})
     batcher = MicroBatcher(model)
     with pytest.raises(InfraError):
@@ -324,7 +324,7 @@ async def test_a_caller_cancelled_between_two_batches_is_not_in_the_second():
     await batcher.close()
 
 
-async def test_a_caller_cancelled_while_its_batch_is_computed_harms_nobody():
+async def test_a_caller_cancelled_while_its_batch_is_computed_does_not_affect_others():
     model = Model(held=True)
     batcher = MicroBatcher(model, max_batch=2)
     tasks = [asyncio.create_task(batcher.score([index])) for index in (1, 2)]
@@ -398,6 +398,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 def test_a_process_that_ends_lets_the_batch_that_runs_end_and_begins_no_other():
     """Torch aborts a process in which one of its threads still computes: exit code 134 for whatever went wrong."""
     ended = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=60, check=False)
@@ -405,7 +406,7 @@ def test_a_process_that_ends_lets_the_batch_that_runs_end_and_begins_no_other():
     assert "nobody closes it" in ended.stderr
 
 
-async def test_an_event_loop_that_has_ended_harms_nobody_else():
+async def test_an_event_loop_that_has_ended_does_not_affect_others():
     model = Model(held=True)
     batcher = MicroBatcher(model, max_batch=2, max_wait_s=0.001)
 

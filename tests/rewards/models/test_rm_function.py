@@ -56,7 +56,7 @@ async def test_messages_without_a_tokenizer_are_refused_before_anything_is_calle
     make_tiny_tokenizer(tmp_path)
     await ready(FunctionScorer(lengths, tokenizer=tmp_path))
     assert (await scorer.score("text")).value == 4.0
-    with pytest.raises(ConfigError, match="beside max_length 9"):
+    with pytest.raises(ConfigError, match="with max_length 9"):
         FunctionScorer(lengths, max_length=9)
 
 
@@ -81,7 +81,7 @@ def test_a_file_that_cannot_be_used_is_a_config_error(body, said_of_it, tmp_path
 
 
 @pytest.mark.parametrize("wrong", ["nowhere.py", "word", 3, None])
-def test_what_names_no_function_is_a_config_error(wrong):
+def test_a_spec_without_a_function_is_a_config_error(wrong):
     with pytest.raises(ConfigError):
         FunctionScorer(wrong)
 
@@ -178,7 +178,7 @@ def wrong(value):
     ],
     ids=repr,
 )
-async def test_what_is_no_reward_is_typed_and_counted(value, kind):
+async def test_input_that_is_not_a_reward_is_typed_and_counted(value, kind):
     scorer = FunctionScorer(wrong(value))
     with pytest.raises(kind):
         await scorer.score("x")
@@ -216,7 +216,7 @@ async def test_a_failure_is_tried_again_where_that_is_asked():
     assert scorer.num_retried == 1
 
 
-async def test_a_plain_function_that_sleeps_blocks_nobody_and_runs_in_as_many_threads_as_may_be():
+async def test_a_plain_function_that_sleeps_does_not_block_others_and_runs_in_as_many_threads_as_may_be():
     now, most, lock = [0], [0], threading.Lock()
 
     def slow(queries, prompts, labels):
@@ -242,8 +242,9 @@ async def test_a_plain_function_that_sleeps_blocks_nobody_and_runs_in_as_many_th
     assert len(beats) > 10  # ten calls in a row would have let it beat ten times
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["plain", "async"])
-async def test_a_function_that_hangs_fails_in_time_and_the_others_go_on(kind):
+async def test_a_function_that_hangs_fails_in_time_and_the_others_continue(kind):
     go = threading.Event()
 
     def plain(queries, prompts, labels):

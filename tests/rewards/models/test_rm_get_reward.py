@@ -7,7 +7,7 @@ import json
 import pytest
 
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.rewards.models import _asking
+from agentenv.rewards.models import request_queue as _asking
 from agentenv.rewards.models.get_reward import GetRewardScorer
 from agentenv.rewards.models.types import ready
 from tests.models import CHATML, make_tiny_tokenizer
@@ -164,7 +164,7 @@ async def test_a_server_that_does_not_say_what_it_is_is_not_taken_for_another(ro
 
 
 @pytest.mark.parametrize("options", [{"send_messages": True}, {"tokenizer": "folder"}], ids=str)
-async def test_a_server_is_not_asked_what_it_is_where_that_is_said(folder, options):
+async def test_a_server_is_not_asked_what_it_is_if_declared(folder, options):
     options = {**options, "tokenizer": folder} if "tokenizer" in options else options
     async with scorer_at(like_ours, **options) as (asked, scorer):
         await ready(scorer)
@@ -172,14 +172,14 @@ async def test_a_server_is_not_asked_what_it_is_where_that_is_said(folder, optio
     assert asked.paths == ["/get_reward"]
 
 
-async def test_a_tokenizer_that_is_not_there_is_said_before_anything_is_asked(tmp_path):
+async def test_a_tokenizer_that_is_not_there_is_reported_before_anything_is_asked(tmp_path):
     async with scorer_at(lengths, tokenizer=str(tmp_path)) as (asked, scorer):
         with pytest.raises(ConfigError, match="expected a tokenizer in"):
             await ready(scorer)
     assert asked.paths == []
 
 
-async def test_a_server_that_is_told_not_to_render_is_not_asked():
+async def test_a_server_configured_not_to_render_is_not_asked():
     async with scorer_at(like_ours, send_messages=False) as (asked, scorer):
         with pytest.raises(ConfigError, match="tokenizer"):
             await ready(scorer)
@@ -187,7 +187,7 @@ async def test_a_server_that_is_told_not_to_render_is_not_asked():
 
 
 @pytest.mark.parametrize("conversation", [[], "", [{"role": "user", "content": "x"}], said("\ud800")], ids=str)
-async def test_what_is_no_conversation_is_a_data_error(conversation, folder):
+async def test_input_that_is_not_a_conversation_is_a_data_error(conversation, folder):
     async with scorer_at(lengths, tokenizer=folder) as (asked, scorer):
         with pytest.raises(DataError):
             await scorer.score(conversation)
@@ -202,7 +202,7 @@ async def test_half_a_surrogate_pair_fails_alone():
 
 
 @pytest.mark.parametrize(("overflow", "begins", "ends"), [("left", False, True), ("right", True, False)])
-async def test_what_is_too_long_is_cut_here_and_counted(overflow, begins, ends, folder):
+async def test_too_long_conversations_are_cut_here_and_counted(overflow, begins, ends, folder):
     long = said(f"first {'word ' * 50} last", question="q")
     async with scorer_at(lengths, tokenizer=folder, max_length=40, overflow=overflow) as (asked, scorer):
         found = await scorer.score(long)
@@ -212,7 +212,7 @@ async def test_what_is_too_long_is_cut_here_and_counted(overflow, begins, ends, 
     assert (query.startswith("<|im_start|>user"), query.endswith("last<|im_end|>\n")) == (begins, ends)
 
 
-async def test_what_is_too_long_is_refused_by_default(folder):
+async def test_too_long_conversations_are_refused_by_default(folder):
     async with scorer_at(lengths, tokenizer=folder, max_length=40) as (asked, scorer):
         with pytest.raises(DataError, match="at most 40 tokens"):
             await scorer.score(said("word " * 50))

@@ -28,7 +28,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.rewards.models._classifier import Classifier
+from agentenv.rewards.models.classifier import Classifier
 from agentenv.rewards.models.hf import HFOptions, HFScorer
 from tests.models import make_tiny_tokenizer
 from tests.rewards.models.tiny import EOS, VOCAB_SIZE, make_tiny_rm, said, tiny_rm
@@ -100,6 +100,7 @@ async def test_the_value_is_the_heads_own_without_activation(scorer, tokenizer):
     assert (scored.num_tokens, scored.truncated) == (len(ids), False)
 
 
+@pytest.mark.long
 async def test_concurrent_scores_are_those_of_one_at_a_time(scorer):
     conversations = [said("clips " * num) for num in range(1, 40)]
     together = await asyncio.gather(*map(scorer.score, conversations))
@@ -109,6 +110,7 @@ async def test_concurrent_scores_are_those_of_one_at_a_time(scorer):
     assert scorer.batcher.num_batches < 2 * len(conversations)
 
 
+@pytest.mark.long
 @given(sequences=SEQUENCES, data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_a_score_does_not_depend_on_its_batch(classifier, sequences, data):
@@ -121,6 +123,7 @@ def test_a_score_does_not_depend_on_its_batch(classifier, sequences, data):
     assert again == pytest.approx([together[index] for index in order], abs=TOLERANCE)
 
 
+@pytest.mark.long
 def test_a_pad_token_that_is_the_eos_changes_no_score(tmp_path, classifier):
     """transformers then leaves the last EOS out: a chosen and a rejected answer may get the same score."""
     path = make_tiny_rm(tmp_path / "rm", pad=EOS)
@@ -137,6 +140,7 @@ def test_a_sequence_that_ends_with_the_pad_token_is_scored_to_its_end(classifier
     assert alone[0] != pytest.approx(classifier.score_batch([[40, 41]])[0], abs=0.01)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pad", [None, -1])
 def test_a_model_without_a_pad_token_takes_batches(tmp_path, classifier, pad):
     path = make_tiny_rm(tmp_path / "rm", pad=None)
@@ -216,6 +220,7 @@ async def test_batches_are_smaller_on_a_cpu_unless_their_size_is_given(given, us
     await scorer.close()
 
 
+@pytest.mark.long
 async def test_loading_draws_no_progress_bars_and_leaves_those_of_others(capfd):
     path = tiny_rm()
     transformers_logging.enable_progress_bar()
@@ -241,6 +246,7 @@ async def test_files_that_are_spoilt_are_a_config_error(spoil, tmp_path):
         await once(HFScorer(folder), said("x"))
 
 
+@pytest.mark.long
 async def test_options_may_be_a_mapping_as_json_has_them_with_a_tokenizers_folder(tmp_path):
     make_tiny_tokenizer(tmp_path, vocab_size=VOCAB_SIZE)
     options = {"add_eos": True, "tokenizer": str(tmp_path), "max_batch_tokens": 99}
@@ -252,7 +258,7 @@ async def test_options_may_be_a_mapping_as_json_has_them_with_a_tokenizers_folde
         HFScorer(tiny_rm(), options={"add_eo": True})
 
 
-async def test_what_cannot_be_loaded_is_not_tried_again(monkeypatch):
+async def test_anything_that_cannot_be_loaded_is_not_tried_again(monkeypatch):
     loads = []
     load = HFScorer._load
     monkeypatch.setattr(HFScorer, "_load", lambda self: loads.append(self) or load(self))
@@ -271,6 +277,7 @@ async def test_a_language_model_without_a_head_is_refused(tmp_path):
         await once(HFScorer(path), "text")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("config", "rename"),
     [
@@ -290,6 +297,7 @@ async def test_openrlhfs_value_head_checkpoints_load(tmp_path, config, rename):
     assert (await once(HFScorer(path), said("42"))).value == pytest.approx(expected.value, abs=TOLERANCE)
 
 
+@pytest.mark.long
 async def test_a_model_with_several_labels_needs_one_named(tmp_path):
     path = make_tiny_rm(tmp_path / "rm", num_labels=3)
     with pytest.raises(ConfigError, match=r"HFScorer\.label: .*\['LABEL_0', 'LABEL_1', 'LABEL_2'\], got None"):
@@ -377,7 +385,8 @@ async def test_a_cut_conversation_says_so():
     assert (scored.num_tokens, scored.truncated) == (32, True)
 
 
-async def test_what_becomes_of_conversations_is_counted():
+@pytest.mark.long
+async def test_outcomes_of_conversations_are_counted():
     scorer = HFScorer(tiny_rm(), max_length=32, overflow="left")
     await asyncio.gather(scorer.score("short"), scorer.score("x" * 300), scorer.score(""), return_exceptions=True)
     await scorer.close()
@@ -395,7 +404,8 @@ async def test_a_token_that_the_model_does_not_know_fails_alone(tokenizer):
     await scorer.close()
 
 
-async def test_a_model_that_gives_nan_has_no_score(tokenizer):
+@pytest.mark.long
+async def test_a_model_that_returns_nan_has_no_score(tokenizer):
     model = AutoModelForSequenceClassification.from_pretrained(tiny_rm())
     with torch.no_grad():
         model.get_input_embeddings().weight[EOS] = torch.nan
@@ -433,9 +443,9 @@ async def test_closing_before_anything_is_loaded_loads_nothing(monkeypatch):
 
 
 def test_a_shipped_models_name_is_that_of_its_folder(monkeypatch):
-    from agentenv.loading import resolve_model, shipped_models
-    from agentenv.rewards.models._model import resolved, tokenizer_of
-    from agentenv.rewards.models.opening import parsed
+    from agentenv.engines.models import resolve_model, shipped_models
+    from agentenv.rewards.models.checkpoint import resolved, tokenizer_of
+    from agentenv.rewards.models.factory import parsed
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert [resolved(name) for name in shipped_models()] == [resolve_model(name) for name in shipped_models()]

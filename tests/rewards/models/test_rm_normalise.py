@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError, InfraError
-from agentenv.rewards.compose import Term, WeightedSum
-from agentenv.rewards.grading import graded, graded_all
-from agentenv.rewards.groups import grade_groups
+from agentenv.rewards.grading import grade, grade_all
+from agentenv.rewards.groups.batch import grade_groups
 from agentenv.rewards.models.normalise import Normalised, NormalisedGroups, RunningNorm, scaled_by_group
 from agentenv.rewards.types import Response, RewardResult, Status
+from agentenv.rewards.weighted_sum import Term, WeightedSum
 
 NUMBERS = st.floats(-1e6, 1e6)
 
@@ -40,12 +40,13 @@ class Says:
 
 
 async def rewards(reward, *values):
-    return [(await graded(reward, Response(str(value)))).reward for value in values]
+    return [(await grade(reward, Response(str(value)))).reward for value in values]
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @given(st.lists(st.lists(NUMBERS, max_size=10), max_size=5))
 @settings(max_examples=60)
 def test_a_running_norm_has_numpys_mean_and_deviation_in_parts_and_merged(parts):
@@ -69,7 +70,7 @@ def test_a_running_norm_keeps_its_precision_far_from_zero():
     assert norm.std == pytest.approx(math.sqrt(22.5), rel=1e-9)
 
 
-def test_what_has_no_reward_stays_none_and_counts_for_nothing():
+def test_a_missing_reward_stays_none_and_is_not_counted():
     norm = RunningNorm(epsilon=0.0)
     norm.update([1.0, None, 3.0])
     assert (norm.num, norm.mean, norm.std) == (2, 2.0, 1.0)
@@ -120,8 +121,9 @@ def test_with_a_half_life_later_numbers_weigh_more(values, half_life):
     )
 
 
+@pytest.mark.long
 @given(st.lists(NUMBERS, max_size=12), st.lists(NUMBERS, max_size=12), st.sampled_from([None, 3.0]))
-def test_a_norm_goes_on_from_its_state_as_json(before, after, half_life):
+def test_a_norm_continues_from_its_state_as_json(before, after, half_life):
     whole, resumed = RunningNorm(half_life=half_life), RunningNorm(half_life=half_life)
     whole.update(before)
     resumed.load_state_dict(json.loads(json.dumps(whole.state_dict(), allow_nan=False)))
@@ -135,7 +137,7 @@ def test_a_norm_goes_on_from_its_state_as_json(before, after, half_life):
     [{"num": -1}, {"num": 1.5}, {"num": 0}, {"mean": math.nan}, {"squares": -1.0}, {"squares": math.inf},
      {"weight": 0.0}, {"weight": 9.0}, {"extra": 1}],
 )  # fmt: skip
-def test_what_is_no_state_is_refused_and_changes_nothing(change):
+def test_input_that_is_not_a_state_is_refused_and_changes_nothing(change):
     norm = RunningNorm()
     norm.update([1.0, 2.0])
     known = norm.state_dict()
@@ -165,7 +167,7 @@ async def test_the_first_rewards_are_no_larger_than_later_ones():
     assert await rewards(Normalised(Says()), 25, 25, 25) == [0.0, 0.0, 0.0]
 
 
-async def test_a_calibration_set_gives_the_scale_from_the_first_response_on():
+async def test_a_calibration_set_fixes_the_scale_from_the_first_response_on():
     reward = Normalised(Says(), calibration=[1.0, 3.0])
     assert await rewards(reward, 2) == [0.0]
     assert reward.norm.num == 3
@@ -182,9 +184,9 @@ async def test_without_centering_a_reward_keeps_its_sign():
     assert await rewards(reward, 1, -1) == [0.5, -0.5]
 
 
-async def test_a_result_keeps_what_it_has_and_tells_the_raw_reward_and_the_clip():
+async def test_a_result_keeps_its_fields_and_adds_the_raw_reward_and_the_clip():
     reward = Normalised(Says(), kind="fixed", calibration=[1.0, 3.0], clip=2.0)
-    high, plain = await graded_all(reward, [Response("9"), Response("3")])
+    high, plain = await grade_all(reward, [Response("9"), Response("3")])
     assert (high.reward, high.score, high.extracted) == (2.0, 0.5, "9")
     assert dict(high.components) == {"said": 9.0, "raw": 9.0, "clipped": 1.0}
     assert dict(plain.components) == {"said": 3.0, "raw": 3.0, "clipped": 0.0}
@@ -193,13 +195,13 @@ async def test_a_result_keeps_what_it_has_and_tells_the_raw_reward_and_the_clip(
 
 async def test_a_failed_reward_stays_none_and_enters_no_statistics():
     reward = Normalised(Says(), calibration=[1.0, 3.0])
-    failed, raised = await graded_all(reward, [Response("none"), Response("raise")])
+    failed, raised = await grade_all(reward, [Response("none"), Response("raise")])
     assert (failed.reward, failed.status, raised.reward) == (None, Status.INFRA, None)
     assert dict(failed.components) == {"raw": None, "clipped": None}
     assert reward.norm.num == 2
 
 
-async def test_a_resumed_session_goes_on_with_the_same_scale():
+async def test_a_resumed_session_continues_with_the_same_scale():
     first, second = Normalised(Says(), half_life=5.0), Normalised(Says(), half_life=5.0, calibration=[99.0])
     await rewards(first, 1, 5, 2)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
@@ -208,11 +210,12 @@ async def test_a_resumed_session_goes_on_with_the_same_scale():
 
 async def test_a_scaled_reward_is_a_term_of_a_sum():
     scaled = Normalised(Says(), kind="fixed", calibration=[1.0, 3.0])
-    result = await graded(WeightedSum({"rm": Term(scaled, 0.5)}), Response("5"))
+    result = await grade(WeightedSum({"rm": Term(scaled, 0.5)}), Response("5"))
     assert result.reward == 1.5
     assert {"rm": 3.0, "rm/raw": 5.0, "rm/clipped": 0.0}.items() <= dict(result.components).items()
 
 
+@pytest.mark.long
 def test_event_loops_of_many_threads_lose_no_reward(monkeypatch):
     reward = Normalised(Says(), half_life=None)
     update = RunningNorm.update
@@ -227,7 +230,7 @@ def test_event_loops_of_many_threads_lose_no_reward(monkeypatch):
     monkeypatch.setattr(RunningNorm, "update", interrupted)
 
     def session():
-        asyncio.run(graded_all(reward, [Response(str(value)) for value in range(100)]))
+        asyncio.run(grade_all(reward, [Response(str(value)) for value in range(100)]))
 
     threads = [threading.Thread(target=session) for _ in range(8)]
     for thread in threads:

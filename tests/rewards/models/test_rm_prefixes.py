@@ -23,11 +23,10 @@ from transformers import (
     Qwen2ForSequenceClassification,
 )
 
-from agentenv.rewards.models import _classifier
-from agentenv.rewards.models._classifier import Classifier
-from agentenv.rewards.models.batching import MicroBatcher
+from agentenv.rewards.models import classifier as _classifier
+from agentenv.rewards.models.batching import LEAST_SAVED, Family, MicroBatcher, families, family_batches
+from agentenv.rewards.models.classifier import Classifier
 from agentenv.rewards.models.hf import HFScorer
-from agentenv.rewards.models.prefixes import LEAST_SAVED, Family, families, family_batches
 from tests.rewards.models.tiny import VOCAB_SIZE, said, tiny_rm
 
 TOLERANCE = 1e-4
@@ -66,20 +65,21 @@ def test_a_system_prompt_of_all_joins_no_families():
     assert found == {frozenset({0, 1, 2}): 90, frozenset({3, 4}): 100}
 
 
-def test_where_nothing_but_the_system_prompt_is_alike_that_is_shared():
+def test_a_common_system_prompt_is_shared():
     system = ids(30, 99)
     (family,) = families([system + ids(20, seed) for seed in range(4)])
     assert (family.num_shared, sorted(family.indices), family.num_saved) == (30, [0, 1, 2, 3], 90)
 
 
-def test_each_sequence_keeps_a_token_of_its_own():
+def test_each_sequence_keeps_its_own_token():
     same = ids(40, 1)
     (family,) = families([same, list(same), [*same, 5]])
     assert family.num_shared == 39
 
 
+@pytest.mark.long
 @given(st.lists(TOKENS, max_size=14), st.integers(1, 4))
-def test_a_family_begins_alike_and_nobody_is_in_two(sequences, least):
+def test_a_family_shares_its_beginning_and_no_sequence_is_in_two(sequences, least):
     found = families(sequences, least=least)
     members = [index for family in found for index in family.indices]
     assert len(members) == len(set(members))
@@ -100,6 +100,7 @@ def num_computed(sequences):
     return len(kin) * max(family.num_shared for family in kin) + own + sum(len(sequences[index]) for index in lone)
 
 
+@pytest.mark.long
 @given(GROUPS, st.integers(1, 6), st.integers(1, 300), st.sampled_from([1, 10]))
 def test_a_plan_has_every_sequence_once_and_no_batch_that_is_too_large(groups, max_batch, max_tokens, times):
     sequences = [row for seed, (shared, ends) in enumerate(groups) for row in group(times * shared, ends, seed)]
@@ -110,13 +111,13 @@ def test_a_plan_has_every_sequence_once_and_no_batch_that_is_too_large(groups, m
         assert len(batch) == 1 or num_computed([sequences[index] for index in batch]) <= times * max_tokens
 
 
-def test_long_sequences_that_share_only_a_system_prompt_are_no_batch_of_all_tokens():
+def test_long_sequences_that_share_only_a_system_prompt_are_not_a_batch_of_all_tokens():
     system = ids(18, 9)
     sequences = [system + ids(2000, seed) for seed in range(32)]
     assert [len(batch) for batch in family_batches(sequences, 32, 2048)] == [1] * 32
 
 
-def test_a_family_that_would_be_padded_by_more_than_it_saves_is_not_beside_a_long_one():
+def test_a_family_that_padding_would_slow_down_is_not_batched_with_a_long_one():
     sequences = [*group(1500, [10, 12], 1), *(row for seed in range(2, 17) for row in group(17, [5, 6], seed))]
     plan = family_batches(sequences, 32, 100_000)
     assert [len(batch) for batch in plan] == [2, 30]
@@ -135,9 +136,10 @@ def test_families_stay_whole_where_they_fit_and_are_cut_where_they_do_not():
 # --- scores -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @given(GROUPS, st.randoms(use_true_random=False))
 @settings(max_examples=40, deadline=None)
-def test_a_score_is_the_same_whatever_is_shared(classifier, groups, rng):
+def test_a_score_is_the_same_regardless_of_what_is_shared(classifier, groups, rng):
     assert classifier.shares
     sequences = [row for seed, (shared, ends) in enumerate(groups) for row in group(shared, ends, seed)]
     rng.shuffle(sequences)
@@ -174,6 +176,7 @@ def test_no_more_is_held_than_allowed_and_no_score_moves_for_it(classifier, monk
     assert classifier.score_batch(sequences) == pytest.approx(expected, abs=TOLERANCE)
 
 
+@pytest.mark.long
 async def test_concurrent_episodes_of_one_prompt_share_it():
     scorer = HFScorer(tiny_rm())
     question = "How many clips did she sell in April and May together, if in May it were half as many? " * 3
@@ -209,6 +212,7 @@ MODELS = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_only_models_whose_attention_is_whole_share_and_no_score_moves(name):
     shares, make = MODELS[name]
@@ -259,7 +263,7 @@ def test_a_model_whose_cache_is_another_kind_is_found_out(monkeypatch):
     assert not Classifier(str(tiny_rm()), device="cpu", dtype="auto", label=None).shares
 
 
-async def test_a_plan_that_fails_leaves_nobody_waiting():
+async def test_a_plan_that_fails_leaves_no_waiter():
     batcher = MicroBatcher(lambda rows: [float(sum(row)) for row in rows], plan=lambda *given: 1 // 0)
     found = asyncio.gather(*(batcher.score([num]) for num in range(5)))
     assert await asyncio.wait_for(found, 60) == [0.0, 1.0, 2.0, 3.0, 4.0]

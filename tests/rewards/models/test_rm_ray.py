@@ -19,11 +19,10 @@ import pytest
 import pytest_asyncio
 
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.rewards.models._home import Died
-from agentenv.rewards.models._ray_actor import ReplicaActor, ReplicaSpec
-from agentenv.rewards.models._replicas import ATTEMPTS, MAX_OF_A_CALL, ReplicaPool
+from agentenv.rewards.models.actor_lifecycle import WorkerDied
 from agentenv.rewards.models.hf import HFScorer
-from agentenv.rewards.models.ray_replicas import RayScorer
+from agentenv.rewards.models.ray_replicas import RayScorer, ReplicaActor, ReplicaSpec
+from agentenv.rewards.models.replicas import ATTEMPTS, MAX_OF_A_CALL, ReplicaPool
 from agentenv.rewards.models.types import Scored
 from agentenv.rewards.models.vllm_local import VLLMOptions
 from tests.rewards.models.tiny import said, tiny_rm
@@ -65,7 +64,7 @@ class Replica:
             await asyncio.wait_for(asyncio.Event().wait() if "hang" in texts else self.dead.wait(), 60.0)
         await asyncio.sleep(0)
         if self.dead.is_set():
-            raise Died("it is dead")
+            raise WorkerDied("it is dead")
         if "bug" in texts:
             raise ZeroDivisionError("a bug")
         found = [DataError("no") if text == "data" else Scored(float(len(text)), len(text)) for text in texts]
@@ -152,7 +151,7 @@ async def test_a_replica_that_answers_wrongly_is_an_error_and_lives(make, kind, 
     assert pool.num_restarts == 0
 
 
-async def test_who_waits_at_a_replica_that_dies_is_scored_by_another_and_counted(make, kind):
+async def test_requests_of_a_replica_that_dies_are_scored_by_another_and_counted(make, kind):
     pool = await make(2)
     tasks = [asyncio.create_task(pool.score("x" * index)) for index in range(64)]
     kind.made[0].dead.set()
@@ -163,11 +162,11 @@ async def test_who_waits_at_a_replica_that_dies_is_scored_by_another_and_counted
     assert (pool.num_restarts, len(kind.made), kind.made[0].killed) == (1, 3, 1)
 
 
-async def test_what_kills_every_replica_ends_and_takes_few_with_it(make, kind):
+async def test_a_request_that_kills_every_replica_ends_and_affects_few_others(make, kind):
     pool = await make(2)
     with pytest.raises(InfraError, match=f"the death of {ATTEMPTS} replicas, one after another: it is dead") as error:
         await pool.score("die")
-    assert not isinstance(error.value, Died)
+    assert not isinstance(error.value, WorkerDied)
     assert pool.num_retried == ATTEMPTS - 1
     assert (await pool.score("a")).value == 1.0
     await until(lambda: pool.num_restarts == ATTEMPTS)
@@ -196,12 +195,14 @@ async def test_a_replica_that_answers_nothing_in_time_is_replaced(make, kind):
     assert (pool.num_retried, pool.num_restarts, kind.made[0].killed) == (1, 1, 1)
 
 
+@pytest.mark.long
 async def test_a_conversation_that_hangs_every_replica_is_a_typed_error(make):
     pool = await make(2, timeout_s=0.1)
     with pytest.raises(InfraError, match="it answered nothing for"):
         await asyncio.wait_for(pool.score("hang"), 30.0)
 
 
+@pytest.mark.long
 async def test_a_replica_that_is_only_slow_stays_and_its_call_is_an_error(make, kind):
     pool = await make(1, timeout_s=0.4)
     slow = asyncio.create_task(pool.score("hang"))
@@ -209,12 +210,12 @@ async def test_a_replica_that_is_only_slow_stays_and_its_call_is_an_error(make, 
     while not slow.done():
         await pool.score("a")
         await asyncio.sleep(0.02)
-    with pytest.raises(InfraError, match=r"within 0\.4 s, got none of a replica that still gives others"):
+    with pytest.raises(InfraError, match=r"within 0\.4 s, got none from a replica that still answers others"):
         await slow
     assert (pool.num_restarts, kind.made[0].killed) == (0, 0)
 
 
-async def test_a_call_that_nobody_waits_for_is_cancelled_and_not_before(make, kind):
+async def test_a_call_without_a_waiter_is_cancelled_and_not_before(make, kind):
     pool = await make(1)
     tasks = [asyncio.create_task(pool.score("wait")) for _ in range(2)]
     await asyncio.sleep(0.02)
@@ -236,7 +237,7 @@ async def test_a_pool_that_cannot_start_says_what_is_wrong_and_leaves_nothing(ki
     assert pool.alive == []
 
 
-async def test_closing_fails_who_waits_and_starts_nobody_anew(make, kind):
+async def test_closing_fails_waiters_and_starts_no_new_request(make, kind):
     pool = await make(2)
     tasks = [asyncio.create_task(pool.score("wait")) for _ in range(4)]
     await asyncio.sleep(0.02)
@@ -274,8 +275,8 @@ async def test_closing_ends_a_successor_that_starts(make, kind):
         ({"timeout_s": 0}, r"RayScorer\.timeout_s"),
         ({"dtype": "int8"}, r"HFScorer\.dtype"),
         ({"backend": "vllm", "overflow": "middle"}, r"VLLMScorer\.overflow"),
-        ({"backend": "vllm", "device": "cpu"}, r"arguments of its own or of VLLMScorer .*got 'device'"),
-        ({"max_bach": 3}, r"arguments of its own or of HFScorer .*max_batch.*got 'max_bach'"),
+        ({"backend": "vllm", "device": "cpu"}, r"its arguments or those of VLLMScorer .*got 'device'"),
+        ({"max_bach": 3}, r"its arguments or those of HFScorer .*max_batch.*got 'max_bach'"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_started(wrong, message):
@@ -285,7 +286,7 @@ def test_wrong_arguments_are_refused_before_anything_is_started(wrong, message):
         RayScorer(object())
 
 
-def test_vllm_keeps_to_its_part_of_a_gpu_unless_told_otherwise():
+def test_vllm_keeps_to_its_part_of_a_gpu_by_default():
     def share(**args):
         return RayScorer("m", backend="vllm", **args)._spec.scorer().options.gpu_memory_utilization
 
@@ -307,6 +308,7 @@ async def test_an_actor_gives_each_conversation_its_own_outcome():
     await actor.close()
 
 
+@pytest.mark.long
 def test_importing_brings_no_ray():
     code = "import sys, agentenv.rewards.models.ray_replicas; assert not {'ray', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
@@ -316,7 +318,7 @@ def test_importing_brings_no_ray():
 
 REAL = [
     pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="pip install 'agentenv[ray]'"),
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="pip install 'agentenv-rl[ray]'"),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -364,7 +366,7 @@ class TestReal:
         assert all(life.num_taken >= 20 for life in real._pool._places)
         assert (real.num_scored, real.num_failed, real.num_retried, real.num_restarts) == (64, 0, 0, 0)
 
-    async def test_errors_keep_their_types_and_harm_nobody(self, real, expected):
+    async def test_errors_keep_their_types_and_do_not_affect_others(self, real, expected):
         wrong = [said("x" * 3000), "", said("a")[:1], [{"role": "user", "content": threading.Lock()}]]
         outcomes = await asyncio.gather(*map(real.score, [*wrong, *conversations(8)]), return_exceptions=True)
         assert [type(one) for one in outcomes[:4]] == [DataError] * 4
@@ -378,7 +380,7 @@ class TestReal:
         await asyncio.to_thread(thread.join, 60.0)
         assert found == pytest.approx(expected[:1], abs=1e-4)
 
-    async def test_what_cannot_start_is_a_config_error_and_a_ray_that_was_there_stays(self, real):
+    async def test_a_replica_that_cannot_start_is_a_config_error_and_a_running_ray_stays(self, real):
         import ray
         from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -397,7 +399,7 @@ class TestReal:
         assert ray.is_initialized()
         assert len(pids(real)) == 2
 
-    async def test_of_64_scores_none_is_lost_when_a_replica_is_killed(self, real, expected):
+    async def test_none_of_64_scores_is_lost_when_a_replica_is_killed(self, real, expected):
         before, victim = real.num_scored, pids(real)[0]
         os.kill(victim, signal.SIGSTOP)  # so that what it was given waits there
         tasks = [asyncio.create_task(real.score(each)) for each in conversations(64)]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.rewards.grading import DEADLINE_S, graded, patience_s
+from agentenv.rewards.grading import DEADLINE_S, grade, patience_s
 from agentenv.rewards.models.get_reward import GetRewardScorer
 from agentenv.rewards.models.hf import HFScorer
 from agentenv.rewards.models.normalise import Normalised
@@ -38,7 +38,7 @@ class Saying:
         pass
 
 
-def grade(scorer, text="42", prompt=PROMPT, **options):
+def grade_with(scorer, text="42", prompt=PROMPT, **options):
     return asyncio.run(ModelReward(scorer, **options).grade(Response(text, prompt=prompt)))
 
 
@@ -57,7 +57,7 @@ def grade(scorer, text="42", prompt=PROMPT, **options):
 )
 def test_the_model_gets_raw_messages_and_the_answer_once_closed_by_its_own_template(text, part, answer):
     scorer = Saying()
-    assert grade(scorer, text, part=part).extracted == answer
+    assert grade_with(scorer, text, part=part).extracted == answer
     assert scorer.asked == [[*PROMPT, {"role": "assistant", "content": answer}]]
 
 
@@ -77,8 +77,8 @@ def test_the_policys_template_is_never_inside_of_the_reward_models():
 
 def test_a_prompt_that_is_text_is_taken_as_it_is_or_as_what_a_user_said():
     raw, user = Saying(), Saying()
-    grade(raw, "42", "6 x 7 = ")
-    grade(user, "42", "6 x 7 = ", text_prompt="user")
+    grade_with(raw, "42", "6 x 7 = ")
+    grade_with(user, "42", "6 x 7 = ", text_prompt="user")
     assert raw.asked == ["6 x 7 = 42"]
     assert user.asked == [[{"role": "user", "content": "6 x 7 = "}, {"role": "assistant", "content": "42"}]]
 
@@ -86,7 +86,7 @@ def test_a_prompt_that_is_text_is_taken_as_it_is_or_as_what_a_user_said():
 def test_several_turns_are_asked_about_whole():
     scorer, prompt = Saying(), [*said("41", system="Be exact."), {"role": "user", "content": "Again."}]
     before = copy.deepcopy(prompt)
-    grade(scorer, "42", prompt)
+    grade_with(scorer, "42", prompt)
     assert scorer.asked == [[*before, {"role": "assistant", "content": "42"}]]
     assert prompt == before
 
@@ -94,10 +94,10 @@ def test_several_turns_are_asked_about_whole():
 @pytest.mark.parametrize("text", ["", "  <|im_end|>", "<think>never ends"])
 def test_no_answer_is_the_models_number_of_an_empty_one_or_what_is_declared(text):
     asked, declared = Saying(-3.0), Saying(-3.0)
-    result = grade(asked, text)
+    result = grade_with(asked, text)
     assert (result.reward, result.status) == (-3.0, Status.NO_ANSWER)
     assert asked.asked == [[*PROMPT, {"role": "assistant", "content": ""}]]
-    result = grade(declared, text, no_answer=-1.0)
+    result = grade_with(declared, text, no_answer=-1.0)
     assert (result.reward, result.status, declared.asked) == (-1.0, Status.NO_ANSWER, [])
 
 
@@ -105,16 +105,16 @@ def test_no_answer_is_the_models_number_of_an_empty_one_or_what_is_declared(text
 
 
 def test_the_reward_is_the_models_number_unless_something_is_declared():
-    result = grade(Saying(7.908))
+    result = grade_with(Saying(7.908))
     assert (result.reward, result.score, result.status) == (7.908, None, Status.OK)
     assert result.components == {"value": 7.908, "truncated": 0.0, "clipped": 0.0}
 
 
 def test_shift_comes_before_scale_and_clipping_last():
     """`shift=-mean, scale=1 / std` is OpenRLHF's normalisation."""
-    assert grade(Saying(5.0), shift=-1.0, scale=0.5).reward == 2.0
-    assert grade(Saying(5.0), shift=-1.0, scale=0.5, clip=(-1.0, 1.5)).reward == 1.5
-    result = grade(Saying(5.0), shift=-1.0, scale=-0.5, clip=(-1.0, 1.5))
+    assert grade_with(Saying(5.0), shift=-1.0, scale=0.5).reward == 2.0
+    assert grade_with(Saying(5.0), shift=-1.0, scale=0.5, clip=(-1.0, 1.5)).reward == 1.5
+    result = grade_with(Saying(5.0), shift=-1.0, scale=-0.5, clip=(-1.0, 1.5))
     assert (result.reward, result.components["value"], result.components["clipped"]) == (-1.0, 5.0, 1.0)
 
 
@@ -123,36 +123,36 @@ def test_shift_comes_before_scale_and_clipping_last():
 )
 def test_a_clipped_reward_is_within_its_bounds_and_a_higher_number_is_worth_no_less(value, shift, scale, clip):
     options = {"shift": shift, "scale": scale, "clip": (-clip, clip), "score": (shift, scale)}
-    low, high = grade(Saying(value), **options), grade(Saying(value + abs(value)), **options)
+    low, high = grade_with(Saying(value), **options), grade_with(Saying(value + abs(value)), **options)
     assert -clip <= low.reward <= high.reward <= clip
     assert 0.0 <= low.score <= high.score <= 1.0
     assert ModelReward(Saying(), **options).bounds == (-clip, clip)
 
 
 def test_the_score_is_a_declared_sigmoid_of_the_raw_number():
-    assert grade(Saying(1.5), shift=100.0, score=(1.5, 2.0)).score == 0.5
-    assert grade(Saying(3.5), score=(1.5, 2.0)).score == pytest.approx(1.0 / (1.0 + math.exp(-1.0)))
-    assert grade(Saying(-3e38), score=(0.0, 1e-3)).score == 0.0
-    assert grade(Saying(1.0), score=(0.0, -1.0)).score == pytest.approx(1.0 / (1.0 + math.e))
+    assert grade_with(Saying(1.5), shift=100.0, score=(1.5, 2.0)).score == 0.5
+    assert grade_with(Saying(3.5), score=(1.5, 2.0)).score == pytest.approx(1.0 / (1.0 + math.exp(-1.0)))
+    assert grade_with(Saying(-3e38), score=(0.0, 1e-3)).score == 0.0
+    assert grade_with(Saying(1.0), score=(0.0, -1.0)).score == pytest.approx(1.0 / (1.0 + math.e))
 
 
-def test_truncation_is_told():
-    assert grade(Saying(truncated=True)).components["truncated"] == 1.0
+def test_truncation_is_reported():
+    assert grade_with(Saying(truncated=True)).components["truncated"] == 1.0
 
 
 def test_a_reward_that_no_float32_holds_is_none():
     with pytest.raises(InfraError, match="expected a finite reward"):
-        grade(Saying(3e38), scale=10.0)
+        grade_with(Saying(3e38), scale=10.0)
 
 
 @pytest.mark.parametrize(("error", "status"), [(DataError("x"), Status.LABEL), (InfraError("x"), Status.INFRA)])
-def test_a_model_that_fails_gives_no_reward(error, status):
-    result = asyncio.run(graded(ModelReward(Saying(error)), Response("42", prompt=PROMPT)))
+def test_a_model_that_fails_returns_no_reward(error, status):
+    result = asyncio.run(grade(ModelReward(Saying(error)), Response("42", prompt=PROMPT)))
     assert (result.reward, result.status) == (None, status)
 
 
 def test_columns_are_the_same_for_every_response():
-    results = [grade(Saying(1.0)), grade(Saying(1.0), ""), grade(Saying(1.0), "", no_answer=0.0)]
+    results = [grade_with(Saying(1.0)), grade_with(Saying(1.0), ""), grade_with(Saying(1.0), "", no_answer=0.0)]
     assert {tuple(result.components) for result in results} == {ModelReward.component_names}
 
 
@@ -182,7 +182,7 @@ def test_wrong_arguments_are_refused(wrong, named):
         ModelReward(Saying(), **wrong)
 
 
-def test_a_reward_has_the_patience_of_its_scorer_whatever_is_around_it():
+def test_a_reward_has_the_patience_of_its_scorer_regardless_of_what_is_around_it():
     patient = GetRewardScorer("http://h:1/get_reward", timeout_s=300.0)
     assert patience_s(ModelReward(Saying())) == DEADLINE_S
     assert patience_s(ModelReward(patient)) > 300.0

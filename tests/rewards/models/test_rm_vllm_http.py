@@ -16,16 +16,17 @@ from email.utils import format_datetime
 import httpx
 import pytest
 
-from agentenv.deadlines import bounded
+from agentenv._util.calls import bounded
+from agentenv._util.http import client as http_client
+from agentenv._util.http.client import jittered_pause_s, retry_after_s
 from agentenv.errors import ConfigError, DataError, InfraError
-from agentenv.rewards._http import pause_s, retry_after_s
-from agentenv.rewards.models import _asking, _http
-from agentenv.rewards.models.opening import open_scorer
+from agentenv.rewards.models import request_queue as _asking
+from agentenv.rewards.models.factory import open_scorer
 from agentenv.rewards.models.reward import ModelReward
 from agentenv.rewards.models.types import ready
 from agentenv.rewards.models.vllm_http import VLLMHTTPScorer
 from agentenv.rewards.types import Response
-from tests.models import AS_ON_ONE_GPU, make_tiny_tokenizer
+from tests.models import make_tiny_tokenizer
 from tests.rewards.models.rm_servers import HANG, RESET, FakeVLLM, Status, http, in_turn, raw_value, server
 from tests.rewards.models.tiny import make_tiny_rm, said
 
@@ -192,6 +193,7 @@ def unit(ids):
     return (sum(ids) % 100) / 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("switch", ["use_activation", "activation", "softmax"])
 @pytest.mark.parametrize("labels", [1, 3])
 async def test_values_in_0_to_1_are_believed_only_of_a_server_that_knows_the_difference(switch, labels, tokenizer):
@@ -230,7 +232,7 @@ async def test_a_server_that_refuses_unknown_switches_is_refused_too(tokenizer):
             await scorer.score(said("x"))
 
 
-async def test_a_models_own_numbers_in_0_to_1_are_taken_where_that_is_said(tokenizer):
+async def test_a_models_own_numbers_in_0_to_1_are_taken_if_declared(tokenizer):
     async with scorer_at(FakeVLLM(unit, switches=()), tokenizer=tokenizer, bounded=True) as (asked, scorer):
         assert 0.0 < (await scorer.score(said("x"))).value < 1.0
     assert len(asked.bodies) == 1
@@ -243,7 +245,7 @@ async def test_a_value_outside_of_0_to_1_needs_no_proof(tokenizer):
 
 
 @pytest.mark.parametrize("label", [None, 3])
-async def test_of_several_numbers_one_must_be_named(label, tokenizer):
+async def test_one_of_several_numbers_must_be_named(label, tokenizer):
     async with scorer_at(FakeVLLM(lambda ids: [3.0, -1.0, 2.0]), tokenizer=tokenizer, label=label) as (_, scorer):
         with pytest.raises(ConfigError, match=r"one of the model's 3 numbers, got (None|3)"):
             await scorer.score(said("x"))
@@ -251,7 +253,7 @@ async def test_of_several_numbers_one_must_be_named(label, tokenizer):
 
 @pytest.mark.parametrize("by", ["us", "the server"])
 @pytest.mark.parametrize("overflow", ["error", "left", "right"])
-async def test_what_is_too_long_is_refused_or_cut_and_counted(by, overflow, tokenizer):
+async def test_too_long_conversations_are_refused_or_cut_and_counted(by, overflow, tokenizer):
     long, fake = said("word " * 40), FakeVLLM(tokenizer=tokenizer, max_length=32)
     ids = ids_of(tokenizer, long)
     options = {"overflow": overflow, "tokenizer": tokenizer if by == "us" else None}
@@ -298,7 +300,7 @@ async def test_a_server_that_scores_other_tokens_than_were_sent_is_refused(token
     [[], "", 3, [{"role": "user", "content": "x"}], [{"role": "assistant", "content": "x"}], said("\ud800"), "\ud800"],
     ids=["empty", "no text", "number", "no answer", "no question", "surrogate", "surrogate in text"],
 )
-async def test_what_is_no_conversation_is_a_data_error(given, conversation, tokenizer):
+async def test_input_that_is_not_a_conversation_is_a_data_error(given, conversation, tokenizer):
     options = {"tokenizer": tokenizer if given is not None else None}
     fake = FakeVLLM(tokenizer=tokenizer, first=lambda: Status(400, "The decoder prompt cannot be empty"))
     async with scorer_at(fake, **options) as (_, scorer):
@@ -378,6 +380,7 @@ async def test_a_server_that_is_not_there_is_an_infra_error(tokenizer):
     assert (scorer.num_retried, scorer.num_failed) == (1, 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("answer", [HANG, drip], ids=["hang", "drip"])
 async def test_a_hang_and_a_slow_drip_end_in_time_and_are_tried_again(answer, tokenizer):
     fake = FakeVLLM(first=in_turn(answer, None))
@@ -401,6 +404,7 @@ async def test_a_server_that_asks_to_wait_longer_than_there_is_time_is_not_waite
     assert len(asked.bodies) == 1
 
 
+@pytest.mark.long
 async def test_a_retry_waits_as_long_as_the_server_asks(tokenizer):
     fake = FakeVLLM(first=in_turn(Status(429, headers={"Retry-After": "0.4"}), None))
     async with scorer_at(fake, tokenizer=tokenizer) as (_, scorer):
@@ -433,12 +437,12 @@ def test_retry_after_may_be_a_date(hours, low, high):
 
 def test_pauses_grow_are_jittered_and_end_at_the_longest():
     for attempt, longest in [(1, 0.25), (2, 0.5), (4, 2.0), (30, 30.0), (10_000, 30.0)]:
-        pauses = {pause_s(attempt, 0.25) for _ in range(50)}
+        pauses = {jittered_pause_s(attempt, 0.25) for _ in range(50)}
         assert longest / 2 <= min(pauses) < max(pauses) <= longest
 
 
 async def test_an_answer_that_is_too_long_is_not_read(monkeypatch, tokenizer):
-    monkeypatch.setattr(_http, "MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(http_client, "MAX_ANSWER_BYTES", 1000)
 
     async def endless(writer):
         """What never ends."""
@@ -486,6 +490,7 @@ def with_nan(ids):
     return answer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("make", "kind", "retries"),
     [
@@ -514,6 +519,7 @@ async def test_one_that_makes_requests_fail_fails_alone(make, kind, retries, tok
     assert len(asked.bodies[0]["input"]) == 8
 
 
+@pytest.mark.long
 async def test_one_that_makes_the_server_hang_costs_the_others_time_and_no_score(tokenizer):
     conversations = [said(f"{number}") for number in range(4)]
     bad = ids_of(tokenizer, conversations[0])
@@ -536,7 +542,7 @@ async def test_a_busy_server_is_not_asked_about_each_alone(tokenizer):
     assert scorer.num_retried == 20
 
 
-async def test_no_more_requests_are_in_flight_than_may_be_and_batches_are_no_larger(tokenizer):
+async def test_no_more_requests_are_in_flight_than_may_be_and_batches_are_not_larger(tokenizer):
     async def slow(body):
         await asyncio.sleep(0.01)
         return FakeVLLM()("/classify", body)
@@ -552,6 +558,7 @@ async def test_no_more_requests_are_in_flight_than_may_be_and_batches_are_no_lar
     assert len(asked.bodies) <= 12
 
 
+@pytest.mark.long
 async def test_cancelling_all_who_wait_ends_the_request_and_frees_its_place(tokenizer):
     fake = FakeVLLM(first=in_turn(HANG, None))
     async with scorer_at(fake, tokenizer=tokenizer, max_concurrent=1, max_batch=3, max_wait_s=0.5) as (asked, scorer):
@@ -571,6 +578,7 @@ async def test_cancelling_all_who_wait_ends_the_request_and_frees_its_place(toke
     assert (scorer.num_scored, scorer.num_failed) == (1, 0)
 
 
+@pytest.mark.long
 async def test_a_wait_for_its_turn_takes_nothing_from_the_time_of_an_agents_step(tokenizer):
     async def slow(body):
         await asyncio.sleep(0.2)
@@ -670,7 +678,6 @@ def vllm(tmp_path_factory):
     ]
     command += ["--served-model-name", "tiny-rm", "--dtype", "float32", "--max-model-len", "128", "--enforce-eager"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
-    command += ["--distributed-executor-backend", AS_ON_ONE_GPU["distributed_executor_backend"]]
     environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True, env=environment)
@@ -713,7 +720,7 @@ def expected(vllm):
 @pytest.mark.slow
 @pytest.mark.parametrize("by", ["ids", "messages"])
 @pytest.mark.parametrize("endpoint", ["classify", "pooling"])
-async def test_vllm_gives_the_raw_numbers_of_transformers(endpoint, by, vllm, expected):
+async def test_vllm_returns_the_raw_numbers_of_transformers(endpoint, by, vllm, expected):
     url, folder = vllm
     scorer = VLLMHTTPScorer(url, endpoint=endpoint, tokenizer=folder if by == "ids" else None)
     try:
@@ -727,7 +734,7 @@ async def test_vllm_gives_the_raw_numbers_of_transformers(endpoint, by, vllm, ex
 
 
 @pytest.mark.slow
-async def test_vllm_by_default_gives_what_a_sigmoid_makes_of_it(vllm, expected):
+async def test_vllm_by_default_returns_what_a_sigmoid_makes_of_it(vllm, expected):
     async with httpx.AsyncClient(trust_env=False) as client:
         body = {"model": "tiny-rm", "messages": CONVERSATIONS[0]}
         answer = (await client.post(f"{vllm[0]}/classify", json=body, timeout=60)).json()

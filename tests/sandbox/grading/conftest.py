@@ -1,7 +1,7 @@
 import pytest_asyncio
 
-from agentenv.sandbox.local import LocalSandbox
-from agentenv.sandbox.types import SandboxUnavailable, Status
+from agentenv.sandbox.local.sandbox import LocalSandbox
+from agentenv.sandbox.types import ExecStatus, SandboxUnavailable
 from tests.sandbox.grading.plain import PlainSandbox
 
 
@@ -24,7 +24,7 @@ async def sandbox_with_pytest():
         opened = LocalSandbox(preimport=("pytest",))
         await opened.open()
         imports = await opened.run("import _pytest._argcomplete")
-        if imports.status is not Status.OK:
+        if imports.status is not ExecStatus.OK:
             await opened.aclose()
             opened = PlainSandbox()
     except SandboxUnavailable:

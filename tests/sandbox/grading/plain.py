@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from agentenv.sandbox.types import ExecLimits, ExecResult, Isolation, Status
+from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation
 
 BOOT = """
 import os, resource, sys
@@ -128,15 +128,15 @@ class PlainExecution:
         out, err = (self.folder / "out").read_bytes(), (self.folder / "err").read_bytes()
         kept, limits, code = limits_kb(self.limits.stdout_kb), self.limits, self.process.returncode
         if late:
-            status = Status.WALL_TIMEOUT
+            status = ExecStatus.WALL_TIMEOUT
         elif code in (-signal.SIGXCPU, -signal.SIGKILL):
-            status = Status.CPU_TIMEOUT
+            status = ExecStatus.CPU_TIMEOUT
         elif code < 0:
-            status = Status.SIGNAL
+            status = ExecStatus.SIGNAL
         else:
-            status = Status.NONZERO if code else Status.OK
-        if status is Status.NONZERO and b"MemoryError" in err[-200:]:
-            status = Status.MEMORY
+            status = ExecStatus.NONZERO if code else ExecStatus.OK
+        if status is ExecStatus.NONZERO and b"MemoryError" in err[-200:]:
+            status = ExecStatus.MEMORY
         files = {}
         for name in self.fetch:
             path = self.folder / "work" / name

@@ -4,7 +4,8 @@ import pytest
 
 from agentenv.errors import ConfigError
 from agentenv.sandbox.grading import AssertSuite, AssertTest, Verdict, grade
-from agentenv.sandbox.types import ExecLimits
+from agentenv.sandbox.types import ExecLimits, Isolation
+from tests.sandbox.conftest import opened
 from tests.sandbox.grading.plain import PlainSandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -33,9 +34,17 @@ async def test_asserts_are_judged_one_by_one(sandbox):
     assert (result.integrity.value, result.num_executions) == ("proxy", 2)
 
 
-async def test_they_are_judged_alike_without_walls():
+async def test_they_are_judged_the_same_without_isolation():
     tests = suite("assert add(1, 2) == 3", "assert add(1, 2) == 4")
     assert await verdicts(PlainSandbox(), ADD, tests) == ["passed", "failed"]
+
+
+async def test_a_kill_of_the_tests_process_is_no_verdict():
+    tests = suite("assert add(1, 2) == 3", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    async with await opened(isolation=Isolation.LANDLOCK) as sandbox:
+        result = await grade(sandbox, ADD, tests, limits=LIMITS)
+    assert result.score is None
+    assert "signal 9" in result.infra_detail
 
 
 async def test_a_humaneval_test_runs_as_it_is(sandbox):
@@ -55,7 +64,7 @@ async def test_several_functions_share_the_solutions_state(sandbox):
 
 async def test_the_tests_cannot_find_the_solution_and_the_solution_cannot_find_the_tests(sandbox):
     tests = suite(
-        "import gc, sys\nassert 'solution' not in sys.modules\n"
+        "import gc, sys\nadd(0, 0)\nassert 'solution' not in sys.modules\n"
         "assert not [1 for each in gc.get_objects() if type(each) is dict and 'SECRET' + '_OF_THE_SOLUTION' in each]",
         "assert add(0, 0) == 0  # the tests' secret",
     )
@@ -83,7 +92,7 @@ async def test_exceptions_cross_by_their_nearest_built_in_class(sandbox):
 
 
 @pytest.mark.parametrize("how", ["os._exit(0)", "__import__('ctypes').string_at(0)", "os.close(3); os._exit(0)"])
-async def test_a_solution_that_is_gone_passes_no_test_that_forgives_exceptions(sandbox, how):
+async def test_a_solution_that_exited_passes_no_test_that_forgives_exceptions(sandbox, how):
     code = f"import os\ndef add(a, b): {how}\n"
     source = "try:\n    add(1, 2)\nexcept BaseException:\n    pass\n"
     assert set(await verdicts(sandbox, code, suite(source, source))) <= {"missing", "error"}
@@ -100,13 +109,15 @@ async def test_a_test_that_ends_the_solution_is_blamed_alone(sandbox):
     assert await verdicts(sandbox, code, tests) == ["passed", "error", "passed", "passed"]
 
 
+@pytest.mark.long
 async def test_an_endless_call_is_a_timeout_of_its_test(sandbox):
     code = "def add(a, b):\n    while a == 1: pass\n    return a + b\n"
     tests = suite("assert add(1, 0) == 1", "assert add(2, 0) == 2")
     assert await verdicts(sandbox, code, tests, limits=ExecLimits(cpu_s=0.3, wall_s=60.0)) == ["timeout", "passed"]
 
 
-async def test_a_value_that_makes_the_test_itself_endless_is_no_pass(sandbox):
+@pytest.mark.long
+async def test_a_value_that_makes_the_test_itself_endless_is_not_a_pass(sandbox):
     result = await grade(
         sandbox, "def add(a, b): return 10**9\n", suite("for i in range(add(0, 0)): pass\nassert False"),
         limits=ExecLimits(cpu_s=0.3, wall_s=60.0),
@@ -140,7 +151,7 @@ async def test_an_answer_ahead_of_its_call_breaks_the_protocol(sandbox):
     assert await verdicts(sandbox, code, tests) == ["protocol"]
 
 
-async def test_a_line_that_nobody_asked_for_breaks_the_protocol_though_all_calls_are_answered(sandbox):
+async def test_an_unrequested_line_breaks_the_protocol_although_all_calls_are_answered(sandbox):
     code = ADD + "import os\nos.write(3, b'')\ndef __getattr__(name): raise AttributeError\n"
     late = 'import os\ndef add(a, b):\n    if a == 3: os.write(3, b\'{"id":2,"value":7}\\n\')\n    return a + b\n'
     tests = suite("assert add(1, 2) == 3\nassert add(3, 4) == 7")
@@ -157,14 +168,19 @@ async def test_a_line_after_the_last_one_breaks_the_protocol(sandbox):
 
 
 @pytest.mark.parametrize("value", ["lambda: 0", "object()", "(i for i in ())", "'x' * 10**8"])
-async def test_what_cannot_cross_is_an_error(sandbox, value):
+async def test_values_that_cannot_be_sent_are_an_error(sandbox, value):
     assert await verdicts(sandbox, f"def add(a, b): return {value}\n", suite("add(1, 2)")) == ["error"]
 
 
 @pytest.mark.parametrize("expected", ["ValueError", "Exception", "BaseException"])
-async def test_what_a_test_cannot_send_is_no_exception_that_it_may_expect(sandbox, expected):
+async def test_an_exception_that_a_test_cannot_send_cannot_be_expected(sandbox, expected):
     source = f"try:\n    add(lambda: 0, 1)\nexcept {expected}:\n    pass\n"
     assert await verdicts(sandbox, ADD, suite(source)) == ["error"]
+
+
+async def test_members_of_one_hash_break_the_protocol(sandbox):
+    code = "def add(a, b): return {n * (2 ** 61 - 1) for n in range(1, 5000)}\n"
+    assert await verdicts(sandbox, code, suite("add(1, 2)")) == ["protocol"]
 
 
 async def test_a_failure_names_the_last_call(sandbox):
@@ -186,6 +202,6 @@ async def test_stopping_leaves_the_tests_after_a_failure_out(sandbox):
 
 
 @pytest.mark.parametrize("names", [(), ("a b",), "add", ["add"]])
-async def test_names_that_are_none_are_refused(names):
+async def test_invalid_names_are_refused(names):
     with pytest.raises(ConfigError, match="expected a tuple of function names"):
         suite("pass", names=names)

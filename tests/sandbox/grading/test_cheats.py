@@ -14,7 +14,7 @@ from agentenv.sandbox.grading import (
     Verdict,
     grade,
 )
-from agentenv.sandbox.local import LocalSandbox
+from agentenv.sandbox.local.sandbox import LocalSandbox
 from agentenv.sandbox.types import ExecLimits, Isolation, SandboxUnavailable
 from tests.sandbox.grading.cheats import CHEATS, HONEST, MAIN
 from tests.sandbox.grading.plain import PlainSandbox
@@ -52,6 +52,7 @@ async def test_there_are_enough_cheats_of_different_names():
     assert len({cheat.name for cheat in CHEATS}) == len(CHEATS) >= 40
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suite", [*SUITES.values(), PYTEST], ids=[*SUITES, "pytest"])
 async def test_an_honest_solution_passes_every_grader(sandbox_with_pytest, suite):
     for opened in (sandbox_with_pytest, PlainSandbox()):
@@ -70,6 +71,7 @@ async def refused(sandbox, kind, cheat, *, stop_on_fail):
     assert result.score == 0.0 or (cheat.hangs and result.score is None), (cheat.name, result)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cheat", by_name(CHEATS))
 @pytest.mark.parametrize("kind", SUITES)
 async def test_no_cheat_passes_a_test_that_is_judged_outside(sandbox, kind, cheat):
@@ -101,14 +103,15 @@ async def fooled_by(sandbox, cheat):
     return bool(result.all_passed), result.tamper_signals
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cheat", by_name([cheat for cheat in CHEATS if cheat.name in TAMPERED]))
-async def test_pytest_beside_the_solution_is_fooled_by_those_only_that_are_listed(sandbox_with_pytest, cheat):
+async def test_pytest_in_the_process_of_the_solution_is_fooled_only_by_the_listed_cheats(sandbox_with_pytest, cheat):
     assert (await fooled_by(sandbox_with_pytest, cheat))[0] is cheat.in_process
 
 
 @pytest.mark.slow
-async def test_pytest_beside_the_solution_is_fooled_by_two_cheats_and_the_label_says_so(sandbox_with_pytest):
-    said = {cheat.name: await fooled_by(sandbox_with_pytest, cheat) for cheat in CHEATS}
-    fooled = {name: signals for name, (is_so, signals) in said.items() if is_so}
+async def test_pytest_in_the_process_of_the_solution_is_fooled_by_two_cheats_and_labeled(sandbox_with_pytest):
+    outcomes = {cheat.name: await fooled_by(sandbox_with_pytest, cheat) for cheat in CHEATS}
+    fooled = {name: signals for name, (is_so, signals) in outcomes.items() if is_so}
     assert fooled.keys() == {cheat.name for cheat in CHEATS if cheat.in_process}
     assert all("test_file_open" in signals for signals in fooled.values())

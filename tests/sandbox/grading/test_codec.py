@@ -2,6 +2,7 @@
 
 import contextlib
 import enum
+import itertools
 import json
 import math
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.sandbox.grading._codec import MAX_DEPTH, CodecError, decode, dump_line, encode, parse_line
+from agentenv.sandbox.grading.codec import MAX_DEPTH, CodecError, decode, dump_line, encode, parse_line
 
 TEXTS = st.text(st.characters(), max_size=8)
 SCALARS = (
@@ -62,13 +63,15 @@ def crossed(value):
     return decode(parse_line(dump_line({"value": encode(value)}).rstrip(b"\n"))["value"])
 
 
+@pytest.mark.long
 @given(VALUES)
 def test_values_cross_without_loss(value):
     assert spelled(crossed(value)) == spelled(value)
 
 
+@pytest.mark.long
 @given(JSON)
-def test_whatever_json_is_decoded_or_refused_as_a_codec_error(value):
+def test_any_json_is_decoded_or_refused_as_a_codec_error(value):
     try:
         got = decode(value)
     except CodecError:
@@ -76,8 +79,9 @@ def test_whatever_json_is_decoded_or_refused_as_a_codec_error(value):
     assert spelled(decode(encode(got))) == spelled(got)
 
 
+@pytest.mark.long
 @given(st.binary(max_size=60) | JSON.map(lambda value: json.dumps(value).encode()))
-def test_whatever_line_is_an_object_or_refused_as_a_codec_error(line):
+def test_any_line_is_an_object_or_refused_as_a_codec_error(line):
     with contextlib.suppress(CodecError):
         assert isinstance(parse_line(line), dict)
 
@@ -91,7 +95,7 @@ def test_whatever_line_is_an_object_or_refused_as_a_codec_error(line):
     ],
     ids=lambda line: repr(line[:20]),
 )  # fmt: skip
-def test_a_line_that_is_no_plain_json_object_is_refused(line):
+def test_a_line_that_is_not_plain_json_object_is_refused(line):
     with pytest.raises(CodecError):
         parse_line(line)
 
@@ -160,12 +164,13 @@ class Liar:
     [object(), int, len, (each for each in ()), range(3), Liar(), math, NotImplemented, ..., [object()], {1: object()}],
     ids=lambda value: type(value).__name__,
 )
-def test_what_is_no_plain_value_is_refused(value):
+def test_input_that_is_not_a_plain_value_is_refused(value):
     with pytest.raises(CodecError, match="cannot leave the sandbox"):
         encode(value)
 
 
-def test_what_is_too_deep_circular_or_large_is_refused():
+@pytest.mark.long
+def test_values_that_are_too_deep_circular_or_large_are_refused():
     deep = circular = []
     for _ in range(MAX_DEPTH * 2):
         deep = [deep]
@@ -182,4 +187,57 @@ def test_what_is_too_deep_circular_or_large_is_refused():
 
 def test_an_integer_of_a_million_digits_crosses_in_no_time():
     value = 1 << 3_321_928
+    assert crossed(value) == value
+
+
+MODULUS = 2**61 - 1
+"""Integers that differ by a multiple of it have the same hash, in every process."""
+
+
+def colliding(count):
+    """Integers of one hash, as JSON."""
+    return [encode(1 + number * MODULUS) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"$set": colliding(5000)},
+        {"$frozenset": colliding(5000)},
+        {"$dict": [[number, 0] for number in colliding(5000)]},
+        {"$set": [{"$tuple": [number, 1]} for number in colliding(5000)]},
+        {"$set": [{"$complex": [1000003.0 * number, float(-number)]} for number in range(5000)]},
+        [{"$set": colliding(500)}] * 100,
+        {"$set": [{"$tuple": [*([0] * 500), number]} for number in colliding(200)]},
+    ],
+    ids=["set", "frozenset", "dict", "tuples", "complex", "many sets", "long tuples"],
+)
+def test_members_whose_hashes_collide_are_refused_before_they_cost_quadratic_time(content):
+    with pytest.raises(CodecError, match="equal hashes"):
+        decode(content)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {1 << number for number in range(1500)},
+        {-1: [0] * 50_000, -2: [0] * 50_000},
+        set(itertools.product(range(-2, 3), repeat=5)),
+        {(-1, *range(1000)), (-2, *range(1000))},
+    ],
+    ids=["powers of two", "minus one and two", "small tuples", "long tuples"],
+)
+def test_honest_members_whose_hashes_collide_cross(value):
+    assert crossed(value) == value
+
+
+def test_a_value_of_more_parts_than_encode_sends_is_refused():
+    with pytest.raises(CodecError, match="parts"):
+        decode([[0] * 1000] * 201)
+
+
+def test_dicts_cross_as_deep_as_lists_do():
+    value = {}
+    for _ in range(MAX_DEPTH):
+        value = {1: value}
     assert crossed(value) == value

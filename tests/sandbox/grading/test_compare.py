@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError
 from agentenv.sandbox.grading import Comparison, same_value
-from agentenv.sandbox.grading._codec import decode, encode
+from agentenv.sandbox.grading.codec import decode, encode
 from agentenv.sandbox.grading.compare import same_text
 from tests.sandbox.grading.test_codec import VALUES
 
@@ -91,17 +91,19 @@ def test_options_loosen_or_tighten_what_they_name(expected, got, how, same):
 
 @pytest.mark.parametrize("value", [-1.0, NAN, INF, None, "1"])
 @pytest.mark.parametrize("name", ["rel_tol", "abs_tol"])
-def test_a_tolerance_that_is_no_finite_number_is_refused(name, value):
+def test_a_tolerance_that_is_not_a_finite_number_is_refused(name, value):
     with pytest.raises(ConfigError, match=f"Comparison.{name}: expected a finite number"):
         Comparison(**{name: value})
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(VALUES)
 def test_every_value_is_the_same_as_itself_after_crossing(value):
     assert same_value(value, decode(encode(value)))
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(VALUES, VALUES)
 def test_the_same_is_symmetric(one, other):
@@ -165,12 +167,71 @@ def test_texts_are_compared_by_their_mode(mode, expected, got, same):
     assert same_text(expected, got, mode, Comparison(rel_tol=1e-6)) is same
 
 
-def test_a_number_of_many_digits_is_no_work():
+def test_a_number_of_many_digits_is_cheap():
     assert not same_text("1", "9" * 100_000, "floats", Comparison(rel_tol=1e-6))
 
 
+@pytest.mark.long
 @given(st.floats(allow_nan=False, allow_infinity=False), st.floats(min_value=0, max_value=0.5))
 def test_a_tolerance_is_that_of_math_isclose(value, tolerance):
     other = value * (1 + tolerance)
     how = Comparison(rel_tol=0.25)
     assert same_value(value, other, how) is (value == other or math.isclose(value, other, rel_tol=0.25))
+
+
+PYTHON = Comparison(tuple_as_list=True, int_as_float=True, bool_as_int=True)
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "same"),
+    [
+        (1, True, True), (True, 1, True), (False, 0.0, True), (0, False, True), ([1, [0]], (True, (False,)), True),
+        ({1: 2}, {True: 2.0}, True), ({1}, {True}, True), ({(1,)}, {(True,)}, True), (2, True, False),
+        (True, "True", False), (None, False, False), ("1", 1, False), (0.3, 0.1 + 0.2, False),
+        ({"1": 2}, {1: 2}, False),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_numbers_of_every_type_are_compared_as_python_does_where_that_is_asked_for(expected, got, same):
+    assert same_value(expected, got, PYTHON) is same
+
+
+OFFICIAL_TEXTS = [
+    # (expected, printed, as LiveCodeBench, as APPS)
+    ("5\n", "5\n", True, True), ("5", "5\n\n\n", True, True), ("5\n", " 5\n", True, True), ("5\n", "\n5\n", True, True),
+    ("5\n", "5 \n", True, True), ("5\n", "\t5", True, True), ("5\n", "6\n", False, False), ("5\n", "", False, False),
+    ("", "", True, True), ("", "x", False, False), ("a\n", "A\n", False, False),
+    ("3 4", "3  4", True, True), ("a b", "a  b", False, True), ("a b", "ab", False, False),
+    ("1 2\n", "1\n2\n", False, False), ("1\n2\n", "1 2\n", False, False),
+    ("1\n2\n", "1\n\n2\n", False, True), ("1\n\n2\n", "1\n2\n", False, True),
+    ("1\n2\n", "2\n1\n", False, True), ("1 2\n", "2 1\n", False, True), ("1 2\n", "1 2 2\n", False, False),
+    ("YES\nNO\nYES\n", "YES\nNO\n", False, False), ("YES\nNO\nYES\n", "YES\nNO\nNO\n", False, False),
+    ("0.5 1\n1 0.5\n", "1 0.5001\n", False, False), ("0.5 1\n2 0.5\n", "0.5001 2\n1 0.5\n", False, True),
+    ("a\nb\n", "b\na\n", False, True), ("a\nb\n", "b\nc\n", False, False), ("1\n2\n3\n", "1\n2\n", False, False),
+    ("0.5", "0.50", True, True), ("1e3", "1000", True, True), ("0.5", ".5", True, True),
+    ("x 0.5", "x 0.50", False, False),
+    ("0.333333333", "0.3333333333333333", False, True), ("0.3333", "0.3334", False, True),
+    ("0.333", "0.334", False, False), ("9" * 320, "9" * 319 + ".5", False, False),
+    ("0.25 0.333333333", "0.25 0.3333333333333333", False, True), ("0.25 0.3333", "0.25 0.3343", False, False),
+    ("2.0\n0.333333333\n", "2.0\n0.3333333333333333\n", False, True),
+    ("1.0", "1.000001", False, True), ("1.0", "1.0001", False, True), ("1.0", "1.001", False, False),
+    ("100000", "100000.0", True, True), ("50000000000000000", "50000000000000001", False, False),
+    ("100000\n", "100001\n", False, False), ("9007199254740992 1", "9007199254740993 1", False, False),
+    ("nan", "nan", True, True), ("1", "nan", False, False), ("nan 1.0", "nan 1.00", False, False),
+    ("YES", "yes", False, False), ("sNaN 1", "sNaN 2", False, False), ("1", "9" * 10_000, False, False),
+    ("True", "1", False, False),
+    ("1000000", "1000009.0", False, False), ("1000000", "1000000.0", True, True),
+    ("1000000.0", "1000009", False, True),
+    ("3", "3.0000000000000004", False, True), ("3 1", "1.0 3.0000000000000004", False, True),
+    ("1", "1.0004", False, False),
+    ("1 0.5", "1.0004 0.5", False, False), ("0.5 1", "0.5001 1.0000000000000002", False, True),
+    ("50000000000000000", "50000000000000001.0", False, False), ("9007199254740993", "9007199254740993.0", True, True),
+    ("1", "1e9999999", False, False), ("1", "inf", False, False),
+    ("inf 0.33333", "inf 0.333331", False, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("expected", "got", "livecodebench", "apps"), OFFICIAL_TEXTS, ids=repr)
+def test_outputs_of_a_benchmark_are_compared_as_its_own_evaluator_does(expected, got, livecodebench, apps):
+    assert same_text(expected, got, "livecodebench") is livecodebench
+    assert same_text(expected, got, "apps") is apps

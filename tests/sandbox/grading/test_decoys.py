@@ -3,6 +3,7 @@
 import ast
 import random
 
+import numpy as np
 import pytest
 
 from agentenv.sandbox.grading.decoys import disguise, other_than
@@ -14,13 +15,13 @@ ASSERTIONS = [
     "1e308 == 1e308",
     "True is True", "None is None", "not False", "1 < 2", "1 in [1]", "1 != 2", "len is not None", "1 < 2 < 3",
     "all([1])",
-    "len('abc') == 3 and True",
+    "len('abc') == 3 and True", "np.float64(2.0) == 1.0 + 1", "np.array([2]) == len('ab')",
 ]  # fmt: skip
 
 
 def functions(source):
     """What a module defines."""
-    names = {}
+    names = {"np": np}
     exec(compile(source, "test.py", "exec"), names)
     return names
 
@@ -30,7 +31,7 @@ def test_a_decoy_of_an_assertion_that_holds_does_not_hold(assertion):
     made = disguise(f"def test_it():\n    assert {assertion}, 'why'\n".encode(), ["test_it"])
     names = functions(made.source)
     names[made.names["test_it"]]()
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, ValueError)):
         names[made.decoys["test_it"]]()
 
 
@@ -56,13 +57,13 @@ class Always:
 
 
 @pytest.mark.parametrize("expected", ["3", "'a'", "[1]", "{1: 2}", "three()", "[]", "None", "-1"])
-def test_what_equals_everything_passes_the_decoy_of_an_equality(expected):
+def test_a_value_that_equals_everything_passes_the_decoy_of_an_equality(expected):
     decoy = ast.Expression(ast.fix_missing_locations(other_than(ast.parse(expected, mode="eval").body)))
     value = eval(compile(ast.fix_missing_locations(decoy), "decoy", "eval"), {"three": lambda: 3})
     assert Always() == value
 
 
-def test_names_tell_nothing_and_cannot_be_foreseen():
+def test_names_reveal_nothing_and_cannot_be_predicted():
     source = b"def test_a():\n    assert 1 == 1\ndef test_b():\n    assert 2 == 2\n"
     first, second = (disguise(source, ["test_a", "test_b"]) for _ in range(2))
     assert not {*first.names.values(), *first.decoys.values()} & {*second.names.values(), *second.decoys.values()}
@@ -79,6 +80,42 @@ def test_tests_without_assertions_and_those_that_are_not_asked_for_stay_as_they_
     )
     made = disguise(source, ["test_a"])
     assert (made.source, made.names, made.decoys) == (source, {}, {})
+
+
+CAUGHT = [
+    "with pytest.raises(ZeroDivisionError):\n        {}", "with open(f) as g, raises(KeyError) as info:\n        {}",
+    "with self.assertRaises(KeyError):\n        {}", "with self.assertRaisesRegex(KeyError, 'a'):\n        {}",
+    "with contextlib.suppress(KeyError):\n        {}",
+    "async with a:\n        with pytest.raises(KeyError):\n            {}",
+    "try:\n        {}\n    except KeyError:\n        pass", "try:\n        {}\n    except* KeyError:\n        pass",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "assertion", ["assert div(1, 0) == 0", "self.assertEqual(div(1, 0), 0)", "self.assertTrue(f())"]
+)
+@pytest.mark.parametrize("form", CAUGHT)
+def test_an_assertion_whose_failure_may_be_caught_is_not_changed(form, assertion):
+    source = f"async def test_a(self):\n    {form.format(assertion)}\n"
+    made = disguise(source.encode(), ["test_a"])
+    assert (made.source, made.names, made.decoys) == (source.encode(), {}, {})
+    made = disguise(f"{source}    assert f() == 2\n".encode(), ["test_a"])
+    assert made.source.count(assertion.encode()) == 2
+    assert (made.source.count(b"f() == 2"), made.source.count(b"f() == 3")) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "with open(f):\n        assert g() == 2", "try:\n        assert g() == 2\n    finally:\n        pass",
+        "try:\n        f()\n    except KeyError:\n        assert g() == 2",
+        "try:\n        f()\n    except KeyError:\n        pass\n    else:\n        assert g() == 2",
+        "try:\n        f()\n    except KeyError:\n        pass\n    finally:\n        assert g() == 2",
+    ],
+)  # fmt: skip
+def test_an_assertion_whose_failure_ends_the_test_is_changed(source):
+    made = disguise(f"def test_a():\n    {source}\n".encode(), ["test_a"])
+    assert (made.source.count(b"g() == 2"), made.source.count(b"g() == 3")) == (1, 1)
 
 
 def test_fixtures_parameters_and_nested_classes_are_kept():

@@ -1,9 +1,11 @@
 """Functions: the values of calls are judged here; one answer per call, in order, or none of them counts."""
 
+import threading
+
 import pytest
 
 from agentenv.errors import ConfigError
-from agentenv.sandbox.grading import Comparison, FunctionSuite, FunctionTest, Verdict, grade
+from agentenv.sandbox.grading import Comparison, FunctionSuite, FunctionTest, Verdict, functions, grade
 from agentenv.sandbox.types import ExecLimits
 from tests.sandbox.grading.plain import PlainSandbox
 
@@ -100,6 +102,7 @@ async def test_after_three_calls_that_end_a_process_the_rest_is_missing(sandbox)
     assert result.num_executions == 3
 
 
+@pytest.mark.long
 async def test_a_call_has_the_whole_limit_for_itself(sandbox):
     # Together they use more than the limit of one, and none of them does.
     code = (
@@ -110,6 +113,7 @@ async def test_a_call_has_the_whole_limit_for_itself(sandbox):
     assert await verdicts(sandbox, code, squares(3), limits=limits) == ["passed"] * 3
 
 
+@pytest.mark.long
 async def test_an_endless_call_is_a_timeout_and_a_greedy_one_goes_beyond_a_limit(sandbox):
     code = "def square(n):\n    while n == 1: pass\n    return n * n\n"
     assert await verdicts(sandbox, code, squares(3), limits=ExecLimits(cpu_s=0.3, wall_s=60.0)) == [
@@ -132,7 +136,7 @@ async def test_a_class_has_a_fresh_instance_for_each_call(sandbox):
         assert await verdicts(sandbox, code, suite) == ["passed", "passed"]
 
 
-async def test_what_defines_nothing_of_that_name_is_an_error_that_says_so(sandbox):
+async def test_a_program_without_that_name_is_an_error_that_says_so(sandbox):
     suite = FunctionSuite("square", visible=(FunctionTest((1,), 1),))
     result = await grade(sandbox, "def sqare(n): return n\n", suite, limits=LIMITS)
     assert result.tests[0].verdict is Verdict.ERROR
@@ -162,7 +166,7 @@ async def test_a_dataclass_in_a_solution_works(sandbox):
     assert await verdicts(sandbox, code, FunctionSuite("f", hidden=(FunctionTest((1,), 1),))) == ["passed"]
 
 
-async def test_prints_are_no_answers(sandbox):
+async def test_prints_are_not_answers(sandbox):
     code = 'print(\'{"ready":true}\')\ndef square(n):\n    print(\'{"id":0,"value":0}\')\n    return n * n\n'
     assert await verdicts(sandbox, code, squares(2)) == ["passed", "passed"]
 
@@ -179,7 +183,7 @@ async def test_large_values_that_fill_the_channel_together_are_all_judged(sandbo
 
 
 @pytest.mark.parametrize("limits", [None, LIMITS])
-async def test_a_sandbox_without_walls_grades_alike(limits):
+async def test_a_sandbox_without_isolation_grades_the_same(limits):
     assert await verdicts(PlainSandbox(), "def square(n): return n * n\n", squares(3), limits=limits) == ["passed"] * 3
 
 
@@ -188,6 +192,33 @@ async def test_a_sandbox_without_walls_grades_alike(limits):
 
 def close_to_a_root(args, expected, got):
     return abs(got * got - args[0]) < 1e-6
+
+
+@pytest.mark.parametrize(("length", "beside"), [(1, set()), (20_000, {"read_answers", "decode", "same_value"})])
+async def test_a_large_answer_is_read_and_judged_beside_the_event_loop(sandbox, monkeypatch, length, beside):
+    seen = set()
+
+    def noting(name, function):
+        def noted(*args, **kwargs):
+            if threading.current_thread() is not threading.main_thread():
+                seen.add(name)
+            return function(*args, **kwargs)
+
+        return noted
+
+    for name in ("read_answers", "decode", "same_value"):
+        monkeypatch.setattr(functions, name, noting(name, getattr(functions, name)))
+    suite = FunctionSuite("many", hidden=(FunctionTest((length,), list(range(length))),))
+    assert await verdicts(sandbox, "def many(n): return list(range(n))\n", suite) == ["passed"]
+    assert seen == beside
+
+
+async def test_members_of_one_hash_break_the_protocol(sandbox):
+    code = "def same(kind): return kind(n * (2 ** 61 - 1) for n in range(1, 5000))\n"
+    code += "def set_(): return same(set)\ndef dict_(): return dict.fromkeys(same(list))\n"
+    for name in ("set_", "dict_"):
+        suite = FunctionSuite(name, hidden=(FunctionTest((), 1),))
+        assert await verdicts(sandbox, code, suite) == ["protocol"]
 
 
 async def test_a_checker_judges_instead(sandbox):
@@ -205,7 +236,7 @@ async def test_a_checker_that_cannot_read_an_answer_has_judged_it_wrong(sandbox)
 async def test_a_checker_that_judges_nothing_is_an_infra_failure(sandbox, checker):
     suite = FunctionSuite("root", hidden=(FunctionTest((2.0,), 2**0.5),), checker=checker)
     result = await grade(sandbox, "def root(x): return 'two'\n", suite, limits=LIMITS)
-    assert (result.status.value, result.score, result.all_passed) == ("infra", None, None)
+    assert (result.sandbox_failed, result.score, result.all_passed) == (True, None, None)
     assert "expected a bool" in result.infra_detail
 
 
@@ -229,7 +260,7 @@ async def test_a_broken_protocol_fails_every_test_of_its_process(sandbox):
         ("socket.socket()", "network"),
     ],
 )
-async def test_what_no_solution_needs_is_noted_and_judged_as_anything_else(sandbox, body, signal):
+async def test_suspicious_code_is_noted_and_judged_like_any_other(sandbox, body, signal):
     code = (
         "import contextlib, gc, socket, sys\n"
         f"def square(n):\n    with contextlib.suppress(OSError): {body}\n    return n * n\n"
@@ -244,6 +275,6 @@ async def test_libraries_may_do_what_a_solution_has_no_use_for(sandbox):
     assert (await grade(sandbox, code, squares(1), limits=LIMITS)).tamper_signals == ()
 
 
-async def test_what_is_no_suite_is_refused(sandbox):
+async def test_input_that_is_not_a_suite_is_refused(sandbox):
     with pytest.raises(ConfigError, match="expected a suite of tests"):
         await grade(sandbox, "", ("1", "1"))

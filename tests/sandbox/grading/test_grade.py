@@ -12,7 +12,6 @@ from agentenv.sandbox.grading import (
     FunctionSuite,
     FunctionTest,
     GradeResult,
-    GradeStatus,
     Integrity,
     PytestSuite,
     StdioSuite,
@@ -22,8 +21,8 @@ from agentenv.sandbox.grading import (
     feedback,
     grade,
 )
-from agentenv.sandbox.grading._traceback import own_traceback
-from agentenv.sandbox.types import ExecLimits, ExecResult, Isolation, SandboxBusy, Status
+from agentenv.sandbox.grading.stdio import own_traceback
+from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, SandboxBusy
 from tests.sandbox.grading.plain import PlainSandbox
 
 LIMITS = ExecLimits(cpu_s=4.0, wall_s=60.0)
@@ -55,7 +54,7 @@ class Failing(PlainSandbox):
 
     async def run(self, program, **options):
         if self.failed():
-            return ExecResult(Status.INFRA, isolation=Isolation.NONE, detail="no more forks")
+            return ExecResult(ExecStatus.INFRA, isolation=Isolation.NONE, detail="no more forks")
         return await super().run(program, **options)
 
     async def start(self, program, **options):
@@ -63,10 +62,11 @@ class Failing(PlainSandbox):
         execution = await super().start(program, **options)
         if failed:
             await execution.kill()
-            execution.result = ExecResult(Status.INFRA, isolation=Isolation.NONE, detail="no more forks")
+            execution.result = ExecResult(ExecStatus.INFRA, isolation=Isolation.NONE, detail="no more forks")
         return execution
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("after", "busy", "stop_on_fail"), [(0, False, False), (0, True, True), (1, False, True), (1, True, False)]
 )
@@ -74,7 +74,7 @@ class Failing(PlainSandbox):
 async def test_a_sandbox_that_fails_yields_no_number(kind, after, busy, stop_on_fail):
     code = "def f(x): return x\nif __name__ == '__main__': print(input())\n"
     result = await grade(Failing(after, busy), code, SUITES[kind], limits=LIMITS, stop_on_fail=stop_on_fail)
-    assert (result.status, result.score, result.all_passed) == (GradeStatus.INFRA, None, None)
+    assert (result.sandbox_failed, result.score, result.all_passed) == (True, None, None)
     assert result.share(visible=True) is result.share(visible=False) is None
     assert result.infra_detail
     assert feedback(result) == "The tests could not be run. This says nothing about the program."
@@ -93,7 +93,7 @@ class Broken(PlainSandbox):
 @pytest.mark.parametrize("kind", [kind for kind in SUITES if kind != "stdio"])
 async def test_a_grader_that_does_not_come_to_run_says_nothing_of_the_program(kind):
     result = await grade(Broken(), "def f(x): return x\n", SUITES[kind], limits=LIMITS)
-    assert (result.status, result.score) == (GradeStatus.INFRA, None)
+    assert (result.sandbox_failed, result.score) == (True, None)
     assert "no such library" in result.infra_detail
 
 
@@ -113,17 +113,19 @@ async def test_cancelling_leaves_no_process(kind):
 VERDICTS = st.lists(st.tuples(st.booleans(), st.sampled_from(Verdict)), min_size=1, max_size=6)
 
 
+@pytest.mark.long
 @given(VERDICTS)
 def test_a_score_is_the_share_that_passed_or_none(pairs):
     tests = tuple(TestResult(str(i), visible, verdict) for i, (visible, verdict) in enumerate(pairs))
     result = GradeResult(tests, Integrity.OUTSIDE)
     if any(verdict is Verdict.INFRA for _, verdict in pairs):
-        assert (result.score, result.all_passed, result.status) == (None, None, GradeStatus.INFRA)
+        assert (result.score, result.all_passed, result.sandbox_failed) == (None, None, True)
     else:
         assert result.score == sum(verdict is Verdict.PASSED for _, verdict in pairs) / len(pairs)
         assert result.all_passed == (result.score == 1.0)
 
 
+@pytest.mark.long
 @given(VERDICTS)
 def test_feedback_says_nothing_of_a_hidden_test_but_a_count(pairs):
     texts = {name: f"SECRET {name}" for name in ("detail", "shown_input", "shown_expected", "shown_got")}
@@ -141,6 +143,7 @@ LEAKY = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", LEAKY)
 async def test_a_program_that_shows_all_it_sees_shows_no_hidden_test(kind):
     result = await grade(PlainSandbox(), LEAKY[kind], SUITES[kind], limits=LIMITS)
@@ -149,7 +152,7 @@ async def test_a_program_that_shows_all_it_sees_shows_no_hidden_test(kind):
     assert "SECRET" not in result.load_error
 
 
-async def test_feedback_tells_the_first_visible_failure_and_how_many_hidden_tests_passed():
+async def test_feedback_names_the_first_visible_failure_and_how_many_hidden_tests_passed():
     suite = FunctionSuite(
         "double",
         visible=(FunctionTest((1,), 2), FunctionTest(([1],), [2]), FunctionTest((None,), None)),
@@ -172,7 +175,8 @@ async def test_feedback_of_a_program_that_cannot_be_loaded_shows_why():
     assert "SyntaxError: expected ':'" in feedback(result)
 
 
-async def test_why_a_program_cannot_be_loaded_is_told_without_visible_tests_too_by_a_process_that_knows_none():
+@pytest.mark.long
+async def test_a_load_error_is_reported_without_visible_tests_too_by_a_process_that_knows_no_test():
     suite = FunctionSuite("f", hidden=(FunctionTest(("SECRET",), 1),))
     result = await grade(PlainSandbox(), "def f(x)\n", suite, limits=LIMITS)
     assert "SyntaxError" in feedback(result)
@@ -184,6 +188,7 @@ async def test_why_a_program_cannot_be_loaded_is_told_without_visible_tests_too_
     assert "ZeroDivisionError" in feedback(result)
 
 
+@pytest.mark.long
 async def test_feedback_names_the_limit_that_was_hit():
     suite = FunctionSuite("f", visible=(FunctionTest((), 1),))
     limits = ExecLimits(cpu_s=0.5, wall_s=0.6)

@@ -4,7 +4,7 @@ import pytest
 
 from agentenv.errors import ConfigError
 from agentenv.sandbox.grading import PytestSuite, grade
-from agentenv.sandbox.types import ExecLimits, ExecResult, Isolation, Status
+from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation
 from tests.sandbox.grading.plain import PlainSandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -52,12 +52,14 @@ async def graded(sandbox, code, *, files=FILES, nodes=NODES, **options):
     return await grade(sandbox, code, PytestSuite(files, hidden=nodes, **options), limits=LIMITS)
 
 
+@pytest.mark.long
 async def test_a_solution_that_passes_has_a_report_of_each_test(sandbox_with_pytest):
     result = await graded(sandbox_with_pytest, SOLUTION)
     assert [(test.id, test.verdict.value) for test in result.tests] == [(node, "passed") for node in NODES]
     assert (result.integrity.value, result.tamper_signals) == ("in_process", ())
 
 
+@pytest.mark.long
 async def test_each_test_has_its_own_verdict(sandbox_with_pytest):
     result = await graded(sandbox_with_pytest, "def add(a, b): return a + b if (a, b) != (2, 0) else 7\n")
     assert [test.verdict.value for test in result.tests] == ["passed", "passed", "failed", "passed", "passed", "passed"]
@@ -75,6 +77,7 @@ async def test_a_test_that_is_skipped_or_not_there_is_not_passed(sandbox_with_py
     assert [test.verdict.value for test in result.tests] == ["missing"] * 3
 
 
+@pytest.mark.long
 async def test_a_solution_that_cannot_be_imported_is_an_error_of_every_test(sandbox_with_pytest):
     suite = PytestSuite(FILES, visible=NODES[:2])
     result = await grade(sandbox_with_pytest, "def add(a, b:\n", suite, limits=LIMITS)
@@ -82,7 +85,8 @@ async def test_a_solution_that_cannot_be_imported_is_an_error_of_every_test(sand
     assert "SyntaxError" in result.load_error
 
 
-async def test_what_configures_python_or_pytest_is_left_out_and_noted(sandbox_with_pytest):
+@pytest.mark.long
+async def test_files_that_configure_python_or_pytest_are_left_out_and_noted(sandbox_with_pytest):
     hook = b"def pytest_runtest_call(item): item.obj = lambda *a, **k: None\n"
     workspace = {
         "conftest.py": hook,
@@ -103,12 +107,114 @@ async def test_what_configures_python_or_pytest_is_left_out_and_noted(sandbox_wi
     assert result.score == 0.0
 
 
+@pytest.mark.long
+async def test_a_right_program_that_raises_inside_an_assertion_passes():
+    tests = (
+        b"import pytest\nfrom solution import div\ndef test_a():\n    with pytest.raises(ZeroDivisionError):\n"
+        b"        assert div(1, 0) == 0\n"
+    )
+    for code, verdict in (("def div(a, b): return a / b\n", "passed"), ("def div(a, b): return 0\n", "failed")):
+        result = await graded(PlainSandbox(), code, files={"test.py": tests}, nodes=("test.py::test_a",))
+        assert [test.verdict.value for test in result.tests] == [verdict]
+
+
+@pytest.mark.long
 async def test_a_conftest_of_the_suites_own_counts():
     files = {
         "conftest.py": b"import pytest\n@pytest.fixture\ndef two(): return 2\n",
         "test.py": b"from solution import add\ndef test_it(two):\n    assert add(two, 0) == 2\n",
     }
     assert (await graded(PlainSandbox(), SOLUTION, files=files, nodes=("test.py::test_it",))).score == 1.0
+
+
+OVERLAP = b"""
+import pytest
+from solution import overlap
+
+def test_bare():
+    assert overlap((0, 2), (1, 3))
+
+def test_negated():
+    assert not overlap((0, 1), (2, 3))
+
+def test_true():
+    assert overlap((0, 9), (4, 5)) == True
+
+@pytest.mark.parametrize("pair", [((0, 1), (1, 2)), ((1, 2), (0, 1))])
+def test_false(pair):
+    assert overlap(*pair) is False
+
+def test_order():
+    assert overlap((0, 2), (1, 3)) > 0
+
+def test_in():
+    assert overlap((5, 6), (0, 9)) in (True, 1)
+"""
+OVERLAP_NODES = tuple(
+    f"test_overlap.py::test_{name}"
+    for name in ("bare", "negated", "true", "false[pair0]", "false[pair1]", "order", "in")
+)
+MUTANTS = (
+    "False", "True", "a[0] <= b[1] and b[0] <= a[1]", "a[0] < b[0] < a[1]", "b[0] < a[0] < b[1]", "a[1] < b[0]",
+    "None", "a[0] < b[1]", "not (a[0] < b[1] and b[0] < a[1])", "0", "1", "[]", "1 / 0",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "expression", [MUTANTS[0], *(pytest.param(one, marks=pytest.mark.long) for one in MUTANTS[1:])]
+)
+async def test_a_wrong_solution_that_is_honest_is_no_tampering(sandbox_with_pytest, expression):
+    code = f"def overlap(a, b):\n    return {expression}\n"
+    suite = {"files": {"test_overlap.py": OVERLAP}, "nodes": OVERLAP_NODES}
+    result = await graded(sandbox_with_pytest, code, **suite)
+    plain = await graded(sandbox_with_pytest, code, decoys=False, **suite)
+    assert result.tamper_signals == ()
+    assert [test.verdict for test in result.tests] == [test.verdict for test in plain.tests]
+
+
+LOOPS = b"""
+from solution import divisors
+
+def test_value():
+    assert divisors(6) == [2, 3]
+
+def test_each():
+    assert True
+    for one in divisors(12):
+        assert 12 % one == 0
+
+def test_early():
+    if not divisors(7):
+        return
+    assert divisors(7) == [7]
+
+def test_last():
+    assert divisors(9)[-1] == 3
+
+def test_raises():
+    try:
+        divisors("6")
+        assert False, "a text has no divisors"
+    except TypeError:
+        pass
+"""
+LOOP_NODES = tuple(f"test_loops.py::test_{name}" for name in ("value", "each", "early", "last", "raises"))
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("[d for d in range(2, n) if n % d == 0]", ["passed", "passed", "missing", "passed", "passed"]),
+        ("[2, 3]", ["passed", "passed", "failed", "passed", "failed"]),
+        ("[]", ["failed", "missing", "missing", "failed", "failed"]),
+    ],
+)
+async def test_a_test_whose_asserts_are_not_reached_is_not_passed_and_is_no_tampering(
+    sandbox_with_pytest, expression, expected
+):
+    code = f"def divisors(n):\n    return {expression}\n"
+    result = await graded(sandbox_with_pytest, code, files={"test_loops.py": LOOPS}, nodes=LOOP_NODES)
+    assert ([test.verdict.value for test in result.tests], result.tamper_signals) == (expected, ())
 
 
 class Telling(PlainSandbox):
@@ -119,7 +225,7 @@ class Telling(PlainSandbox):
         self.result = result
 
     async def run(self, program, *, files=None, fetch=(), **_):
-        given = {"status": Status.OK, "exit_code": 0, "files": {name: files[name] for name in fetch}} | self.result
+        given = {"status": ExecStatus.OK, "exit_code": 0, "files": {name: files[name] for name in fetch}} | self.result
         return ExecResult(isolation=Isolation.NONE, **given)
 
 
@@ -157,7 +263,7 @@ PASSED = (("setup", "passed"), ("call", "passed"), ("teardown", "passed"))
     ],
 )
 async def test_a_pass_needs_each_phase_once_and_an_exit_status_that_agrees(channel, exit_code, verdict, signal):
-    sandbox = Telling(channel=channel, exit_code=exit_code, status=Status.NONZERO if exit_code else Status.OK)
+    sandbox = Telling(channel=channel, exit_code=exit_code, status=ExecStatus.NONZERO if exit_code else ExecStatus.OK)
     files = {"test.py": b"def test_it(): pass\n"}
     result = await graded(sandbox, SOLUTION, files=files, nodes=("test.py::test_it",))
     assert result.tests[0].verdict.value == verdict
@@ -178,7 +284,7 @@ async def test_a_test_file_that_is_another_after_the_run_is_tampering(files):
         ({"hidden": ("other.py::test_it",)}, "node ids in its files"),
         ({"hidden": ("test.py::test_it",) * 2}, "each node id once"),
         ({"hidden": ("test.py::test_it",), "visible": ("test.py::test_it",)}, "each node id once"),
-        ({"hidden": ("test.py::test_it",), "solution": "test.py"}, "a name that no test file has"),
+        ({"hidden": ("test.py::test_it",), "solution": "test.py"}, "a name other than those of test files"),
         ({"hidden": ("test.py::test_it",), "solution": "/etc/x.py"}, "relative file names"),
         ({"hidden": ("test.py::test_it",), "workspace": {"../x": b""}}, "relative file names"),
     ],
@@ -188,7 +294,7 @@ async def test_a_suite_that_cannot_be_graded_is_refused_at_once(options, words):
         PytestSuite({"test.py": b"def test_it(): pass\n"}, **options)
 
 
-async def test_a_test_file_that_is_no_python_is_refused():
+async def test_a_test_file_that_is_not_python_is_refused():
     with pytest.raises(ConfigError, match="expected Python in"):
         await graded(PlainSandbox(), "", files={"test.py": b"def test_it(:\n"}, nodes=("test.py::test_it",))
 

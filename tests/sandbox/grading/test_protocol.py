@@ -9,7 +9,7 @@ from agentenv.sandbox.grading.functions import read_answers
 BEGIN, READY, END = {"begin": True}, {"ready": True}, {"end": True, "signals": []}
 
 
-def said(*messages, tail=b"", complete=True, num_calls=2):
+def answers_of(*messages, tail=b"", complete=True, num_calls=2):
     """The answers of a process that said this."""
     return read_answers(
         b"".join(json.dumps(one).encode() + b"\n" for one in (BEGIN, *messages)) + tail, num_calls, complete=complete
@@ -17,13 +17,15 @@ def said(*messages, tail=b"", complete=True, num_calls=2):
 
 
 def test_one_line_per_call_in_order_is_the_protocol():
-    answers = said(READY, {"id": 0, "value": 1}, {"id": 1, "error": {"text": "x"}}, {"end": True, "signals": ["trace"]})
+    answers = answers_of(
+        READY, {"id": 0, "value": 1}, {"id": 1, "error": {"text": "x"}}, {"end": True, "signals": ["trace"]}
+    )
     assert (answers.loaded, answers.broken, list(answers.by_id)) == (True, "", [0, 1])
     assert answers.signals == ("trace",)
 
 
-def test_what_was_said_before_a_death_counts():
-    answers = said(READY, {"id": 0, "value": 1}, tail=b'{"id":1,"va', complete=False)
+def test_answers_before_a_death_count():
+    answers = answers_of(READY, {"id": 0, "value": 1}, tail=b'{"id":1,"va', complete=False)
     assert (answers.broken, list(answers.by_id)) == ("", [0])
 
 
@@ -61,14 +63,14 @@ def test_what_was_said_before_a_death_counts():
     ids=repr,
 )
 def test_any_other_line_breaks_the_protocol(messages):
-    assert said(*messages).broken
+    assert answers_of(*messages).broken
 
 
 def test_a_last_line_without_its_end_breaks_the_protocol_of_a_process_that_ended_well():
-    assert said(READY, tail=b"{").broken
-    assert said(READY, END, tail=b"{", complete=False).broken
+    assert answers_of(READY, tail=b"{").broken
+    assert answers_of(READY, END, tail=b"{", complete=False).broken
 
 
 @pytest.mark.parametrize("line", [b"\n", b"x\n", b"[]\n", b"{]\n", b"\xff\n", b'{"id":0,"value":NaN}\n'])
-def test_a_line_that_is_no_object_breaks_the_protocol(line):
-    assert said(READY, tail=line).broken
+def test_a_line_that_is_not_an_object_breaks_the_protocol(line):
+    assert answers_of(READY, tail=line).broken

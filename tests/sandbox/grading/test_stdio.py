@@ -1,9 +1,11 @@
 """Programs that read and print: what they must print stays outside."""
 
+import threading
+
 import pytest
 
 from agentenv.errors import ConfigError
-from agentenv.sandbox.grading import Comparison, StdioSuite, StdioTest, Verdict, grade
+from agentenv.sandbox.grading import Comparison, StdioSuite, StdioTest, Verdict, grade, stdio
 from agentenv.sandbox.types import ExecLimits
 from tests.sandbox.grading.plain import PlainSandbox
 
@@ -19,9 +21,10 @@ async def graded(sandbox, code, expected, *, stdin="", **options):
     return result.tests[0]
 
 
+@pytest.mark.long
 async def test_a_program_that_prints_what_is_expected_passes(sandbox):
     result = await grade(sandbox, DOUBLE, DOUBLES, limits=LIMITS)
-    assert (result.score, result.status.value, result.integrity.value) == (1.0, "ok", "outside")
+    assert (result.score, result.sandbox_failed, result.integrity.value) == (1.0, False, "outside")
     assert [(test.id, test.visible) for test in result.tests] == [
         ("visible[0]", True), ("hidden[0]", False), ("hidden[1]", False),
     ]  # fmt: skip
@@ -41,13 +44,37 @@ async def test_the_right_output_and_a_failing_exit_is_an_error(sandbox):
     assert (test.verdict, test.detail) == (Verdict.ERROR, "the program ended with exit code 1")
 
 
-async def test_the_right_output_before_a_limit_is_no_pass(sandbox):
+@pytest.mark.parametrize(
+    ("code", "verdict"),
+    [
+        ("print(3)\nraise SystemExit(1)", "passed"),
+        ("import os\nos.write(1, b'3')\nos._exit(7)", "passed"),
+        ("import sys\nprint(3)\nsys.exit('done')", "passed"),
+        ("print(4)\nraise SystemExit(1)", "error"),
+        ("print(3)\nraise ValueError", "error"),
+        ("print(3)\n1 +", "error"),
+        ("import os\nprint(3, flush=True)\nos.abort()", "error"),
+    ],
+)
+async def test_any_exit_code_is_accepted_on_request_but_no_exception(sandbox, code, verdict):
+    suite = StdioSuite(hidden=(StdioTest("", "3\n"),), any_exit_code=True)
+    assert (await grade(sandbox, code, suite, limits=LIMITS)).tests[0].verdict.value == verdict
+
+
+async def test_a_program_that_cannot_be_compiled_does_not_print_nothing(sandbox):
+    suite = StdioSuite(hidden=(StdioTest("", ""),), any_exit_code=True)
+    assert (await grade(sandbox, "1 +", suite, limits=LIMITS)).score == 0.0
+
+
+@pytest.mark.long
+async def test_the_right_output_before_a_limit_is_not_a_pass(sandbox):
     suite = StdioSuite(hidden=(StdioTest("", "3\n"),))
     code = "print(3, flush=True)\nwhile True: pass\n"
     result = await grade(sandbox, code, suite, limits=ExecLimits(cpu_s=0.3, wall_s=60.0))
     assert result.tests[0].verdict is Verdict.TIMEOUT
 
 
+@pytest.mark.long
 async def test_a_program_that_hangs_costs_a_few_tests_time(sandbox):
     suite = StdioSuite(hidden=tuple(StdioTest(f"{i}\n", f"{i}\n") for i in range(12)))
     result = await grade(sandbox, "while True: pass", suite, limits=ExecLimits(cpu_s=0.1, wall_s=60.0))
@@ -69,7 +96,7 @@ async def test_a_program_that_hangs_costs_a_few_tests_time(sandbox):
         (b"a\x1fb\n", "a\x1fb\n", "lines", True),
     ],
 )
-async def test_what_was_written_is_compared_and_not_how_it_is_shown(sandbox, written, expected, mode, passes):
+async def test_the_written_output_is_compared_and_not_its_display(sandbox, written, expected, mode, passes):
     code = f"import sys; sys.stdout.buffer.write({written!r})"
     test = await graded(sandbox, code, expected, mode=mode)
     if isinstance(sandbox, PlainSandbox):
@@ -83,9 +110,22 @@ async def test_a_backend_with_text_alone_compares_that():
         assert test.verdict is verdict
 
 
-async def test_output_that_was_cut_is_no_pass(sandbox):
+async def test_output_that_was_cut_is_not_a_pass(sandbox):
     test = await graded(sandbox, "print(3)\nprint(' ' * 3_000_000 + 'x')\n", "3\n")
     assert test.verdict is Verdict.LIMIT
+
+
+@pytest.mark.parametrize(("printed", "expected"), [(0, 20_000), (20_000, 0)])
+async def test_a_large_comparison_is_made_beside_the_event_loop(monkeypatch, printed, expected):
+    def compared(*texts):
+        threads.append(threading.current_thread())
+        return False
+
+    threads = []
+    monkeypatch.setattr(stdio, "same_text", compared)
+    await graded(PlainSandbox(), f"print('1 ' * {printed})", "1 " * expected, mode="tokens")
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 async def test_expected_output_that_is_larger_than_what_is_kept_is_kept(sandbox):
@@ -139,5 +179,5 @@ async def test_stopping_leaves_the_tests_after_a_failure_out(sandbox):
 
 
 async def test_an_unknown_mode_is_refused():
-    with pytest.raises(ConfigError, match="expected exact, lines, tokens or floats"):
+    with pytest.raises(ConfigError, match="expected one of exact, lines, tokens, floats"):
         StdioSuite(hidden=(StdioTest("", ""),), mode="fuzzy")

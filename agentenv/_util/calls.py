@@ -1,0 +1,230 @@
+"""Calls of user-written functions, with deadlines: async ones are awaited, each plain one runs in its own thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from agentenv._util.virtual_time import external_work
+from agentenv.errors import ContractError, InfraError
+
+_Instance = TypeVar("_Instance")
+
+_THREAD_WAITS_S = (0.05, 0.2, 0.8)
+"""Waits before further attempts to start a thread: others may end in the meantime."""
+
+
+def accepted_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that `function` names, or all of them if it has `**kwargs`."""
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return dict(arguments)
+    return {name: value for name, value in arguments.items() if name in parameters}
+
+
+async def call(function: Callable[..., Any], *args: Any) -> Any:
+    """Await `function(*args)` if it is async; run it in its own thread if it is plain.
+
+    Each call has a daemon thread instead of a pool's: a call that never returns costs its thread, but blocks neither a
+    pool slot that other episodes need nor the exit of the interpreter.
+
+    Raises:
+        InfraError: no thread could be started; the function was not called.
+    """
+    if inspect.iscoroutinefunction(function):
+        with _typed(function):
+            return await function(*args)
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = context.run(function, *args)
+        except BaseException as raised:  # noqa: BLE001 - carried to the caller, not handled here
+            can_cross = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
+            error = raised if can_cross else _as_error(function, raised)
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, error)
+
+    with external_work():
+        await _start_thread(run, getattr(function, "__qualname__", "call"))
+        result = await future
+    if not inspect.isawaitable(result):
+        return result
+    with _typed(function):
+        return await result
+
+
+async def create(cls: type[_Instance], kwargs: Mapping[str, Any]) -> _Instance:
+    """Return a new instance of `cls`; an `async def __init__`, as OpenRLHF's queue-era files write it, is awaited.
+
+    A plain constructor runs on the event loop: an instance that is made in a thread after its deadline would never be
+    closed.
+    """
+    instance = cls.__new__(cls)
+    with _typed(cls.__init__):
+        started = cls.__init__(instance, **kwargs)
+        if inspect.isawaitable(started):
+            await started
+    return instance
+
+
+async def _start_thread(run: Callable[[], None], name: str) -> None:
+    for wait_s in (*_THREAD_WAITS_S, None):
+        try:
+            return threading.Thread(target=run, name=f"agentenv-{name}", daemon=True).start()
+        except RuntimeError as error:
+            if wait_s is None:
+                raise InfraError(
+                    f"{name}: expected a thread to run in, got {error} ({threading.active_count()} are running). "
+                    "Lower --concurrency, or raise the limit on processes (ulimit -u)."
+                ) from error
+        await asyncio.sleep(wait_s)
+
+
+@contextmanager
+def _typed(function: Callable[..., Any]) -> Iterator[None]:
+    """Turn exceptions of `function` that would end the event loop, or look like its end, into errors.
+
+    A KeyboardInterrupt in the main thread is kept, since it may be the user's; in other threads it cannot be. A
+    GeneratorExit from outside the task is kept too: it ends a coroutine that is no longer awaited.
+    """
+    task = _current_task()
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt, GeneratorExit) as stopped:
+        if isinstance(stopped, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
+        if isinstance(stopped, GeneratorExit) and (task is None or task is not _current_task()):
+            raise
+        raise _as_error(function, stopped) from stopped
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs
+        return None
+
+
+def _as_error(function: Callable[..., Any], stopped: BaseException) -> Exception:
+    # These cannot cross a future: they would end the event loop, pass for a cancellation or be refused.
+    name = getattr(function, "__qualname__", repr(function))
+    advice = "sys.exit would end the whole run: raise" if isinstance(stopped, SystemExit) else "Raise"
+    error = ContractError(f"{name}: expected a return value, got {stopped!r}. {advice} an Exception instead.")
+    error.__cause__ = stopped
+    return error
+
+
+_CANCEL_GRACE_S = 1.0
+"""Time for a cancelled call of an agent to release its resources."""
+
+
+class StepTimeout(Exception):
+    """A method of the agent took longer than its limit."""
+
+
+class _Clock:
+    """A timer that ends a wait, and can be paused."""
+
+    def __init__(self, limit_s: float, end: Callable[[None], None], outer: _Clock | None) -> None:
+        self._loop, self._outer = asyncio.get_running_loop(), outer
+        self._end, self._left_s, self._waits = end, limit_s, 0
+        self._timer = self._loop.call_later(limit_s, end, None)
+        self.over = False
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Pause this clock and the ones around it. If several callers pause it, the last one resumes it."""
+        self._waits += 1
+        if self._waits == 1 and not self.over:
+            self._left_s = self._timer.when() - self._loop.time()
+            self._timer.cancel()
+        try:
+            with nullcontext() if self._outer is None else self._outer.still():
+                yield
+        finally:
+            self._waits -= 1
+            if not self._waits and not self.over:
+                self._timer = self._loop.call_later(max(self._left_s, 0.0), self._end, None)
+
+    def cancel(self) -> None:
+        """Stop the timer for good."""
+        self.over = True
+        self._timer.cancel()
+
+
+_CLOCK: ContextVar[_Clock | None] = ContextVar("clock", default=None)
+
+
+def waiting() -> AbstractContextManager[object]:
+    """Return a context in which the running method's limit is paused, for waits until it is its turn."""
+    clock = _CLOCK.get()
+    return nullcontext() if clock is None else clock.still()
+
+
+async def bounded(method: Callable[..., Any], *args: Any, limit_s: float, flag: str = "step_timeout_s") -> Any:
+    """Call a method of an agent, for at most `limit_s`.
+
+    The call has its own task: one that ignores its cancellation is abandoned and blocks no one.
+
+    Raises:
+        StepTimeout: the method took longer; `flag` names the limit.
+    """
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()  # as asyncio.wait does, for one task only: this is every turn's
+
+    def end(_: Any) -> None:
+        if not over.done():
+            over.set_result(None)
+
+    clock = _Clock(limit_s, end, _CLOCK.get())
+    outer = _CLOCK.set(clock)
+    work = loop.create_task(call(method, *args))
+    _CLOCK.reset(outer)
+    work.add_done_callback(retrieve_exception)
+    work.add_done_callback(end)
+    try:
+        await over
+        if work.done():
+            return work.result()
+    finally:
+        clock.cancel()
+        if not work.done():
+            work.cancel()
+            await asyncio.wait({work}, timeout=_CANCEL_GRACE_S)
+    name = getattr(method, "__qualname__", repr(method))
+    raise StepTimeout(f"{name}: expected an answer within {limit_s:g} s, got none. Raise {flag}.")
+
+
+@asynccontextmanager
+async def time_limit(seconds: float) -> AsyncIterator[None]:
+    """Cancel the block after so many seconds and continue behind it."""
+    try:
+        async with asyncio.timeout(seconds) as deadline:
+            yield
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+
+
+def retrieve_exception(work: asyncio.Future[Any]) -> None:
+    """Retrieve the exception of work that is abandoned, if it has one; asyncio would warn about it otherwise."""
+    if not work.cancelled():
+        work.exception()

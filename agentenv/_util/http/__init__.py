@@ -1,0 +1,1 @@
+"""HTTP: one client with one retry policy, and the servers' framework."""

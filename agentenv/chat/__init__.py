@@ -1,0 +1,1 @@
+"""Messages to tokens and back: chat templates, dialogues, tool calls."""

@@ -1,0 +1,219 @@
+"""Dialogue: the tokens of one episode so far, and the tokens that each observation adds.
+
+The loop uses five methods: `begin` takes the first observation, `append_action` takes an action, `reply_to` turns the
+next observation into tokens, `append_reply` appends them, and `parse_calls` reads an action's tool calls.
+
+`Chat.bridge` joins messages. Text is appended as raw tokens if the episode began with raw text. If it began with
+messages (or with a rendering: text that ends where the assistant begins), text becomes a user message. The one
+exception is text of the kind `FeedbackKind.MAY_BE_RENDERED` that contains role markers, such as `<|im_start|>` or a
+line that begins `Human:`: it is appended unchanged. `ChatOptions.text_feedback` selects one of the two for all
+observations. An empty observation adds nothing: the model continues its turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentenv.chat.chat import Bridge, Chat, PromptText
+from agentenv.chat.history import assistant_turn, rendered_again
+from agentenv.chat.observation_fitting import CHARS_PER_TOKEN, ObservationFitter
+from agentenv.chat.tool_calls.calls import ParsedAction
+from agentenv.chat.tool_calls.messages import named_results
+from agentenv.chat.tool_roles import bridge_with_tools, check_tools, with_known_roles
+from agentenv.core.step_dict import FeedbackKind
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import BridgeKind, Message
+from agentenv.errors import ContractError
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The tokens that an observation adds; `Trajectory.append_observation` masks all of them."""
+
+    ids: list[int]
+    """The ids after the action; for a new segment, all of its ids."""
+    kind: BridgeKind
+    num_synthesised: int = 0
+    cut: bool = False
+    """True if the middle of a content was left out."""
+
+    @property
+    def opens_segment(self) -> bool:
+        """True if the history was rendered again and differs from the tokens the model has seen."""
+        return self.kind == "rerendered"
+
+    def write_to(self, trajectory: Trajectory) -> None:
+        """Append the tokens to the record."""
+        if self.opens_segment:
+            trajectory.open_segment(self.ids, cut=self.cut)
+        else:
+            trajectory.append_observation(
+                self.ids, bridge=self.kind, num_synthesised=self.num_synthesised, cut=self.cut
+            )
+
+
+class Dialogue:
+    """The tokens of one episode so far: the engine's next prompt."""
+
+    def __init__(self, chat: Chat, max_length: int) -> None:
+        self.chat = chat
+        self.max_length = max_length
+        self.ids: list[int] = []
+        """The prompt of the next generation. It grows in place, so each prompt extends the previous one."""
+        self.text = ""
+        """The same tokens as text; each piece was decoded when it was added."""
+        self.observation: str | Sequence[Message] = ""
+        """The first observation, as `begin` received it."""
+        self.tools: Any = None
+        self.is_raw = True
+        """True if the episode began with raw text."""
+        self._history: list[Message] = []  # for rendering again; empty once that is impossible or not needed
+        self._turn_ids: list[int] = []  # ids of the current assistant turn: all actions since the last non-empty reply
+        self._parsed_action: ParsedAction | None = None
+
+    @property
+    def renders_tools(self) -> bool:
+        """True if the chat template renders tools and has a role for their results."""
+        if not self.chat.has_template:
+            return False
+        template = self.chat.template
+        return template.renders_tools and ("tool" in template.shapes or self.chat.options.tool_role == "user")
+
+    def begin(self, observation: str | Sequence[Message], tools: Any = None) -> None:
+        """Take the first observation.
+
+        Raises:
+            ConfigError: the chat template refuses it.
+            ContractError: tools come with raw text, which has no place for them.
+        """
+        if isinstance(observation, PromptText):
+            observation = observation.messages
+        if tools and isinstance(observation, str):
+            raise ContractError(
+                f"reset: expected messages with tools, got text {observation[:80]!r}. Return a list of messages."
+            )
+        self.observation, self.tools = deepcopy((observation, tools))
+        if not isinstance(observation, str):
+            observation = with_known_roles(self.chat, observation)
+            check_tools(self.chat, observation, tools)
+        self.is_raw = isinstance(observation, str) and not self.chat.is_prompt(observation)
+        self._history = [] if isinstance(observation, str) else list(deepcopy(observation))
+        self.ids = self.chat.prompt(observation, tools)
+        self.text = self.chat.decode(self.ids)
+
+    def begin_at(self, ids: Sequence[int], history: Sequence[Message], tools: Any = None) -> None:
+        """Take the tokens of a conversation up to an action, and the messages before that action."""
+        self.ids, self._history, self.tools = list(ids), list(history), tools
+
+    def append_action(self, action_ids: Sequence[int], text: str | None = None) -> None:
+        """Append a sampled action; `text` is its full decoded text, if the caller has it."""
+        self._turn_ids += action_ids
+        self.ids += action_ids
+        self.text += self.chat.decode(action_ids) if text is None else text
+
+    def parse_calls(self, action: str, turn_index: int = 0) -> ParsedAction:
+        """Return the last action's tool calls, typed by the schemas if tools were offered."""
+        self._parsed_action = self.chat.tool_format.parse(action, turn_index=turn_index, tools=self.tools or None)
+        return self._parsed_action
+
+    def reply_to(
+        self,
+        action_ids: Sequence[int],
+        action: str,
+        observation: str | Sequence[Message],
+        *,
+        reserve: int | None = None,
+        kind: FeedbackKind = FeedbackKind.PLAIN,
+    ) -> Reply | None:
+        """Return the tokens that an observation adds after an action; None if it does not fit.
+
+        Args:
+            action_ids: the action's tokens.
+            action: the action's text.
+            observation: text or messages.
+            reserve: the number of tokens to leave for the next action when the observation is cut, at most half of the
+                room that its contents and the action share.
+            kind: how to treat an observation that is text.
+
+        Raises:
+            ConfigError: the chat template refuses the messages.
+        """
+        stays_raw = not observation
+        if observation and isinstance(observation, str):
+            rule = self.chat.options.text_feedback
+            # Markers in a quotation of the action do not show how the author meant the text.
+            written = observation.replace(action, "") if action else observation
+            is_rendered = (
+                kind is FeedbackKind.MAY_BE_RENDERED and not self.is_raw and self.chat.has_role_marker(written)
+            )
+            stays_raw = rule == "raw" or (rule == "auto" and (self.is_raw or is_rendered))
+        if stays_raw:
+            return self._raw_reply(action_ids, str(observation or ""), kind)
+        new = [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
+        if any(message.get("role") == "tool" and not message.get("name") for message in new):
+            answered = self._parsed_action or self.chat.tool_format.parse(action)
+            new = named_results(new, [(item.call_id, item.name or "invalid") for item in answered.items])
+        messages = with_known_roles(self.chat, new)
+        is_rerendered = self.chat.options.history == "rerender" and bool(self._history)
+        is_numbered = self.chat.has_template and self.chat.template.numbers_results
+        before, history = self._history, list[Message]()
+        if before and (is_rerendered or is_numbered):
+            parsed = self._parsed_action
+            if len(self._turn_ids) > len(action_ids):  # empty observations in between: one turn of several actions
+                action, parsed = self.chat.action_text(self._turn_ids), None
+            if parsed is None and is_numbered:  # the calls of an unparsed action count too
+                parsed = self.chat.tool_format.parse(action, tools=self.tools or None)
+            sampled = self._turn_ids or action_ids
+            has_calls = self.tools or is_numbered
+            history = [*before, assistant_turn(self.chat, sampled, action, parsed if has_calls else None)]
+
+        def bridge(new: Sequence[Message]) -> Bridge:
+            return bridge_with_tools(self.chat, self._turn_ids or action_ids, new, before or None)
+
+        def make(new: Sequence[Message]) -> tuple[Reply, int]:
+            added, rendered = bridge(new), None
+            if is_rerendered:
+                rendered = rendered_again(self.chat, [*history, *new], self.tools, [*self.ids, *added.ids])
+            if rendered is not None:
+                return Reply(rendered, "rerendered"), len(rendered) - len(self.ids)
+            return Reply(added.ids, added.kind, added.num_synthesised), len(added.ids)
+
+        fitter = ObservationFitter(
+            self.chat.options, self._room, self.max_length, make, lambda new: len(bridge(new).ids)
+        )
+        fitting = fitter.fit(messages, reserve)
+        if fitting is None:
+            return None
+        shown, reply = fitting
+        self._history = [*history, *shown] if history else []
+        return replace(reply, cut=shown is not messages)
+
+    def append_reply(self, reply: Reply) -> None:
+        """Append a reply made by `reply_to`."""
+        if reply.opens_segment:
+            self.ids, self.text = list(reply.ids), self.chat.decode(reply.ids)
+        else:
+            self.ids += reply.ids
+            self.text += self.chat.decode(reply.ids)
+        if reply.ids:
+            self._turn_ids, self._parsed_action = [], None
+
+    def _raw_reply(self, action_ids: Sequence[int], text: str, kind: FeedbackKind) -> Reply | None:
+        if kind is FeedbackKind.MAY_BE_RENDERED:
+            # Authors of raw text see actions without the close of the turn and write it; the action may already have
+            # it.
+            text = text.removeprefix(self.chat.split_action(action_ids)[1])
+        if text:  # after raw text, the conversation cannot be rendered again
+            self._history = []
+        if len(text) > CHARS_PER_TOKEN * max(self._room, 0):
+            return None
+        bridge = self.chat.bridge(action_ids, text)
+        return Reply(bridge.ids, bridge.kind) if len(bridge.ids) <= self._room else None
+
+    @property
+    def _room(self) -> int:
+        """Return how many tokens a reply may add while leaving at least one for an action."""
+        return self.max_length - 1 - len(self.ids)

@@ -1,0 +1,1 @@
+"""The commands of `agentenv`, one file for each; `main` chooses."""

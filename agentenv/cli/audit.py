@@ -1,0 +1,250 @@
+"""`agentenv audit ENV`: find rewards for policies that solve nothing, before training exploits them.
+
+Exit codes: 0 clean (or allowed), 1 findings that fail (with --strict also those that warn), 2 usage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import tyro
+
+from agentenv.cli.flags import parse, print_json
+from agentenv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentenv.episode.source import EnvSource
+    from agentenv.testing.audit.auditing import AuditOptions
+
+
+_PROGRESS_EVERY_S = 10.0
+"""Seconds between progress lines in a log."""
+
+
+@dataclass(frozen=True)
+class AuditConfig:
+    """Play an environment with policies that solve nothing, cheat and break things, and report what they earn."""
+
+    target: tyro.conf.Positional[str]
+    """agent_func.py, or an environment: installed, module:Attr, path/file.py:Attr."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """JSON object of arguments for the environment's constructor."""
+    data: str | None = None
+    """Tasks, as for `agentenv run --data`. Default: the environment's own."""
+    prompt_key: str = "prompt"
+    """Column with the prompt."""
+    label_key: str = "label"
+    """Column with the label."""
+    split: str | None = None
+    """Split of a Hugging Face dataset."""
+    apply_chat_template: bool = True
+    """Make text prompts user messages."""
+    tasks: int = 8
+    """Number of tasks to play, chosen at random with the seed."""
+    task: tuple[str, ...] = ()
+    """Ids of the tasks to play instead of random ones."""
+    policies: tuple[str, ...] = ()
+    """Policies to play in addition to null, constant and gold, as name or name/variant. Default: all. If there are few
+    episodes, they are shown completely."""
+    cases: str | None = None
+    """JSONL file of actions with the expected score: {"task": ID, "actions": [TEXT], "score": 1.0}. Each is checked."""
+    seed: int = 0
+    """Seed of the choice of tasks, the random policies and the environments."""
+    concurrency: int = 8
+    """Maximum number of episodes in progress at once."""
+    repeat: bool = True
+    """Play actions twice, to find rewards that vary."""
+    pass_reward: float | None = None
+    """Full reward of an environment that returns no score. Default: the reward of the gold actions."""
+    reward_range: tuple[float, float] | None = None
+    """Lowest and highest intended reward of an episode. Any other reward is a finding."""
+    model: str | None = None
+    """Model whose tokenizer and chat template are used. Default: a tokenizer that needs no download."""
+    max_length: int = 200_000
+    """Maximum number of tokens of an episode."""
+    max_tokens: int = 20_000
+    """Maximum number of tokens of an action."""
+    max_turns: int = 8
+    """Maximum number of turns of an episode. Gold actions may take more."""
+    step_timeout_s: float = 60.0
+    """Time limit of one call of the environment, in seconds."""
+    allow: tuple[str, ...] = ()
+    """ID=REASON: a finding to accept. The id may have wildcards; without a policy it stands for all policies."""
+    allow_file: str | None = None
+    """JSON file with an object of reasons by id."""
+    strict: bool = False
+    """Exit with 1 on warnings, too."""
+    out: str | None = None
+    """Folder for audit.json, plays.jsonl and audit.md (a card to publish)."""
+    json: bool = False
+    """Print JSON."""
+
+
+def audit(args: Sequence[str]) -> int:
+    """Play an environment with policies that solve nothing, cheat and break things, and report what they earn."""
+    config = parse(AuditConfig, "audit", args)
+    from agentenv.runs.display.report import wide_console
+    from agentenv.testing.audit.auditing import audit_env as audited
+    from agentenv.testing.audit.report import screen, write
+
+    source = _source(config)
+    from agentenv.runs.config import RunConfig
+    from agentenv.runs.prepare import load_tasks
+
+    run_config = RunConfig.from_flags(
+        env=config.target, data=config.data, prompt_key=config.prompt_key, label_key=config.label_key,
+        split=config.split, apply_chat_template=config.apply_chat_template,
+    )  # fmt: skip
+    tasks, options, tokenizer = load_tasks(run_config, source), _options(config), None
+    if config.model is not None:
+        from agentenv.engines.models import load_tokenizer, resolve_model
+
+        tokenizer = load_tokenizer(resolve_model(config.model))
+    # The command line of the same audit, without the flags that select a part of it.
+    words, default = ["agentenv", "audit", config.target], AuditConfig(config.target)
+    for name in ("env_kwargs", "data", "prompt_key", "label_key", "split", "seed", "model", "max_turns", "pass_reward"):
+        value = getattr(config, name)
+        if value != getattr(default, name):
+            words += [f"--{name}", json.dumps(value) if isinstance(value, Mapping) else str(value)]
+    words += [] if config.apply_chat_template else ["--no_apply_chat_template"]
+    with _quiet_episodes(), _progress() as show:
+        result = asyncio.run(
+            audited(
+                source, tasks, name=config.target, options=options, tokenizer=tokenizer,
+                command=words, notify=show,
+            )
+        )  # fmt: skip
+    if config.out is not None:
+        write(result, Path(config.out), strict=config.strict)
+    if config.json:
+        print_json(result.to_dict())
+    else:
+        wide_console().print(screen(result, strict=config.strict))
+    return result.exit_code(strict=config.strict)
+
+
+def _source(config: AuditConfig) -> EnvSource:
+    """Return the environment.
+
+    Raises:
+        ConfigError: the environment does not exist, or is an agent with its own loop, which accepts no actions.
+    """
+    from agentenv.core.agent import AgentInstance
+    from agentenv.engines.scripted import ScriptedEngine
+    from agentenv.episode.factory import as_agent
+    from agentenv.episode.registry import env_source
+    from agentenv.episode.source import EnvSource
+    from agentenv.interop.agent_files import load_agent_func
+    from agentenv.testing.tokenizers import CharTokenizer
+
+    kwargs = dict(config.env_kwargs)
+    path = Path(config.target)
+    code = path.read_text(errors="replace") if path.suffix == ".py" and path.is_file() else ""
+    if "AgentExecutor" in code or "AgentRunner" in code:
+        tokenizer = CharTokenizer()
+        cls: Any = load_agent_func(path).agent_class(ScriptedEngine([""], tokenizer), tokenizer)
+        if not isinstance(cls, type) or not callable(getattr(cls, "step", None)):
+            raise ConfigError(
+                f"{config.target}: expected an AgentExecutor with an agent class that has `step`, got {cls!r}. An "
+                "agent with its own loop cannot be audited. Audit the environment or the reward that it uses."
+            )
+        return EnvSource(as_agent(cls), kwargs)
+    source = env_source(config.target, kwargs)
+    if not isinstance(source, EnvSource) or not issubclass(source.cls, AgentInstance):
+        raise ConfigError(
+            f"agentenv audit: expected an environment with `step`, got {config.target!r}, an agent with its own loop, "
+            "which accepts no actions. Audit the environment or reward that it uses; `agentenv check` runs it."
+        )
+    return source
+
+
+def _options(config: AuditConfig) -> AuditOptions:
+    from agentenv.core.types import Limits
+    from agentenv.testing.audit.auditing import AuditOptions
+    from agentenv.testing.audit.cases import read_cases
+    from agentenv.testing.audit.findings import WHY
+
+    try:
+        limits = Limits(max_length=config.max_length, max_turns=config.max_turns, step_timeout_s=config.step_timeout_s)
+    except ValueError as error:
+        raise ConfigError(f"agentenv audit: {error}") from error
+    if config.max_tokens < 1:
+        raise ConfigError(f"--max_tokens: expected an integer >= 1, got {config.max_tokens}. Change the value.")
+    if config.reward_range is not None and not config.reward_range[0] <= config.reward_range[1]:
+        raise ConfigError(f"--reward_range: expected lowest and highest, got {config.reward_range}. Swap them.")
+    reasons: dict[str, Any] = {}  # by id, from the file and then from the flags
+    if config.allow_file is not None:
+        try:
+            reasons = json.loads(Path(config.allow_file).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"--allow_file: expected a JSON object of reasons, got {config.allow_file!r}: {error}. Fix the file."
+            ) from error
+        if not isinstance(reasons, dict):
+            raise ConfigError(f"--allow_file: expected a JSON object of reasons, got {reasons!r:.80}. Fix the file.")
+    for argument in config.allow:
+        name, _, reason = argument.partition("=")
+        reasons[name] = reason
+    for name, reason in reasons.items():
+        if not isinstance(reason, str) or not reason.strip():
+            raise ConfigError(f"--allow: expected ID=REASON, got {name!r} without a reason. Add the reason.")
+        if "*" not in name and name.partition(":")[0] not in WHY:
+            raise ConfigError(f"--allow: expected one of {', '.join(WHY)}, got {name!r}. Correct the id.")
+    return AuditOptions(
+        num_tasks=config.tasks, task_ids=config.task, policies=config.policies, seed=config.seed,
+        concurrency=config.concurrency, repeat=config.repeat, pass_reward=config.pass_reward,
+        reward_range=config.reward_range, limits=limits, max_tokens=config.max_tokens, allowed=reasons,
+        cases=tuple(read_cases(config.cases)) if config.cases is not None else (),
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _quiet_episodes() -> Iterator[None]:
+    """Silence the loop's warnings: failures of episodes are findings here, and would be reported twice."""
+    logger = logging.getLogger("agentenv.episode.failures")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _throttled(out: TextIO) -> Callable[[str], None]:
+    """Return a function that writes a line if the last one is at least `_PROGRESS_EVERY_S` old."""
+    last = time.monotonic()
+
+    def show(line: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _PROGRESS_EVERY_S:
+            last = time.monotonic()
+            out.write(f"agentenv audit: {line}\n")
+            out.flush()
+
+    return show
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Any]:
+    """Yield a function that shows the progress: on one line of a terminal, elsewhere a line at intervals."""
+    if not sys.stderr.isatty():
+        yield _throttled(sys.stderr)
+        return
+
+    def show(line: str) -> None:
+        sys.stderr.write(f"\r\x1b[K{line}")
+        sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        sys.stderr.write("\r\x1b[K")

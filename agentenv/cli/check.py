@@ -1,0 +1,106 @@
+"""`agentenv check`: find breaches of the contract in an agent or an environment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+import tyro
+
+from agentenv.cli.flags import parse
+
+
+@dataclass(frozen=True)
+class CheckConfig:
+    """Find breaches of the contract in an agent_func.py or an environment before training."""
+
+    target: tyro.conf.Positional[str]
+    """agent_func.py, or an environment or an agent with `run`: installed, module:Attr, path/file.py:Attr."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """JSON object of arguments for the environment's constructor."""
+    prompt: str = "What is 6 times 7?"
+    """Prompt of the task to check it with."""
+    label: str = "42"
+    """Label of that task: text, or a JSON list or object."""
+    step_timeout_s: float = 30.0
+    """Time limit of one call of the agent, in seconds; twice as long for an agent with its own loop."""
+    quick: bool = False
+    """Check only `contract`: unusual actions, with every call checked."""
+    only: tuple[str, ...] = ()
+    """Properties to check. Default: all."""
+    skip: tuple[str, ...] = ()
+    """Properties to skip."""
+    data: str | None = None
+    """Rows to check it with: built-in data, a file or a Hugging Face dataset. Default: its own data."""
+    prompt_key: str = "prompt"
+    """Column with the prompt."""
+    label_key: str = "label"
+    """Column with the label."""
+    rows: int = 50
+    """Rows of each dataset to call `reset` with, spread over the dataset."""
+    max_turns: int | None = None
+    """Maximum number of turns of an episode, for any policy. Default: the environment's `max_turns`, else 12."""
+    json: bool = False
+    """Print JSON."""
+
+
+def check(args: Sequence[str]) -> int:
+    """Check an agent and return the exit code: 0, or 1 if the contract is broken."""
+    config = parse(CheckConfig, "check", args)
+    from agentenv.testing.conformance.cases import task_from_flags
+    from agentenv.testing.conformance.context import ConformanceOptions
+    from agentenv.testing.conformance.suite import make_context, run_suite
+
+    label: Any = config.label
+    if label[:1] in ("[", "{"):  # a single number stays text, as most labels in data are text
+        with contextlib.suppress(json.JSONDecodeError):
+            label = json.loads(label)
+    options = ConformanceOptions(
+        config.target,
+        dict(config.env_kwargs),
+        None if config.data else task_from_flags(config.prompt, label),
+        data=config.data,
+        prompt_key=config.prompt_key,
+        label_key=config.label_key,
+        num_rows=config.rows,
+        step_timeout_s=config.step_timeout_s,
+        max_turns=config.max_turns,
+    )
+    out, err, is_quiet = sys.stdout, sys.stderr, config.json or config.quick
+    with contextlib.redirect_stdout(err):  # what the agent prints, also in a thread that is left behind
+        context = make_context(options, lambda line: _write_line(err, f"agentenv check: {line}"))
+        outcomes = run_suite(
+            context,
+            only=("contract",) if config.quick else config.only,
+            skip=dict.fromkeys(config.skip, "--skip"),
+            on_outcome=lambda outcome: None if is_quiet else _write_line(out, outcome),
+        )
+        problems = [problem for outcome in outcomes for problem in outcome.problems]
+        if config.json:
+            document: Any = [replace(problem, property="").to_dict() for problem in problems]
+            if not config.quick:
+                properties = [outcome.to_dict() for outcome in outcomes]
+                document = {
+                    "target": config.target,
+                    "max_turns": context.limits.max_turns,
+                    "problems": [problem.to_dict() for problem in problems],
+                    "properties": properties,
+                }
+            out.write(json.dumps(document, indent=2) + "\n")
+            return int(bool(problems))
+        name = config.target if len(config.target) < 60 else Path(config.target).name
+        total = f"{name}: {len(problems) or 'no'} contract error{'s' if len(problems) != 1 else ''}"
+        if config.max_turns is None and getattr(context.agent_cls, "max_turns", None) is not None:
+            total += f"; max_turns {context.limits.max_turns} (the environment's)"
+        out.write("".join(f"{line}\n" for line in (*(problems if config.quick else ()), total)))
+    return int(bool(problems))
+
+
+def _write_line(stream: TextIO, line: object) -> None:
+    stream.write(f"{line}\n")
+    stream.flush()

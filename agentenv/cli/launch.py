@@ -1,0 +1,39 @@
+"""`agentenv launch openrlhf`: print the command line of another trainer for the same flags."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from agentenv.cli.flags import parse
+from agentenv.errors import ConfigError
+
+FRAMEWORKS = ("openrlhf",)
+
+
+def launch(args: Sequence[str]) -> int:
+    """Print the command for the same training with another trainer."""
+    from agentenv.training.config_checks import validate
+    from agentenv.training.flags import resolve
+    from agentenv.training.launch import LaunchConfig, check_launch, shell, warnings
+
+    if not args or args[0] in ("-h", "--help"):
+        sys.stdout.write("usage: agentenv launch openrlhf [--version 0.11.2] [flags] [-- OpenRLHF's own flags]\n")
+        return 0
+    if args[0] not in FRAMEWORKS:
+        raise ConfigError(f"agentenv launch: expected {FRAMEWORKS[0]}, got {args[0]!r}. Write it before the flags.")
+    end = args.index("--") if "--" in args else len(args)
+    more = args[end + 1 :]
+    if more and not more[0].startswith("--"):
+        raise ConfigError(f"agentenv launch: expected flags after --, got {more[0]!r}. Write --flag VALUE.")
+    flags = resolve(args[1:end], LaunchConfig, command="launch openrlhf")
+    config = parse(LaunchConfig, "launch openrlhf", flags)
+    validate(config)
+    check_launch(config)
+    lines = warnings(config)
+    if "--credit" not in flags and config.agent_func_path and config.limits.for_env().max_turns > 1:
+        lines.append("--credit: the default of `agentenv train` is turn; OpenRLHF supports only episode.")
+    for warning in lines:
+        sys.stderr.write(f"agentenv: warning: {warning}\n")
+    sys.stdout.write(shell(config, more))
+    return 0

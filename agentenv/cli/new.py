@@ -1,0 +1,44 @@
+"""`agentenv new NAME`: make a plugin. Exit codes: 0 made, 2 usage."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tyro
+
+from agentenv.cli.flags import parse, print_json
+
+
+@dataclass(frozen=True)
+class NewConfig:
+    """Make a plugin: an environment with its data and tests, ready to install."""
+
+    name: tyro.conf.Positional[str]
+    """Name of the environment: lowercase letters, digits and underscores, at most 64 of them."""
+    out: str | None = None
+    """Folder to create. Default: NAME in the current folder."""
+    json: bool = False
+    """Print JSON."""
+
+
+def new(args: Sequence[str]) -> int:
+    """Make a plugin: an environment with its data and tests, ready to install."""
+    config = parse(NewConfig, "new", args)
+    from agentenv.cli.scaffold.plugin import make_plugin
+
+    plugin = make_plugin(config.name, config.out)
+    files = [str(path) for path in plugin.files]
+    if config.json:
+        print_json({"folder": str(plugin.folder), "env": plugin.name, "class": plugin.class_name, "files": files})
+        return 0
+    lines = [f"{plugin.folder}/", *(f"  {path}" for path in files), "", "Next:"]
+    lines += [
+        f"  pip install -e '{plugin.folder}[dev]'",
+        f"  agentenv check {plugin.name} && agentenv audit {plugin.name}",
+        f"  agentenv run --env {plugin.name} --limit 4",
+        f"  pytest {plugin.folder}",
+    ]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0

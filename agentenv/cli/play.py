@@ -1,0 +1,349 @@
+"""`agentenv play`: a person or a pipe replaces the policy.
+
+The episode runs in the same loop as a model's (`SteppedEpisode`), so its record has the same form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import tyro
+from rich.console import Console
+from rich.text import Text
+
+from agentenv._util.calls import create
+from agentenv.chat.chat import Chat, text_of
+from agentenv.cli.flags import parse
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Message, Task
+from agentenv.engines.models import load_stop_token_ids, load_tokenizer, resolve_model
+from agentenv.episode.endpoint.agent import ChatAgentSource
+from agentenv.episode.loop import recording_errors
+from agentenv.episode.runner import derive_seed
+from agentenv.episode.setup import EpisodeKey, EpisodeProgress, Stage
+from agentenv.episode.source import EnvSource
+from agentenv.episode.stepping import SteppedEpisode
+from agentenv.errors import ConfigError
+from agentenv.runs.config import RunConfig
+from agentenv.runs.metrics import Tally
+from agentenv.runs.prepare import check_constructor, digest, load_source, load_tasks
+from agentenv.runs.records.directory import RunWriter
+
+HELP = '''\
+A line is an action. For several lines: """ on its own line, the lines, and """ again.
+/gold     show an action that earns the full score from here, if the environment knows one; /gold! plays it
+/tokens   show the length of the episode and the room that is left
+/restart  end this episode and start the same task again
+/quit     quit; so do Ctrl-D and Ctrl-C
+Write // for a / at the beginning of an action.'''
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_RUN_FLAGS = (
+    "env", "env_kwargs", "data", "prompt_key", "label_key", "max_length", "max_turns", "step_timeout_s", "out",
+)  # fmt: skip
+_FENCE, _MORE = '"""', "… "
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+
+
+@dataclass(frozen=True)
+class PlayConfig:
+    """Take the policy's place in an environment, in the terminal.
+
+    A line is an action. Put an action of several lines between two lines of three double quotes. /help lists commands.
+    Actions may come from a pipe, one per line.
+    """
+
+    env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
+    """An installed environment (`agentenv list`), module:Attr, or path/file.py[:Attr]."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """JSON object of arguments for the environment's constructor."""
+    data: str | None = None
+    """Tasks, as for `agentenv run --data`. Default: the environment's own."""
+    prompt_key: str = "prompt"
+    """Column with the prompt."""
+    label_key: str = "label"
+    """Column with the label."""
+    task: int = 0
+    """Index of the task, from 0."""
+    seed: int | None = None
+    """Seed of the environment. Default: the task's own, or the seed that it gets in a run with --seed 0."""
+    model: str | None = None
+    """Model whose tokens are counted and recorded: a model that ships with the package, a folder or a Hugging Face id.
+    Default: tiny-math with --out; otherwise none, and each character counts as a token."""
+    out: str | None = None
+    """Run directory to write; `agentenv tokens show` reads it."""
+    max_length: int = 1_000_000
+    """Maximum number of tokens of an episode."""
+    max_turns: int = 1_000
+    """Maximum number of turns of an episode."""
+    step_timeout_s: float = 60.0
+    """Time limit of one call of the environment, in seconds."""
+
+    def __post_init__(self) -> None:
+        """Refuse a negative task index."""
+        if self.task < 0:
+            raise ConfigError(f"--task: expected an integer >= 0, got {self.task}. Change the value.")
+
+
+def play(args: Sequence[str]) -> int:
+    """Take the policy's place in an environment, in the terminal."""
+    config = parse(PlayConfig, "play", args)
+    model = config.model or ("tiny-math" if config.out else None)
+    flags: dict[str, Any] = {name: getattr(config, name) for name in _RUN_FLAGS}
+    if model is not None:
+        flags["model"] = model
+    screen, with_model = Screen(sys.stdin, sys.stdout), model is not None
+    return asyncio.run(_play(RunConfig.from_flags(**flags), screen, config.task, config.seed, with_model=with_model))
+
+
+async def _play(config: RunConfig, screen: Screen, task_index: int, seed: int | None, *, with_model: bool) -> int:
+    source = load_source(config)
+    if isinstance(source, ChatAgentSource) or not isinstance(source, EnvSource):
+        raise ConfigError(
+            f"ENV: expected an environment with `step`, got {config.source!r}, which has its own loop. "
+            "Run it with `agentenv run`."
+        )
+    tasks = load_tasks(config, source)
+    if task_index >= len(tasks):
+        raise ConfigError(f"--task: expected an index below {len(tasks)}, got {task_index}. Change the value.")
+    task = tasks[task_index]
+    if seed is None:
+        seed = task.seed if task.seed is not None else derive_seed(0, task.task_id)
+    await check_constructor(source, config.limits.step_timeout_s)
+    if with_model:
+        model = resolve_model(config.model)
+        chat = Chat(load_tokenizer(model), stop_token_ids=load_stop_token_ids(model))
+    else:
+        from agentenv.engines.scripted import PlainTextTokenizer
+
+        chat = Chat(PlainTextTokenizer())
+    game = Game(config, source, task, chat, screen, seed=seed, with_model=with_model)
+    if config.output.out is None:
+        return await game.play(None)
+    stored = {"flags": config.to_dict(), "resolved": {"engine": "person", "tasks": digest(tasks)}}
+    with RunWriter.open(Path(config.output.out), stored, tally=Tally(1)) as writer:
+        try:
+            return await game.play(writer)
+        finally:
+            num = len(writer.tally)
+            writer.write_metrics(writer.tally.metrics(num_tasks=1, num_samples=max(1, num), wall_s=0.0).to_dict())
+            screen.note(f"run directory: {config.output.out}")
+
+
+class Game:
+    """One task, played as often as the player starts it."""
+
+    def __init__(
+        self, config: RunConfig, source: EnvSource, task: Task, chat: Chat, screen: Screen, *, seed: int,
+        with_model: bool,
+    ) -> None:  # fmt: skip
+        self.config = config
+        self.source = source
+        self.task = task
+        self.chat = chat
+        self.screen = screen
+        self.seed = seed
+        self.with_model = with_model
+        self.num_started = 0
+        self.limits = config.limits.for_env(source.cls)
+
+    async def play(self, writer: RunWriter | None) -> int:
+        """Play until the player quits, and return the exit code."""
+        again = True
+        while again:
+            key = EpisodeKey(f"{self.task.task_id}/{self.num_started}", self.task.task_id, seed=self.seed)
+            self.num_started += 1
+            make = partial(create, self.source.cls, self.source.kwargs)
+            episode = SteppedEpisode(make, self.task, chat=self.chat, limits=self.limits, key=key)
+            try:
+                async with episode:
+                    again = await self._episode(episode)
+                if not episode.trajectory.turns and not again:
+                    self.screen.note("no action was played.")
+            finally:
+                if writer is not None and episode.trajectory.stop_reason is not None:
+                    writer.append(episode.trajectory)
+        return 130 if self.screen.interrupted else 0
+
+    async def _episode(self, episode: SteppedEpisode) -> bool:
+        """Play one episode and return True if the player wants another."""
+        screen = self.screen
+        screen.note(f"{self.config.source} · task {self.task.task_id} · seed {self.seed} · /help for help")
+        observation = await episode.begin()
+        if episode.trajectory.tools:
+            from agentenv.chat.tool_roles import tools_text
+
+            form = "" if not self.with_model else "\n(or in the format of the model's chat template)"
+            screen.note(tools_text(episode.trajectory.tools) + form)
+        screen.show(observation)
+        while not episode.over:
+            entry = screen.read(f"{len(episode.trajectory.turns) + 1}> ")
+            if entry is None or entry.command == "/quit":
+                return False
+            if entry.command == "/restart":
+                return True
+            action = await self._command(episode, entry.command) if entry.command else entry.action
+            if action is None:
+                continue
+            result = await episode.act(action)
+            score = "" if result.score is None else f"  score {result.score:g}"
+            facts = "".join(f"  {name}={_value(value)}" for name, value in result.info.items())
+            screen.note(f"reward {result.reward:+g}{score}{facts}")
+            if self.with_model:
+                screen.note(self._tokens(episode))
+            if not episode.over:
+                screen.show(result.observation)
+        trajectory = episode.trajectory
+        score = "" if trajectory.score is None else f", score {trajectory.score:g}"
+        reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
+        screen.note(f"end: {trajectory.stop_reason} after {len(trajectory.turns)} turns, reward {reward}{score}")
+        entry = screen.read("/restart or /quit> ")
+        return entry is not None and entry.command == "/restart"
+
+    async def _command(self, episode: SteppedEpisode, command: str) -> str | None:
+        """Run a command, and return the action to play for /gold!."""
+        if command in ("/gold", "/gold!"):
+            actions: list[str | None] = []
+            record = Trajectory(self.task, self.limits.max_length)
+            with recording_errors(record, EpisodeProgress(stage=Stage.GOLD)):
+                actions.append(await episode.gold())
+            gold, error = actions[0] if actions else None, record.error
+            if error is not None:
+                at = f" at {error.place}" if error.place else ""
+                self.screen.note(f"gold failed: {error.type}: {error.message}{at}")
+            else:
+                self.screen.note("the environment knows no gold action." if gold is None else f"gold: {gold}")
+            return gold if command == "/gold!" else None
+        if command == "/tokens":
+            self.screen.note(self._tokens(episode))
+        elif command == "/help":
+            self.screen.note(HELP)
+        else:
+            self.screen.note(f"{command}: expected a command, got another word.\n{HELP}")
+        return None
+
+    def _tokens(self, episode: SteppedEpisode) -> str:
+        segment = episode.trajectory.segments[-1]
+        num, unit = len(segment.token_ids), "tokens" if self.with_model else "characters"
+        last = episode.trajectory.turns[-1:]
+        of_last = f"{last[0].end - last[0].start} in the last action, " if last else ""
+        return f"{num} {unit}, {of_last}{max(0, self.limits.max_length - num)} left"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Text that the player entered."""
+
+    text: str
+    is_block: bool = False
+    """Written between two lines of quotes, and so always an action."""
+
+    @property
+    def command(self) -> str:
+        """The command; "" for an action."""
+        word = self.text.strip()
+        return word if not self.is_block and word.startswith("/") and not word.startswith("//") else ""
+
+    @property
+    def action(self) -> str:
+        """The action."""
+        doubled = not self.is_block and self.text.lstrip().startswith("//")
+        return self.text.replace("//", "/", 1) if doubled else self.text
+
+
+class Screen:
+    """A terminal with colors, a line editor and a history, or a pipe without them."""
+
+    def __init__(self, stdin: TextIO, stdout: TextIO) -> None:
+        self.stdin, self.stdout = stdin, stdout
+        self.is_terminal = stdin.isatty() and stdout.isatty()
+        self.interrupted = False
+        """Ctrl-C was pressed, or a signal arrived."""
+        color: Any = "auto" if stdout.isatty() else None
+        self.console = Console(file=stdout, force_terminal=stdout.isatty(), color_system=color, highlight=False)
+
+    def note(self, text: str) -> None:
+        """Show a line that does not come from the environment."""
+        self._print(text, "dim")
+
+    def show(self, observation: str | Sequence[Message]) -> None:
+        """Show an observation of the environment, by role."""
+        messages = [{"role": "", "content": observation}] if isinstance(observation, str) else observation
+        for message in messages:
+            if message.get("role"):
+                self._print(f"[{message['role']}]", "bold cyan")
+            self._print(text_of(message), "")
+
+    def read(self, prompt: str) -> Entry | None:
+        """Return an action or a command; None at the end of the input or if the player interrupts.
+
+        Blank lines are skipped, except in a block of lines.
+        """
+        with self._interruptible():
+            try:
+                line = self._line(prompt)
+                while line is not None and not line.strip():
+                    line = self._line(prompt)
+                if line is None or line.strip() != _FENCE:
+                    return None if line is None else Entry(line)
+                lines: list[str] = []
+                while (line := self._line(_MORE)) is not None and line.strip() != _FENCE:
+                    lines.append(line)
+                return None if line is None else Entry("\n".join(lines), is_block=True)
+            except KeyboardInterrupt:
+                self.interrupted = True
+                self.stdout.write("\n")
+                return None
+
+    def _line(self, prompt: str) -> str | None:
+        """Return a line without its newline; None at the end of the input."""
+        if self.is_terminal and self.stdin is sys.stdin:
+            import readline  # noqa: F401 - adds a line editor and a history to `input`
+
+            try:
+                return input(prompt)
+            except EOFError:
+                self.stdout.write("\n")
+                return None
+        line = self.stdin.readline()
+        if line.strip() or not line or prompt == _MORE:
+            self.stdout.write(f"{prompt}{safe(line.rstrip(chr(10)))}\n")
+            self.stdout.flush()
+        return line.removesuffix("\n") if line else None
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Let signals interrupt the reading of a line: asyncio's own handler would wait for the line."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
+        before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _print(self, text: str, style: str) -> None:
+        self.console.print(Text(safe(text), style=style), soft_wrap=True)
+
+
+def safe(text: str) -> str:
+    """Return the text with control, escape and direction characters escaped, so that a terminal ignores them."""
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
+
+
+def _value(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else f"{float(value):.4g}"

@@ -1,0 +1,1 @@
+"""What an episode is: types, the trajectory, the protocols of agents and engines."""

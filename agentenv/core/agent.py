@@ -1,0 +1,104 @@
+"""AgentInstance, the class that environments subclass, and the dicts that its methods receive and return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, TypedDict
+
+from agentenv.core.step_dict import StepDict
+from agentenv.core.types import Message, StepResult
+
+
+class ResetState(TypedDict, total=False):
+    """The argument of `reset`, and its return value with the first observation; OpenRLHF's keys come first."""
+
+    observation: str | Sequence[Message]
+    """The task's prompt: text, or messages for the model's chat template."""
+    label: Any
+    metadata: Mapping[str, Any]
+    images: tuple[Any, ...]
+    seed: int | None
+    """Seed of this episode's environment, the same if the episode is run again."""
+    renders_tools: bool
+    """Input only: True if the model's chat template renders `tools`."""
+    tools: Sequence[Mapping[str, Any]]
+    """Output only: schemas of the tools to offer, which the template renders before the first messages."""
+
+
+class StepState(TypedDict, total=False):
+    """The argument of `step`: OpenRLHF's four keys, then further ones."""
+
+    observation_text: str
+    """All text before the action; each piece was decoded when it was added."""
+    action_text: str
+    """The action, decoded from its ids, without the final terminator."""
+    label: Any
+    sampling_params: Any
+    action_ids: list[int]
+    """The sampled ids, unchanged."""
+    finish_reason: str
+    """stop, length, abort, error or repetition."""
+    turn_index: int
+    """0 on the first turn."""
+    tokens_left: int
+    """Tokens left in `Limits.max_length` after this action."""
+    metadata: Mapping[str, Any]
+    seed: int | None
+    tool_calls: Any
+    """If the prompt was messages: the action as `tools.ParsedAction`, with its tool calls and the malformed ones."""
+
+
+class AgentInstance:
+    """The environment's side of one episode: created for the episode, and closed after it.
+
+    Write `step`; override the others if needed. Every method may be `async` or plain; plain methods run in a thread, so
+    that a slow one never blocks the engine. The constructor takes the arguments of `--env_kwargs` and must be fast:
+    slow work belongs in `reset`.
+
+    Example::
+
+        class Echo(AgentInstance):
+            async def step(self, states):
+                return StepResult(reward=float(states["action_text"] == states["label"]), terminated=True)
+    """
+
+    datasets: ClassVar[Mapping[str, str | Path]] = {}
+    """Data included with the environment, by the name for `--data`; the first is the default."""
+    needs_label: ClassVar[bool] = True
+    """False if the environment needs no labels: rows without the column `label` then have the label None."""
+    max_turns: ClassVar[int | None] = None
+    """Maximum number of turns that an episode needs: the default of `Limits.max_turns`; None keeps that unchanged."""
+    max_length: ClassVar[int | None] = None
+    """Maximum number of tokens that an episode needs: the default of `Limits.max_length`; None keeps that unchanged."""
+    score_range: ClassVar[tuple[float, float] | None] = (0.0, 1.0)
+    """Lowest and highest score. A score outside it is an error of the episode; None allows every finite number."""
+    hacks: ClassVar[Mapping[str, str]] = {}
+    """Actions by name that try to earn a reward without solving the task. `agentenv audit` plays them; none may earn a
+    full score."""
+
+    async def reset(self, states: ResetState) -> ResetState:
+        """Return the first observation under the key `observation`; by default the task's prompt."""
+        return states
+
+    async def step(self, states: StepState) -> StepResult | StepDict:
+        """Grade an action and reply to it."""
+        raise NotImplementedError(f"{type(self).__name__}.step: expected an implementation, got none. Write `step`.")
+
+    async def on_truncate(self, states: StepState) -> StepResult | StepDict | None:
+        """Return a last result when a limit ends the episode, or None.
+
+        Its reward is added to the last turn's, its score replaces that turn's, and its observation is ignored. `states`
+        are those of the last step.
+        """
+        return None
+
+    async def gold(self, states: StepState) -> str | None:
+        """Return an action that earns the full score now; None if the environment has none. Policies never see it.
+
+        For `agentenv audit` and simulations. `states` has observation_text, label, turn_index, metadata and seed.
+        """
+        return None
+
+    async def close(self) -> None:
+        """Release the episode's resources. Always called, exactly once."""

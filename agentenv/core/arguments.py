@@ -1,0 +1,93 @@
+"""Checks of arguments, and short forms of labels and values for error messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+from agentenv.core.types import MAX_REWARD
+from agentenv.errors import ConfigError, DataError
+
+MAX_SHOWN_CHARS = 1000
+MAX_WHOLE = 1 << 53
+"""Whole numbers up to here are exact as floats."""
+
+
+def number(where: str, value: object, *, low: float = -MAX_REWARD, high: float = MAX_REWARD) -> float:
+    """Return the value as a float.
+
+    Raises:
+        ConfigError: it is not a number between `low` and `high`; neither bool nor NaN counts.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
+        return float(value)
+    raise ConfigError(f"{where}: expected a number in {low:g}..{high:g}, got {value!r}. Correct the argument.")
+
+
+def is_finite(value: object) -> bool:
+    """Return True if the value is a number that a float32 can hold; bool counts."""
+    return isinstance(value, int | float) and abs(value) <= MAX_REWARD
+
+
+def whole_number(where: str, value: object, *, low: int = 0, high: int = MAX_WHOLE) -> int:
+    """Return the value as an int.
+
+    Raises:
+        ConfigError: it is not an int between `low` and `high`; bool does not count.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+        return value
+    raise ConfigError(f"{where}: expected a whole number in {low}..{high}, got {value!r}. Correct the argument.")
+
+
+def one_of(where: str, value: Any, choices: Collection[str]) -> str:
+    """Return the value if it is one of `choices`.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if isinstance(value, str) and value in choices:
+        return value
+    raise ConfigError(f"{where}: expected one of {', '.join(choices)}, got {value!r}. Correct the argument.")
+
+
+def is_reward(where: str, value: object, method: str) -> None:
+    """Raise if the value is not a reward: `method` is `grade`, or `grade_group` for a reward of groups.
+
+    Raises:
+        ConfigError: it has no such method and bounds, or is the class of a reward.
+    """
+    bounds = None if isinstance(value, type) else getattr(value, "bounds", None)
+    if not isinstance(bounds, tuple | list) or len(bounds) != 2 or not callable(getattr(value, method, None)):
+        raise ConfigError(
+            f"{where}: expected a reward, with bounds (low, high) and `async def {method}`, got {value!r:.200}. "
+            "Make one."
+        )
+
+
+def label_error(expected: str, label: object, *, where: str = "label") -> DataError:
+    """Return the error for a row that this reward cannot use."""
+    return DataError(f"{where}: expected {expected}, got {shown(repr(label), 200)}. Correct the row.")
+
+
+def shown(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
+    """Return the text, cut if it is too long to be recorded with a reward."""
+    return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
+
+
+def parse_json_object(flag: str, text: str) -> dict[str, Any]:
+    """Return the JSON object in the text of a flag.
+
+    Raises:
+        ConfigError: it is not JSON, or not an object.
+    """
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"{flag}: expected a JSON object, got {text!r} ({error}). Write e.g. {flag} '{{\"max_attempts\": 3}}'"
+        ) from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{flag}: expected a JSON object, got {text!r}. Write e.g. {flag} '{{\"max_attempts\": 3}}'")
+    return value

@@ -1,0 +1,110 @@
+"""Protocols of an engine, which samples tokens, and of its tokenizer; and one checked engine call."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from agentenv.core.types import Completion, Message, SamplingParams
+from agentenv.errors import EngineError
+
+
+class Engine(Protocol):
+    """Samples tokens. Safe to call from many episodes concurrently, on one event loop."""
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
+    ) -> Completion:
+        """Sample one action after `prompt_token_ids`, which is read before the call returns and never changed.
+
+        `request_id` is the same for all turns of an episode, with the turn after its last "/": an engine may use it to
+        find the cached prefix. Cancelling the call frees the request's resources.
+
+        Raises:
+            EngineError: the engine could not return a completion.
+        """
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that agentenv uses."""
+
+    eos_token_id: int | None
+    all_special_ids: list[int]
+    chat_template: Any
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a text."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of ids."""
+
+    def apply_chat_template(self, conversation: Sequence[Message], **kwargs: Any) -> Any:
+        """Render messages with the model's template."""
+
+
+MAX_LOGPROB = 1e-3
+"""Maximum positive log-probability that is accepted as a rounding error of the engine."""
+
+
+async def sample(
+    engine: Engine, prompt: Sequence[int], sampling: SamplingParams, *, request_id: str, limit_s: float
+) -> Completion:
+    """Call an engine for at most `limit_s` seconds; return a valid or an aborted completion.
+
+    Raises:
+        EngineError: the engine failed, timed out, or returned a completion that cannot be recorded.
+    """
+    try:
+        async with asyncio.timeout(limit_s) as deadline:
+            completion = await engine.generate(prompt, sampling, request_id=request_id)
+    except TimeoutError as error:
+        if not deadline.expired():
+            raise
+        raise EngineError(
+            f"generate: expected a completion within {limit_s:g} s, got none. "
+            "Look at the engine, or raise generate_timeout_s."
+        ) from error
+    num, logprobs = len(completion.token_ids), completion.logprobs or ()
+    if completion.finish_reason == "error":
+        raise EngineError("generate: expected a completion, got finish reason 'error'. Look at the engine's log.")
+    if sampling.max_tokens is not None and num > sampling.max_tokens:
+        raise EngineError(
+            f"generate: expected at most max_tokens={sampling.max_tokens} tokens, got {num}. Fix the engine."
+        )
+    # Fast path in C: if the sum is finite, no value is NaN or infinite, and `max` is right.
+    if not math.isfinite(sum(logprobs)) or max(logprobs, default=0.0) > MAX_LOGPROB:
+        wrong = [x for x in logprobs if x > MAX_LOGPROB or x == -math.inf]
+        if wrong:
+            raise EngineError(
+                f"generate: expected log-probabilities, finite and at most 0, got {wrong[0]!r}. Fix the engine."
+            )
+    if completion.logprobs is not None and len(logprobs) != num:
+        raise EngineError(f"generate: expected {num} log-probabilities, got {len(logprobs)}. Fix the engine.")
+    return completion
+
+
+def is_plain(sampling: SamplingParams) -> bool:
+    """Return True if sampled tokens have the model's own log-probabilities: nothing was scaled, cut off or forbidden.
+
+    This includes greedy sampling, for which engines report log-probabilities at temperature 1.
+    """
+    untouched = sampling.temperature == 1.0 and sampling.top_p == 1.0 and sampling.top_k <= 0 and sampling.min_p == 0.0
+    return (untouched or sampling.temperature == 0.0) and sampling.min_tokens == 0
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """Returns log-probabilities of given tokens. Every engine with a model is a Scorer."""
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Return [T] the model's log-probability of each token given the preceding tokens, at temperature 1,
+        untruncated.
+
+        NaN for the first token, which has no context, and where the engine has no value. Safe to call from many tasks
+        of one event loop while it samples. `token_ids` is read before the call returns and never changed.
+
+        Raises:
+            EngineError: the tokens cannot be scored.
+        """

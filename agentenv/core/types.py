@@ -1,0 +1,260 @@
+"""The inputs of an episode (Task, SamplingParams, Limits) and the results of its two sides (Completion, StepResult).
+
+Standard library only; all classes are frozen: change a copy with `dataclasses.replace`. Shape: n tokens of one action.
+The result of an episode is in `trajectory.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Literal
+
+from agentenv.errors import ContractError
+
+Message = Mapping[str, Any]
+"""One chat message: at least `role` and `content`, as a chat template takes it."""
+
+FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
+"""Why one generation ended, in vLLM's terms."""
+
+
+BridgeKind = Literal[
+    "exact",
+    "partial-close",
+    "non-canonical-close",
+    "foreign-terminator",
+    "role-marker-mismatch",
+    "truncated",
+    "text",
+    "rerendered",
+]
+"""How the tokens after an action are joined to it, depending on how the action ended.
+
+exact: with the template's close of a turn; partial-close: with its beginning; non-canonical-close: with its last token,
+after other tokens than the template's; foreign-terminator: with a token that ends turns, but not in this template;
+role-marker-mismatch: with the marker of another role than the next one; truncated: with none of these.
+text: raw text follows, regardless of how the action ended; rerendered: the conversation was rendered again, in a new
+segment.
+"""
+
+MAX_REWARD = 3.4e38
+"""Rewards are stored as float32, in which larger numbers would become infinite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One dataset row."""
+
+    prompt: str | Sequence[Message]
+    """Text, used unchanged, or chat messages, rendered with the model's chat template."""
+    label: Any = None
+    """What the environment grades against; any JSON value."""
+    task_id: str = ""
+    """Unique in its dataset; half of the key of an episode."""
+    images: tuple[Any, ...] = ()
+    """Images that belong to the prompt (stored; engines do not use them yet)."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """The other columns of the row."""
+    seed: int | None = None
+    """Seed of this task's environment; if the row has none, the runner derives one from the run's seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample one generation, with vLLM's names and meanings."""
+
+    temperature: float = 1.0
+    """0.0 means greedy."""
+    top_p: float = 1.0
+    """Keeps the most likely tokens that together have this probability."""
+    top_k: int = 0
+    """Keeps this many of the most likely tokens; 0 or -1 keeps all."""
+    min_p: float = 0.0
+    """Keeps tokens at least this likely, relative to the most likely one."""
+    max_tokens: int | None = None
+    """Maximum number of new tokens per turn; None: limited only by the room in `Limits.max_length`."""
+    min_tokens: int = 0
+    """Number of tokens before which a turn cannot end."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a generation; their tokens stay in the action."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a generation; they stay in the action."""
+    seed: int | None = None
+    """Seed of the run, or of one request; None samples differently each time."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for values that no engine can sample with."""
+        checks = (
+            ("temperature", self.temperature, self.temperature >= 0.0, "a number >= 0"),
+            ("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "a number in (0, 1]"),
+            ("top_k", self.top_k, self.top_k >= -1, "an integer >= -1"),
+            ("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "a number in [0, 1]"),
+            ("max_tokens", self.max_tokens, self.max_tokens is None or self.max_tokens >= 1, "None or an integer >= 1"),
+            ("min_tokens", self.min_tokens, self.min_tokens >= 0, "an integer >= 0"),
+            ("stop", self.stop, not isinstance(self.stop, str), "a tuple of strings"),
+        )
+        check_fields("SamplingParams", checks)
+
+    def for_turn(self, turn_index: int, room: int) -> SamplingParams:
+        """Return the parameters of one turn: at most `room` new tokens, and a seed that differs from turn to turn."""
+        max_tokens = min(self.max_tokens or room, room)
+        seed = None if self.seed is None else self.seed + turn_index
+        return replace(self, max_tokens=max_tokens, min_tokens=min(self.min_tokens, max_tokens), seed=seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Budgets of one episode; exhausting one truncates the episode."""
+
+    max_length: int = 2048
+    """Maximum number of tokens of the whole episode: prompt, actions and observations."""
+    max_turns: int = 16
+    """Maximum number of turns of the episode."""
+    step_timeout_s: float = 60.0
+    """Time limit of one call of the agent (constructor, `reset`, `step`, `close`): `bounded` in `_util/calls.py`."""
+    episode_timeout_s: float = 600.0
+    """Time limit of the whole episode."""
+    generate_timeout_s: float = 300.0
+    """Time limit of one generation; exceeding it is an engine failure, not a truncation."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for budgets in which no turn fits."""
+        checks = (
+            ("max_length", self.max_length, self.max_length >= 2, "an integer >= 2"),
+            ("max_turns", self.max_turns, self.max_turns >= 1, "an integer >= 1"),
+            ("step_timeout_s", self.step_timeout_s, self.step_timeout_s > 0, "seconds > 0"),
+            ("episode_timeout_s", self.episode_timeout_s, self.episode_timeout_s > 0, "seconds > 0"),
+            ("generate_timeout_s", self.generate_timeout_s, self.generate_timeout_s > 0, "seconds > 0"),
+        )
+        check_fields("Limits", checks)
+
+
+def check_fields(where: str, checks: Sequence[tuple[str, Any, bool, str]]) -> None:
+    """Raise ValueError for the first (field, value, holds, expected) that does not hold."""
+    for name, value, holds, expected in checks:
+        if not holds:
+            raise ValueError(f"{where}.{name}: expected {expected}, got {value!r}. Change the value.")
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One generation of an engine: only tokens, which the loop decodes for all engines."""
+
+    token_ids: tuple[int, ...]
+    """[n] the sampled tokens, unchanged, including a sampled terminator."""
+    finish_reason: FinishReason = "stop"
+    """Why the generation ended; "abort" and "error" mean that the engine failed."""
+    stop_reason: int | str | None = None
+    """The stop token id or stop string that ended it; None for the model's own end of sequence."""
+    logprobs: tuple[float, ...] | None = None
+    """[n] log-probability of each sampled token after temperature and truncation (vLLM: processed_logprobs); NaN if
+    missing, None if the engine returns none."""
+    policy_versions: tuple[int, ...] = ()
+    """[n] version of the weights that sampled each token; empty if all are `policy_version`."""
+    policy_version: int = 0
+    """Version of the weights that sampled the tokens."""
+    num_cached_tokens: int = 0
+    """Number of prompt tokens whose keys and values the engine had cached."""
+
+    @property
+    def min_policy_version(self) -> int:
+        """The version of the oldest weights among the tokens."""
+        return min(self.policy_versions, default=self.policy_version)
+
+    @property
+    def max_policy_version(self) -> int:
+        """The version of the newest weights among the tokens."""
+        return max(self.policy_versions, default=self.policy_version)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """An environment's reply to one action.
+
+    Example: `StepResult("Try again.", reward=0.0)`, `StepResult(reward=1.0, score=1.0, terminated=True)`.
+    """
+
+    observation: str | Sequence[Message] = ""
+    """Messages go through the model's chat template. Text becomes a user message if the episode began with messages,
+    and is appended unchanged after a raw prompt (`agentenv.chat.dialogue`). Ignored if the episode ends here."""
+    reward: float = 0.0
+    """Reward of the action; an episode's reward is the sum over its turns."""
+    terminated: bool = False
+    """True if the task ended."""
+    truncated: bool = False
+    """True if the environment cut the episode short."""
+    score: float | None = None
+    """Quality so far, for filtering and reports: in [0, 1], unless the environment declares another `score_range`. The
+    last score is the episode's."""
+    info: Mapping[str, float | str] = field(default_factory=dict)
+    """Facts of this turn: numbers become metrics, text is only recorded."""
+    sampling: SamplingParams | None = None
+    """Sampling parameters of later turns; None keeps the current ones."""
+    images: tuple[Any, ...] = ()
+    """Images that belong to the observation (stored; engines do not use them yet)."""
+
+    def __post_init__(self) -> None:
+        """Refuse non-finite rewards and scores, and both ends at once; copy `info`.
+
+        Raises:
+            ContractError: naming the field.
+        """
+        object.__setattr__(self, "info", dict(self.info))
+        wrong = {k: v for k, v in self.info.items() if not isinstance(v, str) and not hasattr(v, "__float__")}
+        if wrong:
+            raise ContractError(f"StepResult.info: expected numbers and text, got {wrong!r}. Convert or remove them.")
+        object.__setattr__(self, "reward", _finite("reward", self.reward, _REWARD_ADVICE))
+        if self.score is not None:
+            object.__setattr__(self, "score", _finite("score", self.score, "Leave it out where there is none."))
+        if self.terminated and self.truncated:
+            raise ContractError(
+                "StepResult: expected at most one of terminated and truncated, got both. "
+                "Set terminated when the task is over, truncated when it was cut short."
+            )
+
+    @property
+    def done(self) -> bool:
+        """True if the episode ends here."""
+        return self.terminated or self.truncated
+
+
+_REWARD_ADVICE = "Raise InfraError if the value is unknown; never invent one."
+
+
+def _finite(name: str, value: Any, advice: str) -> float:
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        raise ContractError(f"StepResult.{name}: expected a number, got {value!r}. {advice}")
+    number = float(value)
+    if not abs(number) <= MAX_REWARD:
+        raise ContractError(f"StepResult.{name}: expected a finite number, got {value!r}. {advice}")
+    return number
+
+
+class StopReason(StrEnum):
+    """Why an episode ended; `terminated` and `truncated` derive from it, so they cannot contradict each other."""
+
+    TERMINATED = "terminated"
+    """The environment ended the task."""
+    TRUNCATED_BY_ENV = "truncated_by_env"
+    """The environment cut the episode short."""
+    MAX_TURNS = "max_turns"
+    MAX_LENGTH = "max_length"
+    """No room for the prompt, for the next observation or for another action."""
+    STEP_TIMEOUT = "step_timeout"
+    EPISODE_TIMEOUT = "episode_timeout"
+    ABORTED = "aborted"
+    """The engine aborted a generation."""
+    ERROR = "error"
+    """An exception, recorded in `Trajectory.error`."""
+
+    @property
+    def terminated(self) -> bool:
+        """True if the task ended."""
+        return self is StopReason.TERMINATED
+
+    @property
+    def truncated(self) -> bool:
+        """True if something other than the task or an error ended the episode."""
+        return self not in (StopReason.TERMINATED, StopReason.ERROR)

@@ -1,4 +1,0 @@
-"""A loopback OpenAI-compatible endpoint whose sessions record token-exact trajectories, for agents we cannot see into.
-
-`session.py` is the recorder, without HTTP; `server.py` serves sessions; `agent.py` runs agent classes against them.
-"""

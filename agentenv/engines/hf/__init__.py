@@ -1,0 +1,1 @@
+"""A transformers model as an engine, in this process."""

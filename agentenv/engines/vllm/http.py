@@ -1,0 +1,264 @@
+"""Any vLLM server, over HTTP: token ids in and out, bounded retries, one deadline per generation."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import os
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
+
+from agentenv._util.http.client import (
+    MAX_ANSWER_BYTES,
+    AttemptFailure,
+    HTTPAnswer,
+    HTTPClient,
+    HTTPErrors,
+    RetryPolicy,
+    checked_url,
+)
+from agentenv.core.engine import is_plain
+from agentenv.core.types import Completion, SamplingParams
+from agentenv.engines.vllm.wire import completion_of, field_of, request_body, score_body, scores_of, shown, whole
+from agentenv.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    import httpx
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 1.0
+BYTES_PER_TOKEN = 1024
+"""Longest answer per token of prompt and action, beside `client.MAX_ANSWER_BYTES`; vLLM's take about 150 bytes."""
+MAX_TOKENS = 1 << 18
+"""Assumed of a request without a maximum."""
+KEEPALIVE_S = 4.0
+"""Idle connections are dropped before vLLM's server drops them (5 s), which would cost a retry."""
+
+
+class VLLMHTTPEngine:
+    """An engine over a vLLM server, which the first `generate` looks at once: its model, endpoints and log-prob mode.
+
+    `vllm serve MODEL --logprobs-mode processed_logprobs` is enough; with `--enable-scale-out` the token-level endpoint
+    is used, which saves the server all work on text, counts policy versions and names each log-probability's token.
+    Failed attempts are repeated as `agentenv._util.http.client` says. It takes no new weights: training samples from
+    `VLLMEngine`.
+
+    Example::
+
+        engine = VLLMHTTPEngine("http://localhost:8000")
+        completion = await engine.generate(prompt_ids, SamplingParams(max_tokens=64), request_id="0/0")
+        await engine.close()
+
+    Args:
+        base_url: with or without the trailing /v1.
+        model: the served model's name; None asks the server.
+        api_key: sent as a bearer token; None takes AGENTENV_API_KEY.
+        timeout_s: deadline of one `generate`, with the wait for a connection, all retries and their pauses.
+        connect_timeout_s: longest wait for a connection to open.
+        max_retries: further attempts after the first.
+        max_connections: requests in flight at once; more wait their turn.
+        transport: another way to reach the server, for tests.
+    """
+
+    logprobs_mode: Literal["processed", "raw"] | None = None
+    """Kind of log-probabilities that the server returns; None before the first `generate`."""
+
+    served_names: tuple[str, ...] = ()
+    """Name and origin of the model as the server tells them; known after `start`."""
+
+    max_model_len: int | None = None
+    """The server's context, where it tells it; known after `start`."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model: str | None = None,
+        api_key: str | None = None,
+        timeout_s: float = 600.0,
+        connect_timeout_s: float = 10.0,
+        max_retries: int = 5,
+        max_connections: int = 256,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.base_url = checked_url("base_url", base_url.rstrip("/").removesuffix("/v1"))
+        self.model = model
+        self.timeout_s = timeout_s
+        self._http = HTTPClient(
+            self.base_url,
+            api_key=api_key or os.environ.get("AGENTENV_API_KEY") or None,
+            errors=HTTPErrors(
+                unavailable=EngineError, timeout=EngineError, refused=EngineError, unreadable=EngineError
+            ),
+            connect_s=connect_timeout_s,
+            keepalive_s=KEEPALIVE_S,
+            max_connections=max_connections,
+            transport=transport,
+        )
+        self.base_url = self._http.url
+        self._policy = RetryPolicy(max_attempts=max_retries + 1, timeout_s=timeout_s, first_pause_s=FIRST_PAUSE_S)
+        self._closed = False
+        self._tokens_endpoint = False
+        self._probing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Look at the server now instead of at the first `generate`.
+
+        Raises:
+            ConfigError: nothing answers at the address, or the server cannot sample from token ids.
+            EngineError: the server fails.
+        """
+        health = await self._http.attempt("/health", timeout_s=self.timeout_s)
+        if isinstance(health, AttemptFailure) and health.status is None:
+            raise ConfigError(f"--base_url: expected a vLLM server, got none: {health.error}") from health.error
+        await self._look_once()
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
+    ) -> Completion:
+        """Sample one action; see `agentenv.core.engine.Engine`. Cancelling it closes the connection: the server aborts.
+
+        Raises:
+            EngineError: no valid answer within `timeout_s` and `max_retries`.
+            ConfigError: the address, key, model or version of the server is wrong; retrying cannot help.
+        """
+        prompt = list(prompt_token_ids)
+        async with self._deadline():
+            await self._look_once()
+            return await self._sample(prompt, sampling, request_id)
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Return the log-probability of each token given those before it, by `/v1/completions`; see `Scorer`.
+
+        vLLM samples a token after what it scores: of a sequence as long as its context, the last token gets NaN.
+
+        Raises:
+            EngineError: no valid answer within `timeout_s` and `max_retries`.
+            ConfigError: the address, key, model or version of the server is wrong; retrying cannot help.
+        """
+        ids = list(token_ids)
+        async with self._deadline():
+            await self._look_once()
+            full = len(ids) == self.max_model_len
+            scored = ids[:-1] if full else ids
+            body = {"model": self.model, **score_body(scored)}
+            answer = await self._request_object("/v1/completions", body, request_id="score", num_tokens=len(ids))
+        return scores_of(answer, scored) + [math.nan] * full
+
+    @asynccontextmanager
+    async def _deadline(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                yield
+        except TimeoutError as error:
+            raise EngineError(
+                f"{self.base_url}: expected an answer within {self.timeout_s:g} s, got none. "
+                "Look at the server's load, or raise timeout_s."
+            ) from error
+
+    async def close(self) -> None:
+        """Close all connections; calling it again does nothing."""
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.gather(self._probing, return_exceptions=True)
+        self._closed = True
+        await self._http.close()
+
+    async def _look_once(self) -> None:
+        """Wait for the look at the server that all calls share; begin one where there is none or the last failed."""
+        task = self._probing
+        if task is None or (task.done() and (task.cancelled() or task.exception())):
+            task = self._probing = asyncio.create_task(self._look())
+        await asyncio.shield(task)
+
+    async def _look(self) -> None:
+        """Find the model, the endpoint and the log-prob mode."""
+        if self.model is None:
+            listed = await self._request_object("/v1/models")
+            models = [entry for entry in field_of(listed, "data", list) if isinstance(entry, dict)]
+            if not models or not isinstance(models[0].get("id"), str):
+                raise ConfigError(f"{self.base_url}/v1/models: expected a model, got {shown(listed)}. Pass its name.")
+            self.model = models[0]["id"]
+            self.served_names = tuple(name for key in ("id", "root") if isinstance(name := models[0].get(key), str))
+            length = models[0].get("max_model_len")
+            self.max_model_len = None if length is None else whole(length, "max_model_len")
+        # An empty request costs nothing: 400 or 422 where the endpoint is on, 403 or 404 where it is not.
+        answer = await self._request("/inference/v1/generate", {}, may_refuse=True)
+        self._tokens_endpoint = answer.status in (400, 422)
+        # With top_k=1 the one token left has probability 1 after processing, so a raw log-probability shows.
+        sampling = SamplingParams(top_k=1, max_tokens=4)
+        seen = await self._sample([1, 2, 3], sampling, "agentenv-look/0")
+        raw = any(abs(logprob) > 1e-3 for logprob in seen.logprobs or ())
+        self.logprobs_mode = "raw" if raw else "processed"
+        if raw:
+            logger.warning(
+                "%s answers log-probabilities before temperature and truncation; they are not those of the policy "
+                "that sampled. Start the server with --logprobs-mode processed_logprobs.",
+                self.base_url,
+            )
+
+    async def _sample(self, prompt: list[int], sampling: SamplingParams, request_id: str) -> Completion:
+        headers = {"X-Session-ID": quote(request_id.rpartition("/")[0] or request_id, safe="/:@#=+, ")}
+        path = "/inference/v1/generate" if self._tokens_endpoint else "/v1/completions"
+        body = {"model": self.model, **request_body(prompt, sampling, tokens_endpoint=self._tokens_endpoint)}
+        num_tokens = len(prompt) + (MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens)
+        answer = await self._request_object(path, body, headers=headers, request_id=request_id, num_tokens=num_tokens)
+        try:
+            completion = completion_of(answer, prompt, tokens_endpoint=self._tokens_endpoint)
+        except ConfigError as error:
+            if self.logprobs_mode is None:  # the look at the server
+                raise
+            raise EngineError(str(error)) from error  # the server can do it, and failed this once
+        if self.logprobs_mode == "raw" and not is_plain(sampling):
+            # Those of the model, not of the distribution that was sampled from: missing, rather than wrong.
+            completion = replace(completion, logprobs=(math.nan,) * len(completion.token_ids))
+        return completion
+
+    async def _request_object(
+        self,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        headers: dict[str, str] | None = None,
+        request_id: str = "",
+        num_tokens: int = 0,
+    ) -> dict[str, Any]:
+        """Return the JSON object that the server answers, which may speak of so many tokens."""
+        answer = await self._request(path, body, headers=headers, request_id=request_id, num_tokens=num_tokens)
+        parsed = self._http.parse_json(answer, path)
+        if not isinstance(parsed, dict):
+            raise EngineError(
+                f"{self.base_url}{path}: expected a JSON object, got {answer.excerpt}. Is it a vLLM server?"
+            )
+        return parsed
+
+    async def _request(
+        self,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        headers: dict[str, str] | None = None,
+        request_id: str = "",
+        num_tokens: int = 0,
+        may_refuse: bool = False,
+    ) -> HTTPAnswer:
+        """Return the first answer of all attempts; with `may_refuse`, a refusal is an answer too."""
+        max_bytes = MAX_ANSWER_BYTES + BYTES_PER_TOKEN * num_tokens
+
+        async def attempt(number: int) -> HTTPAnswer | AttemptFailure:
+            if self._closed:
+                raise EngineError(f"{self.base_url}{path}: expected an open engine, got a closed one. Make another.")
+            # The server may still hold the id of a failed attempt.
+            unique = {"request_id": f"{request_id}-{uuid.uuid4().hex[:8]}"} if request_id else {}
+            content = None if body is None else json.dumps({**body, **unique}, separators=(",", ":")).encode()
+            return await self._http.attempt(path, content, headers=headers, max_bytes=max_bytes, may_refuse=may_refuse)
+
+        late = f"{self.base_url}{path}: expected an answer within {self.timeout_s:g} s, got none. Raise timeout_s."
+        return await self._policy.run(attempt, EngineError(late))

@@ -1,0 +1,315 @@
+"""vLLM's `AsyncLLM` with token ids in and out, and weight updates while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import pickle
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentenv._util.vllm_process import RunningLLM, with_cpu_cache
+from agentenv.core.types import Completion, SamplingParams
+from agentenv.engines.vllm.wire import completion_of_output, scores_of_output, vllm_sampling, vllm_scoring
+from agentenv.engines.weights.shared import SharedWeights, WeightFile
+from agentenv.engines.weights.transfer import Offer, WeightSender
+from agentenv.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    import torch
+
+CPU_KV_CACHE_BYTES = 2 << 30
+"""Memory for keys and values on vLLM's CPU build; `kv_cache_memory_bytes` and VLLM_CPU_KVCACHE_SPACE (GiB) win."""
+
+
+class VLLMEngine:
+    """An engine with vLLM's `AsyncLLM`. It starts on the first `generate`, or with `await engine.start()`.
+
+    Log-probabilities belong to the distribution that was sampled from (`processed_logprobs`). vLLM logs only warnings,
+    to stderr, unless VLLM_LOGGING_LEVEL and VLLM_LOGGING_STREAM are set. Ctrl-C reaches the caller and
+    not vLLM's processes, so episodes in flight can be finished before `close`.
+
+    Example::
+
+        engine = VLLMEngine("Qwen/Qwen2.5-0.5B-Instruct", max_model_len=4096)
+        completion = await engine.generate(prompt_ids, SamplingParams(max_tokens=64), request_id="0/0")
+        await engine.close()
+
+    Args:
+        model: a folder or a Hugging Face id.
+        dtype: vLLM's names; "auto" follows the checkpoint, except that float32 becomes a half type.
+        max_model_len: tokens of prompt and action together; None takes the model's own limit.
+        tensor_parallel_size: GPUs to spread the model over.
+        gpu_memory_utilization: share of each GPU's memory to use; without effect on the CPU build.
+        seed: of the requests that bring none.
+        max_num_seqs: requests sampled at once; None takes vLLM's default.
+        engine_args: anything else that `AsyncEngineArgs` takes; wins over what is set here. And `transfer`, the way of
+            new weights: "ipc" on one GPU, "nccl" between GPUs, "shm" (shared memory), or "auto", the first of them that
+            can be.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        dtype: str = "auto",
+        max_model_len: int | None = None,
+        tensor_parallel_size: int = 1,
+        gpu_memory_utilization: float = 0.9,
+        seed: int = 0,
+        max_num_seqs: int | None = None,
+        engine_args: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.policy_version = 0
+        self._engine_args: dict[str, Any] = {
+            "model": str(model),
+            "dtype": dtype,
+            "max_model_len": max_model_len,
+            "tensor_parallel_size": tensor_parallel_size,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "seed": seed,
+            "max_num_seqs": max_num_seqs,
+            "logprobs_mode": "processed_logprobs",
+            "enable_prefix_caching": True,
+            "disable_log_stats": True,
+            "use_tqdm_on_load": False,
+            "worker_extension_cls": "agentenv.engines.vllm.worker.WorkerExtension",
+            "weight_transfer_config": {"backend": "agentenv"},
+            **(engine_args or {}),
+        }
+        self._sender = WeightSender(self._engine_args.pop("transfer", "auto"))
+        self.devices: tuple[str, ...] = ()
+        """The GPU of each worker, or "cpu"; known once it has started."""
+        self._llm: Any = None
+        self._running: RunningLLM
+        self._closed = False
+        self._failed: Exception | None = None
+        self._half_updated = False
+        self._joined = ""  # the transfer that the workers are set up for
+        self._updating = asyncio.Lock()
+        self._start_lock = asyncio.Lock()  # one vLLM for many concurrent callers
+        self._in_flight: set[str] = set()
+        self._counter = itertools.count()
+
+    async def start(self) -> None:
+        """Load the model and start vLLM's processes, once; the event loop stays free meanwhile.
+
+        Raises:
+            MissingDependency: vLLM is not installed.
+            ConfigError: vLLM refuses the model or an argument.
+            EngineError: vLLM could not start, or this engine was closed.
+        """
+        async with self._start_lock:
+            if self._closed:
+                raise EngineError("VLLMEngine: expected an open engine, got one that was closed. Make a new one.")
+            if self._failed is not None:  # other callers do not need to try again
+                raise self._failed
+            if self._llm is not None:
+                return
+            try:
+                self._running = await RunningLLM.started("VLLMEngine", self._arguments, failed=EngineError)
+            except Exception as error:
+                self._failed = error
+                raise
+            self._llm = self._running.llm
+            await self._llm.update_weight_version(str(self.policy_version))
+            self.devices = tuple(await self._llm.collective_rpc("agentenv_device"))
+
+    def _arguments(self, is_cpu: bool) -> Mapping[str, Any]:
+        if not is_cpu:
+            return self._engine_args
+        # vLLM 0.32 dies on a CPU when it splits the prompt of a request with a seed ("Generator does not use offset").
+        return with_cpu_cache({"enable_chunked_prefill": False, **self._engine_args}, CPU_KV_CACHE_BYTES)
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
+    ) -> Completion:
+        """Sample one action; see `agentenv.core.engine.Engine`. Cancelling it aborts the request in vLLM."""
+        prompt = list(prompt_token_ids)
+        await self.start()
+        out = await self._answer(prompt, vllm_sampling(sampling), request_id)
+        return completion_of_output(out, prompt, self.policy_version)
+
+    async def score(self, token_ids: Sequence[int]) -> list[float]:
+        """Return the log-probability of each token after those before it; see `agentenv.core.engine.Scorer`.
+
+        vLLM always samples one token, so the last token of a sequence of length `max_model_len` gets NaN. If weights
+        are replaced meanwhile, the sequence is scored again. On a GPU the logits of up to `max_num_batched_tokens`
+        tokens are in memory at the same time; lower it in engine_args if memory is insufficient.
+
+        Raises:
+            EngineError: the tokens cannot be scored, or vLLM has died.
+        """
+        await self.start()
+        scored = list(token_ids)[: self._llm.model_config.max_model_len - 1]
+        unscored = len(token_ids) - len(scored)
+        if unscored > 1:
+            scored = list(token_ids)  # vLLM refuses it with its own message
+        version = None
+        while version != self.policy_version:
+            version = self.policy_version
+            out = await self._answer(scored, vllm_scoring(), "score")
+        return scores_of_output(out, scored) + [math.nan] * unscored
+
+    async def _answer(self, prompt: list[int], params: Any, request_id: str) -> Any:
+        """Return vLLM's output for a prompt."""
+        if self._half_updated:
+            raise EngineError(
+                "VLLMEngine: expected complete weights, got those of a failed update. "
+                "Update them again; if that fails too, make a new engine."
+            )
+        from vllm.exceptions import VLLMValidationError
+        from vllm.inputs.engine import tokens_input
+        from vllm.v1.engine.exceptions import EngineGenerateError
+
+        unique_id = f"{request_id}#{next(self._counter)}"  # vLLM refuses an id that it still knows
+
+        async def sample() -> Any:
+            outputs = self._llm.generate(tokens_input(prompt), params, unique_id)
+            return [output async for output in outputs][-1]  # FINAL_ONLY: there is one
+
+        self._in_flight.add(unique_id)
+        try:
+            return await self._while_alive(sample())
+        except (VLLMValidationError, EngineGenerateError, ValueError) as error:
+            cause = error.__cause__ or error
+            raise EngineError(
+                f"VLLMEngine: expected a request that vLLM can serve, got {type(cause).__name__} for "
+                f"{len(prompt)} prompt tokens: {cause} Change the prompt, the limits or `max_model_len`."
+            ) from error
+        finally:
+            self._in_flight.discard(unique_id)
+
+    async def pause(self) -> None:
+        """Stop sampling. Requests in flight continue after `resume`, with recomputed prefixes."""
+        await self.start()
+        await self._while_alive(self._llm.pause_generation(mode="keep", clear_cache=True))
+
+    async def resume(self) -> None:
+        """Resume sampling."""
+        await self.start()
+        await self._while_alive(self._llm.resume_generation())
+
+    async def update_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
+        """Replace all weights. Requests may be in flight; tokens sampled afterwards have `policy_version`.
+
+        Requests in flight continue with the new weights and recompute their keys and values. Sampling stops only while
+        vLLM loads; copying to shared memory happens before.
+
+        Args:
+            named_tensors: the complete `state_dict().items()` with the checkpoint's names, on any device.
+            policy_version: version of these weights.
+
+        Raises:
+            ConfigError: the requested transfer is not possible between the devices of tensors and engine.
+            EngineError: vLLM could not load them. Requests in flight were aborted, and `generate` refuses to sample
+                until an update succeeds.
+        """
+        await self.start()
+        shared = await self._sender.send(named_tensors, [self], lambda ask: ask(self), policy_version)
+        if shared is not None:
+            shared.close()
+
+    async def load_offer(self, offer: Offer | SharedWeights | WeightFile, policy_version: int) -> None:
+        """Load weights that a `WeightSender` offers; errors as in `update_weights`."""
+        await self.start()
+        if isinstance(offer, SharedWeights):
+            offer = offer.file
+        if isinstance(offer, WeightFile):
+            offer = Offer("agentenv_shm", pickle.dumps({"file": offer}))
+        async with self._updating:
+            await self._while_alive(self._reload(offer, policy_version))
+
+    async def join_transfer(self, backend: str, info: Mapping[str, Any]) -> None:
+        """Set up the workers for one of vLLM's weight transfers; called by `WeightSender`."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        await self.start()
+        request = WeightTransferInitRequest({"backend": backend, "info": dict(info)})
+        await self._while_alive(self._llm.init_weight_transfer_engine(request))
+        self._joined = backend
+
+    async def _reload(self, offer: Offer, policy_version: int) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        if self._joined != offer.backend:
+            await self.join_transfer(offer.backend, {})
+        was_paused = await self._llm.is_paused()
+        await self._llm.pause_generation(mode="keep", clear_cache=True)
+        try:
+            if self._half_updated:
+                await self._llm.collective_rpc("agentenv_give_up_update")
+            await self._llm.start_weight_update()
+            await self._llm.update_weights(WeightTransferUpdateRequest({"pickled": offer.pickled}))
+            await self._llm.finish_weight_update()
+            if not await self._llm.reset_prefix_cache(reset_running_requests=True):
+                raise RuntimeError("the prefix cache could not be reset")
+            await self._llm.update_weight_version(str(policy_version))
+            self.policy_version, self._half_updated = policy_version, False
+        except asyncio.CancelledError:
+            self._half_updated = True
+            raise
+        except Exception as error:
+            self._half_updated = True  # set only now, because requests during an update wait for its end
+            await self._llm.pause_generation(mode="abort")
+            raise EngineError(
+                "VLLMEngine.update_weights: expected the model's weights under the checkpoint's names, got "
+                f"{type(error).__name__}: {error} Check names and shapes, then update again or make a new engine."
+            ) from error
+        finally:
+            if not was_paused:
+                await self._llm.resume_generation()
+
+    async def sleep(self) -> None:
+        """Free the GPU for the trainer: weights go to the host's memory, keys and values are dropped.
+
+        Requests in flight continue after `wake_up`, with recomputed prefixes. New weights need an engine that is awake.
+        This has never run on a GPU.
+
+        Raises:
+            ConfigError: the engine computes on a CPU, or was made without `enable_sleep_mode`.
+        """
+        await self.start()
+        if "cpu" in self.devices or not self._engine_args.get("enable_sleep_mode"):
+            raise ConfigError(
+                "VLLMEngine.sleep: expected a GPU and engine_args with enable_sleep_mode=True, got "
+                f"{', '.join(self.devices)} and {self._engine_args.get('enable_sleep_mode')!r}. "
+                "Leave --vllm_enable_sleep out."
+            )
+        await self._while_alive(self._llm.sleep(level=1, mode="keep"))
+
+    async def wake_up(self) -> None:
+        """Take the GPU back and resume sampling; do nothing if the engine is awake.
+
+        Raises:
+            EngineError: GPU memory is insufficient.
+        """
+        await self.start()
+        if await self._llm.is_sleeping():
+            await self._while_alive(self._llm.wake_up())
+
+    async def _while_alive(self, call: Coroutine[Any, Any, Any]) -> Any:
+        """Await `call` while vLLM's process lives."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            return await self._running.while_alive(call)
+        except EngineDeadError as error:
+            raise EngineError(
+                f"VLLMEngine: expected a running vLLM, got EngineDeadError ({error}). "
+                "Its process has died: read its last log lines, then make a new engine."
+            ) from error
+
+    async def close(self) -> None:
+        """Abort requests in flight and end vLLM's processes. May be called again."""
+        self._closed = True
+        async with self._start_lock:
+            llm, self._llm = self._llm, None
+        if llm is None:
+            return
+        if self._in_flight and not llm.errored:
+            await llm.abort(list(self._in_flight))
+            await asyncio.sleep(0)
+        await self._running.close()

@@ -1,0 +1,286 @@
+"""Convert requests and answers of vLLM: its own objects in this process, and JSON for a server.
+
+`/inference/v1/generate` is vLLM's token-level endpoint (`tokens_endpoint`), `/v1/completions` OpenAI's.
+Source: vllm 0.32, vllm/entrypoints: scale_out/token_in_token_out/protocol.py and openai/completion/protocol.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, get_args
+
+from agentenv.core.engine import MAX_LOGPROB
+from agentenv.core.types import Completion, FinishReason, SamplingParams
+from agentenv.errors import AgentEnvError, ConfigError, EngineError
+
+MISSING_LOGPROB = -9999.0
+"""vLLM's value for a missing log-probability."""
+_MAX_INT = 2**31 - 1
+"""Largest id, version and count that a record can hold."""
+
+
+def request_body(prompt: list[int], sampling: SamplingParams, *, tokens_endpoint: bool) -> dict[str, Any]:
+    """Return the request without model and id. It sets everything that the model's generation config could change."""
+    named: dict[str, Any] = {
+        "n": 1,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "max_tokens": sampling.max_tokens,
+        "min_tokens": sampling.min_tokens,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "seed": sampling.seed,
+        "skip_special_tokens": False,  # a stop string may be one
+        "logprobs": 0,  # the sampled token's and no other
+    }
+    if tokens_endpoint:
+        named["detokenize"] = bool(sampling.stop)
+        return {"token_ids": prompt, "sampling_params": named, "return_token_ids": True}
+    return {"prompt": prompt, **named, "return_token_ids": True, "return_tokens_as_token_ids": True}
+
+
+def shown(value: Any) -> str:
+    """Return the beginning of a JSON value, for errors."""
+    try:
+        return json.dumps(value)[:200]
+    except RecursionError:
+        return "a value that is nested too deep"
+
+
+def whole(value: Any, name: str) -> int:
+    """Return a whole number of an answer, or raise EngineError if it is not one or no record can hold it."""
+    if type(value) is not int or not 0 <= value <= _MAX_INT:
+        raise EngineError(
+            f"The server's answer: expected {name} to be a whole number from 0 to {_MAX_INT}, got {shown(value)}. "
+            "Is it a vLLM server?"
+        )
+    return value
+
+
+def field_of(answer: dict[str, Any], name: str, kind: type) -> Any:
+    """Return the value of a required field, or raise EngineError if it has another type."""
+    value = answer.get(name)
+    if not isinstance(value, kind):
+        raise EngineError(
+            f"The server's answer: expected {name} to be a {kind.__name__}, got {shown(value)}. Is it a vLLM server?"
+        )
+    return value
+
+
+def completion_of(answer: dict[str, Any], prompt: list[int], *, tokens_endpoint: bool) -> Completion:
+    """Parse an answer. Raise EngineError if it is invalid, ConfigError if the server lacks a feature."""
+    try:
+        choices = field_of(answer, "choices", list)
+        if len(choices) != 1 or not isinstance(choices[0], dict):
+            raise EngineError(f"The server's answer: expected one choice, got {shown(choices)}.")
+        choice = choices[0]
+        echo = answer.get("prompt_token_ids", prompt) if tokens_endpoint else choice.get("prompt_token_ids")
+        if choice.get("token_ids") is None or echo is None:
+            raise ConfigError(
+                "The server's answer: expected token ids (return_token_ids), got text only. "
+                "Use a vLLM server of version 0.10.2 or later: vllm serve MODEL --logprobs-mode processed_logprobs"
+            )
+        if echo != prompt:
+            raise EngineError(
+                f"The server's answer: expected an action after the {len(prompt)} prompt tokens sent, got one after "
+                f"others ({shown(echo)}). Something between here and the model changes the prompt."
+            )
+        token_ids = tuple(whole(token, "token_ids") for token in field_of(choice, "token_ids", list))
+        if choice.get("finish_reason") not in get_args(FinishReason):
+            raise EngineError(
+                f"The server's answer: expected a finish_reason, got {shown(choice.get('finish_reason'))}."
+            )
+        stop_reason = choice.get("stop_reason")
+        if stop_reason is not None and not isinstance(stop_reason, str):
+            stop_reason = whole(stop_reason, "stop_reason")
+        spans = [
+            (span["version"], whole(span["start"], "start"), whole(span["end"], "end"))
+            for span in choice.get("weight_versions") or ()
+        ]
+        details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
+        num_cached = details.get("cached_tokens")
+        return Completion(
+            token_ids=token_ids,
+            finish_reason=choice["finish_reason"],
+            stop_reason=stop_reason,
+            logprobs=_logprobs(choice, token_ids, tokens_endpoint=tokens_endpoint),
+            num_cached_tokens=0 if num_cached is None else whole(num_cached, "cached_tokens"),
+            **versions_of(spans, len(token_ids), default=0),
+        )
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, AgentEnvError):
+            raise
+        raise EngineError(
+            f"The server's answer: expected vLLM's fields, got {shown(answer)} ({error!r:.200}). Is it vLLM?"
+        ) from error
+
+
+def _logprobs(choice: dict[str, Any], token_ids: tuple[int, ...], *, tokens_endpoint: bool) -> tuple[float, ...]:
+    answered = field_of(choice, "logprobs", dict)
+    if tokens_endpoint:
+        pairs = [(entry.get("token_id"), entry.get("logprob")) for entry in field_of(answered, "content", list)]
+    else:
+        names, values = field_of(answered, "tokens", list), field_of(answered, "token_logprobs", list)
+        pairs = [(int(name.removeprefix("token_id:")), value) for name, value in zip(names, values, strict=False)]
+    if [token_id for token_id, _ in pairs] != list(token_ids):
+        raise EngineError(
+            f"The server's answer: expected log-probabilities of the {len(token_ids)} sampled tokens, got {len(pairs)} "
+            f"of others ({shown(answered)})."
+        )
+    return tuple(_logprob(value) for _, value in pairs)
+
+
+def _logprob(value: Any) -> float:
+    """Return a log-probability of an answer, NaN if it is missing.
+
+    Raises:
+        EngineError: it is not a number, or positive beyond rounding.
+    """
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float) or value > MAX_LOGPROB:
+        raise EngineError(
+            f"The server's answer: expected log-probabilities of at most 0, got {shown(value)}. Is it a vLLM server?"
+        )
+    return math.nan if value <= MISSING_LOGPROB else float(value)
+
+
+def score_body(token_ids: list[int]) -> dict[str, Any]:
+    """Return the request for log-probabilities of a prompt to `/v1/completions`, without the model's name."""
+    return {
+        "prompt": token_ids,
+        "max_tokens": 1,  # vLLM samples at least one
+        "temperature": 0.0,
+        "prompt_logprobs": 0,  # the prompt's own tokens' and no other
+        "return_token_ids": True,
+    }
+
+
+def scores_of(answer: dict[str, Any], token_ids: list[int]) -> list[float]:
+    """Parse the answer to a `score_body`; raise EngineError if it belongs to other tokens."""
+    choices = field_of(answer, "choices", list)
+    choice = choices[0] if len(choices) == 1 and isinstance(choices[0], dict) else {}
+    entries = choice.get("prompt_logprobs")
+    if choice.get("prompt_token_ids") != token_ids or not isinstance(entries, list) or len(entries) != len(token_ids):
+        raise EngineError(
+            f"The server's answer: expected prompt_logprobs of the {len(token_ids)} tokens sent, got "
+            f"{shown(answer)}. Is it a vLLM server of version 0.10.2 or later?"
+        )
+    try:
+        values = [
+            entry[str(token)]["logprob"] if entry else None for entry, token in zip(entries, token_ids, strict=True)
+        ]
+        return [_logprob(value) for value in values]
+    except (KeyError, TypeError) as error:
+        raise EngineError(
+            f"The server's answer: expected the tokens' own log-probabilities, got {shown(entries)} "
+            f"({error!r:.200}). Is it a vLLM server?"
+        ) from error
+
+
+def vllm_scoring() -> Any:
+    """Return vLLM's sampling parameters for the log-probabilities of a prompt.
+
+    With them vLLM does not read its prefix cache, which has no log-probabilities, and does not apply its processors.
+    """
+    from vllm import SamplingParams as VLLMSamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return VLLMSamplingParams(
+        temperature=0.0,
+        max_tokens=1,  # vLLM samples at least one
+        prompt_logprobs=0,  # the prompt's own tokens' and no other
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def scores_of_output(out: Any, token_ids: list[int]) -> list[float]:
+    """Parse a RequestOutput of `vllm_scoring`: a log-probability for each prompt token, NaN for the first."""
+    echo, flat = list(out.prompt_token_ids or ()), out.prompt_logprobs
+    num = 0 if flat is None else len(flat.start_indices)
+    if echo != token_ids or num != len(token_ids):
+        raise EngineError(
+            f"VLLMEngine.score: expected log-probabilities of the {len(token_ids)} tokens sent, got {num} of "
+            f"{len(echo)} tokens. Report it with vLLM's version."
+        )
+    return list(_own(flat, token_ids))
+
+
+def vllm_sampling(sampling: SamplingParams) -> Any:
+    """Convert sampling parameters to vLLM's class."""
+    from vllm import SamplingParams as VLLMSamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return VLLMSamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        stop=list(sampling.stop),
+        stop_token_ids=list(sampling.stop_token_ids),
+        seed=sampling.seed,
+        logprobs=0,  # the sampled token's and no other
+        flat_logprobs=True,
+        skip_special_tokens=False,  # a stop string may be one
+        detokenize=bool(sampling.stop),
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def completion_of_output(out: Any, prompt: list[int], policy_version: int) -> Completion:
+    """Parse a RequestOutput. `policy_version` applies to tokens for which vLLM does not report a version."""
+    if list(out.prompt_token_ids or ()) != prompt:
+        raise EngineError(
+            f"VLLMEngine.generate: expected an action after {len(prompt)} prompt tokens, got one after others "
+            f"({len(out.prompt_token_ids or ())} tokens). The prompt was changed in transit; report it."
+        )
+    output = out.outputs[0]
+    token_ids, flat = tuple(output.token_ids), output.logprobs
+    num = 0 if flat is None else len(flat.start_indices)
+    if num != len(token_ids):
+        raise EngineError(
+            f"VLLMEngine.generate: expected {len(token_ids)} log-probabilities, got {num}. "
+            "Report it with vLLM's version."
+        )
+    spans = [(span.version, span.start, span.end) for span in output.weight_versions or ()]
+    return Completion(
+        token_ids=token_ids,
+        finish_reason=output.finish_reason,
+        stop_reason=output.stop_reason,
+        logprobs=_own(flat, token_ids),
+        num_cached_tokens=out.num_cached_tokens or 0,
+        **versions_of(spans, len(token_ids), default=policy_version),
+    )
+
+
+def _own(flat: Any, token_ids: Sequence[int]) -> tuple[float, ...]:
+    """Return the first log-probability of each position, NaN if it belongs to another token."""
+    return tuple(
+        flat.logprobs[start] if start < end and flat.token_ids[start] == token_id else math.nan
+        for start, end, token_id in zip(flat.start_indices, flat.end_indices, token_ids, strict=True)
+    )
+
+
+def versions_of(spans: Iterable[tuple[str, int, int]], length: int, *, default: int) -> dict[str, Any]:
+    """Return `Completion`'s policy version fields for vLLM's spans (version, start, end) over `length` tokens."""
+    spans = list(spans)
+    if not spans:
+        return {"policy_version": default}
+    versions = [default] * length
+    for version, start, end in spans:
+        if version.isdecimal():  # vLLM's initial version is not a number
+            versions[start:end] = [whole(int(version), "version")] * (min(end, length) - start)
+    if len(set(versions)) > 1:
+        return {"policy_versions": tuple(versions)}
+    return {"policy_version": versions[0] if versions else default}

@@ -1,0 +1,1 @@
+"""The one loop that samples and steps, and what runs many episodes."""

@@ -1,0 +1,4 @@
+"""A loopback OpenAI-compatible endpoint whose sessions record token-exact trajectories, for closed agents.
+
+`session.py` is the recorder, without HTTP; `server.py` serves sessions; `agent.py` runs agent classes against them.
+"""

@@ -1,0 +1,157 @@
+"""Endpoint: sessions served over HTTP on 127.0.0.1, in OpenAI's form, on the engine's event loop.
+
+Routes: `/s/SESSION/v1/chat/completions`, `/s/SESSION/v1/models`, `/health`; without `/s/SESSION`, the session is the
+`x-session-id` header or the API key. A stream starts after the generation is complete: its chunks are parts of the
+finished response, so an error still gets its HTTP status.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agentenv._util.http.access import RequestRefused, read_body
+from agentenv._util.http.responses import json_response, until_disconnect
+from agentenv._util.http.server import Server
+from agentenv.episode.endpoint.session import Session
+from agentenv.episode.endpoint.wire import (
+    BodyTooLarge,
+    ChatRequest,
+    RequestError,
+    UnknownSession,
+    chunks_of,
+    error_body,
+    read_request,
+)
+from agentenv.errors import InfraError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+_MAX_BODY_BYTES = 32 * 1024 * 1024
+_CLOSE_S = 1.0
+"""Seconds that requests in progress have when the server closes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The address of a session, for an agent."""
+
+    base_url: str
+    """URL for OpenAI's SDKs; ends in /v1."""
+    api_key: str
+    """The session's id, which identifies it on the server's own URL."""
+
+
+class Endpoint(Server):
+    """A server of sessions; `async with` starts and stops it.
+
+    Example::
+
+        async with Endpoint() as endpoint:
+            with endpoint.open(session) as address:
+                client = AsyncOpenAI(base_url=address.base_url, api_key=address.api_key)
+    """
+
+    def __init__(self, *, max_body_bytes: int = _MAX_BODY_BYTES) -> None:
+        super().__init__("endpoint", None, grace_s=_CLOSE_S)
+        self.max_body_bytes = max_body_bytes
+        self._sessions: dict[str, Session] = {}
+
+    @contextlib.contextmanager
+    def open(self, session: Session) -> Iterator[Address]:
+        """Serve a session under an unguessable id until the end of the block, which closes it."""
+        name = secrets.token_urlsafe(16)
+        self._sessions[name] = session
+        try:
+            yield Address(f"{self.url}/s/{name}/v1", name)
+        finally:
+            del self._sessions[name]
+            session.close()
+
+    def _routes(self) -> list[Route]:
+        from starlette.routing import Route
+
+        routes = [Route("/health", self._health)]
+        for prefix in ("", "/s/{session}"):
+            routes += [
+                Route(f"{prefix}/v1/models", self._models),
+                Route(f"{prefix}/v1/chat/completions", self._completions, methods=["POST"]),
+            ]
+        return routes
+
+    async def _health(self, request: Request) -> Response:
+        return json_response({"status": "ok", "sessions": len(self._sessions)})
+
+    async def _models(self, request: Request) -> Response:
+        model = {"id": self._session(request).options.model, "object": "model", "created": 0, "owned_by": "agentenv"}
+        return json_response({"object": "list", "data": [model]})
+
+    async def _completions(self, request: Request) -> Response:
+        session = self._session(request)
+        body = await read_body(request, self.max_body_bytes)
+        if len(body) > self.max_body_bytes:
+            raise BodyTooLarge(f"body: expected at most {self.max_body_bytes} bytes, got more. Shorten it.")
+        try:
+            value = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"body: expected JSON, got {body[:80]!r}: {error}. Fix it.") from error
+        read = read_request(value)
+        ended = UnknownSession("session: expected an open one, got one that has ended meanwhile. Open another.")
+        response = await until_disconnect(request, session.complete(read), ended)
+        if response is None:
+            return await self._client_left(request)
+        return _streamed(response, read) if read.stream else json_response(response)
+
+    def _session(self, request: Request) -> Session:
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        named = request.path_params.get("session") or request.headers.get("x-session-id")
+        name = named or (key.strip() if scheme.lower() == "bearer" else "")
+        session = self._sessions.get(name)
+        if session is None:
+            raise UnknownSession(
+                f"session: expected the id of an open session, got {name!r:.80}. Use the given base URL."
+            )
+        return session
+
+    # --- errors -------------------------------------------------------------------------------------------------------
+
+    async def _failed(self, request: Request, error: Any) -> Response:
+        """Return the response to an error: 4xx for a bad request, 503 for infrastructure, 500 for a wrong setup."""
+        if isinstance(error, RequestRefused):
+            body = error_body(str(error), kind="invalid_request_error", code="body_too_slow")
+            return json_response(body, error.status, {"connection": "close"})
+        if isinstance(error, RequestError):
+            return json_response(error_body(str(error), kind="invalid_request_error", code=error.code), error.status)
+        if isinstance(error, InfraError):
+            return json_response(error_body(str(error), kind="server_error", code="engine_failed"), 503)
+        return json_response(error_body(str(error), kind="server_error", code="set_up_wrongly"), 500)
+
+    def _error_body(self, text: str, kind: str) -> Any:
+        return error_body(text, kind="server_error" if kind == "internal" else kind, code=kind)
+
+    async def _http_error(self, request: Request, error: Any) -> Response:
+        message = str(error.detail)
+        if error.status_code == 404:
+            message = (
+                f"{request.method} {request.url.path}: expected one of /v1/chat/completions and /v1/models, got none "
+                "of them. Use the SDK's chat completions."
+            )
+        return json_response(error_body(message, kind="invalid_request_error", code="http_error"), error.status_code)
+
+
+def _streamed(response: Mapping[str, Any], read: ChatRequest) -> Response:
+    from starlette.responses import StreamingResponse
+
+    async def events() -> AsyncIterator[str]:
+        for chunk in chunks_of(response, include_usage=read.include_usage):
+            yield f"data: {json.dumps(chunk)}\n\n"
+        yield "data: [DONE]\n\n"
+
+    return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-cache"})

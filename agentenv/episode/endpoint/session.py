@@ -1,0 +1,381 @@
+"""Session: chat requests in, chat responses out, and every token of them recorded. No HTTP.
+
+A request that continues the last answer adds only its new messages (`Chat.bridge`): sampled tokens are never encoded
+again. Any other request begins a segment and records the reason (`history.Mismatch`): a branch keeps the recorded ids
+up to the point where it diverges; everything else is rendered again. The Trajectory is built at the end: segments in
+the order of their last answers; the reward belongs to the last action.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from agentenv.chat.dialogue import Dialogue, Reply
+from agentenv.chat.tool_calls.messages import assistant_message
+from agentenv.core.engine import sample
+from agentenv.core.trajectory import EpisodeError, Trajectory
+from agentenv.core.types import Message, SamplingParams, StepResult, StopReason, Task
+from agentenv.episode.endpoint.conversations import Asked, Call, Line, Point, Work, asked, record
+from agentenv.episode.endpoint.history import Mismatch, chain, classify, link, message_fingerprint, num_shared
+from agentenv.episode.endpoint.wire import (
+    ChatRequest,
+    OutOfRoom,
+    RequestError,
+    UnknownSession,
+    answer_message,
+    chat_completion,
+    check_text,
+    logprobs_of,
+    read_message,
+    read_request,
+    shaped_call,
+)
+from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.errors import AgentEnvError, ConfigError, ContractError, EngineError, InfraError, RunStopped
+from agentenv.tools.calling import ParsedAction
+
+_HOW_TO_SAMPLE = ("temperature", "top_p", "top_k", "min_p", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """Options of an endpoint."""
+
+    model: str = "policy"
+    """The model name in responses and `/v1/models`."""
+    request_sampling: bool = True
+    """True if requests may set temperature, top_p, top_k, min_p and seed; stops and `max_tokens` always may."""
+    reasoning_content: bool = False
+    """Return reasoning separately from the content; if an agent does not send it back, the tokens keep it."""
+
+
+class Session:
+    """The conversations of one agent with one engine, and their record."""
+
+    def __init__(
+        self,
+        setup: EpisodeSetup,
+        *,
+        task: Task | None = None,
+        key: EpisodeKey | None = None,
+        options: SessionOptions | None = None,
+    ) -> None:
+        chat = setup.chat
+        if chat.options.history != "keep":
+            raise ConfigError(
+                f"endpoint: expected the chat option history='keep', got {chat.options.history!r}. Leave it out: what "
+                "an agent rewrites is a new segment anyway."
+            )
+        self.chat = chat
+        self.engine = setup.engine
+        self.sampling = setup.sampling
+        self.limits = setup.limits
+        self.progress = setup.progress
+        self.task, self.key = task or Task(""), key or EpisodeKey("session")
+        self.options = options or SessionOptions()
+        self.is_closed = False
+        self.limit: StopReason | None = None
+        """The budget because of which a request was refused."""
+        self.fatal: ConfigError | RunStopped | None = None
+        """The error of a wrongly configured engine, which the episode's source raises again."""
+        self._lines: list[Line] = []
+        self._points: dict[str, Point] = {}
+        self._answers: dict[str, Message] = {}
+        self._failures: dict[str, EpisodeError] = {}
+        self.num_requests = 0
+        self._running: set[asyncio.Task[Any]] = set()
+        self._num_busy = 0
+
+    @property
+    def mismatches(self) -> list[Mismatch]:
+        """Why each segment but the first was started, in the order of their first requests."""
+        return [line.mismatch for line in self._lines if line.mismatch is not None]
+
+    @property
+    def num_calls(self) -> int:
+        """Number of answered requests."""
+        return sum(len(line.calls) for line in self._lines)
+
+    async def complete(self, request: ChatRequest | Mapping[str, Any]) -> dict[str, Any]:
+        """Answer a request, given as OpenAI's body or as a ChatRequest, with OpenAI's response.
+
+        Cancelling it cancels the generation and leaves the conversation unchanged.
+
+        Raises:
+            RequestError: the request cannot be answered; its `status` and `code` are those of the response.
+            EngineError: the engine failed; unless the same request succeeds later, the episode fails too.
+            ConfigError: the engine is configured wrongly.
+        """
+        self._check_open()
+        read = request if isinstance(request, ChatRequest) else read_request(request)
+        if self.num_calls + self._num_busy >= self.limits.max_turns:
+            self.limit = StopReason.MAX_TURNS
+            raise OutOfRoom(
+                f"session: expected at most max_turns={self.limits.max_turns} requests, got more. End here."
+            )
+        work = self._begin(asked(read))
+        work.line.is_busy = True
+        self._num_busy += 1
+        running = cast(asyncio.Task[Any], asyncio.current_task())
+        self._running.add(running)
+        try:
+            return await self._answer(work, self._sampling(work))
+        except (ConfigError, RunStopped) as error:
+            self.fatal = error
+            raise
+        except InfraError as error:
+            self._failures[work.asked.key] = EpisodeError("infra", type(error).__name__, str(error), "generate")
+            raise
+        finally:
+            self._running.discard(running)
+            work.line.is_busy = False
+            self._num_busy -= 1
+            if not work.line.calls:  # the request failed; conversations without an answer are not recorded
+                self._lines.remove(work.line)
+                self._points = {key: point for key, point in self._points.items() if point.line is not work.line}
+
+    def close(self) -> None:
+        """Refuse further requests, and cancel running generations."""
+        self.is_closed = True
+        for running in self._running:
+            running.cancel()
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise UnknownSession("session: expected an open one, got one that has ended. Open another.")
+
+    async def _answer(self, work: Work, sampling: SamplingParams) -> dict[str, Any]:
+        started = time.perf_counter()
+        request_id, limit_s = f"{self.key.episode_id}/{work.number}", self.limits.generate_timeout_s
+        try:
+            completion = await sample(self.engine, work.prompt, sampling, request_id=request_id, limit_s=limit_s)
+        except AgentEnvError:
+            raise
+        except Exception as error:  # any engine error, as in the loop
+            raise EngineError(
+                f"generate: expected a completion, got {type(error).__name__}: {error}. Look at the engine."
+            ) from error
+        if completion.finish_reason == "abort" or not completion.token_ids:
+            raise EngineError(
+                f"generate: expected a completion, got finish reason {completion.finish_reason!r} and "
+                f"{len(completion.token_ids)} tokens. Look at the engine's log."
+            )
+        self._check_open()
+        request, is_first = work.asked.request, work.opens
+        call = Call(
+            number=work.number,
+            reply=work.reply,
+            opens=is_first,
+            messages=self._shown(work.asked) if is_first else work.asked.new,
+            completion=completion,
+            action=self.chat.action_text(completion.token_ids, sampling.stop_token_ids),
+            started=started,
+            generate_s=time.perf_counter() - started,
+            mismatch=work.line.mismatch if is_first else None,
+        )
+        message = self._take(work, call)
+        self._failures.pop(work.asked.key, None)
+        return chat_completion(
+            completion,
+            message,
+            request_id=f"{self.key.episode_id}-{work.number}",
+            model=request.model or self.options.model,
+            num_prompt_tokens=len(work.prompt),
+            logprobs=logprobs_of(completion, self.chat.decode) if request.logprobs else None,
+        )
+
+    # --- where a request continues
+
+    def _begin(self, asked: Asked) -> Work:
+        """Find where a request continues.
+
+        At the end of a conversation, its segment grows. At an earlier point, a segment begins with the recorded ids up
+        to there; otherwise with the messages, rendered from the beginning.
+        """
+        messages = asked.request.messages
+        point = next((self._points[link] for link in reversed(asked.links) if link in self._points), None)
+        following = messages[point.num_messages :] if point else ()
+        if point is not None and (point.action is None) == bool(following):
+            point = None  # nothing may follow a prompt; something must follow an answer
+        if point is None or any(message["role"] == "assistant" for message in following):
+            dialogue = Dialogue(self.chat, self.limits.max_length)
+            try:
+                dialogue.begin(self._shown(asked), list(asked.request.tools) or None)
+            except (ConfigError, ContractError) as error:
+                raise RequestError(f"messages: {error}") from error
+            mismatch = None  # how the request differs from the most similar conversation, if there is one
+            if self._lines:
+                old = max(reversed(self._lines), key=lambda line: num_shared(line.prints, asked.prints))
+                same_tools = chain(old.dialogue.tools or (), ())[0] == asked.links[0]
+                mismatch = classify(
+                    old.messages, messages, same_tools=same_tools, old_prints=old.prints, prints=asked.prints
+                )
+            return self._opened(asked, Line(dialogue, mismatch))
+        line = point.line
+        at_end = point.num_messages == len(line.messages) and point.action is not None and not line.is_busy
+        if not at_end or (line.pending is not None and line.pending[0] != asked.key):
+            dialogue = Dialogue(self.chat, self.limits.max_length)
+            history = self._shown(asked)[: point.num_messages - (point.action is not None)]
+            dialogue.begin_at(line.dialogue.ids[: point.num_ids], history, list(asked.request.tools) or None)
+            if point.action is not None:
+                dialogue.append_reply(self._reply(dialogue, asked, point))
+            return self._opened(asked, Line(dialogue, "branch"))
+        reply = line.pending[1] if line.pending else self._reply(line.dialogue, asked, point)
+        line.pending = (asked.key, reply)
+        return self._work(asked, line, reply, [*line.dialogue.ids, *reply.ids], opens=False)
+
+    def _work(self, asked: Asked, line: Line, reply: Reply, prompt: list[int], *, opens: bool) -> Work:
+        if len(prompt) >= self.limits.max_length:
+            raise self._no_room()
+        self.num_requests += 1
+        self.progress.turn_index = self.num_requests
+        return Work(asked, line, reply, opens, self.num_requests - 1, prompt)
+
+    def _no_room(self) -> OutOfRoom:
+        self.limit = StopReason.MAX_LENGTH
+        return OutOfRoom(
+            f"messages: expected fewer than max_length={self.limits.max_length} tokens, got more. Shorten them."
+        )
+
+    def _reply(self, dialogue: Dialogue, asked: Asked, point: Point) -> Reply:
+        ids, text = point.action or ([], "")
+        messages = asked.request.messages[point.num_messages :]
+        try:
+            reply = dialogue.reply_to(ids, text, messages, reserve=asked.request.max_tokens or self.sampling.max_tokens)
+        except (ConfigError, ContractError) as error:
+            raise RequestError(f"messages: {error}") from error
+        if reply is None:
+            raise self._no_room()
+        return reply
+
+    def _opened(self, asked: Asked, line: Line) -> Work:
+        ids = list(line.dialogue.ids)
+        work = self._work(asked, line, Reply(ids, "rerendered"), ids, opens=True)
+        line.messages, line.prints, line.num_first = list(asked.request.messages), asked.prints, len(asked.prints)
+        self._lines.append(line)
+        self._points.setdefault(asked.key, Point(line, len(line.messages), len(ids), None))
+        return work
+
+    def _shown(self, asked: Asked) -> list[Message]:
+        """Return the messages of a request in the form that the template takes."""
+        shown = []
+        for message, one in zip(asked.request.messages, asked.prints, strict=True):
+            if one in self._answers:  # sampled here: unchanged
+                shown.append(self._answers[one])
+                continue
+            bare = {key: value for key, value in message.items() if key != "reasoning_content"}
+            if "tool_calls" in bare:
+                check_text(bare["tool_calls"], "tool_calls")
+                as_json = self.chat.has_template and self.chat.tool_format.arguments_as_json
+                bare["tool_calls"] = [shaped_call(call, as_json=as_json) for call in bare["tool_calls"]]
+            shown.append(bare)
+        return shown
+
+    # --- sampling
+
+    def _sampling(self, work: Work) -> SamplingParams:
+        own, request = self.sampling, work.asked.request
+        wanted = {
+            name: value
+            for name, value in request.sampling.items()
+            if self.options.request_sampling or name not in _HOW_TO_SAMPLE
+        }
+        limits = [most for most in (request.max_tokens, own.max_tokens) if most is not None]
+        stop = (*own.stop, *(text for text in wanted.get("stop", ()) if text not in own.stop))
+        least = max(0, int(wanted.get("min_tokens", own.min_tokens)))
+        try:
+            asked = replace(
+                own, **{**wanted, "stop": stop, "max_tokens": min(limits, default=None), "min_tokens": least}
+            )
+            # A request that sets a seed gets that seed.
+            return asked.for_turn(0 if "seed" in wanted else work.number, self.limits.max_length - len(work.prompt))
+        except ValueError as error:
+            raise RequestError(f"request: {error}") from error
+
+    def _take(self, work: Work, call: Call) -> dict[str, Any]:
+        """Record an answer and return it as OpenAI's message."""
+        line, request, ids = work.line, work.asked.request, list(call.completion.token_ids)
+        if not work.opens:
+            line.dialogue.append_reply(work.reply)
+        line.pending = None
+        if self.limit is StopReason.MAX_LENGTH:
+            self.limit = None  # the agent continued within the budget, so the refusal did not end the episode
+        parsed = None
+        if request.tools and request.wants_calls:
+            parsed = line.dialogue.parse_calls(call.action, call.number)
+        line.dialogue.append_action(ids)
+        message = self._worded(call, parsed)
+        answer = read_message(message, "answer")
+        one = message_fingerprint(answer)
+        own: Message = {"role": "assistant", "content": call.action}
+        if parsed is not None and parsed.items:
+            own = assistant_message(parsed, as_json=self.chat.tool_format.arguments_as_json)
+        self._answers[one] = {**own, "trusted": True}
+        line.messages, line.prints = [*request.messages, answer], [*work.asked.prints, one]
+        line.calls.append(call)
+        self._points[link(work.asked.key, one)] = Point(
+            line, len(line.messages), len(line.dialogue.ids), (ids, call.action)
+        )
+        return message
+
+    def _worded(self, call: Call, parsed: ParsedAction | None) -> dict[str, Any]:
+        """Return the answer for the agent: without the stop string, and with separate reasoning if requested."""
+        text, stop = call.action, call.completion.stop_reason
+        if isinstance(stop, str) and stop in text and not (parsed and parsed.items):
+            text = text[: text.rfind(stop)]
+        ways = self.chat.template.reasoning if self.options.reasoning_content and self.chat.has_template else None
+        if ways is None:
+            return answer_message(text, parsed)
+        opens, closes, _ = ways
+        content = parsed.content if parsed is not None and parsed.calls else text
+        before, closed, after = content.rpartition(closes)
+        prompt = self.chat.template.generation_prompt
+        if not closed and (opens in content or prompt.rfind(opens) > prompt.rfind(closes)):
+            before, after = content, ""
+        reasoning = before.partition(opens)[2] if opens in before else before
+        if parsed is not None and parsed.calls:
+            return answer_message(text, replace(parsed, content=after.strip()), reasoning.strip() or None)
+        return answer_message(after.strip("\n") if before else text, parsed, reasoning.strip() or None)
+
+    # --- the record
+
+    def finish(
+        self,
+        reward: float | None = None,
+        score: float | None = None,
+        info: Mapping[str, float | str] | None = None,
+        *,
+        stop_reason: StopReason | None = None,
+        error: EpisodeError | None = None,
+    ) -> Trajectory:
+        """Close the session and return its record; without a reward, the last turn has no result.
+
+        If a request was refused because of a budget, that is the stop reason; an engine failure without a later
+        successful request is the error, even if the agent reports or raises something else.
+
+        Raises:
+            ContractError: the reward, the score or the info is not what a StepResult takes.
+        """
+        self.is_closed = True
+        error = next(iter(self._failures.values()), error)
+        reason = stop_reason or (StopReason.ERROR if error else self.limit or StopReason.TERMINATED)
+        key = self.key
+        trajectory = Trajectory(
+            self.task, self.limits.max_length, key.episode_id, key.group_id, attempt=key.attempt, seed=key.seed
+        )
+        calls = record(self._lines, trajectory)
+        if calls and reward is not None:
+            result = StepResult(
+                reward=reward,
+                score=score,
+                info=dict(info or {}),
+                terminated=reason is StopReason.TERMINATED,
+                truncated=reason is StopReason.TRUNCATED_BY_ENV,
+            )
+            trajectory.set_result(result)
+        trajectory.finish(reason, error)
+        return trajectory

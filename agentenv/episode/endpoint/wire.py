@@ -1,0 +1,322 @@
+"""OpenAI's chat completions as JSON: read and check requests, write answers and errors.
+
+Source: the reference of `POST /v1/chat/completions` and the request and response models of openai-python 1 to 3.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, ClassVar
+
+from agentenv.chat.tool_calls.messages import named_results
+from agentenv.core.arguments import is_finite
+from agentenv.core.types import Completion, Message
+from agentenv.errors import DataError
+from agentenv.tools.calling import ParsedAction
+
+_NO_LOGPROB = -9999.0
+"""OpenAI's value for a missing log-probability; JSON has no NaN."""
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "frequency_penalty": (0, 0.0),
+    "presence_penalty": (0, 0.0),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("auto", "none"),
+    "functions": ([],),
+    "function_call": ("auto", "none"),
+}
+"""Fields that are accepted only with neutral values, because no engine here supports the others."""
+
+
+class RequestError(DataError):
+    """A request whose own content prevents an answer."""
+
+    status: ClassVar[int] = 400
+    code: ClassVar[str] = "invalid_request"
+
+
+class OutOfRoom(RequestError):
+    """The session's budget of tokens or turns is exhausted."""
+
+    code = "context_length_exceeded"
+
+
+class UnknownSession(RequestError):
+    """No session has this id: it was never opened, or is closed."""
+
+    status, code = 404, "unknown_session"
+
+
+class BodyTooLarge(RequestError):
+    """The body is larger than the server accepts."""
+
+    status, code = 413, "body_too_large"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """One checked request."""
+
+    messages: tuple[Message, ...]
+    """Role, text content, and tool fields; arguments of calls are objects if they are valid JSON."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of SamplingParams that the request sets."""
+    max_tokens: int | None = None
+    wants_calls: bool = True
+    """False where `tool_choice` is "none": calls stay text."""
+    logprobs: bool = False
+    stream: bool = False
+    include_usage: bool = False
+    model: str = ""
+
+
+def read_request(body: Any) -> ChatRequest:
+    """Return the request in a body.
+
+    Fields that affect neither sampling nor the conversation (`user`, `metadata`, `store`, …) are ignored.
+
+    Raises:
+        RequestError: a field is missing, wrong, or asks for an unsupported feature.
+    """
+    if not isinstance(body, Mapping):
+        raise RequestError(f"request: expected a JSON object, got {type(body).__name__}. Send one.")
+    for name, taken in _NEUTRAL.items():
+        if body.get(name) is not None and body[name] not in taken:
+            raise RequestError(
+                f"{name}: expected {' or '.join(map(repr, taken))}, got {body[name]!r:.200}. Leave it out."
+            )
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise RequestError(f"messages: expected a list of at least one message, got {messages!r:.200}. Send one.")
+    read = tuple(read_message(message, f"messages[{index}]") for index, message in enumerate(messages))
+    if read[-1]["role"] == "assistant":
+        raise RequestError(
+            "messages: expected the last one to be from another role than assistant, got an assistant's. Remove it."
+        )
+    names = [name for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
+    options = body.get("stream_options")
+    return ChatRequest(
+        _named(read),
+        tuple(_tools(body.get("tools") or [])),
+        _sampling(body),
+        _number(body, names[0], int) if names else None,
+        wants_calls=body.get("tool_choice") != "none",
+        logprobs=bool(body.get("logprobs")),
+        stream=bool(body.get("stream")),
+        include_usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
+        model=str(body.get("model") or ""),
+    )
+
+
+def _named(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the messages with the name of its call in every tool result: OpenAI's results have only its id."""
+    starts = [0, *(index + 1 for index, message in enumerate(messages) if message["role"] == "assistant")]
+    named: list[Message] = []
+    for start, end in pairwise([*starts, len(messages)]):
+        calls = messages[start - 1].get("tool_calls", ()) if start else ()
+        named += named_results(messages[start:end], [(call["id"], call["function"]["name"]) for call in calls])
+    return tuple(named)
+
+
+def _number(body: Mapping[str, Any], name: str, kind: Callable[[Any], Any]) -> Any:
+    value = body[name]
+    if isinstance(value, bool) or not is_finite(value) or kind(value) != value:
+        what = "an integer" if kind is int else "a number"
+        raise RequestError(f"{name}: expected {what}, got {value!r:.200}. Change it.")
+    return kind(value)
+
+
+def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
+    kinds: dict[str, Callable[[Any], Any]] = {
+        "temperature": float, "top_p": float, "min_p": float, "top_k": int, "min_tokens": int, "seed": int,
+    }  # fmt: skip
+    found = {name: _number(body, name, kind) for name, kind in kinds.items() if body.get(name) is not None}
+    stop = body.get("stop")
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
+        raise RequestError(f"stop: expected text or a list of texts, none empty, got {stop!r:.200}. Change it.")
+    return {**found, "stop": tuple(stops)} if stops else found
+
+
+def _tools(tools: Any) -> Iterator[Mapping[str, Any]]:
+    for index, tool in enumerate(tools if isinstance(tools, list) else [tools]):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise RequestError(f"tools[{index}]: expected a function with a name, got {tool!r:.200}. Complete it.")
+        if not isinstance(function.get("parameters") or {}, Mapping):
+            raise RequestError(f"tools[{index}]: expected parameters as a JSON schema, got {tool!r:.200}. Fix it.")
+        check_text(function, f"tools[{index}]")
+        yield {"type": "function", "function": function}
+
+
+def read_message(message: Any, where: str) -> Message:
+    """Return a message with the fields that templates use; a request cannot mark its text as trusted."""
+    role = message.get("role") if isinstance(message, Mapping) else None
+    if role not in ("system", "developer", "user", "assistant", "tool"):
+        raise RequestError(f"{where}: expected a message with a role, got {message!r:.200}. Complete it.")
+    read: dict[str, Any] = {
+        "role": "system" if role == "developer" else role,
+        "content": _content(message.get("content"), where),
+    }
+    if role == "assistant":
+        reasoning = message.get("reasoning_content")
+        given = message.get("tool_calls") or []
+        if not isinstance(given, list):
+            raise RequestError(f"{where}.tool_calls: expected a list, got {given!r:.200}. Send one.")
+        calls = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(given)]
+        read |= {"reasoning_content": reasoning} if isinstance(reasoning, str) and reasoning else {}
+        read |= {"tool_calls": calls} if calls else {}
+    if role == "tool":
+        read["tool_call_id"] = str(message.get("tool_call_id") or "")
+    if isinstance(message.get("name"), str):
+        read["name"] = message["name"]
+    return read
+
+
+def _content(content: Any, where: str) -> str:
+    if isinstance(content, list) and all(isinstance(part, Mapping) for part in content):
+        texts = [part.get("text") for part in content if part.get("type") == "text"]
+        if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
+            content = "".join(map(str, texts))
+    if content is None or isinstance(content, str):
+        check_text(content or "", f"{where}.content")
+        return content or ""
+    raise RequestError(f"{where}.content: expected text or text parts, got {content!r:.200}. Send text.")
+
+
+def check_text(value: Any, where: str) -> None:
+    """Refuse lone surrogates, which JSON can contain and tokenizers do not accept.
+
+    Raises:
+        RequestError: the text, or a text in a JSON value, contains one.
+    """
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        got = text[max(0, error.start - 20) : error.start + 20]
+        raise RequestError(f"{where}: expected Unicode text, got a lone surrogate in {got!r}. Fix it.") from error
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise RequestError(f"{where}: expected a call of a function, got {call!r:.200}. Complete it.")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        # On failure they stay text: the agent may quote malformed arguments of the model.
+        with contextlib.suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments)
+    named = {"name": function["name"], "arguments": {} if arguments is None else arguments}
+    return {"id": str(call.get("id") or ""), "type": "function", "function": named}
+
+
+def shaped_call(call: Mapping[str, Any], *, as_json: bool) -> dict[str, Any]:
+    """Return a call in the template's form: its arguments as an object, or as JSON text."""
+    function, arguments = call["function"], call["function"]["arguments"]
+    if as_json and not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def answer_message(action: str, parsed: ParsedAction | None, reasoning: str | None = None) -> dict[str, Any]:
+    """Return an action as OpenAI's assistant message: calls separate, malformed ones left in the text."""
+    content: str | None = action
+    if parsed is not None and parsed.calls:
+        content = "\n".join(text for text in (parsed.content, *(bad.text for bad in parsed.malformed)) if text) or None
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if reasoning is not None:
+        message["reasoning_content"] = reasoning
+    if parsed is not None and parsed.calls:
+        message["tool_calls"] = [
+            {
+                "id": call.call_id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
+            }
+            for call in parsed.calls
+        ]
+    return message
+
+
+def finish_reason(completion: Completion, message: Mapping[str, Any]) -> str:
+    """Return OpenAI's finish reason for how the generation ended."""
+    if completion.finish_reason != "stop":
+        return "length"
+    return "tool_calls" if "tool_calls" in message else "stop"
+
+
+def logprobs_of(completion: Completion, decode: Callable[[Sequence[int]], str]) -> dict[str, Any] | None:
+    """Return log-probabilities of the sampled tokens only; `top_logprobs` stay empty."""
+    if completion.logprobs is None:
+        return None
+    content = []
+    for token_id, logprob in zip(completion.token_ids, completion.logprobs, strict=True):
+        text = decode([token_id])
+        known = logprob if math.isfinite(logprob) else _NO_LOGPROB
+        content.append(
+            {"token": text, "logprob": known, "bytes": [*text.encode("utf-8", "replace")], "top_logprobs": []}
+        )
+    return {"content": content, "refusal": None}
+
+
+def chat_completion(
+    completion: Completion,
+    message: Mapping[str, Any],
+    *,
+    request_id: str,
+    model: str,
+    num_prompt_tokens: int,
+    logprobs: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Return OpenAI's response object."""
+    num = len(completion.token_ids)
+    choice = {
+        "index": 0,
+        "message": dict(message),
+        "finish_reason": finish_reason(completion, message),
+        "logprobs": logprobs,
+    }
+    usage = {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num,
+        "total_tokens": num_prompt_tokens + num,
+        "prompt_tokens_details": {"cached_tokens": completion.num_cached_tokens},
+    }
+    identity = {"id": f"chatcmpl-{request_id}", "created": int(time.time()), "model": model}
+    return {**identity, "object": "chat.completion", "choices": [choice], "usage": usage}
+
+
+def chunks_of(response: Mapping[str, Any], *, include_usage: bool) -> Iterator[dict[str, Any]]:
+    """Yield a response as the chunks of a stream: role, content, each call, the end, and usage if requested."""
+    base = {key: response[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+    (choice,) = response["choices"]
+    message, end = choice["message"], {"usage": None} if include_usage else {}
+
+    def chunk(delta: Mapping[str, Any], finish: str | None = None, logprobs: Any = None) -> dict[str, Any]:
+        choices = [{"index": 0, "delta": dict(delta), "finish_reason": finish, "logprobs": logprobs}]
+        return {**base, "choices": choices, **end}
+
+    yield chunk({"role": "assistant", "content": ""})
+    if message.get("reasoning_content"):
+        yield chunk({"reasoning_content": message["reasoning_content"]})
+    if message["content"] or choice["logprobs"]:
+        yield chunk({"content": message["content"] or ""}, logprobs=choice["logprobs"])
+    for index, call in enumerate(message.get("tool_calls", ())):
+        yield chunk({"tool_calls": [{"index": index, **call}]})
+    yield chunk({}, choice["finish_reason"])
+    if include_usage:
+        yield {**base, "choices": [], "usage": response["usage"]}
+
+
+def error_body(message: str, *, kind: str, code: str) -> dict[str, Any]:
+    """Return OpenAI's error object."""
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}

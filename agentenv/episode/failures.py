@@ -1,0 +1,37 @@
+"""The record of a failure: what failed, where, and with which message."""
+
+from __future__ import annotations
+
+import logging
+
+from agentenv._util.calls import StepTimeout
+from agentenv._util.paths import place_of
+from agentenv.core.trajectory import EpisodeError, ErrorKind, Trajectory
+from agentenv.core.types import StopReason
+from agentenv.episode.setup import Stage
+from agentenv.errors import ConfigError, ContractError, DataError, InfraError
+
+logger = logging.getLogger(__name__)
+
+
+class Aborted(InfraError):
+    """The engine gave up a generation."""
+
+
+def record_failure(trajectory: Trajectory, error: BaseException, stage: Stage) -> None:
+    """Log an error of a stage and finish the trajectory with it."""
+    kind: ErrorKind = "env"
+    if isinstance(error, InfraError) or stage is Stage.GENERATE:
+        kind = "infra"
+    elif isinstance(error, ContractError):
+        kind = "contract"
+    elif isinstance(error, DataError) or (isinstance(error, ConfigError) and stage is Stage.PROMPT):
+        kind = "data"
+    name = type(error).__name__
+    message = str(error).encode("utf-8", "backslashreplace").decode()  # a log file cannot hold lone surrogates
+    logger.warning("episode %s: %s failed: %s: %s", trajectory.episode_id, stage, name, message)
+    logger.debug("episode %s", trajectory.episode_id, exc_info=error)
+    reason = StopReason.ERROR
+    if isinstance(error, StepTimeout | Aborted):
+        reason = StopReason.STEP_TIMEOUT if isinstance(error, StepTimeout) else StopReason.ABORTED
+    trajectory.finish(reason, EpisodeError(kind, name, str(error) or repr(error), stage.value, place_of(error)))

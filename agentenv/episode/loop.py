@@ -1,0 +1,290 @@
+"""The one loop: generate, step, append. Token in, token out.
+
+`Episode.run` is the whole of it; the methods below it are its verbs, in the order in which it calls them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from agentenv._util.calls import bounded, create, time_limit
+from agentenv.chat.chat import Chat
+from agentenv.chat.dialogue import Dialogue
+from agentenv.core.agent import AgentInstance, StepState
+from agentenv.core.engine import Engine, Tokenizer, sample
+from agentenv.core.step_dict import FeedbackKind, feedback_kind, parse_reset, parse_step
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
+from agentenv.episode.failures import Aborted, record_failure
+from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage
+from agentenv.errors import ConfigError, DataError, EngineError, RunStopped
+
+AgentFactory = Callable[[], Awaitable[AgentInstance]]
+"""Makes the agent instance of one episode."""
+
+_INHERITED = frozenset([AgentInstance.reset, AgentInstance.on_truncate, AgentInstance.close])
+"""Defaults that return at once: a deadline, and so a task, around each would only cost time."""
+_LIMITS = (StopReason.MAX_TURNS, StopReason.MAX_LENGTH, StopReason.EPISODE_TIMEOUT)
+
+
+async def run_episode(
+    env: type[AgentInstance] | AgentFactory,
+    task: Task,
+    *,
+    engine: Engine,
+    tokenizer: Tokenizer | None = None,
+    chat: Chat | None = None,
+    sampling: SamplingParams | None = None,
+    limits: Limits | None = None,
+    key: EpisodeKey | None = None,
+) -> Trajectory:
+    """Run one episode and return its record.
+
+    A failure inside the episode is data: the trajectory has stop_reason ERROR (or a timeout), the error, no reward.
+
+    Args:
+        env: a class, which is called without arguments; or an async function that makes the instance.
+        task: the dataset row.
+        engine: samples the actions.
+        tokenizer: the engine's; default `engine.tokenizer`.
+        chat: the tokenizer with its chat template and options; instead of `tokenizer`.
+        sampling: default `SamplingParams()`.
+        limits: default `Limits()`, with `max_turns` and `max_length` of the class where it sets them.
+        key: the identity of the episode.
+
+    Raises:
+        asyncio.CancelledError: the call was cancelled; after `close`.
+        ConfigError: the engine is set up wrongly, so that every other episode would fail too; after `close`.
+    """
+    if chat is None:
+        tokenizer = tokenizer or getattr(engine, "tokenizer", None)
+        if tokenizer is None:
+            raise ConfigError("run_episode: expected a tokenizer or a chat, got neither. Pass the engine's tokenizer.")
+        chat = Chat(tokenizer)
+    make_agent: Any = env
+    if inspect.isclass(env):
+        own = {name: value for name in ("max_turns", "max_length") if (value := getattr(env, name, None)) is not None}
+        make_agent, limits = partial(create, env, {}), limits or Limits(**own)
+    setup = EpisodeSetup(engine, chat, sampling or SamplingParams(), limits or Limits())
+    return await Episode(task, setup, key or EpisodeKey()).run(make_agent)
+
+
+class Episode:
+    """One running episode; `trajectory` is its record so far."""
+
+    def __init__(self, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> None:
+        """Run nothing yet."""
+        self.task = task
+        self.setup = setup
+        self.key = key
+        self.limits = setup.limits
+        self.sampling = setup.sampling
+        """In force for the next turn; the environment may replace it."""
+        self.progress = setup.progress
+        self.progress.attempt = key.attempt
+        self.dialogue = Dialogue(setup.chat, setup.limits.max_length)
+        self.trajectory = Trajectory(
+            task, setup.limits.max_length, key.episode_id, key.group_id, attempt=key.attempt, seed=key.seed
+        )
+        self.agent: Any = None
+        """The agent instance, from `create` to `close`."""
+        self.states: StepState = {}
+        """The states of the last step."""
+        self.closing = ""
+        """The text that closes the last action: not part of `Turn.action`."""
+        self.label: Any = None
+        self.metadata: Mapping[str, Any] = {}
+        self.feedback_kind = FeedbackKind.PLAIN
+
+    async def run(self, make_agent: AgentFactory) -> Trajectory:
+        """Run the episode from the making of its environment to `close` and return the record; see `run_episode`."""
+        started = time.perf_counter()
+        reason: StopReason | None = None
+        try:
+            with recording_errors(self.trajectory, self.progress):
+                async with time_limit(self.limits.episode_timeout_s):
+                    await self.create(make_agent)
+                    await self.reset()
+                    while reason is None:
+                        completion = await self.generate()
+                        result = await self.step(completion)
+                        reason = stop_reason(result) or self.append_observation(completion, result)
+                reason = reason or StopReason.EPISODE_TIMEOUT
+                if reason in _LIMITS:
+                    await self.last_word()
+                self.trajectory.finish(reason)
+        finally:
+            self.trajectory.finish(StopReason.ABORTED)  # no effect unless this call was cancelled or raises
+            with recording_errors(self.trajectory, self.progress):
+                await self.close()
+            in_turns = sum(turn.generate_s + turn.step_s for turn in self.trajectory.turns)
+            self.trajectory.wait_s = max(0.0, time.perf_counter() - started - in_turns)
+        return self.trajectory
+
+    async def create(self, make_agent: AgentFactory) -> None:
+        """Make the agent instance."""
+
+        async def make() -> None:
+            self.agent = await make_agent()  # stored at once: a late instance is closed, too
+
+        self.progress.stage = Stage.CREATE
+        await bounded(make, limit_s=self.limits.step_timeout_s)
+
+    async def reset(self) -> None:
+        """Reset the environment and append the first observation."""
+        self.progress.stage = Stage.RESET
+        # Copies: siblings share the task, and an environment may write into what it receives.
+        prompt, self.label, self.metadata = deepcopy((self.task.prompt, self.task.label, self.task.metadata))
+        states = await self.call(
+            self.agent.reset,
+            {
+                "observation": prompt,
+                "label": self.label,
+                "metadata": self.metadata,
+                "images": self.task.images,
+                "seed": self.key.seed,
+                "renders_tools": self.dialogue.renders_tools,
+            },
+        )
+        observation, tools = parse_reset(states, f"{type(self.agent).__name__}.reset")
+        self.progress.stage = Stage.PROMPT
+        self.dialogue.begin(observation, tools)
+        self.trajectory.prompt, self.trajectory.tools = self.dialogue.observation, tuple(self.dialogue.tools or ())
+        num, max_length = len(self.dialogue.ids), self.limits.max_length
+        if num == 0:
+            raise DataError("prompt: expected at least one token, got an empty observation. Set the task's prompt.")
+        if num >= max_length:
+            raise DataError(
+                f"prompt: expected fewer than max_length={max_length} tokens, got {num}. "
+                "Raise --max_length or drop the row."
+            )
+        self.trajectory.append_observation(self.dialogue.ids)
+
+    async def generate(self) -> Completion:
+        """Sample the next action and append it.
+
+        Raises:
+            Aborted: the engine gave up; tokens that it sampled before are appended.
+            EngineError: no completion, or one that no record can hold.
+        """
+        progress, prompt, turn_index = self.progress, self.dialogue.ids, len(self.trajectory.turns)
+        progress.stage, progress.turn_index, progress.num_tokens = Stage.GENERATE, turn_index, len(prompt)
+        sampling = self.sampling.for_turn(turn_index, self.limits.max_length - len(prompt))
+        started = time.perf_counter()
+        request_id, limit_s = f"{self.key.episode_id}/{turn_index}", self.limits.generate_timeout_s
+        completion = await sample(self.setup.engine, prompt, sampling, request_id=request_id, limit_s=limit_s)
+        generate_s, is_aborted = time.perf_counter() - started, completion.finish_reason == "abort"
+        if completion.token_ids or not is_aborted:
+            action, self.closing = self.setup.chat.split_action(completion.token_ids, sampling.stop_token_ids)
+            try:
+                self.trajectory.append_turn(completion, action, generate_s)
+            except ValueError as error:
+                raise EngineError(f"generate: {error}") from error
+        if is_aborted:
+            raise Aborted("generate: expected a completion, got finish reason 'abort'. Run the episode again.")
+        return completion
+
+    async def step(self, completion: Completion) -> StepResult:
+        """Pass the action to the environment and record its result."""
+        self.progress.stage = Stage.STEP
+        turn, action_ids = self.trajectory.turns[-1], list(completion.token_ids)
+        self.states = {
+            "observation_text": self.dialogue.text,
+            "action_text": turn.action,
+            "label": self.label,
+            "sampling_params": self.sampling,
+            "action_ids": action_ids,
+            "finish_reason": turn.finish_reason,
+            "turn_index": self.progress.turn_index,
+            "tokens_left": self.limits.max_length - len(self.dialogue.ids) - len(action_ids),
+            "metadata": self.metadata,
+            "seed": self.key.seed,
+        }
+        if not self.dialogue.is_raw:
+            self.states["tool_calls"] = self.dialogue.parse_calls(turn.action, self.progress.turn_index)
+        self.dialogue.append_action(action_ids, turn.action + self.closing)
+        started = time.perf_counter()
+        value = await bounded(self.agent.step, self.states, limit_s=self.limits.step_timeout_s)
+        result = parse_step(value, f"{type(self.agent).__name__}.step", getattr(self.agent, "score_range", None))
+        self.feedback_kind = feedback_kind(value)
+        if not isinstance(result.observation, str):  # a copy: an environment may write into its messages later
+            result = replace(result, observation=deepcopy(result.observation))
+        self.trajectory.set_result(result, time.perf_counter() - started)
+        return result
+
+    def append_observation(self, completion: Completion, result: StepResult) -> StopReason | None:
+        """Append the observation; return the limit that leaves no room for a further turn, or None."""
+        if len(self.trajectory.turns) == self.limits.max_turns:
+            return StopReason.MAX_TURNS
+        self.sampling = result.sampling or self.sampling
+        action, reserve = self.trajectory.turns[-1].action, self.sampling.max_tokens
+        reply = self.dialogue.reply_to(
+            completion.token_ids, action, result.observation, reserve=reserve, kind=self.feedback_kind
+        )
+        if reply is None:
+            return StopReason.MAX_LENGTH
+        self.dialogue.append_reply(reply)
+        reply.write_to(self.trajectory)
+        return None
+
+    async def last_word(self) -> None:
+        """Tell the environment that a limit ended the episode, and merge the result that it may return."""
+        last = self.trajectory.turns[-1].result if self.trajectory.turns else None
+        if last is None:  # the time ran out before the first result
+            return
+        self.progress.stage = Stage.ON_TRUNCATE
+        value = await self.call(self.agent.on_truncate, self.states)
+        if value is None:
+            return
+        word = parse_step(value, f"{type(self.agent).__name__}.on_truncate", getattr(self.agent, "score_range", None))
+        score = last.score if word.score is None else word.score
+        merged = replace(last, reward=last.reward + word.reward, score=score, info={**last.info, **word.info})
+        self.trajectory.set_result(merged)
+
+    async def close(self) -> None:
+        """Close the environment, at any stage of the episode."""
+        agent, self.agent, self.progress.stage = self.agent, None, Stage.CLOSE
+        if agent is not None:
+            await self.call(agent.close)
+
+    async def call(self, method: Callable[..., Any], *args: Any) -> Any:
+        """Call a method of the agent instance, for at most `step_timeout_s`."""
+        if getattr(method, "__func__", None) in _INHERITED:
+            return await method(*args)
+        return await bounded(method, *args, limit_s=self.limits.step_timeout_s)
+
+
+def stop_reason(result: StepResult) -> StopReason | None:
+    """Return the reason why a result ends the episode, or None."""
+    if result.terminated:
+        return StopReason.TERMINATED
+    return StopReason.TRUNCATED_BY_ENV if result.truncated else None
+
+
+@contextlib.contextmanager
+def recording_errors(trajectory: Trajectory, progress: EpisodeProgress) -> Iterator[None]:
+    """Record on the trajectory what the block raises: the one `except` that turns errors into data.
+
+    Three things pass: a cancellation of this task, and what concerns the whole run: a RunStopped, or a ConfigError of
+    the engine. A CancelledError that the block itself made is an error like any other.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        task = asyncio.current_task()
+        is_cancelled = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+        is_of_engine = isinstance(error, ConfigError) and progress.stage is Stage.GENERATE
+        if is_cancelled or is_of_engine or isinstance(error, RunStopped):
+            raise
+        progress.error = error if trajectory.stop_reason is None else progress.error
+        record_failure(trajectory, error, progress.stage)

@@ -1,0 +1,243 @@
+"""Training samples as plain lists, from which the records of all trainers are built and into which they are read back.
+
+A `Record` is one segment up to the end of its last action. No action follows the tokens after it, so nothing is learned
+from them, and trainers would count them as response. Every sibling module has `to_records`, which returns an episode in
+one trainer's key names, one dict for each segment with an action (verifiers: for each action), and `from_records`,
+which returns Records with None for fields that the format lacks.
+
+Three rules hold in all of them. A missing log-probability (NaN) never becomes 0.0, but the format's None or a
+DataError. A failed episode has no reward: it is flagged if the format has a flag (NeMo RL, slime), else a DataError. If
+the format has one number as the reward, the record of every segment has the whole episode's, because all of them are
+samples of that one result; rewards per token belong to the segment, and sum to the episode's over its segments.
+
+Shapes: T tokens of a record, P before its first action, R = T - P of the response.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentenv.core.trajectory import NO_VERSION, Trajectory, Turn
+from agentenv.core.types import StopReason
+from agentenv.errors import DataError
+
+Decode = Callable[[Sequence[int]], str]
+"""Decode ids to text, including special tokens: `Chat.decode`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One training sample; do not change its lists. None marks a field that a format cannot express."""
+
+    token_ids: list[int]
+    """[T]"""
+    spans: list[tuple[int, int]]
+    """Start and end of each action; of each run of action tokens if the format has only a mask."""
+    logprobs: list[float] | None = None
+    """[T] 0.0 off the mask; None if one is missing."""
+    policy_versions: list[int] | None = None
+    """[T] -1 off the mask."""
+    rewards: list[float] | None = None
+    """[T] non-zero only at the last token of an action; None for a failed episode."""
+    reward: float | None = None
+    """The whole episode's reward, over all its segments; None for a failed one."""
+    truncated: bool | None = None
+    """True if something other than the task ended the episode."""
+    stop_reason: StopReason | None = None
+    finish_reason: str | None = None
+    """How the last action ended: vLLM's word, or "length" if no room was left for the next observation."""
+    episode_id: str | None = None
+    segment: int | None = None
+    """The index of this record among the episode's records."""
+    num_segments: int | None = None
+
+    @property
+    def num_prompt(self) -> int:
+        """P; T if the record has no action."""
+        return self.spans[0][0] if self.spans else len(self.token_ids)
+
+    @property
+    def mask(self) -> list[int]:
+        """[T] 1 on tokens the policy sampled."""
+        return _filled(self.spans, len(self.token_ids))
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """[P] the tokens before the first action."""
+        return self.token_ids[: self.num_prompt]
+
+    @property
+    def response_ids(self) -> list[int]:
+        """[R] the actions and the tokens between them."""
+        return self.token_ids[self.num_prompt :]
+
+    @property
+    def response_mask(self) -> list[int]:
+        """[R] 1 on tokens the policy sampled."""
+        return self.mask[self.num_prompt :]
+
+    @property
+    def response_logprobs(self) -> list[float] | None:
+        """[R] None if one is missing."""
+        return None if self.logprobs is None else self.logprobs[self.num_prompt :]
+
+
+def records(trajectory: Trajectory, where: str, *, keep_failed: bool = False) -> list[Record]:
+    """Return an episode's samples, one for each segment with an action; for a failed episode without any, its prompt.
+
+    Raises:
+        DataError: the episode is still running, or it failed and `keep_failed` is not set; the message starts with
+            `where`.
+    """
+    if trajectory.stop_reason is None:
+        raise DataError(f"{where}: expected a finished episode, got one that is still running. Finish it first.")
+    if trajectory.reward is None and not keep_failed:
+        error = f" ({trajectory.error.type}: {trajectory.error.message})" if trajectory.error else ""
+        raise DataError(
+            f"{where}: expected an episode with a reward, got {trajectory.stop_reason.value!r}{error}. "
+            "Remove failed episodes from the batch: the policy would learn from any number in place of a reward."
+        )
+    acted = sorted({turn.segment for turn in trajectory.turns}) or [len(trajectory.segments) - 1]
+    samples = []
+    for index in acted:
+        segment, turns = trajectory.segments[index], [turn for turn in trajectory.turns if turn.segment == index]
+        end = turns[-1].end if turns else len(segment)
+        logprobs = segment.logprobs[:end].tolist()
+        finish_reason = str(turns[-1].finish_reason) if turns else None
+        if trajectory.stop_reason is StopReason.MAX_LENGTH and index == acted[-1]:
+            finish_reason = "length"
+        scores = (
+            None if trajectory.reward is None else [turn.result.reward for turn in turns if turn.result is not None]
+        )
+        spans = [(turn.start, turn.end) for turn in turns]
+        samples.append(
+            Record(
+                token_ids=segment.token_ids[:end].tolist(),
+                spans=spans,
+                logprobs=None if any(map(math.isnan, logprobs)) else logprobs,
+                policy_versions=segment.policy_versions[:end].tolist(),
+                rewards=None if scores is None else _at_ends(scores, spans, end),
+                reward=trajectory.reward,
+                truncated=trajectory.truncated,
+                stop_reason=trajectory.stop_reason,
+                finish_reason=finish_reason,
+                episode_id=trajectory.episode_id,
+                segment=acted.index(index),
+                num_segments=len(acted),
+            )
+        )
+    return samples
+
+
+def turns_of(trajectory: Trajectory, record: Record) -> list[Turn]:
+    """Return the turns whose actions are in a record, in order."""
+    acted = sorted({turn.segment for turn in trajectory.turns})
+    return [turn for turn in trajectory.turns if acted.index(turn.segment) == record.segment]
+
+
+def _filled(spans: Sequence[Sequence[int]], num: int) -> list[int]:
+    mask = [0] * num
+    for start, end in spans:
+        mask[start:end] = [1] * (end - start)
+    return mask
+
+
+def _at_ends(scores: Sequence[float], spans: Sequence[tuple[int, int]], num: int) -> list[float]:
+    rewards = [0.0] * num
+    for score, (_, end) in zip(scores, spans, strict=True):
+        rewards[end - 1] = score
+    return rewards
+
+
+def required_logprobs(record: Record, where: str) -> list[float]:
+    """Return the log-probabilities [T], for a format that cannot express a missing one.
+
+    Raises:
+        DataError: one is missing.
+    """
+    if record.logprobs is None:
+        raise DataError(
+            f"{where}: expected a log-probability for every action token, got none for some. "
+            "Use an engine that returns them: 0.0 would mean that the token was certain."
+        )
+    return record.logprobs
+
+
+def facts(record: Record) -> dict[str, Any]:
+    """Return the facts for which a format has no key, for its field of extras; token lists cover the response.
+
+    Keys: turn_scores (reward of each action, None for a failed episode), turn_spans ([start, end) of each action),
+    policy_versions [R], stop_reason, finish_reason, episode_id, segment, num_segments.
+    """
+    start, rewards = record.num_prompt, record.rewards
+    return {
+        "turn_scores": None if rewards is None else [rewards[end - 1] for _, end in record.spans],
+        "turn_spans": [[first - start, end - start] for first, end in record.spans],
+        "policy_versions": None if record.policy_versions is None else record.policy_versions[start:],
+        "stop_reason": None if record.stop_reason is None else record.stop_reason.value,
+        "finish_reason": record.finish_reason,
+        "episode_id": record.episode_id,
+        "segment": record.segment,
+        "num_segments": record.num_segments,
+    }
+
+
+def joined(
+    prompt_ids: Sequence[int],
+    response_ids: Sequence[int],
+    mask: Sequence[int] | None,
+    *,
+    logprobs: Sequence[float] | None = None,
+    rewards: Sequence[float] | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the fields of a Record from a prompt and a response: token_ids, spans, and `more`, the output of `facts`.
+
+    Without a mask, `more` must have the spans.
+
+    Raises:
+        DataError: the response's lists have unequal lengths, or its spans do not fit its mask.
+    """
+    num, more = len(response_ids), more or {}
+    versions, scores = more.get("policy_versions"), more.get("turn_scores")
+    sizes = [len(each) for each in (mask, logprobs, rewards, versions) if each is not None]
+    if any(size != num for size in sizes):
+        raise DataError(
+            f"interop: expected lists as long as the response, {num} tokens, got {sizes}. Cut all at the same place."
+        )
+    start, spans = len(prompt_ids), more.get("turn_spans") or runs(mask or [])
+    if mask is not None and _filled(spans, num) != list(map(int, mask)):
+        raise DataError(f"interop: expected turn_spans that fit the mask {list(mask)}, got {spans}. Cut both alike.")
+    per_turn = None if scores is None else _at_ends(scores, spans, num)
+    rewards = per_turn if rewards is None else rewards
+    stop_reason = more.get("stop_reason")
+    return {
+        "token_ids": [*prompt_ids, *response_ids],
+        "spans": [(start + first, start + end) for first, end in spans],
+        "logprobs": None if logprobs is None else [*[0.0] * start, *logprobs],
+        "rewards": None if rewards is None else [*[0.0] * start, *rewards],
+        "policy_versions": None if versions is None else [*[NO_VERSION] * start, *versions],
+        "stop_reason": None if stop_reason is None else StopReason(stop_reason),
+        "truncated": None if stop_reason is None else StopReason(stop_reason).truncated,
+        **{key: more.get(key) for key in ("finish_reason", "episode_id", "segment", "num_segments")},
+    }
+
+
+def runs(mask: Sequence[int]) -> list[tuple[int, int]]:
+    """Return start and end of each run of ones."""
+    edges = [i for i in range(len(mask) + 1) if bool(mask[i : i + 1] and mask[i]) != bool(i and mask[i - 1])]
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return rows with the same keys as one dict of lists, for trainers that take a batch in this form (TRL, SkyRL).
+
+    Raises:
+        DataError: the rows have different keys.
+    """
+    if any(row.keys() != rows[0].keys() for row in rows):
+        raise DataError(f"interop: expected rows of the same keys, got {[sorted(row) for row in rows]}. Fix them.")
+    return {key: [row[key] for row in rows] for key in (rows[0] if rows else ())}

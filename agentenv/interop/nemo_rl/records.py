@@ -1,0 +1,83 @@
+"""Episodes as NeMo RL's samples: a message_log with tokens, and the keys that its rollouts add.
+
+Source: nemo_rl/data/interfaces.py (DatumSpec, LLMMessageLogType), nemo_rl/experience/rollouts.py and
+nemo_rl/algorithms/grpo.py (add_grpo_token_loss_masks_and_generation_logprobs), 0.6.0 of 2026-08-22 (7ea279a). NeMo RL
+expects tensors where these are lists. It trains on a token if its message is an assistant's with `generation_logprobs`;
+it fills missing ones with zeros, so they are refused here. A failed episode has `loss_multiplier` 0.0 and no
+`total_reward`: a number would still count in the group's baseline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentenv.core.trajectory import Trajectory
+from agentenv.interop._records import Decode, Record, facts, joined, records, required_logprobs
+
+_WHERE = "interop.nemo_rl"
+
+
+def to_records(trajectory: Trajectory, *, decode: Decode) -> list[dict[str, Any]]:
+    """Return one sample for each segment: a message for the prompt, each action and the tokens between two of them.
+
+    `extra_env_info` has the facts for which NeMo RL has no key.
+
+    Raises:
+        DataError: the episode is still running, or a log-probability is missing.
+    """
+    samples = []
+    for record in records(trajectory, _WHERE, keep_failed=True):
+        known = record.reward is not None or record.logprobs is not None
+        logprobs = required_logprobs(record, _WHERE) if known else None
+        messages, end = [], 0
+        for start, after in [*record.spans, (len(record.token_ids),) * 2]:
+            if start > end:
+                messages.append(_message("environment" if end else "user", record.token_ids[end:start], decode))
+            if after > start:
+                action = _message("assistant", record.token_ids[start:after], decode)
+                messages.append(
+                    action if logprobs is None else {**action, "generation_logprobs": logprobs[start:after]}
+                )
+            end = after
+        sample = {
+            "message_log": messages,
+            "length": len(record.token_ids),
+            "loss_multiplier": 0.0 if record.reward is None else 1.0,
+            "total_reward": record.reward,
+            "truncated": record.truncated,
+            "extra_env_info": facts(record),
+        }
+        samples.append(sample)
+    return samples
+
+
+def _message(role: str, token_ids: list[int], decode: Decode) -> dict[str, Any]:
+    return {"role": role, "content": decode(token_ids), "token_ids": token_ids}
+
+
+def from_records(rows: Sequence[Mapping[str, Any]]) -> list[Record]:
+    """Return Records of samples; each assistant message is an action, and the last one ends the tokens."""
+    read = []
+    for row in rows:
+        token_ids: list[int] = []
+        logprobs: list[float] = []
+        spans: list[tuple[int, int]] = []
+        complete = True
+        for message in row["message_log"]:
+            start, num = len(token_ids), len(message["token_ids"])
+            token_ids += message["token_ids"]
+            sampled = message["role"] == "assistant"
+            spans += [(start, start + num)] if sampled else []
+            complete &= not sampled or "generation_logprobs" in message
+            logprobs += message.get("generation_logprobs", [0.0] * num) if sampled else [0.0] * num
+        first, last = (spans[0][0], spans[-1][1]) if spans else (len(token_ids),) * 2
+        ours = {
+            "turn_spans": [[start - first, end - first] for start, end in spans],
+            **(row.get("extra_env_info") or {}),
+        }
+        fields = joined(token_ids[:first], token_ids[first:last], None, more=ours)
+        failed = not row.get("loss_multiplier", 1.0)
+        fields |= {"logprobs": logprobs[:last] if complete else None, "truncated": row.get("truncated")}
+        read.append(Record(**fields, reward=None if failed else row.get("total_reward")))
+    return read

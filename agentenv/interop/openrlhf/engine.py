@@ -1,0 +1,341 @@
+"""OpenRLHF's `llm_engine` as an Engine, and an Engine as the `llm_engine` that OpenRLHF's files expect.
+
+Source: openrlhf/trainer/ray/vllm_engine.py, 0.9.1 to 0.11.2 (`RolloutRayActor.generate`); until 0.9.0 it is vLLM's own
+AsyncLLMEngine, whose `generate` yields outputs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import itertools
+import math
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from copy import copy, deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
+
+from agentenv.chat.chat import Chat
+from agentenv.core.engine import Engine
+from agentenv.core.step_dict import to_sampling
+from agentenv.core.types import Completion, FinishReason, SamplingParams
+from agentenv.engines.vllm.wire import versions_of
+from agentenv.errors import ConfigError, EngineError, RunStopped
+
+
+def as_engine(llm_engine: Any, sampling_params: Any) -> Engine:
+    """Return what a trainer passes to `execute` as an Engine: ours unchanged, OpenRLHF's and vLLM's adapted."""
+    generate = getattr(llm_engine, "generate", None)
+    if generate is not None and _is_foreign(getattr(generate, "__func__", generate)):
+        return OpenRLHFEngine(llm_engine, sampling_params)
+    engine: Engine = llm_engine
+    return engine
+
+
+@functools.lru_cache(maxsize=64)  # keyed by the function: the engine's bound method would keep the engine alive
+def _is_foreign(generate: Callable[..., Any]) -> bool:
+    return inspect.isasyncgenfunction(generate) or "request_id" not in inspect.signature(generate).parameters
+
+
+async def last_of(outputs: AsyncIterator[Any]) -> Any:
+    """Return the last item, which for vLLM is the complete output; None if the iterator is empty."""
+    last = None
+    async for output in outputs:
+        last = output
+    return last
+
+
+class OpenRLHFEngine:
+    """The engine behind one `execute` call of OpenRLHF.
+
+    Every request starts from a copy of the caller's sampling parameters and so keeps fields that we do not have (the
+    number of log-probabilities, `include_stop_str_in_output`, …). The caller's object is never changed: all samples of
+    a prompt share it.
+
+    Args:
+        llm_engine: `await generate(token_ids, sampling_params, multi_modal_data=None)`, or vLLM's async generator.
+        sampling_params: the caller's parameters: vLLM's class, or any class with its fields.
+    """
+
+    def __init__(self, llm_engine: Any, sampling_params: Any) -> None:
+        self._llm = llm_engine
+        self._caller_params = copy(sampling_params)
+        self._sampling = to_sampling(self._caller_params) or SamplingParams()
+        self._yields_outputs = inspect.isasyncgenfunction(llm_engine.generate)
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
+    ) -> Completion:
+        """Sample one action; see `Engine`. The log-probabilities are None if the caller did not request them."""
+        prompt = list(prompt_token_ids)  # a copy: the episode's list grows, and a foreign engine may keep it
+        out = await self._output(prompt, self._params(sampling), request_id)
+        if out is None or len(getattr(out, "outputs", ())) != 1:
+            raise EngineError(
+                f"llm_engine.generate: expected a RequestOutput with one completion, got {out!r:.200}. "
+                "Look at the engine's log; set n to 1."
+            )
+        return _completion(out, prompt)
+
+    async def _output(self, prompt: list[int], params: Any, request_id: str) -> Any:
+        if not self._yields_outputs:
+            return await self._llm.generate(prompt, params)
+        return await last_of(self._llm.generate({"prompt_token_ids": prompt}, params, request_id=request_id))
+
+    def _params(self, sampling: SamplingParams) -> Any:
+        """Return the caller's parameters with the fields that the episode changed."""
+        changed = {
+            name: value
+            for name in SamplingParams.__dataclass_fields__
+            if (value := getattr(sampling, name)) != getattr(self._sampling, name)
+        }
+        changed |= {"max_tokens": sampling.max_tokens, "min_tokens": sampling.min_tokens}
+        rebuild = bool(changed.keys() - {"max_tokens", "min_tokens", "seed"}) and hasattr(
+            self._caller_params, "__post_init__"
+        )
+        # OpenRLHF's actor makes its own deep copy; vLLM itself writes into the object that it gets.
+        params = deepcopy(self._caller_params) if self._yields_outputs or rebuild else copy(self._caller_params)
+        for name, value in changed.items():
+            setattr(params, name, list(value) if isinstance(value, tuple) else value)
+        if rebuild:
+            params.__post_init__()  # vLLM derives other fields from these
+        if hasattr(params, "detokenize") and not sampling.stop:
+            params.detokenize = False  # the loop decodes the ids; decoding token by token costs vLLM's event loop more
+        return params
+
+
+def _completion(out: Any, prompt: list[int]) -> Completion:
+    echo = getattr(out, "prompt_token_ids", None)
+    if echo is not None and echo is not prompt and list(echo) != prompt:
+        raise EngineError(
+            f"llm_engine.generate: expected an action after the {len(prompt)} prompt tokens sent, got one after "
+            f"{len(echo)} others. Something between here and the model changes the prompt."
+        )
+    output = out.outputs[0]
+    token_ids = tuple(output.token_ids)
+    if output.finish_reason not in get_args(FinishReason):
+        raise EngineError(
+            f"llm_engine.generate: expected a finish reason of vLLM, got {output.finish_reason!r}. "
+            "The generation did not end: look at the engine's log."
+        )
+    entries, logprobs = output.logprobs, None
+    if entries is not None:  # None if the caller did not request them
+        if len(entries) != len(token_ids):
+            raise EngineError(
+                f"llm_engine.generate: expected {len(token_ids)} log-probabilities, got {len(entries)}. "
+                "A shifted log-probability would spoil training: look at the engine."
+            )
+        pairs = list(zip(entries, token_ids, strict=True))
+        try:
+            logprobs = tuple([entry[token_id].logprob for entry, token_id in pairs])
+        except KeyError:  # rare: a sampled token is missing among the candidates
+            logprobs = tuple(entry[token_id].logprob if token_id in entry else math.nan for entry, token_id in pairs)
+    spans = [(span.version, span.start, span.end) for span in getattr(output, "weight_versions", None) or ()]
+    return Completion(
+        token_ids=token_ids,
+        finish_reason=output.finish_reason,
+        stop_reason=getattr(output, "stop_reason", None),
+        logprobs=logprobs,
+        num_cached_tokens=getattr(out, "num_cached_tokens", None) or 0,
+        **versions_of(spans, len(token_ids), default=0),
+    )
+
+
+# --- our engine as OpenRLHF's llm_engine ------------------------------------------------------------------------------
+
+
+_MAX_CONVERSATIONS = 512
+"""Maximum number of conversations to remember. The next turn of a forgotten one may go to another engine of a pool."""
+
+
+@dataclass(slots=True)
+class VLLMStyleSampling:
+    """Our sampling parameters with vLLM's field names, for an agent_func file to read and write.
+
+    Each episode has its own copy.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: list[str] = field(default_factory=list)
+    stop_token_ids: list[int] = field(default_factory=list)
+    seed: int | None = None
+    n: int = 1
+    logprobs: int | None = 1
+    """Log-probabilities are always returned."""
+    skip_special_tokens: bool = False
+    include_stop_str_in_output: bool = False
+    detokenize: bool = True
+
+    @classmethod
+    def of(cls, sampling: SamplingParams) -> VLLMStyleSampling:
+        """Return a copy of our parameters."""
+        copied = cls()
+        for name in SamplingParams.__dataclass_fields__:
+            value = getattr(sampling, name)
+            setattr(copied, name, list(value) if isinstance(value, tuple) else value)
+        return copied
+
+    def clone(self) -> VLLMStyleSampling:
+        """Return a copy; vLLM's class has this method."""
+        return deepcopy(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token's log-probability, like vLLM's class of this name."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One completion, like vLLM's class: the text lacks the terminator that the ids include."""
+
+    token_ids: list[int]
+    text: str
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: str
+    stop_reason: int | str | None = None
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A finished request, like vLLM's class, with exactly one output."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = True
+
+
+class _Conversations:
+    """Conversations identified by their tokens: finds the one that a prompt continues."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._last: OrderedDict[int, tuple[int, list[int]]] = OrderedDict()
+
+    def find(self, prompt: list[int]) -> tuple[int, int]:
+        """Return the conversation's number and turn; a new number if the prompt extends no known conversation."""
+        for number, (turn, ids) in reversed(self._last.items()):
+            if len(ids) < len(prompt) and prompt[len(ids) - 1] == ids[-1] and prompt[: len(ids)] == ids:
+                del self._last[number]  # two with the same tokens are continued once each
+                return number, turn + 1
+        return next(self._numbers), 0
+
+    def store(self, number: int, turn: int, ids: list[int]) -> None:
+        """Remember a conversation's tokens; the oldest conversation is forgotten when too many are known."""
+        self._last[number] = (turn, ids)
+        if len(self._last) > _MAX_CONVERSATIONS:
+            self._last.popitem(last=False)
+
+
+class LLMEngine:
+    """An Engine as files of OpenRLHF 0.9.1 to 0.11.2 call it in their own `execute`.
+
+    Calls in our form, with `request_id`, go straight to the engine. Calls from another event loop, such as that of a
+    server in a thread, run on the loop on which this object was created: the engine belongs to it.
+    """
+
+    def __init__(self, engine: Engine, chat: Chat, episode_id: str, seed: int | None = None) -> None:
+        self.engine = engine
+        self._chat = chat
+        self._episode_id = episode_id
+        self._seed = seed
+        self._turns = itertools.count()
+        self._conversations = _Conversations()
+        self.fatal: ConfigError | RunStopped | None = None
+        """The engine's error that ends the whole run."""
+        self.failure: EngineError | None = None
+        """The engine's last error."""
+        self.server_failures: deque[EngineError] = deque(maxlen=1)
+        """The last error of a request that names no episode; all episodes of a file share it."""
+        self.is_over = False
+        """True after the episode: who still asks this engine is a server of the file."""
+        try:
+            self._home: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            self._home = None  # created outside any loop: the caller's loop is the engine's
+
+    async def generate(
+        self,
+        prompt_token_ids: Any,
+        sampling_params: Any,
+        multi_modal_data: Any = None,
+        *,
+        request_id: str | None = None,
+    ) -> Any:
+        """Sample after these ids; returns an object of the shape of vLLM's RequestOutput."""
+        if isinstance(prompt_token_ids, Mapping):
+            prompt_token_ids = prompt_token_ids["prompt_token_ids"]
+        if isinstance(sampling_params, SamplingParams) and request_id is not None:
+            return (await self._sample(prompt_token_ids, sampling_params, request_id))[0]
+        if multi_modal_data:
+            raise EngineError("llm_engine.generate: expected no images, got some. agentenv samples from text only.")
+        prompt = list(map(int, prompt_token_ids))
+        sampling = to_sampling(sampling_params, "llm_engine.generate") or SamplingParams()
+        completion, request_id = await self._sample(prompt, sampling, request_id)
+        ids = list(completion.token_ids)
+        logprobs = None
+        if completion.logprobs is not None:
+            logprobs = [{i: Logprob(value)} for i, value in zip(ids, completion.logprobs, strict=True)]
+        text = self._chat.action_text(ids)
+        output = CompletionOutput(ids, text, logprobs, completion.finish_reason, completion.stop_reason)
+        return RequestOutput(request_id, prompt, [output])
+
+    async def _sample(
+        self, prompt: Sequence[int], sampling: SamplingParams, request_id: str | None
+    ) -> tuple[Completion, str]:
+        """Return the completion and the request's id; remember an error that ends the run.
+
+        Cancellation and errors cross from one loop to the other.
+        """
+        try:
+            if self._home is None or asyncio.get_running_loop() is self._home:
+                if request_id is None:
+                    turn = next(self._turns)
+                    request_id = f"{self._episode_id}/{turn}"
+                    if sampling.seed is not None and sampling.seed == self._seed:  # the run's: vary it for each call
+                        sampling = replace(sampling, seed=sampling.seed + turn)
+                return await self.engine.generate(prompt, sampling, request_id=request_id), request_id
+            work = self._sample_for_server(list(prompt), sampling, request_id)
+            try:
+                crossing = asyncio.run_coroutine_threadsafe(work, self._home)
+            except RuntimeError as error:
+                work.close()
+                raise EngineError(
+                    "llm_engine.generate: expected the event loop of the run, got a closed one. Stop the server "
+                    "when its episodes end."
+                ) from error
+            return await asyncio.wrap_future(crossing)
+        except (ConfigError, RunStopped) as error:
+            self.fatal = error
+            raise
+        except EngineError as error:
+            self.failure = error
+            if self.is_over or asyncio.get_running_loop() is not self._home:
+                self.server_failures.append(error)
+            raise
+
+    async def _sample_for_server(
+        self, prompt: list[int], sampling: SamplingParams, request_id: str | None
+    ) -> tuple[Completion, str]:
+        """Sample for a server that all episodes share, whose requests do not name their episode."""
+        number, turn = self._conversations.find(prompt)
+        request_id = request_id or f"{self._episode_id}-served-{number}/{turn}"
+        completion = await self.engine.generate(prompt, sampling, request_id=request_id)
+        self._conversations.store(number, turn, [*prompt, *completion.token_ids])
+        return completion, request_id
+
+    def __getattr__(self, name: str) -> Any:
+        """Return any other attribute of the engine."""
+        return getattr(self.engine, name)

@@ -1,0 +1,439 @@
+"""AgentExecutor: OpenRLHF's `execute` signature over `run_episode`, for agent_func.py files; AgentFunc runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+from uuid import uuid4
+from zlib import crc32
+
+from agentenv._util.calls import accepted_arguments, create
+from agentenv.chat.chat import Chat, ChatOptions, PromptText, stop_token_ids_of
+from agentenv.core.agent import AgentInstance, StepState
+from agentenv.core.engine import Engine, Tokenizer
+from agentenv.core.step_dict import to_sampling
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Limits, SamplingParams, StopReason, Task
+from agentenv.episode.factory import as_agent
+from agentenv.episode.loop import Episode, recording_errors
+from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage
+from agentenv.errors import ConfigError, ContractError, EngineError, InfraError, RunStopped
+from agentenv.interop.openrlhf.engine import LLMEngine, VLLMStyleSampling, as_engine, last_of
+from agentenv.interop.openrlhf.response import (
+    LogRule,
+    NeutralSample,
+    ResponseDict,
+    check_logs,
+    from_response,
+    merge_response,
+    to_response,
+    training_response,
+    with_items,
+    without_reward,
+)
+from agentenv.interop.openrlhf.shim import register
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _EpisodeCall:
+    """What our runner knows about an episode and OpenRLHF's signature has no parameter for."""
+
+    task: Task
+    engine: Engine
+    chat: Chat
+    limits: Limits
+    key: EpisodeKey
+    progress: EpisodeProgress = field(default_factory=EpisodeProgress)
+    trajectory: Trajectory | None = None
+    llm_engine: Any = None
+    """One engine for all generations of the episode: it numbers them."""
+    fatal: ConfigError | RunStopped | None = None
+    """The engine's error that ends the whole run, even if the file swallowed it."""
+    queued: Any = None
+    """What the file's `execute` put on the queue instead of returning it, as until OpenRLHF 0.9.0."""
+
+
+_CALL: ContextVar[_EpisodeCall | None] = ContextVar("agentenv_call", default=None)
+
+
+class _ResultQueue:
+    """The queue of OpenRLHF 0.8.7 to 0.9.0: what an episode puts on it belongs to that episode."""
+
+    async def put(self, item: Any) -> None:
+        """Store the running episode's response."""
+        self.put_nowait(item)
+
+    def put_nowait(self, item: Any) -> None:
+        """Store the running episode's response."""
+        call = _CALL.get()
+        if call is not None:
+            call.queued = item
+
+
+class AgentInstanceBase(AgentInstance):
+    """The base class of agents in OpenRLHF's own files, whose scores may have any scale."""
+
+    score_range = None
+
+
+class AgentExecutor:
+    """Runs the episodes of one agent class. Subclass it in an agent_func.py and name the class.
+
+    The same file runs under `agentenv run` and inside OpenRLHF. OpenRLHF needs a sample for every episode, failed ones
+    included, because the group must keep its size: see `on_error`, `logs` and `max_concurrent`.
+
+    Example::
+
+        class AgentExecutor(AgentExecutor):
+            agent_cls = MathRetry
+            agent_kwargs = {"max_attempts": 3}
+            logs = {"correct": "last"}
+    """
+
+    agent_cls: ClassVar[type[AgentInstance] | None] = None
+    """The environment; the constructor's first argument takes precedence."""
+    agent_kwargs: ClassVar[Mapping[str, Any]] = {}
+    """Arguments of the environment's constructor."""
+    limits: ClassVar[Limits] = Limits(max_turns=10_000)
+    """Budgets that the caller does not give; `max_length` is always the caller's."""
+    on_error: ClassVar[Literal["mask", "raise"]] = "mask"
+    """What OpenRLHF gets for a failed episode. `mask`: a sample of one action token with `failed_reward` and the log
+    `failed` = 1.0 (it still counts in its group's mean). `raise`: an InfraError, which ends OpenRLHF's job."""
+    failed_reward: ClassVar[float] = 0.0
+    logs: ClassVar[Mapping[str, LogRule]] = {}
+    """Numbers of the turns' infos that OpenRLHF logs besides `num_turns` and `failed`; every sample has all of them."""
+    max_failed_in_a_row: ClassVar[int] = 64
+    """This many failures in a row raise even under `on_error="mask"`: the set-up is broken."""
+    max_concurrent: ClassVar[int] = 256
+    """Maximum number of concurrent episodes under OpenRLHF, which starts those of a whole rollout batch together."""
+    chat_options: ClassVar[ChatOptions] = ChatOptions()
+    """How messages become tokens under OpenRLHF; under `agentenv run` its flags decide. `history` must be `keep`: a
+    sample of OpenRLHF's is one sequence."""
+    _one_sequence: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Check the subclass's attributes; register it with OpenRLHF if that is imported."""
+        super().__init_subclass__(**kwargs)
+        check_logs(cls.logs, cls.__name__)
+        if cls.on_error not in ("mask", "raise"):
+            raise ContractError(f"{cls.__name__}.on_error: expected mask or raise, got {cls.on_error!r}. Change it.")
+        if cls._one_sequence and cls.chat_options.history != "keep":
+            raise ContractError(
+                f"{cls.__name__}.chat_options: expected history='keep', got {cls.chat_options.history!r}. Remove it: "
+                "OpenRLHF takes one sequence of an episode."
+            )
+        register(cls)
+
+    def __init__(
+        self,
+        agent_instance_cls: type | None = None,
+        max_steps: int | None = None,
+        max_length: int | None = None,
+        llm_engine: Any = None,
+        hf_tokenizer: Any = None,
+        result_queue: Any = None,
+    ) -> None:
+        """Accept OpenRLHF's arguments: none or the class since 0.9.1, all of them from 0.8.7 to 0.9.0."""
+        self.agent_instance_cls = agent_instance_cls or type(self).agent_cls
+        self.max_steps, self.max_length = max_steps, max_length
+        self.llm_engine, self.hf_tokenizer, self.result_queue = llm_engine, hf_tokenizer, result_queue
+        self._slots: asyncio.Semaphore | None = None
+        self._seen: Counter[int] = Counter()
+        self._failed_in_a_row = 0
+        self._chat: Chat | None = None
+        self._undeclared: set[str] = set()
+
+    async def execute(
+        self,
+        prompt: Any,
+        label: Any,
+        sampling_params: Any,
+        max_length: int | None = None,
+        hf_tokenizer: Any = None,
+        llm_engine: Any = None,
+        images: Any = None,
+    ) -> Any:
+        """Run one episode and return OpenRLHF's response dict (`ResponseDict`).
+
+        Raises:
+            ConfigError: the agent class, the engine or the tokenizer is missing.
+        """
+        call = _CALL.get()
+        if call is not None:
+            await self._run(call, prompt, label, sampling_params)
+            is_own = type(self).execute.__module__.startswith("agentenv.")
+            if call.progress.error is not None and not is_own:  # a file's own `execute` may handle it, as in OpenRLHF
+                raise call.progress.error
+            response = to_response(_recorded(call))
+        else:
+            call = self._foreign_call(prompt, label, max_length, hf_tokenizer, llm_engine, images)
+            call.engine = as_engine(call.engine, sampling_params)
+            trajectory = await self._run_for_trainer(call, sampling_params)
+            response, problem = self._sample(trajectory, sampling_params, call.chat)
+            self._report(trajectory, problem)
+            if self.result_queue is not None:
+                with_items(response)
+        if self.result_queue is not None:
+            await self.result_queue.put(response)
+        return response
+
+    async def generate(self, prompt_token_ids: Any, sampling_params: Any) -> Any:
+        """Sample once, for overrides of `execute` until 0.9.0; returns an object shaped like vLLM's RequestOutput."""
+        call = _CALL.get()
+        if call is not None:
+            return await call.llm_engine.generate(prompt_token_ids, sampling_params)
+        prompt = {"prompt_token_ids": list(prompt_token_ids)}
+        return await last_of(self.llm_engine.generate(prompt, sampling_params, request_id=uuid4().hex))
+
+    async def _run(self, call: _EpisodeCall, prompt: Any, label: Any, sampling_params: Any) -> None:
+        """Run the episode and store its record in the call."""
+        if self.agent_instance_cls is None:
+            raise ConfigError(
+                f"{type(self).__name__}: expected `agent_cls`, got None. "
+                "Set it in the class, or pass the class to super().__init__."
+            )
+        task, sampling = replace(call.task, prompt=prompt, label=label), to_sampling(sampling_params)
+        setup = EpisodeSetup(call.engine, call.chat, sampling or SamplingParams(), call.limits, call.progress)
+        call.progress.error = None
+        try:
+            call.trajectory = await self._play(task, setup, call.key)
+        except (ConfigError, RunStopped) as error:  # of the engine: `Episode.run` records all others
+            call.fatal = error
+            raise
+
+    async def _play(self, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:
+        cls: Any = self.agent_instance_cls
+        is_ours = issubclass(cls, AgentInstance) and not issubclass(cls, AgentInstanceBase)
+
+        async def make() -> AgentInstance:
+            agent = await create(as_agent(cls), type(self).agent_kwargs)
+            if not is_ours:
+                object.__setattr__(agent, "step", _with_writable_sampling(agent.step))
+            return agent
+
+        return await Episode(task, setup, key).run(make)
+
+    async def _run_for_trainer(self, call: _EpisodeCall, sampling_params: Any) -> Trajectory:
+        """Run the episode once fewer than `max_concurrent` are running."""
+        if self._slots is None:
+            self._slots = asyncio.Semaphore(type(self).max_concurrent)
+        async with self._slots:
+            await self._run(call, call.task.prompt, call.task.label, sampling_params)
+        return _recorded(call)
+
+    def _sample(
+        self, trajectory: Trajectory, sampling_params: Any, chat: Chat, segment_index: int | None = None
+    ) -> tuple[ResponseDict, str | None]:
+        """Return a response that a trainer can learn from, and the problem if the episode failed."""
+        cls, eos = type(self), chat.tokenizer.eos_token_id
+        return training_response(
+            trajectory,
+            logs=cls.logs,
+            wants_logprobs=getattr(sampling_params, "logprobs", 0) is not None,
+            neutral=NeutralSample(0 if eos is None else eos, cls.failed_reward),
+            segment_index=segment_index,
+        )
+
+    def _report(self, trajectory: Trajectory, problem: str | None) -> None:
+        """Warn once of each number that is not in `logs`; count a failed episode and warn or raise."""
+        cls = type(self)
+        infos = [turn.result.info for turn in trajectory.turns if turn.result is not None]
+        numbers = {name for info in infos for name, value in info.items() if not isinstance(value, str)}
+        undeclared = numbers - set(cls.logs) - self._undeclared
+        if undeclared:
+            self._undeclared |= undeclared
+            logger.warning(
+                "%s.logs: expected the names of all numbers that OpenRLHF should log, got none for %s. "
+                "Add them, each with a rule that combines the turns' values.",
+                cls.__name__,
+                sorted(undeclared),
+            )
+        self._failed_in_a_row = 0 if problem is None else self._failed_in_a_row + 1
+        if problem is not None:
+            message = f"{cls.__name__}.execute: expected an episode to train on, got one that failed: {problem}"
+            if cls.on_error == "raise" or self._failed_in_a_row >= cls.max_failed_in_a_row:
+                raise InfraError(f"{message} Failures in a row: {self._failed_in_a_row}. Fix the cause.")
+            logger.warning("%s A neutral sample with the reward %s replaces it.", message, cls.failed_reward)
+
+    def _foreign_call(
+        self, prompt: Any, label: Any, max_length: int | None, hf_tokenizer: Any, llm_engine: Any, images: Any
+    ) -> _EpisodeCall:
+        """Return the facts of a call by a foreign trainer: from its arguments, else from the constructor's."""
+        tokenizer, engine = hf_tokenizer or self.hf_tokenizer, llm_engine or self.llm_engine
+        max_length = max_length or self.max_length
+        if tokenizer is None or engine is None or max_length is None:
+            raise ConfigError(
+                f"{type(self).__name__}.execute: expected max_length, hf_tokenizer and llm_engine, got {max_length}, "
+                f"{type(tokenizer).__name__} and {type(engine).__name__}. Pass them, as OpenRLHF does."
+            )
+        limits = replace(type(self).limits, max_length=max_length)
+        if self.max_steps is not None:
+            limits = replace(limits, max_turns=self.max_steps)
+        if images and hasattr(tokenizer, "image_processor"):
+            raise ConfigError(
+                f"{type(self).__name__}.execute: expected text only, got {len(images)} images and a processor for "
+                "them. agentenv does not sample from images: leave data.image_key unset."
+            )
+        task = Task(prompt, label, images=tuple(images or ()))
+        # One Chat for all samples of a prompt; OpenRLHF sends a new copy of the tokenizer with every prompt.
+        if self._chat is None or self._chat.tokenizer is not tokenizer:
+            stops = stop_token_ids_of(str(getattr(tokenizer, "name_or_path", "")))
+            self._chat = Chat(tokenizer, stop_token_ids=stops, options=type(self).chat_options)
+        # The environment's seed: other for each sample of a prompt, the same when the job runs again.
+        prompt_hash = crc32(repr(prompt).encode(errors="surrogatepass"))
+        self._seen[prompt_hash] += 1
+        seed = (prompt_hash + 7919 * self._seen[prompt_hash]) % 2**31
+        return _EpisodeCall(task, engine, self._chat, limits, EpisodeKey(f"episode-{uuid4().hex}", seed=seed))
+
+
+def _recorded(call: _EpisodeCall) -> Trajectory:
+    if call.trajectory is None:
+        raise ContractError("AgentExecutor.execute: expected a record, got none. Report this as a bug.")
+    return call.trajectory
+
+
+def _with_writable_sampling(step: Callable[[StepState], Any]) -> Callable[[StepState], Any]:
+    """Return a `step` that may write into `states["sampling_params"]`: the next turns sample with what it wrote."""
+
+    def opened(states: StepState) -> StepState:
+        return {**states, "sampling_params": VLLMStyleSampling.of(states["sampling_params"])}
+
+    def kept(states: StepState, result: Any) -> Any:
+        if not isinstance(result, Mapping) or result.get("sampling_params") is not None:
+            return result
+        return {**result, "sampling_params": states["sampling_params"]}
+
+    async def async_step(states: StepState) -> Any:
+        states = opened(states)
+        return kept(states, await step(states))
+
+    def plain_step(states: StepState) -> Any:
+        states = opened(states)
+        return kept(states, step(states))
+
+    return async_step if inspect.iscoroutinefunction(step) else plain_step
+
+
+class AgentFunc:
+    """An agent_func's `AgentExecutor`, built once and then asked for episodes. Accepts any OpenRLHF version.
+
+    The file sees what OpenRLHF would show it, such as the prompt as text. Our limits, keys and records wrap around it.
+    """
+
+    llm_engine_cls: ClassVar[type[LLMEngine]] = LLMEngine
+    """The engine that the file's code samples from."""
+
+    def __init__(self, executor_cls: type) -> None:
+        self.executor_cls = executor_cls
+        self._executor: Any = None
+        self._agent_cls: type[AgentInstance] | None = None
+        self._server_failures: deque[EngineError] = deque(maxlen=1)
+
+    async def run(self, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:
+        """Run one episode; an exception of the file's code is recorded like an environment's error.
+
+        If the episode's engine failed meanwhile, it is recorded like the engine's; also if the engine of the file's own
+        server did, whose requests name no episode: a server turns the error into a status.
+        """
+        known = [*self._server_failures]
+        limits = setup.limits
+        call = _EpisodeCall(task, setup.engine, setup.chat, limits, key, progress=setup.progress)
+        setup.progress.stage, setup.progress.attempt = Stage.EXECUTE, key.attempt
+        record = Trajectory(task, limits.max_length, key.episode_id, key.group_id, attempt=key.attempt, seed=key.seed)
+        token = _CALL.set(call)
+        # The loop enforces the limits; this one is for files that have their own loop.
+        limit_s = limits.episode_timeout_s + 3 * limits.step_timeout_s
+        try:
+            async with asyncio.timeout(limit_s) as deadline:
+                with recording_errors(record, EpisodeProgress(stage=Stage.EXECUTE)):
+                    await self._execute(call, setup.sampling)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            record.finish(StopReason.EPISODE_TIMEOUT)
+        finally:
+            _CALL.reset(token)
+            if call.llm_engine is not None:
+                call.llm_engine.is_over = True
+        fatal = call.fatal or (call.llm_engine and call.llm_engine.fatal)
+        if fatal is not None:
+            raise fatal
+        failure = call.llm_engine and call.llm_engine.failure
+        if failure is None and known != [*self._server_failures]:
+            failure = self._server_failures[-1]
+        if record.error is not None and record.error.kind == "env" and failure is not None:
+            record.error = replace(record.error, kind="infra", message=f"{record.error.message} (after: {failure})")
+        trajectory = call.trajectory
+        if trajectory is None:
+            return record
+        if record.stop_reason is not None and trajectory.error is None:  # the file's code failed after the loop
+            trajectory.stop_reason, trajectory.error = record.stop_reason, record.error
+            without_reward(trajectory)
+        return trajectory
+
+    async def _execute(self, call: _EpisodeCall, sampling: SamplingParams) -> None:
+        task, chat = call.task, call.chat
+        prompt = task.prompt
+        if not isinstance(prompt, str):
+            prompt = PromptText(chat.render(prompt), prompt)
+        execute = self._executor_for(call).execute
+        call.llm_engine = self.llm_engine_cls(call.engine, chat, call.key.episode_id, sampling.seed)
+        call.llm_engine.server_failures = self._server_failures
+        arguments = {
+            "max_length": call.limits.max_length,
+            "hf_tokenizer": chat.tokenizer,
+            "llm_engine": call.llm_engine,
+            "images": list(task.images) or None,
+        }
+        params = VLLMStyleSampling.of(sampling)
+        response = await execute(prompt, task.label, params, **accepted_arguments(execute, arguments))
+        response = call.queued if response is None else response
+        if response is not None or call.trajectory is None:
+            self._take(response, call)
+
+    def _executor_for(self, call: _EpisodeCall) -> Any:
+        if self._executor is None:
+            context = {
+                "max_steps": call.limits.max_turns,
+                "max_length": call.limits.max_length,
+                "llm_engine": call.engine,
+                "hf_tokenizer": call.chat.tokenizer,
+                "result_queue": _ResultQueue(),
+            }
+            self._executor = self.executor_cls(**accepted_arguments(self.executor_cls, context))
+            if self._agent_cls is not None:
+                self._executor.agent_instance_cls = self._agent_cls
+        return self._executor
+
+    def agent_class(self, engine: Engine, tokenizer: Tokenizer) -> Any:
+        """Return the class of the file's agent instances, as its executor names it."""
+        executor = self._executor_for(_EpisodeCall(Task(""), engine, Chat(tokenizer), Limits(), EpisodeKey()))
+        return getattr(executor, "agent_instance_cls", None)
+
+    def with_agent(self, agent_cls: type[AgentInstance]) -> AgentFunc:
+        """Return the same file with another class for its agent instances."""
+        other = type(self)(self.executor_cls)
+        other._agent_cls = agent_cls
+        return other
+
+    def _take(self, response: Any, call: _EpisodeCall) -> None:
+        """Set the episode's record from the response, which an override may have changed or built itself."""
+        if not isinstance(response, Mapping):
+            raise ContractError(
+                f"{self.executor_cls.__name__}.execute: expected OpenRLHF's response dict, "
+                f"got {type(response).__name__}. Return what super().execute returns."
+            )
+        if call.trajectory is not None and merge_response(response, call.trajectory):
+            return
+        trajectory = from_response(response, call.task, max_length=call.limits.max_length, decode=call.chat.action_text)
+        trajectory.episode_id, trajectory.group_id = call.key.episode_id, call.key.group_id
+        trajectory.attempt, trajectory.seed = call.key.attempt, call.key.seed
+        call.trajectory = trajectory

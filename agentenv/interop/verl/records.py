@@ -1,0 +1,68 @@
+"""Episodes as verl's AgentLoopOutput.
+
+Source: verl/experimental/agent_loop/agent_loop.py (AgentLoopOutput, AgentLoopMetrics, _postprocess) and
+tool_agent_loop.py, 0.8.0.dev of 2026-01-29 (b178a3c). A failed episode is refused: verl would grade a `reward_score` of
+None itself, and cannot mark a sample as excluded. verl decides by the first sample of a batch if there are
+log-probabilities, so do not mix samples with and without them. Lost: images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentenv.core.trajectory import Trajectory
+from agentenv.interop._records import Record, facts, joined, records, turns_of
+
+_WHERE = "interop.verl"
+
+
+def to_records(trajectory: Trajectory) -> list[dict[str, Any]]:
+    """Return keyword arguments of AgentLoopOutput, one dict for each segment.
+
+    `response_logprobs` is None if one is missing. `extra_fields` has the facts for which verl has no key; rewards per
+    action are there under verl's name `turn_scores`.
+
+    Raises:
+        DataError: the episode failed or is still running.
+    """
+    samples = []
+    for record in records(trajectory, _WHERE):
+        turns = turns_of(trajectory, record)
+        pauses = sum(after[0] > before[1] for before, after in zip(record.spans, record.spans[1:], strict=False))
+        sample = {
+            "prompt_ids": record.prompt_ids,
+            "response_ids": record.response_ids,
+            "response_mask": record.response_mask,
+            "response_logprobs": record.response_logprobs,
+            "reward_score": record.reward,
+            "num_turns": 1 + len(record.spans) + pauses,  # messages of any role: the prompt, actions, observations
+            "metrics": {
+                "generate_sequences": sum(turn.generate_s for turn in turns),
+                "tool_calls": sum(turn.step_s for turn in turns),
+            },
+            "extra_fields": facts(record),
+        }
+        samples.append(sample)
+    return samples
+
+
+def from_records(rows: Sequence[Mapping[str, Any]]) -> list[Record]:
+    """Return Records of AgentLoopOutputs as dicts; foreign ones lack the facts of our `extra_fields`.
+
+    Raises:
+        DataError: lists have unequal lengths.
+    """
+    return [
+        Record(
+            **joined(
+                row["prompt_ids"],
+                row["response_ids"],
+                row["response_mask"],
+                logprobs=row.get("response_logprobs"),
+                more=row.get("extra_fields"),
+            ),
+            reward=row.get("reward_score"),
+        )
+        for row in rows
+    ]

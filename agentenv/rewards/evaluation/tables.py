@@ -1,0 +1,257 @@
+"""Figures of an evaluation: accuracies by subset, sections and averages, differences from a reference, and hygiene.
+
+Items without a score are counted separately: an accuracy covers the scored items, and is None without any.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Literal
+
+from agentenv._util.estimates import Estimate, share_over_tasks
+from agentenv.core.arguments import number
+from agentenv.errors import ConfigError
+from agentenv.rewards.evaluation import hygiene, rewardbench
+from agentenv.rewards.evaluation.evaluate import ItemOutcome
+from agentenv.rewards.evaluation.rewardbench import Ties, TiesRow
+from agentenv.rewards.evaluation.rows import Item
+
+Bench = Literal["pairs", "rewardbench", "rewardbench2"]
+TOLERANCE = 3.0
+"""Items of a subset by which an evaluation may differ from its reference; NeMo RL's published table differs as much."""
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Subset:
+    """Figures of a subset, or of all items."""
+
+    num: int
+    failed: int
+    """Items without a score; the next fields ignore them."""
+    correct: float
+    """Right items, with ties credited by the rules."""
+    ties: int
+    score: float | None
+    """`correct` per scored item; RewardBench 2's Ties has its own formula. None if no item has a score."""
+
+    @property
+    def judged(self) -> int:
+        """Items with scores."""
+        return self.num - self.failed
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A subset compared with the same subset of a reference."""
+
+    reference: float
+    score: float | None
+    items: float | None
+    """Scored items above the reference; None if no item has a score."""
+    within: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AccuracyTable:
+    """Accuracies of an evaluation."""
+
+    bench: Bench
+    ties: Ties
+    total: Subset
+    accuracy: Estimate
+    """Over all scored items, with a 95 % Wilson interval."""
+    subsets: Mapping[str, Subset]
+    sections: Mapping[str, float | None] = field(default_factory=dict)
+    """RewardBench 1's sections; prior sets are one of them if the data has them."""
+    average: float | None = None
+    """RewardBench 1's leaderboard average over the known sections, or RewardBench 2's mean of subsets."""
+    num_truncated: int = 0
+    """Answers that were truncated before scoring."""
+
+
+def bench_of(items: Sequence[Item]) -> Bench:
+    """Return the benchmark whose rules apply, recognized by the number of answers or the names of subsets."""
+    if any(not item.is_pair for item in items):
+        return "rewardbench2"
+    known = {*rewardbench.WEIGHTS, *rewardbench.PRIOR_SETS}
+    return "rewardbench" if any(item.subset in known for item in items) else "pairs"
+
+
+def check_bench(bench: Bench | Literal["auto"], items: Sequence[Item]) -> None:
+    """Raise an error if a benchmark's rules do not apply to the items.
+
+    Raises:
+        ConfigError: RewardBench 2 needs several rejected answers, except in Ties; RewardBench needs its subsets.
+    """
+    pairs = [each for each in items if each.is_pair and not rewardbench.is_ties_row(each.subset, each.item_id)]
+    if bench == "rewardbench2" and pairs:
+        raise ConfigError(
+            f"--bench rewardbench2: expected rows with several rejected answers, got item {pairs[0].item_id!r} with 1 "
+            "and 1. Omit --bench, or set it to pairs."
+        )
+    subsets = dict.fromkeys(item.subset for item in items)
+    if bench == "rewardbench" and not subsets.keys() & {*rewardbench.WEIGHTS, *rewardbench.PRIOR_SETS}:
+        raise ConfigError(
+            f"--bench rewardbench: expected a subset of RewardBench, got {', '.join(subsets):.200}. Omit --bench."
+        )
+
+
+def credit(outcome: ItemOutcome, bench: Bench, ties: Ties) -> float | None:
+    """Return an item's credit in 0..1, None if a score is missing."""
+    scores = outcome.known
+    if scores is None:
+        return None
+    if bench != "rewardbench2":
+        return rewardbench.pair_credit(scores, outcome.num_chosen, ties)
+    if rewardbench.is_ties_row(outcome.subset, outcome.item_id):
+        return float(TiesRow(outcome.item_id, scores, outcome.num_chosen).margin > 0)
+    return rewardbench.best_of_credit(scores)
+
+
+def table_of(outcomes: Sequence[ItemOutcome], *, bench: Bench, ties: Ties = "strict") -> AccuracyTable:
+    """Return the figures of an evaluation. RewardBench 2 shares an item among equal best answers.
+
+    A row of its Ties subset counts as correct if every right answer beats all wrong ones.
+    """
+    credits = [credit(outcome, bench, ties) for outcome in outcomes]
+    by_subset: dict[str, list[int]] = {}
+    for place, outcome in enumerate(outcomes):
+        by_subset.setdefault(outcome.subset, []).append(place)
+    subsets: dict[str, Subset] = {}
+    for name, places in by_subset.items():
+        subsets[name] = _total([outcomes[place] for place in places], [credits[place] for place in places])
+        rows = [
+            TiesRow(outcome.item_id, outcome.known, outcome.num_chosen)
+            for outcome in (outcomes[place] for place in places)
+            if outcome.known is not None and rewardbench.is_ties_row(outcome.subset, outcome.item_id)
+        ]
+        if rows and len(rows) == subsets[name].judged:  # Ties has its own formula
+            subsets[name] = replace(subsets[name], score=rewardbench.ties_score(rows))
+    scores = {name: subset.score for name, subset in subsets.items() if subset.score is not None}
+    sections: dict[str, float | None] = {}
+    average = None
+    if bench == "rewardbench":
+        sections, prior = dict(rewardbench.sections(scores)), rewardbench.prior_sets(scores)
+        average = rewardbench.leaderboard_average(sections, prior)
+        sections |= {"Prior Sets": prior} if prior is not None else {}
+    elif bench == "rewardbench2":
+        average = rewardbench.average_2(scores)
+    known = [value for value in credits if value is not None]
+    return AccuracyTable(
+        bench=bench,
+        ties=ties,
+        total=_total(outcomes, credits),
+        accuracy=share_over_tasks(known, len(known)),
+        subsets=subsets,
+        sections=sections,
+        average=average,
+        num_truncated=sum(cut for outcome in outcomes for cut in outcome.truncated),
+    )
+
+
+def _total(outcomes: Sequence[ItemOutcome], credits: Sequence[float | None]) -> Subset:
+    known = [value for value in credits if value is not None]
+    return Subset(
+        num=len(outcomes),
+        failed=len(outcomes) - len(known),
+        correct=math.fsum(known),
+        ties=sum(outcome.tie for outcome in outcomes),
+        score=fmean(known) if known else None,
+    )
+
+
+# --- a reference ------------------------------------------------------------------------------------------------------
+
+
+def read_reference(path: str | Path) -> dict[str, float]:
+    """Return a reference's accuracies by subset, from RewardBench's result file or a `report.json`.
+
+    Raises:
+        ConfigError: the file is missing or has no accuracies.
+    """
+    try:
+        content = json.loads(Path(path).expanduser().read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--reference: expected a JSON file, got {str(path)!r} ({error}). Check the path.") from error
+    rows = content.get("subsets", content) if isinstance(content, dict) else {}
+    scores = {
+        str(name): row["score"] if isinstance(row, dict) and "score" in row else row
+        for name, row in (rows.items() if isinstance(rows, dict) else ())
+    }
+    known = {
+        name: float(value)
+        for name, value in scores.items()
+        if (isinstance(value, int | float) and not isinstance(value, bool) and 0.0 <= value <= 1.01)
+    }
+    if not known:
+        raise ConfigError(f"--reference: expected accuracies in 0..1 by subset, got none in {str(path)!r}. Check it.")
+    return known
+
+
+def deltas(table: AccuracyTable, reference: Mapping[str, float], *, tolerance: float = TOLERANCE) -> dict[str, Delta]:
+    """Return the common subsets compared with the reference; `within` means by at most `tolerance` items.
+
+    Raises:
+        ConfigError: the evaluations have no common subset.
+    """
+    most = number("--tolerance", tolerance, low=0.0) + _ROUNDING
+    by_subset = {}
+    for name, subset in table.subsets.items():
+        if name in reference:
+            items = None if subset.score is None else (subset.score - reference[name]) * subset.judged
+            within = items is not None and abs(items) <= most
+            by_subset[name] = Delta(reference[name], subset.score, items, within)
+    if not by_subset:
+        raise ConfigError(
+            f"--reference: expected a subset among {', '.join(table.subsets)}, got {', '.join(reference)}. Use another."
+        )
+    return by_subset
+
+
+# --- hygiene ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hygiene:
+    """Biases and calibration of the scores."""
+
+    correlations: Mapping[str, hygiene.Correlation]
+    length_bias: hygiene.LengthBias
+    calibration: hygiene.Calibration
+    """Without bins if the scores are verdicts, whose margins of 1, 0 and -1 carry no confidence."""
+    num_same: int = 0
+    """Items with a chosen answer that is also rejected."""
+    num_empty: int = 0
+    """Items with an empty answer."""
+
+
+def hygiene_of(items: Sequence[Item], outcomes: Sequence[ItemOutcome]) -> Hygiene:
+    """Return the hygiene of the scores; length bias and calibration cover the items that are pairs."""
+    rewards: list[float | None] = []
+    texts: list[str] = []
+    places: list[int] = []
+    pairs: list[hygiene.Pair] = []
+    for item, outcome in zip(items, outcomes, strict=True):
+        rewards += outcome.scores
+        texts += [candidate.text for candidate in item.candidates]
+        places += [item.index] * len(item.candidates)
+        if item.is_pair and outcome.known is not None:
+            chosen, rejected = (len(candidate.text) for candidate in item.candidates)
+            pairs.append(hygiene.Pair(outcome.known[0], outcome.known[1], chosen, rejected))
+    margins = [pair.margin for pair in pairs]
+    return Hygiene(
+        hygiene.correlations(rewards, texts, places),
+        hygiene.length_bias(pairs),
+        hygiene.calibration([] if all(abs(margin) in (0.0, 1.0) for margin in margins) else margins),
+        num_same=sum(
+            any(each in item.candidates[item.num_chosen :] for each in item.candidates[: item.num_chosen])
+            for item in items
+        ),
+        num_empty=sum(any(not each.text.strip() for each in item.candidates) for item in items),
+    )

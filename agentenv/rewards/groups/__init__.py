@@ -1,0 +1,1 @@
+"""Rewards of all answers to one task together: comparisons, tournaments, functions."""

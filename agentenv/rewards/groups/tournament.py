@@ -1,0 +1,303 @@
+"""Reward a group by pairwise comparisons of its responses.
+
+`comparison_score` is r_i = (2 * points_i - n_i) / n_i, from -1 for a response that lost every comparison to 1; a tie is
+half a point, and n_i does not count failed comparisons. If all of a response's comparisons failed it has no reward.
+Source: OpenJudge, GRPOTournamentEvaluationStrategy, where ties are losses and a group whose judge failed is all ties.
+
+Positions in the group and in the judge's prompt do not matter: each pair is shown in both orders, or in one that is
+drawn from the texts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any, Literal, Protocol
+
+from agentenv._util.calls import StepTimeout, bounded
+from agentenv.core.arguments import number, one_of, shown, whole_number
+from agentenv.core.types import Message
+from agentenv.errors import ConfigError, ContractError, DataError
+from agentenv.rewards.groups.batch import against_reference
+from agentenv.rewards.rules.text import final_text
+from agentenv.rewards.types import Response, RewardResult, Status
+
+_MAX_ROUNDS = 1000
+_MAX_SCALINGS = 50
+_TOLERANCE = 1e-9
+ELO_PER_NAT = 400.0 / math.log(10.0)
+
+
+def bradley_terry(points: Sequence[Sequence[float]], *, prior: float = 1.0) -> list[float]:
+    """Return each competitor's log-strength s: i beats j with probability 1 / (1 + exp(s_j - s_i)).
+
+    An average competitor has 0.0; the mean probability to beat it is 1/2.
+
+    Args:
+        points: [n][n] points that i took from j, in all games between them: 1 for a win, 0.5 for a tie.
+        prior: number of virtual games of each competitor against an average one, with half the points. Above 0, it
+            keeps competitors that won or lost every game finite, and puts one without games at the average.
+
+    Raises:
+        ConfigError: points are not a square of numbers >= 0, or the prior is not above 0.
+
+    Source: D. Hunter, MM algorithms for generalized Bradley-Terry models, Annals of Statistics 32 (2004).
+    """
+    count = len(points)
+    number("bradley_terry.prior", prior, low=1e-6)
+    if any(len(row) != count or not all(0.0 <= point < math.inf for point in row) for row in points):
+        raise ConfigError(
+            f"bradley_terry.points: expected {count} rows of {count} numbers >= 0, got {points!r:.200}. Correct them."
+        )
+    games = [[points[i][j] + points[j][i] if i != j else 0.0 for j in range(count)] for i in range(count)]
+    won = [math.fsum(point for j, point in enumerate(row) if j != i) + prior / 2 for i, row in enumerate(points)]
+    strengths = [1.0] * count
+    for _ in range(_MAX_ROUNDS):
+        rates = [
+            math.fsum(num / (strengths[i] + other) for num, other in zip(games[i], strengths, strict=True) if num)
+            + prior / (strengths[i] + 1.0)
+            for i in range(count)
+        ]
+        updated = _rescale([won[i] / rates[i] for i in range(count)])
+        moved = max((abs(math.log(new / old)) for new, old in zip(updated, strengths, strict=True)), default=0.0)
+        strengths = updated
+        if moved < _TOLERANCE:
+            break
+    return [math.log(strength) for strength in strengths]
+
+
+def elo(points: Sequence[Sequence[float]], *, prior: float = 1.0, average: float = 1500.0) -> list[float]:
+    """Return each competitor's rating; 400 points more are ten times the strength. See `bradley_terry`."""
+    return [average + ELO_PER_NAT * strength for strength in bradley_terry(points, prior=prior)]
+
+
+def _rescale(strengths: Sequence[float]) -> list[float]:
+    """Scale all strengths by the factor that is most likely under the prior, which speeds up convergence."""
+    scale = 1.0
+    for _ in range(_MAX_SCALINGS):
+        chances = [scale * strength / (scale * strength + 1.0) for strength in strengths]
+        excess = math.fsum(chances) - len(strengths) / 2
+        slope = math.fsum(chance * (1.0 - chance) for chance in chances)
+        step = min(max(excess / slope, -1.0), 1.0) if slope else 0.0
+        scale *= math.exp(-step)
+        if abs(step) < _TOLERANCE:
+            break
+    return [scale * strength for strength in strengths]
+
+
+Measure = Literal["comparison_score", "win_rate", "copeland", "bradley_terry"]
+_MEASURES = ("comparison_score", "win_rate", "copeland", "bradley_terry")
+
+
+class Comparer(Protocol):
+    """A comparison of two answers, such as `judges.pairwise.PairwiseJudge`."""
+
+    async def compare(self, prompt: str | Sequence[Message], a: str, b: str) -> float | None:
+        """Return 1.0 if `a` is better, 0.5 for a tie, 0.0 if `b` is; None if unknown, or raise InfraError."""
+
+
+class Tournament:
+    """A GroupReward that compares the responses of a group with each other.
+
+    Args:
+        comparer: compares two answers; it does not see their thinking.
+        measure: the component that is the reward.
+        both_orders: True to compare each pair twice, once in each order; else once, in an order drawn from the texts.
+        opponents: about how many others each is compared with, drawn from the texts; None for all.
+        max_concurrent: maximum number of concurrent comparisons of a group.
+        limit_s: time limit of one comparison, which fails beyond it.
+        seed: seed of the draws.
+
+    Equal texts tie without a comparison, and a response without an answer (unfinished thinking, or nothing else) loses
+    against one with an answer. A response whose comparisons all failed still has no reward. A group of one response,
+    without a reference, has the reward 0.0 and `n_valid` 0.
+
+    Components: `comparison_score`; `win_rate`, points per comparison; `copeland`, pairs won minus pairs lost, per pair;
+    `n_valid`, the comparisons that did not fail; `win` and `win_and`, 1.0 if it scored more than the reference, and
+    also if as much, None without one; if it is the measure, `bradley_terry`, 2 p - 1 for the probability p to beat an
+    average response, and `elo`, the corresponding rating. `score` is the win rate.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        comparer: Comparer,
+        *,
+        measure: Measure = "comparison_score",
+        both_orders: bool = True,
+        opponents: int | None = None,
+        max_concurrent: int = 16,
+        limit_s: float = 200.0,
+        seed: int = 0,
+    ) -> None:
+        compare = getattr(comparer, "compare", None)
+        try:
+            inspect.signature(compare).bind("prompt", "a", "b")  # type: ignore[arg-type]
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"Tournament.comparer: expected an object with compare(prompt, a, b), got {comparer!r:.200} ({error}). "
+                "Pass one."
+            ) from error
+        self.comparer = comparer
+        self.both_orders = both_orders
+        self.seed = seed
+        self.measure = one_of("Tournament.measure", measure, _MEASURES)
+        self.opponents = None if opponents is None else whole_number("Tournament.opponents", opponents, low=1)
+        self.max_concurrent = whole_number("Tournament.max_concurrent", max_concurrent, low=1)
+        self.limit_s = number("Tournament.limit_s", limit_s, low=0.001)
+
+    @property
+    def component_names(self) -> tuple[str, ...]:
+        """Names of the components of every result."""
+        rated = ("bradley_terry", "elo") if self.measure == "bradley_terry" else ()
+        return (*_MEASURES[:3], "n_valid", *rated, "win", "win_and")
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """0..1 for the win rate, else -1..1."""
+        return (0.0, 1.0) if self.measure == "win_rate" else (-1.0, 1.0)
+
+    async def grade_group(self, responses: Sequence[Response], reference: str | None = None) -> list[RewardResult]:
+        """Return one result per response, in order; INFRA for one whose comparisons all failed.
+
+        Raises:
+            DataError: the comparer cannot use the rows.
+        """
+        texts = [final_text(response.text) or "" for response in responses]
+        judged = final_text(reference) if reference else None
+        competitors = [*texts, judged] if judged else texts
+        table = await self._play(responses[0].prompt if responses else "", competitors)
+        # The ratings of a group of 64 take half a second.
+        rated = self.measure == "bradley_terry"
+        standings = await asyncio.to_thread(table.standings, competitors, rated=rated)
+        against, detail = standings[-1]["comparison_score"] if judged else None, table.detail()
+        results = []
+        for text, standing in zip(texts, standings, strict=False):
+            components = standing | against_reference(standing["comparison_score"], against)
+            reward, score = components[self.measure], components["win_rate"]
+            if reward is None:
+                results.append(RewardResult(None, status=Status.INFRA, components=components, detail=detail))
+                continue
+            status = Status.OK if text else Status.NO_ANSWER
+            extracted = shown(text) or None
+            results.append(RewardResult(reward, score, status, components, extracted=extracted, detail=detail))
+        return results
+
+    async def _play(self, prompt: str | Sequence[Message], texts: Sequence[str]) -> _Table:
+        """Return the table of all comparisons between different texts."""
+        free, table = asyncio.Semaphore(self.max_concurrent), _Table(2 if self.both_orders else 1)
+
+        async def one(a: str, b: str) -> float | None:
+            async with free:  # the time limit starts behind it
+                points = await bounded(self.comparer.compare, prompt, a, b, limit_s=self.limit_s, flag="limit_s")
+            if points is None or points in (0.0, 0.5, 1.0):
+                return None if points is None else float(points)
+            raise ContractError(f"compare: expected 0.0, 0.5, 1.0 or None, got {points!r:.200}. Fix the comparer.")
+
+        # The draw of a text does not depend on its position.
+        marks = {
+            text: hashlib.sha256(f"{self.seed} ".encode() + text.encode(errors="surrogatepass")).digest()
+            for text in set(texts)
+            if text
+        }
+        pairs = list(self._games(sorted(marks, key=marks.__getitem__), marks))
+        outcomes = await asyncio.gather(*(one(a, b) for a, b in pairs), return_exceptions=True)
+        for (a, b), points in zip(pairs, outcomes, strict=True):
+            if isinstance(points, DataError):
+                raise points
+            table.enter(a, b, points)
+        if "" in texts:
+            for text in {text for text in texts if text}:
+                table.award(text, "", 1.0)
+        for text in set(texts):
+            table.award(text, text, 0.5)
+        return table
+
+    def _games(self, texts: Sequence[str], marks: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
+        """Yield the pairs to compare, with the one shown first at first place."""
+        count = len(texts)
+        places = list(combinations(range(count), 2))
+        if self.opponents is not None and self.opponents < count - 1:
+            # Those of neighbors on a ring, at most one more than `opponents` for each.
+            steps = [*range(1, self.opponents // 2 + 1), *([count // 2] if self.opponents % 2 else [])]
+            ends = [(i, (i + step) % count) for step in steps for i in range(count)]
+            places = sorted({(min(pair), max(pair)) for pair in ends})
+        for i, j in places:
+            a, b = texts[i], texts[j]  # in the order of their draws
+            straight = hashlib.sha256(marks[a] + marks[b]).digest()[0] & 1
+            if self.both_orders or straight:
+                yield a, b
+            if self.both_orders or not straight:
+                yield b, a
+
+
+@dataclass(slots=True)
+class _Table:
+    """The comparisons and their points."""
+
+    per_pair: int
+    """Number of comparisons of a pair."""
+    games: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    """Points of the first against the second, in both orders."""
+    failures: list[str] = field(default_factory=list)
+    num_games: int = 0
+    compared: set[str] = field(default_factory=set)
+    answered: set[str] = field(default_factory=set)
+    """Texts in a comparison, and in one that did not fail."""
+
+    def enter(self, a: str, b: str, points: Any) -> None:
+        """Record a comparison; one without a number failed."""
+        self.num_games += 1
+        self.compared |= {a, b}
+        if isinstance(points, float):
+            self.answered |= {a, b}
+            self.games.setdefault((a, b), []).append(points)
+            self.games.setdefault((b, a), []).append(1.0 - points)
+        else:
+            plain = points is None or isinstance(points, StepTimeout)
+            self.failures.append(f"{points}" if plain else f"{type(points).__name__}: {points}")
+
+    def award(self, a: str, b: str, points: float) -> None:
+        """Record points for a pair that needs no comparison."""
+        self.games[a, b] = [points] * self.per_pair
+        self.games[b, a] = [1.0 - points] * self.per_pair
+
+    def detail(self) -> str:
+        """Return a summary of the failures."""
+        if not self.failures:
+            return ""
+        return f"{len(self.failures)} of {self.num_games} comparisons failed; the first: {self.failures[0]}"[:500]
+
+    def standings(self, texts: Sequence[str], *, rated: bool) -> list[dict[str, float | None]]:
+        """Return the measures of each competitor; a text that occurs twice counts as two that tie with each other."""
+        met = [[self.games.get((a, b), []) if i != j else [] for j, b in enumerate(texts)] for i, a in enumerate(texts)]
+        unknown = self.compared - self.answered  # pairs without a comparison say too little about these
+        rows = [[] if text in unknown else row for text, row in zip(texts, met, strict=True)]
+        standings = [_measures(row, alone=len(texts) == 1) for row in rows]
+        if rated:
+            ratings = bradley_terry([[math.fsum(pair) for pair in row] for row in met])
+            for standing, rating in zip(standings, ratings, strict=True):
+                known = standing["comparison_score"] is not None
+                standing["bradley_terry"] = math.tanh(rating / 2) if known else None
+                standing["elo"] = 1500.0 + ELO_PER_NAT * rating if known else None
+        return standings
+
+
+def _measures(met: Sequence[Sequence[float]], *, alone: bool) -> dict[str, float | None]:
+    """Return the measures of a competitor, from its points against each other one."""
+    points = [point for pair in met for point in pair]
+    pairs = [2 * math.fsum(pair) - len(pair) for pair in met if pair]
+    if not points:
+        even, half = (0.0, 0.5) if alone else (None, None)
+        return {"comparison_score": even, "win_rate": half, "copeland": even, "n_valid": 0.0}
+    count, total = float(len(points)), math.fsum(points)
+    copeland = sum((pair > 0) - (pair < 0) for pair in pairs) / len(pairs)
+    score = (2 * total - count) / count
+    return {"comparison_score": score, "win_rate": total / count, "copeland": copeland, "n_valid": count}

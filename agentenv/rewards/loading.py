@@ -1,0 +1,211 @@
+"""Load a user's reward function by name, select its arguments, and read its answer; here and in a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import json
+import math
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from agentenv._util.paths import place_of
+from agentenv.core.arguments import is_finite
+from agentenv.errors import AgentEnvError, ConfigError, ContractError, InfraError
+from agentenv.rewards.types import Response, RewardResult
+
+_OURS = ("response", "prompt", "label", "metadata")
+_VERLS = ("data_source", "solution_str", "ground_truth", "extra_info")
+_TEXTS = ("extracted", "feedback", "detail")
+_LOADING = threading.RLock()  # guards sys.modules while a file is loaded: no other thread may see half of it
+
+
+def load_function(spec: str) -> Callable[..., Any]:
+    """Return the function that `FILE.py:name` or `module:name` names.
+
+    Raises:
+        ConfigError: it is neither, the file or module is missing, or has nothing callable of that name.
+    """
+    where, colon, name = spec.rpartition(":")
+    if not colon or not where or not name:
+        raise ConfigError(f"function: expected FILE.py:name or module:name, got {spec!r}. Name the function.")
+    try:
+        module = _load_file(where) if where.endswith(".py") else importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{where}.".startswith(f"{error.name}."):
+            raise  # the module exists; one that it needs does not
+        raise ConfigError(f"function: expected an importable module, got {spec!r}: {error}. Fix the name.") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"function: expected a function {name!r} in {where}, got {function!r}. Define it.")
+    return function  # type: ignore[no-any-return]
+
+
+def _load_file(where: str) -> Any:
+    """Return the file as a module, loaded once for all spellings of its path."""
+    path = Path(where).expanduser().resolve()
+    name = f"agentenv_function_{path.stem}_{crc32(str(path).encode()):08x}"
+    with _LOADING:
+        if name in sys.modules:
+            return sys.modules[name]
+        spec = importlib.util.spec_from_file_location(name, path)
+        if not path.is_file() or spec is None or spec.loader is None:
+            raise ConfigError(f"function: expected a Python file, got {where!r}. Fix the path.")
+        if str(path.parent) not in sys.path:
+            sys.path.append(str(path.parent))  # for modules beside it, also those imported when it is called
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # dataclasses and pickle look their module up
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+        return module
+
+
+def argument_names(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the arguments that a function is called with, besides `kwargs`; `**kw` takes all of one kind.
+
+    They are `response`, `prompt`, `label`, `metadata` or, for verl's functions, `data_source`, `solution_str`,
+    `ground_truth`, `extra_info`.
+
+    Raises:
+        ConfigError: the function takes no response, or requires unknown arguments.
+    """
+    where = getattr(function, "__qualname__", type(function).__name__)
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: expected a function with a signature, got none. Wrap it in one.") from error
+    ours = _VERLS if "solution_str" in parameters else _OURS
+    rest = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    named = {name for name, parameter in parameters.items() if parameter.kind in (1, 3)}  # by keyword
+    lacking = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (2, 4)
+        and name not in named & {*ours, *kwargs}
+    ]
+    unknown = [] if rest else [name for name in kwargs if name not in named]
+    if not {"response", "solution_str"} & named or lacking or unknown:
+        raise ConfigError(
+            f"{where}: expected parameters among {', '.join(_OURS)} (or verl's {', '.join(_VERLS)}), a response among "
+            f"them, and kwargs, got {inspect.signature(function)} with kwargs {list(kwargs)}. Name them so."
+        )
+    return tuple(name for name in ours if name not in kwargs and (rest or name in named))
+
+
+def arguments(response: Response, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the values of those arguments; `extra_info` is the row's column of that name, else all columns."""
+    row = response.metadata
+    values = {
+        "response": response.text,
+        "prompt": response.prompt if isinstance(response.prompt, str) else list(response.prompt),
+        "label": response.label,
+        "metadata": dict(row),
+        "data_source": row.get("data_source", ""),
+        "solution_str": response.text,
+        "ground_truth": response.label,
+        "extra_info": row.get("extra_info", dict(row)),
+    }
+    return {name: values[name] for name in names}
+
+
+def as_result(value: Any, where: str) -> RewardResult:
+    """Return a function's answer as a result: a number, a dict with `reward` or `score`, or a result.
+
+    In a dict, `reward` is optimized, or `score` without it; further numbers become components, `extracted` (or `pred`),
+    `feedback` and `detail` are kept, and other values are listed in `detail`.
+
+    Raises:
+        ContractError: it has another type, or the reward is not a finite number.
+    """
+    if isinstance(value, RewardResult):
+        return value
+    columns = dict(value) if isinstance(value, Mapping) else {"reward": value}
+    reward = _number(columns.pop("reward", columns.get("score")))
+    if reward is None or math.isnan(reward) or not is_finite(reward):
+        raise ContractError(
+            f"{where}: expected a finite number or a dict with one, got {value!r:.200}. Fix the function."
+        )
+    score = _number(columns.pop("score", reward))
+    if "pred" in columns:
+        columns.setdefault("extracted", columns.pop("pred"))
+    texts: dict[str, Any] = {name: str(columns.pop(name)) for name in _TEXTS if columns.get(name) is not None}
+    numbers = {str(name): _number(column) for name, column in columns.items()}
+    others = [f"{name}={column!r:.200}" for name, column in columns.items() if numbers[str(name)] is None]
+    texts.setdefault("detail", "; ".join(others)[:1000])
+    return RewardResult(
+        reward,
+        score=score if score is not None and 0.0 <= score <= 1.0 else None,
+        components={name: value if is_finite(value) else None for name, value in numbers.items() if value is not None},
+        **texts,
+    )
+
+
+def _number(value: Any) -> float | None:
+    """Return a Python, NumPy or torch number as a float; None for anything else."""
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+
+
+def prepare(request: dict[str, Any]) -> None:
+    """Load the function of a request, in the worker, before its time limit starts."""
+    load_function(request["function"])
+
+
+_OF_FILES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+_HTTP_CLIENTS = frozenset(["http", "httpx", "httpcore", "requests", "urllib3", "aiohttp", "openai", "anthropic"])
+
+
+def _is_of_machine(error: Any) -> bool:
+    """Return True if the machine, or another one that it asked, caused an exception."""
+    if isinstance(error, OSError | MemoryError):  # an OSError is also a broken connection or a time limit
+        return not isinstance(error, _OF_FILES)
+    return isinstance(error, Exception) and type(error).__module__.partition(".")[0] in _HTTP_CLIENTS
+
+
+def failure_of(error: BaseException, where: str) -> AgentEnvError:
+    """Return the error of grading for what a function raised: a ContractError with the file and line in its code.
+
+    Another attempt would fail the same way, unless the machine or another one failed: broken connections, time limits,
+    errors of HTTP clients and too little memory are InfraErrors. Errors of this library stay as they are.
+    """
+    if isinstance(error, AgentEnvError):
+        return error
+    place = f" at {found}" if (found := place_of(error)) else ""
+    message = f"{where}: expected a reward, got {type(error).__name__}: {error}"[:400]
+    causes = [error, error.__cause__, error.__context__, getattr(error, "reason", None)]
+    if any(map(_is_of_machine, causes)):
+        return InfraError(f"{message}{place}")
+    return ContractError(f"{message}{place}. Fix the function; for what may pass, let it raise InfraError.")
+
+
+def handle(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the function's result, in the worker."""
+    function = load_function(request["function"])
+    try:
+        value = function(**request["arguments"])
+        if inspect.isawaitable(value):
+            value = asyncio.run(_await(value))
+    except MemoryError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise failure_of(error, request["function"]) from error
+    return json.loads(json.dumps(asdict(as_result(value, request["function"]))))  # type: ignore[no-any-return]
+
+
+async def _await(value: Any) -> Any:
+    return await value

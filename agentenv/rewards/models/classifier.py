@@ -1,0 +1,258 @@
+"""A sequence classifier of transformers: token ids to the raw number of one label, pooled where we say.
+
+Legend: B sequences, F families of them, T tokens of the longest, D width.
+
+transformers pools the last token that is not `config.pad_token_id`: where that is the EOS too, as in many chat models,
+a text that ends with EOS is scored without it, mask or no mask; and where there is none, batches are refused. Here the
+position comes from the lengths alone, so no token's value and no neighbour in the batch changes a score.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from itertools import compress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+from transformers.utils import logging
+
+from agentenv.errors import ConfigError, InfraError
+from agentenv.rewards.models.batching import LEAST_SAVED, Family, batches, families
+from agentenv.rewards.models.checkpoint import label_index
+
+_LOADING = threading.Lock()  # while transformers loads, it changes torch's defaults for the process
+_FULL = "full_attention"
+_WINDOWS = ("window_size", "keep_window_size", "attention_chunk_size")
+"""How configs name a window that counts places in a batch, padding and all, and that short probes do not show."""
+_MOST_SEEN = 8192
+"""Tokens whose keys and values are held at once: each sequence has its own copy of what it shares."""
+_RESERVED_POSITIONS = 2  # of RoBERTa's kind of encoders
+
+
+class Classifier:
+    """A loaded model in eval mode; one thread at a time.
+
+    Models with a head named `score` (decoders, and what OpenRLHF trains) are pooled here, and their head computes in
+    float32, as vLLM's does. Encoders with a head named `classifier` pool their first token themselves.
+    """
+
+    def __init__(self, model: str | PreTrainedModel, *, device: str, dtype: str, label: str | int | None) -> None:
+        if device == "auto":
+            self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        else:
+            try:
+                self.device = torch.empty(0, device=device).device
+            except (RuntimeError, AssertionError, TypeError) as error:
+                raise ConfigError(
+                    f"HFScorer.device: expected a device that is here, got {device!r}: {error}"
+                ) from error
+        if isinstance(model, str):
+            if dtype == "auto":  # the checkpoint's on an accelerator; on a CPU, bfloat16 is slow
+                opened = _opened(model, torch.float32 if self.device.type == "cpu" else "auto")
+            else:
+                opened = _opened(model, getattr(torch, dtype))
+        elif isinstance(model, PreTrainedModel):
+            opened = model
+        else:
+            raise ConfigError(f"HFScorer: expected a folder, a name or a PreTrainedModel, got {type(model)}. Give one.")
+        try:
+            self.model: Any = opened.to(self.device).eval()
+        except torch.OutOfMemoryError as error:
+            raise InfraError(f"HFScorer: expected room for the model on {self.device}, got {error}") from error
+        self.config = self.model.config
+        names = [str(name) for _, name in sorted(self.config.id2label.items())]
+        self.label = label_index("HFScorer", names, label)
+        head = getattr(self.model, "score", None)
+        self._head: nn.Module | None = copy.deepcopy(head).float() if isinstance(head, nn.Module) else None
+        pools_itself = isinstance(getattr(self.model, "classifier", None), nn.Module)
+        if self._head is None and (self.config.is_encoder_decoder or not pools_itself):
+            raise ConfigError(
+                f"HFScorer: expected a decoder with a head `score` or an encoder with a head `classifier`, "
+                f"got {type(self.model).__name__}. Use another model."
+            )
+        self.vocab_size: int = self.model.get_input_embeddings().num_embeddings
+        # Any token works as padding if we pool; encoders may derive positions from it.
+        pad = self.config.get_text_config().pad_token_id
+        self._pad = pad if isinstance(pad, int) and 0 <= pad < self.vocab_size else 0
+        self._turns_at: int | None = None
+        """Length beyond which the rotary scaling changes; None if it never does."""
+        if "longrope" in self._rope_types():
+            own = getattr(self.config.get_text_config(), "original_max_position_embeddings", None)
+            known = [rope.get("original_max_position_embeddings") or own for rope in self._rope()]
+            self._turns_at = next((length for length in known if length), None)
+        self.shares = self._shares_rightly()
+        """Whether common prefixes are computed once: in float32 on a CPU, if the model permits it."""
+
+    @property
+    def max_positions(self) -> int | None:
+        """Number of positions of the model; None if unknown."""
+        known: int | None = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        return known if known is None or self._head is not None else known - _RESERVED_POSITIONS
+
+    def free(self) -> None:
+        """Release the weights and the memory of the device; nothing can be scored afterwards."""
+        self.model = self._head = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    @torch.inference_mode()
+    def _shares_rightly(self) -> bool:
+        """Return True if the model permits sharing, and probes have the same values with and without it."""
+        # A token must depend only on keys and values, at the positions that we pass.
+        config = self.config.get_text_config()
+        kinds = getattr(config, "layer_types", None)
+        windowed = getattr(config, "sliding_window", None) is not None if kinds is None else set(kinds) != {_FULL}
+        windowed |= any(getattr(config, name, None) is not None for name in _WINDOWS)
+        takes = inspect.signature(self.model.base_model.forward).parameters if self._head is not None else {}
+        is_plain = self.device.type == "cpu" and self.model.dtype == torch.float32 and not windowed
+        is_plain &= not {"longrope", "dynamic"} & self._rope_types()  # they scale with the longest sequence
+        if not (is_plain and {"past_key_values", "position_ids", "attention_mask"} <= set(takes)):
+            return False
+        tokens = [index % self.vocab_size for index in range(1, 24)]
+        probes = [tokens[:12], [*tokens[:9], 1, 2], tokens[:10], [*tokens[12:17], 3], [*tokens[12:17], 4, 5, 6]]
+        try:
+            shared = self._kin_values(probes, [Family(9, (0, 1, 2)), Family(5, (3, 4))])
+        except (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError):
+            return False  # the model has another kind of cache
+        alone = self.score_whole(probes)
+        return all(abs(shared[at] - value) <= 1e-4 * max(1.0, abs(value)) for at, value in enumerate(alone))
+
+    def _rope(self) -> list[Mapping[str, Any]]:
+        """Return the rotary position parameters of the model and of each kind of layer."""
+        config = self.config.get_text_config()
+        found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+        return [found, *(each for each in found.values() if isinstance(each, Mapping))]
+
+    def _rope_types(self) -> set[Any]:
+        return {rope.get("rope_type", rope.get("type")) for rope in self._rope()}
+
+    @torch.inference_mode()
+    def score_batch(self, sequences: list[list[int]]) -> list[float]:
+        """Return [B] the label's raw number for each non-empty sequence of ids."""
+        kin = families(sequences) if len(sequences) > 1 and self._head is not None else []
+        if sum(family.num_saved for family in kin) < LEAST_SAVED or not self.shares:
+            return self.score_whole(sequences)
+        found = self._kin_values(sequences, kin)
+        rest = [index for index in range(len(sequences)) if index not in found]
+        if rest:
+            found |= zip(rest, self.score_whole([sequences[index] for index in rest]), strict=True)
+        return [found[index] for index in range(len(sequences))]
+
+    @torch.inference_mode()
+    def score_whole(self, sequences: list[list[int]]) -> list[float]:
+        """Return [B] the same numbers, computed without sharing."""
+        is_long = [self._turns_at is not None and len(ids) > self._turns_at for ids in sequences]
+        if len(set(is_long)) > 1:  # in one batch, all would be scaled like the longest
+            long = iter(self.score_whole(list(compress(sequences, is_long))))
+            short = iter(self.score_whole(list(compress(sequences, [not far for far in is_long]))))
+            return [next(long if far else short) for far in is_long]
+        ids_BT, mask_BT = self._padded(sequences)
+        lengths_B = mask_BT.sum(1)
+        inputs = {"input_ids": ids_BT.to(self.device), **self._masked(mask_BT)}
+        if self._head is None:
+            logits_BL: Tensor = self.model(**inputs).logits
+        else:
+            logits_BL = self._pooled_BL(self.model.base_model(**inputs, use_cache=False), lengths_B)
+        values: list[float] = logits_BL[:, self.label].float().tolist()
+        return values
+
+    def _kin_values(self, sequences: list[list[int]], kin: list[Family]) -> dict[int, float]:
+        """Return the number by index of the sequences in families: the shared tokens are computed first."""
+        ids_FT, mask_FT = self._padded([sequences[family.indices[0]][: family.num_shared] for family in kin])
+        shared = self.model.base_model(input_ids=ids_FT, **self._masked(mask_FT), use_cache=True)
+        owned = [(index, place) for place, family in enumerate(kin) for index in family.indices]
+        ends = [sequences[index][kin[place].num_shared :] for index, place in owned]
+        found: dict[int, float] = {}
+        most = max(1, _MOST_SEEN // (mask_FT.shape[1] + max(map(len, ends))))
+        for batch in batches([len(end) for end in ends], most, _MOST_SEEN):
+            owners_B = torch.tensor([owned[at][1] for at in batch])
+            cache = copy.deepcopy(shared.past_key_values)
+            cache.batch_select_indices(owners_B)
+            ids_BT, mask_BT = self._padded([ends[at] for at in batch])
+            before_B = mask_FT.sum(1)[owners_B]
+            states = self.model.base_model(
+                input_ids=ids_BT,
+                **self._masked(torch.cat([mask_FT[owners_B], mask_BT], dim=1)),
+                position_ids=(before_B[:, None] + torch.arange(ids_BT.shape[1])) * mask_BT,  # of padding, none too high
+                past_key_values=cache,
+                use_cache=True,
+            )
+            values = self._pooled_BL(states, mask_BT.sum(1))[:, self.label].tolist()
+            found |= zip((owned[at][0] for at in batch), values, strict=True)
+        return found
+
+    def _padded(self, sequences: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """Return int64[B, T] the padded ids, and bool[B, T] the mask of real tokens."""
+        lengths_B = torch.tensor([len(ids) for ids in sequences])
+        longest = int(lengths_B.max())
+        ids_BT = torch.tensor([[*ids, *[self._pad] * (longest - len(ids))] for ids in sequences])
+        return ids_BT, torch.arange(longest) < lengths_B[:, None]
+
+    def _masked(self, mask_BT: Tensor) -> dict[str, Tensor]:
+        """Return the attention mask; nothing if it is all True, since attention without a mask is faster."""
+        return {} if bool(mask_BT.all()) else {"attention_mask": mask_BT.long().to(self.device)}
+
+    def _pooled_BL(self, output: Any, lengths_B: Tensor) -> Tensor:
+        """Return [B, labels] the logits of each sequence's last token."""
+        assert self._head is not None
+        states_BTD: Tensor = output.last_hidden_state
+        last_B = (lengths_B - 1).to(states_BTD.device)
+        logits: Tensor = self._head(states_BTD[torch.arange(len(last_B), device=last_B.device), last_B].float())
+        return logits
+
+
+def _opened(path: str, dtype: torch.dtype | str) -> PreTrainedModel:
+    """Load a model with all weights from the checkpoint.
+
+    Raises:
+        ConfigError: the model does not exist, or has no head, for which transformers would draw random weights.
+    """
+    try:
+        with _LOADING, _no_bars():
+            config = AutoConfig.from_pretrained(path)
+            if hasattr(config, "value_head_prefix"):  # OpenRLHF: one label, unsaid; saves the second reading
+                config.num_labels = 1
+            model, lacks = _read(path, config, dtype)
+            if [key for key, stored, _ in lacks["mismatched_keys"] if stored[0] == 1] and config.num_labels != 1:
+                config.num_labels = 1
+                model, lacks = _read(path, config, dtype)
+    except Exception as error:  # invalid weights and configs raise many types
+        raise ConfigError(
+            f"HFScorer: expected a sequence classifier's folder or Hugging Face id, got {path!r}: "
+            f"{type(error).__name__}: {error}. Check the name."
+        ) from error
+    wrong = sorted({*lacks["missing_keys"], *(key for key, *_ in lacks["mismatched_keys"])})
+    if wrong:
+        raise ConfigError(
+            f"HFScorer: expected a checkpoint with all weights of {type(model).__name__}, got {path!r} without "
+            f"{', '.join(wrong[:5])}, and with {sorted(lacks['unexpected_keys'])[:5]}. Train it as a reward model."
+        )
+    return model
+
+
+@contextlib.contextmanager
+def _no_bars() -> Iterator[None]:
+    """Turn off transformers' progress bars, which would overwrite the lines of a run, also from Ray actors."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _read(path: str, config: Any, dtype: torch.dtype | str) -> tuple[Any, Any]:
+    prefix = getattr(config, "value_head_prefix", "score")
+    renamed = None if prefix == "score" else {rf"^{re.escape(prefix)}\.": "score."}
+    found: tuple[Any, Any] = AutoModelForSequenceClassification.from_pretrained(
+        path, config=config, dtype=dtype, key_mapping=renamed, output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    return found

@@ -1,4 +1,0 @@
-"""Reward functions of OpenRLHF's form that are ready: `code_generation`, `math`, `conversation`.
-
-Each module has `reward_func(queries, prompts, labels)`; `agent_funcs/reward_*.py` are files for `--remote_rm_url`.
-"""

@@ -1,0 +1,1 @@
+"""Rewards by rule; `rewards/registry.py` has their names."""

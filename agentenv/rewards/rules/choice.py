@@ -1,0 +1,391 @@
+r"""Reward multiple choice: exactly one option that the response commits to, never the first capital letter in prose.
+
+Example:
+    >>> await ChoiceReward().grade(Response(r"So \boxed{The correct one is B}.", label="B"))
+    RewardResult(reward=1.0, score=1.0, …, components={'correct': 1.0, 'boxed': 1.0}, extracted='B', …)
+
+The label is a letter, an index or an option's text. If the row has the options, in metadata["options"], an answer may
+be an option's text too. See `letters_of` for what counts as naming an option: `B`, `(b)`, `\text{B}`, `B. Paris`, "The
+correct one is B". Several options are a hedge, which is rejected; a letter in prose names none: `vitamin C`.
+"""
+
+from __future__ import annotations
+
+import numbers
+import re
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from agentenv.core.arguments import label_error, number, one_of, shown, whole_number
+from agentenv.errors import ConfigError
+from agentenv.rewards.rules.length import Count, LengthReward
+from agentenv.rewards.rules.repetition import RepetitionReward
+from agentenv.rewards.rules.text import final_text, last_boxed
+from agentenv.rewards.types import Response, RewardResult, Status
+
+ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+MAX_ANSWER_CHARS = 1024
+_MAX_SEARCHED_CHARS = 32_768
+_MAX_MARKERS = 16
+_MAX_BARE_CHARS = 200
+
+_TEXT_COMMAND = re.compile(
+    r"\\(?:text|textbf|textit|textrm|textsf|texttt|textnormal|mbox|mathrm|mathbf|mathsf|mathit|boxed|fbox|emph|bf|rm)"
+    r"\s*\{([^{}]*)\}"
+)
+_NOISE = re.compile(r"\\(?:left|right|displaystyle)\b|\\[()\[\],;!: ]|\\?\$|[*`]|\\(?=[{}])")
+_EDGES = " _\"'“”‘’«»{}"
+_ARTICLE = r"(?![AI] (?!(?:is|or|and|because|since|as|but|was|which|seems)\b)[a-z])"
+_ONE = r"[(\[]?(?<![\w'])([A-Za-z])(?![\w'’])[)\]]?"
+_GAP = r"(?:[ ,;/&|+、]|\bor\b|\band\b|或|和)+"
+_SINGLE = re.compile(rf"{_ONE} ?[.:,;!]*")
+_LIST = re.compile(rf"{_ONE}[.:]?(?:{_GAP}{_ONE}[.:]?)+")
+_PREFIX = re.compile(
+    r"(?:[(\[]([A-Za-z])[)\]]|([A-Za-z])[)\]]) ?[.:]? ?(?P<behind>.+)"
+    r"|(?:([A-Za-z])[.:]|([A-Za-z]) [-–—]) (?P<spaced>.+)|([A-Z])[.:](?![A-Za-z]\b)(?P<close>.+)"
+    r"|([A-Z]) \((?P<bracketed>.+)\)\.?"
+)
+_ALSO = re.compile(
+    r"(?:\bor\b|/|或) ?[(\[]?([A-Z])(?= ?(?:$|[,.;:)\]]))|(?<![\w(])[(\[]?([A-Z])[)\]]|(?<=[ ,;])([A-Z])[.:] (?=\w)"
+)
+_LETTERS = rf"(?:(?:{_GAP})?[(\[]?(?<![A-Za-z0-9_'’]){_ARTICLE}(?:[A-Z]|[a-z](?=[)\].,]|$))(?![\w'’])[)\]]?){{1,12}}"
+_MARKED = re.compile(
+    r"(?i:\b(?:is|are|be|options?|choices?|answers?|letters?|alternative|select|choose|chose|pick|either)\b|[:=]|选项?|答案|是|为)"
+    rf" ?(?i:the )?(?i:option |choice |letter |answer )?(?P<letters>{_LETTERS})"
+)
+_VERDICT = re.compile(
+    rf"(?P<letters>{_LETTERS}) (?:is|are|was|seems|must be|would be) (?:the |both )?(?:most |best )?"
+    r"(?:correct|right|answer|best|true|appropriate|likely)\b"
+)
+_NEGATION = re.compile(r"\b(?:not|neither|nor|except|incorrect|wrong|false|cannot)\b|n['’]t\b|不|错", re.IGNORECASE)
+_LETTER = re.compile(r"(?<![\w'])[A-Za-z](?![\w'’])")
+
+_MARKER = re.compile(
+    r"\b(?:answer(?: (?:to|for) [^.:\n]{1,40}?)?|(?:correct|right|best) (?:option|choice|alternative))\b[*_\"')\s]{0,4}"
+    r"(?:is\b|are\b|was\b|would be\b|should be\b|must be\b|[:：=])"
+    r"|^[#*_ ]{0,8}(?:(?:final|correct) )?answer[*_ ]{0,4}$"
+    r"|(?:答案|正确选项)\s?(?:应该?)?[是为：:】]|(?:答案|[故应该题此以])选(?:择|项)?[是为：:]?",
+    re.IGNORECASE | re.MULTILINE,
+)
+_ANSWER_TAG = re.compile(r"<answer>([^<]*)(?:</answer>|$)")
+_CONTRAST = re.compile(
+    r"(?:, (?:and )?not|,? and not| rather than| instead of) (?:option |choice )?[(\[]?[A-Za-z][)\]]?\.?$"
+)
+_CLAUSE_END = re.compile(r"[.!?](?=\s|$)|[。！？]|,?\s(?:because|since|which|so|as)\s")
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceOptions:
+    """The options of a question: their letters in order, and their texts if the row has them."""
+
+    letters: str
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """Letter to text, as `fold` returns it."""
+
+    def with_text(self, answer: str) -> frozenset[str]:
+        """Return the options with this text."""
+        answer = fold(answer)
+        return frozenset(letter for letter, text in self.texts.items() if answer and text == answer)
+
+
+def read_options(value: Any, default_letters: str) -> ChoiceOptions:
+    """Read the options of a row: a list of texts, a dict of letter to text, `{"label": [...], "text": [...]}`, or None.
+
+    Raises:
+        DataError: it has another form.
+    """
+    if value is None:
+        return ChoiceOptions(default_letters)
+    if isinstance(value, Mapping) and {"label", "text"} <= value.keys():
+        labels, texts = (_members(value[name]) for name in ("label", "text"))
+        labels = list(ALPHABET[: len(texts)]) if all(str(label).isdigit() for label in labels) else labels
+    elif isinstance(value, Mapping):
+        labels, texts = list(value), list(value.values())
+    else:
+        texts = _members(value)
+        labels = list(ALPHABET[: len(texts)])
+    letters = [label.strip().upper() if isinstance(label, str) else "" for label in labels]
+    valid = all(len(letter) == 1 and letter in ALPHABET for letter in letters) and len(set(letters)) == len(texts)
+    if not texts or not valid or not all(isinstance(text, str) for text in texts):
+        raise label_error("a list of option texts, or a dict from letter to text", value, where="options")
+    return ChoiceOptions("".join(letters), dict(zip(letters, map(fold, texts), strict=True)))
+
+
+def _members(value: Any) -> list[Any]:
+    """Return the members of a list, or of an array, as in Parquet rows; [] for anything else."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+def clean(answer: str) -> str:
+    """Return the answer in one line of plain characters, without markup; a very long one is cut."""
+    text = unicodedata.normalize("NFKC", answer[:MAX_ANSWER_CHARS])
+    for _ in range(4):
+        text = _TEXT_COMMAND.sub(r" \1", text)
+    return " ".join(_NOISE.sub("", text).split()).strip(_EDGES)
+
+
+def fold(text: str) -> str:
+    """Return the form in which options' texts are compared."""
+    return clean(text).casefold().rstrip(" .,;!。")
+
+
+def letters_of(answer: str, options: ChoiceOptions, *, prose: bool = True) -> frozenset[str]:
+    """Return the letters of the options that an answer names; empty if it names none, or excludes one."""
+    text = _CONTRAST.sub("", clean(answer))
+    if (single := _SINGLE.fullmatch(text)) and single[1].upper() in options.letters:
+        return frozenset(single[1].upper())
+    if same := options.with_text(text):
+        return same
+    if _LIST.fullmatch(text):
+        named = {letter.upper() for letter in _LETTER.findall(text)}
+    elif prefix := _PREFIX.fullmatch(text):
+        letter = next(filter(None, prefix.groups())).upper()
+        rest = prefix["behind"] or prefix["spaced"] or prefix["close"] or prefix["bracketed"]
+        if also := options.with_text(rest):
+            named = {letter} if letter in also else {letter, *also}
+        else:
+            named = {letter, *(other for match in _ALSO.findall(rest) for other in match if other)}
+    elif prose and not _NEGATION.search(text):
+        found = [match["letters"] for pattern in (_MARKED, _VERDICT) for match in pattern.finditer(text)]
+        named = {letter.upper() for letters in found for letter in _LETTER.findall(letters)}
+    else:
+        named = set()
+    return frozenset(named) if named <= set(options.letters) else frozenset()
+
+
+def final_answer(final: str, options: ChoiceOptions, *, require_box: bool) -> tuple[str | None, bool]:
+    r"""Return the part of the final text that answers, or None, and True if it is boxed.
+
+    It is the last `\boxed{…}`; unless a box is required also the last `<answer>…</answer>`, the clause after the last
+    "the answer is" that names an option, a last line such as "So B is correct", or a text that is only an option.
+    """
+    final = final[-_MAX_SEARCHED_CHARS:]
+    if (boxed := last_boxed(final)) is not None:
+        return boxed, True
+    if require_box:
+        return None, False
+    if tagged := _ANSWER_TAG.findall(final):
+        return tagged[-1], False
+    clauses = [_clause(final[marker.end() :]) for marker in list(_MARKER.finditer(final))[-_MAX_MARKERS:]]
+    if clauses:
+        return next((clause for clause in reversed(clauses) if letters_of(clause, options)), clauses[-1]), False
+    last = final.rstrip().rpartition("\n")[2]
+    if len(last) <= _MAX_BARE_CHARS and _VERDICT.search(clean(last)):
+        return last, False
+    bare = final.strip()
+    return (bare if len(bare) <= _MAX_BARE_CHARS and letters_of(bare, options, prose=False) else None), False
+
+
+def _clause(behind: str) -> str:
+    line = behind[:MAX_ANSWER_CHARS].lstrip(": \t\r\n*_：").partition("\n")[0]
+    stop = next((end.start() for end in _CLAUSE_END.finditer(line) if end.start() > 0), len(line))
+    return line[:stop]
+
+
+def read_label(label: object, options: ChoiceOptions, index_base: int) -> str:
+    """Return the letter of the right option; the label is a letter, an index from `index_base`, or the option's text.
+
+    Raises:
+        DataError: it has another form, or it fits several options.
+    """
+    index = label
+    if isinstance(label, str):
+        text = last_boxed(label) or label
+        named = letters_of(text, options, prose=False)
+        if len(named) == 1:
+            return next(iter(named))
+        index = int(text) if not named and re.fullmatch(r"\s*[0-9]{1,2}\s*", text, re.ASCII) else None
+    if isinstance(index, numbers.Integral) and not isinstance(index, bool):
+        at = int(index) - index_base
+        if 0 <= at < len(options.letters):
+            return options.letters[at]
+    expected = f"one option ({options.letters[0]}..{options.letters[-1]}, an index from {index_base}, or its text)"
+    raise label_error(expected, label)
+
+
+NUM_OPTIONS = 10
+"""Default number of options of a question whose row does not list them: MMLU-Pro has ten."""
+GENERAL_VAL_TAGS = ("ceval", "race_high", "mmlu_pro", "commonsense_qa")
+SCALES = {
+    "loose": (1.0, 1.0, -1.0, -1.0),
+    "soft": (1.0, 0.5, -0.5, -1.0),
+    "strict": (1.0, -1.0, -1.0, -1.0),
+}
+"""Rewards of an answer that is right and boxed, right, boxed, and neither. Source: ROLL's three reward types."""
+
+
+class _ChosenOption(NamedTuple):
+    """The option that a response answered with."""
+
+    correct: bool
+    boxed: bool
+    status: Status = Status.OK
+    extracted: str | None = None
+    detail: str = ""
+
+    @property
+    def components(self) -> dict[str, float]:
+        """Both facts as numbers."""
+        return {"correct": float(self.correct), "boxed": float(self.boxed)}
+
+
+class _OptionGrader:
+    """Compares the option that a response commits to with the row's."""
+
+    def __init__(self, where: str, *, require_box: bool, num_options: int, index_base: int) -> None:
+        if not isinstance(require_box, bool):
+            raise ConfigError(f"{where}.require_box: expected a bool, got {require_box!r}. Correct the argument.")
+        self._require_box = require_box
+        self._letters = ALPHABET[: whole_number(f"{where}.num_options", num_options, low=2, high=len(ALPHABET))]
+        self._index_base = whole_number(f"{where}.index_base", index_base, high=1)
+
+    def grade(self, response: Response) -> _ChosenOption:
+        """Return the option that the response answered with.
+
+        Raises:
+            DataError: the label, or metadata["options"], is invalid.
+        """
+        options = read_options(response.metadata.get("options"), self._letters)
+        gold = read_label(response.label, options, self._index_base)
+        final = final_text(response.text)
+        if final is None:
+            return _ChosenOption(False, False, Status.NO_ANSWER, detail="the thinking has no end")
+        answer, boxed = final_answer(final, options, require_box=self._require_box)
+        if answer is None:
+            return _ChosenOption(False, False, Status.NO_ANSWER)
+        named = letters_of(answer, options)
+        if len(named) == 1:
+            letter = next(iter(named))
+            return _ChosenOption(letter == gold, boxed, Status.OK, letter)
+        detail = f"it names {', '.join(sorted(named))}" if named else "it names no option"
+        return _ChosenOption(False, boxed, Status.PARSE_ERROR, shown(clean(answer)), detail)
+
+
+class ChoiceReward:
+    r"""1.0 if the response commits to the right option and to no other, else 0.0; ROLL's boxed multiple choice.
+
+    The answer must be in a `\boxed{…}` unless `require_box` is False; see `GeneralValReward` for other forms.
+    A label that is a number counts from `index_base`, 0 or 1. `num_options` is for rows that do not list them.
+    """
+
+    bounds = (0.0, 1.0)
+
+    def __init__(self, *, require_box: bool = True, num_options: int = NUM_OPTIONS, index_base: int = 0) -> None:
+        where = type(self).__name__
+        self._grader = _OptionGrader(where, require_box=require_box, num_options=num_options, index_base=index_base)
+
+    async def grade(self, response: Response) -> RewardResult:
+        """Return the result; its components are `correct` and `boxed`.
+
+        Raises:
+            DataError: the label, or metadata["options"], is invalid.
+        """
+        chosen = self._grader.grade(response)
+        return _result(float(chosen.correct), chosen, chosen.correct)
+
+
+class GeneralValReward:
+    """The right option on one of `SCALES`, for validation sets and for training; the score is 1.0 if that is above 0.
+
+    An answer is, in this order: the last box, the last `<answer>…</answer>`, the clause after the last "the answer is"
+    that names an option, a last line such as "So B is correct", or a short text that is only an option. If the row has
+    a metadata["tag"], it must be one of `tags`; None accepts any.
+    """
+
+    bounds = (-1.0, 1.0)
+
+    def __init__(
+        self,
+        *,
+        scale: str = "loose",
+        tags: tuple[str, ...] | None = GENERAL_VAL_TAGS,
+        num_options: int = NUM_OPTIONS,
+        index_base: int = 0,
+    ) -> None:
+        where = type(self).__name__
+        self._scale = SCALES[one_of(f"{where}.scale", scale, SCALES)]
+        if tags is not None and not (isinstance(tags, tuple | list) and all(isinstance(tag, str) for tag in tags)):
+            raise ConfigError(f"{where}.tags: expected a tuple of strings or None, got {tags!r}. Correct the argument.")
+        self._tags = None if tags is None else frozenset(tags)
+        self._grader = _OptionGrader(where, require_box=False, num_options=num_options, index_base=index_base)
+
+    async def grade(self, response: Response) -> RewardResult:
+        """Return the result; its components are `correct` and `boxed`.
+
+        Raises:
+            DataError: the label, metadata["options"] or metadata["tag"] is invalid.
+        """
+        tag = response.metadata.get("tag")
+        if tag is not None and self._tags is not None and (not isinstance(tag, str) or tag not in self._tags):
+            raise label_error(f"one of {', '.join(sorted(self._tags))}", tag, where="metadata['tag']")
+        chosen = self._grader.grade(response)
+        worth = _worth(self._scale, chosen)
+        return _result(worth, chosen, worth > 0.0)
+
+
+class CrossThinkReward:
+    """The right option on one of `SCALES`, minus repetition, plus a share of a length term; ROLL's CrossThink QA.
+
+    `repetition_penalty`, at most 0, is the penalty of a text that only repeats itself (in 3-grams). The length term
+    penalizes *short* responses: -0.5 at 100 units and less, 0 from 400 up, linear between; it is multiplied by
+    `length_coefficient`, at least 0. It is measured on the text without padding: in tokens with a `count` of a
+    tokenizer, else in words.
+    """
+
+    def __init__(
+        self,
+        *,
+        reward_type: str = "loose",
+        repetition_penalty: float = -0.5,
+        length_coefficient: float = 0.0,
+        count: Count | None = None,
+        num_options: int = NUM_OPTIONS,
+        index_base: int = 0,
+    ) -> None:
+        where = type(self).__name__
+        self._scale = SCALES[one_of(f"{where}.reward_type", reward_type, SCALES)]
+        penalty = number(f"{where}.repetition_penalty", repetition_penalty, high=0.0)
+        self._repetition = RepetitionReward(ngram_size=3, max_penalty=penalty)
+        self._coefficient = number(f"{where}.length_coefficient", length_coefficient, low=0.0)
+        unit = "words" if count is None else "tokens"
+        band = LengthReward(min_length=400, max_length=None, rate=0.5 / 300, floor=-0.5, unit=unit, count=count)
+        self._length = band
+        self._grader = _OptionGrader(where, require_box=False, num_options=num_options, index_base=index_base)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """From a wrong answer with both penalties to a right one without penalties."""
+        return -1.0 + self._repetition.bounds[0] - 0.5 * self._coefficient, 1.0
+
+    async def grade(self, response: Response) -> RewardResult:
+        """Return the sum; its components are `choice`, `repetition` and `length`, all raw, and `correct` and `boxed`.
+
+        Raises:
+            DataError: the label, or metadata["options"], is invalid.
+            InfraError: `count`, or the worker for long texts, failed.
+        """
+        chosen = self._grader.grade(response)
+        choice = _worth(self._scale, chosen)
+        repetition = (await self._repetition.grade(response)).reward or 0.0
+        length = (await self._length.grade(response)).reward or 0.0
+        result = _result(choice + repetition + self._coefficient * length, chosen, choice > 0.0)
+        terms = {"choice": choice, "repetition": repetition, "length": length}
+        return replace(result, components={**terms, **chosen.components})
+
+
+def _worth(scale: tuple[float, float, float, float], chosen: _ChosenOption) -> float:
+    return scale[2 * (not chosen.correct) + (not chosen.boxed)]
+
+
+def _result(reward: float, chosen: _ChosenOption, right: bool) -> RewardResult:
+    return RewardResult(
+        reward,
+        score=float(right),
+        status=chosen.status,
+        components=chosen.components,
+        extracted=chosen.extracted,
+        detail=chosen.detail,
+    )

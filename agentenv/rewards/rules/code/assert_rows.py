@@ -1,0 +1,282 @@
+"""Read tests that are Python source, as in HumanEval and MBPP. Each assert becomes a test, run without the solution."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from agentenv.rewards.rules.code.task import TEST_PRELUDE, prelude_for
+from agentenv.sandbox.grading import AssertSuite, AssertTest, PytestSuite, TestSuite
+
+_TEST_FILE = "test_row.py"
+_BUILTINS = frozenset(dir(builtins))
+
+
+def human_eval_suite(row: Mapping[str, Any]) -> AssertSuite:
+    """Return the tests in the `check` of a HumanEval row.
+
+    The part of the prompt before the required function, imports and helpers, precedes the solution. It precedes the
+    tests too: a helper that they call is the prompt's own, never the solution's.
+
+    Raises:
+        KeyError, ValueError: a column is missing, or the source has no `check` with asserts.
+    """
+    entry, prompt = str(row["entry_point"]), str(row.get("prompt") or "")
+    before = prompt.partition(f"def {entry}(")[0] if f"def {entry}(" in prompt else ""
+    if not _compiles(before):
+        before = ""
+    sources = split_check(str(row["test"]), entry)
+    return AssertSuite((entry,), hidden=tuple(map(AssertTest, sources)), prelude=before, solution_prelude=before)
+
+
+def split_check(source: str, entry: str) -> list[str]:
+    """Return a program per asserting statement of `check`, with the rest of the source and the statements before it.
+
+    Raises:
+        ValueError: there is no `check` with asserts on the function `entry`.
+    """
+    module = ast.parse(source)
+    checks = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
+    if len(checks) != 1:
+        raise ValueError(f"{len(checks)} functions `check` where one is needed")
+    check = checks[0]
+    around = [node for node in module.body if node is not check]
+    sources = []
+    for statements in _split_body(check.body, (entry, *(each.arg for each in check.args.args)), around):
+        one = ast.FunctionDef("check", check.args, statements, [], None, None)
+        sources.append(_source([*around, one, ast.parse("check(candidate)").body[0]]))
+    if not sources:
+        raise ValueError("a `check` without asserts on the solution")
+    return sources
+
+
+def _split_body(
+    body: Sequence[ast.stmt], names: Iterable[str], around: Sequence[ast.stmt] = ()
+) -> Iterator[list[ast.stmt]]:
+    """Yield the statements of each test: those before an asserting statement, and that statement.
+
+    A statement whose asserts cannot depend on these names passes for every program and tests nothing.
+
+    Args:
+        body: the statements to split.
+        names: the functions of the solution.
+        around: statements before them, such as functions that assert.
+    """
+    depend, asserting = set(names), set[str]()
+    setup: list[ast.stmt] = []
+    for statement in (*around, *body):
+        own = statement not in around
+        if own and isinstance(statement, ast.Return | ast.Raise):
+            return
+        names_used = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+        used = {node.id for node in names_used}
+        defines = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        depends = bool(used & depend)
+        asserts = bool(used & asserting) or any(map(_can_fail, ast.walk(statement)))
+        if defines:
+            depend |= {statement.name} if depends else set()  # type: ignore[attr-defined]
+            asserting |= {statement.name} if asserts else set()  # type: ignore[attr-defined]
+        elif own and asserts and depends:
+            yield [*setup, statement]
+        elif depends:  # it may store or change any value that it names
+            depend |= {n.id for n in names_used if isinstance(n.ctx, ast.Store) or n.id not in _BUILTINS}
+        if own and (defines or not asserts):
+            setup.append(statement)
+
+
+def _can_fail(node: ast.AST) -> bool:
+    """Return True for an assert, unless it is of a constant, or of a tuple, which is always true."""
+    match node:
+        case ast.Assert(test=ast.Constant(value=value)):
+            return not value
+        case ast.Assert(test=ast.Tuple(elts=[_, *_])):
+            return False
+        case ast.Assert(test=test):
+            return any(isinstance(each, ast.Name) for each in ast.walk(test))
+    return False
+
+
+def mbpp_suite(row: Mapping[str, Any], visible: Sequence[str], hidden: Sequence[str]) -> TestSuite:
+    """Return the asserts of an MBPP row; as pytest tests, which is weaker evidence, if they need classes.
+
+    Raises:
+        ValueError: the asserts are not Python, or call nothing of the solution.
+    """
+    imports = row.get("test_imports") or []
+    prelude = "\n".join([*imports, str(row.get("test_setup_code") or "")]).strip()
+    reference = str(row.get("code") or "")
+    known = {*_BUILTINS, *_bound(prelude)}
+    named = [name for test in (*visible, *hidden) for name in called(test) if name not in known]
+    names = tuple(dict.fromkeys(name for name in named if not reference or name in defined(reference)))
+    if not names:
+        raise ValueError(f"asserts that call none of {defined(reference)}" if reference else "asserts without a call")
+    visible, hidden = (with_asserts(tests, names, prelude) for tests in (visible, hidden))
+    if not visible and not hidden:
+        raise ValueError("tests without asserts on the solution")
+    if any(isinstance(node, ast.ClassDef) and node.name in names for node in _body(reference)):
+        bodies = ["\n".join(f"    {line}" for line in test.splitlines()) for test in (*visible, *hidden)]
+        functions = [f"def test_{index}():\n{body}\n" for index, body in enumerate(bodies)]
+        source = "\n\n".join([f"from solution import *\n{prelude}\n", *functions])
+        nodes = tuple(f"{_TEST_FILE}::test_{index}" for index in range(len(functions)))
+        return PytestSuite({_TEST_FILE: source.encode()}, nodes[: len(visible)], nodes[len(visible) :])
+    return AssertSuite(
+        names,
+        tuple(map(AssertTest, visible)),
+        tuple(map(AssertTest, hidden)),
+        prelude=prelude,
+        solution_prelude=prelude,
+    )
+
+
+def strongest_suite(sources: Sequence[str]) -> TestSuite:
+    """Return the tests in sources that use the solution's names, run without the solution if possible.
+
+    Tests that need pytest, a module `solution` or classes of the solution run in its process, which is weaker evidence.
+
+    Raises:
+        ValueError: the sources are not Python, test nothing, or are parametrized.
+    """
+    trees = [ast.parse(source) for source in sources]
+    names = list(dict.fromkeys(name for tree in trees for name in _free(tree)))
+    if any(map(_needs_pytest, trees)) or any(name[:1].isupper() for name in names):
+        return _pytest_suite(trees)
+    if not names:
+        raise ValueError("asserts that use nothing of the solution's")
+    tests = [test for source in sources for test in split_tests(source, names)]
+    return AssertSuite(
+        tuple(names),
+        hidden=tuple(map(AssertTest, tests)),
+        prelude=TEST_PRELUDE,
+        solution_prelude=prelude_for(*names),
+    )
+
+
+def split_tests(source: str, names: Iterable[str]) -> list[str]:
+    """Return a program per function `test_…`, or per asserting statement without one, each with the rest of the source.
+
+    Raises:
+        ValueError: it is not Python, or has no asserts on the functions `names` of the solution.
+    """
+    body = [node for node in ast.parse(source).body if not _imports_solution(node)]
+    tests = [node for node in body if _is_test(node)]
+    if tests:
+        return [_source([node for node in body if node is test or node not in tests]) for test in tests]
+    programs = [_source(statements) for statements in _split_body(body, names)]
+    if not programs:
+        raise ValueError(f"no asserts on {', '.join(names)} in {source!r:.80}")
+    return programs
+
+
+def with_asserts(sources: Iterable[str], names: Iterable[str], prelude: str) -> list[str]:
+    """Return the sources that assert something of the functions `names`, by themselves or by functions of the prelude.
+
+    Raises:
+        SyntaxError: one is not Python.
+    """
+    trees = {source: ast.parse(source).body for source in sources}
+    around = _body(prelude)
+    return [
+        source
+        for source, body in trees.items()
+        if any(map(_is_test, body)) or any(_split_body(body, ("candidate", *names), around))
+    ]
+
+
+def _source(body: Sequence[ast.stmt]) -> str:
+    return ast.unparse(ast.fix_missing_locations(ast.Module(list(body), [])))
+
+
+def _is_test(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+
+
+def _imports_solution(node: ast.AST) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.module == "solution"
+
+
+def _free(tree: ast.Module) -> list[str]:
+    """Return the names that a source uses and does not define, which the solution must define."""
+    known = {*_BUILTINS, *_bound(TEST_PRELUDE)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name) | ast.ExceptHandler(name=str(name)):
+                known.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                known.add(name)
+            case ast.Import(names=names) | ast.ImportFrom(names=names) if not _imports_solution(node):
+                known.update((alias.asname or alias.name).partition(".")[0] for alias in names)
+    used = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    return [node.id for node in sorted(used, key=lambda node: (node.lineno, node.col_offset)) if node.id not in known]
+
+
+def _needs_pytest(tree: ast.Module) -> bool:
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    fixtures = any(isinstance(node, ast.FunctionDef) and _is_test(node) and node.args.args for node in tree.body)
+    renamed = any(_imports_solution(node) and any(a.asname for a in node.names) for node in tree.body)  # type: ignore[attr-defined]
+    return bool(imported & {"pytest", "unittest", "solution"}) or fixtures or renamed or any(_methods(tree))
+
+
+def _methods(tree: ast.Module) -> list[str]:
+    """Return the tests in classes, as in pytest's node ids."""
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    return [f"{each.name}::{test.name}" for each in classes for test in each.body if _is_test(test)]  # type: ignore[attr-defined]
+
+
+def _pytest_suite(trees: Sequence[ast.Module]) -> PytestSuite:
+    """Return a suite with a file per source; one without test functions gets a function per asserting statement."""
+    files: dict[str, bytes] = {}
+    nodes: list[str] = []
+    for index, tree in enumerate(trees):
+        if any(isinstance(node, ast.Attribute) and node.attr == "parametrize" for node in ast.walk(tree)):
+            raise ValueError("parametrized tests, whose node ids are not in the row")
+        if not (names := [*(node.name for node in tree.body if _is_test(node)), *_methods(tree)]):  # type: ignore[attr-defined]
+            bodies = [ast.parse(program).body for program in split_tests(ast.unparse(tree), [*_free(tree), "solution"])]
+            functions = [ast.parse(f"def test_{number}(): pass").body[0] for number in range(len(bodies))]
+            for function, body in zip(functions, bodies, strict=True):
+                function.body = body  # type: ignore[attr-defined]
+            tree, names = ast.Module(functions, []), [f"test_{number}" for number in range(len(bodies))]
+        file = f"test_row_{index}.py"
+        files[file] = f"{TEST_PRELUDE}from solution import *\n{_source(tree.body)}\n".encode()
+        nodes += [f"{file}::{name}" for name in names]
+    return PytestSuite(files, hidden=tuple(nodes))
+
+
+def called(source: str) -> list[str]:
+    """Return the names that a source calls, in order, without duplicates.
+
+    Raises:
+        ValueError: it is not Python.
+    """
+    calls = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    plain = [node for node in calls if isinstance(node, ast.Name)]
+    return list(dict.fromkeys(node.id for node in sorted(plain, key=lambda node: (node.lineno, node.col_offset))))
+
+
+def defined(source: str) -> list[str]:
+    """Return the functions and classes that a source defines, and the names that it assigns."""
+    names: list[str] = []
+    for node in _body(source):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.append(node.name)
+        elif isinstance(node, ast.Assign):
+            names += [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return names
+
+
+def _bound(source: str) -> list[str]:
+    imports = [node for node in _body(source) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [*defined(source), *(name.asname or name.name for node in imports for name in node.names)]
+
+
+def _body(source: str) -> list[ast.stmt]:
+    return ast.parse(source).body if _compiles(source) else []
+
+
+def _compiles(source: str) -> bool:
+    try:
+        ast.parse(source)
+    except (ValueError, SyntaxError):
+        return False
+    return True

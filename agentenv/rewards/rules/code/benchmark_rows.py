@@ -1,0 +1,230 @@
+"""Read rows of HumanEval, MBPP, APPS, LiveCodeBench, and ROLL's code sandbox.
+
+ROLL's rows have `case_type`, `test_cases` and `test_case_function`. `test_cases` is a list, or its JSON, whose members
+depend on `case_type`:
+
+| case_type | a case | the tests |
+|---|---|---|
+| input | `stdin`, `expected_stdout` | inputs and outputs; calls and values in JSON with a `test_case_function` |
+| assert, pytest | `assert_code` | each `test_…` function; without one, each asserting statement |
+| check_based | `assert_code` with a `check`, `entry_point`, `import_prefix` | each asserting statement of `check` |
+| text | `assert_code` with `{response}` | as assert, for the text of the response, which needs no program |
+
+Source: github.com/alibaba/ROLL, roll/pipeline/rlvr/rewards/code_sandbox_reward_worker.py. There an empty list of cases,
+an exit before the asserts, and a text with quotation marks pass; here every pass is verified.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import pickle
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from agentenv.rewards.rules.code.assert_rows import human_eval_suite, mbpp_suite, split_tests, strongest_suite
+from agentenv.rewards.rules.code.plain import JSON_VALUES, function_suite, stdio_suite
+from agentenv.rewards.rules.code.task import TEST_PRELUDE, CodeTask, as_text, first_visible, parse_column, prelude_for
+from agentenv.sandbox.grading import (
+    AssertSuite,
+    AssertTest,
+    Comparison,
+    FunctionSuite,
+    FunctionTest,
+    same_value,
+)
+
+MAX_TESTS_BYTES = 256 << 20
+"""Maximum size of a row's tests after decompression."""
+PYTHON_NUMBERS = {"int_as_float": True, "bool_as_int": True}
+"""Options of `Comparison` by which numbers are equal as in Python, where 1, 1.0 and True are."""
+APPS_COLUMNS = ("inputs", "outputs", "fn_name", "starter_code")
+
+
+def human_eval(row: Mapping[str, Any]) -> CodeTask:
+    """Return the asserts in the `check` of a row of HumanEval."""
+    return CodeTask("humaneval", human_eval_suite(row))
+
+
+def mbpp(row: Mapping[str, Any]) -> CodeTask:
+    """Return the asserts of a row of MBPP."""
+    visible, hidden = first_visible([str(test) for test in parse_column("test_list", row["test_list"])])
+    hidden += [str(test) for test in parse_column("challenge_test_list", row.get("challenge_test_list") or [])]
+    return CodeTask("mbpp", mbpp_suite(row, visible, hidden), tuple(visible))
+
+
+def apps(row: Mapping[str, Any], *, strict: bool = False) -> CodeTask:
+    """Return the tests of a row of APPS, compared as its evaluator does unless `strict`.
+
+    A value may be stored in a list. Keys of objects are integers where all can be. Source: hendrycks/apps,
+    eval/testing_util.py, but integers have no tolerance, repetitions count, and the first of several values is not
+    accepted for all.
+    """
+    pairs = parse_column("input_output", row.get("input_output") or {key: row.get(key) for key in APPS_COLUMNS})
+    inputs, outputs, name = pairs["inputs"], pairs["outputs"], pairs.get("fn_name") or row.get("fn_name")
+    if len(inputs) != len(outputs):
+        raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs")
+    starter = str(row.get("starter_code") or "")
+    if not name:
+        rows = [{"stdin": _lines(value), "stdout": _lines(out)} for value, out in zip(inputs, outputs, strict=True)]
+        stdio = stdio_suite({"text_mode": "tokens" if strict else "apps"}, *first_visible(rows))
+        return CodeTask("apps", replace(stdio, any_exit_code=not strict), starter_code=starter)
+    if not strict:
+        inputs, outputs = list(map(_with_int_keys, inputs)), list(map(_with_int_keys, outputs))
+    rows = [{"args": arguments, "expected": out} for arguments, out in zip(inputs, outputs, strict=True)]
+    visible, hidden = (
+        tuple(FunctionTest(tuple(one["args"]), one["expected"]) for one in part) for part in first_visible(rows)
+    )
+    entry = _in_class(name, starter)
+    checker = same_or_boxed_strictly if strict else same_or_boxed
+    suite = FunctionSuite(entry, visible, hidden, checker=checker, prelude=prelude_for(entry))
+    return CodeTask("apps", suite, starter_code=starter)
+
+
+def live_code_bench(row: Mapping[str, Any], *, strict: bool = False) -> CodeTask:
+    """Return the tests of a row of LiveCodeBench, compared as its evaluator does unless `strict`.
+
+    They are inputs and outputs, or calls and values. Source: LiveCodeBench/LiveCodeBench,
+    lcb_runner/evaluation/testing_util.py, except that a tuple equals a list inside of another value, too.
+    """
+    visible, hidden = _tests("public_test_cases", row), _tests("private_test_cases", row)
+    starter = str(row.get("starter_code") or "")
+    metadata = parse_column("metadata", row.get("metadata") or {})
+    name = metadata.get("func_name") or row.get("func_name")
+    if any(test.get("testtype") == "functional" for test in visible + hidden):
+        if not name:
+            raise KeyError("func_name")
+        entry = _in_class(name, starter)
+        row = {"entry_point": entry, "prelude": prelude_for(entry), "comparison": {} if strict else PYTHON_NUMBERS}
+        return CodeTask("livecodebench", function_suite(row, as_calls(visible), as_calls(hidden)), starter_code=starter)
+    shown, kept = ([{"stdin": t["input"], "stdout": t["output"]} for t in tests] for tests in (visible, hidden))
+    suite = stdio_suite({} if strict else {"text_mode": "livecodebench"}, shown, kept)
+    return CodeTask("livecodebench", replace(suite, any_exit_code=not strict), starter_code=starter)
+
+
+def as_calls(tests: Sequence[Mapping[str, Any]], given: str = "input", out: str = "output") -> list[dict[str, Any]]:
+    """Return calls and values in the plain form, from tests with one JSON argument on each line of an input."""
+    return [
+        {
+            "args": [json.loads(line) for line in str(test[given]).splitlines() if line.strip()],
+            "expected": json.loads(test[out]),
+        }
+        for test in tests
+    ]
+
+
+def _tests(name: str, row: Mapping[str, Any]) -> list[Any]:
+    """Return test cases from a list, JSON, or pickled, deflated and base64-encoded JSON, as the private ones are."""
+    value = row.get(name) or []
+    if isinstance(value, str) and value.lstrip()[:1] not in ("[", "{"):
+        unzip = zlib.decompressobj()
+        try:
+            content = unzip.decompress(base64.b64decode(value), MAX_TESTS_BYTES)
+            if unzip.unconsumed_tail:
+                raise ValueError(f"tests of more than {MAX_TESTS_BYTES} bytes")
+            value = content.decode() if content[:1] in b"[{" else _PlainUnpickler(io.BytesIO(content)).load()
+        except (zlib.error, pickle.UnpicklingError, EOFError) as error:
+            raise ValueError(f"tests that cannot be unpacked ({error})") from error
+    return list(parse_column(name, value))
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """An unpickler of plain values only: a pickle that imports anything is rejected."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        """Raise UnpicklingError."""
+        raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")
+
+
+def same_or_boxed(given: Any, expected: Any, got: Any) -> bool:
+    """Return True if a value equals the expected one, or the only one of a list of expected ones, as in Python."""
+    return _same_or_boxed(expected, got, Comparison(**JSON_VALUES, **PYTHON_NUMBERS))
+
+
+def same_or_boxed_strictly(given: Any, expected: Any, got: Any) -> bool:
+    """Return True as `same_or_boxed` does, with types that count."""
+    return _same_or_boxed(expected, got, Comparison(**JSON_VALUES))
+
+
+def _same_or_boxed(expected: Any, got: Any, how: Comparison) -> bool:
+    boxed = isinstance(expected, list) and len(expected) == 1 and same_value(expected[0], got, how)
+    return boxed or same_value(expected, got, how)
+
+
+def _with_int_keys(value: Any) -> Any:
+    """Return a value in which an object, also the only one of a list, has the integer keys that JSON made text."""
+    if isinstance(value, list) and len(value) == 1:
+        return [_with_int_keys(each) if isinstance(each, dict) else each for each in value]
+    if not isinstance(value, dict):
+        return value
+    try:
+        return {int(key): each for key, each in value.items()}
+    except ValueError:
+        return value
+
+
+def _in_class(name: str, starter: str) -> str:
+    return f"Solution.{name}" if "class Solution" in starter else str(name)
+
+
+def _lines(value: Any) -> str:
+    return "\n".join(map(str, value)) + "\n" if isinstance(value, list) else as_text(value)
+
+
+ROLL_COLUMNS = ("case_type", "test_cases", "test_case_function")
+CASE_TYPES = ("input", "assert", "pytest", "check_based", "text")
+RESPONSE = "given_response"
+"""Name of the function that returns the text for its tests."""
+_NO_FUNCTION = (None, "", "None")
+
+
+def roll_task(row: Mapping[str, Any]) -> CodeTask:
+    """Return the tests of a row of this form, all of them hidden."""
+    cases = parse_column("test_cases", row["test_cases"])
+    kind = row.get("case_type") or "input"
+    if kind not in CASE_TYPES:
+        raise ValueError(f"the case_type {kind!r:.80} where one of {', '.join(CASE_TYPES)} is needed")
+    if not isinstance(cases, list) or not cases:
+        raise ValueError(f"test_cases {cases!r:.80} where a list with at least one is needed")
+    if kind == "input":
+        function = row.get("test_case_function")
+        if function in _NO_FUNCTION:
+            rows = [{"stdin": case["stdin"], "stdout": case["expected_stdout"]} for case in cases]
+            return CodeTask("roll", stdio_suite({}, [], rows))
+        how = {"entry_point": as_text(function), "prelude": prelude_for(function)}
+        return CodeTask("roll", function_suite(how, [], as_calls(cases, "stdin", "expected_stdout")))
+    if kind == "check_based":
+        names = {str(case["entry_point"]) for case in cases}
+        befores = {str(case.get("import_prefix") or "") for case in cases}
+        if len(names) > 1 or len(befores) > 1:
+            raise ValueError(f"cases of several functions, {sorted(names)!r:.80}, or import prefixes")
+        entry = names.pop()
+        suites = [
+            human_eval_suite({"entry_point": case["entry_point"], "prompt": "", "test": case["assert_code"]})
+            for case in cases
+        ]
+        hidden = tuple(test for suite in suites for test in suite.hidden)
+        before = befores.pop()
+        suite = AssertSuite(
+            (entry,), hidden=hidden, prelude=TEST_PRELUDE + before, solution_prelude=prelude_for(entry) + before
+        )
+        return CodeTask("roll", suite)
+    sources = [as_text(case["assert_code"] if isinstance(case, Mapping) else case) for case in cases]
+    if kind == "text":
+        # The text is passed as a value and never becomes part of a source.
+        without = [source for source in sources if "{response}" not in source]
+        if without:
+            raise ValueError(f"assert_code without {{response}}, {without[0]!r:.80}")
+        sources = [source.replace("{response}", f"{RESPONSE}()") for source in sources]
+        tests = [test for source in sources for test in split_tests(source, [RESPONSE])]
+        suite = AssertSuite((RESPONSE,), hidden=tuple(map(AssertTest, tests)), prelude=TEST_PRELUDE)
+        return CodeTask("roll", suite, of_text=True)
+    return CodeTask("roll", strongest_suite(sources))
+
+
+def program_of_text(text: str) -> str:
+    """Return a program that only returns a text, for the tests of `text` cases."""
+    return f"def {RESPONSE}():\n    return {text!r}\n"

@@ -1,0 +1,126 @@
+"""Convert rows of datasets to test suites: our own plain form, LiveCodeBench, APPS, HumanEval, MBPP and ROLL's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from agentenv.errors import DataError
+from agentenv.rewards.rules.code.benchmark_rows import (
+    APPS_COLUMNS,
+    ROLL_COLUMNS,
+    apps,
+    human_eval,
+    live_code_bench,
+    mbpp,
+    program_of_text,
+    roll_task,
+)
+from agentenv.rewards.rules.code.extract import MAX_CODE_CHARS, extract_code
+from agentenv.rewards.rules.code.plain import plain_task
+from agentenv.rewards.rules.code.task import CodeTask, RowForm, parse_column
+from agentenv.rewards.rules.text import final_text
+
+_EXAMPLES = (
+    'as {"entry_point": "add", "visible": [{"args": [1, 2], "expected": 3}], "hidden": [...]}, '
+    'or with tests {"stdin": "1 2", "stdout": "3"}'
+)
+_SHARED = ("entry_point", "prelude", "starter_code")
+FORMS = {
+    "roll": RowForm(({"test_cases"},), ROLL_COLUMNS, roll_task),
+    "plain": RowForm(
+        ({"visible"}, {"hidden"}, {"tests"}),
+        ("mode", "visible", "hidden", "tests", "names", "comparison", "text_mode", *_SHARED),
+        plain_task,
+    ),
+    "livecodebench": RowForm(
+        ({"public_test_cases"}, {"private_test_cases"}),
+        ("public_test_cases", "private_test_cases", "metadata", "func_name", "starter_code"),
+        live_code_bench,
+        partial(live_code_bench, strict=True),
+    ),
+    "apps": RowForm(
+        ({"input_output"}, {"inputs", "outputs"}), ("input_output", *APPS_COLUMNS), apps, partial(apps, strict=True)
+    ),
+    "humaneval": RowForm(({"test", "entry_point"},), ("test", "entry_point", "prompt"), human_eval),
+    "mbpp": RowForm(
+        ({"test_list"},), ("test_list", "challenge_test_list", "test_setup_code", "test_imports", "code"), mbpp
+    ),
+}
+"""Forms by name; a row has the first form whose marks it has."""
+
+
+def code_task(label: Any, row: Mapping[str, Any] | None = None, *, strict: bool = False) -> CodeTask:
+    """Return the tests of a task, from its label and the other columns of its row.
+
+    Args:
+        label: the tests, or a part of the row.
+        row: the other columns.
+        strict: compare rows of APPS and LiveCodeBench by types and text, not as their own evaluators do.
+
+    Raises:
+        DataError: they have no known form, lack what the form needs, or have no test.
+    """
+    own = _label_columns(label)
+    columns = {**(row or {}), **own}
+    name = _marked(own) or form_of(columns)
+    try:
+        form = FORMS[name]
+        return (form.read_strictly if strict and form.read_strictly else form.read)(columns)
+    except DataError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, SyntaxError, RecursionError) as error:
+        problem = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise DataError(
+            f"code_task: expected a row of the form {name} ({', '.join(FORMS[name].columns)}), got {problem:.400}. "
+            f"Fix or remove the row{f'; a label is {_EXAMPLES}' * (name == 'plain')}."
+        ) from error
+
+
+def program_of(task: CodeTask, text: str) -> str | None:
+    """Return the program of a response, see `extract_code`; None if it has none.
+
+    If the tests check the text, it is a program that returns the text of the response.
+    """
+    if not task.of_text:
+        names = getattr(task.suite, "names", ()) or (getattr(task.suite, "entry_point", ""),)
+        return extract_code(text, names[0].partition(".")[0])
+    final = final_text(text)
+    return program_of_text(final) if final and len(final) < MAX_CODE_CHARS else None
+
+
+def form_of(columns: Mapping[str, Any]) -> str:
+    """Return the form of a row, by its columns.
+
+    Raises:
+        DataError: it has no known form.
+    """
+    if (name := _marked(columns)) is not None:
+        return name
+    known = "; ".join(f"{name}: {', '.join(form.columns)}" for name, form in FORMS.items())
+    raise DataError(
+        f"code_task: expected the tests of a task, by the columns of a known form ({known}), got the columns "
+        f"{sorted(map(str, columns))!r:.200}. Put the tests into the label, {_EXAMPLES}; "
+        "or leave the label out with --label_key ''."
+    )
+
+
+def _marked(columns: Mapping[str, Any]) -> str | None:
+    names = (name for name, form in FORMS.items() if any(marks <= columns.keys() for marks in form.marks))
+    return next(names, None)
+
+
+def _label_columns(label: Any) -> Mapping[str, Any]:
+    """Return a label as columns: an object, a list of tests or asserts, JSON of these, or the source of a `check`."""
+    if isinstance(label, str) and label.lstrip()[:1] in ("{", "["):
+        label = parse_column("label", label)
+    if isinstance(label, Mapping):
+        return label
+    if isinstance(label, list):
+        if label and all(isinstance(one, Mapping) and {"assert_code", "expected_stdout"} & one.keys() for one in label):
+            return {"test_cases": label}
+        return {"tests": label} if all(isinstance(one, Mapping) for one in label) else {"test_list": label}
+    if isinstance(label, str) and "def check(" in label:
+        return {"test": label}
+    return {}

@@ -1,0 +1,160 @@
+"""Reward the program in a response by the tests of its row."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_args
+
+from agentenv.errors import ConfigError
+from agentenv.rewards.rules.code.forms import code_task, program_of
+from agentenv.rewards.rules.code.phases import grade_in_turn, passed_share
+from agentenv.rewards.rules.code.shared import configured_sandbox, exec_limits, sandbox_for
+from agentenv.rewards.rules.code.task import CodeTask
+from agentenv.rewards.rules.code.texts import feedback_text
+from agentenv.rewards.types import Response, RewardResult, Status
+from agentenv.sandbox.grading import GradeResult, TestSuite, Verdict
+from agentenv.sandbox.types import ExecLimits, Sandbox
+
+Scale = Literal["fraction", "binary", "guide", "roll"]
+_NO_PROGRAM = ("SyntaxError:", "IndentationError:", "TabError:")
+
+
+class CodeReward:
+    """Results of the program of a response (see `extract`) on the tests of its label and row (see `forms`).
+
+    Each test runs once in the sandbox, with its own limits, and passes only if its result was verified: an exit code, a
+    word in the output or an early exit is never a pass. Scales of the reward:
+
+    - `fraction`: the share of the hidden tests that pass, at most the share of all.
+    - `binary`: 1 if all tests pass, else 0.
+    - `guide`: as in OpenRLHF's guide: 1.0 if all pass, 0.3 if some do, -0.5 if none does and one timed out, -1.0 if
+      the program is missing or does not load, else 0.0.
+    - `roll`: 1 if all pass, else -1, as ROLL's with a remote sandbox; its local one is `binary`.
+
+    Score: the fraction. Components: passed_share (the fraction), passed and num_tests (counts of all tests),
+    all_passed (0 or 1). Status: NO_ANSWER without a program, TIMEOUT if a test timed out, PARSE_ERROR if the program
+    does not load, INFRA if the sandbox failed; a row without tests is a DataError. The feedback is only about visible
+    tests.
+    """
+
+    def __init__(
+        self,
+        *,
+        scale: Scale = "fraction",
+        limits: Mapping[str, Any] | ExecLimits | None = None,
+        sandbox: Mapping[str, Any] | Sandbox | None = None,
+        strict: bool = False,
+    ) -> None:
+        """Set the scale, and where programs run.
+
+        Args:
+            scale: the scale of the reward.
+            limits: limits of one test: fields of `ExecLimits` that differ from `shared.LIMITS`.
+            sandbox: options of `open_sandbox`, or an open sandbox; None: that of the process.
+            strict: compare rows of APPS and LiveCodeBench by types and text, not as their own evaluators do.
+
+        Raises:
+            ConfigError: the scale, a limit or the sandbox is unknown.
+        """
+        if scale not in _SCALES:
+            known = ", ".join(get_args(Scale))
+            raise ConfigError(f"CodeReward.scale: expected one of {known}, got {scale!r}. Choose one.")
+        if isinstance(sandbox, Mapping):
+            configured_sandbox(sandbox)
+        self.bounds: tuple[float, float] = _BOUNDS.get(scale, (0.0, 1.0))
+        self._reward_of = _SCALES[scale]
+        self._sandbox = sandbox
+        self._strict = strict
+        self._limits = exec_limits("CodeReward", limits)
+
+    async def grade(self, response: Response) -> RewardResult:
+        """Return the result of the program of a response.
+
+        Raises:
+            DataError: the label and the metadata have no tests of a known form.
+            InfraError: the sandbox is unavailable.
+        """
+        task, code = await asyncio.to_thread(_read, response, strict=self._strict)  # packed tests may be megabytes
+        if code is None:
+            return self._result(None, task.suite)
+        sandbox = await sandbox_for(task.suite, self._sandbox)
+        tenant = f"{hash(code):x}"
+        how: dict[str, Any] = {"limits": self._limits, "all_or_nothing": False, "tenant": tenant}
+        result = await grade_in_turn(sandbox, code, task.suite, **how)
+        if result.score is None:
+            return RewardResult.failed(f"CodeReward: the sandbox failed: {result.infra_detail or 'no detail'}"[:500])
+        return self._result(result, task.suite, code)
+
+    def _result(self, result: GradeResult | None, suite: TestSuite, code: str | None = None) -> RewardResult:
+        share = passed_share(result)
+        status = status_of(result)
+        detail = ""
+        if result is not None:  # counts of verdicts, and signals of tampering
+            counts = {verdict: result.count(verdict) for verdict in Verdict}
+            verdicts = " ".join(f"{verdict.value}={count}" for verdict, count in counts.items() if count)
+            detail = " ".join([verdicts, *result.tamper_signals])
+        return RewardResult(
+            self._reward_of(result, status),
+            score=share,
+            status=status,
+            components={
+                "passed_share": share,
+                "passed": 0.0 if result is None else float(result.count(Verdict.PASSED)),
+                "num_tests": float(len(suite.visible) + len(suite.hidden)),
+                "all_passed": 0.0 if result is None else float(bool(result.all_passed)),
+            },
+            extracted=code,
+            feedback=feedback_text(result),
+            detail=detail,
+        )
+
+
+def _read(response: Response, *, strict: bool) -> tuple[CodeTask, str | None]:
+    prompt: Any = response.prompt  # rows of HumanEval have imports and helpers there
+    if not isinstance(prompt, str):
+        # Helpers in the prompt run beside the tests, so they never come from the policy.
+        texts = [message.get("content") for message in prompt if message.get("role") != "assistant"]
+        prompt = next((text for text in reversed(texts) if isinstance(text, str)), "")
+    task = code_task(response.label, {"prompt": prompt, **response.metadata}, strict=strict)
+    return task, program_of(task, response.text)
+
+
+def status_of(result: GradeResult | None) -> Status:
+    """Return the status for a program's result that has a score; None means that the program is missing."""
+    if result is None:
+        return Status.NO_ANSWER
+    if result.count(Verdict.TIMEOUT):
+        return Status.TIMEOUT
+    lasts = [(test.detail.splitlines() or [""])[-1].removeprefix("E").lstrip() for test in result.tests]
+    if result.load_error or all(last.startswith(_NO_PROGRAM) for last in lasts):
+        return Status.PARSE_ERROR
+    return Status.OK
+
+
+def _fraction(result: GradeResult | None, _: Status) -> float:
+    return passed_share(result)
+
+
+def _binary(result: GradeResult | None, _: Status) -> float:
+    return float(result is not None and bool(result.all_passed))
+
+
+def guide_reward(result: GradeResult | None, status: Status) -> float:
+    """Return the reward of the scale `guide`."""
+    if result is not None and result.count(Verdict.PASSED):
+        return 1.0 if result.all_passed else 0.3
+    return {Status.TIMEOUT: -0.5, Status.OK: 0.0}.get(status, -1.0)
+
+
+def _roll(result: GradeResult | None, _: Status) -> float:
+    return 1.0 if result is not None and result.all_passed else -1.0
+
+
+_SCALES: dict[str, Callable[[GradeResult | None, Status], float]] = {
+    "fraction": _fraction,
+    "binary": _binary,
+    "guide": guide_reward,
+    "roll": _roll,
+}
+_BOUNDS = {"guide": (-1.0, 1.0), "roll": (-1.0, 1.0)}

@@ -1,0 +1,90 @@
+"""Define the task of a row of programming problems, and read columns that all forms of rows share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentenv.errors import DataError
+from agentenv.sandbox.grading import TestSuite
+
+
+@dataclass(frozen=True, slots=True)
+class CodeTask:
+    """The tests of a row."""
+
+    form: str
+    """plain, livecodebench, apps, humaneval, mbpp or roll."""
+    suite: TestSuite
+    examples: tuple[str, ...] = ()
+    """Visible tests to show below the prompt, if the prompt has none."""
+    starter_code: str = ""
+    """Code to show there, too."""
+    of_text: bool = False
+    """True if the tests check the text of the response, which needs no program; see `benchmark_rows`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowForm:
+    """One format of tests in datasets."""
+
+    marks: tuple[set[str], ...]
+    """Sets of columns, of which a row of this form has one."""
+    columns: tuple[str, ...]
+    """All columns that it reads."""
+    read: Callable[[Mapping[str, Any]], CodeTask]
+    """Raises KeyError, TypeError, ValueError (including DataError and ConfigError) or AttributeError if it cannot."""
+    read_strictly: Callable[[Mapping[str, Any]], CodeTask] | None = None
+    """Reads it with types and text that count, where the form's own evaluator is more lenient."""
+
+
+TEST_PRELUDE = "import bisect, collections, functools, heapq, itertools, math, operator, random, re, string\n"
+"""Imports that tests of contest problems assume, none of which can be confused with the solution's names."""
+_PRELUDE = f"""\
+{TEST_PRELUDE}from bisect import *
+from collections import *
+from functools import *
+from heapq import *
+from itertools import *
+from math import *
+from typing import *
+"""
+
+
+def prelude_for(*names: str) -> str:
+    """Return the imports that solutions assume, without these names, so that `math.gcd` is not a solution of `gcd`."""
+    firsts = sorted({name.split(".")[0] for name in names} | {name.split(".")[-1] for name in names})
+    return f"{_PRELUDE}for _name in {firsts!r}:\n    globals().pop(_name, None)\n"
+
+
+def parse_column(name: str, value: Any) -> Any:
+    """Return the value of a column that may hold JSON.
+
+    Raises:
+        DataError: it is text, but not JSON.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"code_task: {name}: expected JSON, got {value!r:.60} ({error}). Fix the row.") from error
+
+
+def as_text(value: Any) -> str:
+    """Return a value that is text already.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.80} where text is needed")
+    return value
+
+
+def first_visible(tests: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Split tests into the first one, to be visible, and the others, to be hidden; a single test is hidden."""
+    cut = 1 if len(tests) > 1 else 0
+    return list(tests[:cut]), list(tests[cut:])

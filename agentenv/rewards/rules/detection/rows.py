@@ -1,0 +1,176 @@
+"""Read the rows of a detection set: the true boxes, and the rules in ROLL's rows. Rows are never changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentenv.core.arguments import is_finite
+from agentenv.errors import AgentEnvError, DataError
+from agentenv.rewards.rules.detection.answers import Box, Boxes, answer_block, boxes_of, read_boxes
+
+METRICS = ("iou_max_label_first", "iou_max_iou_first", "map", "map50", "map75")
+RATIOS = (*METRICS, "iou_completeness")
+MAX_TRUTH = 200
+"""Maximum number of true boxes of a row: matching is cubic in the number of overlapping ones."""
+NORMALISED = 1000.0
+"""The side of an image in normalised coordinates."""
+_STAGES = ((0.1, 0.85), (0.25, 0.95))
+_LAST_STAGE = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Weights and units for grading boxes."""
+
+    ratios: Mapping[str, float]
+    """Weights of `METRICS`, and the part of completeness in the first two (`iou_completeness`), each 0..1."""
+    format_ratio: float
+    accuracy_ratio: float
+    in_pixels: bool
+    """True if predicted boxes are in pixels, and true ones in thousandths of the image."""
+
+
+def check_rules(rules: Rules, where: str, error: type[AgentEnvError]) -> Rules:
+    """Return the rules.
+
+    Raises:
+        AgentEnvError: of the class `error`, if they are invalid.
+    """
+    ratios = rules.ratios
+    if not isinstance(ratios, Mapping) or not ratios.keys() <= set(RATIOS):
+        raise error(f"{where}: expected ratios of {', '.join(RATIOS)}, got {ratios!r:.200}. Change them.")
+    if not all(is_finite(value) and 0 <= value <= 1 for value in ratios.values()):
+        raise error(f"{where}: expected ratios from 0 to 1, got {dict(ratios)!r:.200}. Change them.")
+    if not any(ratios.get(name) for name in METRICS):
+        raise error(f"{where}: expected a ratio above 0 of {', '.join(METRICS)}, got {dict(ratios)!r:.200}. Set one.")
+    parts = (rules.format_ratio, rules.accuracy_ratio)
+    if not all(is_finite(part) and part >= 0 for part in parts) or sum(parts) <= 0:
+        raise error(f"{where}: expected format_ratio and accuracy_ratio >= 0, not both 0, got {parts!r}. Change it.")
+    if not isinstance(rules.in_pixels, bool):
+        raise error(f"{where}: expected true or false for pixels, got {rules.in_pixels!r:.80}. Change it.")
+    return rules
+
+
+def row_of(label: Any, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return ROLL's columns of a row: `ground_truth`, ratios and `verifier_parm`, from label or `reward_model`.
+
+    Raises:
+        DataError: the ground truth is missing.
+    """
+    column = _json("reward_model", metadata.get("reward_model"))
+    if isinstance(label, str) and label.lstrip()[:1] == "{":
+        label = _json("label", label)
+    own = label if isinstance(label, Mapping) else {} if _is_empty(label) else {"ground_truth": label}
+    row = {**column, **own}
+    if _is_empty(row.get("ground_truth")):
+        raise _row_error("ground_truth", "boxes in the label or in reward_model", row.get("ground_truth"))
+    return row
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value)
+
+
+def rules_of(row: Mapping[str, Any], default: Rules) -> Rules:
+    """Return the rules of a row, with the default for missing ones.
+
+    Raises:
+        DataError: they are invalid.
+    """
+    parameters = _json("verifier_parm", row.get("verifier_parm"))
+    ratios = _json("det_reward_ratio", parameters.get("det_reward_ratio"))
+    own: dict[str, Any] = {
+        "ratios": {name: value for name, value in ratios.items() if value is not None} or None,
+        "format_ratio": row.get("format_ratio"),
+        "accuracy_ratio": row.get("accuracy_ratio"),
+        "in_pixels": parameters.get("det_verifier_normalized"),
+    }
+    rules = replace(default, **{name: value for name, value in own.items() if value is not None})
+    return check_rules(rules, "DetectionReward: a row", DataError)
+
+
+def truth_of(row: Mapping[str, Any]) -> Boxes:
+    """Return the true boxes, from a list of them or of lists per image, or its text, also in `<answer>` tags.
+
+    Raises:
+        DataError: it has another form, an invalid box, or too many boxes.
+    """
+    truth = row["ground_truth"]
+    if isinstance(truth, str):
+        boxes = read_boxes(answer_block(truth)[0] or truth)
+    else:
+        boxes = boxes_of(truth) if isinstance(truth, list | tuple) else None
+    if boxes is None or boxes.num_invalid or not boxes.complete:
+        form = "a list of {'bbox_2d': [x1, y1, x2, y2], 'label': …} with x1 <= x2 and y1 <= y2"
+        raise _row_error("ground_truth", form, truth)
+    if len(boxes) > MAX_TRUTH:
+        raise _row_error("ground_truth", f"at most {MAX_TRUTH} boxes", len(boxes))
+    return boxes
+
+
+def normalize_boxes(boxes: Boxes, metadata: Mapping[str, Any]) -> Boxes:
+    """Convert boxes in pixels to thousandths of their images, rounded down as true ones are.
+
+    Raises:
+        DataError: the row does not have the sizes of its images.
+    """
+    sizes = image_sizes(metadata)
+    if len(sizes) < len(boxes.images):
+        sizes = [*sizes, *sizes[-1:] * (len(boxes.images) - len(sizes))]
+    images = [tuple(_scaled(box, *size) for box in image) for image, size in zip(boxes.images, sizes, strict=False)]
+    return replace(boxes, images=tuple(tuple(sorted(set(image))) for image in images))
+
+
+def image_sizes(metadata: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """Return width and height of each image in pixels, from `image_size`, one pair or a list of pairs.
+
+    Raises:
+        DataError: they are missing or invalid.
+    """
+    given = metadata.get("image_size")
+    pairs: Any = given if isinstance(given, list | tuple) and given and isinstance(given[0], list | tuple) else [given]
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(is_finite(x) and x >= 1 for x in pair):
+            raise _row_error("image_size", "[width, height] in pixels, as boxes in pixels need", given)
+    return [(float(width), float(height)) for width, height in pairs]
+
+
+def stage_threshold(metadata: Mapping[str, Any]) -> float:
+    """Return a threshold that rises in training: .85, .95 after a tenth of it and .99 after a quarter.
+
+    It depends on `global_step` and `max_steps`; without `max_steps` it is that of the start.
+
+    Raises:
+        DataError: they are not numbers.
+    """
+    step, steps = (metadata.get(name) or 0 for name in ("global_step", "max_steps"))
+    if not is_finite(step) or not is_finite(steps):
+        raise _row_error("global_step and max_steps", "numbers", (step, steps))
+    done = step / steps if steps > 0 else 0.0
+    return next((threshold for end, threshold in _STAGES if done <= end), _LAST_STAGE)
+
+
+def _scaled(box: Box, width: float, height: float) -> Box:
+    x1, x2 = (float(int(x / width * NORMALISED)) for x in (box.x1, box.x2))
+    y1, y2 = (float(int(y / height * NORMALISED)) for y in (box.y1, box.y2))
+    return Box(box.label, x1, y1, x2, y2)
+
+
+def _json(name: str, value: Any) -> Mapping[str, Any]:
+    """Return a column that is an object, or JSON of one; an empty column is an empty object."""
+    if _is_empty(value):
+        return {}
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as error:
+        raise _row_error(name, "an object or its JSON", value) from error
+    if not isinstance(found, Mapping):
+        raise _row_error(name, "an object or its JSON", value)
+    return found
+
+
+def _row_error(name: str, expected: str, got: Any) -> DataError:
+    return DataError(f"DetectionReward: {name}: expected {expected}, got {got!r:.200}. Fix or remove the row.")

@@ -1,0 +1,207 @@
+"""Reward the required form of a response: a thought and an answer, or a thought and tool calls.
+
+Example:
+    >>> await ThinkFormatReward(mode="strict").grade(Response("<think>2 + 2</think><answer>4</answer>"))
+    RewardResult(reward=1.0, score=1.0, …, components={'think': 1.0, 'answer': 1.0}, extracted='4', …)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+from agentenv._util.lenient_json import LiteralError, read_json
+from agentenv.core.arguments import number, one_of, shown
+from agentenv.errors import ConfigError
+from agentenv.rewards.rules.regex import MAX_CHARS, check_pattern, find
+from agentenv.rewards.rules.text import without_special_tokens
+from agentenv.rewards.types import Response, RewardResult, Status
+from agentenv.rewards.workers.pool import WorkerTimeout, shared_pool
+
+MODES = ("loose", "strict")
+_INLINE_CHARS = 16_384
+_TOO_LONG = {"status": Status.PARSE_ERROR, "detail": f"the text is longer than {MAX_CHARS} characters"}
+_CPU_LIMIT_S = 5.0
+_MAX_TAGS = 512
+_TAG = re.compile(r"</?(?:think|answer|tool_call)>")
+
+
+class _TagBlock(NamedTuple):
+    """A tag and the text behind it, up to the next tag."""
+
+    tag: str
+    content: str
+
+
+class _PassFail:
+    """The rewards of a form that is right, and wrong."""
+
+    def __init__(self, where: str, passed: float, failed: float) -> None:
+        self._passed = number(f"{where}.passed", passed)
+        self._failed = number(f"{where}.failed", failed)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Lower and higher reward of the two."""
+        return min(self._passed, self._failed), max(self._passed, self._failed)
+
+    def result(self, passed: bool, components: dict[str, float], **more: Any) -> RewardResult:
+        """Return the result of a response."""
+        reward = self._passed if passed else self._failed
+        return RewardResult(reward, score=float(passed), components=dict(components), **more)
+
+
+class ThinkFormatReward:
+    """`passed` for a response that thinks and then answers, else `failed`; ROLL's scale is 0.0 and -1.0.
+
+    `loose`: there is a `<think>…</think>` and an `<answer>…</answer>` somewhere (RM-Gallery's `reasoning_format`).
+    `strict`: one of each, in this order, nothing around them and a nonempty answer; special tokens may follow. If
+    `think_opened` is False the response itself must open its thought; else the prompt may have opened it, and a
+    `<think>` that was put back before the response is accepted too. With a `pattern` the whole text must match that
+    instead; `(?s)` makes its `.` match line ends.
+    """
+
+    def __init__(
+        self,
+        *,
+        mode: str = "loose",
+        think_opened: bool | None = None,
+        pattern: str | None = None,
+        passed: float = 1.0,
+        failed: float = 0.0,
+    ) -> None:
+        where = type(self).__name__
+        self._mode = one_of(f"{where}.mode", mode, MODES)
+        self._think_opened = _bool_or_none(f"{where}.think_opened", think_opened)
+        self._pattern = None if pattern is None else check_pattern(f"{where}.pattern", pattern)
+        self._scale = _PassFail(where, passed, failed)
+        self.bounds = self._scale.bounds
+
+    async def grade(self, response: Response) -> RewardResult:
+        """Return the result; its components `think` and `answer` say which parts exist.
+
+        Raises:
+            InfraError: the worker that runs `pattern` failed.
+        """
+        text = without_special_tokens(response.text)
+        think, answer = _has(text, "think"), _has(text, "answer")
+        components = {"think": float(think), "answer": float(answer)}
+        if self._pattern is not None:
+            if len(text) > MAX_CHARS:
+                return self._scale.result(False, components, **_TOO_LONG)
+            try:
+                found = await find(self._pattern, text, "fullmatch")
+            except WorkerTimeout as error:
+                return self._scale.result(False, components, status=Status.TIMEOUT, detail=str(error))
+            return self._scale.result(found.num_matches > 0, components)
+        if self._mode == "loose":
+            return self._scale.result(think and answer, components)
+        if len(text) > MAX_CHARS:
+            return self._scale.result(False, components, **_TOO_LONG)
+        rest = _behind_thought(text, self._think_opened)
+        content = None
+        if rest and [block.tag for block in rest] == ["<answer>", "</answer>"] and not rest[1].content.strip():
+            content = rest[0].content.strip() or None
+        components = {"think": float("</think>" in text), "answer": float(answer)}
+        return self._scale.result(content is not None, components, extracted=content and shown(content))
+
+
+def _bool_or_none(where: str, value: object) -> bool | None:
+    if value is None or isinstance(value, bool):
+        return value
+    raise ConfigError(f"{where}: expected a bool or None, got {value!r}. Correct the argument.")
+
+
+def _has(text: str, tag: str) -> bool:
+    """Return True if there is an opening tag with a closing one somewhere behind it."""
+    start = text.find(f"<{tag}>")
+    return start >= 0 and text.find(f"</{tag}>", start) >= 0
+
+
+def _behind_thought(text: str, think_opened: bool | None) -> list[_TagBlock] | None:
+    """Return the blocks after a thought at the start; None if there is none, or text right behind it."""
+    tags = list(islice(_TAG.finditer(text), _MAX_TAGS + 1))
+    if len(tags) > _MAX_TAGS:
+        return None
+    starts = [*(tag.start() for tag in tags), len(text)]
+    behind = (_TagBlock(tag[0], text[tag.end() : end]) for tag, end in zip(tags, starts[1:], strict=True))
+    blocks = [_TagBlock("", text[: starts[0]]), *behind]  # the text before the first tag has the tag ""
+    opened_here = [block.tag for block in blocks[1:3]] == ["<think>", "</think>"] and not blocks[0].content.strip()
+    opened_before = len(blocks) > 1 and blocks[1].tag == "</think>"
+    if opened_here:
+        rest = blocks[2:]
+    elif opened_before and think_opened is not False:
+        rest = blocks[1:]
+    else:
+        return None
+    return None if rest[0].content.strip() else rest[1:]
+
+
+class ToolCallFormatReward:
+    """`passed` for exactly one thought and then either one answer or tool calls, never both, else `failed`.
+
+    A tool call is a JSON object with a `name` and an object `arguments`, in `<tool_call>…</tool_call>`. No other text
+    is allowed. See `ThinkFormatReward` for `think_opened`.
+
+    Source: RM-Gallery 0.1.7 `reasoning_tool_call_format`, which checks less.
+    """
+
+    def __init__(self, *, think_opened: bool | None = None, passed: float = 1.0, failed: float = 0.0) -> None:
+        where = type(self).__name__
+        self._think_opened = _bool_or_none(f"{where}.think_opened", think_opened)
+        self._scale = _PassFail(where, passed, failed)
+        self.bounds = self._scale.bounds
+
+    async def grade(self, response: Response) -> RewardResult:
+        """Return the result; its components are `think`, `answer` and the number of valid `tool_calls`.
+
+        Raises:
+            InfraError: the worker for long texts failed.
+        """
+        text = without_special_tokens(response.text)
+        components = {"think": float("</think>" in text), "answer": float(_has(text, "answer")), "tool_calls": 0.0}
+        if len(text) > MAX_CHARS:
+            return self._scale.result(False, components, **_TOO_LONG)
+        request = {"task": f"{__name__}:handle", "text": text, "think_opened": self._think_opened}
+        try:
+            short = len(text) <= _INLINE_CHARS
+            reply = handle(request) if short else await shared_pool().run(request, cpu_limit_s=_CPU_LIMIT_S)
+        except WorkerTimeout as error:
+            return self._scale.result(False, components, status=Status.TIMEOUT, detail=str(error))
+        components["tool_calls"] = float(reply["tool_calls"])
+        return self._scale.result(not reply["wrong"], components, feedback=reply["wrong"])
+
+
+def handle(request: dict[str, Any]) -> dict[str, Any]:
+    """Return what is `wrong` with the form (empty if nothing), and the number of valid `tool_calls`."""
+    rest = _behind_thought(request["text"], request["think_opened"])
+    if rest is None:
+        return {"wrong": "expected one thought at the beginning, in <think>…</think>", "tool_calls": 0}
+    if [block.tag for block in rest] == ["<answer>", "</answer>"]:
+        valid = rest[0].content.strip() and not rest[1].content.strip()
+        return {"wrong": "" if valid else "expected an answer, and nothing behind it", "tool_calls": 0}
+    opened, closed = rest[::2], rest[1::2]
+    pairs = all(block.tag == "<tool_call>" for block in opened) and all(block.tag == "</tool_call>" for block in closed)
+    if not rest or len(opened) != len(closed) or not pairs or any(block.content.strip() for block in closed):
+        return {"wrong": "expected either one <answer> or <tool_call>s behind the thought", "tool_calls": 0}
+    wrong = [reason for block in opened if (reason := _wrong_call(block.content))]
+    return {"wrong": wrong[0] if wrong else "", "tool_calls": len(opened) - len(wrong)}
+
+
+def _wrong_call(text: str) -> str:
+    """Return what is wrong with a tool call; empty if nothing is."""
+    try:
+        call = read_json(text)
+    except LiteralError as error:
+        return f"expected JSON in a tool call: {error}"
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"].strip():
+        return "expected a name in a tool call"
+    return "" if isinstance(call.get("arguments"), dict) else "expected arguments, an object, in a tool call"
+
+
+def compute_format_reward(responses: Sequence[str]) -> list[float]:
+    """Return 1.0 for each response with a thought and an answer somewhere, else 0.0: the seed's function."""
+    texts = [without_special_tokens(response) for response in responses]
+    return [float(_has(text, "think") and _has(text, "answer")) for text in texts]

@@ -1,0 +1,1 @@
+"""Mathematical answers: found in the text, parsed, and compared in worker processes."""

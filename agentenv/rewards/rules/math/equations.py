@@ -1,0 +1,171 @@
+r"""What equations and inequalities say, where math-verify is mistaken.
+
+It takes the last side of an answer for its value, so that `8 = 7` was right for 7. It compares two equations by their
+solutions, so that any two without a solution were equal, and `2x = 6`, which a task may begin with, was right for
+`x = 3`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_TOLERANCE = 1e-9
+_ROUNDED = 0.01
+"""The tolerance where decimals are part of a side, relative to the value."""
+_DECIMAL = re.compile(r"[0-9]*\.([0-9]+)")
+
+
+def relations(value: Any) -> Iterator[Any]:
+    """Yield the equations and inequalities in a value: in chains, sets and tuples too."""
+    from sympy import And, FiniteSet, Tuple  # type: ignore[import-untyped]
+    from sympy.core.relational import Relational  # type: ignore[import-untyped]
+
+    if isinstance(value, Relational):
+        yield value
+    elif isinstance(value, And | FiniteSet | Tuple):
+        for part in getattr(value, "_unsorted_args", value.args):
+            yield from relations(part)
+
+
+def is_false(value: Any, text: str) -> bool:
+    """Return True if an equation in the value of a text never holds, as `8 = 7` and `x + 1 = x`."""
+    from sympy import Eq
+
+    return any(isinstance(link, Eq) and _difference(link, text) not in (None, 0) for link in relations(value))
+
+
+def _difference(equation: Any, text: str) -> float | None:
+    """Return the difference of the sides if it is a number, and 0 if they are equal; None if it depends on a symbol.
+
+    A side that is a decimal may be rounded, by less than one unit of the last digit that the text writes: `2/3 = 0.66`.
+    """
+    from sympy import Derivative, simplify
+
+    left, right = equation.lhs, equation.rhs
+    try:
+        if left.free_symbols != right.free_symbols and not equation.has(Derivative):
+            left, right = simplify(left), simplify(right)  # `0x` and `x - x` depend on no symbol
+        if left.free_symbols != right.free_symbols:
+            return None
+        difference = simplify((left - right).doit())
+        if difference.free_symbols or not difference.is_number:
+            return None
+        size, scale = (
+            abs(complex(difference)),
+            max(abs(complex(left.evalf())), 1e-300) if not left.free_symbols else 1.0,
+        )
+    except (
+        TypeError,
+        ValueError,
+        AttributeError,
+        NotImplementedError,
+    ):  # the sides are not numbers, as of `k = {1, 2}`
+        return None
+    return 0.0 if size <= _tolerance(equation, text, scale) else size
+
+
+def _tolerance(equation: Any, text: str, scale: float) -> float:
+    from sympy import Float
+
+    for side in (equation.rhs, equation.lhs):  # models round from left to right
+        places = [len(found[1]) for found in _DECIMAL.finditer(text) if side.is_Float and float(found[0]) == abs(side)]
+        if places:
+            return max(0.999 * 0.1 ** max(places), _TOLERANCE * scale)
+    return (_ROUNDED if equation.has(Float) else _TOLERANCE) * scale
+
+
+def value_of(value: Any, text: str) -> Any:
+    """Return the number that a true equation of numbers says, as 3 for `log_3(27) = 3`; another value as it is."""
+    from sympy import And, Eq
+
+    found = list(relations(value))
+    if not isinstance(value, And | Eq) or not all(isinstance(link, Eq) and not link.free_symbols for link in found):
+        return value
+    return value if any(_difference(link, text) != 0 for link in found) else found[-1].rhs
+
+
+def ascending(value: Any) -> Any:
+    """Return `1 < x < 2` for `2 > x > 1`; another value as it is."""
+    from latex2sympy2_extended.logic import And  # type: ignore[import-untyped]
+    from sympy import GreaterThan, StrictGreaterThan
+
+    links = getattr(value, "_unsorted_args", ())
+    if not isinstance(value, And) or not all(isinstance(link, GreaterThan | StrictGreaterThan) for link in links):
+        return value
+    return And(*(link.reversed for link in reversed(links)), evaluate=False)
+
+
+def is_solved(value: Any) -> bool:
+    """Return True if every equation has a symbol, or a function, for a side and a number for the other.
+
+    The other side of an inequality may have other symbols.
+    """
+    from sympy import Eq, Symbol
+    from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
+
+    def lone(side: Any, other: Any) -> bool:
+        return isinstance(side, Symbol | AppliedUndef) and not (other.free_symbols & side.free_symbols)
+
+    return all(
+        (lone(link.lhs, link.rhs) or lone(link.rhs, link.lhs) or lone(-link.lhs, link.rhs) or lone(-link.rhs, link.lhs))
+        and not (isinstance(link, Eq) and link.lhs.free_symbols and link.rhs.free_symbols)
+        for link in relations(value)
+    )
+
+
+def sound(compare: Callable[..., bool]) -> Callable[..., bool]:
+    """Return math-verify's comparison of two relations, for those that have a solution."""
+    from sympy.core.relational import Relational
+
+    def compared(gold: Any, answer: Any, *precision: int) -> bool:
+        if not (isinstance(gold, Relational) and isinstance(answer, Relational)):
+            return compare(gold, answer, *precision)
+        if _is_constant(gold):  # it holds for all values, or for none: there is no solution to compare
+            return answer in (gold, gold.reversed)
+        return compare(gold, answer, *precision)
+
+    return compared
+
+
+def _is_constant(relation: Any) -> bool:
+    """Return True if the difference of the sides is the same wherever it is tried."""
+    from sympy import Rational
+
+    symbols = sorted(relation.free_symbols, key=str)
+    if not symbols:
+        return True
+    try:
+        difference = relation.lhs - relation.rhs
+        tried = [
+            complex(
+                difference.subs({name: Rational(point + 2 * place, 11) for place, name in enumerate(symbols)}).evalf()
+            )
+            for point in (3, 8, 16)
+        ]
+    except (TypeError, ValueError, AttributeError, ArithmeticError, NotImplementedError):  # sets, matrices, functions
+        return False
+    return all(abs(value - tried[0]) < _TOLERANCE for value in tried)
+
+
+def sound_solutions(compare: Callable[..., bool]) -> Callable[..., bool]:
+    """Return math-verify's comparison of two equations by their solutions, for those that have some."""
+    from sympy import Eq, simplify, solve
+
+    def compared(gold: Any, answer: Any, *precision: int) -> bool:
+        if is_solved(gold) and not is_solved(answer):
+            return False
+        if isinstance(gold, Eq) and isinstance(answer, Eq):
+            if _names(gold) != _names(answer):
+                return False
+            if not solve(gold, gold.free_symbols):
+                ratio = simplify((gold.lhs - gold.rhs) / (answer.lhs - answer.rhs))
+                return bool(ratio.is_number and ratio.is_finite and not ratio.is_zero)
+        return compare(gold, answer, *precision)
+
+    return compared
+
+
+def _names(equation: Any) -> set[str]:
+    return {symbol.name.casefold() for symbol in equation.free_symbols}

@@ -1,0 +1,146 @@
+r"""Use a regular expression as a reward. It runs on a model's text, so a worker process runs it, which can be killed.
+
+Example:
+    >>> await RegexReward(pattern=r"(?m)^- ", how="count", min_count=3, max_count=5).grade(Response("- a\n- b\n- c"))
+    RewardResult(reward=1.0, score=1.0, …, components={'matched': 1.0, 'count': 3.0}, extracted='- ', …)
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from agentenv.core.arguments import label_error, number, one_of, shown, whole_number
+from agentenv.errors import ConfigError
+from agentenv.rewards.rules.length import PARTS, part_of
+from agentenv.rewards.rules.text import final_text
+from agentenv.rewards.types import Response, RewardResult, Status
+from agentenv.rewards.workers.pool import WorkerTimeout, shared_pool
+
+MAX_CHARS = 1 << 18
+"""Longer texts are rejected: status PARSE_ERROR."""
+WAYS = ("search", "fullmatch", "count")
+CPU_LIMIT_S = 1.0
+MIN_CPU_LIMIT_S = 0.01
+
+
+class PatternMatches(NamedTuple):
+    """The matches of a pattern."""
+
+    num_matches: int
+    """Number of matches that do not overlap; at most one unless they were counted."""
+    first: str | None
+    """The first group of the first match, or all of it if it has no group."""
+
+
+def check_pattern(where: str, pattern: object) -> str:
+    """Return the pattern.
+
+    Raises:
+        ConfigError: Python cannot compile it.
+    """
+    if not isinstance(pattern, str):
+        raise ConfigError(f"{where}: expected a regular expression, got {pattern!r}. Correct the argument.")
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ConfigError(f"{where}: expected a regular expression, got {pattern!r}: {error}. Correct it.") from error
+    return pattern
+
+
+async def find(pattern: str, text: str, how: str, *, cpu_limit_s: float = CPU_LIMIT_S) -> PatternMatches:
+    """Return the matches of `pattern` in a text, found by a worker process.
+
+    Raises:
+        WorkerTimeout: it took more than `cpu_limit_s`.
+        DataError: it is not a regular expression.
+        InfraError: the worker failed.
+    """
+    request = {"task": "regex", "pattern": pattern, "text": text, "how": how}
+    reply = await shared_pool().run(request, cpu_limit_s=cpu_limit_s)
+    return PatternMatches(int(reply["count"]), reply["first"])
+
+
+def search_in_worker(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the reply for `find`, in a worker.
+
+    Raises:
+        DataError: the pattern is not a regular expression.
+    """
+    try:
+        pattern = re.compile(request["pattern"])
+    except (re.error, RecursionError, OverflowError) as error:
+        raise label_error(f"a regular expression ({error})", request["pattern"]) from error
+    text = request["text"]
+    first = pattern.fullmatch(text) if request["how"] == "fullmatch" else pattern.search(text)
+    if first is None:
+        return {"count": 0, "first": None}
+    count = sum(1 for _ in pattern.finditer(text)) if request["how"] == "count" else 1
+    captured = first[1] if first.lastindex else first[0]
+    return {"count": count, "first": shown(captured or "")}
+
+
+class RegexReward:
+    """`passed` if the text matches, else `failed`.
+
+    `how`: the pattern is found somewhere (`search`), is all of the text (`fullmatch`), or is found `min_count` to
+    `max_count` times (`count`). Without a pattern here, the label is the pattern. `part` is the searched text: the
+    `final` text after the thinking, the first `thought`, or `all`. Flags are part of the pattern: `(?is)`. If matching
+    takes more than `cpu_limit_s`, the text fails.
+    """
+
+    def __init__(
+        self,
+        *,
+        pattern: str | None = None,
+        how: str = "search",
+        part: str = "final",
+        min_count: int = 1,
+        max_count: int | None = None,
+        passed: float = 1.0,
+        failed: float = 0.0,
+        cpu_limit_s: float = CPU_LIMIT_S,
+    ) -> None:
+        where = type(self).__name__
+        self._pattern = None if pattern is None else check_pattern(f"{where}.pattern", pattern)
+        self._how = one_of(f"{where}.how", how, WAYS)
+        self._part = one_of(f"{where}.part", part, PARTS)
+        self._min = whole_number(f"{where}.min_count", min_count)
+        self._max = None if max_count is None else whole_number(f"{where}.max_count", max_count, low=self._min)
+        if how != "count" and (min_count, max_count) != (1, None):
+            raise ConfigError(f"{where}.how: expected 'count' with min_count or max_count, got {how!r}. Change one.")
+        self._cpu_limit_s = number(f"{where}.cpu_limit_s", cpu_limit_s, low=MIN_CPU_LIMIT_S)
+        self._passed, self._failed = number(f"{where}.passed", passed), number(f"{where}.failed", failed)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The lower and the higher one of `passed` and `failed`."""
+        return min(self._passed, self._failed), max(self._passed, self._failed)
+
+    async def grade(self, response: Response) -> RewardResult:
+        """Return the result; TIMEOUT if the pattern takes too long on this text.
+
+        Raises:
+            DataError: the pattern is missing.
+            InfraError: the worker failed.
+        """
+        pattern = response.label if self._pattern is None else self._pattern
+        if not isinstance(pattern, str):
+            raise label_error("a regular expression", pattern)
+        if self._part == "final" and final_text(response.text) is None:
+            return self._result(0, status=Status.NO_ANSWER, detail="the thinking has no end")
+        text = part_of(response.text, self._part)
+        if len(text) > MAX_CHARS:
+            return self._result(0, status=Status.PARSE_ERROR, detail=f"the text is longer than {MAX_CHARS} characters")
+        try:
+            found = await find(pattern, text, self._how, cpu_limit_s=self._cpu_limit_s)
+        except WorkerTimeout as error:
+            return self._result(0, status=Status.TIMEOUT, detail=str(error))
+        matched = self._min <= found.num_matches and (self._max is None or found.num_matches <= self._max)
+        return self._result(found.num_matches, matched=matched, extracted=found.first)
+
+    def _result(self, count: int, *, matched: bool = False, **more: Any) -> RewardResult:
+        components = {"matched": float(matched), "count": float(count)}
+        return RewardResult(
+            self._passed if matched else self._failed, score=float(matched), components=components, **more
+        )

@@ -1,0 +1,137 @@
+"""Penalize texts that repeat themselves, by the share of repeated n-grams; linear in the text's length.
+
+Example:
+    >>> create_ngram_penalty_reward(ngram_size=5, max_penalty=-1.0, min_scaling=0.1)(["a b c a b c a b c a b c"])
+    [-0.5833333333333334]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from agentenv.core.arguments import number, one_of, whole_number
+from agentenv.rewards.rules.length import part_of
+from agentenv.rewards.types import Response, RewardResult, Status
+from agentenv.rewards.workers.pool import WorkerTimeout, shared_pool
+
+MAX_CHARS = 1 << 18
+"""Of a longer text only the end is examined, since loops occur at the end."""
+MODES = ("soft", "hard")
+UNITS = ("auto", "words", "chars")
+SCOPES = {"full": "all", "thought": "thought", "final": "final"}
+_HARD_THRESHOLD = 0.3
+_INLINE_CHARS = 8192
+_CPU_LIMIT_S = 10.0
+_MAX_NGRAM = 32
+_CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3"
+_MAX_WORD_CHARS, _BLOCK_CHARS = 32, 4
+_AUTO_WORD = re.compile(rf"[{_CJK}]|[^\s{_CJK}]+")
+
+
+def repeated_share(text: str, ngram_size: int, *, unit: str = "auto") -> float:
+    """Return `1 - different n-grams / n-grams`, in [0, 1); 0 for fewer than `ngram_size` tokens.
+
+    Tokens are lower-case words; with `auto` each Chinese, Japanese or Korean character is a token, and so is each block
+    of 4 characters in a word longer than 32, since a word without an end repeats itself too; a rule of dashes or other
+    signs is one token. With `chars` every character is one, except white space.
+    """
+    text = text[-MAX_CHARS:].lower()
+    tokens: Sequence[str] = "".join(text.split()) if unit == "chars" else text.split()
+    if unit == "auto":
+        tokens = [block for word in _AUTO_WORD.findall(text) for block in _blocks(word)]
+    num_ngrams = len(tokens) - ngram_size + 1
+    if num_ngrams <= 0:
+        return 0.0
+    different = set(zip(*(tokens[start:] for start in range(ngram_size)), strict=False))
+    return 1.0 - len(different) / num_ngrams
+
+
+def _blocks(word: str) -> Sequence[str]:
+    if len(word) <= _MAX_WORD_CHARS or not any(map(str.isalnum, word)):
+        return (word,)
+    return [word[start : start + _BLOCK_CHARS] for start in range(0, len(word), _BLOCK_CHARS)]
+
+
+class RepetitionReward:
+    """A penalty in [max_penalty, 0] for the share of repeated n-grams.
+
+    `soft`: `max_penalty` times the share, scaled so that it starts at `min_scaling`. With `min_scaling=0.0` it equals
+    ROLL's and open-r1's. `hard`: 0 up to a share of 0.3, then `max_penalty` times the share beyond it.
+
+    Source: RM-Gallery 0.1.7 `ngram_repetition_penalty`; arXiv 2502.03373, appendix C.2.
+    """
+
+    def __init__(
+        self,
+        *,
+        ngram_size: int = 3,
+        max_penalty: float = -1.0,
+        min_scaling: float = 0.0,
+        mode: str = "soft",
+        scope: str = "full",
+        unit: str = "auto",
+    ) -> None:
+        where = type(self).__name__
+        self._size = whole_number(f"{where}.ngram_size", ngram_size, low=1, high=_MAX_NGRAM)
+        self._max_penalty = number(f"{where}.max_penalty", max_penalty, high=0.0)
+        self._min_scaling = number(f"{where}.min_scaling", min_scaling, low=0.0, high=0.999999)
+        self._mode = one_of(f"{where}.mode", mode, MODES)
+        self._part = SCOPES[one_of(f"{where}.scope", scope, SCOPES)]
+        self._unit = one_of(f"{where}.unit", unit, UNITS)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """From `max_penalty` to 0."""
+        return self._max_penalty, 0.0
+
+    def penalty(self, text: str) -> float:
+        """Return the penalty of a response, without an event loop; takes milliseconds for a long one."""
+        return self._scale(repeated_share(part_of(text, self._part), self._size, unit=self._unit))
+
+    async def grade(self, response: Response) -> RewardResult:
+        """Return the penalty; its component is the `repeated` share of the n-grams.
+
+        Raises:
+            InfraError: the worker for long texts failed.
+        """
+        text = part_of(response.text, self._part)
+        request = {"task": f"{__name__}:handle", "text": text[-MAX_CHARS:], "size": self._size, "unit": self._unit}
+        try:
+            if len(text) <= _INLINE_CHARS:
+                reply = handle(request)
+            else:
+                reply = await shared_pool().run(request, cpu_limit_s=_CPU_LIMIT_S)
+        except WorkerTimeout as error:
+            return RewardResult(
+                self._max_penalty, status=Status.TIMEOUT, components={"repeated": 1.0}, detail=str(error)
+            )
+        share = float(reply["share"])
+        return RewardResult(self._scale(share), components={"repeated": share})
+
+    def _scale(self, share: float) -> float:
+        if self._mode == "hard":
+            return self._max_penalty * max(share - _HARD_THRESHOLD, 0.0) + 0.0
+        return self._max_penalty * max(share - self._min_scaling, 0.0) / (1.0 - self._min_scaling) + 0.0
+
+
+def handle(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the repeated share of a long text, in a worker."""
+    return {"share": repeated_share(request["text"], request["size"], unit=request["unit"])}
+
+
+def create_ngram_penalty_reward(
+    ngram_size: int = 5, max_penalty: float = -1.0, min_scaling: float = 0.1
+) -> Callable[[Sequence[str]], list[float]]:
+    """Return the seed's function: from responses to one penalty in [max_penalty, 0] each.
+
+    Raises:
+        ConfigError: `max_penalty` is above 0, or another argument is out of its range.
+    """
+    reward = RepetitionReward(ngram_size=ngram_size, max_penalty=max_penalty, min_scaling=min_scaling)
+
+    def penalties(responses: Sequence[str]) -> list[float]:
+        return [reward.penalty(response) for response in responses]
+
+    return penalties

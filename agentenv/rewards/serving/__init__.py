@@ -1,0 +1,1 @@
+"""Rewards and reward models over HTTP: `agentenv rm serve`."""

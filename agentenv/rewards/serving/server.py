@@ -1,0 +1,353 @@
+"""A reward model over HTTP in OpenRLHF's form: `--reward.remote_url http://HOST:5000/get_reward`, and ours.
+
+    async with RewardServer(scorer, ServeOptions()) as server:
+        await server.load()
+        print(server.url)
+
+Routes: `POST /get_reward` (see `wire.py`), `GET /health`, 503 until the model is loaded, `/metrics` for
+Prometheus, and `/`, what is served. Conversations of all requests are scored together: the scorer forms the batches.
+One that cannot be scored makes the whole request 422, which names it; a model that fails makes it 503. No number is
+ever made up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+from agentenv._util.http.access import (
+    AccessPolicy,
+    App,
+    RequestRefused,
+    Scope,
+    closing_headers,
+    read_json_body,
+    retry_after_header,
+)
+from agentenv._util.http.responses import json_response, until_disconnect
+from agentenv._util.http.server import Server
+from agentenv._util.version import __version__
+from agentenv.core.arguments import is_finite
+from agentenv.errors import AgentEnvError, ConfigError, DataError, InfraError
+from agentenv.rewards.models.types import Conversation, RewardScorer, Scored
+from agentenv.rewards.serving.wire import Shaping, answer, read_request
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0)
+"""Upper bounds of the latency histogram's buckets, in seconds."""
+_PREFIX = "agentenv_rm"
+_Sample = tuple[str, Mapping[str, str], float]
+"""Suffix of a metric's name, its labels, and its value."""
+
+
+class Meters:
+    """Counters of one server."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, int]] = Counter()
+        """Answers by path and status."""
+        self.conversations: Counter[str] = Counter({"scored": 0, "failed": 0, "refused": 0, "cancelled": 0})
+        """By result: a score, an InfraError, a DataError, or a client that left."""
+        self.truncated = 0
+        self.turned_away = 0
+        """Conversations refused because too many were waiting; a request that was not read counts as one."""
+        self._buckets = [0] * (len(BOUNDS_S) + 1)
+        self._sum_s = 0.0
+
+    def answered(self, path: str, status: int, seconds: float, *, timed: bool) -> None:
+        """Count an answer; `timed` adds its duration to the histogram."""
+        self.requests[path, status] += 1
+        if timed:
+            self._buckets[bisect_left(BOUNDS_S, seconds)] += 1
+            self._sum_s += seconds
+
+    def text(self, scorer: Any, *, waiting: int, ready: bool) -> str:
+        """Return all counters, including the scorer's own."""
+        by_status = [("", {"path": p, "status": str(s)}, float(n)) for (p, s), n in sorted(self.requests.items())]
+        by_result = [("", {"result": result}, float(num)) for result, num in self.conversations.items()]
+        lines = [
+            *_metric("requests_total", "counter", "Answered HTTP requests.", by_status),
+            *_metric("conversations_total", "counter", "Conversations by what became of them.", by_result),
+            *_metric("truncated_total", "counter", "Conversations that were cut.", [("", {}, float(self.truncated))]),
+            *_metric(
+                "turned_away_total", "counter", "Conversations answered 429.", [("", {}, float(self.turned_away))]
+            ),
+            *_metric("waiting", "gauge", "Conversations without an answer yet.", [("", {}, float(waiting))]),
+            *_metric("ready", "gauge", "1 once the model is loaded, until the stop.", [("", {}, float(ready))]),
+        ]
+        total, latencies = 0, list[_Sample]()
+        for bound, num in zip((*(f"{each:g}" for each in BOUNDS_S), "+Inf"), self._buckets, strict=True):
+            total += num
+            latencies.append(("_bucket", {"le": bound}, float(total)))
+        latencies += [("_sum", {}, self._sum_s), ("_count", {}, float(total))]
+        lines += _metric("request_seconds", "histogram", "Time to an answer with rewards.", latencies)
+        batcher = getattr(scorer, "batcher", None)  # of scorers that form batches here
+        if batcher is not None:
+            calls, items = float(batcher.num_batches), float(batcher.num_scored)
+            sizes: list[_Sample] = [("_sum", {}, items), ("_count", {}, calls)]
+            lines += _metric("batches_total", "counter", "Calls of the model.", [("", {}, calls)])
+            lines += _metric("batch_size", "summary", "Scored conversations of a call.", sizes)
+        own: Mapping[str, float] = scorer.metrics() if hasattr(scorer, "metrics") else {}
+        for name, value in own.items():
+            safe = "model_" + re.sub(r"\W", "_", name.removeprefix("rm/"))
+            lines += _metric(safe, "gauge", "As the scorer says.", [("", {}, value)])
+        return "\n".join(lines) + "\n"
+
+
+def _metric(name: str, kind: str, says: str, samples: Iterable[_Sample]) -> list[str]:
+    lines = [f"# HELP {_PREFIX}_{name} {says}", f"# TYPE {_PREFIX}_{name} {kind}"]
+    for suffix, labels, value in samples:
+        shown = ",".join(f'{key}="{text}"' for key, text in labels.items())
+        lines.append(f"{_PREFIX}_{name}{suffix}{f'{{{shown}}}' if shown else ''} {value!r}")
+    return lines
+
+
+_ROUTES = ("/get_reward", "/health", "/metrics", "/")
+_MAX_NAMED = 20
+"""Items that an error names."""
+_AFTER_GRACE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """Where a server listens, who may ask, and what it gives."""
+
+    access: AccessPolicy = field(default_factory=lambda: AccessPolicy(without_token=("/health",)))
+    port: int = 0
+    """0: a free one."""
+    model: str = ""
+    """Its name, for `/`."""
+    shaping: Shaping = field(default_factory=Shaping)
+    max_waiting: int = 4096
+    """Conversations without an answer; a request that would make them more is answered 429."""
+    max_items: int = 1024
+    """Conversations of one request; more are answered 413."""
+    max_body_bytes: int = 8 << 20
+    timeout_s: float = 170.0
+    """For an answer; then it is 503. OpenRLHF's client waits 180 s."""
+    header_s: float = 10.0
+    """For the head of a request to arrive."""
+    grace_s: float = 30.0
+    """For what is being scored, when the server is stopped."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_items <= self.max_waiting:
+            raise ConfigError(
+                f"--max_items: expected 1 to --max_waiting ({self.max_waiting}), got {self.max_items}. Change one."
+            )
+
+
+class Unscored(RequestRefused):
+    """Conversations of a request have no score: 422 where that lies in them, 503 where the model failed."""
+
+    def __init__(self, message: str, status: int = 422, errors: Sequence[dict[str, Any]] = ()) -> None:
+        super().__init__(message, status)
+        self.errors = errors
+        """Index and error of each, the first of them."""
+
+    @classmethod
+    def of(cls, form: str, errors: Sequence[tuple[int, AgentEnvError]], num: int) -> Self:
+        """For these errors of `num` conversations; what lies in them is said before what may pass."""
+        named = [(index, error) for index, error in errors if isinstance(error, DataError)]
+        details = [{"index": index, "error": str(error)} for index, error in (named or errors)[:_MAX_NAMED]]
+        message = f"{form}[{details[0]['index']}]: {details[0]['error']} ({len(errors)} of {num} have no score.)"
+        return cls(message, 422 if named else 503, details)
+
+
+class RewardServer(Server):
+    """A server of one scorer, which stays its owner's; `async with` starts and stops it."""
+
+    def __init__(self, scorer: RewardScorer, options: ServeOptions | None = None) -> None:
+        self.options = options or ServeOptions()
+        super().__init__(
+            "rm serve",
+            self.options.access,
+            port=self.options.port,
+            grace_s=_AFTER_GRACE_S,
+            header_s=self.options.header_s,
+        )
+        self.waiting = 0
+        """Conversations without an answer, and requests that are being read."""
+        self.meters = Meters()
+        self.loaded = not hasattr(scorer, "load")
+        self._scorer = scorer
+        self._work: set[asyncio.Task[Any]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._mean_s = 1.0
+
+    # --- starting and stopping ----------------------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """Load the model, where the scorer does that apart; from then on `/health` is 200.
+
+        Raises:
+            AgentEnvError: what the scorer raised.
+        """
+        if not self.loaded:
+            await self._scorer.load()  # type: ignore[attr-defined]  # see `loaded`
+            self.loaded = True
+
+    async def close(self) -> None:
+        """Answer what came before, within `grace_s`, and all else 503; then stop listening. Again: at once."""
+        again, self._closing = self._closing, True
+        if not again:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.options.grace_s):
+                    await self._idle.wait()
+        for task in self._work:
+            task.cancel()
+        await super().close()
+
+    def _routes(self) -> list[Route]:
+        from starlette.routing import Route
+
+        return [
+            Route("/get_reward", self._get_reward, methods=["POST"]),
+            Route("/health", self._health),
+            Route("/metrics", self._metrics),
+            Route("/", self._info),
+        ]
+
+    def _application(self) -> App:
+        app = super()._application()
+
+        async def counted(scope: Scope, receive: Any, send: Any) -> None:
+            started = time.perf_counter()
+            path = scope["path"] if scope["path"] in _ROUTES else "other"
+
+            async def seen(message: Any) -> None:
+                # Count the answer when it begins.
+                if message["type"] == "http.response.start":
+                    status, seconds = message["status"], time.perf_counter() - started
+                    self.meters.answered(path, status, seconds, timed=path == "/get_reward" and status == 200)
+                await send(message)
+
+            await app(scope, receive, seen)
+
+        return counted
+
+    # --- routes -------------------------------------------------------------------------------------------------------
+
+    async def _info(self, request: Request) -> Response:
+        limits = {name: getattr(self.options, name) for name in ("max_items", "max_waiting", "max_body_bytes")}
+        shaping = {name: getattr(self.options.shaping, name) for name in ("shift", "scale", "clip")}
+        return json_response({"model": self.options.model, "agentenv": __version__, **shaping, **limits})
+
+    async def _health(self, request: Request) -> Response:
+        state = "stopping" if self._closing else "ok" if self.loaded else "loading"
+        body = {"status": state, "waiting": self.waiting, **self.meters.conversations}
+        return json_response(body, 200 if state == "ok" else 503)
+
+    async def _metrics(self, request: Request) -> Response:
+        from starlette.responses import Response
+
+        ready = self.loaded and not self._closing
+        text = self.meters.text(self._scorer, waiting=self.waiting, ready=ready)
+        return Response(text, headers={"content-type": MEDIA_TYPE})
+
+    async def _get_reward(self, request: Request) -> Response:
+        started = time.perf_counter()
+        with self._room(1):
+            body = await read_json_body(request, self.options.max_body_bytes)
+        form, conversations = read_request(body, self.options.max_items)
+        stopping = RequestRefused("rm serve: it was stopped. Ask another server, or later.", 503)
+        with self._room(len(conversations)):
+            work = asyncio.ensure_future(self._scores(form, conversations))
+            self._work.add(work)
+            try:
+                scored = await until_disconnect(request, work, stopping)
+            finally:
+                self._work.discard(work)
+        if scored is None:
+            return await self._client_left(request)
+        self._mean_s += 0.05 * (time.perf_counter() - started - self._mean_s)
+        return json_response(answer(scored, self.options.shaping))
+
+    @contextlib.contextmanager
+    def _room(self, num: int) -> Iterator[None]:
+        """Room for so many conversations, which wait within the block.
+
+        Raises:
+            RequestRefused: there is none, or the server is being stopped.
+        """
+        if self._closing:
+            raise RequestRefused(
+                "rm serve: expected a running server, got one that is being stopped. Use another.", 503
+            )
+        if self.waiting + num > self.options.max_waiting:
+            self.meters.turned_away += num
+            raise RequestRefused(
+                f"rm serve: expected room for {num} of at most {self.options.max_waiting} conversations, got "
+                f"{self.waiting} that wait. Try again later.",
+                429,
+            )
+        self.waiting += num
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.waiting -= num
+            if not self.waiting:
+                self._idle.set()
+
+    async def _scores(self, form: str, conversations: Sequence[Conversation]) -> list[Scored]:
+        """Return the scores of all conversations, in order.
+
+        Raises:
+            Unscored: some have no score.
+            InfraError: the time limit passed.
+        """
+        try:
+            async with asyncio.timeout(self.options.timeout_s):
+                results = await asyncio.gather(*map(self._score, conversations))
+        except asyncio.CancelledError:
+            self.meters.conversations["cancelled"] += len(conversations)
+            raise
+        except TimeoutError:
+            self.meters.conversations["failed"] += len(conversations)
+            raise InfraError(
+                f"rm serve: expected scores within {self.options.timeout_s:g} s, got none. Send fewer at a time."
+            ) from None
+        scored = [result for result in results if isinstance(result, Scored)]
+        errors = [(index, result) for index, result in enumerate(results) if not isinstance(result, Scored)]
+        refused = sum(isinstance(error, DataError) for _, error in errors)
+        for name, num in (("scored", len(scored)), ("refused", refused), ("failed", len(errors) - refused)):
+            self.meters.conversations[name] += num
+        self.meters.truncated += sum(each.truncated for each in scored)
+        if errors:
+            raise Unscored.of(form, errors, len(results))
+        return scored
+
+    async def _score(self, conversation: Conversation) -> Scored | AgentEnvError:
+        """Return the score or the error, so that the other conversations of the request continue."""
+        try:
+            scored = await self._scorer.score(conversation)
+        except AgentEnvError as error:
+            return error
+        if not is_finite(scored.value):
+            return InfraError(f"reward model: expected a finite number, got {scored.value!r}. Check its weights.")
+        return scored
+
+    # --- errors -------------------------------------------------------------------------------------------------------
+
+    async def _failed(self, request: Request, error: Any) -> Response:
+        """Answer an error of the request, a full queue, or an error of the model."""
+        if not isinstance(error, RequestRefused):
+            return json_response({"detail": str(error)}, 503, retry_after_header(self._mean_s))
+        # A request sent now would be answered after that time.
+        headers = retry_after_header(self._mean_s) if error.status in (429, 503) else {}
+        body = {"detail": str(error)} | ({"errors": error.errors} if isinstance(error, Unscored) else {})
+        return json_response(body, error.status, headers | closing_headers(request, error, self.options.max_body_bytes))

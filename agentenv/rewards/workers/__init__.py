@@ -1,0 +1,1 @@
+"""Worker processes that grade what could hang or crash a grader."""

@@ -1,0 +1,1 @@
+"""`agentenv run` and `agentenv.rollout`: the job, its records, metrics and screen."""

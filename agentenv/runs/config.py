@@ -1,0 +1,334 @@
+"""RunConfig: the flags of `agentenv run`, and the groups of flags that `agentenv train` has too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, get_args
+
+from agentenv._util.ray.cluster import ClusterConfig, Placement
+from agentenv.chat.chat import ChatOptions
+from agentenv.core.arguments import parse_json_object
+from agentenv.core.types import Limits, SamplingParams
+from agentenv.engines.single import EngineName
+from agentenv.episode.runner import ErrorPolicy
+from agentenv.errors import ConfigError
+from agentenv.rewards.groups.batch import GROUP_LIMIT_S
+from agentenv.runs.flat_config import FlatConfig
+
+FREE_ON_RESUME = (
+    "out", "resume", "concurrency", "progress", "json", "grace_s", "max_retries", "max_error_share", "base_url",
+    "device", "log_level", "generate_timeout_s", "stall_timeout_s", "num_engines", "ray_address",
+    "engine_cpus", "engine_gpus", "env_actors", "env_actor_cpus", "ray_runtime_env", "ray_placement", "ray_wait_s",
+    "group_timeout_s",
+)  # fmt: skip
+"""Flags that may differ when a run is resumed: they change how it runs, not what it measures."""
+
+
+def _check(flag: str, value: object, holds: bool, expected: str) -> None:
+    if not holds:
+        raise ConfigError(f"--{flag}: expected {expected}, got {value!r}. Change the value.")
+
+
+@dataclass(frozen=True)
+class LimitOptions:
+    """Budgets of one episode. An episode that runs out of one is truncated."""
+
+    max_length: int | None = None
+    """Tokens of a whole episode: prompt, actions and observations. Default: the environment's `max_length`, else
+    2048."""
+    max_turns: int | None = None
+    """Turns of an episode. Default: the environment's `max_turns`, else 16."""
+    step_timeout_s: float = 60.0
+    """Time limit of one call of the environment, in seconds."""
+    episode_timeout_s: float = 600.0
+    """Time limit of a whole episode, in seconds."""
+    generate_timeout_s: float = 300.0
+    """Time limit of one generation, in seconds. Beyond it the engine counts as failed and the episode is retried."""
+
+    def __post_init__(self) -> None:
+        """Refuse budgets in which no turn fits."""
+        self.for_env()
+
+    def for_env(self, env: type[Any] | None = None) -> Limits:
+        """Return the limits; what no flag sets is the attribute of the environment's class, else the default."""
+        own = {name: getattr(env, name, None) for name in ("max_length", "max_turns")}
+        return Limits(
+            max_length=next(
+                each for each in (self.max_length, own["max_length"], Limits().max_length) if each is not None
+            ),
+            max_turns=next(each for each in (self.max_turns, own["max_turns"], Limits().max_turns) if each is not None),
+            step_timeout_s=self.step_timeout_s,
+            episode_timeout_s=self.episode_timeout_s,
+            generate_timeout_s=self.generate_timeout_s,
+        )
+
+
+@dataclass(frozen=True)
+class ErrorOptions:
+    """What happens when episodes fail."""
+
+    max_retries: int = 2
+    """How often an episode is retried after an infrastructure error."""
+    max_error_share: float = 0.2
+    """Stop when more than this share of the episodes failed; `train` looks at the last 200 or more."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range."""
+        _check("max_retries", self.max_retries, 0 <= self.max_retries < math.inf, "an integer >= 0")
+        _check("max_error_share", self.max_error_share, 0 <= self.max_error_share <= 1, "a number in [0, 1]")
+
+    def policy(self, window: int | None = None) -> ErrorPolicy:
+        """Return the runner's policy; it judges the last `window` episodes, by default all of them."""
+        return ErrorPolicy(max_retries=self.max_retries, max_error_share=self.max_error_share, window=window)
+
+
+@dataclass(frozen=True)
+class StopOptions(ErrorOptions):
+    """Failed episodes, stalls and interruption."""
+
+    stall_timeout_s: float = 600.0
+    """When no episode has progressed for this many seconds, write what they wait for to stall-1.txt in --out. The run
+    stops after as long again, or after the longest of --generate_timeout_s, --step_timeout_s and --group_timeout_s if
+    that is longer."""
+    grace_s: float = 30.0
+    """Seconds that episodes in progress have to finish after Ctrl-C before they are cancelled."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range."""
+        super().__post_init__()
+        _check("stall_timeout_s", self.stall_timeout_s, self.stall_timeout_s > 0, "seconds > 0")
+        _check("grace_s", self.grace_s, self.grace_s >= 0, "seconds >= 0")
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """Ray: engines (--engine ray) and environments in actors, on this machine or a cluster."""
+
+    engine_cpus: float = 1.0
+    """CPU cores of each engine actor."""
+    engine_gpus: float | None = None
+    """GPUs of each engine actor. Default: as many as it computes on if the cluster has any, else 0."""
+    env_actors: int = 0
+    """Number of Ray actors that run environments, each for many episodes. 0 runs them in this process."""
+    env_actor_cpus: float = 1.0
+    """CPU cores of each environment actor."""
+    ray_address: str | None = None
+    """Ray cluster: "auto", HOST:6379 or "ray://HOST:10001". Default: RAY_ADDRESS if it is set, else start Ray on this
+    machine."""
+    ray_runtime_env: Mapping[str, Any] = field(default_factory=dict)
+    """JSON object: Ray's runtime environment for all actors. {"working_dir": "."} ships the files of this folder."""
+    ray_placement: Placement = "PACK"
+    """How Ray places the actors: packed on few nodes, or spread over them."""
+    ray_wait_s: float = 60.0
+    """How long to wait for room on the cluster, in seconds."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range."""
+        _check("env_actors", self.env_actors, 0 <= self.env_actors < math.inf, "an integer >= 0")
+        for name in ("engine_cpus", "engine_gpus", "env_actor_cpus", "ray_wait_s"):
+            value = getattr(self, name)
+            _check(name, value, value is None or 0 <= value < math.inf, "a number >= 0")
+
+    def cluster(self, num_engines: int) -> ClusterConfig:
+        """Return which Ray to use, and the CPU cores that `num_engines` engines and the environments need there."""
+        return ClusterConfig(
+            self.ray_address,
+            self.ray_runtime_env,
+            self.ray_placement,
+            self.ray_wait_s,
+            cpus=num_engines * self.engine_cpus + self.env_actors * self.env_actor_cpus,
+        )
+
+
+IncompleteGroups = Literal["grade", "drop"]
+
+
+@dataclass(frozen=True)
+class GroupOptions:
+    """A reward of all answers to a task together, in addition to the environment's rewards."""
+
+    group_reward: str | None = None
+    """Compare all answers to a task when the last one has ended, and add the result to the reward of each one's last
+    turn: pairwise, tournament, bradley_terry, listwise, rm_gallery, FILE.py:name, or {"NAME": {"option": value}}."""
+    reference_key: str | None = None
+    """Column with an answer that takes part in the comparison, for the win rate against it."""
+    incomplete_groups: IncompleteGroups = "grade"
+    """If an episode of a task failed: `grade` the other answers without it, or `drop` the rewards of them all."""
+    group_timeout_s: float = GROUP_LIMIT_S
+    """Time limit of comparing the answers to one task, in seconds. Beyond it they have no reward."""
+
+    @property
+    def reward(self) -> Any:
+        """`group_reward`, with JSON parsed."""
+        given: Any = self.group_reward
+        is_json = isinstance(given, str) and given.lstrip().startswith("{")
+        return parse_json_object("--group_reward", given) if is_json else given
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range, and flags that do nothing without --group_reward."""
+        modes = get_args(IncompleteGroups)
+        _check("incomplete_groups", self.incomplete_groups, self.incomplete_groups in modes, " or ".join(modes))
+        _check("group_timeout_s", self.group_timeout_s, self.group_timeout_s > 0, "seconds > 0")
+        for name in ("reference_key", "incomplete_groups", "group_timeout_s"):
+            value = getattr(self, name)
+            if self.group_reward is None and value != getattr(type(self), name):
+                raise ConfigError(f"--{name}: expected --group_reward with it, got {value!r} alone. Add it.")
+
+
+@dataclass(frozen=True)
+class ScreenOptions:
+    """What is shown."""
+
+    progress: Literal["auto", "live", "plain", "none"] = "auto"
+    """How to show progress. `auto` is live on a terminal, else plain lines."""
+    log_level: Literal["debug", "info", "warning", "error"] = "error"
+    """Lowest level of log records to show on stderr."""
+
+
+@dataclass(frozen=True)
+class OutputOptions(ScreenOptions):
+    """Where results go, and what is shown."""
+
+    out: str | None = None
+    """Run directory. Default: runs/<env>-<model>-<time>."""
+    resume: bool = False
+    """Continue the run in --out with its flags: keep finished episodes and run the rest."""
+    json: bool = False
+    """Print JSON lines on stdout and nothing else."""
+
+
+@dataclass(frozen=True)
+class SourceConfig(FlatConfig):
+    """What runs and rewards the episodes: flags of `run` and of `train`."""
+
+    env: str | None = None
+    """Environment: an installed name (`agentenv list`), module:Attr or path/file.py[:Attr]. The class has `reset` and
+    `step`, or `run`: an agent with its own loop over an OpenAI client."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """JSON object of arguments for the environment's constructor."""
+    agent_func_path: str | None = None
+    """An OpenRLHF agent_func.py, instead of --env."""
+    remote_rm_url: str | None = None
+    """Also --reward_func_path. Instead of --env, for single-turn episodes: a file with reward_func(queries, prompts,
+    labels), or the URLs of reward servers, separated by commas."""
+    reward_batch_size: int = 1
+    """Maximum number of answers per call of reward_func. With 1, as in OpenRLHF, no reward depends on other answers."""
+    label_key: str = "label"
+    """Column with the label that the environment grades against."""
+    apply_chat_template: bool = True
+    """Make text prompts a user message in the model's chat template. If off, send the text as it is."""
+    concurrency: int = 64
+    """Maximum number of episodes in progress at once."""
+    groups: GroupOptions = field(default_factory=GroupOptions)
+    """A reward of all answers to a task together, in addition to the environment's rewards."""
+
+    @property
+    def source(self) -> str:
+        """The name or path of what runs the episodes; empty if no flag names it."""
+        return self.env or self.agent_func_path or self.remote_rm_url or ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every flag and its value as `config.json` holds them; a group reward from Python as module:name."""
+        given: Any = self.groups.group_reward
+        if given is None or isinstance(given, str | Mapping):
+            return super().to_dict()
+        named = given if hasattr(given, "__qualname__") else type(given)
+        return super().to_dict() | {"group_reward": f"{named.__module__}:{named.__qualname__}"}
+
+
+@dataclass(frozen=True)
+class RunConfig(SourceConfig):
+    """Run episodes of an environment with a model and report the results."""
+
+    FIRST_FLAGS: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "What to run": ("env", "env_kwargs", "data", "limit", "n"),
+        "Model and engine": ("model", "engine", "base_url", "device", "concurrency"),
+        "Sampling": ("temperature", "top_p", "max_tokens", "seed"),
+        "Limits": ("max_turns", "max_length", "step_timeout_s"),
+        "Output": ("out", "resume", "progress", "json"),
+    }
+
+    data: str | None = None
+    """Tasks: FILE.jsonl, FILE.parquet, a Hugging Face dataset id or a built-in name. Default: the environment's own."""
+    split: str | None = None
+    """Split of a Hugging Face dataset."""
+    prompt_key: str = "prompt"
+    """Column with the prompt: text or chat messages."""
+    limit: int | None = None
+    """Use only the first LIMIT tasks."""
+    n: int = 1
+    """Samples per task."""
+
+    model: str = "tiny-math"
+    """A model that ships with the package, a folder or a Hugging Face id."""
+    tokenizer: str | None = None
+    """Folder or Hugging Face id of the tokenizer. Default: the model's."""
+    engine: EngineName = "auto"
+    """Engine for sampling. `auto` is vllm_http with --base_url, vllm_local with a GPU and vLLM, else hf. `ray` runs
+    engines in Ray actors."""
+    engine_backend: Literal["hf", "vllm_local"] = "hf"
+    """Engine inside each Ray actor, for --engine ray."""
+    num_engines: int = 1
+    """Number of engine actors, for --engine ray."""
+    base_url: str | None = None
+    """URL of a vLLM server, for --engine vllm_http."""
+    device: str = "auto"
+    """Device, for --engine hf: auto, cpu, cuda, cuda:1, mps …"""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Data type of the weights. `auto` uses the checkpoint's (float32 on a CPU with hf)."""
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+    """JSON object of further arguments for the engine's constructor."""
+    pass_score: float | None = None
+    """Score from which an episode counts as passed in pass@k; the environment's rewards count in an episode without a
+    score. Default: the upper end of the environment's `score_range`; without one, 1.0, and no pass@k if a score is
+    outside 0..1."""
+
+    sampling: SamplingParams = field(default_factory=lambda: SamplingParams(seed=0))  # each of its fields is a flag
+    """Sampling of one turn. --seed also seeds the environments; None samples differently in every run."""
+    limits: LimitOptions = field(default_factory=LimitOptions)
+    """Budgets of one episode. An episode that runs out of one is truncated."""
+    output: OutputOptions = field(default_factory=OutputOptions)
+    """Where results go, and what is shown."""
+    errors: StopOptions = field(default_factory=StopOptions)
+    """Failed episodes, stalls and interruption."""
+    chat: ChatOptions = field(default_factory=ChatOptions)
+    """How messages become tokens."""
+    ray: RayOptions = field(default_factory=RayOptions)
+    """Ray: engines (--engine ray) and environments in actors, on this machine or a cluster."""
+
+    def __post_init__(self) -> None:
+        """Refuse flags that are out of range or contradict each other."""
+        _check("n", self.n, self.n >= 1, "an integer >= 1")
+        _check("concurrency", self.concurrency, self.concurrency >= 1, "an integer >= 1")
+        _check("limit", self.limit, self.limit is None or self.limit >= 1, "an integer >= 1")
+        _check("reward_batch_size", self.reward_batch_size, self.reward_batch_size >= 1, "an integer >= 1")
+        _check("num_engines", self.num_engines, self.num_engines >= 1, "an integer >= 1")
+        sources = {name: getattr(self, name) for name in ("env", "agent_func_path", "remote_rm_url")}
+        sources = {name: value for name, value in sources.items() if value is not None}
+        if len(sources) > 1 or not (sources or self.output.resume):
+            got = ", ".join(f"--{name} {value}" for name, value in sources.items()) or "none"
+            raise ConfigError(
+                f"run: expected one of --env, --agent_func_path and --reward_func_path, got {got}. "
+                "`agentenv list` shows the environments."
+            )
+        name = next(iter(sources), "env")
+        if self.env_kwargs and name != "env":
+            advice = "Set `agent_kwargs` in the AgentExecutor class of the file instead."
+            advice = advice if name == "agent_func_path" else "A reward function takes no arguments; leave it out."
+            raise ConfigError(f"--env_kwargs: expected --env with it, got --{name}. {advice}")
+        if self.reward_batch_size > 1 and sources and name != "remote_rm_url":
+            raise ConfigError(f"--reward_batch_size: expected --reward_func_path with it, got --{name}. Leave it out.")
+        if self.engine == "vllm_http" and not self.base_url:
+            raise ConfigError("--base_url: expected the server's URL, got none. Add --base_url http://HOST:8000")
+        if self.chat.history == "rerender" and self.agent_func_path is not None:
+            raise ConfigError(
+                "--history: expected 'keep' with --agent_func_path, got 'rerender'. OpenRLHF's response holds one "
+                "sequence only; use --env for several."
+            )
+
+    @property
+    def cluster(self) -> ClusterConfig:
+        """The Ray cluster and the CPU cores that this run needs there."""
+        return self.ray.cluster(self.num_engines if self.engine == "ray" else 0)

@@ -1,0 +1,169 @@
+"""Progress of a run: a live line on a terminal, plain lines elsewhere, or JSON lines for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from agentenv.runs.metrics import Summary, Tally
+
+_LINE_EVERY_S = 5.0
+
+
+class Stats:
+    """Running counts of a run."""
+
+    def __init__(self, total: int, earlier: Tally | None = None) -> None:
+        """Start with the finished episodes of an earlier session, if any."""
+        earlier = earlier if earlier is not None else Tally()
+        rewards, scores = earlier.values()
+        self.total = total
+        self.num_earlier = len(earlier.finished)
+        self.num_done = self.num_errors = self.num_infra = self.num_tokens = 0
+        self._rewards, self._num_rewards = rewards.total, rewards.num
+        self._scores, self._num_scores = scores.total, scores.num
+        self._started = time.monotonic()
+
+    def begin(self) -> None:
+        """Start the clock, after the engine is loaded."""
+        self._started = time.monotonic()
+
+    def add(self, summary: Summary) -> None:
+        """Count an episode that ended in this run."""
+        self.num_done += 1
+        self.num_tokens += summary.num_action_tokens
+        self.num_infra += summary.error_kind == "infra"
+        self.num_errors += summary.error_kind not in (None, "infra")
+        if summary.reward is not None:
+            self._rewards, self._num_rewards = self._rewards + summary.reward, self._num_rewards + 1
+        if summary.score is not None:
+            self._scores, self._num_scores = self._scores + summary.score, self._num_scores + 1
+
+    def facts(self) -> dict[str, Any]:
+        """Return the counts, means, rates and times; None where nothing is known yet."""
+        elapsed_s = time.monotonic() - self._started
+        rate = self.num_done / elapsed_s if elapsed_s > 0 else 0.0
+        left = self.total - self.num_earlier - self.num_done
+        return {
+            "done": self.num_earlier + self.num_done,
+            "total": self.total,
+            "reward": self._rewards / self._num_rewards if self._num_rewards else None,
+            "score": self._scores / self._num_scores if self._num_scores else None,
+            "env_errors": self.num_errors,
+            "infra_errors": self.num_infra,
+            "episodes_per_s": rate,
+            "tokens_per_s": self.num_tokens / elapsed_s if elapsed_s > 0 else 0.0,
+            "elapsed_s": elapsed_s,
+            "eta_s": left / rate if rate > 0 else None,
+        }
+
+
+class Progress:
+    """Counts without showing anything; the base class of the others."""
+
+    def __init__(self, stats: Stats) -> None:
+        self.stats = stats
+
+    def start(self) -> None:
+        """Start the clock and the display."""
+        self.stats.begin()
+
+    def update(self, summary: Summary) -> None:
+        """Count an episode and show it."""
+        self.stats.add(summary)
+
+    def stop(self) -> None:
+        """Show the final state and stop."""
+
+
+class PlainProgress(Progress):
+    """Writes a line every few seconds, and one at the end."""
+
+    def __init__(self, stats: Stats, stream: TextIO | None = None) -> None:
+        super().__init__(stats)
+        self._stream = stream or sys.stderr
+        self._last = time.monotonic()
+
+    def update(self, summary: Summary) -> None:
+        """Count an episode, and write a line if the last one is old enough."""
+        super().update(summary)
+        if time.monotonic() - self._last >= _LINE_EVERY_S:
+            self._write()
+
+    def stop(self) -> None:
+        """Write the last line."""
+        self._write()
+
+    def _write(self) -> None:
+        self._last = time.monotonic()
+        self._stream.write(self._line() + "\n")
+        self._stream.flush()
+
+    def _line(self) -> str:
+        return describe(self.stats.facts())
+
+
+class JSONProgress(PlainProgress):
+    """Writes JSON lines with the event "progress"."""
+
+    def _line(self) -> str:
+        return json.dumps({"event": "progress", **self.stats.facts()})
+
+
+class LiveProgress(Progress):
+    """A bar that is redrawn a few times a second."""
+
+    def __init__(self, stats: Stats, console: Console) -> None:
+        super().__init__(stats)
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._draw)
+
+    def start(self) -> None:
+        """Start the clock and the display."""
+        super().start()
+        self._live.start()
+
+    def stop(self) -> None:
+        """Stop, with the final state on the screen."""
+        self._live.stop()
+
+    def _draw(self) -> Table:
+        facts = self.stats.facts()
+        grid = Table.grid(padding=(0, 1))
+        bar = ProgressBar(total=max(facts["total"], 1), completed=facts["done"], width=24)
+        grid.add_row(bar, Text(describe(facts)))
+        return grid
+
+
+def describe(facts: Mapping[str, Any]) -> str:
+    """Return the facts of `Stats.facts` on one line."""
+    parts = [f"{facts['done']}/{facts['total']} episodes"]
+    for key in ("reward", "score"):
+        if facts[key] is not None:
+            parts.append(
+                f"{key} {facts[key]:.3f} so far" if facts["done"] < facts["total"] else f"{key} {facts[key]:.3f}"
+            )
+    parts.append(f"errors {facts['env_errors']} env, {facts['infra_errors']} infra")
+    parts.append(f"{facts['episodes_per_s']:.1f} episodes/s, {facts['tokens_per_s']:.0f} tokens/s")
+    parts.append(f"elapsed {clock(facts['elapsed_s'])}")
+    if facts["eta_s"] is not None and facts["done"] < facts["total"]:
+        parts.append(f"ETA {clock(facts['eta_s'])}")
+    return " · ".join(parts)
+
+
+def clock(seconds: float) -> str:
+    """Return seconds as 42s, 3m05s or 2h07m."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"

@@ -1,0 +1,158 @@
+"""The header and the final table of `agentenv run`, and the streams to print on."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agentenv._util.estimates import Estimate
+from agentenv.runs.config import RunConfig
+from agentenv.runs.display.progress import clock
+from agentenv.runs.metrics import Metrics
+
+
+def header(config: RunConfig, facts: Mapping[str, str]) -> Table:
+    """Return a table of the facts found at the start and the flags that differ from their defaults."""
+    grid = Table.grid(padding=(0, 2))
+    for name, value in facts.items():
+        grid.add_row(Text(name, style="bold"), Text(value))
+    in_header = {"env", "agent_func_path", "data", "model", "engine", "out", "resume", "progress", "json"}
+    defaults = RunConfig(env="_").to_dict()
+    changed = {
+        k: v for k, v in config.to_dict().items() if k not in in_header and v != defaults[k] and v not in (None, [])
+    }
+    if changed:
+        grid.add_row(Text("flags", style="bold"), Text("  ".join(f"--{k} {v}" for k, v in changed.items())))
+    return grid
+
+
+def final_table(metrics: Metrics) -> Table:
+    """Return a table of episodes, reward, score, pass@k, turns, tokens, time, stop reasons and errors."""
+    table = Table(title="Result", title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in _rows(metrics):
+        table.add_row(name, Text(value))
+    return table
+
+
+def _rows(m: Metrics) -> list[tuple[str, str]]:
+    missing = f" of {m.num_episodes + m.num_missing} planned" if m.num_missing else ""
+    rows = [
+        ("episodes", f"{m.num_episodes}{missing}  ({m.num_tasks} tasks × {m.num_samples}; {m.num_rewarded} rewarded)"),
+        ("reward", _estimate(m.reward)),
+        ("score", _estimate(m.score)),
+    ]
+    # Up to 8 samples show every k; more show 1, 2, 4 … and the last. metrics.json has all.
+    listed = [k for k in m.pass_at_k if m.num_samples <= 8 or int(k) & (int(k) - 1) == 0 or int(k) == m.num_samples]
+    rows += [(f"pass@{k}", _estimate(m.pass_at_k[k])) for k in listed if m.pass_at_k[k].mean is not None]
+    if m.turns_mean is not None:
+        rows.append(("turns", f"mean {m.turns_mean:.2f}, max {m.turns_max}"))
+    if set(m.bridges) - {"exact", "text"}:  # actions that did not end as in the template
+        rows.append(("replies after", _histogram(m.bridges)))
+    t = m.time
+    tokens_in, tokens_out = t.input_tokens_per_s or 0.0, t.action_tokens_per_s or 0.0
+    shares = f"generate {_share(t.generate_share)}, step {_share(t.step_share)}, wait {_share(t.wait_share)}"
+    speed = f"{t.episodes_per_s:.1f} episodes/s" if t.episodes_per_s else ""  # no episode ran in this session
+    rows += [
+        ("tokens", f"{m.tokens.num_input} in ({_share(m.tokens.cached_share)} cached), {m.tokens.num_action} out"),
+        *([("speed", f"{speed}, {tokens_in:.0f} tokens/s in, {tokens_out:.0f} tokens/s out")] if speed else []),
+        ("time", f"{clock(t.wall_s)}  (of the episodes' time: {shares})"),
+        ("stop reasons", _histogram(m.stop_reasons)),
+    ]
+    hygiene = m.hygiene.numbers()
+    correlations = [
+        f"{name} {hygiene[f'{name}_correlation']:+.2f}"
+        + (f" ({hygiene[within]:+.2f} within tasks)" if (within := f"{name}_correlation_in_group") in hygiene else "")
+        for name in ("length", "format", "repetition")
+        if f"{name}_correlation" in hygiene
+    ]
+    if correlations:
+        rows.append(("reward against", ", ".join(correlations)))
+    if "std_in_group" in hygiene:
+        share = _share(hygiene["zero_spread_share"])
+        rows.append(("reward within tasks", f"std {hygiene['std_in_group']:.3f} (mean), none in {share} of the tasks"))
+    rows += [(f"info {key}", f"last turn {value['last']:.3f}, sum {value['sum']:.3f}") for key, value in m.info.items()]
+    failed = m.num_infra_errors + m.num_env_errors
+    rows.append(("errors", f"{m.num_infra_errors} infrastructure, {m.num_env_errors} environment"))
+    if m.num_retries:
+        rows.append(("retries", f"{m.num_retries} attempts failed and were retried"))
+    if failed:
+        rows.append(("error types", _histogram(m.error_types)))
+    return rows
+
+
+def _estimate(estimate: Estimate) -> str:
+    if estimate.mean is None:
+        return "none"
+    if estimate.ci95_low is None or estimate.ci95_high is None:
+        return f"{estimate.mean:.3f}"
+    interval = f"[{estimate.ci95_low:.3f}, {estimate.ci95_high:.3f}]"
+    return f"{estimate.mean:.3f}  95% CI {interval}  ({estimate.num_tasks} tasks)"
+
+
+def _share(share: float | None) -> str:
+    return "–" if share is None else f"{share:.0%}"
+
+
+def _histogram(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
+
+
+def wide_console(*, stderr: bool = False) -> Console:
+    """Return a console as wide as the terminal or COLUMNS; without either, wide enough for whole sentences."""
+    console = Console(stderr=stderr)
+    has_width = console.is_terminal or os.environ.get("COLUMNS", "").isdigit()
+    return console if has_width else Console(stderr=stderr, width=140)
+
+
+class LastingStream:
+    """A standard stream that accepts text even if its terminal (EIO) or the reader of its pipe (EPIPE) is gone.
+
+    A run must not end because its output fails. After the first failure, the descriptor is redirected to the null
+    device, so that prints of other code and the interpreter's last flush do not fail either.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write the text, or drop it."""
+        try:
+            return self._stream.write(text)
+        except OSError:
+            self._give_up()
+            return len(text)
+
+    def flush(self) -> None:
+        """Flush, if the stream still works."""
+        try:
+            self._stream.flush()
+        except OSError:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+            self._stream.flush()
+
+
+def quiet_transformers() -> None:
+    """Turn off the progress bars and the advice of transformers."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)

@@ -1,0 +1,327 @@
+"""The driver's side: places agents on actors, calls them, and replaces actors that die."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from agentenv._util.ray.cluster import (
+    ClusterConfig,
+    call_result,
+    check_node,
+    describe_death,
+    kill_actor,
+    missing_package_error,
+)
+from agentenv._util.ray.library import import_ray
+from agentenv.core.agent import AgentInstance
+from agentenv.errors import AgentEnvError, ContractError, InfraError
+from agentenv.runs.env_actors.host import EnvActor, EnvSpec, Failure
+
+logger = logging.getLogger(__name__)
+
+_MAX_CALLS = 10_000
+"""Maximum number of concurrent calls of an actor."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvActorConfig:
+    """The number of actors, and when an actor is replaced."""
+
+    num: int = 1
+    cpus: float = 1.0
+    """CPU cores of each actor."""
+    stuck_s: float = 30.0
+    """An actor whose event loop does not answer for this time is killed."""
+    start_timeout_s: float = 120.0
+    restart_wait_s: float = 1.0
+    """Wait before an actor is replaced; doubled, up to 30 s, until an episode ends on the replacement."""
+    max_restarts: int = 8
+    """Maximum number of restarts of an actor without an episode that ended on it."""
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+
+
+@dataclass(slots=True, eq=False)
+class _Life:
+    """One actor from its start to its death."""
+
+    actor: Any
+    pid: int
+    num_agents: int = 0
+    num_served: int = 0
+    lost: str | None = None
+    """Why the actor is gone; None while it lives."""
+
+
+@dataclass(slots=True, eq=False)
+class _Host:
+    """A slot for an actor; it remains when the actor dies."""
+
+    options: Mapping[str, Any]
+    life: _Life | None = None
+    num_deaths: int = 0
+    """Deaths since an episode last ended here."""
+
+
+class EnvActors:
+    """Actors that host agent instances; the next instance goes to the least loaded. Ray must be running.
+
+    Args:
+        spec: the environment that the actors load.
+        places: Ray's options for each actor.
+        config: the number of actors, and their limits.
+    """
+
+    def __init__(self, spec: EnvSpec, places: Sequence[Mapping[str, Any]], config: EnvActorConfig) -> None:
+        self._spec, self.config = spec, config
+        self._hosts = [_Host(options) for options in places]
+        self._numbers = itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Condition()
+        self.num_restarts = 0
+        self.name = "AgentInstance"
+        """Name of the agents' class."""
+        self.score_range = AgentInstance.score_range
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the living actors, on their machines."""
+        return [host.life.pid for host in self._hosts if host.life is not None]
+
+    async def start(self) -> None:
+        """Start all actors.
+
+        Raises:
+            ConfigError: the class cannot be loaded on a node.
+            InfraError: an actor did not start.
+        """
+        try:
+            async with asyncio.TaskGroup() as starts:
+                for host in self._hosts:
+                    starts.create_task(self._start(host))
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+    async def close(self) -> None:
+        """Kill all actors."""
+        for task in self._tasks:
+            task.cancel()
+        for host in self._hosts:
+            life, host.life = host.life, None
+            if life is not None:
+                life.lost = "it was closed."
+                kill_actor(life.actor)
+
+    def agent_class(self) -> type[AgentInstance]:
+        """Return a class whose instances live in the actors, with the name of the agents' class."""
+        forwarded = {method: _forward(self.name, method) for method in ("reset", "step", "on_truncate")}
+        return type(self.name, (RemoteAgent,), {"actors": self, "score_range": self.score_range, **forwarded})
+
+    def number(self) -> int:
+        """Return a unique number for the next agent."""
+        return next(self._numbers)
+
+    async def place(self) -> _Life:
+        """Reserve room for one agent on the least loaded actor.
+
+        Raises:
+            InfraError: no actor is alive for `stuck_s`, or none will be.
+        """
+        deadline = time.monotonic() + self.config.stuck_s
+        while not (lives := [host.life for host in self._hosts if host.life is not None]):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or all(host.num_deaths > self.config.max_restarts for host in self._hosts):
+                raise InfraError(
+                    f"--env_actors: expected a living actor within {self.config.stuck_s:g} s, got none of "
+                    f"{len(self._hosts)}. Find out why {self.name} ends its process."
+                )
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s), self._changed:
+                    await self._changed.wait()
+        life = min(lives, key=lambda life: (life.num_agents, life.num_served))
+        life.num_agents += 1
+        life.num_served += 1
+        return life
+
+    def leave(self, life: _Life, *, ended: bool) -> None:
+        """Release the room of an agent. `ended` is True if its episode ended there."""
+        life.num_agents -= 1
+        for host in self._hosts:
+            if ended and host.life is life:
+                host.num_deaths = 0
+
+    def abandon(self, life: _Life, number: int) -> None:
+        """Close an agent without waiting for the result."""
+        if life.lost is None:
+            self.leave(life, ended=False)
+            life.actor.drop.remote(number)
+
+    async def ask(self, life: _Life, method: str, *args: Any, where: str) -> Any:
+        """Call a method of an actor and return the result. `where` names the call in messages.
+
+        An exception of the agent is raised here, too.
+
+        Raises:
+            InfraError: the actor is gone.
+        """
+        ray = import_ray()
+        if life.lost is not None:
+            raise _hosted_by_dead(where, life.lost)
+        try:
+            outcome = await call_result(getattr(life.actor, method).remote(*args))
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, AgentEnvError):
+                raise error.cause from None
+            raise _no_plain_data(where, error.cause) from error
+        except ray.exceptions.RaySystemError as error:  # the result cannot be unpickled here
+            raise _no_plain_data(where, error) from error
+        except ray.exceptions.TaskCancelledError as error:
+            raise InfraError(f"{where}: expected an answer, got a call that was cancelled. Run it again.") from error
+        except (ray.exceptions.RayError, ConnectionError) as error:
+            if (absent := missing_package_error("--env_actors", error)) is not None:
+                raise absent from error
+            self._lose(life, describe_death(error))
+            raise _hosted_by_dead(where, life.lost or "") from error
+        except TypeError as error:
+            raise _no_plain_data(where, error) from error
+        if isinstance(outcome, Failure):
+            raise outcome.error()
+        return outcome
+
+    # --- life and death ---------------------------------------------------------------------------------------------
+
+    async def _start(self, host: _Host) -> None:
+        cls = import_ray().remote(EnvActor)
+        options = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": _MAX_CALLS, **host.options}
+        life = _Life(cls.options(**options).remote(self._spec), pid=0)
+        try:
+            async with asyncio.timeout(self.config.start_timeout_s):
+                life.pid, version, self.name, self.score_range = await self.ask(life, "start", where="--env_actors")
+            check_node("--env_actors", version)
+        except TimeoutError as error:
+            kill_actor(life.actor)
+            raise InfraError(
+                f"--env_actors: expected an actor to load its environment within {self.config.start_timeout_s:g} s, "
+                "got none. Make its import quicker."
+            ) from error
+        except BaseException:
+            kill_actor(life.actor)
+            raise
+        host.life = life
+        self._spawn(self._watch(life))
+
+    def _spawn(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _watch(self, life: _Life) -> None:
+        """Ping an actor at intervals; it is lost after two unanswered pings."""
+        num_missed, limit_s = 0, self.config.stuck_s / 2
+        while life.lost is None and num_missed < 2:
+            await asyncio.sleep(limit_s / 4)
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self.ask(life, "ping", where="ping")
+                num_missed = 0
+            except TimeoutError:
+                num_missed += 1
+            except InfraError:
+                return  # `ask` has recorded its death
+        reason = (
+            f"its event loop did not answer for {self.config.stuck_s:g} s: an `async def` of {self.name} blocks it."
+        )
+        self._lose(life, reason)
+
+    def _lose(self, life: _Life, reason: str) -> None:
+        """Kill an actor and start a replacement."""
+        if life.lost is not None:
+            return  # another call noticed it before
+        life.lost = reason
+        kill_actor(life.actor)
+        for host in self._hosts:
+            if host.life is life:
+                logger.warning("an environment actor (process %d) is lost: %s", life.pid, reason)
+                host.life = None
+                self._spawn(self._replace(host))
+
+    async def _replace(self, host: _Host) -> None:
+        while host.life is None:
+            host.num_deaths += 1
+            if host.num_deaths > self.config.max_restarts:
+                break
+            self.num_restarts += 1
+            await asyncio.sleep(min(30.0, self.config.restart_wait_s * 2 ** (host.num_deaths - 1)))
+            try:
+                await self._start(host)
+            except AgentEnvError as error:
+                logger.warning("an environment actor could not be restarted: %s", error)
+        async with self._changed:
+            self._changed.notify_all()
+
+
+class RemoteAgent(AgentInstance):
+    """A proxy of an agent instance in an actor, made there by `make` or at the first call."""
+
+    actors: ClassVar[EnvActors]
+
+    def __init__(self, **kwargs: Any) -> None:
+        self._kwargs = kwargs
+        self._number = self.actors.number()
+        self._life: _Life | None = None
+
+    async def make(self) -> None:
+        """Make the instance in an actor."""
+        life = await self.actors.place()
+        try:
+            await self.actors.ask(life, "make", self._number, self._kwargs, where=f"{type(self).__name__}()")
+        except BaseException:
+            self.actors.abandon(life, self._number)
+            raise
+        self._life = life
+
+    async def _ask(self, method: str, states: Any) -> Any:
+        if self._life is None:
+            await self.make()
+        return await self.actors.ask(
+            self._life, "ask", self._number, method, states, where=f"{type(self).__name__}.{method}"  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        """Close the instance, unless its actor is gone."""
+        life, self._life = self._life, None
+        if life is None:
+            return
+        self.actors.leave(life, ended=life.lost is None)
+        if life.lost is None:
+            await self.actors.ask(life, "drop", self._number, where=f"{type(self).__name__}.close")
+
+    def __del__(self) -> None:
+        life = getattr(self, "_life", None)
+        if life is not None:  # OpenRLHF's own loops do not close agents
+            self.actors.abandon(life, self._number)
+
+
+def _forward(name: str, method: str) -> Callable[..., Awaitable[Any]]:
+    async def forwarded(self: RemoteAgent, states: Any) -> Any:
+        return await self._ask(method, states)
+
+    forwarded.__name__, forwarded.__qualname__ = method, f"{name}.{method}"
+    return forwarded
+
+
+def _hosted_by_dead(where: str, reason: str) -> InfraError:
+    return InfraError(f"{where}: expected the environment's actor to be alive, got a dead one: {reason}")
+
+
+def _no_plain_data(where: str, error: BaseException) -> ContractError:
+    return ContractError(
+        f"{where}: expected data that can be pickled, got {type(error).__name__}: {error}. "
+        "Return text, numbers and messages; --env_actors moves them between processes."
+    )

@@ -1,0 +1,143 @@
+"""The actor's side: loads the class, and makes, calls and closes agent instances by number."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import traceback
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentenv._util.calls import call, create
+from agentenv._util.paths import place_of
+from agentenv._util.ray.cluster import restore_sigchld
+from agentenv._util.version import __version__
+from agentenv.core.agent import AgentInstance
+from agentenv.core.engine import Tokenizer
+from agentenv.episode.factory import as_agent
+from agentenv.episode.registry import load_env
+from agentenv.errors import ConfigError
+from agentenv.interop.agent_files import load_agent_func
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSpec:
+    """The environment that an actor loads; sent to the actor."""
+
+    env: str | None = None
+    """Value of `--env`."""
+    agent_func_path: str | None = None
+    tokenizer: Tokenizer | None = None
+    """For the constructor of an agent_func's executor."""
+    folder: str = ""
+    """Folder of relative paths. If a file is missing there on an actor's node, the actor's working folder is used."""
+
+    def load(self) -> type[AgentInstance]:
+        """Return the class of the agent instances.
+
+        Raises:
+            ConfigError: the class is missing on this node.
+        """
+        if self.env is not None:
+            path, colon, attribute = self.env.partition(":")
+            cls: type[AgentInstance] = load_env(
+                self._found(path) + colon + attribute if path.endswith(".py") else self.env
+            )
+            return cls
+        no_engine: Any = None
+        named = load_agent_func(self._found(self.agent_func_path or "")).agent_class(no_engine, self.tokenizer)  # type: ignore[arg-type]
+        if named is None:
+            raise ConfigError(
+                f"--env_actors: expected {self.agent_func_path} to name its agent class, got none. "
+                "Leave --env_actors out: the file runs its own loop."
+            )
+        return as_agent(named)
+
+    def _found(self, path: str) -> str:
+        there = Path(self.folder, Path(path).expanduser())
+        if there.is_file() or Path(path).is_file():
+            return str(there if there.is_file() else path)
+        raise ConfigError(
+            f"--env_actors: expected {there} on every node, got none on {socket.gethostname()}. Put it on a shared "
+            """disk, or ship this folder: --ray_runtime_env '{"working_dir": "."}' and a path relative to it."""
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception of an agent's method, in a form that can be sent to another process."""
+
+    name: str
+    base: type[Exception]
+    """The nearest class that every process has: a builtin or one of agentenv's."""
+    message: str
+    place: str
+    """file:line in the user's code."""
+    trace: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Return the Failure for an exception, with its traceback."""
+        known = (each for each in type(error).__mro__ if each.__module__ in ("builtins", "agentenv.errors"))
+        plain = (each for each in known if issubclass(each, Exception) and not issubclass(each, BaseExceptionGroup))
+        base = next(plain, Exception)
+        trace = "".join(traceback.format_exception(error))
+        return cls(type(error).__name__, base, str(error) or repr(error), place_of(error), trace)
+
+    def error(self) -> Exception:
+        """Return an exception with the same name, base class, message and place."""
+        cls = type(self.name, (self.base,), {"__str__": lambda _: self.message, "place": self.place})
+        error: Exception = self.base.__new__(cls)
+        error.add_note(f"In the environment's actor:\n{self.trace}")
+        return error
+
+
+class EnvActor:
+    """Agent instances by number. Methods run on one event loop; synchronous methods of agents run in threads."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self._spec = spec
+        self._agents: dict[int, AgentInstance] = {}
+
+    async def start(self) -> tuple[int, str, str, tuple[float, float] | None]:
+        """Load the class and return the process id, the version of agentenv, the class's name and its score range."""
+        restore_sigchld()
+        self._cls = self._spec.load()
+        return os.getpid(), __version__, self._cls.__name__, self._cls.score_range
+
+    async def make(self, number: int, kwargs: Mapping[str, Any]) -> Failure | None:
+        """Make an agent instance."""
+
+        async def make_agent() -> None:
+            self._agents[number] = await create(self._cls, kwargs)
+
+        failure: Failure | None = await _outcome(make_agent())
+        return failure
+
+    async def ask(self, number: int, method: str, states: Any) -> Any:
+        """Call a method of an agent and return its result, or the Failure if it raises an exception."""
+        return await _outcome(call(getattr(self._agents[number], method), states))
+
+    async def drop(self, number: int) -> Failure | None:
+        """Close an agent and drop it; do nothing if it was never made."""
+        agent = self._agents.pop(number, None)
+        failure: Failure | None = None if agent is None else await _outcome(call(agent.close))
+        return failure
+
+    async def ping(self) -> int:
+        """Return the number of agents; a blocked event loop does not answer."""
+        return len(self._agents)
+
+
+async def _outcome(work: Awaitable[Any]) -> Any:
+    try:
+        return await work
+    except BaseException as error:  # sent to the episode loop, not handled here
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        outcome = Failure.of(error)
+    return outcome

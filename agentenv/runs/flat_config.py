@@ -1,0 +1,112 @@
+"""FlatConfig: a config of nested groups whose flags, JSON and keyword arguments stay flat."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
+
+from agentenv._util.suggest import did_you_mean
+from agentenv.core.arguments import parse_json_object
+from agentenv.errors import ConfigError
+
+ALIASES = {"reward_func_path": "remote_rm_url"}
+"""Other names of flags, and the field that each stands for."""
+
+C = TypeVar("C", bound="FlatConfig")
+
+
+@dataclass(frozen=True)
+class FlatConfig:
+    """A frozen config. A field whose type is a dataclass is a group; its fields are flags like the config's own.
+
+    `config.limits.max_turns` is the flag `--max_turns` and the key `max_turns` of config.json.
+    """
+
+    FIRST_FLAGS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """The flags of a first run, which `-h` shows, in groups. Without any, `-h` shows all flags."""
+
+    @classmethod
+    def from_flags(cls, **flags: Any) -> Self:
+        """Return the config with these flags, by their flat names; all others keep their defaults.
+
+        Lists become tuples where the field is a tuple, and JSON text becomes an object where the field is a mapping.
+
+        Raises:
+            ConfigError: a flag is unknown, or has a wrong value.
+        """
+        return _rebuilt(cls, None, flags)
+
+    def with_flags(self, **flags: Any) -> Self:
+        """Return a copy with these flags changed.
+
+        Raises:
+            ConfigError: a flag is unknown, or has a wrong value.
+        """
+        return _rebuilt(type(self), self, flags)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every flag and its value under flat keys, as `config.json` holds them."""
+        return {
+            name: list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
+            for name, value in self.flags().items()
+        }
+
+    def flags(self) -> dict[str, Any]:
+        """Return every flag and its value, by the flat names."""
+        return {
+            name: getattr(getattr(self, group) if group else self, name)
+            for name, (group, _) in flag_fields(type(self)).items()
+        }
+
+
+def flag_fields(config: type[Any]) -> dict[str, tuple[str, Any]]:
+    """Return each flag of a config dataclass with the field of its group ("" at the top level) and its type.
+
+    A field without an argument of the constructor is not a flag.
+    """
+    flags: dict[str, tuple[str, Any]] = {}
+    hints = get_type_hints(config)
+    for field in fields(config):
+        kind = hints[field.name]
+        if is_dataclass(kind) and isinstance(kind, type):
+            flags |= {name: (field.name, inner) for name, (_, inner) in flag_fields(kind).items()}
+        elif field.init:
+            flags[field.name] = ("", kind)
+    return flags
+
+
+def _rebuilt(cls: type[C], base: C | None, flags: Mapping[str, Any]) -> C:
+    known = flag_fields(cls)
+    top: dict[str, Any] = {}
+    groups: dict[str, dict[str, Any]] = {}
+    for given, value in flags.items():
+        name = ALIASES.get(given, given)
+        if name not in known:
+            raise ConfigError(
+                f"{given}: expected a flag's name.{did_you_mean(given, known) or ' Run `agentenv run --help`.'}"
+            )
+        group, kind = known[name]
+        kinds = {get_origin(each) or each for each in (kind, *get_args(kind))}
+        if isinstance(value, str) and Mapping in kinds:
+            value = parse_json_object(f"--{name}", value)
+        elif isinstance(value, list) and tuple in kinds:
+            value = tuple(value)
+        (groups.setdefault(group, {}) if group else top)[name] = value
+    try:
+        for field in fields(cls):
+            if changes := groups.get(field.name):
+                assert field.default_factory is not MISSING
+                group = getattr(base, field.name) if base else field.default_factory()
+                top[field.name] = replace(group, **changes)
+        return replace(base, **top) if base else cls(**top)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(flag_message(str(error))) from error
+
+
+def flag_message(message: str) -> str:
+    """Return a message about a field of a group, such as `Limits.max_turns: …`, with the flag's name instead."""
+    return re.sub(r"^[A-Z]\w+\.(\w+):", r"--\1:", message)

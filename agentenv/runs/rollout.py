@@ -1,0 +1,247 @@
+"""`agentenv.rollout`: run episodes from Python, with the flags of `agentenv run` as keyword arguments."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentenv._util.loop_thread import LoopThread
+from agentenv.core.engine import Engine
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Task
+from agentenv.episode.registry import env_source
+from agentenv.episode.runner import plan
+from agentenv.errors import MissingDependency
+from agentenv.runs.config import RunConfig
+from agentenv.runs.display.report import quiet_transformers
+from agentenv.runs.display.screen import RunScreen
+from agentenv.runs.metrics import Metrics
+from agentenv.runs.prepare import open_runner, prepare
+from agentenv.runs.records.async_writer import Outbox
+from agentenv.runs.records.directory import ReadReport, read_trajectories
+from agentenv.runs.run import open_run, report_changed_files, run_missing
+
+if TYPE_CHECKING:
+    import datasets
+    import pandas
+
+_CLOSE_S = 5.0
+Rows = Iterable[Mapping[str, Any] | Task]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The finished episodes of a rollout, in the order of the tasks. It iterates over their trajectories."""
+
+    trajectories: tuple[Trajectory, ...]
+    metrics: Metrics
+    """Rewards, scores, pass@k, tokens, times and errors, as in metrics.json."""
+    out: Path | None = None
+    """The run directory, if one was written."""
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        return iter(self.trajectories)
+
+    def __len__(self) -> int:
+        return len(self.trajectories)
+
+    def __repr__(self) -> str:
+        mean = self.metrics.reward.mean
+        reward = "unknown" if mean is None else f"{mean:.3f}"
+        return f"Run({len(self)} episodes, reward {reward}, out={self.out})"
+
+    def __getitem__(self, index: int) -> Trajectory:
+        return self.trajectories[index]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per episode."""
+        rows = []
+        for trajectory in self.trajectories:
+            task, error = trajectory.task, trajectory.error
+            prompt = task.prompt
+            if not isinstance(prompt, str):
+                prompt = "\n\n".join(str(message["content"]) for message in prompt)
+            rows.append(
+                {
+                    "episode_id": trajectory.episode_id,
+                    "task_id": task.task_id,
+                    "prompt": prompt,
+                    "label": None if task.label is None else str(task.label),
+                    "reward": trajectory.reward,
+                    "score": trajectory.score,
+                    "stop_reason": None if trajectory.stop_reason is None else trajectory.stop_reason.value,
+                    "num_turns": len(trajectory.turns),
+                    "num_tokens": trajectory.num_tokens,
+                    "num_action_tokens": sum(turn.end - turn.start for turn in trajectory.turns),
+                    "last_action": trajectory.turns[-1].action if trajectory.turns else None,
+                    "error": None if error is None else f"{error.type}: {error.message}",
+                }
+            )
+        return rows
+
+    def turn_rows(self) -> list[dict[str, Any]]:
+        """Return one row per turn."""
+        rows: list[dict[str, Any]] = []
+        for trajectory in self.trajectories:
+            for index, turn in enumerate(trajectory.turns):
+                result = turn.result
+                observation = result.observation if result else ""
+                if not isinstance(observation, str):
+                    observation = str([dict(each) for each in observation])
+                rows.append(
+                    {
+                        "episode_id": trajectory.episode_id,
+                        "task_id": trajectory.task.task_id,
+                        "turn_index": index,
+                        "action": turn.action,
+                        "observation": observation,
+                        "reward": result.reward if result else None,
+                        "score": result.score if result else None,
+                        "finish_reason": turn.finish_reason,
+                        "num_action_tokens": turn.end - turn.start,
+                        "generate_s": turn.generate_s,
+                        "step_s": turn.step_s,
+                        **{f"info.{key}": value for key, value in (result.info.items() if result else ())},
+                    }
+                )
+        return rows
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a DataFrame with one row per episode.
+
+        Raises:
+            MissingDependency: pandas is not installed.
+        """
+        return _data_frame(self.rows())
+
+    def turns(self) -> pandas.DataFrame:
+        """Return a DataFrame with one row per turn.
+
+        Raises:
+            MissingDependency: pandas is not installed.
+        """
+        return _data_frame(self.turn_rows())
+
+    def to_dataset(self) -> datasets.Dataset:
+        """Return a Hugging Face dataset with one row per episode.
+
+        Raises:
+            MissingDependency: datasets is not installed.
+        """
+        try:
+            from datasets import Dataset
+        except ImportError as error:
+            raise MissingDependency(
+                "Run.to_dataset: expected datasets, got none. Run: pip install 'agentenv-rl[data]'"
+            ) from error
+        return Dataset.from_list(self.rows())
+
+
+def rollout(
+    env: str | type[Any] | None = None,
+    data: str | Rows | None = None,
+    *,
+    engine: str | Engine = "auto",
+    **flags: Any,
+) -> Run:
+    """Run episodes of an environment with a model, as `agentenv run` does, and return them.
+
+    Works in a script, a test and a notebook, whose event loop is already running; in async code, await `arollout`.
+
+    Args:
+        env: a class, an installed name, module:Attr or path/file.py[:Attr].
+        data: a name, a file, a Hugging Face dataset, or rows: mappings or Tasks. Default: the environment's own data.
+        engine: name of the engine, or an engine, which stays open. Its `tokenizer`, if any, replaces the model's.
+        flags: every flag of `agentenv run` by its name: `model`, `n`, `max_turns`, `temperature`, `progress`, … With
+            `out`, the run directory is written; without it, none. `group_reward` may also be a function, a reward, or
+            settings as a dict.
+
+    Example::
+
+        run = agentenv.rollout("math_retry", model="tiny-math", n=4, limit=8, max_tokens=160)
+        print(run.metrics.reward.mean, run.to_pandas().groupby("task_id").score.max())
+
+    Raises:
+        ConfigError: a flag is unknown or wrong; nothing has run.
+        RunStopped: too many episodes failed.
+    """
+    work = arollout(env, data, engine=engine, **flags)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    thread = LoopThread("agentenv-rollout")
+    try:
+        run = thread.run(work)
+    except Exception:
+        thread.close(_CLOSE_S)
+        raise  # after Ctrl-C the loop stays open: it still closes the engine and the environments
+    thread.close(_CLOSE_S)
+    return run
+
+
+async def arollout(
+    env: str | type[Any] | None = None,
+    data: str | Rows | None = None,
+    *,
+    engine: str | Engine = "auto",
+    **flags: Any,
+) -> Run:
+    """Run episodes in the running event loop; the arguments and errors are those of `rollout`."""
+    if isinstance(env, type):
+        flags["env"] = f"{env.__module__}:{env.__qualname__}"
+    elif env is not None:
+        flags["env"] = env
+    if isinstance(data, str):
+        flags["data"] = data
+    config = RunConfig.from_flags(**flags, engine=engine if isinstance(engine, str) else "scripted")
+    if config.output.log_level in ("warning", "error"):
+        quiet_transformers()
+    job = await prepare(
+        config,
+        source=env_source(env, config.env_kwargs) if isinstance(env, type) else None,
+        rows=None if isinstance(data, str) else data,
+        tokenizer=getattr(engine, "tokenizer", None),
+    )
+    if job.grader is not None:
+        job.grader.check(job.tasks)
+    out = None if config.output.out is None else Path(config.output.out)
+    trajectories: dict[str, Trajectory] = {}
+    async with contextlib.AsyncExitStack() as stack:
+        outbox = await stack.enter_async_context(Outbox(open_run(job, out))) if out else None
+        screen = RunScreen(config, job, outbox, stdout=sys.stdout)
+        if out:
+            report_changed_files(config, out, screen.note)
+            screen.report_damage()
+            trajectories = {each.episode_id: each for each in read_trajectories(out, report=ReadReport())}
+        runner = await stack.enter_async_context(
+            open_runner(job, engine=None if isinstance(engine, str) else engine, note=screen.note)
+        )
+
+        async def record(*ended: Trajectory) -> None:
+            await screen.record(*ended)
+            trajectories.update({each.episode_id: each for each in ended})
+
+        earlier = list(trajectories.values())
+        screen.progress.start()
+        try:
+            await run_missing(job, runner, screen, record, earlier)
+        finally:
+            screen.progress.stop()
+            metrics = await screen.finish()
+        runner.check_error_share()
+    order = [each.episode_id for each in plan(job.tasks, config.n)]
+    return Run(tuple(trajectories[key] for key in order if key in trajectories), metrics, out)
+
+
+def _data_frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingDependency("Run.to_pandas: expected pandas, got none. Run: pip install pandas") from error
+    return pandas.DataFrame(rows)

@@ -1,0 +1,136 @@
+"""`agentenv run`: flags in, a run directory out: prepare, open, run the episodes, report."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TextIO, cast
+
+from agentenv.core.trajectory import Trajectory
+from agentenv.episode.runner import EpisodeRunner, plan
+from agentenv.errors import ConfigError
+from agentenv.runs.config import FREE_ON_RESUME, RunConfig
+from agentenv.runs.display.report import LastingStream, quiet_transformers
+from agentenv.runs.display.screen import RunScreen
+from agentenv.runs.group_rewards import OpenGroups, Recorder
+from agentenv.runs.metrics import Tally
+from agentenv.runs.prepare import Job, code_digest, open_runner, prepare
+from agentenv.runs.records.async_writer import Outbox
+from agentenv.runs.records.directory import CONFIG, ReadReport, RunWriter, read_config, read_trajectories, write_json
+from agentenv.runs.shutdown import then_end, until_signal
+from agentenv.runs.watchdog import Watchdog, end_process
+
+_SWITCH_S = 0.0005
+"""How long a thread holds the interpreter while others wait. Python's 5 ms slow the loop down when environments
+compute in threads."""
+
+
+def run(config: RunConfig) -> int:
+    """Run the episodes that the flags ask for and return the exit code: 0, or 130 and 143 when a signal ended it early.
+
+    Raises:
+        ConfigError: a flag or file is wrong; nothing has run.
+        RunStopped: too many episodes failed; what ended before is in the run directory.
+    """
+    if config.output.log_level in ("warning", "error"):
+        quiet_transformers()
+    stdout, stderr = cast(TextIO, LastingStream(sys.stdout)), cast(TextIO, LastingStream(sys.stderr))
+    sys.setswitchinterval(_SWITCH_S)
+    # What environments print must not end up between the JSON lines.
+    with contextlib.redirect_stdout(stderr if config.output.json else stdout), contextlib.redirect_stderr(stderr):
+        return asyncio.run(then_end(_run(config, stdout), stdout))
+
+
+async def _run(config: RunConfig, stdout: TextIO) -> int:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        # Ctrl-C interrupts an import or the load of a model immediately; asyncio's own handler waits for its end.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    job = await prepare(config)
+    if job.grader is not None:
+        job.grader.check(job.tasks)
+    name = Path(config.source or "run").stem.replace(":", "-")
+    default = f"runs/{name}-{Path(config.model).name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    out, errors = Path(config.output.out or default), config.errors
+    async with Outbox(open_run(job, out)) as outbox:
+        screen = RunScreen(config, job, outbox, stdout=stdout)
+        screen.launch(job.facts, job.config.to_dict())
+        report_changed_files(config, out, screen.note)
+        async with open_runner(job, note=screen.note) as runner:
+            # Only episodes that the run directory does not hold yet; the share of failed ones is that of the whole run.
+            earlier = read_trajectories(out, report=ReadReport())  # damage was told when the directory was opened
+            work = asyncio.ensure_future(run_missing(job, runner, screen, screen.record, earlier))
+            watchdog = Watchdog(
+                runner,
+                folder=out,
+                stall_timeout_s=errors.stall_timeout_s,
+                tell=screen.note,
+                end=end_process,
+                grading_s=config.groups.group_timeout_s if job.grader else 0.0,
+            )
+            screen.progress.start()
+            try:
+                signals = await until_signal(work, watchdog, runner.drain, grace_s=errors.grace_s)
+            finally:
+                screen.progress.stop()
+                metrics = await screen.finish()
+                screen.show_result(metrics)
+            if signals:
+                kept, command = f"{metrics.num_episodes} episodes are kept", screen.resume_command
+                screen.note(f"interrupted: {kept}. Resume with: {command}")
+                return 128 + signals[0]
+            runner.check_error_share()
+    return 0
+
+
+async def run_missing(
+    job: Job, runner: EpisodeRunner, screen: RunScreen, record: Recorder, earlier: Iterable[Trajectory]
+) -> None:
+    """Run the episodes of a job that have no record yet; `earlier` are the records of the run directory.
+
+    Raises:
+        RunStopped: too many episodes failed, or the disk is full.
+    """
+    over, groups = screen.tally.finished, None
+    if job.grader is not None:
+        groups = OpenGroups(runner, job.grader, job.config.n, record=record, hold=screen.hold)
+        over = over | await asyncio.to_thread(groups.take_up, earlier)  # it reads the whole record
+    planned = plan(job.tasks, job.config.n, finished=over, attempts=screen.first_attempts())
+    runner.num_done = len(over)
+    await (runner.run(planned, record) if groups is None else groups.run(planned))
+
+
+def open_run(job: Job, out: Path) -> RunWriter:
+    """Open the run directory of a job, new or resumed.
+
+    Raises:
+        ConfigError: it holds another run, or cannot be written.
+    """
+    config = job.config
+    stored = {"flags": config.to_dict(), "resolved": job.digests, "agent_file": code_digest(config)}
+    free = ["agent_file", *(f"flags.{name}" for name in FREE_ON_RESUME)]
+    tally = Tally(config.n, pass_score=config.pass_score)
+    return RunWriter.open(out, stored, resume=config.output.resume, may_differ=free, tally=tally)
+
+
+def report_changed_files(config: RunConfig, out: Path, note: Callable[[str], None]) -> None:
+    """Note if the file of the agent or of a reward changed before a resume, and record it in config.json.
+
+    Raises:
+        ConfigError: config.json cannot be written.
+    """
+    document, now = read_config(out), code_digest(config)
+    stored = document["config"]
+    before = stored.get("agent_file", now)
+    if before == now:
+        return
+    note("changed on resume: the file of the agent or of a reward; episodes from here on are judged by the new one")
+    document |= {"config": stored | {"agent_file": now}, "changed": [*document.get("changed", []), [before, now]]}
+    try:
+        write_json(out / CONFIG, document)
+    except OSError as error:
+        raise ConfigError(f"{out / CONFIG}: expected to be written, got {error}. Make room, or fix it.") from error

@@ -1,0 +1,1 @@
+"""`agentenv tokens`: show, compare and score again the tokens of a recorded episode."""

@@ -1,0 +1,338 @@
+"""`agentenv tokens show`: the tokens of an episode, on a console (`episode_view`) or as JSON (`episode_to_json`).
+
+Also loads the inputs of all commands on the tokens of a run: the episode (`load_episode`), the run's tokenizer
+(`load_run_tokenizer`) and the further variables of its chat template (`load_run_variables`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentenv.chat.encoding import encoder_of
+from agentenv.chat.token_text import escaped, token_texts, visible
+from agentenv.core.arguments import parse_json_object
+from agentenv.core.engine import Tokenizer
+from agentenv.core.trajectory import Segment, Trajectory
+from agentenv.core.views import Span, spans_of
+from agentenv.engines.models import load_stop_token_ids, load_tokenizer, resolve_model
+from agentenv.errors import ConfigError
+from agentenv.runs.records.directory import ReadReport, read_config, read_trajectories
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.table import Table
+    from rich.text import Text
+
+_TITLES = {"prompt": "prompt", "action": "action", "close": "synthesised close", "feedback": "feedback"}
+_STYLES = {"prompt": "blue", "action": "green", "close": "black on yellow", "feedback": "cyan"}
+_SHADES = ("green", "bright_green", "yellow", "dark_orange", "red")
+"""Colors of action tokens by log-probability: above -0.1, -1, -3, -6, and below."""
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+def load_episode(run: str | Path, episode: str | int, *, report: ReadReport | None = None) -> Trajectory:
+    """Return an episode of a run directory by its id, its index in the record (-1 is the last) or a unique prefix.
+
+    `report` counts the lines, as in `read_trajectories`.
+
+    Raises:
+        ConfigError: the run or the episode does not exist, or the prefix is ambiguous; the message lists similar ids.
+        DataError: the record has another schema.
+    """
+    wanted = str(episode)
+    index = int(wanted) if re.fullmatch(r"0|-?[1-9]\d{0,8}", wanted) else None
+    last: deque[Trajectory] = deque(maxlen=max(1, -(index or 0)))
+    ids: list[str] = []
+    at_index: Trajectory | None = None
+    begins: Trajectory | None = None
+    for number, trajectory in enumerate(read_trajectories(run, report=report)):
+        if trajectory.episode_id == wanted:
+            return trajectory
+        ids.append(trajectory.episode_id)
+        last.append(trajectory)
+        at_index = trajectory if number == index else at_index
+        begins = trajectory if begins is None and trajectory.episode_id.startswith(wanted) else begins
+    if index is not None and index < 0 and len(ids) >= -index:
+        return last[0]
+    if at_index is not None:
+        return at_index
+    matches = [key for key in ids if key.startswith(wanted)] if wanted else []
+    if begins is not None and len(matches) == 1:
+        return begins
+    if not ids:
+        raise ConfigError(f"{run}: expected episodes, got none. Check the path, or wait for the first one to end.")
+    if matches:
+        more = f" and {len(matches) - 5} more" if len(matches) > 5 else ""
+        raise ConfigError(
+            f"episode: expected one of {run}, got {wanted!r}, the prefix of {matches[:5]}{more}. Use a longer one."
+        )
+    near = difflib.get_close_matches(wanted, ids, n=3, cutoff=0.4) or ids[:3]
+    raise ConfigError(
+        f"episode: expected an id of {run}, a prefix of one, or an index from {-len(ids)} to {len(ids) - 1}, got "
+        f"{wanted!r}. Similar ids: {', '.join(near)}."
+    )
+
+
+def load_run_tokenizer(run: str | Path, override: str | None = None) -> tuple[Tokenizer, tuple[int, ...]]:
+    """Return the tokenizer of a run and the stop token ids of its engine; `override` names another tokenizer.
+
+    Raises:
+        ConfigError: the run's config.json names no model, or the tokenizer cannot be loaded.
+    """
+    flags = _flags(run)
+    model = flags.get("model") or flags.get("pretrain")  # of a run, of a training run
+    name = override or flags.get("tokenizer") or model
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{run}: expected a model in config.json, got {model!r}. Pass --tokenizer.")
+    stops = load_stop_token_ids(resolve_model(model)) if isinstance(model, str) and model else ()
+    return load_tokenizer(resolve_model(name)), stops
+
+
+def load_run_variables(run: str | Path) -> dict[str, Any]:
+    """Return the further variables of a run's chat template (`--chat_template_kwargs`).
+
+    Raises:
+        ConfigError: config.json cannot be read, or its value is not a JSON object.
+    """
+    stored = _flags(run).get("chat_template_kwargs") or {}
+    return dict(stored) if isinstance(stored, Mapping) else parse_json_object("--chat_template_kwargs", str(stored))
+
+
+def _flags(run: str | Path) -> dict[str, Any]:
+    """Return the flags of `agentenv run`; empty for a run that other code recorded."""
+    flags = read_config(run)["config"].get("flags")
+    return flags if isinstance(flags, dict) else {}
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def episode_to_json(
+    trajectory: Trajectory, tokenizer: Tokenizer, *, segment: int | None = None, max_tokens: int | None = None
+) -> dict[str, Any]:
+    """Return an episode as JSON values: its spans, with the id and the text of each token.
+
+    Actions have a log-probability (None if missing) and a policy version for each token. Only the first `max_tokens` of
+    a span are listed; `start` and `end` cover all of them.
+
+    Raises:
+        ConfigError: the segment does not exist, or `max_tokens` is below 1.
+    """
+    _check(trajectory, segment, max_tokens)
+    return {
+        "episode_id": trajectory.episode_id,
+        "group_id": trajectory.group_id,
+        "stop_reason": None if trajectory.stop_reason is None else trajectory.stop_reason.value,
+        "reward": trajectory.reward,
+        "score": trajectory.score,
+        "error": None if trajectory.error is None else trajectory.error.message,
+        "segments": [
+            {
+                "segment": index,
+                "num_tokens": len(trajectory.segments[index]),
+                "spans": [
+                    _span_to_json(trajectory, index, span, texts, max_tokens) for span in spans_of(trajectory, index)
+                ],
+            }
+            for index in _segments(trajectory, segment)
+            for texts in [token_texts(tokenizer, trajectory.segments[index].token_ids)]
+        ],
+    }
+
+
+def _span_to_json(
+    trajectory: Trajectory, index: int, span: Span, texts: Sequence[str], max_tokens: int | None
+) -> dict[str, Any]:
+    segment, turn = trajectory.segments[index], trajectory.turns[span.turn] if span.turn >= 0 else None
+    end = span.end if max_tokens is None else min(span.end, span.start + max_tokens)
+    values: dict[str, Any] = {
+        "kind": span.kind,
+        "turn": span.turn,
+        "start": span.start,
+        "end": span.end,
+        "text": "".join(texts[span.start : end]),
+        "token_ids": segment.token_ids[span.start : end].tolist(),
+        "tokens": list(texts[span.start : end]),
+    }
+    if turn is not None and span.kind == "action":
+        result = turn.result
+        values["finish_reason"], values["stop_reason"] = turn.finish_reason, turn.stop_reason
+        values["reward"], values["score"] = (None, None) if result is None else (result.reward, result.score)
+        logprobs = segment.logprobs[span.start : end]
+        values["logprobs"] = [float(f"{value:.9g}") if math.isfinite(value) else None for value in logprobs]
+        values["policy_versions"] = segment.policy_versions[span.start : end].tolist()
+    elif turn is not None:
+        values["bridge"], values["num_synthesised"] = turn.bridge, turn.num_synthesised
+        values["observation_cut"] = turn.observation_cut
+    return values
+
+
+def _check(trajectory: Trajectory, segment: int | None, max_tokens: int | None) -> None:
+    number = len(trajectory.segments)
+    if segment is not None and not 0 <= segment < number:
+        raise ConfigError(f"--segment: expected one of 0 to {number - 1}, got {segment}. The episode has no more.")
+    if max_tokens is not None and max_tokens < 1:
+        raise ConfigError(f"--max_tokens: expected a number >= 1, got {max_tokens}. Leave it out to show every token.")
+
+
+def _segments(trajectory: Trajectory, segment: int | None) -> list[int]:
+    return list(range(len(trajectory.segments))) if segment is None else [segment]
+
+
+# --- console ----------------------------------------------------------------------------------------------------------
+
+
+def episode_view(
+    trajectory: Trajectory,
+    tokenizer: Tokenizer,
+    *,
+    logprobs: bool = False,
+    max_tokens: int | None = None,
+    segment: int | None = None,
+) -> RenderableType:
+    """Return an episode for a rich console: a block with a header for each span, in color if the console has any.
+
+    Without color, an added token is in ‹ › and a synthesised close in ⟦ ⟧. ↵ is a newline, · a space at the beginning
+    of a token, ⇥ a tab, and ⋯ a token with bytes of a character that a later token completes; other invisible
+    characters are escaped. With `logprobs`, the tokens of actions are shaded and listed in a table. At most
+    `max_tokens` of a span are shown, half from its beginning and half from its end.
+
+    Raises:
+        ConfigError: the segment does not exist, or `max_tokens` is below 1.
+    """
+    _check(trajectory, segment, max_tokens)
+    return _EpisodeView(trajectory, tokenizer, logprobs, max_tokens, segment)
+
+
+@dataclass(frozen=True, slots=True)
+class _EpisodeView:
+    trajectory: Trajectory
+    tokenizer: Tokenizer
+    logprobs: bool
+    max_tokens: int | None
+    segment: int | None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        color = console.color_system is not None and not console.no_color
+        added = encoder_of(self.tokenizer).added_ids | set(self.tokenizer.all_special_ids)
+        trajectory = self.trajectory
+        yield Text(_episode_line(trajectory), style="bold" if color else "")
+        for index in _segments(trajectory, self.segment):
+            segment = trajectory.segments[index]
+            if len(trajectory.segments) > 1:
+                title = f"segment {index} of {len(trajectory.segments)} · {len(segment)} tokens"
+                yield Text(title, style="bold underline" if color else "")
+            texts = token_texts(self.tokenizer, segment.token_ids)
+            for span in spans_of(trajectory, index):
+                line = _span_line(trajectory, segment, span, texts)
+                yield Text(f"\n── {line} ──", style=f"bold {_STYLES[span.kind]}" if color else "")
+                yield self._body(segment, span, texts, added, color=color)
+                if self.logprobs and span.kind == "action":
+                    yield self._table(segment, span, texts)
+
+    def _body(
+        self, segment: Segment, span: Span, texts: Sequence[str], added: frozenset[int] | set[int], *, color: bool
+    ) -> Text:
+        from rich.text import Text
+
+        body = Text("" if color or span.kind != "close" else "⟦", overflow="fold")
+        for at in self._visible_indices(span):
+            if at is None:
+                num = span.end - span.start - (self.max_tokens or 0)
+                body.append(f" … {num} tokens … ", style="dim" if color else "")
+                continue
+            special, text = segment.token_ids[at] in added, visible(texts[at])
+            style = _STYLES[span.kind]
+            if self.logprobs and span.kind == "action":
+                logprob = segment.logprobs[at]
+                shade = sum(logprob < limit for limit in (-0.1, -1.0, -3.0, -6.0))
+                style = "magenta" if math.isnan(logprob) else _SHADES[shade]
+            style += " reverse bold" if special else ""
+            # The newline comes after the bracket, so that the bracket stays on the line of its token.
+            text, newline = (text[:-1], "\n") if text.endswith("\n") else (text, "")
+            text = f"‹{text}›" if special and not color else text
+            body.append(text, style=style if color else "")
+            body.append(newline)
+        if not color and span.kind == "close":
+            body.append("⟧")
+        if body.plain.endswith("\n"):
+            body.right_crop(1)
+        return body
+
+    def _visible_indices(self, span: Span) -> list[int | None]:
+        """Return the indices of the tokens to show; None stands for the tokens left out."""
+        every: list[int | None] = list(range(span.start, span.end))
+        if self.max_tokens is None or len(every) <= self.max_tokens:
+            return every
+        head = (self.max_tokens + 1) // 2
+        return [*every[:head], None, *every[len(every) - (self.max_tokens - head) :]]
+
+    def _table(self, segment: Segment, span: Span, texts: Sequence[str]) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table("index", "id", "text", "mask", "log-prob", "policy version", box=None, header_style="bold")
+        for at in self._visible_indices(span):
+            if at is None:
+                table.add_row("…")
+                continue
+            logprob = segment.logprobs[at]
+            table.add_row(
+                str(at), str(segment.token_ids[at]), Text(visible(texts[at]).rstrip("\n")),
+                str(segment.action_mask[at]), _number(logprob), str(segment.policy_versions[at]),
+            )  # fmt: skip
+        return table
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else "missing" if math.isnan(value) else f"{value:.4g}"
+
+
+def _episode_line(trajectory: Trajectory) -> str:
+    parts = [
+        f"episode {trajectory.episode_id}",
+        f"stop reason {'none' if trajectory.stop_reason is None else trajectory.stop_reason.value}",
+        f"reward {_number(trajectory.reward)}",
+        *([] if trajectory.score is None else [f"score {_number(trajectory.score)}"]),
+        f"{len(trajectory.turns)} turns",
+        f"{trajectory.num_tokens} tokens",
+    ]
+    if trajectory.error is not None:
+        parts.append(f"error in {trajectory.error.where or '?'}: {trajectory.error.type}: {trajectory.error.message}")
+    return escaped(" · ".join(parts)).replace("\n", " ")
+
+
+def _span_line(trajectory: Trajectory, segment: Segment, span: Span, texts: Sequence[str]) -> str:
+    """Return the header of a span."""
+    turn = trajectory.turns[span.turn] if span.turn >= 0 else None
+    parts = [*([] if turn is None else [f"turn {span.turn}"]), _TITLES[span.kind]]
+    parts.append(f"tokens [{span.start}, {span.end}) = {span.end - span.start}")
+    if turn is not None and span.kind == "action":
+        parts.append(f"finish {turn.finish_reason}")
+        if turn.stop_reason is not None:
+            last = turn.stop_reason == segment.token_ids[turn.end - 1]
+            stop = texts[turn.end - 1] if last else turn.stop_reason
+            parts.append(f"stop reason {visible(str(stop)).replace(chr(10), '')}")
+        logprobs = segment.logprobs[turn.start : turn.end]
+        parts.append(f"mean log-prob {_number(math.fsum(logprobs) / len(logprobs))}")
+        parts.append(f"reward {'unknown' if turn.result is None else _number(turn.result.reward)}")
+        if turn.result is not None and turn.result.score is not None:
+            parts.append(f"score {_number(turn.result.score)}")
+    elif turn is not None:
+        parts.append(f"bridge {turn.bridge or 'none'}")
+        if turn.num_synthesised:
+            parts.append(f"{turn.num_synthesised} synthesised")
+        if turn.observation_cut:
+            parts.append("observation cut")
+    return " · ".join(parts)

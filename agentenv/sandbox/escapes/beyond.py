@@ -1,0 +1,581 @@
+"""Attacks on the sandbox itself: its reports, folders and names, state that outlives a run, and other programs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from agentenv.sandbox.escapes.cases import LIMITS, EscapeCase, case
+from agentenv.sandbox.types import ExecResult, ExecStatus, Isolation
+
+ENDED = (ExecStatus.SIGNAL, ExecStatus.MEMORY, ExecStatus.DISK_LIMIT, ExecStatus.NONZERO)
+TIMED = (ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT)
+SHORT = replace(LIMITS, wall_s=1.5)
+
+
+def _no_host_file(result: ExecResult, facts: dict[str, Any]) -> str:
+    """Check that no fetched file has content of the host."""
+    with open("/etc/passwd", "rb") as file:
+        passwd = file.read()
+    return next((f"{name} holds the host's file" for name, data in result.files.items() if data and data in passwd), "")
+
+
+def _small(result: ExecResult, facts: dict[str, Any]) -> str:
+    total = sum(map(len, result.files.values()))
+    return "" if total <= LIMITS.fetch_mb << 20 else f"{total} bytes were fetched"
+
+
+ARTIFACTS: list[EscapeCase] = [
+    case(
+        "artifact_symlink",
+        "artifacts",
+        """
+say('TRYING')
+for name, target in (('a', '/etc/passwd'), ('b', W['canary']), ('c', '/proc/self/environ'), ('f', 'd/passwd'), ('g', '../' * 30 + W['canary'])):
+    os.symlink(target, name)
+os.symlink('/etc', 'd')
+os.symlink(os.path.dirname(W['canary']), 'e')
+say('HELD', 'if the host fetches none of it')
+""",
+        fetch=("a", "b", "c", "d/passwd", "e/canary", "f", "g"),
+        check=_no_host_file,
+    ),
+    case(
+        "artifact_hardlink",
+        "artifacts",
+        """
+say('TRYING')
+for name, target in (('a', '/etc/passwd'), ('b', W['canary'])):
+    try:
+        os.link(target, name)
+    except OSError:
+        pass
+say('HELD')
+""",
+        fetch=("a", "b"),
+        check=_no_host_file,
+    ),
+    case(
+        "artifact_fifo",
+        "artifacts",
+        "say('TRYING')\nos.mkfifo('pipe')\nos.mkdir('folder')\nsay('HELD')",
+        fetch=("pipe", "folder", "missing", "folder/x"),
+        check=lambda result, facts: "" if not result.files else f"fetched {sorted(result.files)}",
+        bare="held",
+    ),
+    case(
+        "artifact_sparse",
+        "artifacts",
+        """
+say('TRYING')
+for name, size in (('tera', 1 << 40), ('giga', 7 << 20), ('mega', 1 << 20)):
+    try:
+        with open(name, 'wb') as file:
+            file.truncate(size)
+    except OSError:
+        pass
+say('HELD')
+""",
+        fetch=("tera", "giga", "mega"),
+        ends=ENDED,
+        check=_small,
+        bare="held",
+    ),
+    case(
+        "artifact_many",
+        "artifacts",
+        "say('TRYING')\nfor name in 'abcdef':\n    open(name, 'wb').write(b'x' * (400 << 10))\nsay('HELD')",
+        fetch=tuple("abcdef"),
+        check=_small,
+    ),
+    case(
+        "artifact_names",
+        "artifacts",
+        """
+say('TRYING')
+for name in (b'new\\nline', b'\\xff\\xfe', b'-rf', b'--help', b'..x', b' ', b'x' * 255, '\u202etxt'.encode(), b'a\\\\b', b'*'):
+    open(name, 'wb').write(b'mine')
+say('HELD')
+""",
+        fetch=("new\nline", "-rf", "--help", "..x", " ", "x" * 255, "*"),
+        then="say('TRYING')\nsay('HELD' if not os.listdir('.') else 'ESCAPED', os.listdir('.'))",
+        check=lambda result, facts: (
+            "" if set(result.files.values()) <= {b"mine"} and "-rf" in result.files else f"fetched {dict(result.files)}"
+        ),
+        bare="held",
+    ),
+    case(
+        "artifact_swapped_while_fetched",
+        "artifacts",
+        """
+say('TRYING')
+def swap():
+    while True:
+        try:
+            open('s', 'w').write('mine')
+            os.unlink('s')
+            os.symlink(W['canary'], 's')
+            os.unlink('s')
+        except OSError:
+            pass
+for _ in range(2):
+    if os.fork() == 0:
+        swap()
+import time
+time.sleep(0.1)
+say('HELD')
+os._exit(0)
+""",
+        "proc",
+        fetch=("s",),
+        check=_no_host_file,
+        census=True,
+        bare="held",
+    ),
+    case(
+        "input_replaced",
+        "artifacts",
+        """
+say('TRYING')
+try:
+    os.unlink('given.txt')
+    os.symlink(W['canary'], 'given.txt')
+except OSError as error:
+    print(error)
+say('HELD')
+""",
+        files={"given.txt": b"given", "deep/er/file": b"x"},
+        fetch=("given.txt",),
+        check=_no_host_file,
+    ),
+]
+
+STATE: list[EscapeCase] = [
+    case(
+        "module_state",
+        "state",
+        """
+say('TRYING')
+import builtins, random
+json.leaked = W['nonce']
+builtins.leaked = W['nonce']
+sys.modules['leaked'] = json
+sys.path.insert(0, '/leaked')
+os.environ['LEAKED'] = W['nonce']
+os.umask(0)
+random.seed(1)
+json.loads = None
+print = None
+sys.setrecursionlimit(77)
+say('HELD')
+""",
+        then="""
+import builtins
+for what, there in (('json', hasattr(json, 'leaked')), ('builtins', hasattr(builtins, 'leaked')), ('modules', 'leaked' in sys.modules),
+                    ('path', '/leaked' in sys.path), ('environ', 'LEAKED' in os.environ), ('umask', os.umask(0o77) == 0),
+                    ('loads', json.loads is None), ('recursion', sys.getrecursionlimit() == 77)):
+    attempt(what, lambda: there or refuse('not there'))
+""",
+        bare="held",
+    ),
+    case(
+        "kernel_state",
+        "state",
+        """
+try:
+    open('/dev/shm/left', 'w')
+except OSError:
+    pass
+attempt('shm', lambda: call(29, 194, 4712, 4096, 0o1666))
+attempt('msg', lambda: call(68, 186, 4712, 0o1666))
+attempt('sem', lambda: call(64, 190, 4712, 1, 0o1666))
+attempt('mq', lambda: call(240, 180, b'left', 0o102, 0o666, None))
+attempt('key', lambda: call(248, 217, b'user', b'left', b'v', 1, -4))
+""",
+        then="""
+attempt('shm', lambda: call(29, 194, 4712, 4096, 0))
+attempt('msg', lambda: call(68, 186, 4712, 0))
+attempt('sem', lambda: call(64, 190, 4712, 1, 0))
+attempt('mq', lambda: call(240, 180, b'left', 0, 0, None))
+attempt('key', lambda: call(250, 219, 10, -4, b'user', b'left', 0))
+attempt('/dev/shm', lambda: open('/dev/shm/left'))
+""",
+        # SysV objects would stay on the machine
+        bare="unsafe",
+        excepted=(Isolation.UID,),
+    ),
+    case(
+        "random_is_not_shared",
+        "state",
+        "import random\nsay('TRYING')\nsay('HELD')\nprint('drawn', random.random(), os.urandom(4).hex())",
+        then="import random\nsay('TRYING')\nsay('HELD')\nprint('drawn', random.random(), os.urandom(4).hex())",
+        bare="held",
+    ),
+    case(
+        "limits_lowered",
+        "state",
+        """
+import resource
+say('TRYING')
+say('HELD')
+for name in ('FSIZE', 'NOFILE', 'STACK', 'CORE', 'NPROC', 'MEMLOCK', 'SIGPENDING', 'DATA', 'AS'):
+    which = getattr(resource, 'RLIMIT_' + name)
+    try:
+        resource.setrlimit(which, (0, 0))
+    except (OSError, ValueError):
+        pass
+os._exit(7)
+""",
+        files={"x": b"given"},
+        fetch=("x",),
+        then="say('TRYING')\nopen('made', 'w').write('x')\nsay('HELD')",
+        check=lambda result, facts: (
+            "" if (result.exit_code, result.files.get("x")) == (7, b"given") else f"{result.status} {result.files}"
+        ),
+        bare="held",
+    ),
+    case(
+        "core_dumps",
+        "state",
+        """
+import resource
+# 1: the one value at which a core_pattern that is a pipe is not executed either.
+attempt('size', lambda: resource.getrlimit(resource.RLIMIT_CORE)[1] != 1 and resource.getrlimit(resource.RLIMIT_CORE) or refuse('1'))
+attempt('dumpable', lambda: _libc.prctl(3, 0, 0, 0, 0) or refuse('0'))
+attempt('dumpable again', lambda: _libc.prctl(4, 1, 0, 0, 0) == 0 and _libc.prctl(3, 0, 0, 0, 0) or refuse('0'))
+""",
+        excepted=(Isolation.LANDLOCK,),
+    ),
+    case(
+        "exhausted_descriptors",
+        "state",
+        """
+say('TRYING')
+kept = []
+try:
+    while len(kept) < 2000:
+        kept.append(os.open('.', os.O_RDONLY))
+except OSError:
+    pass
+say('ESCAPED' if len(kept) > 200 else 'HELD', len(kept))
+open_more = None
+os._exit(7)
+""",
+        fetch=("x",),
+        files={"x": b"given"},
+        check=lambda result, facts: "" if result.files.get("x") == b"given" else f"the fetch failed: {result.files}",
+    ),
+]
+
+REPORTS: list[EscapeCase] = [
+    *(
+        case(
+            f"raises_{signal}",
+            "reports",
+            f"import signal\nsay('TRYING')\nsay('HELD')\nsignal.signal(signal.{signal}, signal.SIG_DFL) if '{signal}' not in ('SIGKILL', 'SIGSTOP') else None\n"
+            f"os.kill(os.getpid(), signal.{signal})\nos.kill(os.getpid(), signal.{signal})\nos._exit(7)",
+            # the first process of a pid namespace ignores its own signals and exits with code 7
+            must_end=(ExecStatus.SIGNAL, ExecStatus.NONZERO, *extra),
+            bare="held",
+        )
+        for signal, extra in (
+            ("SIGXCPU", ()),
+            ("SIGKILL", ()),
+            ("SIGXFSZ", (ExecStatus.DISK_LIMIT,)),
+            ("SIGTERM", ()),
+            ("SIGUSR1", ()),
+            ("SIGSYS", (ExecStatus.POLICY,)),
+            ("SIGALRM", ()),
+        )
+    ),
+    *(
+        case(
+            name,
+            "reports",
+            f"say('TRYING')\nsay('HELD')\n{program}",
+            check=lambda result, facts, status=status, code=code: (
+                ""
+                if result.status is status and result.exit_code == code
+                else f"{result.status} {result.exit_code}, expected {status} {code}"
+            ),
+            bare="held",
+        )
+        for name, program, status, code in (
+            ("exit_0_early", "os._exit(0)", ExecStatus.OK, 0),
+            ("exit_256", "os._exit(256)", ExecStatus.OK, 0),
+            ("exit_text", "sys.exit('text')", ExecStatus.NONZERO, 1),
+            (
+                "exit_odd_object",
+                "class E(Exception):\n    def __str__(self): os._exit(9)\nraise E",
+                ExecStatus.NONZERO,
+                9,
+            ),
+            ("exit_by_hook", "sys.excepthook = lambda *a: os._exit(5)\nraise ValueError", ExecStatus.NONZERO, 5),
+            (
+                "exit_by_broken_hook",
+                "sys.excepthook = None\nsys.stderr = None\nraise ValueError",
+                ExecStatus.NONZERO,
+                1,
+            ),
+            ("exit_at_exit", "import atexit\natexit.register(os._exit, 11)", ExecStatus.NONZERO, 11),
+            ("exit_base_exception", "class B(BaseException): pass\nraise B", ExecStatus.NONZERO, 1),
+            ("exit_stdout_closed", "sys.stdout.close()\nsys.stderr.close()\nos._exit(3)", ExecStatus.NONZERO, 3),
+            ("exit_odd_main", "import __main__\n__main__.__dict__.clear()", ExecStatus.OK, 0),
+            (
+                "exit_no_builtins",
+                "import builtins\nfor n in dir(builtins): delattr(builtins, n)",
+                ExecStatus.NONZERO,
+                1,
+            ),
+        )
+    ),
+    case(
+        "thread_outlives_main",
+        "reports",
+        "import threading, time\nsay('TRYING')\nsay('HELD')\nthreading.Thread(target=time.sleep, args=(100,)).start()",
+        must_end=TIMED,
+        limits=SHORT,
+        bare="unsafe",
+    ),
+    case(
+        "atexit_hangs",
+        "reports",
+        "import atexit, time\nsay('TRYING')\nsay('HELD')\natexit.register(time.sleep, 100)",
+        must_end=TIMED,
+        limits=SHORT,
+        bare="unsafe",
+    ),
+    case(
+        "frames_of_the_supervisor",
+        "reports",
+        """
+import gc
+say('TRYING')
+frame = sys._getframe()
+while frame:
+    for name, value in list(frame.f_globals.items()) + list(frame.f_locals.items()):
+        if W['secret_prefix'] in repr(value)[:100000] and name not in ('W', 'value'):
+            print('frame', name, repr(value)[:300])
+    frame = frame.f_back
+for thing in gc.get_objects():
+    try:
+        if isinstance(thing, dict) and thing is not W and any(isinstance(v, (str, bytes)) and W['secret_prefix'] in str(v) for v in list(thing.values())) and 'secret_prefix' not in thing:
+            print('gc', repr(thing)[:300])
+    except Exception:
+        pass
+say('HELD')
+""",
+        bare="held",
+    ),
+    case(
+        "memory_of_itself",
+        "reports",
+        r"""
+# The stack of the first thread ends in the environment and arguments that the process was started with.
+say('TRYING')
+r, w = os.pipe()
+os.set_blocking(w, False)
+libc_environ = ctypes.c_void_p.in_dll(ctypes.CDLL(None), 'environ').value or 0
+spot = ctypes.create_string_buffer(8)
+auxv = ctypes.CDLL(None).getauxval
+auxv.restype, auxv.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
+start = (auxv(31) or auxv(15)) & ~4095  # AT_EXECFN, a string at the very top of the stack.
+for page in range(start - 64 * 4096, start + 16 * 4096, 4096):
+    if _libc.write(w, ctypes.c_void_p(page), ctypes.c_size_t(4096)) != 4096:
+        continue  # EFAULT: nothing is there.
+    data = os.read(r, 4096)
+    at = data.find(W['secret_prefix'].encode())
+    if at >= 0 and data[at:at + 40].strip() != W['secret_prefix'].encode():
+        print(data[at:at + 60])
+say('HELD')
+""",
+    ),
+    case(
+        "tamper_with_the_supervisor",
+        "reports",
+        """
+import gc
+say('TRYING')
+for module in list(sys.modules.values()):
+    name = getattr(module, '__name__', '') or ''
+    if 'agentenv' in name or 'zygote' in name or 'sandbox' in name:
+        for key in list(vars(module)):
+            if not key.startswith('__'):
+                try:
+                    setattr(module, key, None)
+                except Exception:
+                    pass
+frame = sys._getframe().f_back
+while frame:
+    for key in list(frame.f_globals):
+        if not key.startswith('__'):
+            frame.f_globals[key] = None
+    frame = frame.f_back
+os._exit = lambda code: None
+say('HELD')
+sys.exit(7)
+""",
+        check=lambda result, facts: "" if result.exit_code in (7, 1, 255) else f"{result.status} {result.exit_code}",
+        then="say('TRYING')\nsay('HELD')",
+        bare="held",
+    ),
+]
+
+SIGNALS: list[EscapeCase] = [
+    case(
+        "signal_by_owner_of_a_pipe",
+        "signals",
+        """
+import fcntl, signal, struct
+def owner(kind, pid):
+    r, w = os.pipe()
+    _libc.fcntl(r, 15, struct.pack('ii', kind, pid))  # F_SETOWN_EX
+    fcntl.fcntl(r, 10, signal.SIGKILL)  # F_SETSIG
+    fcntl.fcntl(r, fcntl.F_SETFL, fcntl.fcntl(r, fcntl.F_GETFL) | os.O_ASYNC)
+    for _ in range(3):
+        os.write(w, b'x')
+        os.read(r, 1)
+say('TRYING')
+for pid in (W['victim'], os.getppid() or W['host_pid']):
+    for kind in (0, 1):
+        try:
+            owner(kind, pid)
+        except OSError as error:
+            print(error)
+    try:
+        r, w = os.pipe()
+        fcntl.fcntl(r, fcntl.F_SETOWN, pid)
+        fcntl.fcntl(r, 10, signal.SIGKILL)
+        fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC)
+        os.write(w, b'x')
+    except OSError as error:
+        print(error)
+say('HELD', 'if the victim lives')
+""",
+        needs=("victim",),
+        ends=(ExecStatus.SIGNAL,),
+        # it would also hit the process of the test
+        bare="unsafe",
+    ),
+    case(
+        "signal_by_owner_of_a_pipe_victim_only",
+        "signals",
+        """
+import fcntl, signal
+say('TRYING')
+try:
+    r, w = os.pipe()
+    fcntl.fcntl(r, fcntl.F_SETOWN, W['victim'])
+    fcntl.fcntl(r, 10, signal.SIGKILL)
+    fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+    os.write(w, b'x')
+except OSError as error:
+    print(error)
+say('HELD', 'if the victim lives')
+""",
+        needs=("victim",),
+    ),
+    case(
+        "signal_by_child_that_ends",
+        "signals",
+        """
+import signal
+say('TRYING')
+for flags in (signal.SIGKILL, signal.SIGSTOP, 0x8000 | signal.SIGKILL):
+    try:
+        pid = call(56, 220, int(flags), 0, 0, 0, 0)
+        if pid == 0:
+            os._exit(0)
+    except OSError as error:
+        print(error)
+say('HELD', 'if the next run works')
+os._exit(0)
+""",
+        "proc",
+        then="say('TRYING')\nsay('HELD')",
+        ends=(ExecStatus.SIGNAL, *TIMED),
+        limits=SHORT,
+        census=True,
+        bare="unsafe",
+    ),
+    case(
+        "signal_by_pidfd",
+        "signals",
+        """
+attempt('victim', lambda: call(424, 424, call(434, 434, W['victim'], 0), 9, None, 0))
+attempt('parent', lambda: call(424, 424, call(434, 434, os.getppid() or W['host_pid'], 0), 0, None, 0))
+""",
+        "proc",
+        needs=("victim",),
+        bare="unsafe",
+    ),
+    case(
+        "terminal",
+        "signals",
+        """
+import fcntl
+attempt('/dev/tty', lambda: os.open('/dev/tty', os.O_RDWR))
+def push():
+    for fd in range(0, 200):
+        try:
+            fcntl.ioctl(fd, 0x5412, b'x')  # TIOCSTI
+            return fd
+        except OSError:
+            pass
+        try:
+            fcntl.ioctl(fd, 0x541C, b'\\x03')  # TIOCLINUX
+            return fd
+        except OSError:
+            pass
+    refuse('no terminal')
+attempt('push input', push)
+attempt('controlling', lambda: fcntl.ioctl(0, 0x540E, 0))
+""",
+        bare="held",
+    ),
+]
+
+CHEATS: list[EscapeCase] = [
+    case(
+        "shipped_tasks",
+        "cheats",
+        """
+# Our own packages hold tasks with their hidden tests; the checkout may hold the data set of the run.
+roots = [W['package'], W['envs'], os.path.dirname(W['package'])]
+seen = [place for place in sys.path if place]
+import sysconfig
+seen += [sysconfig.get_path('purelib'), '/usr/lib/python3/dist-packages', '/usr/local/lib/python3.11/site-packages']
+for place in seen:
+    roots += [place + '/agentenv', place + '/agentenv_envs']
+for root in dict.fromkeys(filter(None, roots)):
+    attempt('list ' + root, lambda: os.listdir(root))
+attempt('read', lambda: read(W['package'] + '/__init__.py'))
+attempt('import', lambda: __import__('agentenv').__file__, ImportError)
+""",
+        excepted=(Isolation.UID,),
+    ),
+    case(
+        "processes_of_the_run",
+        "cheats",
+        "attempt('the folder of the trainer', lambda: os.listdir(W['cwd']))",
+        excepted=(Isolation.UID,),
+    ),
+    *(
+        case(
+            f"source_{name}",
+            "cheats",
+            program,
+            must_end=(ExecStatus.NONZERO, ExecStatus.SIGNAL, ExecStatus.MEMORY, ExecStatus.CPU_TIMEOUT),
+            bare="held",
+        )
+        for name, program in (
+            ("nested_parentheses", "say('TRYING')\nsay('HELD')\neval('(' * 100000 + ')' * 100000)"),
+            ("nested_unary", "say('TRYING')\nsay('HELD')\neval('-' * 1000000 + '1')"),
+            ("large_power", "say('TRYING')\nsay('HELD')\nprint(len(str(9 ** 9 ** 9)))"),
+            (
+                "bad_pickle",
+                "say('TRYING')\nsay('HELD')\nimport pickle\npickle.loads(b'\\x80\\x04J\\xff\\xff\\xff\\x7fr\\xff\\xff\\xff\\x7f.')\nos.abort()",
+            ),
+        )
+    ),
+]

@@ -1,0 +1,528 @@
+"""Attacks on files, secrets, file descriptors and the network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentenv.sandbox.escapes.cases import EscapeCase, case
+from agentenv.sandbox.types import ExecResult, ExecStatus, Isolation
+
+LANDLOCK = Isolation.LANDLOCK
+UID = Isolation.UID
+READABLE = (UID,)
+"""Exception of the uid level, where programs can read all world-readable files."""
+
+
+def _ends_as_it_did(result: ExecResult, facts: dict[str, Any]) -> str:
+    """Check that the result has exit code 7 although the program wrote something like a report."""
+    if (result.status, result.exit_code) == (ExecStatus.NONZERO, 7):
+        return ""
+    return f"a forged report changed the outcome to {result.status} {result.exit_code}"
+
+
+def _no_passwd(result: ExecResult, facts: dict[str, Any]) -> str:
+    with open("/etc/passwd") as file:
+        lines = [line.strip() for line in file if not line.startswith(("root:", "nobody:"))]
+    return next((f"the host's /etc/passwd was read: {line}" for line in lines if line in result.stdout), "")
+
+
+FILES: list[EscapeCase] = [
+    case("read_canary", "files", "attempt('read', lambda: read(W['canary']))", excepted=READABLE),
+    case(
+        "read_canary_by_symlink",
+        "files",
+        "os.symlink(W['canary'], 'link')\nattempt('read', lambda: read('link'))",
+        excepted=READABLE,
+    ),
+    case(
+        "read_canary_by_hardlink",
+        "files",
+        """
+attempt('link', lambda: (os.link(W['canary'], 'hard'), read('hard')))
+attempt('linkat', lambda: (os.link(W['canary'], 'hard2', follow_symlinks=False), read('hard2')))
+os.symlink(W['canary'], 'soft')
+attempt('link of a symlink', lambda: (os.link('soft', 'hard3', follow_symlinks=True), os.path.islink('hard3') and refuse('of the link itself'), read('hard3')))
+""",
+        excepted=READABLE,
+    ),
+    case(
+        "read_canary_by_dots",
+        "files",
+        "attempt('read', lambda: read('../' * 40 + W['canary'].lstrip('/')))",
+        excepted=READABLE,
+    ),
+    case(
+        "read_passwd",
+        "files",
+        "say('TRYING')\ntry:\n    print(open('/etc/passwd').read())\nexcept OSError as error:\n    print(error)\nsay('HELD')",
+        check=_no_passwd,
+        excepted=READABLE,
+    ),
+    case(
+        "read_by_proc_of_parent",
+        "files",
+        """
+for pid in (os.getppid(), W['host_pid'], 'self', 'thread-self'):
+    attempt(f'root of {pid}', lambda: read(f"/proc/{pid}/root{W['canary']}"))
+    attempt(f'cwd of {pid}', lambda: read(f"/proc/{pid}/cwd/" + '../' * 40 + W['canary'].lstrip('/')))
+""",
+        excepted=READABLE,
+    ),
+    case(
+        "read_by_proc_1",
+        "files",
+        "attempt('read', lambda: read('/proc/1/root' + W['canary']))",
+        excepted=READABLE,
+        bare="held",
+    ),
+    case(
+        "write_into_world_writable",
+        "files",
+        """
+attempt('create', lambda: open(W['writable'] + '/planted', 'w').write('x'))
+attempt('mkdir', lambda: os.mkdir(W['writable'] + '/planted_dir'))
+attempt('symlink', lambda: os.symlink('/etc/passwd', W['writable'] + '/planted_link'))
+attempt('fifo', lambda: os.mkfifo(W['writable'] + '/planted_fifo'))
+attempt('append', lambda: open(W['open_file'], 'a').write('x'))
+attempt('truncate by path', lambda: os.truncate(W['open_file'], 0))
+attempt('tmpfile', lambda: os.open(W['writable'], os.O_TMPFILE | os.O_RDWR, 0o600))
+""",
+        excepted=READABLE,
+    ),
+    case(
+        "write_usr",
+        "files",
+        """
+for folder in ('/usr', '/usr/lib', '/usr/local/lib', '/etc', '/', sys.prefix, sys.base_prefix, os.path.dirname(os.__file__)):
+    attempt(f'write into {folder}', lambda: open(folder + '/' + W['nonce'], 'w'))
+""",
+        # as root it would write into the machine's folders
+        bare="unsafe",
+    ),
+    case(
+        "chmod_owned",
+        "files",
+        """
+# Where it cannot be told from a file of its own, the call is answered as if done: what counts is whether it was.
+attempt('chmod', lambda: (os.chmod(W['owned'], 0o666), os.stat(W['owned']).st_mode & 0o777 == 0o666 or refuse('not done')))
+attempt('chown', lambda: (os.chown(W['owned'], 1, 1), os.stat(W['owned']).st_uid == 1 or refuse('not done')))
+""",
+    ),
+    case(
+        "utime_owned",
+        "files",
+        "attempt('utime', lambda: (os.utime(W['owned'], (1, 1)), os.stat(W['owned']).st_mtime == 1 or refuse('not done')))",
+    ),
+    case(
+        "fchmod_read_only",
+        "files",
+        """
+def by_fd(flags):
+    fd = os.open(W['owned'], flags)
+    os.fchmod(fd, 0o606)
+    return os.fstat(fd).st_mode & 0o777 == 0o606 or refuse('not done')
+attempt('O_RDONLY', lambda: by_fd(os.O_RDONLY))
+def by_path_fd():
+    fd = os.open(W['owned'], os.O_PATH)
+    call(452, 452, fd, b'', 0o606, 0x1000)  # fchmodat2(AT_EMPTY_PATH)
+    return os.fstat(fd).st_mode & 0o777 == 0o606 or refuse('not done')
+attempt('fchmodat2', by_path_fd)
+""",
+    ),
+    case(
+        "unlink_victim", "files", "attempt('unlink', lambda: os.unlink(W['writable'] + '/victim'))", excepted=READABLE
+    ),
+    case(
+        "rename_out_and_in",
+        "files",
+        """
+open('mine', 'w').write('x')
+attempt('out', lambda: os.rename('mine', W['writable'] + '/planted'))
+attempt('in', lambda: os.rename(W['writable'] + '/victim', 'stolen'))
+attempt('link out', lambda: os.link('mine', W['writable'] + '/planted'))
+""",
+        # on another file system it fails with EXDEV; the test uses the same one
+        excepted=READABLE,
+    ),
+    case(
+        "stat_canary",
+        "files",
+        "attempt('stat', lambda: os.stat(W['canary']).st_size)",
+        excepted=(LANDLOCK, UID),
+    ),
+    case(
+        "mknod",
+        "files",
+        """
+import stat
+for place in ('node', W['writable'] + '/planted'):
+    attempt(f'char at {place}', lambda: os.mknod(place + 'c', stat.S_IFCHR | 0o666, os.makedev(1, 8)))
+    attempt(f'block at {place}', lambda: os.mknod(place + 'b', stat.S_IFBLK | 0o666, os.makedev(254, 0)))
+""",
+    ),
+    case(
+        "open_by_handle",
+        "files",
+        """
+class Handle(ctypes.Structure):
+    _fields_ = [('size', ctypes.c_uint), ('kind', ctypes.c_int), ('data', ctypes.c_ubyte * 128)]
+def by_handle(path):
+    handle, mount = Handle(128), ctypes.c_int()
+    call(303, 264, -100, path.encode(), ctypes.byref(handle), ctypes.byref(mount), 0)
+    where = os.open(os.path.dirname(path) or '.', os.O_RDONLY)
+    fd = call(304, 265, where, ctypes.byref(handle), os.O_RDONLY)
+    return os.read(fd, 100)
+attempt('canary', lambda: by_handle(W['canary']))
+def guessed():
+    handle = Handle(8, 1)
+    handle.data[0] = 2  # The root inode of ext4, whose handle needs no name_to_handle_at.
+    return os.listdir(call(304, 265, os.open('.', os.O_RDONLY), ctypes.byref(handle), os.O_RDONLY))
+attempt('guessed inode', guessed)
+""",
+        bare="held",
+    ),
+    case(
+        "chroot",
+        "files",
+        """
+os.mkdir('jail')
+inside = os.open('.', os.O_RDONLY)
+attempt('chroot', lambda: os.chroot('jail'))
+attempt('pivot_root', lambda: call(155, 41, b'.', b'jail'))
+attempt('leave by fd', lambda: (os.fchdir(inside), os.chdir('../' * 40), read(W['canary'].lstrip('/'))))
+""",
+        excepted=READABLE,
+    ),
+    case(
+        "mount",
+        "files",
+        """
+os.mkdir('on')
+attempt('tmpfs', lambda: call(165, 40, b'x', b'on', b'tmpfs', 0, None))
+attempt('bind', lambda: call(165, 40, b'/', b'on', None, 4096, None))
+attempt('remount', lambda: call(165, 40, None, b'/', None, 32, None))
+attempt('proc', lambda: call(165, 40, b'proc', b'on', b'proc', 0, None))
+attempt('fsopen', lambda: call(430, 430, b'tmpfs', 0))
+attempt('open_tree', lambda: call(428, 428, -100, b'/', 1))
+attempt('mount_setattr', lambda: call(442, 442, -100, b'/', 0x8000, (ctypes.c_ulong * 4)(0, 1, 0, 0), 32))
+attempt('umount', lambda: call(166, 39, b'.', 2))
+attempt('umount /', lambda: call(166, 39, b'/', 2))
+""",
+        bare="unsafe",
+    ),
+    case(
+        "device_nodes",
+        "files",
+        """
+import glob
+names = 'vda sda nvme0n1 mem port kmem kmsg kvm fuse net/tun ptmx tty tty0 console mapper/control loop0 loop-control nvidia0 nvidiactl vhost-vsock uinput watchdog'
+for name in names.split() + [path[5:] for path in glob.glob('/dev/*')]:
+    if name not in ('null', 'zero', 'full', 'random', 'urandom') and not os.path.isdir('/dev/' + name) and name not in ('stdin', 'stdout', 'stderr'):
+        attempt(name, lambda: os.open('/dev/' + name, os.O_RDONLY | os.O_NONBLOCK))
+        attempt(name + ' to write', lambda: os.open('/dev/' + name, os.O_WRONLY | os.O_NONBLOCK))
+""",
+        # opening a watchdog would reboot the machine
+        bare="unsafe",
+        excepted=READABLE,
+    ),
+    case(
+        "core_pattern",
+        "files",
+        """
+for name in ('sys/kernel/core_pattern', 'sys/kernel/modprobe', 'sysrq-trigger', 'sys/kernel/hotplug', 'sys/vm/drop_caches'):
+    attempt(name, lambda: os.open('/proc/' + name, os.O_WRONLY))
+attempt('uevent_helper', lambda: os.open('/sys/kernel/uevent_helper', os.O_WRONLY))
+attempt('release_agent', lambda: os.open('/sys/fs/cgroup/memory/release_agent', os.O_WRONLY))
+attempt('cgroup.procs', lambda: os.open('/sys/fs/cgroup/unified/cgroup.procs', os.O_WRONLY))
+""",
+        bare="unsafe",
+    ),
+    case(
+        "persistence",
+        "files",
+        """
+version = '%d.%d' % sys.version_info[:2]
+home = os.environ.get('HOME', '.')
+places = ['left', '/tmp/left', '/var/tmp/left', '/dev/shm/left', home + '/left', home + '/.pythonrc.py', home + '/.bashrc',
+          home + f'/.local/lib/python{version}/site-packages/usercustomize.py', '/work/left', '/run/left']
+say('TRYING')
+for place in places:
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(place)), exist_ok=True)
+        open(place, 'a').write('# ' + W['nonce'])
+    except OSError:
+        pass
+say('HELD')
+""",
+        then="""
+version = '%d.%d' % sys.version_info[:2]
+home = os.environ.get('HOME', '.')
+places = ['left', '/tmp/left', '/var/tmp/left', '/dev/shm/left', home + '/left', home + '/.pythonrc.py', home + '/.bashrc',
+          home + f'/.local/lib/python{version}/site-packages/usercustomize.py', '/work/left', '/run/left']
+for place in places:
+    attempt(place, lambda: W['nonce'].encode() in read(place, 100000) or refuse('not it'))
+""",
+        bare="unsafe",
+        excepted=READABLE,
+    ),
+]
+
+SECRETS: list[EscapeCase] = [
+    case(
+        "environment",
+        "secrets",
+        """
+say('TRYING')
+print(dict(os.environ))
+libc_environ = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), 'environ')
+for index in range(1000):
+    if not libc_environ or libc_environ[index] is None:
+        break
+    print(libc_environ[index])
+say('HELD')
+""",
+    ),
+    case(
+        "environ_of_processes",
+        "secrets",
+        """
+say('TRYING')
+pids = {'self', 'thread-self', os.getppid(), W['host_pid'], W['victim'], *range(1, 300)}
+if os.path.isdir('/proc'):
+    try:
+        pids |= {name for name in os.listdir('/proc') if name.isdigit()}
+    except OSError:
+        pass
+for pid in pids:
+    try:
+        data = read(f'/proc/{pid}/environ', 100000)
+        at = data.find(W['secret_prefix'].encode())
+        if at >= 0:
+            print(data[at:at + 60])
+    except OSError:
+        pass
+say('HELD')
+""",
+        needs=("victim",),
+        excepted=(UID,),
+    ),
+    case(
+        "command_lines",
+        "secrets",
+        """
+say('TRYING')
+names = {'self', str(W['host_pid']), str(W['victim']), *map(str, range(1, 300))}
+try:
+    names |= {name for name in os.listdir('/proc') if name.isdigit()}
+except OSError:
+    pass
+for pid in names:
+    for file in ('cmdline', 'comm', 'status', 'maps', 'mountinfo'):
+        try:
+            data = read(f'/proc/{pid}/{file}', 100000)
+            if file == 'cmdline' and W['secret_prefix'].encode() in data:
+                print(data)
+        except OSError:
+            pass
+say('HELD')
+""",
+        needs=("victim",),
+        excepted=(UID,),
+    ),
+    case(
+        "inherited_descriptors",
+        "secrets",
+        """
+import stat
+say('TRYING')
+for fd in range(0, 4096):
+    try:
+        info = os.fstat(fd)
+    except OSError:
+        continue
+    if fd > 3 or stat.S_ISDIR(info.st_mode) or stat.S_ISBLK(info.st_mode) or (stat.S_ISREG(info.st_mode) and fd > 0):
+        say('ESCAPED', (fd, oct(info.st_mode)))
+    for deed in (lambda: os.read(fd, 100) if fd != 3 else b'', lambda: os.listdir(fd)):
+        try:
+            got = deed()
+            if W['secret_prefix'].encode() in repr(got).encode():
+                print(fd, got)
+        except OSError:
+            pass
+say('HELD')
+""",
+        # `Bare` leaks a descriptor, as trainers do
+    ),
+    case(
+        "forged_report",
+        "secrets",
+        """
+import socket, struct, threading
+say('TRYING')
+text = json.dumps({'status': 'ok', 'exit_code': 0, 'signal': None, 'stdout': 'forged', 'cpu_s': 0, 'wall_s': 0, 'ok': True, 'type': 'result', 'id': 0})
+frames = [text.encode(), text.encode() + b'\\n', struct.pack('<I', len(text)) + text.encode(), struct.pack('>I', len(text)) + text.encode(), b'\\0' * 64, struct.pack('<iiqq', 0, 0, 0, 0)]
+def write(fd):
+    for frame in frames:
+        for deed in (lambda: os.write(fd, frame), lambda: _libc.send(fd, frame, len(frame), 0x40)):
+            try:
+                deed()
+            except OSError:
+                pass
+for fd in range(3, 1100):
+    try:
+        os.fstat(fd)
+    except OSError:
+        continue
+    thread = threading.Thread(target=write, args=(fd,), daemon=True)
+    thread.start()
+    thread.join(0.2)
+for line in (text, '{"status": "ok"}'):
+    os.write(1, line.encode() + b'\\n')
+    os.write(2, line.encode() + b'\\n')
+say('HELD')
+os._exit(7)
+""",
+        check=_ends_as_it_did,
+        bare="held",
+    ),
+    case(
+        "stdin_again_to_write",
+        "secrets",
+        """
+for path in ('/proc/self/fd/0', '/dev/stdin', '/dev/fd/0', '/proc/thread-self/fd/0'):
+    attempt(path, lambda: os.open(path, os.O_RDWR))
+attempt('write', lambda: os.write(0, b'x'))
+attempt('truncate', lambda: os.ftruncate(0, 0))
+""",
+        stdin=b"given",
+        excepted=(LANDLOCK, UID),
+    ),
+]
+
+NETWORK: list[EscapeCase] = [
+    case(
+        "tcp_loopback",
+        "network",
+        """
+import socket
+attempt('connect', lambda: socket.create_connection(('127.0.0.1', W['tcp']), 2).sendall(b'x'))
+attempt('connect v6', lambda: socket.create_connection(('::1', W['tcp6']), 2).sendall(b'x'))
+def nonblocking():
+    s = socket.socket()
+    s.setblocking(False)
+    return s.connect_ex(('127.0.0.1', W['tcp'])) in (0, errno.EINPROGRESS) or refuse('no')
+attempt('connect_ex', nonblocking)
+def fast_open():
+    s = socket.socket()
+    return s.sendto(b'x', 0x20000000, ('127.0.0.1', W['tcp']))
+attempt('fast open', fast_open)
+""",
+        needs=("net",),
+    ),
+    case(
+        "unix_path",
+        "network",
+        """
+import socket
+for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+    attempt(f'unix {kind}', lambda: socket.socket(socket.AF_UNIX, kind).connect(W['unix' if kind == socket.SOCK_STREAM else 'unix_dgram']))
+for path in ('/var/run/docker.sock', '/run/containerd/containerd.sock', '/run/dbus/system_bus_socket', '/run/systemd/private'):
+    attempt(path, lambda: socket.socket(socket.AF_UNIX).connect(path))
+""",
+        needs=("net",),
+    ),
+    case(
+        "unix_abstract",
+        "network",
+        """
+import socket
+attempt('connect', lambda: socket.socket(socket.AF_UNIX).connect('\\0' + W['abstract']))
+def pair():
+    a, b = socket.socketpair()
+    a.sendto(b'x', '\\0' + W['abstract_dgram'])
+attempt('a pair that sends elsewhere', pair, AttributeError)
+def pair_dgram():
+    a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        a.sendto(b'x', '\\0' + W['abstract_dgram'])
+    except OSError:
+        pass
+    a.connect('\\0' + W['abstract_dgram'])
+    a.send(b'x')
+attempt('a datagram pair, connected again', pair_dgram)
+def inherited():
+    for fd in range(0, 10):
+        try:
+            s = socket.socket(fileno=os.dup(fd))
+            s.connect('\\0' + W['abstract'])
+            return fd
+        except OSError:
+            pass
+    refuse('none')
+attempt('an inherited socket', inherited)
+""",
+        needs=("net",),
+    ),
+    case(
+        "udp",
+        "network",
+        "import socket\nattempt('sendto', lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', W['udp'])))",
+        needs=("net",),
+    ),
+    case(
+        "listen",
+        "network",
+        """
+import socket
+def listen(family, address):
+    s = socket.socket(family)
+    s.bind(address)
+    s.listen()
+    return s.getsockname()
+attempt('tcp', lambda: listen(socket.AF_INET, ('127.0.0.1', 0)))
+attempt('tcp v6', lambda: listen(socket.AF_INET6, ('::1', 0)))
+attempt('abstract', lambda: listen(socket.AF_UNIX, '\\0' + W['nonce']))
+attempt('path', lambda: listen(socket.AF_UNIX, W['writable'] + '/planted'))
+def bare():
+    s = socket.socket()
+    s.listen()
+    return s.getsockname()
+attempt('without bind', bare)
+""",
+    ),
+    case(
+        "raw_sockets",
+        "network",
+        """
+import socket
+attempt('icmp', lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1))
+attempt('packet', lambda: socket.socket(17, socket.SOCK_RAW, 0x0300))
+attempt('ping', lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM, 1))
+""",
+    ),
+    case(
+        "netlink",
+        "network",
+        """
+import socket
+for protocol in (0, 4, 9, 15, 16):
+    attempt(protocol, lambda: socket.socket(16, socket.SOCK_RAW, protocol))
+""",
+    ),
+    case(
+        "odd_families",
+        "network",
+        """
+import socket
+attempt('vsock', lambda: socket.socket(40, socket.SOCK_STREAM))
+for family in (38, 44, 29, 31, 30, 33, 26, 21, 9, 2, 10):  # AF_ALG, XDP, CAN, BLUETOOTH, TIPC, RXRPC, LLC, RDS, X25
+    attempt(family, lambda: socket.socket(family, socket.SOCK_SEQPACKET if family in (38, 21) else socket.SOCK_DGRAM))
+""",
+    ),
+    case(
+        "getaddrinfo",
+        "network",
+        "import socket\nattempt('resolve', lambda: socket.getaddrinfo('example.com', 80))\nattempt('file', lambda: read('/etc/resolv.conf'))\nattempt('hosts', lambda: W['hosts_line'].encode() in read('/etc/hosts') or refuse('not the host\\'s'))",
+        excepted=READABLE,
+    ),
+]

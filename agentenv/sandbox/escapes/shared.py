@@ -1,0 +1,91 @@
+"""Attacks on what a program shares: the host user's quotas and priority, the host's names, and the zygote's memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agentenv.sandbox.escapes.cases import LIMITS, EscapeCase, case
+from agentenv.sandbox.types import Isolation
+
+SHARED: list[EscapeCase] = [
+    case(
+        "memory_of_an_earlier_program",
+        "state",
+        # A comment of 60 KB, which a heap keeps after it was freed.
+        f"#{'thgin yb rats eht dnif ' * 2600}\nsay('TRYING')\nsay('HELD', 'if the next run finds nothing')",
+        fetch=("nothing",),
+        then="""
+_libc.sbrk.restype = _libc.memmem.restype = ctypes.c_void_p
+line = b'find the star by night '[::-1]
+end = _libc.sbrk(0) & ~4095
+start = end
+while _libc.mincore(ctypes.c_void_p(start - 4096), ctypes.c_size_t(4096), ctypes.create_string_buffer(1)) == 0:
+    start -= 4096
+def scan():
+    found, place = 0, start
+    while at := _libc.memmem(ctypes.c_void_p(place), ctypes.c_size_t(end - place), line, ctypes.c_size_t(len(line))):
+        found, place = found + 1, at + 1
+    return found if found > 20 else refuse(found)
+attempt('heap', scan)
+""",
+        limits=replace(LIMITS, cpu_s=3.0),
+        bare="held",
+    ),
+    case(
+        "priority_of_the_user",
+        "system calls",
+        """
+surface('user', lambda: os.setpriority(os.PRIO_USER, 0, 19))
+surface('user by id', lambda: os.setpriority(os.PRIO_USER, os.getuid(), 19))
+surface('lowest of the user', lambda: os.getpriority(os.PRIO_USER, 0))
+surface('with high bits', lambda: call(141, 140, 2 | 1 << 32, 0, 19))
+""",
+        bare="unsafe",
+    ),
+    case(
+        "timers_of_the_user",
+        "resources",
+        """
+def timers():
+    timer = ctypes.c_void_p()
+    for made in range(2000):
+        if call(222, 107, 1, None, ctypes.byref(timer)):
+            break
+    return made
+attempt('2000 timers', timers)
+def signals():
+    import signal
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGRTMIN + 5})
+    info = (ctypes.c_int * 32)(signal.SIGRTMIN + 5, 0, -1, 0)
+    for sent in range(2000):
+        call(129, 138, os.getpid(), int(signal.SIGRTMIN + 5), info)
+    return sent
+attempt('2000 queued signals', signals)
+""",
+        limits=replace(LIMITS, cpu_s=3.0),
+    ),
+    case(
+        "preallocation",
+        "resources",
+        """
+def allocate():
+    for number in range(6):
+        call(285, 47, os.open(f'file{number}', os.O_CREAT | os.O_WRONLY), 0, 0, 6 << 20)
+    return '36 MB at once'
+attempt('6 of 6 MB', allocate)
+""",
+    ),
+    case(
+        "name_of_the_host",
+        "secrets",
+        "attempt('uname', lambda: os.uname().nodename == W['host_name'] or refuse('another'))",
+        # Without a UTS namespace, nothing hides it.
+        excepted=(Isolation.LANDLOCK, Isolation.UID),
+    ),
+    case(
+        "arguments_of_the_interpreter",
+        "secrets",
+        "attempt('paths', lambda: [word for word in sys.orig_argv[1:] if '/' in word][0], IndexError)",
+        bare="held",
+    ),
+]

@@ -1,0 +1,595 @@
+"""Attacks by system calls that no program needs, and on memory, disk, output and time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from agentenv.sandbox.escapes.cases import LIMITS, EscapeCase, case
+from agentenv.sandbox.types import ExecResult, ExecStatus, Isolation
+
+ENDED = (ExecStatus.SIGNAL, ExecStatus.MEMORY, ExecStatus.DISK_LIMIT, ExecStatus.NONZERO)
+
+
+def _surface(name: str, *calls: str, extra: str = "", also: str = "()", **options: Any) -> EscapeCase:
+    """Return programs whose calls must be refused before the kernel processes them."""
+    lines = "\n".join(f"surface({line!r}, lambda: {line}, *{also})" for line in calls)
+    return case(name, "system calls", extra + "\n" + lines, **options)
+
+
+_INT80 = """
+import mmap
+def legacy():
+    if ARM:
+        refuse('not on this machine')
+    code = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    code.write(bytes.fromhex('b814000000cd80c3'))  # mov eax, 20 (getpid); int 0x80; ret
+    got = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))()
+    return got if got >= 0 else refuse(got)
+"""
+
+SYSTEM_CALLS: list[EscapeCase] = [
+    _surface(
+        "io_uring",
+        "call(425, 425, 4, (ctypes.c_char * 256)())",
+        "call(426, 426, 0, 1, 0, 0, None, 0)",
+        "call(427, 427, 0, 0, None, 0)",
+    ),
+    _surface(
+        "bpf",
+        "call(321, 280, 0, (ctypes.c_uint32 * 20)(2, 4, 4, 1), 72)",
+        "call(321, 280, 5, (ctypes.c_uint32 * 40)(1, 0), 120) or True",
+    ),
+    _surface(
+        "perf_event_open",
+        "call(298, 241, (ctypes.c_uint32 * 30)(1, 112, 1), 0, -1, -1, 0)",
+    ),
+    _surface("userfaultfd", "call(323, 282, 1)", "call(323, 282, 0)"),
+    _surface(
+        "keyrings",
+        "call(250, 219, 0, -3, 1)",
+        "call(248, 217, b'user', b'k', b'v', 1, -3)",
+        "call(249, 218, b'user', b'k', None, -3)",
+    ),
+    _surface("memfd_create", "call(319, 279, b'm', 0)", "call(447, 447, 0)"),
+    _surface(
+        "sysv_shared_memory",
+        "call(29, 194, 0, 4096, 0o1600)",
+        "call(29, 194, 4711, 4096, 0o1666)",
+        "call(64, 190, 0, 1, 0o1600)",
+    ),
+    _surface("sysv_messages", "call(68, 186, 0, 0o1600)"),
+    _surface("posix_messages", "call(240, 180, W['nonce'].encode(), 0o102, 0o600, None)"),
+    _surface("kcmp", "call(312, 272, os.getpid(), os.getpid(), 0, 0, 1) or True"),
+    _surface(
+        "file_watches",
+        "call(300, 262, 0, 0)",
+        "call(294, 26, 0)",
+        "call(254, 27, call(294, 26, 0), W['root'].encode(), 0x100)",
+    ),
+    _surface("personality", "call(135, 92, 0x0040000)"),
+    _surface(
+        "clock",
+        "call(164, 170, (ctypes.c_long * 2)(int(__import__('time').time()), 0), None)",
+        "__import__('time').clock_settime(0, __import__('time').time())",
+        "call(159, 171, (ctypes.c_long * 26)(1, 0))",
+        "call(305, 266, 0, (ctypes.c_long * 26)(1, 0))",
+        bare="unsafe",
+    ),
+    _surface(
+        "splices",
+        "call(276, 77, r, w2, 1, 2)",
+        "call(275, 76, r, None, w2, None, 1, 2)",
+        "call(278, 75, w, (ctypes.c_size_t * 2)(ctypes.addressof(page), 4096), 1, 0)",
+        extra="page = ctypes.create_string_buffer(4096)\nr, w = os.pipe()\nr2, w2 = os.pipe()\nos.write(w, b'xx')",
+    ),
+    _surface(
+        "modify_ldt",
+        "call(154, None, 0, (ctypes.c_char * 64)(), 64)",
+        "call(173, None, 0x80, 1, 1)",
+        "call(172, None, 3)",
+    ),
+    _surface(
+        "real_time",
+        "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))",
+        "call(314, 274, 0, (ctypes.c_uint32 * 14)(56, 6, 0, 0, 0, 0, 100, 0, 200, 0, 200, 0), 0)",
+        "os.setpriority(os.PRIO_PROCESS, 0, -20)",
+        "os.setpriority(os.PRIO_PROCESS, W['victim'], 19)",
+        "call(251, 30, 1, 0, (1 << 13) | 1)",
+        "os.sched_setaffinity(W['victim'], {0})",
+        needs=("victim",),
+        also="(errno.ESRCH,)",
+    ),
+    _surface(
+        "swap", "call(167, 224, b'/dev/vda', 0)", "call(168, 225, b'/dev/vda')", "call(163, 89, None)", bare="unsafe"
+    ),
+    _surface(
+        "reboot",
+        "call(169, 142, 0xfee1dead - 2 ** 32, 672274793, 0, None)",
+        "call(246, 104, 0, 0, None, 0)",
+        "call(175, 105, None, 0, b'')",
+        "call(313, 273, 0, b'', 0)",
+        "call(176, 106, b'loop', 0)",
+        "call(103, 116, 3, (ctypes.c_char * 4096)(), 4096)",
+        "call(170, 161, b'x', 1)",
+        "call(171, 162, b'x', 1)",
+        "call(153, 58)",
+        "call(179, 60, 0x80000100, b'/', 0, None)",
+        bare="unsafe",
+    ),
+    _surface(
+        "x32",
+        "call(0x40000000 | 39, None)",
+        "call(0x40000000 | 521, None, 0, 0, 0, 0)",
+        "call(512 + 25, None, 0, 0, 0)",
+        bare="held",
+    ),
+    _surface("int_80", "legacy()", extra=_INT80, ends=(ExecStatus.SIGNAL,)),
+    _surface(
+        "landlock_gaps",
+        "os.setxattr(W['owned'], 'user.planted', b'x')",
+        "os.getxattr(W['canary'], 'user.secret')",
+        "os.listxattr(W['canary']) or refuse('none')",
+        "os.listdir(W['root'])",
+        "call(303, 264, -100, W['canary'].encode(), (ctypes.c_uint * 64)(128), (ctypes.c_int * 1)(), 0)",
+        also="(errno.ENOENT, errno.ENODATA)",
+        excepted=(Isolation.UID,),
+    ),
+    _surface(
+        "metadata",
+        "os.chdir(W['root'])",
+        "os.readlink(W['link'])",
+        "os.access(W['canary'], os.R_OK) or refuse('no')",
+        "call(137, 43, W['root'].encode(), (ctypes.c_char * 256)())",
+        also="(errno.ENOENT,)",
+        # landlock has no hook for metadata of files outside, such as stat and links
+        excepted=(Isolation.LANDLOCK, Isolation.UID),
+    ),
+    _surface(
+        "of_other_processes",
+        "call(274, 100, W['victim'], (ctypes.c_void_p * 1)(), (ctypes.c_size_t * 1)())",
+        "call(302, 261, W['victim'], 7, None, (ctypes.c_ulong * 2)())",
+        "call(302, 261, W['victim'], 7, (ctypes.c_ulong * 2)(10, 4096), None)",
+        "call(279, 239, W['victim'], 0, None, None, None, 0) or True",
+        "call(256, 238, W['victim'], 0, None, None) or True",
+        "call(440, 440, call(434, 434, W['victim'], 0), None, 0, 20, 0) or True",
+        "os.getpgid(W['victim'])",
+        "os.sched_getaffinity(W['victim'])",
+        "os.getpriority(os.PRIO_PROCESS, W['victim'])",
+        needs=("victim",),
+        also="(errno.ESRCH,)",
+    ),
+    _surface(
+        "filters_on_sockets",
+        "pair.setsockopt(1, 26, program)",
+        "pair.setsockopt(1, 50, (0).to_bytes(4, 'little'))",
+        "pair.setsockopt(1, 51, program)",
+        "pair.setsockopt(1, 44, 1)",
+        "pair.setsockopt(1, 32, 1 << 30)",
+        "pair.setsockopt(1, 16, 1) and refuse('done')",
+        "pair.getsockopt(1, 17, 12)",
+        "pair.getsockopt(1, 31, 256)",
+        "pair.getsockopt(1, 59, 256)",
+        "pair.getsockopt(1, 77, 4)",
+        extra="import socket, struct\npair = socket.socketpair()[0]\ncode = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 0xffff), 8)\nprogram = struct.pack('HxxxxxxP', 1, ctypes.addressof(code))",
+        also="(errno.ENOPROTOOPT,)",
+    ),
+    _surface(
+        "commands_of_fcntl",
+        "fcntl.fcntl(r, 8, W['victim'])",
+        "fcntl.fcntl(r, 15, struct.pack('ii', 1, W['victim']))",
+        "fcntl.fcntl(r, 10, 9)",
+        "fcntl.fcntl(folder, 1026, 0x80000004)",
+        "fcntl.fcntl(source, 1024, fcntl.F_RDLCK)",
+        extra="import fcntl, struct\nr, w = os.pipe()\nfolder = os.open('.', os.O_RDONLY)\nsource = os.open(os.__file__, os.O_RDONLY)",
+        needs=("victim",),
+    ),
+    _surface(
+        "more_kernel",
+        "call(317, 277, 1, 8, (ctypes.c_char * 16)())",
+        "call(288, 242, 0, None, None, 0)",
+        "call(206, 0, 16, (ctypes.c_ulong * 1)())",
+        "call(212, 18, 0, None, 0)",
+        "call(451, 451, 0, (ctypes.c_ulong * 2)(0, 4096), (ctypes.c_ulong * 8)(), 0) or True",
+        "call(318 + 130, 448, call(434, 434, os.getpid(), 0), 0)",
+        "call(157, 167, 36, 1, 0, 0, 0) or True",
+        "call(157, 167, 35, 8, 0, 0, 0) or True",
+        "call(157, 167, 59, 1, 0, 0, 0) or True",
+        bare="unsafe",
+    ),
+]
+
+RESOURCES: list[EscapeCase] = [
+    case(
+        "bytearray",
+        "resources",
+        "def grow():\n    data = bytearray(400 << 20)\n    data[::4096] = b'x' * len(data[::4096])\n    return len(data)\nattempt('400 MB', grow)",
+        ends=ENDED,
+    ),
+    case(
+        "shared_mapping",
+        "resources",
+        """
+import mmap
+def shared(size):
+    pages = mmap.mmap(-1, size)
+    for at in range(0, size, 4096):
+        pages[at] = 1
+    return size
+attempt('400 MB', lambda: shared(400 << 20))
+""",
+        ends=ENDED,
+    ),
+    case(
+        "many_mappings",
+        "resources",
+        """
+import mmap
+kept = []
+def many():
+    while sum(map(len, kept)) < 400 << 20:
+        pages = mmap.mmap(-1, 1 << 20)
+        pages.write(b'x' * (1 << 20))
+        kept.append(pages)
+    return len(kept)
+attempt('400 of 1 MB', many)
+""",
+        ends=ENDED,
+    ),
+    case(
+        "eight_children",
+        "resources",
+        """
+import time
+say('TRYING', '8 children of 80 MB')
+ready, done = os.pipe()
+for _ in range(8):
+    try:
+        if os.fork() == 0:
+            try:
+                data = bytearray(80 << 20)
+                for at in range(0, len(data), 4096):
+                    data[at] = 1
+                os.write(done, b'x')
+                time.sleep(2)
+            finally:
+                os._exit(0)
+    except OSError:
+        break
+os.close(done)
+time.sleep(1.0)
+os.set_blocking(ready, False)
+try:
+    full = len(os.read(ready, 100))
+except OSError:
+    full = 0
+say('ESCAPED' if full > 3 else 'HELD', full)
+os._exit(0)
+""",
+        "proc",
+        limits=replace(LIMITS, memory_mb=128, wall_s=10.0, cpu_s=3.0),
+        ends=(*ENDED, ExecStatus.WALL_TIMEOUT, ExecStatus.CPU_TIMEOUT),
+        census=True,
+        bare="held",
+    ),
+    case(
+        "pipe_buffers",
+        "resources",
+        """
+import fcntl
+held = []
+def pipes():
+    while len(held) < 300:
+        r, w = os.pipe()
+        try:
+            fcntl.fcntl(w, 1031, 1 << 20)
+        except OSError:
+            pass
+        os.set_blocking(w, False)
+        try:
+            while True:
+                os.write(w, b'x' * 65536)
+        except BlockingIOError:
+            pass
+        held.append((r, w))
+    return len(held)
+attempt('300 full pipes', pipes)
+""",
+        ends=ENDED,
+    ),
+    case(
+        "big_file",
+        "resources",
+        """
+def write():
+    with open('big', 'wb') as file:
+        for _ in range(100):
+            file.write(b'x' * (1 << 20))
+            file.flush()
+    return os.stat('big').st_size
+attempt('100 MB', write)
+""",
+        limits=replace(LIMITS, cpu_s=3.0),
+        ends=ENDED,
+    ),
+    case(
+        "many_files",
+        "resources",
+        """
+import time
+def write():
+    for index in range(40):
+        with open(f'file{index}', 'wb') as file:
+            file.write(b'x' * (4 << 20))
+        time.sleep(0.02)  # Where the quota is watched, and not the file system's own, that takes its time.
+    return 'wrote 160 MB'
+attempt('40 of 4 MB', write)
+""",
+        limits=replace(LIMITS, cpu_s=3.0),
+        ends=ENDED,
+    ),
+    case(
+        "many_inodes",
+        "resources",
+        """
+import time
+def make():
+    for index in range(20000):
+        os.mkdir(f'd{index}')
+        if index % 500 == 0:
+            time.sleep(0.05)
+    return 'made 20000'
+attempt('20000 folders', make)
+""",
+        ends=(*ENDED, ExecStatus.CPU_TIMEOUT),
+        limits=replace(LIMITS, cpu_s=3.0),
+        # slow file systems may need longer than the time limit
+        bare="held",
+    ),
+    case(
+        "disk_by_unlinked_files",
+        "resources",
+        """
+import time
+kept = []
+def write():
+    for index in range(40):
+        file = open('gone', 'wb', 0)
+        os.unlink('gone')
+        file.write(b'x' * (4 << 20))
+        kept.append(file)
+        time.sleep(0.05)
+    return f'{len(kept) * 4} MB in files without a name'
+attempt('40 of 4 MB', write)
+""",
+        limits=replace(LIMITS, cpu_s=3.0),
+        excepted=(Isolation.LANDLOCK,),
+        ends=ENDED,
+    ),
+    case(
+        "disk_by_depth",
+        "resources",
+        """
+import time
+for _ in range(20):
+    os.mkdir('d' * 250)
+    os.chdir('d' * 250)
+def write():
+    for index in range(40):
+        with open(f'file{index}', 'wb') as file:
+            file.write(b'x' * (4 << 20))
+        time.sleep(0.05)
+    return 'wrote 160 MB where no path reaches'
+attempt('40 of 4 MB', write)
+""",
+        limits=replace(LIMITS, cpu_s=3.0),
+        ends=ENDED,
+    ),
+    case(
+        "disk_by_closed_folder",
+        "resources",
+        """
+import time
+os.mkdir('closed', 0o300)
+def write():
+    for index in range(40):
+        with open(f'closed/file{index}', 'wb') as file:
+            file.write(b'x' * (4 << 20))
+        time.sleep(0.05)
+    return 'wrote 160 MB outside the listed folders'
+attempt('40 of 4 MB', write)
+""",
+        limits=replace(LIMITS, cpu_s=3.0),
+        ends=ENDED,
+        then="say('TRYING')\nsay('ESCAPED' if os.path.exists('closed') else 'HELD')",
+    ),
+    case(
+        "orphans_use_memory",
+        "resources",
+        """
+import time
+say('TRYING', '8 orphans of 60 MB')
+ready, done = os.pipe()
+for _ in range(8):
+    try:
+        if os.fork() == 0:
+            if os.fork() == 0:
+                try:
+                    data = bytearray(60 << 20)
+                    for at in range(0, len(data), 4096):
+                        data[at] = 1
+                    os.write(done, b'x')
+                    time.sleep(4)
+                finally:
+                    os._exit(0)
+            os._exit(0)
+        os.wait()
+    except OSError:
+        break
+os.close(done)
+time.sleep(2.0)
+os.set_blocking(ready, False)
+try:
+    full = len(os.read(ready, 100))
+except OSError:
+    full = 0
+say('ESCAPED' if full > 3 else 'HELD', full)
+os._exit(0)
+""",
+        "proc",
+        limits=replace(LIMITS, memory_mb=128, wall_s=10.0, cpu_s=4.0, num_processes=20),
+        ends=(*ENDED, ExecStatus.WALL_TIMEOUT, ExecStatus.CPU_TIMEOUT),
+        census=True,
+    ),
+    case(
+        "threads_with_small_stacks",
+        "resources",
+        """
+import threading, time
+threading.stack_size(32768)
+say('TRYING', 'threads')
+made = 0
+for _ in range(2000):
+    try:
+        threading.Thread(target=time.sleep, args=(20,), daemon=True).start()
+        made += 1
+    except (RuntimeError, MemoryError, OSError):
+        break
+say('ESCAPED' if made > 40 else 'HELD', made)
+os._exit(0)
+""",
+        ends=(ExecStatus.SIGNAL, ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT, ExecStatus.POLICY),
+    ),
+    case(
+        "dev_shm",
+        "resources",
+        """
+def write():
+    with open('/dev/shm/' + W['nonce'], 'wb') as file:
+        for _ in range(100):
+            file.write(b'x' * (1 << 20))
+    size = os.stat('/dev/shm/' + W['nonce']).st_size
+    os.unlink('/dev/shm/' + W['nonce'])
+    return size
+attempt('100 MB', write)
+""",
+        ends=ENDED,
+        excepted=(Isolation.UID,),
+    ),
+    case(
+        "deep_folders",
+        "resources",
+        """
+say('TRYING', '3000 folders deep')
+for _ in range(3000):
+    try:
+        os.mkdir('d')
+        os.chdir('d')
+    except OSError:
+        break
+say('HELD', 'if the next run works')
+""",
+        then="say('TRYING')\nsay('HELD', os.listdir('.'))",
+        limits=replace(LIMITS, num_inodes=5000, cpu_s=3.0),
+        ends=ENDED,
+        bare="unsafe",
+    ),
+    case(
+        "locked_folders",
+        "resources",
+        """
+say('TRYING', 'folders that cannot be removed')
+for name in ('a', 'a/b', 'a/b/c'):
+    os.mkdir(name)
+open('a/b/c/file', 'w').write('x')
+for deed in (lambda: os.chmod('a/b/c/file', 0), lambda: os.chmod('a/b/c', 0), lambda: os.chmod('a/b', 0), lambda: os.chmod('a', 0), lambda: os.chmod('.', 0)):
+    try:
+        deed()
+    except OSError:
+        pass
+try:
+    import fcntl
+    fcntl.ioctl(os.open('.', os.O_RDONLY), 0x40086602, (ctypes.c_long * 1)(0x10))  # FS_IOC_SETFLAGS, immutable
+except OSError:
+    pass
+say('HELD', 'if the next run works')
+""",
+        then="say('TRYING')\nsay('ESCAPED' if os.path.exists('a') else 'HELD')",
+        bare="unsafe",
+    ),
+    case(
+        "stdout_flood",
+        "resources",
+        "say('TRYING')\nsay('HELD', 'so far')\nwhile True:\n    os.write(1, b'x' * 65536)",
+        must_end=(ExecStatus.OUTPUT_LIMIT, ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT),
+        check=lambda result, facts: (
+            "" if len(result.stdout) <= LIMITS.stdout_kb * 1024 * 4 else f"kept {len(result.stdout)}"
+        ),
+        bare="unsafe",
+    ),
+    case(
+        "stderr_flood",
+        "resources",
+        "say('TRYING')\nsay('HELD', 'so far')\nwhile True:\n    os.write(2, b'y' * 65536)",
+        must_end=(ExecStatus.OUTPUT_LIMIT, ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT),
+        check=lambda result, facts: (
+            "" if len(result.stderr) <= LIMITS.stderr_kb * 1024 * 4 else f"kept {len(result.stderr)}"
+        ),
+        bare="unsafe",
+    ),
+    case(
+        "200_kb_are_fine",
+        "resources",
+        "say('TRYING')\nsay('HELD')\nsys.stdout.write('z' * 200_000)\nsys.stdout.flush()\nos._exit(7)",
+        check=lambda result, facts: (
+            ""
+            if result.exit_code == 7 and result.stdout_truncated and result.stdout_bytes >= 200_000
+            else f"{result.status}, {result.stdout_bytes} bytes"
+        ),
+        bare="held",
+    ),
+    case(
+        "close_everything",
+        "resources",
+        "say('TRYING')\nsay('HELD')\nos.closerange(0, 4096)\nos._exit(7)",
+        check=lambda result, facts: "" if result.exit_code == 7 else f"{result.status} {result.exit_code}",
+        bare="held",
+    ),
+    case(
+        "odd_bytes",
+        "resources",
+        "say('TRYING')\nsay('HELD')\nos.write(1, b'\\xff\\xfe\\0\\x1b[2J\\x1b]0;x\\x07 \\xed\\xa0\\x80 \\xc2\\x9b31m \\r\\x08 end')\nos.write(2, b'\\0\\x1b[31m\\xff')",
+        check=lambda result, facts: _plain(result),
+    ),
+    *(
+        case(
+            name,
+            "resources",
+            f"say('TRYING')\nsay('HELD')\n{program}",
+            must_end=(ExecStatus.SIGNAL, *also),
+            check=lambda result, facts: (
+                "" if result.status is not ExecStatus.SIGNAL or result.signal else "no signal was named"
+            ),
+            bare="held",
+        )
+        for name, program, also in (
+            ("segmentation_fault", "ctypes.string_at(0)", ()),
+            ("abort", "os.abort()", ()),
+            (
+                "infinite_recursion",
+                "def f(n): return f(n + 1)\nsys.setrecursionlimit(10 ** 9)\nf(0)",
+                (ExecStatus.NONZERO, ExecStatus.MEMORY, ExecStatus.CPU_TIMEOUT),
+            ),
+        )
+    ),
+]
+
+
+def _plain(result: ExecResult) -> str:
+    for name, text in (("stdout", result.stdout), ("stderr", result.stderr)):
+        bad = [
+            c for c in text if (ord(c) < 32 and c not in "\n\t") or 0x7F <= ord(c) < 0xA0 or 0xD800 <= ord(c) < 0xE000
+        ]
+        if bad:
+            return f"{name} holds control characters {bad!r}"
+    return "" if "end" in result.stdout else "what came after them is lost"

@@ -1,0 +1,67 @@
+"""Backends by name, with options as a configuration file holds them.
+
+async with open_sandbox("sandbox_fusion", endpoints=["http://10.0.0.1:8080"]) as sandbox:
+    result = await sandbox.run("print(6 * 7)")
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from agentenv._util.suggest import did_you_mean
+from agentenv.errors import ConfigError
+from agentenv.sandbox.types import ExecLimits, Isolation, Sandbox
+
+_BACKENDS = {
+    "local": ("agentenv.sandbox.local.sandbox", "LocalSandbox"),
+    "sandbox_fusion": ("agentenv.sandbox.fusion.client", "FusionSandbox"),
+    "docker": ("agentenv.sandbox.remote.docker", "DockerSandbox"),
+    "ray": ("agentenv.sandbox.remote.ray_pool", "RaySandbox"),
+}
+BACKENDS = tuple(_BACKENDS)
+"""Names that `open_sandbox` accepts; the libraries of a backend are imported when it is opened."""
+
+
+def open_sandbox(backend: str = "local", **options: Any) -> Sandbox:
+    """Create a sandbox for `async with`; nothing is started yet.
+
+    Args:
+        backend: where programs run, one of `BACKENDS`.
+        options: arguments of its class; `limits` may be a mapping, `isolation` and `min_isolation` may be strings.
+
+    Raises:
+        ConfigError: the backend or an option is unknown, or an option has an invalid value.
+        MissingDependency: the backend needs a package that is not installed.
+    """
+    if backend not in _BACKENDS:
+        advice = did_you_mean(str(backend), BACKENDS, "Choose one.")
+        raise ConfigError(f"sandbox: expected one of {', '.join(BACKENDS)}, got {backend!r}.{advice}")
+    module, name = _BACKENDS[backend]
+    cls = getattr(importlib.import_module(module), name)
+    parameters = [each for each in inspect.signature(cls).parameters.values() if each.kind is not each.VAR_KEYWORD]
+    names = [each.name for each in parameters]
+    if unknown := sorted(set(options) - set(names)):
+        raise ConfigError(
+            f"sandbox: expected options of {name} ({', '.join(names)}), got {unknown[0]!r}."
+            f"{did_you_mean(unknown[0], names, 'Choose one.')}"
+        )
+    if missing := [each.name for each in parameters if each.default is each.empty and each.name not in options]:
+        raise ConfigError(f"sandbox: expected {' and '.join(missing)} for {name}, got none. Add them.")
+    try:
+        # Convert options from their JSON form to the types that the backend expects.
+        if isinstance(limits := options.get("limits"), Mapping):
+            options["limits"] = ExecLimits(**limits)
+        for key in {"isolation", "min_isolation"} & options.keys():
+            if isinstance(options[key], str):
+                options[key] = Isolation(options[key])
+        sandbox: Sandbox = cls(**options)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"sandbox: expected options of {name}, got {options!r:.300}: {error}. Change them."
+        ) from error
+    return sandbox

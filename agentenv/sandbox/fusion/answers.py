@@ -1,0 +1,241 @@
+"""SandboxFusion's `/run_code` on the server: parsing of requests, and answers from results.
+
+Source: sandbox/server/sandbox_api.py and runners/types.py of github.com/bytedance/SandboxFusion at 469de08.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, get_args
+
+from agentenv._util.http.access import RequestRefused
+from agentenv.core.arguments import is_finite
+from agentenv.errors import ConfigError
+from agentenv.sandbox.local.sandbox import MIN_MEMORY_MB, check_files
+from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Policy
+
+LANGUAGES = (
+    "python", "cpp", "nodejs", "go", "go_test", "java", "php", "csharp", "bash", "typescript", "sql", "rust", "cuda",
+    "lua", "R", "perl", "D_ut", "ruby", "scala", "julia", "pytest", "junit", "kotlin_script", "jest", "verilog",
+    "python_gpu", "lean", "swift", "racket",
+)  # fmt: skip
+"""Languages that a request may name; a server may support only some."""
+MAX_LIMITS = ExecLimits(
+    cpu_s=120.0, wall_s=240.0, memory_mb=1024, num_processes=64, num_threads=64, num_files=256, file_mb=64, disk_mb=128,
+    num_inodes=8192, stdout_kb=4096, stderr_kb=4096, channel_kb=1024, fetch_mb=16,
+)  # fmt: skip
+"""Default of the largest limits that a server grants."""
+DEFAULT_LIMITS = ExecLimits(disk_mb=64, num_files=128, num_inodes=4096, stdout_kb=1024, stderr_kb=1024, fetch_mb=8)
+"""Limits of a request that names only a time and a memory. Like SandboxFusion, it keeps one MiB of an output."""
+SLACK_S = 1.0
+"""Wall time beyond `run_timeout`, which limits the CPU time, as an allowance for a busy host."""
+_MIN_S = 1e-3
+"""Shortest time that a request may ask for."""
+_TIMEOUTS = (ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT)
+_LIMITS_OF: Mapping[ExecStatus, tuple[str, ...]] = {
+    ExecStatus.CPU_TIMEOUT: ("cpu_s", "wall_s"),
+    ExecStatus.WALL_TIMEOUT: ("cpu_s", "wall_s"),
+    ExecStatus.MEMORY: ("memory_mb",),
+    ExecStatus.OUTPUT_LIMIT: ("stdout_kb", "stderr_kb", "channel_kb"),
+    ExecStatus.DISK_LIMIT: ("disk_mb", "file_mb", "num_inodes"),
+}
+_KILLED: Mapping[ExecStatus, int] = {
+    ExecStatus.MEMORY: -9,
+    ExecStatus.OUTPUT_LIMIT: -9,
+    ExecStatus.DISK_LIMIT: -25,
+    ExecStatus.POLICY: -31,
+    ExecStatus.SIGNAL: -9,
+    ExecStatus.NONZERO: 1,
+}
+"""Return codes of results without one: minus the usual signal of such an end."""
+_NOTES = {
+    ExecStatus.MEMORY: "memory limit exceeded",
+    ExecStatus.OUTPUT_LIMIT: "output limit exceeded",
+    ExecStatus.DISK_LIMIT: "disk limit exceeded",
+    ExecStatus.POLICY: "forbidden system call",
+}
+"""Notes on ends that the return code does not show."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRequest:
+    """A validated request to execute a program."""
+
+    code: str
+    language: str
+    limits: ExecLimits
+    stdin: str = ""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    fetch: tuple[str, ...] = ()
+    policy: Policy | None = None
+    """None if the request does not name one."""
+    tenant: str = ""
+    from_fusion_sandbox: bool = False
+    """True if the client is `FusionSandbox`, which reads the exact status in a header."""
+    capped: frozenset[str] = frozenset()
+    """Limits that were reduced to this server's; a program that reaches one of them has no verdict."""
+
+
+def read_run_request(body: Any, header: str, caps: ExecLimits) -> ProgramRequest:
+    """Parse a request from its body and from the header of `FusionSandbox` ("" from other clients).
+
+    Raises:
+        RequestRefused: a field is missing or invalid.
+    """
+    if not isinstance(body, dict):
+        raise RequestRefused(f"body: expected a JSON object, got {type(body).__name__}. Send one.")
+    language = body.get("language")
+    if language not in LANGUAGES:
+        raise RequestRefused(f"language: expected one of {', '.join(LANGUAGES)}, got {language!r:.100}. Name one.")
+    seconds = _number(body, "run_timeout", 10.0, lowest=_MIN_S)
+    _number(body, "compile_timeout", 10.0, lowest=-1)  # nothing is compiled
+    memory = int(_number(body, "memory_limit_MB", -1, lowest=-1))
+    memory = memory if memory > 0 else caps.memory_mb
+    wanted: dict[str, Any] = {"cpu_s": seconds, "wall_s": seconds + SLACK_S, "memory_mb": memory}
+    more = _read_header(header)
+    sent_limits = more.get("limits") or {}
+    for name in [each.name for each in fields(ExecLimits) if each.name in sent_limits]:
+        value = _number(sent_limits, name, 1.0, lowest=-1 if name.endswith("_kb") else _MIN_S * name.endswith("_s"))
+        wanted[name] = value if name in ("cpu_s", "wall_s") else max(int(value), 1)
+    limits, capped = capped_limits(replace(DEFAULT_LIMITS, **wanted), caps)
+    policy, fetch = more.get("policy"), body.get("fetch_files") or []
+    if not isinstance(fetch, list) or not all(isinstance(name, str) for name in fetch):
+        raise RequestRefused(f"fetch_files: expected a list of names, got {fetch!r:.100}. Send one.")
+    files = body.get("files") or {}
+    if not isinstance(files, dict):
+        raise RequestRefused(f"files: expected an object of names and contents, got {files!r:.100}. Send one.")
+    try:  # like SandboxFusion, ignore files without content
+        contents = {name: base64.b64decode(text, validate=True) for name, text in files.items() if text is not None}
+    except (binascii.Error, TypeError, ValueError) as error:
+        raise RequestRefused(f"files: expected contents in base64, got {error}. Encode them.") from error
+    request = ProgramRequest(
+        code=_string(body, "code"),
+        language=language,
+        limits=limits,
+        stdin="" if body.get("stdin") is None else _string(body, "stdin"),
+        files=contents,
+        fetch=tuple(fetch),
+        policy=policy if policy in get_args(Policy) else None,
+        tenant=str(more.get("tenant", ""))[:64],
+        from_fusion_sandbox=bool(header),
+        capped=capped,
+    )
+    try:
+        check_files(request.files, request.fetch)
+    except ConfigError as error:
+        raise RequestRefused(f"{error}; absolute names and `..` are not allowed.") from error
+    return request
+
+
+def capped_limits(wanted: ExecLimits, caps: ExecLimits) -> tuple[ExecLimits, frozenset[str]]:
+    """Return the limits reduced to a server's, but with a minimum of memory, and the names of the reduced ones."""
+    names = [each.name for each in fields(ExecLimits)]
+    capped = [name for name in names if getattr(wanted, name) > getattr(caps, name)]
+    limits = replace(wanted, **{name: getattr(caps, name) for name in capped})
+    # An interpreter itself needs MIN_MEMORY_MB.
+    return replace(limits, memory_mb=max(limits.memory_mb, MIN_MEMORY_MB)), frozenset(capped)
+
+
+def _number(body: Mapping[str, Any], name: str, default: float, lowest: float = 0) -> float:
+    value = body.get(name, default)
+    if isinstance(value, bool) or not is_finite(value) or value < lowest or (lowest == 0 and value == 0):
+        bound = f"of at least {lowest:g}" if lowest else "above 0"
+        raise RequestRefused(f"{name}: expected a number {bound}, got {value!r:.100}. Change it.")
+    return float(value)
+
+
+def _string(body: Mapping[str, Any], name: str) -> str:
+    value = body.get(name)
+    if not isinstance(value, str):
+        raise RequestRefused(f"{name}: expected a text, got {type(value).__name__}. Send one.")
+    return value
+
+
+def _read_header(header: str) -> dict[str, Any]:
+    if not header:
+        return {}
+    try:
+        more = json.loads(header)
+    except (ValueError, RecursionError) as error:
+        raise RequestRefused("x-agentenv-ask: expected JSON. Omit the header.") from error
+    if not isinstance(more, dict) or not isinstance(more.get("limits", {}), dict):
+        raise RequestRefused("x-agentenv-ask: expected a JSON object. Omit the header.")
+    return more
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def run_answer(result: ExecResult, request: ProgramRequest) -> dict[str, Any]:
+    """Return the body of an answer, with exactly the fields of SandboxFusion."""
+    if problem := unknown_reason(result, request):
+        return sandbox_error(problem)
+    timed_out, code = result.status in _TIMEOUTS, return_code(result)
+    stdout, stderr = result.stdout, result.stderr
+    if result.stdout_data is not None:  # with its control characters, because clients compare it
+        stdout = result.stdout_data.decode("utf-8", "backslashreplace")
+    if result.status in _NOTES and not request.from_fusion_sandbox:
+        stderr += f"\n[sandbox: {_NOTES[result.status]}]\n"
+    run = {
+        "status": "TimeLimitExceeded" if timed_out else "Finished",
+        "execution_time": result.wall_s,
+        "return_code": code,
+        "stdout": stdout,
+        "stderr": stderr,
+    }
+    files = {name: base64.b64encode(content).decode() for name, content in result.files.items()}
+    return _answer("Success" if code == 0 else "Failed", run=run, files=files)
+
+
+def unknown_reason(result: ExecResult, request: ProgramRequest) -> str:
+    """Return why the outcome is unknown, or "": the sandbox failed, or the program reached a reduced limit."""
+    if result.status is ExecStatus.INFRA:
+        return result.detail or "the sandbox failed"
+    names = set(_LIMITS_OF.get(result.status, ())) | ({"stdout_kb"} if result.stdout_truncated else set())
+    if hit := sorted(names & request.capped):
+        given = ", ".join(f"{name} = {getattr(request.limits, name):g}" for name in hit)
+        return f"it reached a limit of this server below the requested one: {given}. Request less."
+    return ""
+
+
+def return_code(result: ExecResult) -> int | None:
+    """Return the exit code, minus the signal, or None if the program timed out."""
+    if result.status in _TIMEOUTS:
+        return None
+    if result.status is ExecStatus.OK:
+        return 0
+    code = result.exit_code or (-result.signal if result.signal else None)
+    return code or _KILLED[result.status]
+
+
+def sandbox_error(message: str) -> dict[str, Any]:
+    """Return the body of an answer without a result, because the server failed."""
+    run = {"status": "Error", "execution_time": None, "return_code": None, "stdout": None, "stderr": message}
+    return _answer("SandboxError", message=message, run=run)
+
+
+def _answer(
+    status: str, *, message: str = "", run: Mapping[str, Any] | None = None, files: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    return {
+        "status": status,
+        "message": message,
+        "compile_result": None,
+        "run_result": run,
+        "executor_pod_name": None,
+        "files": dict(files or {}),
+    }
+
+
+def result_header(result: ExecResult) -> str:
+    """Return the header for `FusionSandbox`, with the exact status and usage."""
+    names: Sequence[str] = (
+        "cpu_s", "queue_s", "run_delay_s", "peak_memory_bytes", "stdout_bytes", "stdout_truncated", "stderr_truncated",
+    )  # fmt: skip
+    values = {name: getattr(result, name) for name in names}
+    level = {"status": str(result.status), "isolation": str(result.isolation), "layers": list(result.layers)}
+    return json.dumps({**level, **values})

@@ -1,0 +1,255 @@
+"""A sandbox over SandboxFusion's HTTP API, for the clients of verl, ROLL and SkyRL, and for `FusionSandbox`.
+
+    async with LocalSandbox() as sandbox, FusionServer(sandbox) as server:
+        print(server.url)
+
+Routes: `POST /run_code` and `/submit`, `GET /v1/ping` and `/health`. Every outcome of a program is an answer of status
+200. A failure of the sandbox has the status `SandboxError` in `/run_code` and 503 in `/submit`, and is never a verdict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from agentenv._util.http.access import AccessPolicy, RequestRefused, closing_headers, read_json_body, retry_after_header
+from agentenv._util.http.responses import json_response, until_disconnect
+from agentenv._util.http.server import Server
+from agentenv.errors import InfraError
+from agentenv.sandbox.fusion import answers
+from agentenv.sandbox.fusion.requests import REQUEST_HEADER, RESULT_HEADER
+from agentenv.sandbox.fusion.submit import SubmitCase, SubmitRequest, read_submit_request, same_output, submit_answer
+from agentenv.sandbox.grading.executions import gather_limited
+from agentenv.sandbox.local.queue import FairQueue
+from agentenv.sandbox.local.sandbox import has_room
+from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Policy, Sandbox, SandboxBusy
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+_PYTEST = """\
+import sys
+import pytest
+sys.dont_write_bytecode = True
+sys.exit(pytest.main(["-p", "no:cacheprovider", {name!r}]))
+"""
+
+
+class QueueTimeout(InfraError):
+    """A request waited too long for its turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class FusionServeOptions:
+    """The options of a server."""
+
+    access: AccessPolicy = field(default_factory=AccessPolicy)
+    port: int = 0
+    """0 chooses a free port."""
+    caps: ExecLimits = answers.MAX_LIMITS
+    """Largest limits of a program. If a program requests more and reaches one, it has no verdict."""
+    languages: tuple[str, ...] = ("python", "bash")
+    policy: Policy = "pure"
+    """Policy of Python programs whose request names none; bash always has `proc`."""
+    max_waiting: int = 1024
+    """Size of the queue; further requests are answered with 429."""
+    max_queue_s: float = 120.0
+    """Longest wait in the queue; then a request is answered with 504, which verl's client retries."""
+    max_body_bytes: int = 8 << 20
+    grace_s: float = 10.0
+    """Time that running programs have after the server is stopped."""
+
+
+class FusionServer(Server):
+    """A server of one sandbox, which it does not close; `async with` starts and stops the server."""
+
+    def __init__(self, sandbox: Sandbox, options: FusionServeOptions | None = None) -> None:
+        self.options = options or FusionServeOptions()
+        super().__init__("sandbox serve", self.options.access, port=self.options.port, grace_s=self.options.grace_s)
+        self.counts = {"served": 0, "failed": 0, "refused": 0}
+        """Numbers of programs with a result, programs with an unknown outcome, and requests refused by a full queue."""
+        self.running = 0
+        self._sandbox = sandbox
+        self._slots: int = getattr(sandbox, "run_slots", 0) or os.cpu_count() or 1
+        self._queue = FairQueue(self._slots, max_waiting=self.options.max_waiting)
+        self._waiting: set[asyncio.Task[Any]] = set()
+        self._mean_s = 0.1
+
+    # --- starting and stopping ----------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Stop: waiting requests are answered with 503, running programs are ended after `grace_s`. Repeatable."""
+        self._closing = True
+        for task in self._waiting:
+            task.cancel()
+        await super().close()
+
+    def _routes(self) -> list[Route]:
+        from starlette.routing import Route
+
+        return [
+            Route("/run_code", self._run_code, methods=["POST"]),
+            Route("/submit", self._submit, methods=["POST"]),
+            Route("/v1/ping", self._ping),
+            Route("/health", self._health),
+        ]
+
+    # --- routes -------------------------------------------------------------------------------------------------------
+
+    async def _ping(self, request: Request) -> Response:
+        return json_response("pong")
+
+    async def _health(self, request: Request) -> Response:
+        level = {"isolation": str(self._sandbox.isolation), "languages": self.options.languages}
+        queue = {"running": self.running, "waiting": self._queue.num_waiting}
+        room = {"run_slots": self._slots, "max_waiting": self.options.max_waiting}
+        return json_response({"status": "stopping" if self._closing else "ok", **level, **queue, **room, **self.counts})
+
+    async def _run_code(self, request: Request) -> Response:
+        body = await self._body(request)
+        asked = answers.read_run_request(body, request.headers.get(REQUEST_HEADER, ""), self.options.caps)
+        asked = replace(asked, tenant=asked.tenant or _peer(request))
+        if asked.language not in self.options.languages:
+            languages = ", ".join(self.options.languages)
+            problem = f"language {asked.language!r} is not supported by this server: it offers {languages}"
+            return json_response(answers.sandbox_error(problem))
+        if not has_room(asked.files, asked.limits):
+            raise RequestRefused(
+                f"files: expected files that fit into {asked.limits.disk_mb} MiB, got more. Send less.", 413
+            )
+        result = await until_disconnect(request, self._execute(asked), _stopping())
+        if result is None:
+            return await self._client_left(request)
+        return json_response(answers.run_answer(result, asked), headers={RESULT_HEADER: answers.result_header(result)})
+
+    async def _submit(self, request: Request) -> Response:
+        asked = read_submit_request(await self._body(request))
+        run = answers.read_run_request(asked.run, request.headers.get(REQUEST_HEADER, ""), self.options.caps)
+        run = replace(run, tenant=run.tenant or _peer(request))
+        outcomes = await until_disconnect(request, self._run_cases(asked, run), _stopping())
+        if outcomes is None:
+            return await self._client_left(request)
+        return json_response(submit_answer(asked, outcomes))
+
+    async def _body(self, request: Request) -> Any:
+        """Return the JSON of a request.
+
+        Raises:
+            RequestRefused: the body is invalid.
+            SandboxBusy: the queue is full; the body is not read.
+        """
+        if self._queue.num_waiting >= self.options.max_waiting:
+            raise SandboxBusy(
+                f"queue: expected fewer than {self.options.max_waiting} waiting, got as many. Retry later"
+            )
+        return await read_json_body(request, self.options.max_body_bytes)
+
+    # --- executing ----------------------------------------------------------------------------------------------------
+
+    async def _run_cases(
+        self, asked: SubmitRequest, run: answers.ProgramRequest
+    ) -> list[tuple[bool, Mapping[str, Any]]]:
+        """Return the outcome of each case, up to the first failure unless all are requested.
+
+        Raises:
+            InfraError: the outcome of a case is unknown.
+        """
+        outcomes: list[tuple[bool, Mapping[str, Any]]] = []
+        for start in range(0, len(asked.cases), self._slots):
+            cases = asked.cases[start : start + self._slots]
+            outcomes += await gather_limited([self._run_case(case, run) for case in cases])
+            failed = next((index for index, (passed, _) in enumerate(outcomes) if not passed), None)
+            if failed is not None and not asked.run_all_cases:
+                return outcomes[: failed + 1]
+        return outcomes
+
+    async def _run_case(self, case: SubmitCase, run: answers.ProgramRequest) -> tuple[bool, Mapping[str, Any]]:
+        # An output much longer than the expected one is wrong, and would make the answer huge.
+        stdout_kb = min(run.limits.stdout_kb, 64 + len(case.stdout) // 256)
+        run = replace(run, stdin=case.stdin, limits=replace(run.limits, stdout_kb=stdout_kb, stderr_kb=16))
+        result = await self._execute(run)
+        if problem := answers.unknown_reason(result, run):
+            raise InfraError(f"sandbox: {problem}")
+        answer = answers.run_answer(result, run)
+        passed = result.status is ExecStatus.OK and not result.stdout_truncated
+        return passed and same_output(case.stdout, answer["run_result"]["stdout"]), answer
+
+    async def _execute(self, asked: answers.ProgramRequest) -> ExecResult:
+        """Wait for a slot, run a program and return its result.
+
+        Raises:
+            SandboxBusy: the queue is full.
+            QueueTimeout: no slot was free within `max_queue_s`.
+        """
+        files = dict(asked.files)
+        program: str | list[str] = asked.code
+        policy = asked.policy or self.options.policy
+        if asked.language == "bash":
+            name = f"main_{secrets.token_hex(6)}.sh"
+            program, policy = ["bash", name], "proc"
+            files[name] = asked.code.encode(errors="replace")
+        elif asked.language != "python":
+            name = f"test_{secrets.token_hex(6)}.py"
+            program = _PYTEST.format(name=name)
+            files[name] = asked.code.encode(errors="replace")
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        task = asyncio.current_task()
+        assert task is not None
+        if self._closing:
+            raise _stopping()
+        self._waiting.add(task)
+        try:
+            async with asyncio.timeout(self.options.max_queue_s):
+                await self._queue.acquire(asked.tenant)
+        except TimeoutError:
+            raise QueueTimeout(
+                f"queue: expected a turn within {self.options.max_queue_s:g} s, got none. Send fewer requests at once"
+            ) from None
+        finally:
+            self._waiting.discard(task)
+        waited = loop.time() - started
+        self.running += 1
+        try:
+            result = await self._sandbox.run(
+                program,
+                stdin=asked.stdin,
+                files=files,
+                fetch=asked.fetch,
+                policy=policy,
+                limits=asked.limits,
+                tenant=asked.tenant,
+            )
+        finally:
+            self.running -= 1
+            self._queue.release()
+        self.counts["failed" if result.status is ExecStatus.INFRA else "served"] += 1
+        self._mean_s += 0.05 * (loop.time() - started - waited - self._mean_s)
+        return replace(result, queue_s=result.queue_s + waited)
+
+    # --- errors -------------------------------------------------------------------------------------------------------
+
+    async def _failed(self, request: Request, error: Any) -> Response:
+        """Answer an error: 4xx for the request, 429 and 504 for a full queue, 503 for the sandbox."""
+        if isinstance(error, RequestRefused) and error.status < 500:
+            return json_response(
+                {"detail": str(error)}, error.status, closing_headers(request, error, self.options.max_body_bytes)
+            )
+        self.counts["refused"] += isinstance(error, SandboxBusy | QueueTimeout)
+        status = 429 if isinstance(error, SandboxBusy) else 504 if isinstance(error, QueueTimeout) else 503
+        wait_s = self._mean_s * (1 + self._queue.num_waiting) / self._slots
+        return json_response({"detail": str(error)}, status, retry_after_header(wait_s))
+
+
+def _peer(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+def _stopping() -> RequestRefused:
+    return RequestRefused("server: it is stopping. Retry.", 503)

@@ -1,0 +1,301 @@
+"""The executions of one grading, and the programs that it sends into the sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import marshal
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
+from importlib.util import MAGIC_NUMBER
+from typing import Any, TypeVar
+
+from agentenv.errors import InfraError
+from agentenv.sandbox.grading.results import GradeResult, Integrity, TestResult, Verdict
+from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Execution, Isolation, Sandbox
+
+_MAX_SHOWN = 500
+_CONCURRENT = 8
+_SMALL = 1 << 15
+"""Number of bytes that take less time than a change of threads is worth."""
+_TIMEOUTS = {ExecStatus.CPU_TIMEOUT: "cpu_s", ExecStatus.WALL_TIMEOUT: "wall_s"}
+_LIMITS = {ExecStatus.MEMORY: "memory_mb", ExecStatus.OUTPUT_LIMIT: "stdout_kb", ExecStatus.DISK_LIMIT: "disk_mb"}
+_START_TIMEOUT_S = 120.0
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class GradingRun:
+    """One grading: its sandbox and limits, and what its executions report."""
+
+    sandbox: Sandbox
+    limits: ExecLimits
+    tenant: str
+    stop_on_fail: bool
+    signals: set[str] = field(default_factory=set)
+    not_loaded: bool = False
+    load_error: str = ""
+    infra_detail: str = ""
+    results: list[ExecResult] = field(default_factory=list)
+
+    async def run(
+        self,
+        program: str,
+        *,
+        stdin: bytes | str = b"",
+        files: Mapping[str, bytes] | None = None,
+        fetch: Sequence[str] = (),
+        limits: ExecLimits | None = None,
+        channel: bool = False,
+    ) -> ExecResult:
+        """Execute a program. An InfraError of the sandbox becomes a result with status INFRA."""
+        limits = limits or self.limits
+        try:
+            result = await self.sandbox.run(
+                program, stdin=stdin, files=files, fetch=fetch, limits=limits, tenant=self.tenant, channel=channel
+            )
+        except InfraError as error:
+            result = ExecResult(ExecStatus.INFRA, isolation=self.sandbox.isolation, detail=str(error))
+        return self.record(result)
+
+    async def start(self, program: str, *, limits: ExecLimits, exact: bool = False) -> Execution:
+        """Start an interactive program; `exact` if the same input always produces the same output.
+
+        Raises:
+            InfraError: the sandbox failed or had no free slot.
+        """
+        if not getattr(self.sandbox, "supports_start", True):
+            return ReplayedExecution(self, program, limits, exact=exact)
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                return await self.sandbox.start(program, limits=limits, tenant=self.tenant)
+        except TimeoutError as error:
+            raise InfraError(
+                f"sandbox: expected a free slot within {_START_TIMEOUT_S:g} s, got none. "
+                "An AssertSuite needs two slots: add slots, or run fewer gradings."
+            ) from error
+
+    def record(self, result: ExecResult) -> ExecResult:
+        """Keep a result for the totals, with its tamper signal and sandbox failure; return it."""
+        self.results.append(result)
+        if result.status is ExecStatus.POLICY:
+            self.signals.add("forbidden_system_call")
+        if result.status is ExecStatus.INFRA and not self.infra_detail:
+            self.infra_detail = result.detail or "the sandbox failed without a reason"
+        return result
+
+    def never_started(self, result: ExecResult) -> tuple[Verdict, str]:
+        """Return the verdict for a program that ended before the solution was loaded."""
+        detail = (
+            f"the grader's own program ended before the solution: {result.status}, {result.stderr[-500:].strip()!r}"
+        )
+        self.infra_detail = self.infra_detail or detail
+        return Verdict.INFRA, detail
+
+    def grade_result(self, tests: Iterable[TestResult], integrity: Integrity) -> GradeResult:
+        """Return the grade with the totals of all executions."""
+        levels = [result.isolation for result in self.results] or [self.sandbox.isolation]
+        return GradeResult(
+            tests=tuple(tests),
+            integrity=integrity,
+            tamper_signals=tuple(sorted(self.signals)),
+            load_error=self.load_error,
+            infra_detail=self.infra_detail,
+            isolation=min(levels, key=lambda level: Isolation(level).strength),
+            num_executions=len(self.results),
+            wall_s=sum(result.wall_s for result in self.results),
+            cpu_s=sum(result.cpu_s for result in self.results),
+            queue_s=sum(result.queue_s for result in self.results),
+        )
+
+
+def verdict_of(result: ExecResult, limits: ExecLimits) -> tuple[Verdict, str]:
+    """Return the verdict and detail for a test in which an execution ended without an answer."""
+    if result.status is ExecStatus.INFRA:
+        return Verdict.INFRA, result.detail or ""
+    if (limit := _TIMEOUTS.get(result.status)) is not None:
+        return Verdict.TIMEOUT, f"it did not finish within {limit} = {getattr(limits, limit):g} s"
+    if (limit := _LIMITS.get(result.status)) is not None:
+        return Verdict.LIMIT, f"it exceeded {limit} = {getattr(limits, limit)}"
+    if result.status is ExecStatus.OK:
+        return Verdict.MISSING, "the program ended without a result"
+    if result.status is ExecStatus.POLICY:
+        return Verdict.ERROR, "it made a forbidden system call"
+    how = f"signal {result.signal}" if result.status is ExecStatus.SIGNAL else f"exit code {result.exit_code}"
+    return Verdict.ERROR, f"the program ended with {how}"
+
+
+async def gather_limited(work: Sequence[Coroutine[Any, Any, Any]], *, max_concurrent: int = _CONCURRENT) -> list[Any]:
+    """Run coroutines, a few at a time, and return their results in order.
+
+    If one raises or the caller is cancelled, all are cancelled.
+    """
+    slots = asyncio.Semaphore(min(max_concurrent, _CONCURRENT))
+
+    async def one(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        async with slots:
+            return await coroutine
+
+    tasks = [asyncio.ensure_future(one(coroutine)) for coroutine in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            if not task.cancelling():  # a second cancellation would interrupt the cleanup of the first
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for coroutine in work:
+            coroutine.close()
+
+
+async def off_loop(num_bytes: int, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+    """Return the function's result for an input of this size; a large one is handled beside the event loop."""
+    if num_bytes <= _SMALL:
+        return function(*args, **kwargs)
+    return await asyncio.to_thread(function, *args, **kwargs)
+
+
+_LOADER = """\
+import marshal, os, sys
+{first}
+if sys.modules["_frozen_importlib_external"].MAGIC_NUMBER == {magic!r}:
+    program = marshal.loads(bytes.fromhex({compiled!r}))
+else:
+    program = compile({source!r}, "agentenv", "exec")
+exec(program)
+"""
+
+
+@cache
+def guest_program(*names: str, entry: str, first: str = "") -> str:
+    """Return modules of this package as one program, because it cannot import them inside the sandbox.
+
+    The program contains bytecode for an interpreter of the same version, because compiling would take longer than the
+    rest of a short execution.
+
+    Args:
+        names: the files of the modules, dependencies first.
+        entry: the call that starts the program.
+        first: a line that runs before any import.
+    """
+    texts = [(files(__package__) / name).read_text(encoding="utf-8") for name in names]
+    lines = [line for text in texts for line in text.splitlines()]
+    kept = [line for line in lines if not line.startswith(("from __future__", "from agentenv"))]
+    source = "\n".join(["from __future__ import annotations", *kept, entry, ""])
+    compiled = marshal.dumps(compile(source, "agentenv", "exec", dont_inherit=True)).hex()
+    return _LOADER.format(first=first, magic=MAGIC_NUMBER, compiled=compiled, source=source)
+
+
+def show(value: Any) -> str:
+    """Return the `repr` of a value, shorten and safe to print."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python prints
+        text = f"a {type(value).__name__} with an integer that is too long to print"
+    return shorten(text)
+
+
+def shorten(text: str, max_chars: int = _MAX_SHOWN) -> str:
+    """Return the beginning and the end of a text, with control characters and lone surrogates escaped."""
+    if len(text) > max_chars:
+        half = (max_chars - 30) // 2
+        text = f"{text[:half]} … ({len(text) - 2 * half} more) … {text[-half:]}"
+    return "".join(
+        character if character in "\n\t" or character.isprintable() else repr(character)[1:-1] for character in text
+    )
+
+
+MAX_RUNS = 256
+"""Maximum number of runs of one replayed program, which is also the most calls of the tests."""
+_CHANNEL_FACTOR = 3
+"""Factor on channel_kb of a replayed program, whose every run repeats the output of all earlier ones."""
+_WAITING = 86
+"""Exit code of a replayed program that has read all its input."""
+_PROGRAM = """\
+import os
+{first}
+def patch_read(read=os.read, leave=os._exit):
+    parts = []
+    while part := read(0, 1 << 16):
+        parts.append(part)
+    def replayed(fd, size):
+        if fd != 3:
+            return read(fd, size)
+        if not parts:
+            leave({waiting})
+        return parts.pop(0)
+    os.read = replayed
+patch_read()
+del patch_read
+exec(compile({source!r}, "main.py", "exec", dont_inherit=True))
+"""
+
+
+class ReplayedExecution:
+    """An `Execution` for backends without `start`: each `receive` runs the program again with all input so far.
+
+    The program must read descriptor 3 by `os.read`, with sizes of at least 64 KiB.
+    """
+
+    def __init__(self, grading: GradingRun, program: str, limits: ExecLimits, *, exact: bool) -> None:
+        first = "import random\nrandom.seed(0)" if exact else ""
+        self._grading = grading
+        self._exact = exact
+        self._limits = replace(limits, channel_kb=_CHANNEL_FACTOR * limits.channel_kb)
+        self._program = _PROGRAM.format(first=first, waiting=_WAITING, source=program)
+        self._input = b""
+        self._has_new_input = False
+        self._num_runs = 0
+        self._received: list[bytes] = []
+        self._result = ExecResult(ExecStatus.OK, isolation=grading.sandbox.isolation, backend=grading.sandbox.backend)
+
+    async def send(self, data: bytes) -> None:
+        """Add input for the next run, which `receive` starts."""
+        self._input += data
+        self._has_new_input = True
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """Run the program with all input, and return its output beyond that of earlier runs.
+
+        Raises:
+            InfraError: the sandbox failed, an `exact` program changed its earlier output, or there were too many runs.
+        """
+        if not self._has_new_input:
+            return b""  # the program has ended, or waits for input
+        self._has_new_input = False
+        self._num_runs += 1
+        if self._num_runs > MAX_RUNS:
+            raise InfraError(
+                f"{self._grading.sandbox.backend}: expected at most {MAX_RUNS} calls of tests, got more. "
+                "Use a backend with interactive programs, such as local or docker"
+            )
+        self._result = result = await self._grading.run(
+            self._program, stdin=self._input, limits=self._limits, channel=True
+        )
+        if result.status is ExecStatus.INFRA:
+            raise InfraError(result.detail or "the sandbox failed")
+        if self._exact and len(result.channel) >= self._limits.channel_kb * 1024:
+            raise InfraError(
+                f"{result.backend}: expected output within channel_kb = {self._limits.channel_kb}, got more. Raise it"
+            )
+        lines = result.channel.split(b"\n")
+        lines = [line + b"\n" for line in lines[:-1]] + [lines[-1]] * bool(lines[-1])
+        if self._exact and lines[: len(self._received)] != self._received:
+            raise InfraError(
+                f"{result.backend}: expected tests that make the same calls each time, got others. "
+                "Use a backend with interactive programs, such as local or docker"
+            )
+        new = lines[len(self._received) :]
+        self._received += new
+        return b"".join(new)
+
+    async def finish(self) -> ExecResult:
+        """Return the result of the last run; OK if the program only waited for input."""
+        if self._result.exit_code == _WAITING:
+            return replace(self._result, status=ExecStatus.OK, exit_code=0)
+        return self._result
+
+    async def kill(self) -> ExecResult:
+        """Return the result of the last run with zero times, because its runs are already counted."""
+        return replace(await self.finish(), wall_s=0.0, cpu_s=0.0, queue_s=0.0)

@@ -1,0 +1,52 @@
+"""The entry point of grading: `grade` runs a program against a test suite."""
+
+from __future__ import annotations
+
+from agentenv.errors import ConfigError
+from agentenv.sandbox.grading.asserts import grade_asserts
+from agentenv.sandbox.grading.executions import GradingRun
+from agentenv.sandbox.grading.functions import grade_functions
+from agentenv.sandbox.grading.in_process import grade_pytest
+from agentenv.sandbox.grading.results import GradeResult, Integrity
+from agentenv.sandbox.grading.stdio import grade_stdio
+from agentenv.sandbox.grading.suites import AssertSuite, FunctionSuite, PytestSuite, StdioSuite, TestSuite
+from agentenv.sandbox.types import ExecLimits, Sandbox
+
+
+async def grade(
+    sandbox: Sandbox,
+    code: str,
+    suite: TestSuite,
+    *,
+    limits: ExecLimits | None = None,
+    stop_on_fail: bool = False,
+    tenant: str = "",
+) -> GradeResult:
+    """Run all tests of a suite on a program. The program cannot make this raise or get a pass without evidence.
+
+    Args:
+        sandbox: the sandbox to run in.
+        code: Python source, untrusted.
+        suite: the tests.
+        limits: limits of a single test; the sandbox's default if None. A test times out only if it had all of them for
+            itself.
+        stop_on_fail: skip the tests after the first one that did not pass. They count as not passed, so use this only
+            for `GradeResult.all_passed`.
+        tenant: name of the caller, for the sandbox's queue.
+
+    Raises:
+        ConfigError: `suite` is not a test suite, or the sandbox cannot run its tests.
+        DataError: the tests of an AssertSuite never call the solution.
+        asyncio.CancelledError: after all programs have been killed.
+    """
+    grading = GradingRun(sandbox, limits or getattr(sandbox, "limits", None) or ExecLimits(), tenant, stop_on_fail)
+    match suite:
+        case StdioSuite():
+            return grading.grade_result(await grade_stdio(grading, code, suite), Integrity.OUTSIDE)
+        case FunctionSuite():
+            return grading.grade_result(await grade_functions(grading, code, suite), Integrity.OUTSIDE)
+        case AssertSuite():
+            return grading.grade_result(await grade_asserts(grading, code, suite), Integrity.PROXY)
+        case PytestSuite():
+            return grading.grade_result(await grade_pytest(grading, code, suite), Integrity.IN_PROCESS)
+    raise ConfigError(f"grade: expected a suite of tests, got {suite!r:.200}. Use a suite of agentenv.sandbox.grading.")

@@ -1,0 +1,126 @@
+"""The driver of an interpreter session: executes turns in one namespace. Runs inside the sandbox, as a program.
+
+Requests and answers on descriptor 3 are frames of JSON after a 4-byte length. A request has code and limits; an answer
+has the value of the last expression, the traceback, and the limit that was reached. Answers are as untrusted as the
+code, which runs in the same interpreter.
+"""
+
+import ast
+import json
+import linecache
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from types import FrameType, TracebackType
+from typing import Any
+
+_MAX_VALUE = 8192
+_MAX_TRACEBACK = 32768
+
+
+class TimeLimit(BaseException):
+    """The end of a turn by a limit; `except Exception` in the code does not catch it."""
+
+
+_turn_end = [0.0]
+"""CPU time of the process at which the turn must end."""
+
+
+def _stop(number: int, _frame: FrameType | None) -> None:
+    if number == signal.SIGXCPU and time.process_time() < _turn_end[0]:
+        return  # the kernel's count runs ahead on a busy machine; the signal repeats each CPU second
+    raise TimeLimit("cpu" if number == signal.SIGXCPU else "wall")
+
+
+def _read(size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = os.read(3, size - len(data))
+        if not part:
+            raise SystemExit
+        data += part
+    return data
+
+
+def _execute(code: str, name: str, namespace: dict[str, Any]) -> str | None:
+    """Execute a turn and return the `repr` of its last expression; None if there is none or its value is None."""
+    linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+    tree = ast.parse(code, name)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, name, "exec", dont_inherit=True), namespace)
+    if not isinstance(last, ast.Expr):
+        return None
+    value = eval(compile(ast.Expression(last.value), name, "eval", dont_inherit=True), namespace)
+    if value is None:
+        return None
+    namespace["_"] = value
+    return repr(value)[:_MAX_VALUE]
+
+
+class _Turn:
+    """A context manager that records every exception of the code."""
+
+    def __init__(self) -> None:
+        self.answer: dict[str, Any] = {"value": None, "traceback": None, "limit": None, "exit": None}
+
+    def __enter__(self) -> dict[str, Any]:
+        return self.answer
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
+        if kind is None or error is None:
+            return True
+        if isinstance(error, SystemExit):
+            self.answer["exit"] = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error, TimeLimit):
+            self.answer["limit"] = error.args[0]
+        elif isinstance(error, MemoryError):
+            self.answer["limit"] = "memory"
+        # From the first frame of the turn, without the driver's signal handler.
+        text = traceback.TracebackException(kind, error, trace)
+        stack, driver = text.stack, _stop.__code__.co_filename
+        first = next((i for i, frame in enumerate(stack) if frame.filename.startswith("turn-")), len(stack))
+        frames = [frame for frame in stack[first:] if frame.filename != driver]
+        text.stack = traceback.StackSummary.from_list(frames)
+        lines = text.format() if frames else text.format_exception_only()
+        self.answer["traceback"] = "".join(lines)[-_MAX_TRACEBACK:]
+        return True
+
+
+def main() -> None:
+    """Serve turns until the caller closes descriptor 3."""
+    namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
+    number = 0
+    while True:
+        request = json.loads(_read(int.from_bytes(_read(4), "little")))
+        number += 1
+        turn = _Turn()
+        with turn as answer:
+            used = time.process_time()
+            _turn_end[0] = used + request["cpu_s"]
+            hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+            resource.setrlimit(resource.RLIMIT_CPU, (min(int(used + request["cpu_s"]) + 1, hard), hard))
+            signal.signal(signal.SIGXCPU, _stop)
+            signal.signal(signal.SIGALRM, _stop)
+            signal.setitimer(signal.ITIMER_REAL, request["wall_s"])
+            answer["value"] = _execute(request["code"], f"turn-{number}.py", namespace)
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError, AttributeError):
+                continue
+        data = json.dumps(turn.answer).encode()
+        rest = memoryview(len(data).to_bytes(4, "little") + data)
+        while rest:
+            rest = rest[os.write(3, rest) :]
+
+
+if __name__ == "__main__":
+    main()

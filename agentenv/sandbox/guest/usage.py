@@ -1,0 +1,235 @@
+"""Processes in /proc: their resource usage, their descendants, and how to end them. Runs inside the sandbox."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import mmap
+import os
+import re
+import signal
+import stat
+import sys
+import time
+from dataclasses import dataclass, field
+
+from agentenv.sandbox.guest import linux
+
+_MEMORY = re.compile(r"^(?:RssAnon|RssShmem|VmSwap):\s+(\d+) kB$", re.MULTILINE)
+_UNLINKED = re.compile(rb"^\S+ \S+ \S+ \S+ (\d+) +(/.* \(deleted\))$", re.MULTILINE)
+"""A mapped file without a name: its inode, and its last path."""
+_MAX_MAPS = 1 << 20
+"""Bytes of a process's mappings that are read, about ten thousand mappings; a program may have any number of them."""
+
+
+@dataclass
+class TreeUsage:
+    """The resource usage of a tree of processes."""
+
+    cpu_s: float = 0.0
+    own_cpu_s: dict[str, float] = field(default_factory=dict)
+    """CPU time of each process without its children, by its pid and start."""
+    memory_bytes: int = 0
+    processes: int = 0
+    unlinked_bytes: int = 0
+    """Size of files without a name, as far as they are visible."""
+
+
+def tree_usage(proc: int, roots: list[str], work: str = "", file_bytes: int = 0) -> TreeUsage:
+    """Return the usage of processes and their descendants: CPU time with ended children, and private memory.
+
+    Files without a name are counted if `work` is given, the folder that they were in; see `unlinked_bytes`.
+    """
+    usage = TreeUsage()
+    ticks = os.sysconf("SC_CLK_TCK")
+    todo = list(roots)
+    while todo and usage.processes < 4096:
+        pid = todo.pop()
+        try:
+            fields = linux.read_at(proc, f"{pid}/stat").rpartition(")")[2].split()
+            threads = _threads(proc, pid)
+        except OSError:
+            continue
+        todo += children_of(proc, pid)
+        usage.processes += 1
+        usage.unlinked_bytes += unlinked_bytes(proc, pid, work, file_bytes) if work else 0
+        own, of_children = (sum(map(int, pair)) / ticks for pair in (fields[11:13], fields[13:15]))
+        usage.cpu_s += own + of_children
+        usage.own_cpu_s[f"{pid} {fields[19]}"] = own
+        usage.memory_bytes += _private_bytes(proc, threads)
+    return usage
+
+
+def _threads(proc: int, pid: str) -> list[str]:
+    """Return the folders of a process's threads, its first one included even if it has ended."""
+    fd = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+    try:
+        return [f"{pid}/task/{thread}" for thread in os.listdir(fd)]
+    finally:
+        os.close(fd)
+
+
+def _private_bytes(proc: int, threads: list[str]) -> int:
+    """Return the private and shared memory of a process, as any thread that has not ended shows it."""
+    for thread in threads:
+        with contextlib.suppress(OSError):
+            # The kernel escapes a newline in a process's name, so only its own lines begin so.
+            sizes = _MEMORY.findall(linux.read_at(proc, f"{thread}/status"))
+            if sizes:
+                return sum(map(int, sizes)) * 1024
+    return 0
+
+
+def children_of(proc: int, pid: str) -> list[str]:
+    """Return the children of all threads of a process."""
+    children: list[str] = []
+    with contextlib.suppress(OSError):
+        for thread in _threads(proc, pid):
+            with contextlib.suppress(OSError):
+                children += linux.read_at(proc, f"{thread}/children").split()
+    return children
+
+
+def orphans_of(proc: int, group: int) -> list[str]:
+    """Return this process's children in a process group except its leader; their parents have died."""
+    orphans = []
+    for pid in children_of(proc, "self"):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(int(pid)) == group != int(pid):
+                orphans.append(pid)
+    return orphans
+
+
+def unlinked_bytes(proc: int, pid: str, work: str, file_bytes: int) -> int:
+    """Return the size of a process's files without a name, open or mapped; 0 if they are not visible.
+
+    The kernel shows no size of a file that is only mapped: each of the folder `work` counts as `file_bytes`. A process
+    with more mappings than are read exceeds every limit.
+    """
+    with contextlib.suppress(OSError):
+        for thread in _threads(proc, pid):
+            read, mapped = _mapped_unlinked(proc, thread, work)
+            if read == _MAX_MAPS:
+                return sys.maxsize
+            if read:
+                size, opened = _open_unlinked(proc, thread)
+                return size + len(mapped - opened) * file_bytes
+    return 0
+
+
+def _mapped_unlinked(proc: int, thread: str, work: str) -> tuple[int, set[int]]:
+    """Return the bytes of mappings that were read, 0 if the thread has ended, and the inodes of a folder's mapped
+    files without a name.
+
+    Their names are read into memory that goes back to the kernel, because later programs can read that of the zygote.
+
+    Raises:
+        OSError: the thread is gone, or its mappings are not visible.
+    """
+    prefix, size = os.fsencode(work) + b"/", 0
+    fd = os.open(f"{thread}/maps", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+    try:
+        with mmap.mmap(-1, _MAX_MAPS, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as maps:
+            while count := os.readv(fd, [memoryview(maps)[size:]]):
+                size += count
+            if maps.find(b" (deleted)", 0, size) < 0:
+                return size, set()
+            paths = ((int(each[1]), each.start(2)) for each in _UNLINKED.finditer(maps, 0, size))
+            return size, {inode for inode, at in paths if maps.find(prefix, at, at + len(prefix)) == at}
+    finally:
+        os.close(fd)
+
+
+def _open_unlinked(proc: int, thread: str) -> tuple[int, set[int]]:
+    """Return the size on disk of a thread's open files without a name, and their inodes."""
+    size, inodes = 0, set[int]()
+    folder = os.open(f"{thread}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+    try:
+        for name in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                status = os.stat(name, dir_fd=folder)
+                # Memory files are its input, from the trainer: a program cannot create them.
+                is_unlinked = stat.S_ISREG(status.st_mode) and status.st_nlink == 0
+                if is_unlinked and status.st_dev != _memory_device():
+                    size += status.st_blocks * 512
+                    inodes.add(status.st_ino)
+    finally:
+        os.close(folder)
+    return size, inodes
+
+
+@functools.cache
+def _memory_device() -> int:
+    """Return the device of memory files."""
+    fd = os.memfd_create("device", os.MFD_CLOEXEC)
+    try:
+        return os.fstat(fd).st_dev
+    finally:
+        os.close(fd)
+
+
+def count_tasks(uid: int) -> int:
+    """Return the number of threads of a user in this /proc."""
+    count = 0
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if entry.stat().st_uid == uid:
+                    count += len(os.listdir(f"/proc/{entry.name}/task"))
+    return count
+
+
+def count_oom_kills(proc: int) -> int:
+    """Return how many processes this host has killed for lack of memory, of all or of a cgroup; 0 if it does not say.
+
+    The kernel counts a kill before it kills.
+    """
+    with contextlib.suppress(OSError, IndexError):
+        fd = os.open("vmstat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+        try:
+            return int(os.read(fd, 65536).split(b"\noom_kill ")[1].split(None, 1)[0])
+        finally:
+            os.close(fd)
+    return 0
+
+
+def hard_cpu_limit(proc: int, pid: str) -> float:
+    """Return the hard limit on the CPU seconds of a process, which may have ended."""
+    line = linux.read_at(proc, f"{pid}/limits").split("\nMax cpu time")[1].split("\n")[0]
+    return float(line.split()[1].replace("unlimited", "inf"))
+
+
+def reap_group(group: int) -> float:
+    """Wait for the killed processes that a program left; they are this process's children since their parent died.
+
+    Returns:
+        Their CPU time in seconds.
+    """
+    cpu_s = 0.0
+    deadline = time.monotonic() + 2.0
+    while time.monotonic() < deadline:
+        try:
+            pid, _, usage = os.wait4(-group, os.WNOHANG)
+        except ChildProcessError:
+            break
+        cpu_s += usage.ru_utime + usage.ru_stime if pid else 0.0
+        if not pid:
+            time.sleep(0.001)
+    return cpu_s
+
+
+def kill_descendants() -> None:
+    """Kill all children, and the grandchildren that become children, until none is left."""
+    own_pid = os.getpid()
+    deadline = time.monotonic() + 5.0
+    while time.monotonic() < deadline:
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{name}/stat", "rb") as file:
+                if int(file.read().rpartition(b")")[2].split()[1]) == own_pid:
+                    os.kill(int(name), signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+        except ChildProcessError:
+            return
+        time.sleep(0.001)

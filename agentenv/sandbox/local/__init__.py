@@ -1,0 +1,1 @@
+"""The sandbox of this machine, the part that runs in the trainer's process."""

@@ -1,0 +1,183 @@
+"""A report on this machine's sandbox: the probes, the levels of isolation, the chosen level and its speed.
+
+report = await doctor()
+for line in report.lines():
+    ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import resource
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from agentenv.sandbox.local import levels
+from agentenv.sandbox.local.plan import Plan, interpreters, user_range
+from agentenv.sandbox.local.probe import Probe, ProbeOutcome, run_probes
+from agentenv.sandbox.local.sandbox import LocalSandbox
+from agentenv.sandbox.types import ExecStatus, Isolation
+
+NUM_TIMED = 50
+LEVELS = (Isolation.NAMESPACES, Isolation.LANDLOCK, Isolation.UID)
+
+
+@dataclass(frozen=True, slots=True)
+class LevelReport:
+    """The test of one level of isolation."""
+
+    isolation: Isolation
+    works: bool
+    layers: tuple[str, ...] = ()
+    python: str = ""
+    num_canaries: int = 0
+    """Number of escape attempts that were made, all of which failed."""
+    failures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One case of the escape matrix."""
+
+    name: str
+    held: bool
+    detail: str = ""
+
+
+Matrix = Callable[[LocalSandbox], Awaitable[Sequence[Check]]]
+"""A function that runs the escape matrix in a sandbox."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Times of a program that does nothing."""
+
+    num_runs: int
+    p50_ms: float
+    p95_ms: float
+    per_s: float
+    """Executions per second with all run slots busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorReport:
+    """The report of `doctor`."""
+
+    machine: dict[str, str]
+    probes: tuple[Probe, ...]
+    levels: tuple[LevelReport, ...]
+    chosen: Isolation | None
+    """The strongest level that works and is strong enough; None if no program may run."""
+    speed: Speed | None
+    deep: tuple[Check, ...] | None = None
+    """Results of the escape matrix; None if it was not run."""
+
+    @property
+    def ok(self) -> bool:
+        """True if programs can run and every case of the escape matrix held."""
+        return self.chosen is not None and all(check.held for check in self.deep or ())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as values for JSON."""
+        return {**asdict(self), "ok": self.ok}
+
+    def lines(self) -> list[str]:
+        """Return the report as lines for a terminal."""
+        out = [f"{name}: {value}" for name, value in self.machine.items()]
+        out += [f"probe {probe}" for probe in self.probes]
+        for level in self.levels:
+            canaries = f"{level.num_canaries} canary programs held with {level.python}"
+            summary = f"{', '.join(level.layers)}; {canaries}" if level.works else "no"
+            out.append(f"level {level.isolation}: {summary}")
+            out += [f"  {failure}" for failure in level.failures]
+        out.append(f"chosen: {self.chosen or 'none: no program can run'}")
+        if self.speed:
+            speed = self.speed
+            out.append(f"speed: p50 {speed.p50_ms:.1f} ms, p95 {speed.p95_ms:.1f} ms, {speed.per_s:.0f} executions/s")
+        if self.deep is not None:
+            held = sum(check.held for check in self.deep)
+            out.append(f"escape matrix: {held} of {len(self.deep)} held")
+            out += [f"  NOT HELD {check.name}: {check.detail}" for check in self.deep if not check.held]
+        return out
+
+
+async def doctor(
+    *, min_isolation: Isolation = Isolation.LANDLOCK, deep: bool = False, matrix: Matrix | None = None
+) -> DoctorReport:
+    """Probe this machine, test each level, and time the chosen one. Takes about a second.
+
+    Args:
+        min_isolation: weakest acceptable isolation, as for LocalSandbox.
+        deep: also run the escape matrix.
+        matrix: the function that runs the matrix; required for `deep`.
+    """
+    plan = Plan(Isolation.NAMESPACES, user_range(), interpreters()[0])
+    probes = await asyncio.to_thread(run_probes, plan)
+    reports = []
+    for isolation in LEVELS:
+        failures: list[str] = []
+        level = await levels.attempt(isolation, (), failures)
+        report = LevelReport(isolation, False)
+        if level is not None:
+            await level.zygote.close()
+            report = LevelReport(isolation, True, level.layers, level.plan.python, level.num_canaries)
+        reports.append(replace(report, failures=tuple(failures)))
+    fit = [level for level in reports if level.works and level.isolation.strength >= min_isolation.strength]
+    chosen = fit[0].isolation if fit else None
+    speed, checks = None, None
+    if chosen is not None:
+        async with LocalSandbox(isolation=chosen) as sandbox:
+            speed = await measure(sandbox)
+            if deep:
+                checks = tuple(await matrix(sandbox)) if matrix else (Check("matrix", False, "missing"),)
+    return DoctorReport(machine(), probes, tuple(reports), chosen, speed, checks)
+
+
+async def measure(sandbox: LocalSandbox, *, num_runs: int = NUM_TIMED) -> Speed:
+    """Time a program that does nothing, first sequentially and then concurrently."""
+    times = []
+    for _ in range(num_runs):
+        started = time.perf_counter()
+        result = await sandbox.run("pass")
+        if result.status is ExecStatus.OK:
+            times.append((time.perf_counter() - started) * 1e3)
+    times.sort()
+    started = time.perf_counter()
+    await asyncio.gather(*(sandbox.run("pass") for _ in range(num_runs)))
+    per_s = num_runs / (time.perf_counter() - started)
+    if not times:
+        return Speed(0, float("nan"), float("nan"), 0.0)
+    return Speed(len(times), times[len(times) // 2], times[int(len(times) * 0.95)], per_s)
+
+
+def machine() -> dict[str, str]:
+    """Return the facts about this machine that matter for isolation."""
+    marker_files = {"/.dockerenv": "docker", "/run/.containerenv": "podman"}
+    containers = [name for path, name in marker_files.items() if os.path.exists(path)]
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        containers.append("kubernetes")
+    return {
+        "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "user": "root" if os.geteuid() == 0 else "plain user",
+        "container": ", ".join(containers) or "none seen",
+        "python": platform.python_version(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "open files": str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        "user namespaces": _read_file("/proc/sys/user/max_user_namespaces"),
+        "processes": _read_file("/proc/sys/kernel/pid_max"),
+    }
+
+
+def _read_file(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError as error:
+        return f"unknown ({error.strerror})"
+
+
+__all__ = ["Check", "DoctorReport", "LevelReport", "Matrix", "Probe", "ProbeOutcome", "Speed", "doctor", "measure"]

@@ -1,0 +1,149 @@
+"""The choice of a level of isolation: each level is tested, strongest first, by running programs in it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from dataclasses import dataclass, replace
+
+from agentenv.errors import InfraError
+from agentenv.sandbox.local import canary
+from agentenv.sandbox.local.plan import Plan, interpreters, plans, user_range
+from agentenv.sandbox.local.probe import Probe, ProbeOutcome, run_probes
+from agentenv.sandbox.local.zygote_client import SetupFailed, Zygote, ZygoteLost
+from agentenv.sandbox.types import Isolation, SandboxUnavailable
+
+OPT_IN = "AGENTENV_ALLOW_UNSAFE_SANDBOX"
+"""Environment variable; 1, together with `allow_unsafe=True`, permits programs without isolation."""
+MAX_STARTS = 3
+"""Attempts at a level whose zygote dies."""
+_LOG = logging.getLogger(__name__)
+_LAYERS = {
+    Isolation.NAMESPACES: ("user, pid, mount, net, ipc and uts namespaces", "read-only root", "tmpfs", "no /proc"),
+    Isolation.LANDLOCK: (),
+    Isolation.UID: (),
+    Isolation.NONE: (),
+}
+
+
+@dataclass(frozen=True)
+class IsolationRequest:
+    """The isolation that a caller requires."""
+
+    min_isolation: Isolation
+    exactly: Isolation | None
+    preimport: tuple[str, ...]
+    allow_unsafe: bool
+
+    def levels(self) -> list[Isolation]:
+        """Return the levels to try, strongest first."""
+        local = [Isolation.NAMESPACES, Isolation.LANDLOCK, Isolation.UID]
+        least = Isolation.UID if self.min_isolation is Isolation.NONE else self.min_isolation
+        levels = [level for level in local if level.strength >= least.strength]
+        if self.exactly is not None:
+            levels = [level for level in local if level is self.exactly]
+        if self.allow_unsafe and os.environ.get(OPT_IN) == "1" and self.exactly in (None, Isolation.NONE):
+            levels.append(Isolation.NONE)
+        return levels
+
+
+@dataclass(frozen=True)
+class IsolationLevel:
+    """A level that works, with the zygote that proved it."""
+
+    isolation: Isolation
+    layers: tuple[str, ...]
+    plan: Plan
+    zygote: Zygote
+    num_canaries: int
+
+
+async def choose(request: IsolationRequest) -> IsolationLevel:
+    """Return the strongest level that works.
+
+    Raises:
+        SandboxUnavailable: no level works; the message names each failure with its errno and a fix, or the package of
+            `preimport` that is not installed.
+    """
+    failures: list[str] = []
+    for isolation in request.levels():
+        level = await attempt(isolation, request.preimport, failures)
+        if level is None:
+            continue
+        if isolation is Isolation.NONE:
+            _LOG.warning("LocalSandbox: programs run WITHOUT isolation (%s=1 and allow_unsafe)", OPT_IN)
+        elif failures:
+            _LOG.info("LocalSandbox: %s is the strongest level here: %s", isolation, "; ".join(failures))
+        return level
+    # Blame a missing package instead of the isolation, if one made a level fail.
+    matches = [re.search(r"\((\S+)\): .*No module named '([\w.]+)'", failure) for failure in failures]
+    for match in filter(None, matches):
+        if any(name.split(".")[0] == match[2].split(".")[0] for name in request.preimport):
+            raise SandboxUnavailable(
+                f"preimport: expected packages of {match[1]}, got no module {match[2]!r} there. "
+                "Install it, or remove it from preimport"
+            )
+    required = repr(str(request.exactly)) if request.exactly else f"{str(request.min_isolation)!r} or stronger"
+    failed: list[Probe] = []
+    for probe in await asyncio.to_thread(run_probes, Plan(Isolation.NAMESPACES, user_range(), interpreters()[0])):
+        if probe.outcome is ProbeOutcome.FAIL:
+            repeated = any(probe.hint == other.hint for other in failed)
+            failed.append(replace(probe, hint="as above") if repeated else probe)
+    if request.exactly is Isolation.NONE or (not failures and not failed):
+        failures.append(f"running without isolation needs allow_unsafe=True and {OPT_IN}=1 in the environment")
+    tried = "".join(f"\n- level {failure}" for failure in failures)
+    probed = "".join(f"\n- probe {probe}" for probe in failed)
+    raise SandboxUnavailable(
+        f"sandbox: expected isolation {required}, got none here. "
+        f"Fix a failure below, or use a remote backend:{tried}{probed}"
+    )
+
+
+async def attempt(isolation: Isolation, preimport: tuple[str, ...], failures: list[str]) -> IsolationLevel | None:
+    """Test a level: start its zygote and run the canary programs. Reasons of failure are appended to `failures`."""
+    candidates = await asyncio.to_thread(plans, isolation, preimport)
+    if not candidates:
+        failures.append(f"{isolation}: no users to run programs as, or no interpreter that they can reach")
+    for plan in candidates:
+        where = f"{isolation} ({plan.python})"
+        for _ in range(MAX_STARTS):  # a zygote that died by chance must not weaken the level
+            try:
+                return await _prove(plan)
+            except (InfraError, OSError) as error:
+                failure = error
+            if isinstance(failure, SetupFailed) or not isinstance(failure, ZygoteLost):
+                break
+        else:
+            _LOG.warning("LocalSandbox: %s is not used: its zygote died %d times: %s", where, MAX_STARTS, failure)
+        failures.append(f"{where}: {failure}")
+    return None
+
+
+async def _prove(plan: Plan) -> IsolationLevel:
+    """Start the zygote of a level and run the canary programs.
+
+    Raises:
+        SetupFailed: this machine lacks what the level needs.
+        ZygoteLost: the zygote died.
+        InfraError: a canary program did what the level forbids.
+    """
+    zygote = await Zygote.start(plan)
+    accepted = False
+    try:
+        count, escaped = await canary.escapes(zygote, plan.tier)
+        if escaped:
+            raise InfraError(f"canary programs could {', '.join(escaped)}")
+        accepted = True
+    finally:
+        if not accepted:
+            await zygote.close()
+    layers = [*_LAYERS[plan.tier], *[f"landlock {zygote.landlock}"] * bool(zygote.landlock)]
+    if plan.tier is not Isolation.NONE:
+        layers += ["seccomp", "no capabilities"]
+    if plan.ids and plan.tier is not Isolation.NONE:
+        layers.append("own user")
+    elif plan.tier is Isolation.NAMESPACES:
+        layers.append("own user namespace")
+    return IsolationLevel(plan.tier, (*layers, "rlimits"), plan, zygote, count)

@@ -1,0 +1,109 @@
+"""The configuration of a zygote for each level: its interpreter, its users, its import paths."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentenv.sandbox.local.packages import entries_of, environment_folders
+from agentenv.sandbox.types import Isolation
+
+NUM_USERS = 1024
+"""Size of the range of user ids: one for the zygote, one for each concurrent program."""
+_FIRST_USER = 0x70000000
+"""First user id; above the ranges that subuid files and container managers assign."""
+_SETUID_AND_SETGID = 1 << 7 | 1 << 6
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The configuration of a zygote."""
+
+    tier: Isolation
+    ids: tuple[int, int] | None
+    """Range of user ids to run programs as, first and count; None for the current user."""
+    python: str
+    paths: tuple[str, ...] = ()
+    """Additional import folders."""
+    entries: tuple[str, ...] = ()
+    """What programs see of these folders, unless their interpreter's folders contain them."""
+    preimport: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+    """Folders inside the shown ones that programs must not see."""
+
+
+def user_range() -> tuple[int, int] | None:
+    """Return a range of unused user ids, first and count; None without the right to use them."""
+    capabilities = [int(line.split()[1], 16) for line in _lines("/proc/self/status") if line.startswith("CapEff:")]
+    may_change_users = all(bits & _SETUID_AND_SETGID == _SETUID_AND_SETGID for bits in capabilities)
+    if os.geteuid() != 0 or not may_change_users:
+        return None
+    for line in reversed(_lines("/proc/self/uid_map")):
+        inside, _, count = (int(field) for field in line.split())
+        if inside <= _FIRST_USER and inside + count >= _FIRST_USER + NUM_USERS:
+            return _FIRST_USER, NUM_USERS
+        if count >= 2 * NUM_USERS:
+            # The end of a container's range, below the 16-bit user 65534.
+            return inside + count - 2 * NUM_USERS, NUM_USERS
+    return None
+
+
+def runs_as_host_root() -> bool:
+    """Return True if this process is root and root here is the host's root."""
+    return os.geteuid() == 0 and any(line.split()[:2] == ["0", "0"] for line in _lines("/proc/self/uid_map"))
+
+
+def _lines(path: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        return Path(path).read_text().splitlines()
+    return []
+
+
+def interpreters() -> list[str]:
+    """Return the paths of this interpreter and of the system's interpreters, which other users can reach."""
+    candidates = [sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"]
+    return list(dict.fromkeys(os.path.realpath(path) for path in candidates if path and os.access(path, os.X_OK)))
+
+
+def reachable_by_others(path: str) -> bool:
+    """Return True if any user may reach and read the file."""
+    file = Path(path)
+    try:
+        return bool(file.stat().st_mode & 0o004) and all(parent.stat().st_mode & 0o001 for parent in file.parents)
+    except OSError:
+        return False
+
+
+def package_folders() -> tuple[str, ...]:
+    """Return the folders of this environment's packages."""
+    folders = (sysconfig.get_path(name) for name in ("purelib", "platlib"))
+    return tuple(dict.fromkeys(os.path.realpath(path) for path in folders if path and os.path.isdir(path)))
+
+
+def own_folders() -> tuple[str, ...]:
+    """Return the folders of agentenv and of packages with environments: they hold tests, solutions and labels."""
+    specs = [importlib.util.find_spec(name) for name in ("agentenv", "agentenv_envs")]
+    folders = [folder for spec in specs if spec is not None for folder in spec.submodule_search_locations or ()]
+    folders += environment_folders(package_folders())
+    return tuple(dict.fromkeys(os.path.realpath(folder) for folder in folders))
+
+
+def plans(tier: Isolation, preimport: tuple[str, ...]) -> list[Plan]:
+    """Return the configurations to try for a level, in order; none if the current user cannot run it."""
+    ids = user_range()
+    if ids is None and (tier is Isolation.UID or runs_as_host_root()):
+        return []
+    pythons = interpreters()
+    if ids and tier is not Isolation.NAMESPACES:
+        # On these levels programs see the host's folders, and a private home is closed to other users.
+        pythons = [path for path in pythons if reachable_by_others(path)]
+    elif pythons:
+        pythons = pythons[:1]
+    paths = package_folders() if preimport else ()
+    entries = entries_of(preimport, paths)
+    return [Plan(tier, ids, python, paths, entries, preimport, own_folders()) for python in pythons]

@@ -1,0 +1,244 @@
+"""An interpreter that keeps its state between turns: the next turn sees the variables and files of the last one.
+
+    async with sandbox.session() as session:
+        await session.run("x = 6")
+        turn = await session.run("x * 7")
+        assert turn.value == "42"
+
+A driver in the same interpreter as the code reports the turns, so the code can forge its results: a session is a tool
+for agents, never a grader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Protocol, Self
+
+from agentenv._util.paths import PACKAGE
+from agentenv.errors import ConfigError
+from agentenv.sandbox.local.execution import LocalExecution, readable
+from agentenv.sandbox.types import ExecLimits, ExecStatus, Isolation
+
+GRACE_S = 1.0
+"""Time past its limit in which a turn may end without ending the session."""
+_MAX_FRAME = 1 << 20
+_LIMITS = {"cpu": ExecStatus.CPU_TIMEOUT, "wall": ExecStatus.WALL_TIMEOUT, "memory": ExecStatus.MEMORY}
+
+
+@dataclass(frozen=True, slots=True)
+class TurnResult:
+    """The outcome of one turn."""
+
+    status: ExecStatus
+    stdout: str = ""
+    stderr: str = ""
+    stdout_truncated: bool = False
+    stderr_truncated: bool = False
+    value: str | None = None
+    """The `repr` of the last expression; None if there is none or its value is None."""
+    traceback: str | None = None
+    wall_s: float = 0.0
+    ended: bool = False
+    """True if the session is over; further turns return this outcome."""
+    isolation: Isolation = Isolation.NONE
+    layers: tuple[str, ...] = ()
+    detail: str | None = None
+
+
+class _SessionHost(Protocol):
+    """The part of a sandbox that a session uses."""
+
+    isolation: Isolation
+    layers: tuple[str, ...]
+
+    async def start(
+        self, program: str, *, files: Any = None, policy: Any = "pure", limits: ExecLimits | None, tenant: str
+    ) -> LocalExecution:
+        """Start a program, as `LocalSandbox.start` does."""
+
+    def turn(self, tenant: str) -> Any:
+        """Hold a run slot, as `LocalSandbox.turn` does."""
+
+
+class InterpreterSession:
+    """One interpreter and its working folder; created by `LocalSandbox.session`, opened by `async with`."""
+
+    def __init__(self, sandbox: _SessionHost, *, limits: ExecLimits, idle_s: float, max_s: float, tenant: str) -> None:
+        """Configure a session; `open` starts it.
+
+        Args:
+            sandbox: the sandbox to run in.
+            limits: limits of each turn; memory and disk are shared by all turns.
+            idle_s: seconds without a turn after which the session ends.
+            max_s: total wall time and CPU time of the session, in seconds.
+            tenant: name of the caller; turns wait for a run slot like executions.
+        """
+        self._sandbox = sandbox
+        self._limits = limits
+        self._idle_s = idle_s
+        self._total = replace(limits, wall_s=max_s, cpu_s=max_s)
+        self._tenant = tenant
+        self._execution: LocalExecution | None = None
+        self._buffer = b""
+        self._idle: asyncio.TimerHandle | None = None
+        self._over: TurnResult | None = None
+        self._turn = asyncio.Lock()  # one turn at a time
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await self.aclose()
+
+    async def open(self) -> None:
+        """Start the interpreter.
+
+        Raises:
+            InfraError: the interpreter could not be started.
+        """
+        if self._execution is None:
+            self._execution = await self._sandbox.start(_driver_source(), limits=self._total, tenant=self._tenant)
+            self._wait_idle()
+
+    async def aclose(self) -> None:
+        """End the session and its processes. Repeated calls have no effect."""
+        if self._idle:
+            self._idle.cancel()
+        self._over = self._over or self._end_result(ExecStatus.SIGNAL, "session: closed")
+        if self._execution:
+            await self._execution.kill()
+
+    async def wait_ended(self) -> None:
+        """Wait until the interpreter has ended; return immediately if it was never started."""
+        if self._execution is not None:
+            await asyncio.shield(self._execution.ended)
+
+    @property
+    def over(self) -> bool:
+        """True once the session has ended; further turns return how it ended."""
+        return self._over is not None or (self._execution is not None and self._execution.ended.done())
+
+    async def run(self, code: str) -> TurnResult:
+        """Execute code as the next turn and wait for its end.
+
+        Raises:
+            ConfigError: the session is not open.
+            SandboxBusy: too many executions are waiting for a run slot.
+            asyncio.CancelledError: after the session has been ended.
+        """
+        if self._execution is None:
+            raise ConfigError("Session.run: expected an open session, got a new one. Use `async with`")
+        async with self._turn:
+            if self.over:
+                if self._over is None:
+                    ended = await self._execution.finish()
+                    self._over = self._end_result(ended.status, ended.detail or "session: ended between turns")
+                return self._over
+            if self._idle:
+                self._idle.cancel()
+            try:
+                async with self._sandbox.turn(self._tenant):
+                    return await self._take_turn(self._execution, code)
+            finally:
+                if self._over is None:
+                    self._wait_idle()
+
+    async def _take_turn(self, execution: LocalExecution, code: str) -> TurnResult:
+        started = time.monotonic()
+        limits = self._limits
+        request = json.dumps({"code": code, "cpu_s": limits.cpu_s, "wall_s": limits.wall_s}).encode()
+        answer: dict[str, Any] | None = None
+        timed_out = False
+        try:
+            async with asyncio.timeout(limits.wall_s + GRACE_S):
+                await execution.send(len(request).to_bytes(4, "little") + request)
+                answer = await self._receive(execution)
+        except TimeoutError:
+            timed_out = True
+        except BaseException:
+            await self.aclose()
+            raise
+        wall_s = time.monotonic() - started
+        if answer is None:  # the interpreter is gone or does not answer
+            result = await execution.kill()
+            status, detail = result.status, result.detail
+            if timed_out:
+                status = ExecStatus.WALL_TIMEOUT
+                detail = "session: the turn did not end at its limit, so the session was ended"
+            elif status in (ExecStatus.OK, ExecStatus.SIGNAL):
+                status = ExecStatus.NONZERO
+                detail = "session: the code ended the interpreter, or closed its descriptor 3"
+            self._over = self._end_result(status, detail)
+            return replace(
+                self._over,
+                stdout=result.stdout,
+                stderr=result.stderr,
+                stdout_truncated=result.stdout_truncated,
+                stderr_truncated=result.stderr_truncated,
+                wall_s=wall_s,
+            )
+        stdout, stdout_truncated = execution.take_output("stdout")
+        stderr, stderr_truncated = execution.take_output("stderr")
+        traceback, exit_code = answer.get("traceback"), answer.get("exit")
+        failed = traceback is not None and exit_code != 0
+        return TurnResult(
+            _LIMITS.get(str(answer.get("limit")), ExecStatus.NONZERO if failed else ExecStatus.OK),
+            stdout=stdout,
+            stderr=stderr,
+            stdout_truncated=stdout_truncated,
+            stderr_truncated=stderr_truncated,
+            value=_safe_text(answer.get("value")),
+            traceback=_safe_text(traceback) if exit_code is None else None,
+            wall_s=wall_s,
+            isolation=self._sandbox.isolation,
+            layers=self._sandbox.layers,
+        )
+
+    async def _receive(self, execution: LocalExecution) -> dict[str, Any] | None:
+        """Return the driver's answer; None if the driver ended or sent something else."""
+        while True:
+            size = int.from_bytes(self._buffer[:4], "little") if len(self._buffer) >= 4 else 0
+            if size > _MAX_FRAME:
+                return None
+            if len(self._buffer) >= 4 + size > 4:
+                frame, self._buffer = self._buffer[4 : 4 + size], self._buffer[4 + size :]
+                try:
+                    answer = json.loads(frame)
+                except (ValueError, RecursionError):
+                    return None
+                return answer if isinstance(answer, dict) else None
+            if len(self._buffer) >= 4 and size == 0:
+                return None
+            data = await execution.receive()
+            if not data:
+                return None
+            self._buffer += data
+
+    def _wait_idle(self) -> None:
+        # Also called when a turn got no slot, so that every session ends.
+        self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._expire)
+
+    def _expire(self) -> None:
+        self._over = self._end_result(
+            ExecStatus.WALL_TIMEOUT, f"session: ended after {self._idle_s:g} s without a turn"
+        )
+        if self._execution:
+            self._execution.release()
+
+    def _end_result(self, status: ExecStatus, detail: str | None) -> TurnResult:
+        sandbox = self._sandbox
+        return TurnResult(status, ended=True, detail=detail, isolation=sandbox.isolation, layers=sandbox.layers)
+
+
+@cache
+def _driver_source() -> str:
+    return (PACKAGE / "sandbox" / "guest" / "session_driver.py").read_text("utf-8")
+
+
+def _safe_text(value: object) -> str | None:
+    return readable(value.encode("utf-8", "backslashreplace")) if isinstance(value, str) else None

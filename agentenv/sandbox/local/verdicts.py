@@ -1,0 +1,71 @@
+"""The status of a program from its zygote's report. An overloaded or full host never makes a program wrong."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from agentenv.sandbox.types import ExecLimits, ExecStatus
+
+_LIMIT_MESSAGES = {
+    ExecStatus.MEMORY: re.compile(rb"^(MemoryError|.*Cannot allocate memory)", re.ASCII),
+    ExecStatus.DISK_LIMIT: re.compile(rb"^OSError: \[Errno (27|28|122)\]"),
+}
+"""Last lines of stderr that show that a limit was reached."""
+_NEARLY = 0.75
+"""Share of the CPU limit from which an unexplained kill counts as the kernel's, whose CPU count runs ahead."""
+
+
+def classify(report: Mapping[str, Any], limits: ExecLimits, last_line: bytes) -> tuple[ExecStatus, str | None]:
+    """Return the status for a zygote's report, and a detail for the user."""
+    cause = report["cause"]
+    if cause == "setup":
+        return ExecStatus.INFRA, str(report.get("error"))
+    if cause == "cpu" or report["cpu_s"] >= limits.cpu_s:
+        return ExecStatus.CPU_TIMEOUT, None
+    if cause == "wall":
+        return _wall_verdict(report, limits)
+    if cause == "cancelled":
+        return ExecStatus.SIGNAL, "killed by the caller"
+    if cause == "killed":
+        return (
+            ExecStatus.INFRA,
+            "host: expected the program to end by itself, got a kill by the host, as when its memory runs out",
+        )
+    if cause == "processes":
+        return ExecStatus.POLICY, f"more than {limits.num_processes} processes"
+    if cause in ("memory", "disk"):
+        return {"memory": ExecStatus.MEMORY, "disk": ExecStatus.DISK_LIMIT}[cause], None
+    if report.get("full") and (report["code"] or report["signal"]):
+        return (
+            ExecStatus.INFRA,
+            "host: expected free space for temporary files, the disk is full. Free some, or set TMPDIR",
+        )
+    if report["signal"] == signal.SIGKILL and report["cpu_s"] >= _NEARLY * limits.cpu_s:
+        return ExecStatus.CPU_TIMEOUT, None
+    if report["signal"]:
+        statuses = {int(signal.SIGSYS): ExecStatus.POLICY, int(signal.SIGXFSZ): ExecStatus.DISK_LIMIT}
+        return statuses.get(report["signal"], ExecStatus.SIGNAL), None
+    if report["code"] == 0:
+        return ExecStatus.OK, None
+    reached = (status for status, message in _LIMIT_MESSAGES.items() if message.match(last_line))
+    return next(reached, ExecStatus.NONZERO), None
+
+
+def _wall_verdict(report: Mapping[str, Any], limits: ExecLimits) -> tuple[ExecStatus, str | None]:
+    """Return WALL_TIMEOUT, or INFRA if the host kept the program from running.
+
+    Delays that the program caused itself do not count: the time of its other threads is subtracted, and a program with
+    several processes, which can hide their time, or with a priority that it lowered is never excused.
+    """
+    self_inflicted = max(report["cpu_s"] - report["leader_cpu_s"], 0.0)
+    kept_waiting = report["delay_s"] - self_inflicted
+    if not report.get("own_delay") and report["cpu_s"] < 0.5 * limits.cpu_s and kept_waiting > 0.2 * report["wall_s"]:
+        waited = f"{kept_waiting:.1f} of {report['wall_s']:.1f} s"
+        return (
+            ExecStatus.INFRA,
+            f"host: expected a free core, the program waited for one for {waited}. Run fewer programs concurrently",
+        )
+    return ExecStatus.WALL_TIMEOUT, None

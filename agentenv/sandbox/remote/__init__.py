@@ -1,0 +1,1 @@
+"""Sandboxes whose programs run elsewhere: in a container, or on a Ray node."""

@@ -1,0 +1,5 @@
+"""`agentenv audit`: runs an environment with policies that solve nothing, and reports what they earn.
+
+Read `policies.py` (the policies), `episodes.py` (their episodes), `judging.py` and `leaks.py` (what is wrong),
+`findings.py` (every kind of finding and why it matters), and last `auditing.py`, which runs all of it.
+"""

@@ -1,0 +1,143 @@
+"""The kinds of findings, each with a stable id and why it matters; and the findings that are allowed."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from agentenv.testing.audit.episodes import Play, shorten
+
+Severity = Literal["fail", "warn", "note"]
+SEVERITIES: tuple[Severity, ...] = ("fail", "warn", "note")
+MAX_EVIDENCE = 8
+"""Maximum number of plays in a finding."""
+
+WHY: Mapping[str, str] = {
+    "null-earns": "An empty action gets the full score, so a policy learns to output nothing.",
+    "null-pays": "An empty action earns half of the score or of gold's reward or more, which rewards doing nothing.",
+    "prefix-earns": "The beginning of the answer gets the full score, so a policy learns incomplete answers.",
+    "hack-earns": "An action that solves nothing gets the full score, so training finds and reinforces it.",
+    "guess-earns": "An action that ignores the task or copies it gets the full score. On few tasks that is chance; "
+    "on many, the guess is what is learned. Have more possible answers, or reward more than the answer.",
+    "trivial-tasks": "Almost any text gets the full score on these tasks, so they teach nothing. Drop or fix the rows.",
+    "reward-exceeds-gold": "A policy that solves nothing earns more than gold, so training prefers it.",
+    "partial-credit": "A policy that solves nothing earns a large part of gold's reward.",
+    "hedging": "An action with a right and a wrong answer gets the full score in either order, so listing many pays.",
+    "gold-fails": "The environment's gold action does not get the full score: the label, the grader or gold is wrong.",
+    "gold-partly": "Gold is known only for some tasks; the others may be unsolvable.",
+    "no-ceiling": "Without gold, a score or --pass_reward, the full score is unknown and the audit checks "
+    "only errors, leaks and flakiness. Implement `gold`, return a score in [0, 1], or pass --pass_reward.",
+    "no-gold": "The environment has no gold, so its tasks may be unsolvable. Implement `gold`.",
+    "no-signal": "Gold earns no more than an empty action, so there is nothing to learn.",
+    "answer-in-feedback": "Feedback on a wrong action contains the answer, so a policy learns to wait for it.",
+    "answer-in-prompt": "The prompt contains the answer. Allow this if the task is to find or copy it.",
+    "case-fails": "Actions with a known reward or score earned something else.",
+    "flaky-reward": "The same actions on the same task and seed earned a different reward the second time.",
+    "flaky-observation": "The same actions on the same task and seed got a different observation the second time.",
+    "hostile-error": "An action made the environment raise; a policy that samples it loses its whole group.",
+    "data-error": "The environment cannot run this row.",
+    "infra-error": "An external service failed, so the rewards of these actions are unknown.",
+    "step-timeout": "An action made a step exceed its timeout.",
+    "score-range": "A score is outside [0, 1], and `score_range` of the class declares no scale to filter by.",
+    "reward-range": "A reward is outside --reward_range.",
+    "slow-steps": "Actions of this policy make steps much slower than others, which delays training.",
+    "forged-tokens": "Text of a policy came back as special tokens, so a policy can forge turns of other roles.",
+}  # fmt: skip
+"""Why each kind of finding matters, by kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One play that shows a finding."""
+
+    policy: str
+    task_id: str
+    action: str
+    reward: float | None
+    score: float | None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFinding:
+    """One defect of an environment, or a fact worth knowing."""
+
+    id: str
+    """Stable id: the kind, and the policy if there is one, as in `hack-earns:enumeration`."""
+    severity: Severity
+    summary: str
+    evidence: tuple[Evidence, ...] = ()
+    num_plays: int = 0
+    """Number of plays that show it; `evidence` has the first of them."""
+    reproduce: str = ""
+    """A command that reproduces it."""
+    allowed: str = ""
+    """Why it is allowed; empty if it is not."""
+
+    @property
+    def kind(self) -> str:
+        """The id without the policy."""
+        return self.id.partition(":")[0]
+
+    @property
+    def why(self) -> str:
+        """Why this kind of finding matters."""
+        return WHY[self.kind]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name, and `why`."""
+        return {**asdict(self), "why": self.why}
+
+
+def make_finding(
+    kind: str,
+    severity: Severity,
+    summary: str,
+    plays: Sequence[Play] = (),
+    *,
+    policy: str = "",
+    detail: str | Callable[[Play], str] = "",
+) -> AuditFinding:
+    """Return a finding with plays as evidence, spread over tasks; `detail` describes all of them, or each."""
+    describe = detail if callable(detail) else lambda play: detail or error_text(play)
+    seen: dict[str, int] = {}
+    ranked = []
+    for play in plays:
+        seen[play.task_id] = seen.get(play.task_id, 0) + 1
+        ranked.append((seen[play.task_id], play))
+    first = [play for _, play in sorted(ranked, key=lambda pair: pair[0])][:MAX_EVIDENCE]
+    evidence = tuple(Evidence(p.key, p.task_id, shorten(p.action), p.reward, p.score, describe(p)) for p in first)
+    return AuditFinding(f"{kind}:{policy}" if policy else kind, severity, summary, evidence, len(plays))
+
+
+def error_text(play: Play) -> str:
+    """Return the error of a play in one line; empty if there is none."""
+    error = play.error
+    return "" if error is None else shorten(f"{error.where}: {error.type}: {error.message} {error.place}".strip())
+
+
+def tasks_of(plays: Sequence[Play]) -> str:
+    """Return the number of tasks of some plays, in words."""
+    num = len({play.task_id for play in plays})
+    return f"{num} task" if num == 1 else f"{num} tasks"
+
+
+def apply_allowances(
+    findings: Sequence[AuditFinding], allowed: Mapping[str, str]
+) -> tuple[list[AuditFinding], list[str]]:
+    """Return the findings with the reasons of allowed ones, and the patterns that match nothing.
+
+    Args:
+        findings: all of them.
+        allowed: reason by id; an id may have wildcards, and a kind stands for all of its policies.
+    """
+    used: set[str] = set()
+    marked = []
+    for each in findings:
+        pattern = next((one for one in allowed if one == each.kind or fnmatch.fnmatchcase(each.id, one)), None)
+        if pattern is not None:
+            used.add(pattern)
+        marked.append(each if pattern is None else replace(each, allowed=allowed[pattern]))
+    return marked, [pattern for pattern in allowed if pattern not in used]

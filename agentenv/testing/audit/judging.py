@@ -1,0 +1,357 @@
+"""Judges plays: which policies earned too much, and what else is wrong."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agentenv.core.types import Task
+from agentenv.testing.audit.answers import needles, normal
+from agentenv.testing.audit.episodes import Play
+from agentenv.testing.audit.findings import AuditFinding, Severity, make_finding, tasks_of
+from agentenv.testing.audit.policies import Kind, is_answer
+
+_EPS = 1e-6
+_MANY_GUESSED, _SOME_GUESSED = 0.9, 0.3
+"""Share of the tasks that one blind policy solves, for a failure and for a warning."""
+_MANY_TRIVIAL, _SOME_TRIVIAL = 0.5, 0.2
+_TRIVIAL_TEXTS = 4
+"""A task that this many different constants solve counts as solved by any text."""
+_LARGE_PART = 0.5
+"""Share of the gain of gold above an empty action, for a warning."""
+_HALF_PAID, _WELL_PAID = 0.5, 0.9
+"""Share of the score or of gold's reward that an empty action earns, for a warning and for a failure."""
+_SLOW_FACTOR, _SLOW_S = 10.0, 5.0
+_MIN_TASKS = 3
+"""Minimum number of tasks for a share to be meaningful."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Plays, with the facts to judge them by."""
+
+    plays: Sequence[Play]
+    tasks: Mapping[str, Task]
+    """The tasks of the plays, by id."""
+    kinds: Mapping[str, Kind]
+    """Kind of each policy, by name/variant."""
+    pass_reward: float | None = None
+    """Reward of a full score for tasks without scores; None: the reward of gold."""
+    reward_range: tuple[float, float] | None = None
+    score_range: tuple[float, float] | None = (0.0, 1.0)
+    """`score_range` of the environment; None is judged as 0 to 1."""
+    by_task: Mapping[str, Sequence[Play]] = field(init=False)
+    gold: Mapping[str, Play] = field(init=False)
+    trivial: frozenset[str] = field(init=False)
+    """Tasks that almost any text solves."""
+
+    def __post_init__(self) -> None:
+        """Group the plays."""
+        by_task: dict[str, list[Play]] = defaultdict(list)
+        for play in self.plays:
+            by_task[play.task_id].append(play)
+        object.__setattr__(self, "by_task", dict(by_task))
+        object.__setattr__(self, "gold", {play.task_id: play for play in self.plays if play.key == "gold"})
+        trivial = [
+            task_id
+            for task_id, plays in by_task.items()
+            if sum(play.policy == "constant" and self.full(play) for play in plays) >= _TRIVIAL_TEXTS
+        ]
+        object.__setattr__(self, "trivial", frozenset(trivial))
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether the environment returns scores."""
+        return any(play.score is not None for play in self.plays)
+
+    def full(self, play: Play) -> bool:
+        """Return True if a play has the full score."""
+        if play.reward is None:
+            return False
+        if play.score is not None:
+            return self.score_share(play.score) >= 1.0 - _EPS
+        if self.pass_reward is not None:
+            return play.reward >= self.pass_reward - _EPS
+        gold, floor = self.gold.get(play.task_id), self.floor(play.task_id)
+        if self.has_scores or gold is None or gold.reward is None or (floor is not None and gold.reward <= floor):
+            return False
+        return play.reward >= gold.reward - _EPS
+
+    def score_share(self, score: float | None) -> float:
+        """Return a score as a share of the full score; 0 without a score."""
+        low, high = self.score_range or (0.0, 1.0)
+        return 0.0 if score is None else (score - low) / (high - low)
+
+    def floor(self, task_id: str) -> float | None:
+        """Return the reward of an empty action; None if it is unknown."""
+        rewards = [p.reward for p in self.by_task[task_id] if p.policy == "null" and p.reward is not None]
+        return max(rewards, default=None)
+
+    def of(self, *kinds: Kind) -> dict[str, list[Play]]:
+        """Return the plays of these kinds of policies, by policy."""
+        found: dict[str, list[Play]] = defaultdict(list)
+        for play in self.plays:
+            if self.kinds[play.key] in kinds:
+                found[play.policy].append(play)
+        return dict(found)
+
+
+def judge_plays(facts: Facts) -> list[AuditFinding]:
+    """Return all findings that the plays show, except for leaks and flakiness."""
+    parts: Sequence[Callable[[Facts], list[AuditFinding]]] = (
+        _empty_actions, _gold, _attacks, _guesses, _trivial, _wrong_answers, _beyond_gold, _errors, _ranges, _slow,
+        _forged,
+    )  # fmt: skip
+    return [each for part in parts for each in part(facts)]
+
+
+def _empty_actions(facts: Facts) -> list[AuditFinding]:
+    """Find empty actions that solve tasks, or earn much: other policies are measured relative to them."""
+    found = []
+    plays = [play for own in facts.of("empty").values() for play in own]
+    full = [play for play in plays if facts.full(play)]
+    if full:
+        found.append(make_finding("null-earns", "fail", f"{tasks_of(full)} solved by an empty action", full))
+    most, paid = 0.0, []
+    for play in plays:
+        if facts.full(play):
+            continue
+        part, gold = facts.score_share(play.score), facts.gold.get(play.task_id)
+        if gold is not None and gold.reward is not None and gold.reward > _EPS and play.reward is not None:
+            part = part if _no_gain(facts, gold) else max(part, play.reward / gold.reward)
+        if part >= _HALF_PAID - _EPS:
+            most = max(most, part)
+            paid.append(play)
+    if paid:
+        severity: Severity = "fail" if most >= _WELL_PAID - _EPS else "warn"
+        summary = f"an empty action earns up to {most:.0%} of the score or of gold's reward, on {tasks_of(paid)}"
+        found.append(make_finding("null-pays", severity, summary, paid))
+    return found
+
+
+def _gold(facts: Facts) -> list[AuditFinding]:
+    found = []
+    gold, num = list(facts.gold.values()), len(facts.by_task)
+    if not gold:
+        rated = facts.has_scores or facts.pass_reward is not None
+        kind = "no-gold" if rated else "no-ceiling"
+        found.append(make_finding(kind, "note" if rated else "warn", "gold is known for none of the tasks"))
+    elif len(gold) < num:
+        found.append(make_finding("gold-partly", "note", f"gold is known for {len(gold)} of {num} tasks"))
+    failing, nothing = [], []
+    for play in gold:
+        # A row that cannot run is another finding.
+        is_known = play.score is not None or facts.pass_reward is not None
+        if play.error is not None:
+            is_known = play.error.where == "gold"
+        if is_known and not facts.full(play):
+            failing.append(play)
+        elif _no_gain(facts, play):
+            nothing.append(play)
+    if nothing:
+        found.append(make_finding("no-signal", "fail", f"gold earns nothing on {tasks_of(nothing)}", nothing))
+    if failing:
+        found.append(
+            make_finding("gold-fails", "fail", f"gold does not get the full score on {tasks_of(failing)}", failing)
+        )
+    return found
+
+
+def _no_gain(facts: Facts, gold: Play) -> bool:
+    floor = facts.floor(gold.task_id)
+    solved = any(facts.full(play) for play in facts.by_task[gold.task_id] if play.policy == "null")
+    return gold.reward is not None and floor is not None and gold.reward <= floor + _EPS and not solved
+
+
+def _attacks(facts: Facts) -> list[AuditFinding]:
+    """Find attacks that earn, except on trivial tasks and for guesses that are right by chance."""
+    found = []
+    for policy, plays in facts.of("attack", "robust").items():
+        full = [play for play in plays if facts.full(play) and play.task_id not in facts.trivial]
+        earning = [play for play in full if not _by_chance(facts, play, full)]
+        if earning:
+            variants = ", ".join(dict.fromkeys(play.variant or play.policy for play in earning))
+            summary = f"{tasks_of(earning)} solved by {policy} ({variants})"
+            found.append(make_finding("hack-earns", "fail", summary, earning, policy=policy))
+    return found
+
+
+def _by_chance(facts: Facts, play: Play, full: Sequence[Play]) -> bool:
+    """Return True if the action contains the answer and earned only on tasks with this answer."""
+    own = _answers(facts, play.task_id)
+    texts = [normal(step.action) for step in play.steps]
+    if not any(answer in text for answer in own for text in texts):  # 1.0 may be read as 1, and as 0
+        return False
+    others = [each for each in full if each.key == play.key and not own & _answers(facts, each.task_id)]
+    return not others
+
+
+def _answers(facts: Facts, task_id: str) -> set[str]:
+    gold = facts.gold.get(task_id)
+    found = needles(facts.tasks[task_id].label, gold.action if gold is not None else None)
+    return {needle.text for needle in found}
+
+
+def _guesses(facts: Facts) -> list[AuditFinding]:
+    """Find blind policies that solve tasks, each by its best variant."""
+    found = []
+    num = len(facts.by_task)
+    for policy, plays in facts.of("blind").items():
+        full: dict[str, list[Play]] = defaultdict(list)
+        for play in plays:
+            if facts.full(play) and play.task_id not in facts.trivial:
+                full[play.key].append(play)
+        best = max(full.values(), key=len, default=[])
+        if not best:
+            continue
+        share = len(best) / num
+        severity: Severity = "fail" if share >= _MANY_GUESSED else "warn" if share >= _SOME_GUESSED else "note"
+        if num < _MIN_TASKS:
+            severity = "note"
+        summary = f"{len(best)} of {num} tasks solved by {best[0].key}"
+        found.append(make_finding("guess-earns", severity, summary, best, policy=policy))
+    return found
+
+
+def _trivial(facts: Facts) -> list[AuditFinding]:
+    if not facts.trivial:
+        return []
+    plays = [p for p in facts.plays if p.task_id in facts.trivial and p.policy == "constant" and facts.full(p)]
+    num = len(facts.by_task)
+    share = len(facts.trivial) / num
+    severity: Severity = "fail" if share >= _MANY_TRIVIAL else "warn" if share >= _SOME_TRIVIAL else "note"
+    if num < _MIN_TASKS:
+        severity = "warn" if share == 1.0 else "note"
+    return [
+        make_finding("trivial-tasks", severity, f"{len(facts.trivial)} of {num} tasks solved by almost any text", plays)
+    ]
+
+
+def _wrong_answers(facts: Facts) -> list[AuditFinding]:
+    """Find tasks that a right answer with a wrong one, or the beginning of an answer, solves."""
+    found = []
+    by_task: dict[str, dict[str, Play]] = defaultdict(dict)
+    for play in facts.plays:
+        if facts.kinds[play.key] == "wrong" and play.task_id not in facts.trivial:
+            by_task[play.task_id][play.key] = play
+    hedged, shortened = [], []
+    for task_id, by_key in by_task.items():
+        full = {key for key, play in by_key.items() if facts.full(play)}
+        pairs = {key for key in full & {"hedge/gold_first", "hedge/gold_last"} if len(by_key[key].steps) == 1}
+        if len(pairs) == 2 and "wrong/changed" in by_key and "wrong/changed" not in full:
+            hedged.append(by_key["hedge/gold_first"])
+        # The label must be the whole answer, so that its beginning is another one.
+        gold, label = facts.gold.get(task_id), facts.tasks[task_id].label
+        if "wrong/prefix" in full and gold is not None and is_answer(gold.action, label):
+            shortened.append(by_key["wrong/prefix"])
+    if hedged:
+        summary = f"{tasks_of(hedged)} solved by a right and a wrong answer"
+        found.append(make_finding("hedging", "fail", summary, hedged))
+    if shortened:
+        summary = f"{tasks_of(shortened)} solved by the beginning of the answer"
+        found.append(make_finding("prefix-earns", "fail", summary, shortened))
+    return found
+
+
+def _beyond_gold(facts: Facts) -> list[AuditFinding]:
+    """Find policies that earn more than gold, or a large part of its reward without the full score."""
+    found = []
+    for policy, plays in facts.of("empty", "blind", "attack", "robust").items():
+        own = [(p, facts.gold[p.task_id]) for p in plays if p.task_id in facts.gold and p.task_id not in facts.trivial]
+        known = [(p, p.reward, g.reward) for p, g in own if p.reward is not None and g.reward is not None]
+        above = [p for p, reward, gold in known if reward > gold + _EPS]
+        if above:
+            summary = f"{policy} earns more than gold on {tasks_of(above)}"
+            found.append(make_finding("reward-exceeds-gold", "fail", summary, above, policy=policy))
+            continue
+        # The share of gold's gain that each variant earns on each task without the full score.
+        by_key: dict[str, list[tuple[Play, float]]] = defaultdict(list)
+        for play, reward, gold in known:
+            floor = facts.floor(play.task_id)
+            if not facts.full(play) and floor is not None and gold > floor + _EPS:
+                by_key[play.key].append((play, (reward - floor) / (gold - floor)))
+        means = [
+            (statistics.fmean(share for _, share in parts), [play for play, _ in parts])
+            for parts in by_key.values()
+            if len(parts) >= min(_MIN_TASKS, len(facts.by_task))
+        ]
+        most, best = max(means, key=lambda each: each[0], default=(0.0, []))
+        if most >= _LARGE_PART:
+            summary = f"{best[0].key} earns {most:.0%} of the gain of gold over an empty action"
+            found.append(make_finding("partial-credit", "warn", summary, best, policy=policy))
+    return found
+
+
+def _errors(facts: Facts) -> list[AuditFinding]:
+    found: dict[str, list[Play]] = defaultdict(list)
+    for play in facts.plays:
+        error = play.error
+        if error is None or error.where == "gold":
+            continue
+        kind = "hostile-error"
+        if play.stop_reason == "step_timeout":
+            kind = "step-timeout"
+        elif error.kind == "infra":
+            kind = "infra-error"
+        elif error.kind == "data" or error.where in ("create", "reset", "prompt"):
+            kind = "data-error"
+        found[kind].append(play)
+    severities: dict[str, Severity] = {"infra-error": "warn"}
+    return [
+        make_finding(kind, severities.get(kind, "fail"), f"{len(plays)} episodes on {tasks_of(plays)} failed", plays)
+        for kind, plays in found.items()
+    ]
+
+
+def _ranges(facts: Facts) -> list[AuditFinding]:
+    found = []
+    scored = [p for p in facts.plays if any(not -_EPS <= facts.score_share(s.score) <= 1 + _EPS for s in p.steps)]
+    if scored:
+        found.append(make_finding("score-range", "warn", f"scores outside [0, 1] on {tasks_of(scored)}", scored))
+    if facts.reward_range is not None:
+        low, high = facts.reward_range
+        beyond = [p for p in facts.plays if p.reward is not None and not low - _EPS <= p.reward <= high + _EPS]
+        if beyond:
+            summary = f"rewards outside [{low:g}, {high:g}] on {tasks_of(beyond)}"
+            found.append(make_finding("reward-range", "fail", summary, beyond))
+    return found
+
+
+def _slow(facts: Facts) -> list[AuditFinding]:
+    """Find policies that make steps much slower than the median."""
+    steps: dict[str, list[float]] = defaultdict(list)
+    for play in facts.plays:
+        steps[play.key] += play.step_s
+    usual = statistics.median([s for own in steps.values() for s in own] or [0.0])
+    found: dict[str, list[Play]] = defaultdict(list)
+    for play in facts.plays:
+        own = statistics.median(steps[play.key] or [0.0])
+        if own > max(_SLOW_S, _SLOW_FACTOR * usual) and max(play.step_s, default=0.0) >= own:
+            found[play.policy].append(play)
+    return [
+        make_finding("slow-steps", "warn", f"{policy} makes steps more than {_SLOW_FACTOR:g} times slower", plays,
+                policy=policy)
+        for policy, plays in found.items()
+    ]  # fmt: skip
+
+
+def _forged(facts: Facts) -> list[AuditFinding]:
+    """Find replies with more special tokens than replies to other policies in the same turn."""
+    usual: dict[tuple[str, int], int] = {}
+    for play in facts.plays:
+        if play.policy != "special_tokens":
+            for turn, step in enumerate(play.steps):
+                usual[play.task_id, turn] = max(step.num_special, usual.get((play.task_id, turn), 0))
+    plays = [
+        play
+        for play in facts.plays
+        if play.policy == "special_tokens"
+        if any(step.num_special > usual.get((play.task_id, turn), 10**9) for turn, step in enumerate(play.steps))
+    ]
+    return (
+        [make_finding("forged-tokens", "fail", f"text became special tokens on {tasks_of(plays)}", plays)]
+        if plays
+        else []
+    )

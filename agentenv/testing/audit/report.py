@@ -1,0 +1,267 @@
+"""The report of an audit: as data, for a terminal, and as a Markdown card."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from agentenv._util.estimates import Estimate, mean_over_tasks
+from agentenv.testing.audit.episodes import Play
+from agentenv.testing.audit.findings import SEVERITIES, AuditFinding, Severity
+from agentenv.testing.audit.judging import Facts
+from agentenv.testing.audit.policies import AuditPolicy
+
+SCHEMA = 1
+"""Version of the format of `Audit.to_dict`."""
+_STYLES: dict[Severity, str] = {"fail": "bold red", "warn": "yellow", "note": "dim"}
+_FEW_PLAYS = 4
+"""Maximum number of plays of requested policies to show in full."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRow:
+    """Rewards of one policy, over all of its variants."""
+
+    policy: str
+    kind: str
+    num_variants: int
+    num_plays: int
+    num_failed: int
+    """Episodes without a reward."""
+    num_full: int
+    """Episodes with the full score."""
+    reward: Estimate
+    """Mean over tasks."""
+    max_reward: float | None
+    best: str
+    """The variant with the largest reward."""
+    score: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Durations of an audit in seconds."""
+
+    wall_s: float
+    step_p50_s: float | None
+    step_p95_s: float | None
+    step_max_s: float | None
+    slowest: str
+    """AuditPolicy of the slowest step."""
+
+    @classmethod
+    def from_plays(cls, plays: Sequence[Play], wall_s: float) -> Times:
+        """Return the times of the steps of all plays."""
+        steps = sorted((seconds, play.key) for play in plays for seconds in play.step_s)
+        if not steps:
+            return cls(wall_s, None, None, None, "")
+        values = [seconds for seconds, _ in steps]
+        p95 = values[min(len(values) - 1, int(0.95 * len(values)))]
+        return cls(wall_s, statistics.median(values), p95, values[-1], steps[-1][1])
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The result of an audit."""
+
+    env: str
+    seed: int
+    task_ids: tuple[str, ...]
+    """Ids of the tasks of the plays."""
+    num_plays: int
+    findings: tuple[AuditFinding, ...]
+    policies: tuple[PolicyRow, ...]
+    unused: tuple[str, ...]
+    """Allowed ids without a finding."""
+    times: Times
+    plays: tuple[Play, ...] = ()
+    requested: tuple[str, ...] = ()
+    """Requested policies; empty: all."""
+
+    def unresolved(self, severity: Severity) -> list[AuditFinding]:
+        """Return the findings of this severity that are not allowed."""
+        return [each for each in self.findings if each.severity == severity and not each.allowed]
+
+    @property
+    def gap(self) -> dict[str, float | None]:
+        """Mean reward of gold, of an empty action, and their difference: what can be learned."""
+        means = {row.policy: row.reward.mean for row in self.policies}
+        gold, null = means.get("gold"), means.get("null")
+        return {"gold": gold, "null": null, "gap": None if gold is None or null is None else gold - null}
+
+    def exit_code(self, *, strict: bool = False) -> int:
+        """Return 1 if a finding fails, or with `strict` if one warns; else 0."""
+        return int(bool(self.unresolved("fail")) or (strict and bool(self.unresolved("warn"))))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields except the plays, as JSON values; only `times` differs between equal audits."""
+        return {
+            "schema": SCHEMA,
+            "env": self.env,
+            "seed": self.seed,
+            "tasks": list(self.task_ids),
+            "num_plays": self.num_plays,
+            "ceiling": self.gap,
+            "counts": {severity: len(self.unresolved(severity)) for severity in SEVERITIES},
+            "findings": [each.to_dict() for each in _sorted(self.findings)],
+            "policies": [asdict(row) for row in self.policies],
+            "unused_allowances": list(self.unused),
+            "times": asdict(self.times),
+        }
+
+
+def policy_rows(facts: Facts, policies: Sequence[AuditPolicy]) -> Iterator[PolicyRow]:
+    """Return one row per policy, in the order of the policies."""
+    by_name: dict[str, list[Play]] = defaultdict(list)
+    for play in facts.plays:
+        by_name[play.policy].append(play)
+    for name in dict.fromkeys(policy.name for policy in policies):
+        own = by_name.get(name)
+        if not own:
+            continue
+        variants = {play.key for play in own}
+        earned = [(play.reward, play.key) for play in own if play.reward is not None]
+        best = max(earned, key=lambda pair: pair[0], default=(None, ""))
+        yield PolicyRow(
+            name, next(p.kind for p in policies if p.name == name), len(variants), len(own), len(own) - len(earned),
+            sum(map(facts.full, own)), _estimate(own, "reward"), best[0], best[1], _estimate(own, "score"),
+        )  # fmt: skip
+
+
+def _estimate(plays: Sequence[Play], what: str) -> Estimate:
+    by_task: dict[str, list[float]] = defaultdict(list)
+    for play in plays:
+        value = getattr(play, what)
+        if value is not None:
+            by_task[play.task_id].append(value)
+    return mean_over_tasks(statistics.fmean(values) for values in by_task.values())
+
+
+def _sorted(findings: Sequence[AuditFinding]) -> list[AuditFinding]:
+    return sorted(findings, key=lambda each: (bool(each.allowed), SEVERITIES.index(each.severity)))
+
+
+# --- the screen -------------------------------------------------------------------------------------------------------
+
+
+def screen(audit: Audit, *, strict: bool = False) -> Group:
+    """Return the report for a terminal: the rewards of each policy, the findings, and the verdict."""
+    table = RichTable(title=f"{audit.env}: {audit.num_plays} episodes on {len(audit.task_ids)} tasks",
+                      title_justify="left")  # fmt: skip
+    for column in ("policy", "variants", "reward, mean [95 %]", "max (variant)", "score", "full", "failed"):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for row in audit.policies:
+        best = "" if row.max_reward is None else f"{row.max_reward:.3g} ({row.best.rpartition('/')[2]})"
+        table.add_row(
+            Text(row.policy), str(row.num_variants), _shown(row.reward), Text(best), _shown(row.score, interval=False),
+            str(row.num_full or ""), str(row.num_failed or ""),
+        )  # fmt: skip
+    parts: list[Any] = [table, *[_finding_text(each) for each in _sorted(audit.findings)]]
+    named = [play for play in audit.plays if play.policy in audit.requested or play.key in audit.requested]
+    if len(named) <= _FEW_PLAYS:
+        for play in named:
+            text = Text(f"\ntask {play.task_id}, {play.key}, seed {play.seed}\n", style="bold", end="")
+            for index, step in enumerate(play.to_dict()["steps"]):
+                text.append(f"  {index}: {step['action']!r}\n     reward {step['reward']:g}, score {step['score']}\n")
+                if step["observation"]:
+                    text.append(f"     {step['observation']!r}\n")
+            parts.append(text.append(f"  ended: {play.stop_reason}\n"))
+    parts += [Text(f"allowed, but without a finding: {pattern}", style="dim") for pattern in audit.unused]
+    return Group(*parts, Text(_verdict(audit, strict=strict)))
+
+
+def _finding_text(each: AuditFinding) -> Text:
+    text = Text(end="")
+    text.append(
+        f"{'allowed' if each.allowed else each.severity:7} ", _STYLES["note" if each.allowed else each.severity]
+    )
+    text.append(f"{each.id}: {each.summary}\n")
+    if each.severity == "note" and not each.allowed:
+        return text
+    text.append(f"        {each.why}\n", "dim")
+    if each.allowed:
+        text.append(f"        allowed: {each.allowed}\n", "dim")
+        return text
+    for evidence in each.evidence[:1]:
+        earned = "no reward" if evidence.reward is None else f"reward {evidence.reward:g}"
+        text.append(f"        task {evidence.task_id}, {evidence.policy}: {_one_line(evidence.action)!r}, {earned}\n")
+        if evidence.detail:
+            text.append(f"        {_one_line(evidence.detail, 200)}\n")
+    if each.reproduce:
+        text.append(f"        reproduce: {each.reproduce}\n")
+    return text
+
+
+def _one_line(text: str, most: int = 80) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def _shown(estimate: Estimate, *, interval: bool = True) -> str:
+    if estimate.mean is None:
+        return ""
+    if not interval or estimate.ci95_low is None or estimate.ci95_high is None:
+        return f"{estimate.mean:.3f}"
+    return f"{estimate.mean:.3f} [{estimate.ci95_low:.3f}, {estimate.ci95_high:.3f}]"
+
+
+def _verdict(audit: Audit, *, strict: bool) -> str:
+    counts = ", ".join(f"{len(audit.unresolved(severity))} {severity}" for severity in SEVERITIES)
+    allowed = sum(bool(each.allowed) for each in audit.findings)
+    verdict = "failed" if audit.exit_code(strict=strict) else "passed"
+    return f"{verdict}: {counts}{f', {allowed} allowed' if allowed else ''}"
+
+
+# --- the card ---------------------------------------------------------------------------------------------------------
+
+
+def card(audit: Audit, *, strict: bool = False) -> str:
+    """Return the report in Markdown, for an environment's page."""
+    lines = [
+        f"# Audit of {audit.env}", "",
+        f"**{_verdict(audit, strict=strict)}** · {audit.num_plays} episodes on {len(audit.task_ids)} tasks, seed "
+        f"{audit.seed}.", "",
+        "| policy | kind | variants | reward, mean [95 %] | max (variant) | score | full score | failed |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
+    ]  # fmt: skip
+    for row in audit.policies:
+        best = "" if row.max_reward is None else f"{row.max_reward:.3g} ({row.best})"
+        lines.append(
+            f"| {row.policy} | {row.kind} | {row.num_variants} | {_shown(row.reward)} | {best} | "
+            f"{_shown(row.score, interval=False)} | {row.num_full} of {row.num_plays} | {row.num_failed} |"
+        )
+    lines += ["", "## Findings", ""] + (["None."] if not audit.findings else [])
+    for each in _sorted(audit.findings):
+        lines += [
+            f"### {'allowed' if each.allowed else each.severity}: {each.id}",
+            "",
+            f"{each.summary}. {each.why}",
+            "",
+        ]
+        if each.allowed:
+            lines += [f"Allowed: {each.allowed}", ""]
+        for evidence in each.evidence:
+            action = _one_line(evidence.action, 120).replace("`", "'")
+            lines.append(f"- task {evidence.task_id}, {evidence.policy}: `{action}`, reward {evidence.reward}")
+        if each.reproduce:
+            lines += ["", f"    {each.reproduce}"]
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def write(audit: Audit, folder: Path, *, strict: bool = False) -> None:
+    """Write audit.json, plays.jsonl and audit.md to a folder, which is created if missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "audit.json").write_text(json.dumps(audit.to_dict(), indent=2) + "\n", encoding="utf-8")
+    plays = "".join(json.dumps(play.to_dict()) + "\n" for play in audit.plays)
+    (folder / "plays.jsonl").write_text(plays, encoding="utf-8")
+    (folder / "audit.md").write_text(card(audit, strict=strict), encoding="utf-8")

@@ -1,0 +1,189 @@
+"""Watches the calls that `agentenv check` makes: reports slow ones, and abandons one that blocks the event loop.
+
+The check runs in a thread; the watch runs in the main thread, which the environment's code cannot block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from traceback import walk_stack
+from types import CodeType, MethodType
+from typing import Any
+
+from agentenv._util.calls import call
+from agentenv.core.types import Limits
+from agentenv.episode.endpoint.agent import owns_its_loop
+from agentenv.runs.watchdog import frames_of
+
+ENV_METHODS = ("reset", "step", "on_truncate", "close")
+OWN_LOOP_METHODS = ("run", "on_truncate", "close")
+NOTIFY_CALL_EVERY_S = 5.0
+NOTIFY_CHECK_EVERY_S = 10.0
+_TICK_S = 0.05
+_GRACE_S = 3.0
+"""Extra time for a call that awaits, which its own deadline ends first."""
+
+
+class Hung(Exception):
+    """A call exceeded its limit and did not end at its deadline, so it blocks the event loop."""
+
+    def __init__(self, call: WatchedCall) -> None:
+        super().__init__(call.method)
+        self.call = call
+
+
+@dataclass(eq=False, slots=True)
+class WatchedCall:
+    """One call in progress."""
+
+    method: str
+    """Its name, or "import"."""
+    file: str
+    """The file whose lines show the progress of the call."""
+    code: CodeType | None
+    limit_s: float
+    task: asyncio.Task[Any] | None = None
+    started: float = field(default_factory=time.monotonic)
+    line: int | None = None
+    """The last line seen."""
+    num_notices: int = 0
+
+
+class CallWatch:
+    """Tracks which call is in progress, for how long, and at which line.
+
+    Args:
+        notify: called with a line about each slow call.
+    """
+
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        self.notify = notify
+        self.lines: dict[str, int] = {}
+        """The last line seen of each method."""
+        self._current: WatchedCall | None = None
+
+    @contextmanager
+    def during(self, method: str, function: Any, limit_s: float) -> Iterator[None]:
+        """Mark a function, or the import of a file by its path, as the call in progress."""
+        code = getattr(function, "__code__", None)
+        file = code.co_filename if code is not None else str(Path(str(function)).absolute())
+        task = None
+        with suppress(RuntimeError):
+            task = asyncio.current_task()
+        mine, before = WatchedCall(method, file, code, limit_s, task), self._current
+        self._current = mine
+        try:
+            yield
+        finally:
+            if self._current is mine:
+                self._current = before
+
+    async def run(self, function: Callable[[], Any], name: str = "") -> Any:
+        """Run the check in a thread and watch it; notices about a slow check use `name`.
+
+        Raises:
+            Exception: the check raised it.
+            Hung: a call blocks the check; its thread is abandoned.
+        """
+        work = asyncio.ensure_future(call(function))
+        started, num_notices = time.monotonic(), 0
+        while not work.done():
+            await asyncio.wait({work}, timeout=_TICK_S)
+            current = self._current
+            if current is not None and not work.done():
+                self._inspect(current)
+            seconds = time.monotonic() - started
+            if name and seconds >= NOTIFY_CHECK_EVERY_S * (num_notices + 1):
+                num_notices += 1
+                self.notify(f"{name}: {seconds:.0f} s so far.")
+        return work.result()
+
+    def _inspect(self, current: WatchedCall) -> None:
+        seconds = time.monotonic() - current.started
+        if seconds < 2 * _TICK_S:
+            return
+        line = _line_of(current)
+        if line is not None:
+            current.line = self.lines[current.method] = line
+        if seconds > current.limit_s + _GRACE_S:
+            raise Hung(current)
+        if seconds >= NOTIFY_CALL_EVERY_S * (current.num_notices + 1):
+            current.num_notices += 1
+            at = f" at {Path(current.file).name}:{current.line}" if current.line else ""
+            name = current.code.co_qualname if current.code is not None else current.method
+            self.notify(f"{name} has been running for {seconds:.0f} s{at}; its limit is {current.limit_s:g} s.")
+
+
+@dataclass(frozen=True, slots=True)
+class MethodCall:
+    """One call of a method of the environment or agent, with its result or exception."""
+
+    method: str
+    value: Any = None
+    error: BaseException | None = None
+
+
+Around = Callable[[Any, str, Any, Coroutine[Any, Any, Any]], Awaitable[Any]]
+"""A wrapper of a call. It gets the instance, the name of the method, the argument (for the constructor: the arguments
+by name) and the call, which it awaits; it returns the value of the call."""
+
+
+def watched_class(
+    cls: type[Any], watch: CallWatch, limits: Limits, seen: list[MethodCall], *, around: Around | None = None
+) -> type[Any]:
+    """Return a subclass whose calls are watched and recorded in `seen`."""
+
+    def watched(name: str) -> Callable[..., Any]:
+        method = getattr(cls, name)
+        limit_s = limits.episode_timeout_s if name == "run" else limits.step_timeout_s
+
+        async def recorded(self: Any, *args: Any) -> Any:
+            with watch.during(name, inspect.unwrap(method), limit_s), _raised_in(name, seen):
+                work = call(MethodType(method, self), *args)
+                value = await (work if around is None else around(self, name, args[0] if args else None, work))
+            seen.append(MethodCall(name, value))
+            return value
+
+        return recorded
+
+    async def construct(self: Any, **kwargs: Any) -> None:
+        with watch.during("__init__", cls.__init__, limits.step_timeout_s), _raised_in("__init__", seen):
+            work = _constructed(cls, self, kwargs)
+            await (work if around is None else around(self, "__init__", kwargs, work))
+
+    names = OWN_LOOP_METHODS if owns_its_loop(cls) else ENV_METHODS
+    body: dict[str, Any] = {name: watched(name) for name in names if hasattr(cls, name)} | {"__init__": construct}
+    return type(cls.__name__, (cls,), body | {"__signature__": inspect.signature(cls)})
+
+
+async def _constructed(cls: type[Any], instance: Any, kwargs: Mapping[str, Any]) -> None:
+    started: Any = cls.__init__(instance, **kwargs)
+    if inspect.isawaitable(started):
+        await started
+
+
+@contextmanager
+def _raised_in(method: str, seen: list[MethodCall]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        seen.append(MethodCall(method, error=error))
+        raise
+
+
+def _line_of(current: WatchedCall) -> int | None:
+    """Return the innermost line of the call's file, in any thread or in what its task awaits; None if absent."""
+    # The outermost frame comes first, as in `frames_of`.
+    stacks = [[frame for frame, _ in walk_stack(top)][::-1] for top in sys._current_frames().values()]
+    for stack in (*stacks, list(frames_of(current.task))):
+        own = [frame.f_lineno for frame in stack if frame.f_code.co_filename == current.file]
+        if own and (current.code is None or any(frame.f_code is current.code for frame in stack)):
+            return own[-1]
+    return None

@@ -1,0 +1,313 @@
+"""ConformanceContext: the target of a check, its tasks, and the episodes that the properties examine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, TypeVar
+from weakref import finalize
+
+from agentenv._util.calls import create
+from agentenv.chat.chat import Chat
+from agentenv.core.dataset import in_messages, read_tasks
+from agentenv.core.engine import Engine, Tokenizer
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Limits, SamplingParams, Task
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode.endpoint.agent import ChatAgentSource
+from agentenv.episode.registry import builtin_datasets
+from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.episode.source import EnvSource, EpisodeSource
+from agentenv.episode.stepping import SteppedEpisode
+from agentenv.errors import AgentEnvError, ConfigError, EpisodeFailed
+from agentenv.interop.openrlhf.executor import AgentFunc
+from agentenv.testing.conformance import chats
+from agentenv.testing.conformance.call_watch import Around, CallWatch, MethodCall, watched_class
+from agentenv.testing.conformance.cases import FORGED, LABEL, ODD_ACTIONS, PROMPT, EpisodeCase, Policy, script
+from agentenv.testing.conformance.target import load_target
+
+IMPORT_LIMITS = 10
+"""An import may take this many times as long as a step, since it may load a model."""
+_MAX_TOKENS, _MAX_LENGTH, _MAX_TURNS = 8_000, 1_000_000, 12
+_END_S = 1.0
+"""Seconds that pending tasks get to end at the close."""
+T = TypeVar("T")
+_MAX_GOLD_TURNS = 256
+"""Maximum number of turns for solving a task with gold actions."""
+
+
+class NotApplicable(Exception):
+    """A property does not apply to this environment; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class ConformanceOptions:
+    """The target of a check, and its settings."""
+
+    target: str | type[Any]
+    """As `agentenv check` takes it, or the class itself."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    task: Task | None = None
+    """The task to run; None: the first rows of `data`, of the environment's own data, or a built-in question."""
+    data: str | None = None
+    """A file, a dataset or the name of built-in data, in place of the environment's own data."""
+    prompt_key: str = "prompt"
+    label_key: str = "label"
+    num_rows: int = 20
+    """Number of rows of each dataset to call `reset` with."""
+    step_timeout_s: float = 30.0
+    max_turns: int | None = None
+    """Every episode must end within this number of turns, for any policy; None: `max_turns` of the class, else 12."""
+    policy: Policy | None = None
+    """More actions to try, such as those that solve the task."""
+
+
+class ConformanceContext:
+    """An environment or agent, loaded once, whose properties are checked one after the other.
+
+    Raises:
+        ConfigError: a limit is out of range.
+    """
+
+    def __init__(self, options: ConformanceOptions, watch: CallWatch) -> None:
+        if not options.step_timeout_s > 0:
+            raise ConfigError(
+                f"--step_timeout_s: expected seconds > 0, got {options.step_timeout_s!r}. Change the value."
+            )
+        if (options.max_turns is not None and options.max_turns < 1) or options.num_rows < 1:
+            raise ConfigError(
+                f"--max_turns, --rows: expected integers >= 1, got {options.max_turns}, {options.num_rows}. Change it."
+            )
+        self.options = options
+        self.watch = watch
+        self.cls: type[Any] | None = None
+        """The class of the environment or agent; None until it is loaded."""
+        self.uses_default_task = False
+        """Whether the task is the built-in question, for lack of another task and of data."""
+        self._cache: dict[str, Any] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the target."""
+        target = self.options.target
+        return target if isinstance(target, str) else target.__qualname__
+
+    @cached_property
+    def source(self) -> EpisodeSource:
+        """The source of its episodes, loaded at the first use."""
+        path = self.name.partition(":")[0]
+        with self.watch.during("import", path, self.options.step_timeout_s * IMPORT_LIMITS):
+            source, self.cls = load_target(self.options.target, self.options.env_kwargs)
+        return source
+
+    @property
+    def agent_cls(self) -> type[Any]:
+        """The class of the environment or agent."""
+        _ = self.source
+        if self.cls is None:
+            raise ConfigError(f"{self.name}: expected a class, got none. Report this as a bug.")
+        return self.cls
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine and return its result. All run on one event loop, as all episodes of a process do.
+
+        Objects that an environment keeps between episodes, such as a client with connections, belong to that loop.
+        """
+        if self._loop is None or self._loop.is_running():  # it runs if a call hangs and was abandoned
+            self._loop = asyncio.new_event_loop()
+            finalize(self, _close_idle, self._loop)
+        return self._loop.run_until_complete(work)
+
+    @property
+    def pending_tasks(self) -> set[asyncio.Task[Any]]:
+        """The tasks that are still pending between two calls of `run`."""
+        return set() if self._loop is None else asyncio.all_tasks(self._loop)
+
+    def close(self) -> None:
+        """Close the event loop and cancel its tasks. Repeated calls are harmless; `run` creates a new loop."""
+        loop, self._loop = self._loop, None
+        if loop is None or loop.is_running():
+            return
+        for task in (left := asyncio.all_tasks(loop)):
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left, timeout=_END_S))  # some ignore the cancellation
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+    @property
+    def own_loop(self) -> bool:
+        """Whether the agent requests completions itself."""
+        return isinstance(self.source, ChatAgentSource)
+
+    def require_steps(self) -> None:
+        """Raise NotApplicable if the agent runs its own loop."""
+        if self.own_loop:
+            raise NotApplicable("it runs its own loop")
+        _ = self.cases  # they run on the event loop, so compute them before a property uses it
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        """Arguments of the constructor, the same for all episodes."""
+        if isinstance(self.source, AgentFunc):
+            return getattr(self.source.executor_cls, "agent_kwargs", {})
+        return self.source.kwargs  # type: ignore[attr-defined,no-any-return]
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of an episode: only those of a step and of the turns can be reached."""
+        step_s, turns = self.options.step_timeout_s, self.options.max_turns
+        if turns is None:
+            turns = getattr(self.agent_cls, "max_turns", None) or _MAX_TURNS
+        return Limits(_MAX_LENGTH, turns, step_timeout_s=step_s, episode_timeout_s=step_s * (turns + 3))
+
+    @cached_property
+    def tasks(self) -> list[Task]:
+        """The tasks to run: the task of the options unchanged, or the first two of the data as messages.
+
+        Raises:
+            AgentEnvError: the first row of the data of the options cannot be read.
+        """
+        options = self.options
+        if options.task is not None:
+            return [options.task]
+        for limit in (2, 1):
+            read = self.rows(limit)
+            for tasks in read.values():
+                if not isinstance(tasks, AgentEnvError):
+                    return tasks
+        if options.data is not None and isinstance(error := read[options.data], AgentEnvError):
+            raise error
+        self.uses_default_task = True
+        return [Task([{"role": "user", "content": PROMPT}], LABEL, task_id="check")]
+
+    def rows(self, limit: int | None = None) -> dict[str, list[Task] | AgentEnvError]:
+        """Return its datasets by name: the first `limit` tasks of each, or the error in reading it."""
+        found: dict[str, Any] = dict(getattr(self.agent_cls, "datasets", {}))
+        if self.options.data is not None:
+            known = {**builtin_datasets(), **found}
+            found = {self.options.data: known.get(self.options.data, self.options.data)}
+        prompt_key, label_key = self.options.prompt_key, self.options.label_key
+        needs_label = label_key != ConformanceOptions.label_key or getattr(self.agent_cls, "needs_label", True)
+        read: dict[str, list[Task] | AgentEnvError] = {}
+        for name, path in found.items():
+            try:
+                tasks = read_tasks(
+                    str(path), prompt_key=prompt_key, label_key=label_key, limit=limit, needs_label=needs_label
+                )
+                read[name] = [in_messages(task) for task in tasks]  # as `agentenv run` does
+            except AgentEnvError as error:
+                read[name] = error
+        return read
+
+    @cached_property
+    def chat(self) -> Chat:
+        """The chat that renders messages: tiny-math's, whose template has tools, if the environment offers tools."""
+        case, limits = EpisodeCase(self.tasks[0], "probe", lambda request: ""), replace(self.limits, max_turns=1)
+        probed = self.run(self.episode(case, limits=limits, on=chats.with_tools()))
+        return chats.with_tools() if probed.tools else chats.plain()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the chat; it needs no download."""
+        return self.chat.tokenizer
+
+    @cached_property
+    def cases(self) -> list[EpisodeCase]:
+        """The episodes to examine: of uninformed policies, the label, gold, and the policy of the options."""
+        _, cases = self.chat, []  # computed first, since it runs the event loop
+        for index, task in enumerate(self.tasks):
+            policies: dict[str, Policy] = {
+                "silent": [""],
+                "wrong": [ODD_ACTIONS[0]],
+                "odd": ODD_ACTIONS[1:],
+                "forged": [FORGED],
+                "label": [str(task.label)],
+                "marked label": [f"#### {task.label}"],
+            }
+            first = 1_000 * index if task.seed is None else task.seed
+            gold = [] if isinstance(self.source, AgentFunc) else self.gold(task, first)[0]
+            if gold:
+                policies["gold"] = gold
+            if self.options.policy is not None:
+                policies["given"] = self.options.policy
+            for number, (name, policy) in enumerate(policies.items()):
+                seed = first + (number if task.seed is None and name != "gold" else 0)
+                turns = len(gold) if name == "gold" else 0
+                cases.append(EpisodeCase(task, name, script(policy), seed, turns))
+        return cases
+
+    def gold(self, task: Task, seed: int) -> tuple[list[str], BaseException | None]:
+        """Return the gold actions of a task (empty if unknown), and the exception of `gold`.
+
+        Only a ContractError is a problem here; the audit reports the others.
+        """
+        return self.run(self._gold(task, seed))
+
+    async def _gold(self, task: Task, seed: int) -> tuple[list[str], BaseException | None]:
+        actions: list[str] = []
+        async with self.stepped(task, seed, limits=replace(self.limits, max_turns=_MAX_GOLD_TURNS)) as episode:
+            with contextlib.suppress(EpisodeFailed):
+                await episode.begin()
+                while not episode.over:
+                    gold = asyncio.ensure_future(episode.gold())
+                    await asyncio.wait({gold})
+                    if (error := gold.exception()) is not None or (action := gold.result()) is None:
+                        return actions, error
+                    actions.append(action)
+                    await episode.act(action)
+        return actions, None
+
+    def stepped(self, task: Task, seed: int = 0, limits: Limits | None = None) -> SteppedEpisode:
+        """Return an episode of the class that is driven by one action at a time."""
+        make = partial(create, self.agent_cls, self.kwargs)
+        sampling, key = SamplingParams(max_tokens=_MAX_TOKENS), EpisodeKey("check", seed=seed)
+        chat = chats.plain() if "chat" not in vars(self) else self.chat
+        return SteppedEpisode(make, task, chat=chat, sampling=sampling, limits=limits or self.limits, key=key)
+
+    def recording_source(self, seen: list[MethodCall], around: Around | None = None) -> EpisodeSource:
+        """Return the same source with a class that records the calls of its methods in `seen`."""
+        source = self.source
+        watcher = watched_class(self.agent_cls, self.watch, self.limits, seen, around=around)
+        if isinstance(source, AgentFunc):
+            return source.with_agent(watcher)
+        kind = ChatAgentSource if isinstance(source, ChatAgentSource) else EnvSource
+        return kind(watcher, self.kwargs)
+
+    async def episode(
+        self,
+        case: EpisodeCase,
+        *,
+        source: EpisodeSource | None = None,
+        engine: Engine | None = None,
+        limits: Limits | None = None,
+        on: Chat | None = None,
+    ) -> Trajectory:
+        """Run one episode of a case."""
+        chat = on or self.chat
+        return await (source or self.source).run(
+            case.task,
+            EpisodeSetup(
+                engine=engine or ScriptedEngine(case.say, chat.tokenizer),
+                chat=chat,
+                sampling=SamplingParams(max_tokens=_MAX_TOKENS),
+                limits=limits or replace(self.limits, max_turns=max(self.limits.max_turns, case.num_turns)),
+            ),
+            EpisodeKey(f"{case.task.task_id}/{case.policy}", seed=case.seed),
+        )
+
+    def cached(self, name: str, make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Return the result of `make`, computed once for all properties that need it."""
+        if name not in self._cache:
+            self._cache[name] = self.run(make())
+        return self._cache[name]
+
+
+def _close_idle(loop: asyncio.AbstractEventLoop) -> None:
+    # The context was garbage-collected without `close`.
+    if not loop.is_running():
+        loop.close()

@@ -1,0 +1,228 @@
+"""The property `contract`: runs odd actions, watches every call, and reports each breach with its line."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from agentenv.core.agent import AgentInstance
+from agentenv.core.step_dict import parse_step
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import SamplingParams, StopReason
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.errors import ConfigError, ContractError
+from agentenv.interop.molt.files import Env as MoltEnv
+from agentenv.interop.openrlhf.executor import AgentFunc
+from agentenv.testing.conformance import chats
+from agentenv.testing.conformance.call_watch import Hung, MethodCall
+from agentenv.testing.conformance.cases import CALL_OF_NOTHING, LABEL, ODD_ACTIONS
+from agentenv.testing.conformance.context import ConformanceContext
+from agentenv.testing.conformance.problems import (
+    Problem,
+    attribute_at,
+    exception_problem,
+    place_of_method,
+    problem_at,
+    read_message,
+    relative_path,
+    unique,
+)
+from agentenv.testing.hacks import hacks_of
+
+
+def contract(context: ConformanceContext) -> list[Problem]:
+    """Every call returns a valid result and raises nothing, for any action."""
+    cls = context.agent_cls
+    problems = _static(context)
+    if problems:
+        return problems  # a run would only repeat them
+    problems = _Trial(context).run()
+    if not problems and not context.own_loop and not isinstance(context.source, AgentFunc):
+        for index, task in enumerate(context.tasks):
+            error = context.gold(task, 1_000 * index if task.seed is None else task.seed)[1]
+            if isinstance(error, ContractError):
+                problems.append(problem_at(cls, "gold", *read_message(str(error), f"{cls.__name__}.gold")))
+        problems = unique(problems)
+    if not context.uses_default_task:
+        return problems
+    hint = f" The task was the built-in question with the label {LABEL!r}; set another with --label or --data."
+    raises = ("no exception", "an episode without an error")
+    return [replace(each, fix=each.fix + hint) if each.expected in raises else each for each in problems]
+
+
+def hung_problem(context: ConformanceContext, hung: Hung) -> Problem:
+    """Return the problem of a call that blocks.
+
+    Raises:
+        ConfigError: the call is the import of the file.
+    """
+    call, cls = hung.call, context.cls
+    if cls is None:
+        at = f" at line {call.line}" if call.line else ""
+        raise ConfigError(
+            f"{context.name}: expected an import within {call.limit_s:g} s, got no end{at}. Move slow work "
+            "to `reset`, or raise --step_timeout_s."
+        ) from hung
+    fix = "It blocks the event loop of all episodes, or ignores cancellation. Make it a "
+    fix += "plain `def`, or await instead of blocking."
+    if call.method == "__init__":
+        fix = "It blocks the event loop of all episodes. Move slow work to `reset`."
+    problem = problem_at(cls, call.method, f"an answer within {call.limit_s:g} s", "none", fix)
+    return replace(problem, line=context.watch.lines.get(call.method, problem.line))
+
+
+class _Trial:
+    """Episodes of odd actions, in which each action comes first once."""
+
+    def __init__(self, context: ConformanceContext) -> None:
+        self.context = context
+        self.watch = context.watch
+        self.limits = replace(context.limits, max_length=200_000)
+        if context.own_loop:
+            self.limits = replace(self.limits, episode_timeout_s=2 * self.limits.step_timeout_s)
+
+    def run(self) -> list[Problem]:
+        """Run the episodes and return their problems."""
+        context, cls, problems = self.context, self.context.agent_cls, []
+        label = context.tasks[0].label
+        actions = (*ODD_ACTIONS, str(label), f"#### {label}", *([CALL_OF_NOTHING] if context.own_loop else ()))
+        for first in range(len(actions)):
+            seen: list[MethodCall] = []
+            trajectory = context.run(self.episode([*actions[first:], *actions[:first]], seen))
+            problems += self.judge_run(cls, trajectory) if context.own_loop else self.judge(cls, seen, trajectory)
+            if trajectory.stop_reason in (StopReason.STEP_TIMEOUT, StopReason.EPISODE_TIMEOUT):
+                break  # each further episode would hang as long
+        return unique(problems)
+
+    async def episode(self, actions: list[str], seen: list[MethodCall]) -> Trajectory:
+        """Run one episode of these actions."""
+        # The template of tiny-math supports tools.
+        chat = chats.with_tools() if self.context.own_loop else chats.plain()
+        return await self.context.recording_source(seen).run(
+            self.context.tasks[0],
+            EpisodeSetup(
+                engine=ScriptedEngine(actions * 3, chat.tokenizer),
+                chat=chat,
+                sampling=SamplingParams(max_tokens=max(map(len, actions)) + 1),
+                limits=self.limits,
+            ),
+            EpisodeKey("check", seed=0),
+        )
+
+    def at_line(self, problem: Problem, method: str) -> Problem:
+        """Return the problem at the line where the method was last seen."""
+        return replace(problem, line=self.watch.lines.get(method, problem.line))
+
+    def timed_out(self, cls: type[Any], trajectory: Trajectory) -> Problem:
+        """Return the problem of a call that exceeded its deadline."""
+        where = trajectory.error.where if trajectory.error is not None else "step"
+        method = {"create": "__init__"}.get(where, where)
+        expected = f"an answer within {self.limits.step_timeout_s:g} s"
+        fix = "It hangs. Set a deadline for what it waits for."
+        if self.context.pending_tasks and not self.context.own_loop:
+            fix = "It hangs and ignores cancellation. Let CancelledError pass."
+        return self.at_line(problem_at(cls, method, expected, "none", fix), method)
+
+    def judge_run(self, cls: type[Any], trajectory: Trajectory) -> list[Problem]:
+        """Return the problems of one episode of an agent that runs its own loop."""
+        if trajectory.stop_reason is StopReason.EPISODE_TIMEOUT:
+            fix = "Stop after a bounded number of requests, and when the endpoint rejects one."
+            expected = f"an end within {self.limits.episode_timeout_s:g} s"
+            return [self.at_line(problem_at(cls, "run", expected, "none", fix), "run")]
+        if trajectory.stop_reason is StopReason.STEP_TIMEOUT:
+            return [self.timed_out(cls, trajectory)]
+        error = trajectory.error
+        if error is not None:
+            method = {"create": "__init__"}.get(error.where, error.where)
+            where = f"{cls.__name__}.{method}"
+            if error.message.startswith(f"{where}: expected "):
+                return [problem_at(cls, method, *read_message(error.message, where))]
+            file, line = place_of_method(cls, method)
+            path, _, number = error.place.rpartition(":")
+            fix = "Handle every answer a policy may give: empty, cut off, or a call of an unknown tool."
+            fix = fix if method == "run" else "Fix it."
+            got = f"{error.type}: {error.message}".rstrip(".")
+            return [Problem(relative_path(path or file), int(number or line), where, "no exception", got, fix)]
+        return []
+
+    def judge(self, cls: type[AgentInstance], seen: list[MethodCall], trajectory: Trajectory) -> list[Problem]:
+        """Return the problems of one episode of an environment."""
+        if trajectory.stop_reason is StopReason.STEP_TIMEOUT:
+            return [self.timed_out(cls, trajectory)]
+        problems: list[Problem] = []
+        for one in seen:
+            if one.error is not None:
+                problems.append(exception_problem(cls, one.method, one.error))
+            elif one.method == "step":
+                problems += _judge_step(cls, one.value)
+        error = trajectory.error
+        if error is not None and not problems:
+            method = {"create": "__init__", "prompt": "reset"}.get(error.where, error.where)
+            problems.append(
+                problem_at(cls, method, "an episode without an error", f"{error.type}: {error.message}", "Fix it.")
+            )
+        if error is None and len([one for one in seen if one.method == "step"]) >= self.limits.max_turns:
+            problems.append(
+                problem_at(
+                    cls, "step", f"an end within {self.limits.max_turns} turns", "none",
+                    "Set terminated or truncated (in a dict: done) after a bounded number of attempts.",
+                )
+            )  # fmt: skip
+        return problems
+
+
+def _static(context: ConformanceContext) -> list[Problem]:
+    """Return the problems that show without running, such as methods that are missing or do not take their argument."""
+    cls: type[Any] = context.agent_cls
+    names, argument = (("run",), "context") if context.own_loop else (("reset", "step"), "states")
+    problems = []
+    if not context.own_loop and cls.step is AgentInstance.step:
+        problems.append(problem_at(cls, "step", "a `step` method", "none", "Write `async def step(self, states)`."))
+    for name in names:
+        signature = inspect.signature(getattr(cls, name))
+        try:
+            signature.bind(None, None)
+        except TypeError as error:
+            expected, takes = f"a method that takes the {argument}", f"def {name}{signature} ({error})"
+            problems.append(problem_at(cls, name, expected, takes, f"Write `{name}(self, {argument})`."))
+    if not context.own_loop:
+        try:
+            hacks_of(cls)
+        except ConfigError as error:
+            where = f"{cls.__name__}.hacks"
+            file, line = attribute_at(cls, "hacks")
+            problems.append(Problem(relative_path(file), line, where, *read_message(str(error), where)))
+    return problems
+
+
+def _judge_step(cls: type[AgentInstance], value: Any) -> list[Problem]:
+    where = f"{cls.__name__}.step"
+    try:
+        result = parse_step(value, where, cls.score_range)
+    except ContractError as error:
+        return [problem_at(cls, "step", *read_message(str(error), where))]
+    problems = []
+    bad = {
+        key: fact
+        for key, fact in result.info.items()
+        if not isinstance(fact, str) and not (hasattr(fact, "__float__") and math.isfinite(float(fact)))
+    }
+    if bad:
+        problems.append(problem_at(cls, "step", "finite numbers or text in info", f"{bad!r}", "Convert or omit them."))
+    if (
+        isinstance(value, Mapping)
+        and not issubclass(cls, MoltEnv)
+        and isinstance(value["rewards"], (int, float))
+        and not hasattr(value["rewards"], "item")
+    ):
+        problems.append(
+            problem_at(
+                cls, "step", "rewards with .item(), as OpenRLHF reads them", f"{value['rewards']!r}",
+                "Return torch.tensor([reward]), or a StepResult, which agentenv's AgentExecutor converts.",
+            )
+        )  # fmt: skip
+    return problems

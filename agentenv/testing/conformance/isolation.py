@@ -1,0 +1,95 @@
+"""The property `isolation`: episodes that run at the same time do not affect each other."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from itertools import cycle, islice
+from types import MappingProxyType
+from typing import Any
+
+from agentenv.core.trajectory import Trajectory
+from agentenv.testing.conformance.cases import EpisodeCase, yielding
+from agentenv.testing.conformance.context import ConformanceContext, NotApplicable
+from agentenv.testing.conformance.problems import Problem, attribute_at, problem_at, relative_path, unique
+from agentenv.testing.conformance.records import culprit, difference, own_classes
+from agentenv.testing.conformance.shared_episodes import separate_episodes
+
+NUM_TOGETHER = 32
+_PLAIN = (
+    list, dict, set, bytearray, deque, Counter, defaultdict, OrderedDict, MappingProxyType, tuple, frozenset, int,
+    float, str, bool, type(None),
+)  # fmt: skip
+_SHARED_ON_PURPOSE = ("cache", "lock")
+_REPLACED = (int, float, str, bool, type(None))
+"""Immutable values change only by `cls.name = …`, which is deliberate, so they are a problem only if episodes differ.
+`self.name.append` on a list of the class is the usual mistake."""
+
+
+def isolation(context: ConformanceContext) -> list[Problem]:
+    """Each of 32 simultaneous episodes is the same as alone, and none changes attributes of the class."""
+    context.require_steps()
+    cls = context.agent_cls
+    before = _class_state(cls), _module_state(cls)
+    records = separate_episodes(context)
+    together = context.run(_together(context))
+    differs = None  # the method and the first fact in which an episode differs from the one run alone
+    for index, trajectory in together:
+        found = difference(records[index], trajectory, ("alone", f"among {NUM_TOGETHER}"))
+        if found is not None:
+            differs = culprit(found, trajectory), f"{found} (the policy {context.cases[index].policy!r})"
+            break
+    changed = [name for name, value in _class_state(cls).items() if before[0].get(name, value) != value]
+    changed = [name for name in changed if differs or not isinstance(getattr(cls, name, None), _REPLACED)]
+    effect = f"; {differs[1]}" if differs else ""
+    problems = []
+    for name in changed:
+        file, line = attribute_at(cls, name)
+        expected, got = "a class attribute that episodes do not change", "another value after episodes than before"
+        fix = f"Set it in __init__ (`self.{name} = …`): all episodes of a process share class attributes. Data that "
+        fix += "is the same for all of them may stay there with `cache` in its name."
+        problems.append(Problem(relative_path(file), line, f"{cls.__name__}.{name}", expected, got + effect, fix))
+    if differs and not problems:
+        if context.run(_differs_alone(context, records)):
+            raise NotApplicable("episodes also differ when run alone; fix `determinism` first")
+        meanwhile = [name for name, value in _module_state(cls).items() if before[1].get(name, value) != value]
+        hint = f" Check {', '.join(meanwhile)} of the module, which changed meanwhile." if meanwhile else ""
+        expected = f"the same episode alone and among {NUM_TOGETHER}"
+        fix = f"Keep the state of an episode on `self`, set in __init__ or reset.{hint}"
+        problems.append(problem_at(cls, differs[0], expected, differs[1], fix))
+    return unique(problems)
+
+
+async def _together(context: ConformanceContext) -> list[tuple[int, Trajectory]]:
+    numbered = list(islice(cycle(enumerate(context.cases)), NUM_TOGETHER))
+
+    async def one(index: int, case: EpisodeCase, late: int) -> tuple[int, Trajectory]:
+        for _ in range(late % 7):
+            await asyncio.sleep(0)
+        return index, await context.episode(case, engine=yielding(case, context.tokenizer))
+
+    return await asyncio.gather(*(one(index, case, late) for late, (index, case) in enumerate(numbered)))
+
+
+async def _differs_alone(context: ConformanceContext, records: list[Trajectory]) -> bool:
+    """Return True if episodes also differ when nothing else runs."""
+    again = [await context.episode(case, engine=yielding(case, context.tokenizer)) for case in context.cases]
+    return any(difference(one, other, ("", "")) for one, other in zip(records, again, strict=True))
+
+
+def _class_state(cls: type[Any]) -> dict[str, str]:
+    """Return the values of builtin types in the bodies of the class and its bases, as text."""
+    return {name: text for base in reversed(own_classes(cls)) for name, text in _plain(vars(base)).items()}
+
+
+def _module_state(cls: type[Any]) -> dict[str, str]:
+    module = sys.modules.get(own_classes(cls)[0].__module__) if own_classes(cls) else None
+    return _plain(vars(module)) if module is not None else {}
+
+
+def _plain(names: Any) -> dict[str, str]:
+    """Return the values of builtin types among these names, as text; changes in other types cannot be judged."""
+    own = {name: value for name, value in dict(names).items() if not name.startswith("__")}
+    shared = {name for name in own if any(word in name.lower() for word in _SHARED_ON_PURPOSE)}
+    return {name: repr(value) for name, value in own.items() if type(value) in _PLAIN and name not in shared}

@@ -1,0 +1,115 @@
+"""Problem: one breach of the contract, with its place in the author's code and the fix."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from agentenv.core.agent import AgentInstance
+from agentenv.errors import ContractError
+
+_OF_ARGUMENTS = re.compile(r"keyword argument|positional argument|missing \d+ required|multiple values for argument")
+"""Messages of a TypeError that does not depend on the action: the call itself is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One breach of the contract."""
+
+    file: str
+    line: int
+    where: str
+    """Class.method"""
+    expected: str
+    got: str
+    fix: str
+    property: str = ""
+    """Name of the broken property, as `agentenv check` lists it."""
+
+    def __str__(self) -> str:
+        """Return one line."""
+        got = self.got.removesuffix(".")
+        return f"{self.file}:{self.line}: {self.where}: expected {self.expected}, got {got}. {self.fix}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name, without the property if it is empty."""
+        return {name: value for name, value in asdict(self).items() if value or name != "property"}
+
+
+def read_message(message: str, where: str) -> tuple[str, str, str]:
+    """Split an error message of agentenv into what it expected, what it got, and the fix."""
+    subject, _, rest = message.removeprefix(f"{where}: ").partition("expected ")
+    facts, _, fix = rest.rpartition(". ")
+    expected, _, got = facts.partition(", got ")
+    return subject + expected, got, fix
+
+
+def exception_problem(cls: type[AgentInstance], method: str, error: BaseException) -> Problem:
+    """Return the problem of an exception, at the line of the class's own file that raised it or called the raiser."""
+    file, line = place_of_method(cls, method)
+    trace = (error.__cause__ or error).__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == file:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    where, got = f"{cls.__name__}.{method}", f"{type(error).__name__}: {error}"
+    if isinstance(error, SystemExit):
+        got = repr(error)
+    if isinstance(error, ContractError) and ", got " in got:
+        return Problem(relative_path(file), line, where, *read_message(str(error), where))
+    of_actions = method == "step" and not (isinstance(error, TypeError) and _OF_ARGUMENTS.search(str(error)))
+    fix = "Handle every action a policy may sample: empty, cut off, or in any language." if of_actions else "Fix it."
+    return Problem(relative_path(file), line, where, "no exception", got, fix)
+
+
+def problem_at(cls: type[AgentInstance], method: str, expected: str, got: str, fix: str) -> Problem:
+    """Return a problem of a method, at its first line."""
+    file, line = place_of_method(cls, method)
+    return Problem(relative_path(file), line, f"{cls.__name__}.{method}", expected, got, fix)
+
+
+def place_of_method(cls: type[AgentInstance], method: str) -> tuple[str, int]:
+    """Return file and line of a method, or of the class if it inherits the method from agentenv or from C code."""
+    function = inspect.unwrap(getattr(cls, method, cls))
+    code = getattr(function, "__code__", None)
+    if code is not None and getattr(AgentInstance, method, None) is not function:
+        return code.co_filename, code.co_firstlineno
+    theirs = [base for base in cls.__mro__ if base is not object and not base.__module__.startswith("agentenv.")]
+    try:
+        own = next((base for base in theirs if "step" in vars(base)), theirs[0])
+        return inspect.getfile(own), inspect.getsourcelines(own)[1]
+    except (IndexError, TypeError, OSError):
+        return "?", 0
+
+
+def relative_path(file: str) -> str:
+    """Return a path relative to the working folder, if it is inside."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
+def unique(problems: Iterable[Problem]) -> list[Problem]:
+    """Return each problem once, in the order of the lines."""
+    found: dict[tuple[str, int, str], Problem] = {}
+    for problem in problems:
+        found.setdefault((problem.where, problem.line, problem.expected), problem)
+    return sorted(found.values(), key=lambda p: (p.file, p.line))
+
+
+def attribute_at(cls: type[Any], name: str) -> tuple[str, int]:
+    """Return file and line where the class or a base sets an attribute in its body, or else those of the class."""
+    for base in cls.__mro__:
+        if name not in vars(base):
+            continue
+        try:
+            lines, first = inspect.getsourcelines(base)
+            file = inspect.getfile(base)
+        except (TypeError, OSError):
+            continue
+        own = re.compile(rf"^\s+((async\s+)?def\s+{re.escape(name)}\b|{re.escape(name)}\s*(:[^=]*)?=)")
+        return file, next((first + i for i, line in enumerate(lines) if own.match(line)), first)
+    return place_of_method(cls, "step")

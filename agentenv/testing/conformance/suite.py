@@ -1,0 +1,155 @@
+"""The properties by name, and `run_suite`, which checks them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+from agentenv._util.suggest import did_you_mean
+from agentenv.errors import ConfigError
+from agentenv.testing.conformance.blocking import blocking
+from agentenv.testing.conformance.call_watch import CallWatch, Hung
+from agentenv.testing.conformance.cancellation import cancel
+from agentenv.testing.conformance.context import ConformanceContext, ConformanceOptions, NotApplicable
+from agentenv.testing.conformance.contract import contract, hung_problem
+from agentenv.testing.conformance.data import data
+from agentenv.testing.conformance.determinism import determinism
+from agentenv.testing.conformance.feedback import feedback
+from agentenv.testing.conformance.isolation import isolation
+from agentenv.testing.conformance.lifecycle import close, constructor
+from agentenv.testing.conformance.mutation import mutation
+from agentenv.testing.conformance.outcomes import ends, rewards, truncation
+from agentenv.testing.conformance.pickling import pickling
+from agentenv.testing.conformance.portability import portability
+from agentenv.testing.conformance.problems import Problem
+
+Property = Callable[[ConformanceContext], list[Problem]]
+PROPERTIES: Mapping[str, Property] = {
+    "contract": contract,
+    "constructor": constructor,
+    "rewards": rewards,
+    "ends": ends,
+    "truncation": truncation,
+    "feedback": feedback,
+    "determinism": determinism,
+    "portability": portability,
+    "isolation": isolation,
+    "mutation": mutation,
+    "blocking": blocking,
+    "close": close,
+    "cancel": cancel,
+    "pickling": pickling,
+    "data": data,
+}
+"""In the order in which they are checked. The first line of each docstring states the property."""
+
+
+@dataclass(frozen=True, slots=True)
+class PropertyOutcome:
+    """The result of checking one property."""
+
+    name: str
+    state: Literal["held", "broken", "skipped"]
+    problems: Sequence[Problem] = ()
+    reason: str = ""
+    """Why the property was skipped."""
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        """Return one line, and one for each problem."""
+        mark = {"held": "✓", "broken": "✗", "skipped": "–"}[self.state]
+        text = f"skipped: {self.reason}" if self.state == "skipped" else meaning(self.name)
+        return "\n".join([f"{mark} {self.name:12} {text}", *(f"  {problem}" for problem in self.problems)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name, with the number of problems in place of the problems."""
+        return {
+            "name": self.name, "state": self.state, "reason": self.reason, "num_problems": len(self.problems),
+            "seconds": round(self.seconds, 3),
+        }  # fmt: skip
+
+
+def meaning(name: str) -> str:
+    """Return the sentence that states a property."""
+    return (PROPERTIES[name].__doc__ or "").strip().splitlines()[0]
+
+
+def run_suite(
+    context: ConformanceContext,
+    *,
+    only: Sequence[str] = (),
+    skip: Mapping[str, str] | None = None,
+    on_outcome: Callable[[PropertyOutcome], None] = lambda outcome: None,
+) -> list[PropertyOutcome]:
+    """Check the properties one after the other.
+
+    If `contract` is broken, the others are skipped unless `only` names them: they would report the same problems.
+
+    Args:
+        context: the target and the episodes.
+        only: names of properties; empty for all of them.
+        skip: reason for each property to skip, by name.
+        on_outcome: called with each outcome as soon as it is available.
+
+    Raises:
+        ConfigError: a property is unknown, or the target cannot be loaded.
+    """
+    skip = skip or {}
+    check_names(only, "--only")
+    check_names(tuple(skip), "--skip")
+    outcomes: list[PropertyOutcome] = []
+    try:
+        for name in only or PROPERTIES:
+            blocker = next((one.name for one in outcomes if one.state == "broken" and blocks_others(one, only)), None)
+            if name in skip:
+                outcome = PropertyOutcome(name, "skipped", reason=skip[name])
+            elif blocker is not None:
+                outcome = PropertyOutcome(name, "skipped", reason=f"fix `{blocker}` first")
+            else:
+                outcome = check_property(context, name)
+            outcomes.append(outcome)
+            on_outcome(outcome)
+    finally:
+        context.close()
+    return outcomes
+
+
+def check_property(context: ConformanceContext, name: str) -> PropertyOutcome:
+    """Check one property and report a call that hangs as its problem. The caller closes the context at the end."""
+    started = time.perf_counter()
+    problems: list[Problem] = []
+    try:
+        problems = asyncio.run(context.watch.run(partial(PROPERTIES[name], context), name))
+    except NotApplicable as reason:
+        return PropertyOutcome(name, "skipped", reason=str(reason), seconds=time.perf_counter() - started)
+    except Hung as hung:
+        problems = [hung_problem(context, hung)]
+    named = [replace(problem, property=name) for problem in problems]
+    return PropertyOutcome(name, "broken" if named else "held", named, seconds=time.perf_counter() - started)
+
+
+def check_names(names: Sequence[str], flag: str) -> None:
+    """Reject unknown names of properties.
+
+    Raises:
+        ConfigError: a name is unknown; the message has the nearest one.
+    """
+    for name in names:
+        if name not in PROPERTIES:
+            advice = did_you_mean(name, PROPERTIES, "Omit it.")
+            raise ConfigError(f"{flag}: expected one of {', '.join(PROPERTIES)}, got {name!r}.{advice}")
+
+
+def blocks_others(outcome: PropertyOutcome, only: Sequence[str] = ()) -> bool:
+    """Return True if a broken property must be fixed before the others are checked, unless `only` names them."""
+    hangs = any(problem.expected.startswith("an answer within") for problem in outcome.problems)
+    return hangs or (outcome.name == "contract" and not only)
+
+
+def make_context(options: ConformanceOptions, notify: Callable[[str], None] = lambda line: None) -> ConformanceContext:
+    """Return the context for `run_suite`; `notify` gets a line about each slow call."""
+    return ConformanceContext(options, CallWatch(notify))

@@ -1,0 +1,217 @@
+"""Tools: calls in a model's own format (`tool_format`), answers to them (`answer_calls`), and schemas (`schema_of`).
+
+Example::
+
+    class Search(AgentInstance):
+        async def step(self, states):
+            parsed = FORMAT.parse(states["action_text"], turn_index=states["turn_index"])
+            if parsed.items:
+                return StepResult(await answer_calls(parsed, {"search": search}))
+            return StepResult(reward=grade(parsed.content), terminated=True)
+
+Only actions are parsed: call syntax in a tool's result is plain text. Every error in a call becomes a message that the
+model can act on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import inspect
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from agentenv._util.calls import call as run_function
+from agentenv.chat.tool_calls.calls import MalformedCall, ParsedAction, ToolCall
+from agentenv.chat.tool_calls.learn import tool_format
+from agentenv.chat.tool_calls.messages import _as_json, assistant_message, result_message
+from agentenv.chat.tool_calls.parse import ToolFormat
+from agentenv.core.types import Message
+from agentenv.errors import ConfigError, InfraError
+
+__all__ = [
+    "CallResult",
+    "MalformedCall",
+    "ParsedAction",
+    "ToolCall",
+    "ToolError",
+    "ToolFormat",
+    "answer_calls",
+    "assistant_message",
+    "result_message",
+    "run_calls",
+    "schema_of",
+    "tool_format",
+]
+
+_CANCEL_GRACE_S = 1.0
+_MAX_ERROR_CHARS = 2000
+
+
+def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return a function's JSON schema as a tool for chat templates, from its type hints and Google-style docstring.
+
+    Source: transformers.utils.get_json_schema, 4.56 to 5.19.
+
+    Raises:
+        ConfigError: a parameter has no type hint, or no line under `Args:`.
+    """
+    from transformers.utils import get_json_schema
+
+    try:
+        return dict(get_json_schema(function))
+    except Exception as error:
+        name = getattr(function, "__qualname__", repr(function))
+        raise ConfigError(
+            f"schema_of: expected a function with type hints and a docstring that has a line for every parameter under "
+            f"Args:, got {name}: {error}. Complete it, or write the schema by hand."
+        ) from error
+
+
+class ToolError(Exception):
+    """A tool's error, with a message for the model: if a tool raises it, the answer is "Error: " and its message."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult:
+    """The result of one call."""
+
+    item: ToolCall | MalformedCall
+    content: Any
+    """The tool's result, or an error message that begins with "Error:"."""
+    problem: Literal["", "malformed", "unknown", "arguments", "raised", "timeout", "limit"] = ""
+    """The kind of error; limit: a toolset did not run the call because there were too many."""
+    content_json: str = field(default="", repr=False, compare=False)
+    """Content that is not text, unchanged from the tool: JSON, or text by `str`."""
+
+    @property
+    def message(self) -> Message:
+        """Return the answer for the model."""
+        is_text = isinstance(self.content, str)
+        return result_message(self.item, self.content if is_text else self.content_json or self.content)
+
+
+async def answer_calls(
+    parsed: ParsedAction, tools: Mapping[str, Callable[..., Any]], *, timeout_s: float = 60.0
+) -> list[Message]:
+    """Return one message for each attempted call, in order; the calls run concurrently.
+
+    Await async functions and run plain ones in a thread. Unknown tools, wrong arguments, exceptions raised by a tool,
+    and a missing result after `timeout_s` become messages to the model that begin with "Error:".
+
+    Raises:
+        InfraError: a tool raised it; the other calls are cancelled.
+    """
+    return [result.message for result in await run_calls(parsed.items, tools, timeout_s=timeout_s)]
+
+
+async def run_calls(
+    items: Sequence[ToolCall | MalformedCall],
+    tools: Mapping[str, Callable[..., Any]],
+    *,
+    timeout_s: float | Mapping[str, float] = 60.0,
+) -> list[CallResult]:
+    """Like `answer_calls`, but also return the kind of error of each call; `timeout_s` may depend on the tool.
+
+    Raises:
+        InfraError: a tool raised it; the other calls are cancelled.
+    """
+    limits = dict.fromkeys(tools, timeout_s) if isinstance(timeout_s, float | int) else timeout_s
+    work = [asyncio.ensure_future(_run(item, tools, limits)) for item in items]
+    try:
+        return list(await asyncio.gather(*work))
+    finally:
+        left = [task for task in work if not task.done()]
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=2 * _CANCEL_GRACE_S)
+
+
+async def _run(
+    item: ToolCall | MalformedCall, tools: Mapping[str, Callable[..., Any]], limits: Mapping[str, float]
+) -> CallResult:
+    if isinstance(item, MalformedCall):
+        return CallResult(item, f"Error: this call cannot be read: {item.problem}. Write it again.", "malformed")
+    function = tools.get(item.name)
+    if function is None:
+        known = ", ".join(sorted(tools)) or "none"
+        return CallResult(item, f"Error: unknown tool {item.name!r}. Tools: {known}.", "unknown")
+    wrong = _wrong_arguments(function, item)
+    if wrong:
+        return CallResult(item, wrong, "arguments")
+    try:
+        arguments = copy.deepcopy(dict(item.arguments))
+    except RecursionError:
+        message = f"Error: wrong arguments for {item.name}: they are nested too deep. Write them with fewer levels."
+        return CallResult(item, message, "arguments")
+    timeout_s = limits[item.name]
+    work = asyncio.ensure_future(_result_of(named_call(item.name, function, arguments), item))
+    work.add_done_callback(_forget)
+    try:
+        await asyncio.wait({work}, timeout=timeout_s)
+    finally:
+        if not work.done():
+            work.cancel()
+            await asyncio.wait({work}, timeout=_CANCEL_GRACE_S)
+            late = True
+        else:
+            late = False
+    if late:
+        return CallResult(item, f"Error: {item.name} returned no result within {timeout_s:g} s.", "timeout")
+    error = asyncio.CancelledError() if work.cancelled() else work.exception()
+    if isinstance(error, InfraError):
+        raise error
+    if error is None:
+        return work.result()
+    text = str(error)
+    if not isinstance(error, ToolError):
+        text = "".join(traceback.format_exception_only(error)).strip()[:_MAX_ERROR_CHARS]
+    return CallResult(item, f"Error: {text}", "raised")
+
+
+def named_call(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Callable[[], Any]:
+    """Bind a function to its arguments under a tool's name, for error messages to the model."""
+    bound = functools.partial(function, **arguments)
+    vars(bound)["__qualname__"] = name
+    return bound
+
+
+async def _result_of(bound: Callable[[], Any], item: ToolCall) -> CallResult:
+    """Return a tool's result as text for the model.
+
+    Raises:
+        ToolError: the result cannot be written as text.
+    """
+    value = await run_function(bound)
+    if isinstance(value, str):
+        return CallResult(item, value)
+    try:
+        return CallResult(item, value, content_json=_as_json(value))
+    except Exception as error:
+        raise ToolError(
+            f"{item.name}: expected a result that can be written as text, got a {type(value).__name__} whose text "
+            f"fails with {type(error).__name__}. Call it in another way."
+        ) from error
+
+
+def _forget(work: asyncio.Future[Any]) -> None:
+    # Retrieve the exception of an abandoned or cancelled call, or asyncio logs that it was never retrieved.
+    if not work.cancelled():
+        work.exception()
+
+
+def _wrong_arguments(function: Callable[..., Any], call: ToolCall) -> str:
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # builtins have no signature
+        return ""
+    try:
+        signature.bind(**call.arguments)
+    except TypeError as error:
+        takes = signature.replace(return_annotation=inspect.Signature.empty)
+        return f"Error: wrong arguments for {call.name}: {error}. It takes {takes}."
+    return ""

@@ -1,0 +1,176 @@
+"""Parts of a connection to an MCP server: an HTTP client, the tail of a program's stderr, tool lists, result texts."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import IO, Any
+
+from agentenv.errors import InfraError
+from agentenv.tools.calling import ToolError
+
+LOST = -32000
+"""JSON-RPC: the package's own code for an answer that was lost with its connection."""
+_CALLS = ("tools/call", "ping")
+_MAX_PAGES = 1000
+_TAIL_BYTES = 2000
+_LAST_WORDS_S = 0.5
+_MAX_LEVELS = 100
+"""Maximum nesting, as in parsed calls. The package (2.3) writes about 250 levels and reads fewer than 200."""
+
+
+def refuse_unsendable(tool_name: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that the package cannot write: over stdio they would end the connection for all calls.
+
+    Raises:
+        ToolError: the arguments are not JSON, cannot be encoded as UTF-8, or are nested too deep.
+    """
+    problem = f"more than {_MAX_LEVELS} levels of nesting"
+    try:
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        problem = "half of a character (a lone surrogate)"
+    except RecursionError:
+        pass
+    except (TypeError, ValueError) as error:
+        problem = str(error)
+    else:
+        level: list[Any] = [arguments]
+        for _ in range(_MAX_LEVELS + 1):
+            inner: list[Any] = []
+            for each in level:
+                if isinstance(each, Mapping | list | tuple):
+                    inner += each.values() if isinstance(each, Mapping) else each
+            if not inner:
+                return
+            level = inner
+    raise ToolError(
+        f"wrong arguments for {tool_name}: expected JSON that can be sent as UTF-8, got {problem}. Write them again."
+    )
+
+
+def http_client(library: Any, headers: Mapping[str, str], *, connect_s: float) -> Any:
+    """Return a client for the calls of all episodes, from httpx or from a `library` with the same names.
+
+    No call waits for another's connection; a call ends only at its caller's deadline. If the network or a gateway
+    refuses a call, its answer is the JSON-RPC error LOST: the package would report the status as the tool's failure,
+    and drop all other calls when a connection breaks.
+    """
+    client = library.AsyncClient(
+        headers=dict(headers),
+        timeout=library.Timeout(connect_s, read=None, pool=None),
+        limits=library.Limits(max_connections=None, max_keepalive_connections=20),
+    )
+    client.send = partial(_sent, library, client.send)
+    return client
+
+
+async def _sent(library: Any, send: Any, request: Any, **options: Any) -> Any:
+    """Return the response to a request; for a call that failed, a response that reports the failure."""
+    try:
+        response = await send(request, **options)
+        if response.status_code < 400 or _call_id(request) is None:
+            return response
+        if isinstance(_object(await response.aread()).get("error"), dict):
+            return response  # a JSON-RPC error, which servers may send with an HTTP status
+        await response.aclose()
+        problem = f"HTTP status {response.status_code}"
+    except library.TransportError as error:
+        if _call_id(request) is None:
+            raise
+        problem = f"{type(error).__name__}: {error}"
+    refusal = {"jsonrpc": "2.0", "id": _call_id(request), "error": {"code": LOST, "message": problem}}
+    return library.Response(200, json=refusal, request=request)
+
+
+def _call_id(request: Any) -> Any:
+    """Return the JSON-RPC id of a request that is a call; None for other requests, such as opening a session."""
+    message = _object(request.content)
+    return message.get("id") if message.get("method") in _CALLS else None
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+class Tail(asyncio.Protocol):
+    """The tail of a program's stderr, shown only if the program fails."""
+
+    def __init__(self) -> None:
+        self._tail = b""
+        self._ended = asyncio.Event()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Record that the program closed its stderr."""
+        self._ended.set()
+
+    async def end(self) -> None:
+        """Wait briefly for the last output of a program that has ended."""
+        await asyncio.wait({waits := asyncio.ensure_future(self._ended.wait())}, timeout=_LAST_WORDS_S)
+        waits.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """Keep the tail of the output."""
+        self._tail = (self._tail + data)[-_TAIL_BYTES:]
+
+    def text(self) -> str:
+        """Return the kept text."""
+        return self._tail.decode("utf-8", "replace").strip()
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[IO[str]]:
+        """Yield the file for the program's stderr; close it once the program has started."""
+        ours, theirs = os.pipe()
+        with os.fdopen(theirs, "w") as writing:
+            reading = os.fdopen(ours, "rb", 0)
+            transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: self, reading)
+            try:
+                yield writing
+            finally:
+                writing.close()  # if the program never started, nothing else closes the pipe
+                await self.end()
+                transport.close()
+
+
+async def listed(session: Any) -> list[Any]:
+    """Return all tools of a server, page by page.
+
+    Raises:
+        InfraError: the server returns too many pages.
+    """
+    params_of = importlib.import_module("mcp.types").PaginatedRequestParams
+    found, cursor = [], None
+    for _ in range(_MAX_PAGES):
+        result = await session.list_tools(params=params_of(cursor=cursor))
+        found += result.tools
+        cursor = getattr(result, "next_cursor", None) or getattr(result, "nextCursor", None)
+        if not cursor:
+            return found
+    raise InfraError(f"MCP server: expected at most {_MAX_PAGES} pages of tools, got more. Fix the server.")
+
+
+def result_text(result: Any) -> str:
+    """Return a result as text; content of other kinds is named."""
+    parts = []
+    for part in result.content or ():
+        within, kind = getattr(part, "resource", part), getattr(part, "type", "unknown")
+        if isinstance(getattr(within, "text", None), str):
+            parts.append(within.text if within is part else f"[Resource {within.uri}]\n{within.text}")
+        elif kind == "resource_link":
+            parts.append(f"[A resource, not shown: {part.uri}]")
+        else:
+            mime = getattr(within, "mime_type", None) or getattr(within, "mimeType", None) or "unknown type"
+            parts.append(f"[Content that is not text, not shown: {kind}, {mime}]")
+    structured = getattr(result, "structured_content", getattr(result, "structuredContent", None))
+    if not parts and structured is not None:
+        return json.dumps(structured, ensure_ascii=False)
+    return "\n".join(parts) or "[No output.]"

@@ -1,0 +1,1 @@
+"""The algorithm, tensors in and tensors out: batches, advantages, corrections and losses."""

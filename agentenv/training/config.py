@@ -1,0 +1,321 @@
+"""TrainConfig: the flags of `agentenv train`.
+
+Settings that `agentenv run` has too are its fields and groups; the others have OpenRLHF's flat names. `flags.py`
+accepts OpenRLHF's other spellings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+from agentenv.chat.chat import ChatOptions
+from agentenv.core.types import SamplingParams
+from agentenv.episode.runner import ErrorPolicy
+from agentenv.runs.config import (
+    ErrorOptions,
+    LimitOptions,
+    RayOptions,
+    RunConfig,
+    ScreenOptions,
+    SourceConfig,
+    StopOptions,
+)
+
+Estimator = Literal["reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo", "flash_reinforce", "gae"]
+Correction = Literal["off", "tis", "icepop", "seq-mask-tis"]
+Scheduler = Literal["constant", "linear", "cosine", "cosine_with_min_lr"]
+_MIN_ERROR_WINDOW = 200
+"""--max_error_share looks at this many episodes or more; in a smaller window chance alone could stop a training run."""
+
+
+@dataclass(frozen=True)
+class OneSequenceOptions(ChatOptions):
+    """How messages become tokens. History is always kept: a sample is one sequence."""
+
+    history: Literal["keep"] = field(default="keep", init=False)
+
+
+@dataclass(frozen=True)
+class TrainConfig(SourceConfig):
+    """Train a model on the episodes of an agent."""
+
+    FIRST_FLAGS: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "What to train on": ("agent_func_path", "env", "prompt_data", "max_samples"),
+        "Model and engine": ("pretrain", "engine", "vllm_num_engines"),
+        "Sizes": ("max_train_steps", "num_episodes", "rollout_batch_size", "n_samples_per_prompt", "max_tokens"),
+        "Limits": ("max_turns", "max_length"),
+        "Algorithm": ("advantage_estimator", "init_kl_coef", "actor_learning_rate", "seed"),
+        "Evaluation and output": ("eval_dataset", "eval_steps", "save_path", "save_steps", "load_checkpoint"),
+    }
+
+    # The model and the data.
+    pretrain: str = "tiny-math"
+    """Model to train: a shipped model, a folder, or a Hugging Face id."""
+    critic_pretrain: str | None = None
+    """Model to initialize the critic from, for gae. None uses --pretrain."""
+    prompt_data: str = "word_problems_train"
+    """Tasks: FILE.jsonl, FILE.parquet, a Hugging Face dataset id, or a built-in name."""
+    prompt_split: str | None = None
+    """Split of a Hugging Face dataset."""
+    input_key: str = "prompt"
+    """Column with the prompt: text or chat messages."""
+    max_samples: int | None = None
+    """Use only this many tasks, from the first."""
+    chat: OneSequenceOptions = field(default_factory=OneSequenceOptions)
+    """How messages become tokens."""
+
+    # Sizes.
+    num_episodes: int = 1
+    """Passes over --prompt_data. The name is OpenRLHF's; elsewhere an episode is one conversation."""
+    max_train_steps: int | None = None
+    """Train steps, each on a batch of --rollout_batch_size prompts. None derives them from --num_episodes."""
+    rollout_batch_size: int = 16
+    """Prompts per train step."""
+    n_samples_per_prompt: int = 8
+    """Episodes per prompt."""
+    train_batch_size: int | None = None
+    """Samples per optimizer step. None uses all samples of a train step."""
+    max_epochs: int = 1
+    """Passes over the samples of a train step."""
+
+    # Episodes.
+    limits: LimitOptions = field(default_factory=LimitOptions)
+    """Budgets of one episode. An episode that runs out of one is truncated."""
+    errors: ErrorOptions = field(default_factory=ErrorOptions)
+    """What happens when episodes fail."""
+    max_tokens: int | None = None
+    """New tokens per turn. None uses all room that is left."""
+    temperature: float = 1.0
+    """Sampling temperature."""
+    top_p: float = 1.0
+    """Sample from the most likely tokens with this total probability."""
+
+    # Asynchronous training.
+    async_train: bool = False
+    """Sample the next batch during training on the last one."""
+    async_queue_size: int = 1
+    """Batches that may be sampled ahead."""
+    max_staleness: int | None = None
+    """Largest number of policy updates between sampling and training. None uses --async_queue_size."""
+    partial_rollout: bool = False
+    """Update weights during episodes: engines pause, load the weights and continue."""
+    vllm_generate_batch_size: int | None = None
+    """Prompts to sample together. Use more than --rollout_batch_size if --dynamic_filtering drops many."""
+
+    # Rewards.
+    dynamic_filtering: bool = False
+    """Train only on prompts with a mean score inside --dynamic_filtering_reward_range, and sample others instead."""
+    dynamic_filtering_reward_range: tuple[float, float] = (0.0, 1.0)
+    """Low and high bound, both excluded."""
+    reward_clip_range: tuple[float, float] = (-10.0, 10.0)
+    """Low and high bound of rewards after the baseline is subtracted."""
+    overlong_buffer_len: int | None = None
+    """Penalize samples that reach into this many tokens before their limit; the penalty grows linearly. With
+    --max_tokens that is the limit, applied to the longest turn; otherwise --max_length is, applied to all sampled
+    tokens. Prompts and observations do not count."""
+    overlong_penalty_factor: float = 1.0
+    """Penalty at the limit."""
+    stop_properly_penalty_coef: float | None = None
+    """For truncated samples: a factor for their reward, in [0, 1], or a negative number that replaces it."""
+
+    # The algorithm.
+    advantage_estimator: Estimator = "reinforce_baseline"
+    """Estimator of the advantages."""
+    credit: Literal["turn", "episode"] = "turn"
+    """Credit a turn's tokens with the rewards from that turn on, or with the sum of the episode's rewards."""
+    gamma: float = 1.0
+    """Discount of later rewards."""
+    lambd: float = 1.0
+    """Lambda of gae."""
+    no_advantage_std_norm: bool = False
+    """Subtract the mean from advantages but do not divide them by their standard deviation."""
+    policy_loss_type: Literal["ppo", "gspo"] = "ppo"
+    """`ppo`: one ratio per token. `gspo`: one ratio per sample, and the mean over samples with any --loss_agg_mode."""
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = "token-mean"
+    """Weight all tokens equally, weight all samples equally, or divide each sample's sum by --max_length (Dr. GRPO)."""
+    eps_clip: float = 0.2
+    """Clip range of the ratio around 1."""
+    eps_clip_low_high: tuple[float, float] | None = None
+    """Clip ranges below and above 1, instead of --eps_clip."""
+    dual_clip: float | None = None
+    """Upper bound of the ratio for negative advantages, above 1."""
+    value_clip: float = 0.5
+    """Clip range of the critic's values."""
+    freezing_actor_steps: int = -1
+    """Train steps in which only the critic learns, for gae."""
+    init_kl_coef: float = 0.0  # `kl_in_reward` in algorithm/experience.py chooses between reward and loss
+    """Coefficient of the KL divergence from the initial model. 0 does not load a reference model."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    """Estimator of the KL divergence."""
+    use_kl_loss: bool = False
+    """Add the KL divergence to the loss instead of the reward. Its gradient is exact with any --kl_estimator."""
+    entropy_loss_coef: float | None = None
+    """Coefficient of the entropy bonus. 0 only logs the entropy."""
+    is_correction: Correction = "off"
+    """Correct for different log-probabilities of learner and engine. Outside --is_correction_threshold, clamp ratios of
+    tokens (tis), drop tokens (icepop), or drop samples (seq-mask-tis)."""
+    is_correction_threshold: tuple[float, float] = (0.5, 5.0)
+    """Low and high bound of that ratio."""
+
+    # The learner.
+    actor_learning_rate: float = 1e-6
+    """Learning rate of the model."""
+    critic_learning_rate: float = 9e-6
+    """Learning rate of the critic."""
+    lr_scheduler: Scheduler = "constant"
+    """Schedule of the learning rates."""
+    lr_warmup_ratio: float = 0.0
+    """Share of the train steps during which the learning rate rises to its value."""
+    l2: float = 0.0
+    """Weight decay."""
+    adam_betas: tuple[float, float] = (0.9, 0.95)
+    """Adam's beta 1 and beta 2."""
+    max_norm: float = 1.0
+    """Largest norm of the gradient. 0 does not clip."""
+    micro_train_batch_size: int = 8
+    """Samples per backward pass."""
+    micro_rollout_batch_size: int = 8
+    """Samples per forward pass for log-probabilities."""
+    use_dynamic_batch: bool = False
+    """Fill micro-batches with up to --train_max_tokens_per_gpu tokens instead of a number of samples."""
+    train_max_tokens_per_gpu: int = 16384
+    """Tokens per micro-batch with --use_dynamic_batch."""
+    packing_samples: bool = False
+    """Pack several samples into one sequence without padding."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass instead of storing them."""
+    param_dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """Data type of the learner's computation. `auto` uses bf16 on a GPU and fp32 on a CPU."""
+    lora_rank: int = 0
+    """Rank of LoRA adapters. 0 trains all weights."""
+    lora_alpha: int = 16
+    """Alpha of LoRA adapters."""
+    lora_dropout: float = 0.0
+    """Dropout of LoRA adapters."""
+    target_modules: tuple[str, ...] = ("all-linear",)
+    """Modules that get LoRA adapters."""
+    seed: int = 42
+    """Seed of sampling, environments and training."""
+    full_determinism: bool = False
+    """Use deterministic kernels."""
+
+    # Engines and the cluster.
+    engine: Literal["auto", "vllm", "hf"] = "auto"
+    """Engine for sampling. `auto` uses vLLM if it is installed and there are GPUs, otherwise transformers."""
+    vllm_num_engines: int = 1
+    """Number of engines."""
+    vllm_tensor_parallel_size: int = 1
+    """GPUs that share the weights of an engine."""
+    vllm_gpu_memory_utilization: float = 0.9
+    """Share of GPU memory for an engine. The default becomes 0.45 if the learner is on the same GPU."""
+    enable_prefix_caching: bool = True
+    """Reuse the computation of earlier turns of an episode."""
+    enforce_eager: bool = False
+    """Do not use CUDA graphs."""
+    vllm_enable_sleep: bool = False
+    """Free the engines' GPU memory during training; not with --async_train."""
+    ray: bool = True
+    """Run engines as Ray actors if Ray is installed. Off: run everything in this process."""
+    actors: RayOptions = field(default_factory=RayOptions)
+    """Engines and environments in Ray actors, on this machine or a cluster."""
+
+    # Evaluation, files and logs.
+    eval_dataset: str | None = None
+    """Held-out tasks, in the forms of --prompt_data."""
+    eval_split: str | None = None
+    """Split of a Hugging Face dataset with held-out tasks."""
+    eval_steps: int = -1
+    """Train steps between evaluations. -1 evaluates only before the first step and after the last."""
+    eval_temperature: float = 0.6
+    """Sampling temperature of evaluations."""
+    eval_n_samples_per_prompt: int = 4
+    """Episodes per held-out task."""
+    save_path: str | None = None
+    """Folder for the model, metrics and the plot. Default: runs/train-<agent>-<model>-<time>."""
+    save_steps: int = -1
+    """Train steps between checkpoints. -1 writes one only at the end and on interruption."""
+    ckpt_path: str | None = None
+    """Folder for checkpoints. None uses `checkpoints` in --save_path."""
+    max_ckpt_num: int = 3
+    """Number of checkpoints to keep."""
+    load_checkpoint: bool = False
+    """Resume from the newest checkpoint if one exists."""
+    save_samples: int = 8
+    """Episodes of each train step to keep in trajectories.jsonl, for `agentenv tokens show`."""
+    logging_steps: int = 1
+    """Train steps between updates of W&B, TensorBoard and MLflow. metrics.jsonl has every train step."""
+    use_wandb: str | None = None
+    """Log to Weights & Biases: an API key, or True if you are logged in."""
+    wandb_org: str | None = None
+    """Weights & Biases organization."""
+    wandb_group: str | None = None
+    """Weights & Biases group."""
+    wandb_project: str = "agentenv_train"
+    """Project for Weights & Biases, and experiment for MLflow."""
+    wandb_run_name: str | None = None
+    """Name of the run for all trackers."""
+    use_tensorboard: str | None = None
+    """Folder for TensorBoard logs."""
+    use_mlflow: str | None = None
+    """MLflow tracking URI."""
+    screen: ScreenOptions = field(default_factory=lambda: ScreenOptions(log_level="warning"))
+    """What is shown. Warnings report problems that were handled."""
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """Sampling parameters of training episodes."""
+        return SamplingParams(
+            temperature=self.temperature, top_p=self.top_p, max_tokens=self.max_tokens, seed=self.seed
+        )
+
+    @property
+    def policy(self) -> ErrorPolicy:
+        """Handling of failed episodes."""
+        return self.errors.policy(max(_MIN_ERROR_WINDOW, 2 * self.num_samples))
+
+    @property
+    def episodes(self) -> RunConfig:
+        """The flags about episodes as a RunConfig. `train` chooses the engine later."""
+        return RunConfig(
+            **{each.name: getattr(self, each.name) for each in fields(SourceConfig)},
+            data=self.prompt_data,
+            split=self.prompt_split,
+            prompt_key=self.input_key,
+            limit=self.max_samples,
+            n=self.n_samples_per_prompt,
+            model=self.pretrain,
+            num_engines=self.vllm_num_engines,
+            sampling=self.sampling,
+            limits=self.limits,
+            errors=StopOptions(self.errors.max_retries, self.errors.max_error_share),
+            chat=self.chat,
+            ray=self.actors,
+        )
+
+    @property
+    def num_samples(self) -> int:
+        """Samples per train step."""
+        return self.rollout_batch_size * self.n_samples_per_prompt
+
+    @property
+    def optimizer_batch_size(self) -> int:
+        """Samples per optimizer step."""
+        return self.train_batch_size or self.num_samples
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """Clip ranges of the ratio below and above 1."""
+        return self.eps_clip_low_high or (self.eps_clip, self.eps_clip)
+
+    @property
+    def staleness_bound(self) -> int:
+        """Largest number of policy updates between sampling and training; 0 for synchronous training."""
+        if not self.async_train:
+            return 0
+        return self.async_queue_size if self.max_staleness is None else self.max_staleness
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all flags and their values for JSON. An API key is replaced by "True"."""
+        return super().to_dict() | ({"use_wandb": "True"} if self.use_wandb else {})

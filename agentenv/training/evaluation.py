@@ -1,0 +1,102 @@
+"""Evaluation on held-out tasks, and the metrics of a batch of episodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Task
+from agentenv.episode.runner import EpisodeRunner, plan
+from agentenv.runs.group_rewards import GroupGrader, OpenGroups
+from agentenv.runs.metrics import Metrics, Summary, aggregate, summarize
+
+if TYPE_CHECKING:
+    from agentenv.training.algorithm.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """An evaluation: held-out tasks and the runner for their episodes."""
+
+    runner: EpisodeRunner
+    """Uses the sampling parameters of evaluations, with one seed, so that evaluations are comparable."""
+    tasks: Sequence[Task]
+    num_samples: int
+    grader: GroupGrader | None = None
+    """Grades groups, for --group_reward."""
+
+    async def run(self) -> dict[str, float]:
+        """Run the held-out tasks and return reward, score, pass@k, turns and infos, by keys without a prefix.
+
+        Raises:
+            RunStopped: more episodes failed than the runner's policy allows.
+        """
+        summaries: list[Summary] = []
+        self.runner.num_done = self.runner.num_failed = 0
+        self.runner.errors.clear()
+        planned = plan(self.tasks, self.num_samples)
+
+        async def record(*trajectories: Trajectory) -> None:
+            summaries.extend(map(summarize, trajectories))
+
+        if self.grader is None:
+            await self.runner.run(planned, record)
+        else:
+            await OpenGroups(self.runner, self.grader, self.num_samples, record=record).run(planned)
+        return numbers_of(measure(summaries, num_samples=self.num_samples))
+
+
+def measure(summaries: Sequence[Summary], *, num_samples: int) -> Metrics:
+    """Return the Metrics of a batch of episodes, `num_samples` per task."""
+    num_tasks = len({each.group_id for each in summaries})
+    return aggregate(summaries, num_tasks=num_tasks, num_samples=num_samples, wall_s=0.0)
+
+
+def numbers_of(metrics: Metrics) -> dict[str, float]:
+    """Return the numbers of a batch of episodes for the log; unknown ones are left out."""
+    numbers = {
+        "reward": metrics.reward.mean,
+        "score": metrics.score.mean,
+        "turns": metrics.turns_mean,
+        "truncated_share": metrics.truncated_share,
+        "num_episodes": metrics.num_episodes,
+        "num_failed": metrics.num_infra_errors + metrics.num_env_errors,
+        "action_tokens": metrics.tokens.num_action / max(1, metrics.num_episodes),
+        **{
+            f"pass@{k}": estimate.mean
+            for k, estimate in metrics.pass_at_k.items()
+            if int(k) & (int(k) - 1) == 0 or int(k) == metrics.num_samples  # powers of two, and the last
+        },
+        **{f"reward/{name}": value for name, value in metrics.hygiene.numbers().items()},
+        **{f"info/{key}": values["last"] for key, values in metrics.info.items()},
+    }
+    return {key: float(value) for key, value in numbers.items() if value is not None}
+
+
+def shares_of(metrics: Metrics) -> dict[str, float]:
+    """Return the shares of episode time spent in the engine and in the environments' steps."""
+    shares = {"generate_share": metrics.time.generate_share, "step_share": metrics.time.step_share}
+    return {key: value for key, value in shares.items() if value is not None}
+
+
+def ages_of(batch: Batch, version: int) -> dict[str, float]:
+    """Return by how many updates the sampled tokens of a batch are behind `version`: mean and max."""
+    ages_N = (version - batch.policy_versions_N).float()
+    numbers = {"mean": float(ages_N.mean()), "max": float(ages_N.max())} if len(ages_N) else {"mean": 0.0, "max": 0.0}
+    return {f"staleness_{name}": value for name, value in numbers.items()}
+
+
+def speed_of(numbers: Mapping[str, float], wall_s: float) -> dict[str, float]:
+    """Return samples and action tokens per second, from the numbers of a train step."""
+    num, tokens = numbers.get("rollout/num_episodes", 0.0), numbers.get("rollout/action_tokens", 0.0)
+    return {"throughput/samples_per_s": num / wall_s, "throughput/tokens_per_s": num * tokens / wall_s}
+
+
+def rejections_of(rejected: Counter[str], num_groups: int) -> dict[str, float]:
+    """Return the share of rejected groups for a batch of `num_groups`, and their number by reason."""
+    num = rejected.total()
+    counts = {f"num_rejected_{reason}": float(count) for reason, count in rejected.items() if count}
+    return {"rejection_rate": num / (num + num_groups), **counts}

@@ -1,0 +1,1 @@
+"""The learner: the policy, its critic and optimizer, and one train step."""

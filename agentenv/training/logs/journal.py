@@ -1,0 +1,236 @@
+"""The journal of a training run: `metrics.jsonl`, with one line per train step in order, and trackers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentenv.errors import ConfigError, DataError, RunStopped
+from agentenv.runs.records.directory import sync_directory
+from agentenv.training.logs.trackers import Tracker
+
+logger = logging.getLogger(__name__)
+
+METRICS = "metrics.jsonl"
+
+_SYNC_INTERVAL_S = 1.0
+_RETRY_AFTER_S = 60.0
+"""Pause after a tracker failed, because each attempt may hang."""
+
+
+class Journal:
+    """Writes `metrics.jsonl`, one line per train step, and updates trackers. Not thread-safe.
+
+    Each line is a single write at the end of the file, so a killed training run loses none.
+
+    Args:
+        folder: the run's folder; created if missing.
+        trackers: updated every `logging_steps` steps and after every evaluation.
+        resume_step: step of the checkpoint to resume from; lines of later steps are removed. None for a new training.
+        logging_steps: steps between updates of trackers; the file has every step.
+
+    Raises:
+        ConfigError: a new training finds lines, or the file is not writable.
+        DataError: a line is damaged.
+    """
+
+    def __init__(
+        self, folder: Path, *, trackers: Sequence[Tracker] = (), resume_step: int | None = None, logging_steps: int = 1
+    ) -> None:
+        self.path = Path(folder) / METRICS
+        self._trackers = list(trackers)
+        self._retry_at_s: dict[int, float] = {}
+        self._logging_steps = logging_steps
+        self._synced_s = time.monotonic()
+        self._fd = -1
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            rows, size = _read(self.path)
+            if rows and resume_step is None:
+                raise ConfigError(
+                    f"{self.path}: expected no training there, got one of {rows[-1][0]['step']} steps. "
+                    "Resume it with --load_checkpoint, or use another --save_path."
+                )
+            kept = [row for row in rows if resume_step is not None and row[0]["step"] <= resume_step]
+            self.last_step = resume_step
+            """Step of the last line; None before the first."""
+            if resume_step and (not kept or kept[-1][0]["step"] < resume_step):
+                last = kept[-1][0]["step"] if kept else None
+                logger.warning(
+                    "%s: the last line belongs to step %s, the checkpoint to step %d", self.path, last, resume_step
+                )
+            self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            self._size = kept[-1][1] if kept else 0
+            self._last: dict[str, Any] = {"step": resume_step}
+            self._start = self._size
+            if kept and kept[-1][0]["step"] == resume_step:
+                self._last, self._start = kept[-1][0], kept[-2][1] if len(kept) > 1 else 0
+            if size != self._size:
+                os.ftruncate(self._fd, self._size)
+            os.fsync(self._fd)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path}: expected a writable file, got {error}. Fix it, or use another --save_path."
+            ) from error
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Add the line of the next train step. Numbers that are not finite become null.
+
+        A tracker that fails causes one warning and is retried later.
+
+        Raises:
+            ValueError: the step is not the next one, or the journal is closed.
+            RunStopped: the disk is full or fails; earlier lines are complete.
+        """
+        if self._fd < 0 or "step" in numbers or step < 0 or (self.last_step is not None and step != self.last_step + 1):
+            raise ValueError(
+                f"Journal.log: expected the step after {self.last_step} in an open journal, got {step} with "
+                f"{len(numbers)} numbers. Log every step once, in order."
+            )
+        start, last = self._size, {"step": step, **{key: _number(value) for key, value in numbers.items()}}
+        try:
+            rest = memoryview(_line(last))
+            size = self._size + len(rest)
+            try:
+                while rest:
+                    rest = rest[os.write(self._fd, rest) :]
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._fd, self._size)
+                raise
+            self._size = size
+            if time.monotonic() - self._synced_s >= _SYNC_INTERVAL_S:
+                self.sync()
+        except OSError as error:
+            raise self._stopped(error) from error
+        self.last_step, self._last, self._start = step, last, start
+        if step % self._logging_steps == 0 or any(key.startswith("eval/") for key in numbers):
+            self._track(step, numbers)
+
+    @property
+    def has_evaluation(self) -> bool:
+        """True if the last line contains an evaluation."""
+        return any(key.startswith("eval/") for key in self._last)
+
+    def amend(self, numbers: Mapping[str, float]) -> None:
+        """Add numbers to the last line. A killed process leaves the old line or the new one.
+
+        Raises:
+            RunStopped: the disk is full or fails; the old line is complete.
+        """
+        last = self._last | {key: _number(value) for key, value in numbers.items()}
+        temporary = self.path.with_name(f".{METRICS}.tmp")
+        try:
+            content = self.path.read_bytes()[: self._start] + _line(last)
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+            os.close(self._fd)
+            self._fd, self._last, self._size = os.open(self.path, os.O_WRONLY | os.O_APPEND), last, len(content)
+            sync_directory(self.path.parent)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise self._stopped(error) from error
+        self._track(last["step"], numbers)
+
+    def sync(self) -> None:
+        """Sync all lines to disk. Call it before a checkpoint is written, so that a power cut leaves no gap.
+
+        Raises:
+            RunStopped: the disk fails.
+        """
+        self._synced_s = time.monotonic()
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise self._stopped(error) from error
+
+    def _stopped(self, error: OSError) -> RunStopped:
+        return RunStopped(
+            f"{self.path}: expected to write a line, got {error}. Earlier lines are kept. Make room, then resume with "
+            "--load_checkpoint."
+        )
+
+    def _track(self, step: int, numbers: Mapping[str, float]) -> None:
+        for index, tracker in enumerate(self._trackers):
+            if time.monotonic() < self._retry_at_s.get(index, 0.0):
+                continue
+            try:
+                tracker.log(step, numbers)
+            except tracker.failures as error:
+                if index not in self._retry_at_s:
+                    logger.warning(
+                        "%s failed at step %d (%s: %s); training continues, and all numbers are in %s",
+                        tracker.name, step, type(error).__name__, error, self.path,
+                    )  # fmt: skip
+                self._retry_at_s[index] = time.monotonic() + _RETRY_AFTER_S
+
+    def close(self) -> None:
+        """Sync the file and close the trackers; further calls do nothing.
+
+        Raises:
+            RunStopped: the disk fails.
+        """
+        if self._fd < 0:
+            return
+        try:
+            self.sync()
+        finally:
+            os.close(self._fd)
+            self._fd = -1
+            for tracker in self._trackers:
+                try:
+                    tracker.close()
+                except tracker.failures as error:
+                    logger.warning("%s could not be closed: %s: %s", tracker.name, type(error).__name__, error)
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return json.dumps(row, allow_nan=False).encode() + b"\n"
+
+
+def _number(value: float | None) -> float | None:
+    if value is None or isinstance(value, int):
+        return value
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def _read(path: Path) -> tuple[list[tuple[dict[str, Any], int]], int]:
+    # Each line with the offset of its end, and the file's size; an incomplete last line is left out.
+    content = path.read_bytes() if path.exists() else b""
+    rows: list[tuple[dict[str, Any], int]] = []
+    offset = 0
+    *lines, _ = content.split(b"\n")  # not splitlines: damaged bytes may contain other line ends
+    for number, line in enumerate(lines, start=1):
+        offset += len(line) + 1
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        step = row.get("step") if isinstance(row, dict) else None
+        if not isinstance(step, int) or (rows and step <= rows[-1][0]["step"]):
+            raise DataError(
+                f"{path}: expected the numbers of a train step in line {number}, got {line[:60]!r}. "
+                "Fix or remove the line."
+            )
+        rows.append((row, offset))
+    return rows, len(content)
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of `metrics.jsonl`, without an incomplete last one; empty if the file is missing.
+
+    Raises:
+        DataError: a line is damaged, or repeats a step.
+    """
+    return [row for row, _ in _read(Path(folder) / METRICS)[0]]

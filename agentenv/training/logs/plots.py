@@ -1,0 +1,86 @@
+"""The plot of a training run, `training.png`, drawn from its `metrics.jsonl`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentenv.errors import MissingDependency, RunStopped
+from agentenv.training.logs.journal import read_metrics
+
+Rows = Sequence[Mapping[str, Any]]
+PANELS: dict[str, tuple[str, dict[str, str]]] = {
+    "Reward": ("mean reward of an episode", {"rollout/reward": "training", "eval/reward": "held-out"}),
+    "Score": ("mean score of an episode (0–1)", {"rollout/score": "training", "eval/score": "held-out"}),
+    "Time": (
+        "seconds of a train step",
+        {f"time/{name}_s": name for name in ("wall", "wait", "train", "sync", "eval", "save")},
+    ),
+    "KL and mismatch": (
+        "nats per token",
+        {
+            "train/kl": "to the reference",
+            "train/approx_kl": "within a step",
+            "train/logprob_diff": "|learner − engine|",
+        },
+    ),
+    "Entropy": ("nats per token", {"train/entropy": "policy"}),
+    "Staleness": ("policy updates", {"rollout/staleness_mean": "mean", "rollout/staleness_max": "max"}),
+}
+"""Panels by title: the label of the y axis, and the label of each key of metrics.jsonl."""
+
+
+def draw(folder: Path) -> Path | None:
+    """Draw `training.png` from a run's `metrics.jsonl` and return its path; None before the first numbers.
+
+    The file is replaced in one move, so that readers never see half of it.
+
+    Raises:
+        MissingDependency: matplotlib is not installed.
+        DataError: `metrics.jsonl` is damaged.
+        RunStopped: the disk is full or fails.
+    """
+    rows = read_metrics(folder)
+    try:
+        import matplotlib.figure  # not pyplot, which would look for a display and keep every figure
+    except ImportError as error:
+        raise MissingDependency(
+            f"plots: expected matplotlib, got {error}. Install it: pip install matplotlib"
+        ) from error
+    titles = [title for title, (_, keys) in PANELS.items() if any(_points(rows, key) for key in keys)]
+    if not titles:
+        return None
+    columns = min(3, len(titles))
+    lines = math.ceil(len(titles) / columns)
+    figure = matplotlib.figure.Figure(figsize=(5.2 * columns, 3.5 * lines), dpi=120, layout="constrained")
+    for number, title in enumerate(titles, start=1):
+        _panel(figure.add_subplot(lines, columns, number), rows, title)
+    path = Path(folder) / "training.png"
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        figure.savefig(temporary, format="png")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise RunStopped(f"{path}: expected to write a picture, got {error}. Make room on the disk.") from error
+    return path
+
+
+def _panel(axes: Any, rows: Rows, title: str) -> None:
+    label, keys = PANELS[title]
+    for key, name in keys.items():
+        if points := _points(rows, key):
+            marker = "o" if len(points) < 4 or key.startswith("eval/") else ""
+            axes.plot(*zip(*points, strict=True), label=name, marker=marker, markersize=4)
+    axes.set(title=title, xlabel="train step", ylabel=label)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(color="#E6E6E6")
+    axes.legend(frameon=False)
+
+
+def _points(rows: Rows, key: str) -> list[tuple[int, float]]:
+    """Return (step, value) for each row that has a finite value."""
+    values = [(row["step"], row.get(key)) for row in rows]
+    return [(step, value) for step, value in values if value is not None and math.isfinite(value)]

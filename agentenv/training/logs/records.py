@@ -1,0 +1,152 @@
+"""Open the run directory of a training run: new, resumed, or restarted if no checkpoint exists."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentenv._util.jsonable import jsonable
+from agentenv.errors import ConfigError
+from agentenv.runs.metrics import Tally
+from agentenv.runs.prepare import code_digest
+from agentenv.runs.records.directory import CONFIG, TRAJECTORIES, RunWriter, read_config, write_json
+from agentenv.training.checkpoint import Checkpoints
+from agentenv.training.config import TrainConfig
+from agentenv.training.logs.journal import METRICS, Journal
+from agentenv.training.logs.trackers import open_trackers
+
+FIXED_ON_RESUME = (
+    "pretrain", "critic_pretrain", "agent_func_path", "env", "env_kwargs", "remote_rm_url", "group_reward",
+    "reference_key", "incomplete_groups", "n_samples_per_prompt", "rollout_batch_size", "train_batch_size", "seed",
+    "advantage_estimator", "lora_rank", "lora_alpha", "target_modules",
+)  # fmt: skip
+"""Flags that must not change when a training run is resumed."""
+UNREPORTED = ("load_checkpoint", "save_path", "progress", "log_level")
+"""Flags whose change is not reported, because they do not affect learning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """The journal, checkpoints and samples of a training run."""
+
+    journal: Journal
+    checkpoints: Checkpoints
+    samples: RunWriter
+    """Stores --save_samples episodes of each train step."""
+    folder: Path
+    newest: Path | None = None
+    """The checkpoint to resume from."""
+
+
+@contextlib.contextmanager
+def open_records(
+    config: TrainConfig, out: Path, resolved: Mapping[str, str], note: Callable[[str], None]
+) -> Iterator[Records]:
+    """Open `out` with a lock, at the checkpoint to resume from. `resolved` identifies data that flags do not determine.
+
+    Raises:
+        ConfigError: the folder holds a training run without --load_checkpoint, or another training run.
+    """
+    flags = config.to_dict()
+    stored = {"flags": flags, "resolved": dict(resolved), "agent_file": code_digest(config.episodes)}
+    free = ["agent_file", *(f"flags.{name}" for name in flags if name not in FIXED_ON_RESUME)]
+    if (out / METRICS).exists() and not config.load_checkpoint:
+        raise ConfigError(
+            f"{out}: expected no training there, got one. Resume it with --load_checkpoint, or use another --save_path."
+        )
+
+    def opened() -> RunWriter:
+        has_metrics = (out / METRICS).exists()
+        return RunWriter.open(
+            out, stored, resume=config.load_checkpoint, may_differ=free, tally=Tally(1), is_started=has_metrics
+        )
+
+    with contextlib.ExitStack() as stack:
+        samples = stack.enter_context(opened())
+        if samples.report.damage:
+            note(f"{out}: {samples.report.damage}")
+        training = jsonable({name: flags[name] for name in FIXED_ON_RESUME} | dict(resolved))
+        folder = Path(config.ckpt_path) if config.ckpt_path else out / "checkpoints"
+        checkpoints = Checkpoints(folder, keep=config.max_ckpt_num, facts=training)
+        newest = checkpoints.newest()
+        if newest is not None:
+            _check(config, newest, training)
+            _report_changes(out, jsonable(stored), checkpoints.step_of(newest), note)
+        is_restart = config.load_checkpoint and newest is None
+        if is_restart:
+            samples.close()
+            _set_aside(out, checkpoints, note)
+            samples = stack.enter_context(opened())
+        step = checkpoints.step_of(newest) if newest is not None else None
+        trackers = open_trackers(config, out, resume_step=-1 if is_restart else step)
+        journal = Journal(out, trackers=trackers, resume_step=step, logging_steps=config.logging_steps)
+        stack.enter_context(contextlib.closing(journal))
+        yield Records(journal, checkpoints, samples, out, newest)
+
+
+def _check(config: TrainConfig, newest: Path, training: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a checkpoint exists without --load_checkpoint, or belongs to another training run."""
+    if not config.load_checkpoint:
+        raise ConfigError(
+            f"--ckpt_path: expected no checkpoints, got some in {newest.parent}. "
+            "Resume from them with --load_checkpoint, or name another folder."
+        )
+    facts = Checkpoints.facts_of(newest)
+    changed = [
+        f"{name} was {facts[name]!r:.80}, is now {now!r:.80}"
+        for name, now in training.items()
+        if name in facts and facts[name] != now
+    ]
+    if changed:
+        raise ConfigError(
+            f"{newest}: expected a checkpoint of this training run, got one of another: {'; '.join(changed)}. Undo the "
+            "change, or start again with another --ckpt_path."
+        )
+
+
+def _report_changes(out: Path, now: Mapping[str, Any], step: int, note: Callable[[str], None]) -> None:
+    """Report flags that changed since the last session, and store them in config.json.
+
+    Raises:
+        ConfigError: config.json cannot be written.
+    """
+    document = read_config(out)
+    was = document["config"]
+    before: dict[str, Any] = was.get("flags", {})
+    changed = {
+        name: [before[name], value]
+        for name, value in now["flags"].items()
+        if name in before and before[name] != value and name not in UNREPORTED
+    }
+    if was.get("agent_file", now["agent_file"]) != now["agent_file"]:
+        changed["agent_file"] = [was["agent_file"], now["agent_file"]]
+    if not changed:
+        return
+    changes = ", ".join(
+        "the agent's file" if name == "agent_file" else f"--{name} {old} → {new}"
+        for name, (old, new) in changed.items()
+    )
+    note(f"changed on resume, from step {step + 1} on: {changes}")
+    history = [*document.get("changed", []), {"from_step": step + 1, "was_and_is": changed}]
+    try:
+        write_json(out / CONFIG, document | {"config": now, "changed": history})
+    except OSError as error:
+        raise ConfigError(f"{out / CONFIG}: expected a writable file, got {error}. Make room, or fix it.") from error
+
+
+def _set_aside(out: Path, checkpoints: Checkpoints, note: Callable[[str], None]) -> None:
+    """Rename the files of a training without a checkpoint, so that it can start again. Nothing is deleted."""
+    damaged = checkpoints.num_damaged
+    found = f"none in {checkpoints.folder}" + (f" but {damaged} damaged ones" if damaged else "")
+    message = f"--load_checkpoint: expected a checkpoint, got {found}; starting at step 1."
+    names = [name for name in (METRICS, TRAJECTORIES) if (out / name).exists() and (out / name).stat().st_size]
+    number = 1
+    while any((out / f"{name}.{number}").exists() for name in names):
+        number += 1
+    for name in names:
+        (out / name).rename(out / f"{name}.{number}")
+    kept = ", ".join(f"{name}.{number}" for name in names)
+    note(message + (f" Files of the earlier attempt are kept in {out}: {kept}." if kept else ""))

@@ -1,0 +1,164 @@
+"""Progress of a training run on stderr: a line per train step, and on a terminal a live line below."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from agentenv.runs.display.progress import clock
+from agentenv.runs.display.report import wide_console
+from agentenv.runs.metrics import Summary
+from agentenv.training.config import TrainConfig
+
+_ETA_STEPS = 8
+"""Number of last steps for the estimate of the remaining time; the first steps are slower."""
+_PARTS = (
+    ("reward", "rollout/reward", ".3f"),
+    ("score", "rollout/score", ".3f"),
+    ("entropy", "train/entropy", ".3g"),
+    ("kl", "train/kl", ".2g"),
+    ("logprob diff", "train/logprob_diff", ".2g"),
+    ("stale", "rollout/staleness_mean", ".1f"),
+    ("rejected", "rollout/rejection_rate", ".0%"),
+)
+_SECONDS = (("wait", "time/wait_s"), ("train", "time/train_s"), ("sync", "time/sync_s"), ("eval", "time/eval_s"))
+
+
+class TrainScreen:
+    """Shows a training run according to --progress.
+
+    Args:
+        config: the flags.
+        console: console to write to; None means stderr.
+    """
+
+    def __init__(self, config: TrainConfig, *, console: Console | None = None) -> None:
+        self.console = console if console is not None else wide_console(stderr=True)
+        is_live = self.console.is_terminal and not self.console.is_dumb_terminal
+        self.mode = ("live" if is_live else "plain") if config.screen.progress == "auto" else config.screen.progress
+        self._num_samples = config.num_samples
+        self._live: Live | None = None
+        self._num_steps = self._step = 0
+        self._ends_s: list[float] = []
+        self._num_ended = self._num_failed = self._num_scores = 0
+        self._scores = 0.0
+
+    def start(self, num_steps: int, first_step: int) -> None:
+        """Start with step `first_step` of `num_steps`."""
+        self._num_steps, self._step = num_steps, first_step - 1
+        self._ends_s = [time.monotonic()]
+        if self.mode == "live":
+            self._live = Live(console=self.console, refresh_per_second=4, get_renderable=self._draw, transient=True)
+            self._live.start()
+
+    def episode(self, summary: Summary) -> None:
+        """Count a finished episode. Counts restart with each train step."""
+        self._num_ended += 1
+        self._num_failed += summary.error_kind is not None
+        value = summary.score if summary.score is not None else summary.reward
+        if value is not None:
+            self._num_scores, self._scores = self._num_scores + 1, self._scores + value
+
+    def step(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Show a finished train step with its numbers."""
+        self._step = step
+        # Step 0 is an evaluation, not a train step, so its time does not count.
+        self._ends_s = [*(self._ends_s[-_ETA_STEPS:] if step else ()), time.monotonic()]
+        self._num_ended = self._num_failed = self._num_scores = 0
+        self._scores = 0.0
+        seconds, num, left = self._ends_s[-1] - self._ends_s[0], len(self._ends_s) - 1, self._num_steps - step
+        eta = f"ETA {clock(left * seconds / num)}" if left > 0 and num else ""
+        self.note(" · ".join(filter(None, (self._head(step), describe(numbers), eta))))
+
+    def note(self, text: str) -> None:
+        """Show a line of text above the live line."""
+        if self.mode != "none":
+            self.console.print(Text(text), soft_wrap=True)
+
+    def stop(self) -> None:
+        """Remove the live line; further calls do nothing."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def final(self, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, str]) -> None:
+        """Stop, and show a table with the results from metrics.jsonl and a row for each other fact."""
+        self.stop()
+        if self.mode != "none":
+            self.console.print(final_table({**results(rows), **facts}))
+
+    def _head(self, step: int) -> str:
+        return f"step {step:>{len(str(self._num_steps))}}/{self._num_steps}"
+
+    def _draw(self) -> Table:
+        bar = ProgressBar(total=max(self._num_steps, 1), completed=self._step, width=16)
+        parts = [self._head(min(self._step + 1, self._num_steps)), f"{self._num_ended}/{self._num_samples} episodes"]
+        if self._num_scores:
+            parts.append(f"score {self._scores / self._num_scores:.3f} so far")
+        if self._num_failed:
+            parts.append(f"{self._num_failed} failed")
+        parts.append(clock(time.monotonic() - self._ends_s[-1]))
+        grid = Table.grid(padding=(0, 1))
+        grid.add_row(bar, Text(" · ".join(parts)))
+        return grid
+
+
+def describe(numbers: Mapping[str, float]) -> str:
+    """Return the numbers of a train step on one line; missing ones are left out."""
+    parts = [f"{name} {numbers[key]:{form}}" for name, key, form in _PARTS if key in numbers]
+    if "eval/score" in numbers:
+        parts.insert(0, f"held-out score {numbers['eval/score']:.3f}")
+    if "throughput/samples_per_s" in numbers:
+        parts.append(f"{numbers['throughput/samples_per_s']:.1f} samples/s")
+    seconds = [
+        f"{name} {value:.1f}s" if value >= 1 else f"{name} {value:.2f}s"
+        for name, key in _SECONDS
+        if (value := numbers.get(key))
+    ]
+    return " · ".join([*parts, *([" ".join(seconds)] if seconds else [])])
+
+
+def results(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the results of a training run from the lines of metrics.jsonl: steps, scores and time."""
+    if not rows:
+        return {"steps": "none"}
+    facts = {"steps": str(rows[-1]["step"])}
+    held_out = _points(rows, "eval/score") or _points(rows, "eval/reward")
+    if held_out:
+        name = "score" if _points(rows, "eval/score") else "reward"
+        (first, before), (last, after) = held_out[0], held_out[-1]
+        best, highest = max(held_out, key=lambda point: point[1])
+        facts[f"held-out {name}"] = f"{before:.3f} at step {first}, {after:.3f} at step {last}"
+        facts["best"] = f"{highest:.3f} at step {best}"
+    for name in ("reward", "score"):
+        if values := [value for _, value in _points(rows, f"rollout/{name}")]:
+            quarter = max(1, len(values) // 4)
+            early, late = fmean(values[:quarter]), fmean(values[-quarter:])
+            facts[f"training {name}"] = f"{early:.3f} in the first quarter of the steps, {late:.3f} in the last"
+    if seconds := sum(value for _, value in _points(rows, "time/wall_s")):
+        shares = {name: sum(value for _, value in _points(rows, key)) / seconds for name, key in _SECONDS}
+        named = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share)
+        facts["time"] = clock(seconds) + (f"  ({named})" if named else "")
+    return facts
+
+
+def _points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float]]:
+    return [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+
+
+def final_table(facts: Mapping[str, str]) -> Table:
+    """Return a table of the facts, for the end of a training run."""
+    table = Table(title="Result", title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(name, Text(value))
+    return table

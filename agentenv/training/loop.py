@@ -1,0 +1,246 @@
+"""The training loop: take a batch of groups, learn from it, sync the weights to the engines, log, save.
+
+The loop is the same for both modes. `Rollouts` decides what is in flight while the learner trains: nothing
+(synchronous), or up to the allowed number of batches (--async_train). Step k trains weights k-1 into weights k. Records
+count steps from 1; step 0 is the evaluation before any training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from agentenv._util.uncancelled import run_to_completion
+from agentenv.core.trajectory import Group
+from agentenv.errors import EngineError, RunStopped
+from agentenv.runs.metrics import summarize
+from agentenv.training.config import TrainConfig
+from agentenv.training.evaluation import Evaluation, ages_of, measure, numbers_of, rejections_of, shares_of, speed_of
+from agentenv.training.flags import rename_flags
+from agentenv.training.logs.records import Records
+from agentenv.training.logs.screen import TrainScreen
+from agentenv.training.rollouts import Rollouts
+
+if TYPE_CHECKING:
+    from agentenv.training.algorithm.batch import Batch
+    from agentenv.training.learner.policy import Layout
+
+_NO_STEP = -1
+
+
+class LearnerProtocol(Protocol):
+    """The methods of `learner.Learner` that the loop uses."""
+
+    num_steps: int
+    """Train steps taken."""
+    step_completed: bool
+    """False while a train step has changed some of the weights and not all."""
+
+    def train_step(self, batch: Batch) -> dict[str, float]:
+        """Change the weights and return the metrics of the step."""
+
+    def weights(self, *, layout: Layout) -> Iterable[tuple[str, Any]]:
+        """Yield all weights, with the names of a checkpoint or of transformers' module."""
+
+    def save_model(self, folder: Path, tokenizer: Any) -> None:
+        """Write the model in Hugging Face format."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for `load_state`."""
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Resume from a state."""
+
+
+class Loop:
+    """A training run. Call `resume`, then `run`."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        learner: LearnerProtocol,
+        rollouts: Rollouts,
+        evaluation: Evaluation | None,
+        records: Records,
+        screen: TrainScreen,
+        num_steps: int,
+        layout: Layout = "checkpoint",
+    ) -> None:
+        self.config = config
+        self.learner = learner
+        self.rollouts = rollouts
+        self.evaluation = evaluation
+        self.records = records
+        self.screen = screen
+        self.num_steps = num_steps
+        self.step = 0
+        """Train steps done."""
+        self._layout: Layout = layout
+        self._saved_step = 0
+        self._logged_step = 0
+        self._numbers: dict[str, float] = {}
+        self._seconds: dict[str, float] = {}
+        self._step_began = time.monotonic()
+
+    async def resume(self) -> None:
+        """Load the newest checkpoint, if one exists, and send its weights to the engines.
+
+        Raises:
+            ConfigError: the checkpoint belongs to another training run.
+        """
+        if self.records.newest is None:
+            return
+        step, state, trajectories = await asyncio.to_thread(self.records.checkpoints.load, self.records.newest)
+        await asyncio.to_thread(self.learner.load_state, state["learner"])
+        self.rollouts.load_state(state["rollouts"], trajectories)
+        await self.rollouts.engine.update_weights(await self._weights(), step)
+        self.step = self._saved_step = self._logged_step = self.rollouts.version = step
+
+    async def run(self) -> bool:
+        """Train to the last step. Return False if the runner was drained earlier.
+
+        If it is cancelled during a train step, it completes that step, its log line and its checkpoint first.
+
+        Raises:
+            RunStopped: too many episodes failed, nothing is left to learn from, a loss is not finite, or the engines
+                refused the weights.
+        """
+        self.screen.start(self.num_steps, self.step + 1)
+        self._step_began = time.monotonic()
+        journal = self.records.journal
+        if self.step in (0, self.num_steps) and not journal.has_evaluation and self.evaluation is not None:
+            # Evaluate before the first step, or after the last one if an earlier session did not.
+            numbers = await self._evaluate()
+            if journal.last_step is None:
+                await self._log(0, numbers)
+            elif numbers:
+                await run_to_completion(asyncio.to_thread(journal.amend, numbers))
+        while self.step < self.num_steps:
+            try:
+                with self._timed("wait_s"):
+                    groups = await self.rollouts.take()
+                if groups is None:
+                    break
+                await self._learn(groups)
+                try:
+                    with self._timed("sync_s"):
+                        await self.rollouts.update_weights(await self._weights(), self.step)
+                except EngineError as error:
+                    raise RunStopped(
+                        f"train step {self.step}: expected engines to load its weights, got: {error}"
+                    ) from error
+                if self.step == self.num_steps or self._is_due(self.config.eval_steps):
+                    self._numbers |= await self._evaluate()
+                await self._log(self.step, self._numbers)
+            except BaseException:
+                await self._save_after_error()
+                raise
+            if self._is_due(self.config.save_steps):
+                await self._save()
+        await self._save()
+        return self.step == self.num_steps
+
+    async def _save_after_error(self) -> None:
+        """Write the log line and checkpoint of the last completed step."""
+        if not self.learner.step_completed or self.learner.num_steps != self.step:
+            return
+        if self.rollouts.version == self.step:
+            self.rollouts.put_back()  # nothing was learned from them
+        try:
+            try:
+                if self._logged_step < self.step:
+                    await self._log(self.step, self._numbers)
+            finally:
+                await self._save()
+        except RunStopped as error:  # the caller raises the first error, which a full disk may have caused too
+            self.screen.note(rename_flags(str(error)))
+
+    async def _learn(self, groups: Sequence[Group]) -> None:
+        """Take one train step on the groups and collect its numbers and theirs."""
+        from agentenv.training.algorithm.batch import build
+        from agentenv.training.algorithm.experience import needs_rollout_logprobs
+
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        for trajectory in trajectories[: self.config.save_samples]:
+            await asyncio.to_thread(self.records.samples.append, trajectory)
+        num_samples = self.config.n_samples_per_prompt
+        summaries = await asyncio.to_thread(lambda: list(map(summarize, trajectories)))
+        metrics = await asyncio.to_thread(measure, summaries, num_samples=num_samples)
+        with self._timed("train_s"):
+            batch = await asyncio.to_thread(build, trajectories, need_logprobs=needs_rollout_logprobs(self.config))
+            numbers = {f"time/{key}": value for key, value in shares_of(metrics).items()}
+            rolled = numbers_of(metrics) | ages_of(batch, self.step)
+            numbers |= {f"rollout/{key}": value for key, value in rolled.items()}
+            await run_to_completion(self._train_step(batch, numbers, num_groups=len(groups)))
+
+    async def _train_step(self, batch: Batch, numbers: dict[str, float], *, num_groups: int) -> None:
+        try:
+            learned = await asyncio.to_thread(self.learner.train_step, batch)
+        except RunStopped:  # the batch may be the cause: if it were handed out again, a restart would fail again
+            self.rollouts.give_up()
+            self._saved_step = _NO_STEP
+            raise
+        self.step += 1
+        rejected, self.rollouts.rejected = self.rollouts.rejected, Counter()
+        numbers |= {f"rollout/{key}": value for key, value in rejections_of(rejected, num_groups).items()}
+        self._numbers = numbers | {f"train/{key}": value for key, value in learned.items()}
+
+    async def _weights(self) -> list[tuple[str, Any]]:
+        return await asyncio.to_thread(lambda: list(self.learner.weights(layout=self._layout)))
+
+    async def _evaluate(self) -> dict[str, float]:
+        if self.evaluation is None:
+            return {}
+        with self._timed("eval_s"):
+            numbers = await self.evaluation.run()
+        if self.rollouts.runner.draining:
+            return {}  # incomplete: short episodes finish first, so the mean would be biased
+        return {f"eval/{key}": value for key, value in numbers.items()}
+
+    def _is_due(self, every: int) -> bool:
+        return every > 0 and (self.step % every == 0 or self.step == self.num_steps)
+
+    async def _save(self) -> None:
+        """Write a checkpoint of this step, after its log line."""
+        if self.step == self._saved_step:
+            return
+        facts, trajectories = self.rollouts.state()
+
+        def save() -> None:
+            state = {"learner": self.learner.state(), "rollouts": facts}
+            self.records.journal.sync()
+            self.records.checkpoints.save(self.step, state, trajectories)
+            self._saved_step = self.step
+
+        with self._timed("save_s"):
+            await run_to_completion(asyncio.to_thread(save))
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began
+
+    async def _log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Write the line of a step. Its times are those since the previous line, including a checkpoint."""
+        now = time.monotonic()
+        wall_s = now - self._step_began
+        times = {"wall_s": wall_s, "wait_s": 0.0, "train_s": 0.0, "sync_s": 0.0, "eval_s": 0.0, "save_s": 0.0}
+        speed = speed_of(numbers, wall_s) if step and wall_s > 0 else {}
+        line = {**numbers, **{f"time/{key}": value for key, value in (times | self._seconds).items()}, **speed}
+
+        def write() -> None:  # in a thread, because trackers may be slow
+            self.records.journal.log(step, line)
+            self._logged_step = step
+
+        await run_to_completion(asyncio.to_thread(write))
+        self.screen.step(step, line)
+        self._seconds, self._step_began = {}, now

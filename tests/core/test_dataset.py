@@ -1,0 +1,289 @@
+"""read_tasks: what a row becomes, and what is said about rows and names that cannot be used."""
+
+import gzip
+import json
+import sys
+import types
+
+import pytest
+
+from agentenv.core.dataset import read_tasks
+from agentenv.errors import ConfigError, DataError, MissingDependency
+
+
+def write(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def row(prompt="1+1?", label="2", **columns):
+    return {"prompt": prompt, "label": label, **columns}
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    return lambda *rows: write(tmp_path / "data.jsonl", *rows)
+
+
+def test_a_row_becomes_a_task_with_its_other_columns_as_metadata(jsonl):
+    (task,) = read_tasks(jsonl(row(source="book", level=3)))
+    assert (task.prompt, task.label, task.task_id) == ("1+1?", "2", "000000")
+    assert task.metadata == {"source": "book", "level": 3}
+    assert task.seed is None
+    assert task.images == ()
+
+
+def test_keys_choose_prompt_and_label(jsonl):
+    spec = jsonl({"question": "q", "answer": {"value": 4}})
+    (task,) = read_tasks(spec, prompt_key="question", label_key="answer")
+    assert (task.prompt, task.label, task.metadata) == ("q", {"value": 4}, {})
+
+
+@pytest.mark.parametrize("label_key", [None, ""])
+def test_no_label_key_means_no_labels(jsonl, label_key):
+    (task,) = read_tasks(jsonl({"prompt": "q", "label": 1}), label_key=label_key)
+    assert task.label is None
+    assert task.metadata == {"label": 1}
+
+
+def test_messages_are_a_prompt_and_json_text_of_them_stays_text(jsonl):
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    first, second = read_tasks(jsonl(row(messages), row(json.dumps(messages))))
+    assert first.prompt == messages
+    assert second.prompt == json.dumps(messages)
+
+
+def test_seed_and_images_of_a_row_go_with_the_task(jsonl):
+    first, second = read_tasks(jsonl(row(seed=7, images=["a.png"]), row(seed="seven", images="a.png")))
+    assert (first.seed, first.images, first.metadata) == (7, ("a.png",), {"seed": 7})
+    assert (second.seed, second.images, second.metadata) == (None, (), {"seed": "seven", "images": "a.png"})
+
+
+@pytest.mark.parametrize("key", ["id", "task_id"])
+def test_an_id_column_names_the_tasks(jsonl, key):
+    tasks = read_tasks(jsonl(row(**{key: "a"}), row(**{key: 12}), row(**{key: None}), row(**{key: True}), row()))
+    assert [task.task_id for task in tasks] == ["a", "12", "000002", "000003", "000004"]
+
+
+def test_task_ids_are_unique_and_do_not_depend_on_the_limit(jsonl):
+    spec = jsonl(row(id="000001"), row(id="000001"), row(id="a"), row(id="a"), row(id="000003"))
+    ids = [task.task_id for task in read_tasks(spec)]
+    assert len(set(ids)) == 5
+    assert ids[0] == "000001"
+    assert ids[2] == "a"
+    for limit in range(1, 6):
+        assert [task.task_id for task in read_tasks(spec, limit=limit)] == ids[:limit]
+
+
+def test_limit_stops_reading_before_bad_rows(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text(json.dumps(row()) + "\nnot json\n")
+    assert len(read_tasks(str(path), limit=1)) == 1
+    assert len(read_tasks(str(path), limit=1)) == 1
+    with pytest.raises(DataError, match=r"data\.jsonl, line 2: expected a JSON object on each line, got 'not json'"):
+        read_tasks(str(path))
+
+
+def test_bom_crlf_and_blank_lines_are_accepted(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(
+        b"\xef\xbb\xbf" + b"\r\n".join([json.dumps(row()).encode(), b"", b"  ", json.dumps(row()).encode()])
+    )
+    assert len(read_tasks(str(path))) == 2
+
+
+@pytest.mark.parametrize("name", ["data.jsonl.gz", "data.JSON.GZ"])
+def test_gzip_is_read(tmp_path, name):
+    (tmp_path / name).write_bytes(gzip.compress(json.dumps(row("ünï")).encode()))
+    (task,) = read_tasks(str(tmp_path / name))
+    assert task.prompt == "ünï"
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-12], lambda data: b"plain text", lambda data: data[:12] + b"\xff" * 9]
+)
+def test_a_broken_gzip_is_a_data_error(tmp_path, damage):
+    path = tmp_path / "data.jsonl.gz"
+    path.write_bytes(damage(gzip.compress(json.dumps([row()] * 100).encode())))
+    with pytest.raises(DataError, match="expected a gzip file"):
+        read_tasks(str(path))
+
+
+def test_json_is_an_array_or_json_lines(tmp_path):
+    path = tmp_path / "data.json"
+    path.write_bytes(b"\xef\xbb\xbf \n" + json.dumps([row("a"), row("b")], indent=2).encode())
+    assert [task.prompt for task in read_tasks(str(path))] == ["a", "b"]
+    assert [task.prompt for task in read_tasks(write(path, row("c"), row("d")))] == ["c", "d"]
+
+
+@pytest.mark.long
+def test_parquet_is_read(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "data.parquet"
+    messages = [{"role": "user", "content": "hi"}]
+    parquet.write_table(pa.Table.from_pylist([row(messages, n=index) for index in range(3000)]), path)
+    tasks = read_tasks(str(path), limit=2000)
+    assert [task.metadata["n"] for task in tasks] == list(range(2000))
+    assert tasks[0].prompt == messages
+    with pytest.raises(DataError, match=r"data\.parquet, row 1: expected key 'question'"):
+        read_tasks(str(path), prompt_key="question")
+
+
+def test_a_broken_parquet_file_is_a_data_error(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "data.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(DataError, match="expected a Parquet file"):
+        read_tasks(str(tmp_path / "data.parquet"))
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "data.parquet").write_bytes(b"PAR1")
+    with pytest.raises(MissingDependency, match=r"pip install 'agentenv-rl\[data\]'"):
+        read_tasks(str(tmp_path / "data.parquet"))
+
+
+def test_a_missing_prompt_key_names_the_line_and_the_keys(jsonl):
+    spec = jsonl(row(), {"query": "q", "label": 1})
+    with pytest.raises(DataError) as caught:
+        read_tasks(spec)
+    expected = f"{spec}, line 2: expected key 'prompt', got keys ['query', 'label']. Set --prompt_key to one of them."
+    assert str(caught.value) == expected
+
+
+def test_a_label_may_be_inside_of_a_column_as_in_verls_data(jsonl):
+    row = {"prompt": "q", "reward_model": {"style": "rule", "ground_truth": "4"}, "a.b": "5"}
+    (task,) = read_tasks(jsonl(row), label_key="reward_model.ground_truth")
+    assert (task.label, task.metadata["reward_model"]) == ("4", row["reward_model"])
+    assert read_tasks(jsonl(row), label_key="a.b")[0].label == "5"
+    for key in ("reward_model.truth", "reward_model.style.x", "prompt.x"):
+        with pytest.raises(DataError, match=f"expected key '{key}', got keys"):
+            read_tasks(jsonl(row), label_key=key)
+
+
+def test_a_row_may_lack_the_label_where_none_is_needed(jsonl):
+    assert [each.label for each in read_tasks(jsonl({"prompt": "q"}), needs_label=False)] == [None]
+    assert read_tasks(jsonl({"prompt": "q", "label": 1}), needs_label=False)[0].label == 1
+    with pytest.raises(DataError, match="expected a JSON object"):
+        read_tasks(jsonl(3), needs_label=False)
+
+
+def test_a_missing_label_key_is_not_a_silent_none(jsonl):
+    with pytest.raises(DataError, match=r"expected key 'label', got keys \['prompt'\]. Set --label_key"):
+        read_tasks(jsonl({"prompt": "q"}))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "expected a prompt, got ''"),
+        (" \n", "expected a prompt, got"),
+        (None, "expected a prompt, got None"),
+        (3, "expected a prompt, got 3"),
+        ([], r"expected a prompt, got \[\]"),
+        (["hi"], "message 0: expected role and content, got 'hi'"),
+        ([{"from": "human", "value": "hi"}], r"message 0: expected role and content, got keys \['from', 'value'\]"),
+        ([{"role": "user", "content": "hi"}, {"role": "", "content": "x"}], "message 1: expected a role and text"),
+        ([{"role": "user", "content": 3}], "message 0: expected a role and text"),
+    ],
+)
+def test_invalid_prompts_are_refused(jsonl, prompt, message):
+    with pytest.raises(DataError, match=message):
+        read_tasks(jsonl(row(prompt)))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[1, 2]\n", r"line 1: expected a JSON object, got \[1, 2\]"),
+        (b'"text"\n', "line 1: expected a JSON object, got 'text'"),
+        (b'{"prompt": "a", \n', "line 1: expected a JSON object on each line"),
+        (b'{"prompt": "\xff"}\n', "line 1: expected UTF-8"),
+        (b"\xff\xfe{\x00", "line 1: expected UTF-8"),
+        (b'{"prompt": ' + b"[" * 100_000, "line 1: expected a JSON object on each line"),
+        (b"", "expected at least one row, got none"),
+        (b"\n\n", "expected at least one row, got none"),
+    ],
+)
+def test_lines_that_are_not_rows_are_refused(tmp_path, content, message):
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read_tasks(str(path))
+
+
+def test_builtin_data_is_found_by_name(tmp_path):
+    path = write(tmp_path / "shipped.jsonl", row("built in"))
+    (task,) = read_tasks("gsm8k", builtin={"gsm8k": tmp_path / "shipped.jsonl"})
+    assert task.prompt == "built in"
+    assert read_tasks(path)[0] == task
+
+
+def test_a_nearly_right_builtin_name_is_suggested(tmp_path):
+    with pytest.raises(ConfigError, match=r"Did you mean 'gsm8k'\?.*built-in data \(gsm8k, words\)"):
+        read_tasks("gsm8", builtin={"gsm8k": tmp_path, "words": tmp_path})
+
+
+def test_a_missing_file_suggests_its_neighbour(tmp_path):
+    write(tmp_path / "train.jsonl", row())
+    with pytest.raises(ConfigError, match=r"expected a file, got none there. Did you mean 'train.jsonl'\?"):
+        read_tasks(str(tmp_path / "trian.jsonl"))
+
+
+def test_other_kinds_of_files_and_folders_are_refused(tmp_path):
+    (tmp_path / "data.csv").write_text("prompt,label\n")
+    for path in (tmp_path / "data.csv", tmp_path):
+        with pytest.raises(ConfigError, match=r"expected a file ending in .jsonl, .json"):
+            read_tasks(str(path))
+
+
+def test_flags_that_do_not_fit_are_refused(jsonl):
+    with pytest.raises(ConfigError, match="--limit"):
+        read_tasks(jsonl(row()), limit=0)
+    with pytest.raises(ConfigError, match="--split"):
+        read_tasks(jsonl(row()), split="train")
+
+
+def test_a_hugging_face_name_without_datasets_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingDependency, match=r"got neither.*\(none installed\).*pip install 'agentenv-rl\[data\]'"):
+        read_tasks("org/name")
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    calls = []
+
+    def load_dataset(name, configuration, split):
+        calls.append((name, configuration, split))
+        if name == "org/gone":
+            raise FileNotFoundError("org/gone is not on the Hub")
+        rows = [row("from the hub", id="x")]
+        splits = {"train": rows} if name == "org/one" else {"train": rows, "test": rows}
+        return splits if split is None else splits[split]
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    return calls
+
+
+def test_hugging_face_datasets_are_read_by_name_configuration_and_split(hub):
+    assert read_tasks("org/two:main", split="test")[0].prompt == "from the hub"
+    assert read_tasks("org/one")[0].task_id == "x"
+    assert hub == [("org/two", "main", "test"), ("org/one", None, None)]
+
+
+def test_a_hugging_face_dataset_with_several_splits_needs_one(hub):
+    with pytest.raises(ConfigError, match=r"--split: expected one of \['train', 'test'\]"):
+        read_tasks("org/two")
+
+
+def test_a_hugging_face_dataset_that_cannot_be_loaded_is_a_config_error(hub):
+    with pytest.raises(ConfigError, match="org/gone is not on the Hub"):
+        read_tasks("org/gone")
+
+
+def test_rows_of_hugging_face_datasets_are_named_in_errors(hub):
+    with pytest.raises(DataError, match="org/one, row 1: expected key 'question'"):
+        read_tasks("org/one", prompt_key="question")

@@ -1,0 +1,347 @@
+"""The record of an episode: random appends, legal and not, never leave it inconsistent."""
+
+import math
+from array import array
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentenv.core.trajectory import NO_VERSION, EpisodeError, Segment, Trajectory
+from agentenv.core.types import Completion, StepResult, StopReason, Task
+from agentenv.core.views import messages_of, spans_of
+
+MAX_LENGTH = 24
+REFUSALS = (ValueError, TypeError, OverflowError, IndexError)
+REWARDS = st.floats(-4, 4, width=32)
+
+ids = st.integers(0, 2**31 - 1)
+wrong_ids = st.sampled_from([2**31, -(2**31) - 1, "7", None, 1.5])
+observations = st.lists(ids, max_size=9)
+wrong_observations = st.tuples(st.lists(ids, max_size=3), wrong_ids).map(lambda pair: [*pair[0], pair[1]])
+
+
+@st.composite
+def completions(draw):
+    """Right ones, and wrong ones of every kind an engine could make."""
+    num = draw(st.integers(0, 7))
+    token_ids = draw(st.lists(ids, min_size=num, max_size=num))
+    logprob = st.floats(-30, 0, width=32) | st.just(math.nan)
+    logprobs = draw(st.none() | st.lists(logprob, min_size=num, max_size=num))
+    versions = draw(st.just([]) | st.lists(st.integers(0, 9), min_size=num, max_size=num))
+    match draw(st.sampled_from(["right", "right", "right", "id", "logprob", "short", "version", "long"])):
+        case "id":
+            token_ids = [*token_ids[1:], draw(wrong_ids)]
+        case "logprob":
+            logprobs = [None] * max(num, 1)
+        case "short":
+            logprobs = [-1.0] * (num + draw(st.sampled_from([-1, 1])))
+        case "version":
+            versions = [0] * (num + 1)
+        case "long":
+            versions = ["a"] * num
+    return Completion(
+        tuple(token_ids),
+        draw(st.sampled_from(["stop", "length", "abort", "repetition"])),
+        logprobs=None if logprobs is None else tuple(logprobs),
+        policy_versions=tuple(versions),
+        policy_version=draw(st.integers(0, 9)),
+    )
+
+
+results = st.builds(
+    StepResult, reward=REWARDS, score=st.none() | st.floats(0, 1), terminated=st.booleans() | st.just(False)
+)
+operations = st.one_of(
+    st.tuples(st.just("append_observation"), observations | wrong_observations),
+    st.tuples(st.just("append_turn"), completions()),
+    st.tuples(st.just("set_result"), results),
+    st.tuples(st.just("finish"), st.sampled_from(StopReason)),
+)
+
+
+def apply(trajectory, name, argument):
+    arguments = (argument, "text") if name == "append_turn" else (argument,)
+    getattr(trajectory, name)(*arguments)
+
+
+def picture(trajectory):
+    """Everything in the record, NaN included, as comparable values."""
+    segment = trajectory.segments[0]
+    arrays = [segment.token_ids, segment.logprobs, segment.policy_versions, segment.rewards]
+    data = (*(a.tobytes() for a in arrays), bytes(segment.action_mask))
+    return data, tuple(trajectory.turns), trajectory.stop_reason, trajectory.error
+
+
+def check_invariants(trajectory, actions):
+    """`actions` are the completions that were taken, in order."""
+    segment, turns = trajectory.segments[0], trajectory.turns
+    num = len(segment.token_ids)
+    assert len(segment) == num <= trajectory.max_length
+    assert [num] * 4 == [
+        len(x) for x in (segment.action_mask, segment.logprobs, segment.policy_versions, segment.rewards)
+    ]
+    spans = [(turn.start, turn.end) for turn in turns]
+    edges = [edge for span in spans for edge in span]
+    assert edges == sorted(edges)
+    assert all(start < end for start, end in spans)
+    on_mask = {position for start, end in spans for position in range(start, end)}
+    assert [bool(x) for x in segment.action_mask] == [position in on_mask for position in range(num)]
+    for position in set(range(num)) - on_mask:
+        assert segment.logprobs[position] == 0.0
+        assert segment.policy_versions[position] == NO_VERSION
+    paid = {turn.end - 1: turn.result.reward for turn in turns if turn.result is not None}
+    assert segment.rewards.tolist() == [paid.get(position, 0.0) for position in range(num)]
+    assert len(actions) == len(turns)
+    for turn, action in zip(turns, actions, strict=True):
+        check_action(segment, turn, action)
+
+
+def check_action(segment, turn, action):
+    span, num = slice(turn.start, turn.end), len(action.token_ids)
+    assert tuple(segment.token_ids[span]) == action.token_ids
+    sent = array("f", [math.nan] * num if action.logprobs is None else action.logprobs)
+    kept = segment.logprobs[span]
+    assert all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(sent, kept, strict=True))
+    assert tuple(segment.policy_versions[span]) == (action.policy_versions or (action.policy_version,) * num)
+    assert turn.finish_reason == action.finish_reason
+
+
+@pytest.mark.long
+@settings(max_examples=300, deadline=None)
+@given(st.lists(operations, max_size=12))
+def test_no_sequence_of_calls_breaks_the_record(calls):
+    trajectory, actions = Trajectory(Task("q"), MAX_LENGTH), []
+    for name, argument in calls:
+        before = picture(trajectory)
+        done = [turn.result.done for turn in trajectory.turns[-1:] if turn.result is not None]
+        over = trajectory.stop_reason is not None or any(done)
+        try:
+            apply(trajectory, name, argument)
+        except REFUSALS:
+            assert picture(trajectory) == before, "a refused call changed the record"
+        else:
+            assert not (over and name.startswith("append")), "the record grew after the last step"
+            actions += [argument] if name == "append_turn" else []
+        check_invariants(trajectory, actions)
+
+
+@given(st.lists(ids, min_size=1, max_size=5), st.integers(0, 9))
+def test_legal_appends_are_taken(prompt, version):
+    trajectory = Trajectory(Task("q"), MAX_LENGTH)
+    trajectory.append_observation(prompt)
+    trajectory.append_turn(Completion((1, 2, 3), logprobs=(-0.5, math.nan, -0.25), policy_version=version), "abc")
+    trajectory.set_result(StepResult(reward=0.5))
+    trajectory.append_observation([4])
+    assert trajectory.token_ids.tolist() == [*prompt, 1, 2, 3, 4]
+    assert list(trajectory.action_mask) == [0] * len(prompt) + [1, 1, 1, 0]
+    assert math.isnan(trajectory.logprobs[len(prompt) + 1])
+
+
+def test_a_missing_logprob_is_nan_and_never_zero():
+    trajectory = one_turn(logprobs=None)
+    assert [math.isnan(x) for x in trajectory.logprobs] == [False, True, True]
+
+
+def test_an_action_needs_a_token_before_it():
+    with pytest.raises(ValueError, match="after at least one prompt token, got 1 after 0"):
+        Segment().append_action(Completion((1,)))
+
+
+def test_an_action_needs_a_token():
+    segment = Segment()
+    segment.append_observation([1])
+    with pytest.raises(ValueError, match="expected at least one token"):
+        segment.append_action(Completion(()))
+
+
+def test_a_shifted_logprob_is_refused_with_both_lengths():
+    segment = Segment()
+    segment.append_observation([1])
+    with pytest.raises(ValueError, match="for each of 2 tokens, got 1 and 2"):
+        segment.append_action(Completion((1, 2), logprobs=(-1.0,)))
+
+
+def test_max_length_is_a_wall_for_observations_and_actions():
+    trajectory = Trajectory(Task("q"), 4)
+    trajectory.append_observation([1, 2, 3])
+    with pytest.raises(ValueError, match="at most 4 tokens, got 5"):
+        trajectory.append_observation([4, 5])
+    with pytest.raises(ValueError, match="at most 4 tokens, got 5"):
+        trajectory.append_turn(Completion((4, 5)), "")
+    trajectory.append_turn(Completion((4,)), "")
+    assert trajectory.num_tokens == 4
+
+
+@pytest.mark.parametrize("end", [{"terminated": True}, {"truncated": True}])
+def test_nothing_is_appended_after_the_last_step(end):
+    trajectory = one_turn(result=StepResult(**end))
+    with pytest.raises(ValueError, match="no token after the last step"):
+        trajectory.append_observation([1])
+
+
+def test_nothing_is_appended_after_the_end():
+    trajectory = one_turn()
+    trajectory.finish(StopReason.MAX_TURNS)
+    with pytest.raises(ValueError, match="The episode is over"):
+        trajectory.append_turn(Completion((1,)), "")
+
+
+def test_the_first_stop_reason_stays():
+    trajectory = one_turn()
+    trajectory.finish(StopReason.TERMINATED)
+    trajectory.finish(StopReason.ERROR, EpisodeError("env", "ValueError", "late"))
+    assert (trajectory.stop_reason, trajectory.error) == (StopReason.TERMINATED, None)
+
+
+def test_the_reward_is_the_sum_over_turns_and_the_score_the_last_one_given():
+    trajectory = one_turn(result=StepResult(reward=0.25, score=0.5))
+    for result in (StepResult(reward=0.5, score=0.75), StepResult(reward=-1.0)):
+        trajectory.append_turn(Completion((1,)), "")
+        trajectory.set_result(result)
+    trajectory.finish(StopReason.MAX_TURNS)
+    assert (trajectory.reward, trajectory.score) == (-0.25, 0.75)
+
+
+def test_a_later_result_of_the_same_turn_replaces_its_reward():
+    trajectory = one_turn(result=StepResult(reward=0.25))
+    trajectory.set_result(StepResult(reward=1.0))
+    assert trajectory.segments[0].rewards.tolist() == [0.0, 0.0, 1.0]
+
+
+def test_a_turn_without_a_result_leaves_the_reward_unknown():
+    trajectory = one_turn(result=StepResult(reward=1.0, score=1.0))
+    trajectory.append_turn(Completion((1,)), "")
+    trajectory.finish(StopReason.STEP_TIMEOUT)
+    assert (trajectory.reward, trajectory.score) == (None, None)
+
+
+def test_a_failed_episode_has_neither_reward_nor_score():
+    trajectory = one_turn(result=StepResult(reward=1.0, score=1.0))
+    trajectory.finish(StopReason.ERROR)
+    assert (trajectory.reward, trajectory.score) == (None, None)
+
+
+def test_an_episode_without_a_turn_has_no_reward():
+    trajectory = Trajectory(Task("q"), 8)
+    trajectory.finish(StopReason.ABORTED)
+    assert trajectory.reward is None
+
+
+def test_a_running_episode_is_neither_terminated_nor_truncated():
+    assert (one_turn().terminated, one_turn().truncated) == (False, False)
+
+
+def test_the_shortcuts_refuse_to_guess_between_segments():
+    trajectory = Trajectory(Task("q"), 8, segments=[Segment(), Segment()])
+    with pytest.raises(ValueError, match="expected one segment, got 2"):
+        _ = trajectory.token_ids
+
+
+def test_records_do_not_share_their_arrays():
+    one, other = Trajectory(Task("q"), 8), Trajectory(Task("q"), 8)
+    one.append_observation([1])
+    assert (one.num_tokens, other.num_tokens) == (1, 0)
+
+
+def one_turn(result=None, logprobs=(-0.5, -0.5)):
+    trajectory = Trajectory(Task("q"), MAX_LENGTH)
+    trajectory.append_observation([9])
+    trajectory.append_turn(Completion((1, 2), logprobs=logprobs), "ab")
+    if result is not None:
+        trajectory.set_result(result)
+    return trajectory
+
+
+def test_an_aborted_episode_has_no_reward_even_after_a_turn_that_had_one():
+    trajectory = Trajectory(Task("p"), 100)
+    trajectory.append_observation([1])
+    trajectory.append_turn(Completion((2,), logprobs=(-1.0,)), "a")
+    trajectory.set_result(StepResult(reward=1.0))
+    trajectory.finish(StopReason.ABORTED)
+    assert trajectory.reward is None
+
+
+def talk(*replies):
+    """An episode whose prompt [1, 2] and actions [3, 4] are followed by these replies: (ids, options) or a segment."""
+    trajectory = Trajectory(Task("q"), 99, prompt=[{"role": "user", "content": "q"}])
+    trajectory.append_observation([1, 2])
+    for number, reply in enumerate(replies):
+        trajectory.append_turn(Completion((3, 4), logprobs=(-1.0, -1.0)), f"a{number}")
+        said = "" if reply is None or (reply[1].get("bridge") == "exact" and not reply[0]) else f"r{number}"
+        trajectory.set_result(StepResult(said, reward=1.0))
+        if reply is not None and reply[1].get("new"):
+            trajectory.open_segment(reply[0])
+        elif reply is not None:
+            trajectory.append_observation(reply[0], **reply[1])
+    return trajectory
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans()), max_size=4))
+def test_spans_cover_every_token_once_and_in_order(shapes):
+    replies = [
+        ([9] * (close + num or 1), {"new": True} if new else {"bridge": "truncated", "num_synthesised": close})
+        for close, num, new in shapes
+    ]
+    trajectory = talk(*replies, None)
+    for index, segment in enumerate(trajectory.segments):
+        spans = spans_of(trajectory, index)
+        assert [i for span in spans for i in range(span.start, span.end)] == list(range(len(segment)))
+        acted = [(span.start, span.end) for span in spans if span.kind == "action"]
+        assert acted == [(turn.start, turn.end) for turn in trajectory.turns if turn.segment == index]
+        closes = sum(span.end - span.start for span in spans if span.kind == "close")
+        assert closes == sum(turn.num_synthesised for turn in trajectory.turns if turn.segment == index)
+    assert sum(
+        span.kind == "prompt" for i in range(len(trajectory.segments)) for span in spans_of(trajectory, i)
+    ) == len(trajectory.segments)
+
+
+def test_a_span_says_whose_tokens_they_are():
+    spans = spans_of(talk(([8, 9, 9], {"bridge": "truncated", "num_synthesised": 1}), None))
+    assert [(s.kind, s.start, s.end, s.turn) for s in spans] == [
+        ("prompt", 0, 2, -1), ("action", 2, 4, 0), ("close", 4, 5, 0), ("feedback", 5, 7, 0), ("action", 7, 9, 1),
+    ]  # fmt: skip
+
+
+def test_a_new_segment_has_its_own_actions_and_rewards():
+    trajectory = talk(([7, 7, 7], {"new": True}), None)
+    first, second = trajectory.segments
+    assert (first.token_ids.tolist(), second.token_ids.tolist()) == ([1, 2, 3, 4], [7, 7, 7, 3, 4])
+    assert (first.rewards.tolist(), second.rewards.tolist()) == ([0, 0, 0, 1], [0, 0, 0, 0, 1])
+    assert [(turn.segment, turn.start, turn.bridge) for turn in trajectory.turns] == [
+        (0, 2, "rerendered"),
+        (1, 3, None),
+    ]
+    with pytest.raises(ValueError, match="expected one segment, got 2"):
+        _ = trajectory.token_ids
+
+
+def test_a_new_segment_has_the_whole_length_to_itself():
+    trajectory = Trajectory(Task("q"), 6)
+    trajectory.append_observation([1, 2])
+    trajectory.append_turn(Completion((3, 4, 5)), "a")
+    trajectory.set_result(StepResult("r"))
+    with pytest.raises(ValueError, match="at most 6 tokens, got 7"):
+        trajectory.open_segment([9] * 7)
+    trajectory.open_segment([9] * 5)
+    assert len(trajectory.segments[1]) == 5
+
+
+def test_the_conversation_has_a_role_for_every_text():
+    said = messages_of(talk(([8], {"bridge": "exact"}), None))
+    assert said == [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a0"},
+        {"role": "user", "content": "r0"},
+        {"role": "assistant", "content": "a1"},
+    ]
+
+
+def test_raw_text_in_a_conversation_has_no_role():
+    assert messages_of(talk(([8], {"bridge": "text"}), None)) is None
+    assert messages_of(Trajectory(Task("q"), MAX_LENGTH, prompt="q")) is None
+
+
+def test_after_an_empty_observation_the_turn_continues():
+    said = messages_of(talk(([], {"bridge": "exact"}), None))
+    assert said == [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a0a1"}]

@@ -1,0 +1,176 @@
+"""The inputs and answers of an episode: what they refuse, and in which words."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
+from agentenv.errors import ContractError
+
+WRONG_SAMPLING = [
+    ("temperature", -0.1, "a number >= 0"),
+    ("temperature", math.nan, "a number >= 0"),
+    ("top_p", 0.0, "a number in (0, 1]"),
+    ("top_p", 1.01, "a number in (0, 1]"),
+    ("top_k", -2, "an integer >= -1"),
+    ("min_p", -0.01, "a number in [0, 1]"),
+    ("min_p", 1.5, "a number in [0, 1]"),
+    ("max_tokens", 0, "None or an integer >= 1"),
+    ("max_tokens", -5, "None or an integer >= 1"),
+    ("min_tokens", -1, "an integer >= 0"),
+    ("stop", "END", "a tuple of strings"),
+]
+WRONG_LIMITS = [
+    ("max_length", 1, "an integer >= 2"),
+    ("max_turns", 0, "an integer >= 1"),
+    ("step_timeout_s", 0, "seconds > 0"),
+    ("step_timeout_s", math.nan, "seconds > 0"),
+    ("episode_timeout_s", -1.0, "seconds > 0"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), WRONG_SAMPLING)
+def test_sampling_params_refuse_what_no_engine_can_sample_with(name, value, expected):
+    with pytest.raises(ValueError, match=f"^SamplingParams.{name}: ") as caught:
+        SamplingParams(**{name: value})
+    assert str(caught.value) == f"SamplingParams.{name}: expected {expected}, got {value!r}. Change the value."
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), WRONG_LIMITS)
+def test_limits_refuse_budgets_in_which_no_turn_fits(name, value, expected):
+    with pytest.raises(ValueError, match=f"^Limits.{name}: ") as caught:
+        Limits(**{name: value})
+    assert str(caught.value) == f"Limits.{name}: expected {expected}, got {value!r}. Change the value."
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"temperature": 0.0},
+        {"top_p": 1.0},
+        {"top_k": -1},
+        {"min_p": 0.0},
+        {"min_p": 1.0},
+        {"max_tokens": 1},
+        {"max_tokens": None},
+        {"min_tokens": 0},
+        {"stop": ("END",)},
+    ],
+)
+def test_sampling_params_take_the_edges_of_their_ranges(values):
+    params = SamplingParams(**values)
+    assert {name: getattr(params, name) for name in values} == values
+
+
+def test_limits_take_the_smallest_budgets():
+    limits = Limits(max_length=2, max_turns=1, step_timeout_s=1e-9, episode_timeout_s=1e-9)
+    assert (limits.max_length, limits.max_turns) == (2, 1)
+
+
+def test_a_replaced_copy_is_checked_like_a_new_one():
+    with pytest.raises(ValueError, match="max_tokens"):
+        dataclasses.replace(SamplingParams(max_tokens=4), max_tokens=0)
+
+
+@pytest.mark.parametrize("thing", [Task("q"), SamplingParams(), Limits(), Completion((1,)), StepResult()])
+def test_everything_that_goes_in_or_out_of_a_step_is_frozen(thing):
+    field = dataclasses.fields(thing)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(thing, field, None)
+
+
+@pytest.mark.parametrize("field", ["reward", "score"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_step_result_refuses_numbers_that_are_not_finite(field, value):
+    with pytest.raises(ContractError, match=f"StepResult.{field}: expected a finite number, got "):
+        StepResult(**{field: value})
+
+
+@pytest.mark.parametrize("value", ["1.0", [1.0], {}, object()])
+@pytest.mark.parametrize("field", ["reward", "score"])
+def test_a_step_result_refuses_what_is_not_a_number(field, value):
+    with pytest.raises(ContractError, match=f"StepResult.{field}: expected a number, got "):
+        StepResult(**{field: value})
+
+
+def test_a_missing_reward_is_refused_and_the_message_names_the_way_out():
+    with pytest.raises(ContractError, match=r"got None\. Raise InfraError if the value is unknown"):
+        StepResult(reward=None)
+
+
+def test_a_missing_score_stays_missing():
+    assert StepResult(reward=1.0).score is None
+
+
+def test_rewards_and_scores_become_plain_floats():
+    result = StepResult(reward=np.float32(0.5), score=True)
+    assert (type(result.reward), result.reward, type(result.score), result.score) == (float, 0.5, float, 1.0)
+
+
+def test_an_episode_cannot_end_in_both_ways():
+    with pytest.raises(ContractError, match="at most one of terminated and truncated, got both"):
+        StepResult(terminated=True, truncated=True)
+
+
+@pytest.mark.parametrize(("terminated", "truncated"), [(False, False), (True, False), (False, True)])
+def test_a_step_is_done_when_it_ends_the_episode_either_way(terminated, truncated):
+    assert StepResult(terminated=terminated, truncated=truncated).done is (terminated or truncated)
+
+
+def test_an_environment_that_reuses_its_info_dict_does_not_rewrite_earlier_turns():
+    info = {"tries": 1.0}
+    result = StepResult(info=info)
+    info["tries"] = 2.0
+    assert result.info == {"tries": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("reason", "terminated", "truncated"),
+    [
+        (StopReason.TERMINATED, True, False),
+        (StopReason.TRUNCATED_BY_ENV, False, True),
+        (StopReason.MAX_TURNS, False, True),
+        (StopReason.MAX_LENGTH, False, True),
+        (StopReason.STEP_TIMEOUT, False, True),
+        (StopReason.EPISODE_TIMEOUT, False, True),
+        (StopReason.ABORTED, False, True),
+        (StopReason.ERROR, False, False),
+    ],
+)
+def test_each_stop_reason_says_once_whether_it_terminated_or_truncated(reason, terminated, truncated):
+    assert (reason.terminated, reason.truncated) == (terminated, truncated)
+
+
+def test_the_table_of_stop_reasons_above_is_complete():
+    assert len(StopReason) == 8
+
+
+@pytest.mark.long
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6))
+def test_a_completion_knows_its_oldest_and_newest_weights(versions):
+    completion = Completion(tuple(versions), policy_versions=tuple(versions))
+    assert (completion.min_policy_version, completion.max_policy_version) == (min(versions), max(versions))
+
+
+def test_a_completion_of_one_version_needs_no_list_of_them():
+    completion = Completion((1, 2), policy_version=7)
+    assert (completion.min_policy_version, completion.max_policy_version) == (7, 7)
+
+
+def test_a_step_result_refuses_rewards_that_float32_cannot_hold():
+    with pytest.raises(ContractError, match=r"StepResult\.reward: expected a finite number, got 1e"):
+        StepResult(reward=1e300)
+
+
+def test_a_step_result_refuses_facts_that_are_neither_numbers_nor_text():
+    with pytest.raises(ContractError, match=r"StepResult.info: expected numbers and text, got \{'a': None\}"):
+        StepResult(info={"a": None, "b": 1, "c": "text"})
+
+
+def test_an_invalid_score_is_answered_with_leaving_it_out():
+    with pytest.raises(ContractError, match=r"StepResult\.score: .*Leave it out where there is none\.$"):
+        StepResult(score=math.nan)

@@ -1,0 +1,286 @@
+"""The policy that ships with the package: its files, its tokenizer, its answers, and the script that made it."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+from random import Random
+from types import ModuleType
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2ForCausalLM
+
+from agentenv_envs.math_retry.problems import make_problems, read_questions
+from agentenv_envs.math_retry.texts import feedback_text, question_text
+
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "agentenv" / "_assets" / "tiny-math"
+SCRIPT = ROOT / "examples" / "train_tiny_math.py"
+CONVERSATION = [
+    {"role": "user", "content": question_text("Ann has 27 pens. Ann buys 15 more. How many pens does Ann have now?")},
+    {"role": "assistant", "content": "27 + 15 = 52\n#### 52"},
+    {"role": "user", "content": feedback_text("wrong", "52", 2)},
+]
+RENDERED = (
+    "<|im_start|>user\nAnn has 27 pens. Ann buys 15 more. How many pens does Ann have now?\n"
+    "Give the final answer after ####.<|im_end|>\n"
+    "<|im_start|>assistant\n27 + 15 = 52\n#### 52<|im_end|>\n"
+    "<|im_start|>user\nYour answer 52 is not correct. Check each step and try again. 2 attempts left.<|im_end|>\n"
+    "<|im_start|>assistant\n"
+)
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("train_tiny_math", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["train_tiny_math"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+TOKENIZER: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(MODEL)
+
+
+@pytest.fixture(scope="module")
+def model() -> Qwen2ForCausalLM:
+    return AutoModelForCausalLM.from_pretrained(MODEL).eval()
+
+
+def answer(model: Qwen2ForCausalLM, messages: list[dict[str, str]], max_new_tokens: int) -> list[int]:
+    """The ids of a greedy attempt."""
+    inputs = TOKENIZER.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    ids_BT = model.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)
+    return ids_BT[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+# ---- the files
+
+
+def test_the_directory_holds_what_engines_load() -> None:
+    names = {path.name for path in MODEL.iterdir()}
+    assert names == {
+        "README.md", "chat_template.jinja", "config.json", "generation_config.json",
+        "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+    }  # fmt: skip
+
+
+def test_the_weights_are_small_and_bfloat16() -> None:
+    path = MODEL / "model.safetensors"
+    assert path.stat().st_size <= 4 * 2**20
+    with safe_open(path, "pt") as weights:
+        assert {weights.get_slice(name).get_dtype() for name in weights.keys()} == {"BF16"}  # noqa: SIM118
+
+
+def test_the_config_is_a_tied_qwen2_that_stops_at_im_end() -> None:
+    config = json.loads((MODEL / "config.json").read_text())
+    generation = json.loads((MODEL / "generation_config.json").read_text())
+    assert config["architectures"] == ["Qwen2ForCausalLM"]
+    assert config["tie_word_embeddings"] is True
+    assert config["max_position_embeddings"] == 2048
+    assert config["vocab_size"] == len(TOKENIZER)
+    stop = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
+    assert config["eos_token_id"] == generation["eos_token_id"] == TOKENIZER.eos_token_id == stop
+    assert config["pad_token_id"] == generation["pad_token_id"] == TOKENIZER.pad_token_id
+
+
+def test_no_sampling_setting_is_hidden_in_the_generation_config() -> None:
+    generation = json.loads((MODEL / "generation_config.json").read_text())
+    assert set(generation) == {"eos_token_id", "pad_token_id", "transformers_version"}
+
+
+def test_no_path_of_the_building_machine_is_in_the_files() -> None:
+    for path in [*MODEL.glob("*config.json"), MODEL / "README.md"]:
+        assert not re.search(r"(?<![\w.-])/(tmp|home|root|work)\b|_name_or_path", path.read_text(encoding="utf-8")), (
+            path
+        )
+
+
+# ---- the tokenizer
+
+
+@pytest.mark.long
+@given(st.text())
+def test_any_text_round_trips_but_for_its_unicode_normal_form(text: str) -> None:
+    text = unicodedata.normalize("NFC", text)  # Qwen2's tokenizer does the same
+    ids = TOKENIZER.encode(text, add_special_tokens=False, split_special_tokens=True)
+    assert TOKENIZER.decode(ids, clean_up_tokenization_spaces=False) == text
+
+
+def test_all_256_bytes_are_tokens() -> None:
+    state = json.loads((MODEL / "tokenizer.json").read_text(encoding="utf-8"))
+    assert sum(len(piece) == 1 for piece in state["model"]["vocab"]) == 256
+
+
+@pytest.mark.parametrize("number", ["7", "42", "100", "1234567890"])
+def test_digits_are_split_one_by_one(number: str) -> None:
+    assert TOKENIZER.tokenize(f"x = {number}")[-len(number) :] == list(number)
+
+
+def test_the_template_is_plain_chatml() -> None:
+    assert TOKENIZER.apply_chat_template(CONVERSATION, tokenize=False, add_generation_prompt=True) == RENDERED
+
+
+def test_special_tokens_are_single_ids() -> None:
+    for token in ("<|endoftext|>", "<|im_start|>", "<|im_end|>"):
+        assert TOKENIZER.encode(token) == [TOKENIZER.convert_tokens_to_ids(token)]
+
+
+def test_a_task_is_a_short_prompt() -> None:
+    prompts = [[{"role": "user", "content": question_text(question)}] for question in sorted(read_questions())]
+    lengths = [len(TOKENIZER.apply_chat_template(p, add_generation_prompt=True)["input_ids"]) for p in prompts]
+    assert max(lengths) <= 80
+
+
+def test_the_automatic_tokenizer_splits_as_the_file_says() -> None:
+    """AutoTokenizer may put a model family's own splitting in place of the file's, which ruins later attempts."""
+    from_file = PreTrainedTokenizerFast(tokenizer_file=str(MODEL / "tokenizer.json"))
+    assert TOKENIZER.encode(RENDERED) == from_file.encode(RENDERED)
+    assert TOKENIZER.tokenize("27 + 15") == ["2", "7", "\u0120+", "\u0120", "1", "5"]
+
+
+# ---- the policy
+
+
+def test_an_easy_problem_is_answered_and_the_attempt_stops(model: Qwen2ForCausalLM) -> None:
+    question = "Ann has 20 pens. Ann buys 15 more. How many pens does Ann have now?"
+    ids = answer(model, [{"role": "user", "content": question_text(question)}], 64)
+    assert ids[-1] == TOKENIZER.eos_token_id
+    assert TOKENIZER.decode(ids[:-1]) == "20 + 15 = 35\n#### 35"
+
+
+@pytest.mark.long
+def test_after_feedback_the_attempt_is_worked_by_columns(model: Qwen2ForCausalLM) -> None:
+    ids = answer(model, CONVERSATION, 128)
+    assert ids[-1] == TOKENIZER.eos_token_id
+    assert TOKENIZER.decode(ids[:-1]) == "27 + 15: ones 7 + 5 = 12, tens 2 + 1 + 1 = 4, so 42.\n#### 42"
+
+
+@pytest.mark.long
+def test_feedback_on_a_missing_answer_is_understood(model: Qwen2ForCausalLM) -> None:
+    messages = [CONVERSATION[0], {"role": "assistant", "content": "27 + 15 = 42"}]
+    ids = answer(model, [*messages, {"role": "user", "content": feedback_text("no_answer", None, 1)}], 128)
+    assert ids[-1] == TOKENIZER.eos_token_id
+    assert "####" in TOKENIZER.decode(ids[:-1])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_accuracies_on_the_shipped_tasks(script: ModuleType) -> None:
+    figures = script.measure(MODEL, 1, 1)
+    assert 0.3 <= figures["first"] <= 0.8
+    assert figures["after feedback"] >= figures["first"]
+    assert figures["after feedback"] >= figures["control"] + 0.15
+    assert figures["first tokens"] <= 64
+    assert figures["after feedback tokens"] <= 128
+
+
+# ---- the script
+
+
+def test_training_keeps_the_shipped_tasks_out(script: ModuleType) -> None:
+    args = script.Args(out=Path("unused"), train_steps=20)
+    problems = script.training_problems(args)
+    assert len(problems) > args.train_steps * args.batch_size * 0.7
+    assert read_questions().isdisjoint(problem.question for problem in problems)
+
+
+def test_conversations_end_with_a_right_attempt(script: ModuleType) -> None:
+    rng, lengths = Random(0), set()
+    for problem in make_problems(300, 3):
+        messages = script.make_conversation(problem, rng)
+        lengths.add(len(messages))
+        *turns, last = [message["content"] for message in messages if message["role"] == "assistant"]
+        assert last in (problem.short_solution, problem.long_solution)
+        assert all(script.read_answer(turn) != str(problem.answer) for turn in turns)
+        assert last == problem.long_solution or not turns
+    assert lengths == {2, 4, 6}
+
+
+def test_drills_hold_one_true_operation_of_each_problem(script: ModuleType) -> None:
+    problems = make_problems(6, 4)
+    for seed in range(20):
+        question, solution = [message["content"] for message in script.make_drill(problems, Random(seed))]
+        lines = [line for p in problems for text in (p.short_solution, p.long_solution) for line in text.splitlines()]
+        assert len(question.splitlines()) == len(solution.splitlines()) == len(problems)
+        assert all(line in lines for line in solution.splitlines())
+        assert all(map(str.startswith, solution.splitlines(), question.splitlines()))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_wrong_attempts_are_wrong_and_some_have_no_answer(script: ModuleType, by_columns: bool) -> None:
+    rng = Random(1)
+    for problem in make_problems(20, 1):
+        attempts = [script.wrong_attempt(problem, rng, by_columns=by_columns) for _ in range(200)]
+        answers = {script.read_answer(attempt) for attempt in attempts}
+        assert str(problem.answer) not in answers
+        assert None in answers
+        assert len(answers) > 5
+
+
+def test_labels_cover_the_last_attempt_and_its_end_only(script: ModuleType) -> None:
+    messages = [*CONVERSATION, {"role": "assistant", "content": "#### 42"}]
+    ids, labels = script.encode(TOKENIZER, messages)
+    assert TOKENIZER.decode(ids) == RENDERED + "#### 42<|im_end|>"
+    assert TOKENIZER.decode([label for label in labels if label >= 0]) == "#### 42<|im_end|>"
+    assert all(label in (token, script.IGNORED) for token, label in zip(ids, labels, strict=True))
+
+
+def test_encoded_ids_are_those_of_the_chat_template(script: ModuleType) -> None:
+    rng = Random(2)
+    for problem in make_problems(50, 2):
+        messages = script.make_conversation(problem, rng)
+        rendered = TOKENIZER.apply_chat_template(messages)["input_ids"]
+        assert rendered[:-1] == script.encode(TOKENIZER, messages)[0]
+
+
+def test_batches_pad_on_the_right_and_lose_no_example(script: ModuleType) -> None:
+    examples = [([index] * length, [index] * length) for index, length in enumerate([3, 9, 4, 1, 5, 2], start=1)]
+    seen = []
+    for ids_BT, labels_BT in script.batches(examples, 2, Random(0)):
+        assert ids_BT.shape == labels_BT.shape
+        assert torch.equal(labels_BT == script.IGNORED, ids_BT == 0)
+        seen += [row[row > 0].tolist() for row in ids_BT]
+    assert sorted(seen) == sorted(ids for ids, _ in examples)
+
+
+def train_briefly(out: Path) -> str:
+    """Runs the script for three steps of a very small model; returns what it prints."""
+    flags = [
+        "--train-steps",
+        "3",
+        "--batch-size",
+        "8",
+        "--hidden-size",
+        "32",
+        "--num-layers",
+        "1",
+        "--eval-samples",
+        "0",
+    ]
+    path = os.pathsep.join([str(ROOT), str(ROOT / "envs")])
+    command = [sys.executable, str(SCRIPT), "--out", str(out), "--eval-samples", "0", *flags]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+    return done.stdout
+
+
+@pytest.mark.long
+def test_the_script_writes_a_model_and_equal_seeds_give_equal_bytes(tmp_path: Path) -> None:
+    printed = train_briefly(tmp_path / "a")
+    train_briefly(tmp_path / "b")
+    assert "step 2 loss" in printed
+    first, second = ({p.name: p.read_bytes() for p in sorted((tmp_path / name).iterdir())} for name in "ab")
+    assert first == second
+    assert set(first) == {path.name for path in MODEL.iterdir()} - {"README.md"}
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "a").num_parameters() < 100_000

@@ -1,0 +1,373 @@
+"""Agents with a loop of their own, run as episodes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import httpx
+import pytest
+
+from agentenv.core.types import Limits, SamplingParams, StepResult, StopReason, Task
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode.endpoint.agent import ChatAgentSource
+from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.errors import ConfigError, InfraError, RunStopped
+from tests.episode.endpoint.scenes import assert_exact, chat_of, until, user
+
+CLOSED = []
+
+
+class Agent:
+    """Asks until the answer is the label."""
+
+    def __init__(self, tries=3):
+        self.tries = tries
+
+    async def run(self, context):
+        messages = context.messages
+        async with httpx.AsyncClient(base_url=context.base_url, timeout=30) as http:
+            for _ in range(self.tries):
+                answer = await http.post("chat/completions", json={"messages": messages, "model": context.model})
+                answer.raise_for_status()
+                message = answer.json()["choices"][0]["message"]
+                if message["content"] == context.label:
+                    return StepResult(reward=1.0, score=1.0, info={"tries": float(len(messages))})
+                messages = [*messages, message, user("Try again.")]
+        return 0.0
+
+    async def close(self):
+        CLOSED.append(self)
+
+
+async def episode(cls, script, *, limits=None, **kwargs):
+    chat = chat_of("Qwen3")
+    engine = script if isinstance(script, ScriptedEngine) else ScriptedEngine(script, chat.tokenizer)
+    source = ChatAgentSource(cls, kwargs)
+    trajectory = await source.run(
+        Task("What is 6 x 7?", "42"),
+        EpisodeSetup(engine=engine, chat=chat, sampling=SamplingParams(), limits=limits or Limits()),
+        EpisodeKey("e1", "g1", 2, 3),
+    )
+    assert source._endpoint is None
+    return trajectory, engine
+
+
+@pytest.mark.long
+async def test_an_agents_episode_is_a_trajectory_like_any_other():
+    del CLOSED[:]
+    trajectory, engine = await episode(Agent, ["41", "42"])
+    assert (trajectory.reward, trajectory.score, trajectory.stop_reason) == (1.0, 1.0, StopReason.TERMINATED)
+    assert (trajectory.episode_id, trajectory.group_id, trajectory.attempt, trajectory.seed) == ("e1", "g1", 2, 3)
+    assert len(trajectory.turns) == 2
+    assert trajectory.turns[-1].result.info == {"tries": 3.0}
+    assert_exact(trajectory, engine)
+    assert len(CLOSED) == 1
+
+
+async def test_a_plain_run_is_a_thread_and_may_return_a_number():
+    class Plain(Agent):
+        def run(self, context):
+            with httpx.Client(timeout=30) as http:
+                body = {"messages": context.messages}
+                answer = http.post(f"{context.base_url}/chat/completions", json=body)
+            return int(answer.json()["choices"][0]["message"]["content"] == context.label)
+
+    trajectory, _ = await episode(Plain, ["42"])
+    assert trajectory.reward == 1.0
+
+
+async def test_an_exception_of_an_agent_is_recorded_with_its_place_and_the_agent_is_closed():
+    class Broken(Agent):
+        async def run(self, context):
+            await super().run(context)
+            raise KeyError("oops")
+
+    del CLOSED[:]
+    trajectory, _ = await episode(Broken, ["41", "42"])
+    assert (trajectory.stop_reason, trajectory.error.kind, trajectory.error.where) == (StopReason.ERROR, "env", "run")
+    assert "test_endpoint_agent.py" in trajectory.error.place
+    assert (trajectory.reward, len(trajectory.turns), len(CLOSED)) == (None, 2, 1)
+
+
+async def test_an_agents_infra_error_is_infrastructures():
+    class Broken(Agent):
+        async def run(self, context):
+            raise InfraError("search: expected an answer, got none. Retry.")
+
+    trajectory, _ = await episode(Broken, ["41"])
+    assert trajectory.error.kind == "infra"
+
+
+@pytest.mark.long
+async def test_an_agent_that_asked_nothing_or_gave_nothing_broke_the_contract():
+    class Silent(Agent):
+        async def run(self, context):
+            return 1.0
+
+    class Mute(Agent):
+        async def run(self, context):
+            await super().run(context)
+
+    for cls in (Silent, Mute):
+        trajectory, _ = await episode(cls, ["42"])
+        assert (trajectory.error.kind, trajectory.reward) == ("contract", None)
+
+
+async def test_a_failed_engine_is_infrastructures_even_where_the_agent_gives_a_reward():
+    class Calm(Agent):
+        async def run(self, context):
+            try:
+                return await super().run(context)
+            except httpx.HTTPStatusError:
+                return 0.0
+
+    chat = chat_of("Qwen3")
+    trajectory, _ = await episode(Calm, ScriptedEngine(["41"], chat.tokenizer, crash_at=[1]))
+    assert (trajectory.error.kind, trajectory.reward) == ("infra", None)
+
+
+@pytest.mark.long
+async def test_an_agent_that_runs_out_of_turns_is_truncated_and_has_a_last_word():
+    class Graded(Agent):
+        async def on_truncate(self, context):
+            return 0.25
+
+    trajectory, _ = await episode(Agent, ["41"], limits=Limits(max_turns=2))
+    assert (trajectory.stop_reason, trajectory.error, trajectory.reward) == (StopReason.MAX_TURNS, None, None)
+    trajectory, _ = await episode(Graded, ["41"], limits=Limits(max_turns=2))
+    assert (trajectory.stop_reason, trajectory.reward) == (StopReason.MAX_TURNS, 0.25)
+    trajectory, _ = await episode(Graded, ["41"], limits=Limits(max_length=40))
+    assert (trajectory.stop_reason, trajectory.reward) == (StopReason.MAX_LENGTH, 0.25)
+
+
+@pytest.mark.long
+async def test_an_agent_without_on_truncate_is_warned_once_that_episodes_have_no_reward(caplog):
+    class Graded(Agent):
+        async def on_truncate(self, context):
+            return 0.25
+
+    chat = chat_of("Qwen3")
+    for cls, hints in ((Agent, 1), (Graded, 0)):
+        caplog.clear()
+        source = ChatAgentSource(cls)
+        for number in range(2):
+            await source.run(
+                Task("What is 6 x 7?", "42"),
+                EpisodeSetup(
+                    engine=ScriptedEngine(["41"], chat.tokenizer),
+                    chat=chat,
+                    sampling=SamplingParams(),
+                    limits=Limits(max_turns=2),
+                ),
+                EpisodeKey(f"e{number}"),
+            )
+        told = [record.getMessage() for record in caplog.records if "on_truncate" in record.getMessage()]
+        assert len(told) == hints
+        assert all("Agent.on_truncate: expected a reward for an episode that ended as max_turns" in t for t in told)
+        assert all("Write `on_truncate(self, context)`" in each for each in told)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("score_range", "score"), [((0.0, 1.0), None), ((0.0, 5.0), 3.0), (None, 3.0)])
+async def test_the_score_of_an_agent_is_within_the_range_that_its_class_declares(score_range, score):
+    class Graded(Agent):
+        async def run(self, context):
+            await super().run(context)
+            return StepResult(reward=1.0, score=3.0)
+
+    if score is not None:
+        Graded.score_range = score_range
+    trajectory, _ = await episode(Graded, ["42"])
+    assert trajectory.score == score
+    expected = "Graded.run: expected a score in [0, 1], got 3.0."
+    assert (trajectory.error is None) == (score is not None)
+    assert score is not None or trajectory.error.message.startswith(expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("answer", [{"reward": 1.0}, {}, {"rewards": 1.0, "done": True}])
+async def test_a_dict_that_is_not_a_reward_is_answered_with_what_a_run_may_return(answer):
+    class Giving(Agent):
+        async def run(self, context):
+            await super().run(context)
+            return answer
+
+    trajectory, _ = await episode(Giving, ["42"])
+    assert (trajectory.reward, trajectory.error.kind) == (None, "contract")
+    keys = sorted(answer)
+    assert (
+        f"Giving.run: expected the reward or a StepResult, got a dict with the keys {keys}" in trajectory.error.message
+    )
+    assert "environment_feedback" not in trajectory.error.message
+
+
+@pytest.mark.long
+async def test_openrlhfs_step_dict_is_what_a_run_may_return_too():
+    class Giving(Agent):
+        async def run(self, context):
+            await super().run(context)
+            return {"rewards": 0.5, "environment_feedback": "", "done": True}
+
+    trajectory, _ = await episode(Giving, ["42"])
+    assert (trajectory.reward, trajectory.error) == (0.5, None)
+
+
+@pytest.mark.long
+async def test_time_that_runs_out_cancels_the_agent_and_its_generation():
+    chat = chat_of("Qwen3")
+    engine = ScriptedEngine(["41"], chat.tokenizer, latency_s=600)
+    trajectory, _ = await episode(Agent, engine, limits=Limits(episode_timeout_s=3))
+    assert (trajectory.stop_reason, trajectory.error) == (StopReason.EPISODE_TIMEOUT, None)
+    assert engine.num_cancelled == 1
+
+
+async def test_cancelling_an_episode_closes_its_agent_and_the_server():
+    del CLOSED[:]
+    chat = chat_of("Qwen3")
+    engine = ScriptedEngine(["41"], chat.tokenizer, latency_s=30)
+    before = asyncio.all_tasks()
+    work = asyncio.ensure_future(episode(Agent, engine))
+    await until(lambda: engine.requests)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    await until(lambda: asyncio.all_tasks() == before)
+    assert (len(CLOSED), engine.num_cancelled) == (1, 1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [ConfigError, RunStopped])
+async def test_what_an_engine_says_of_the_whole_run_ends_it_no_matter_what_the_agent_makes_of_it(kind):
+    class Calm(Agent):
+        async def run(self, context):
+            with contextlib.suppress(httpx.HTTPStatusError):
+                await super().run(context)
+            return 0.0
+
+    for cls in (Agent, Calm):
+        with pytest.raises(kind, match="expected a model"):
+            await episode(cls, [kind("engine: expected a model, got none. Give one.")])
+
+
+@pytest.mark.long
+async def test_a_bug_of_an_engine_is_an_infrastructure_error():
+    trajectory, _ = await episode(Agent, [ValueError("a bug")])
+    assert (trajectory.error.kind, trajectory.error.type) == ("infra", "EngineError")
+    assert "ValueError: a bug" in trajectory.error.message
+
+
+@pytest.mark.long
+async def test_an_agent_that_compacts_what_was_too_long_ends_like_any_other():
+    class Compacting(Agent):
+        async def run(self, context):
+            async with httpx.AsyncClient(base_url=context.base_url, timeout=30) as http:
+                for text in ("x " * 5000, "short"):
+                    answer = await http.post("chat/completions", json={"messages": [user(text)]})
+            return float(answer.status_code == 200)
+
+    trajectory, _ = await episode(Compacting, ["42"])
+    assert (trajectory.stop_reason, trajectory.reward) == (StopReason.TERMINATED, 1.0)
+
+
+@pytest.mark.long
+async def test_a_generation_without_a_waiter_ends_with_its_episode():
+    http = httpx.AsyncClient(timeout=60)
+
+    class Impatient(Agent):
+        async def run(self, context):
+            def ask(text):
+                url = f"{context.base_url}/chat/completions"
+                return asyncio.ensure_future(http.post(url, json={"messages": [user(text)]}))
+
+            await ask("short")
+            self.left = ask("long")
+            await until(lambda: len(engine.requests) == 2)
+            return 1.0
+
+    async def script(request):
+        await asyncio.sleep(600 if "long" in request.prompt else 0)
+        return "42"
+
+    engine = ScriptedEngine(script, chat_of("Qwen3").tokenizer)
+    async with http:
+        trajectory, _ = await episode(Impatient, engine)
+    assert (trajectory.reward, len(trajectory.turns), engine.num_cancelled) == (1.0, 1, 1)
+
+
+@pytest.mark.long
+async def test_episodes_at_the_same_time_share_one_server():
+    chat = chat_of("Qwen3")
+    engine = ScriptedEngine(lambda r: "42" if "again" in r.prompt else "41", chat.tokenizer, latency_s=0.01)
+    source = ChatAgentSource(Agent)
+
+    async def one(number):
+        return await source.run(
+            Task("What is 6 x 7?", "42"),
+            EpisodeSetup(engine=engine, chat=chat, sampling=SamplingParams(), limits=Limits()),
+            EpisodeKey(f"e{number}"),
+        )
+
+    trajectories = await asyncio.gather(*(one(number) for number in range(24)))
+    assert [t.reward for t in trajectories] == [1.0] * 24
+    assert source._endpoint is None
+
+
+def test_a_class_without_run_and_wrong_arguments_are_refused():
+    with pytest.raises(ConfigError, match="run"):
+        ChatAgentSource(int)
+    with pytest.raises(ConfigError, match="trys"):
+        ChatAgentSource(Agent, {"trys": 1})
+
+
+async def test_an_agent_that_dies_of_a_failed_engine_is_an_infrastructure_error():
+    """Its own exception says the same later and with less: the run tries the episode again."""
+    chat = chat_of("Qwen3")
+    trajectory, _ = await episode(Agent, ScriptedEngine(["41"], chat.tokenizer, crash_at=[1]))
+    assert (trajectory.stop_reason, trajectory.error.kind, trajectory.error.type) == (
+        StopReason.ERROR, "infra", "EngineError",
+    )  # fmt: skip
+
+
+@pytest.mark.long
+async def test_a_constructor_may_be_async_and_has_a_deadline():
+    class Slow(Agent):
+        async def __init__(self, wait_s=0.0):
+            await asyncio.sleep(wait_s)
+            super().__init__()
+
+    trajectory, _ = await episode(Slow, ["42"])
+    assert trajectory.reward == 1.0
+    trajectory, _ = await episode(Slow, ["42"], limits=Limits(step_timeout_s=2), wait_s=600)
+    assert (trajectory.stop_reason, trajectory.error.type, trajectory.error.where) == (
+        StopReason.STEP_TIMEOUT, "StepTimeout", "create",
+    )  # fmt: skip
+
+
+@pytest.mark.long
+async def test_a_last_word_or_a_close_that_hangs_is_given_up():
+    class Hanging(Agent):
+        async def on_truncate(self, context):
+            await asyncio.sleep(600)
+
+    trajectory, _ = await episode(Hanging, ["41"], limits=Limits(max_turns=2, step_timeout_s=2))
+    assert (trajectory.stop_reason, trajectory.error.type) == (StopReason.STEP_TIMEOUT, "StepTimeout")
+    assert (trajectory.error.where, len(trajectory.turns)) == ("on_truncate", 2)
+    assert trajectory.wait_s > 0
+
+
+@pytest.mark.long
+async def test_a_server_that_is_kept_up_serves_one_episode_after_another():
+    chat = chat_of("Qwen3")
+    engine = ScriptedEngine(["42"], chat.tokenizer)
+    source, ports = ChatAgentSource(Agent), set()
+    async with source.serving() as endpoint:
+        for number in range(3):
+            trajectory = await source.run(
+                Task("What is 6 x 7?", "42"),
+                EpisodeSetup(engine=engine, chat=chat, sampling=SamplingParams(), limits=Limits()),
+                EpisodeKey(f"e{number}"),
+            )
+            assert trajectory.reward == 1.0
+            ports.add((await source._endpoint).port)
+    assert (ports, source._endpoint) == ({endpoint.port}, None)

@@ -1,0 +1,261 @@
+"""Agents with a loop of their own by command: run, resume, check what they leave, with OpenAI's SDK."""
+
+import importlib.util
+import json
+import signal
+import sys
+
+import pytest
+
+from agentenv.core.types import StopReason
+from agentenv.runs.records.directory import read_trajectories
+from tests.drivers import command, forked, lines, without_times, write_rows
+
+pytest.importorskip("openai")
+
+AGENTS = '''
+import asyncio
+import os
+import subprocess
+import sys
+import time
+
+from openai import AsyncOpenAI, OpenAI
+
+
+def client_of(context, kind=AsyncOpenAI, **more):
+    return kind(base_url=context.base_url, api_key=context.api_key, timeout=60, **more)
+
+
+class Retry:
+    """Says so when the answer is wrong."""
+
+    def __init__(self, tries=2):
+        self.tries = tries
+
+    async def run(self, context):
+        messages = context.messages
+        async with client_of(context) as client:
+            for _ in range(self.tries):
+                answer = await client.chat.completions.create(model="gpt-4o", messages=messages)
+                text = answer.choices[0].message.content
+                if context.label in text:
+                    return 1.0
+                messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "Wrong."}]
+        return 0.0
+
+
+class Compacting(Retry):
+    """Forgets all but the question before each further try, then asks two things at once."""
+
+    async def run(self, context):
+        async with client_of(context) as client:
+            create = client.chat.completions.create
+            for number in range(2):
+                more = [{"role": "user", "content": f"Try {number}."}] * min(number, 1)
+                messages = [*context.messages, *more]
+                said = (await create(model="m", messages=messages)).choices[0].message
+            messages += [said.model_dump(exclude_none=True)]
+            wishes = [[*messages, {"role": "user", "content": word}] for word in ("Shorter.", "Longer.")]
+            await asyncio.gather(*(create(model="m", messages=wish) for wish in wishes))
+        return 0.5
+
+
+class Subprocess:
+    """Lets a program do it that knows OpenAI's variables and nothing else."""
+
+    def run(self, context):
+        program = (
+            "import sys; from openai import OpenAI; "
+            "messages = [{'role': 'user', 'content': sys.argv[1]}]; "
+            "print(OpenAI().chat.completions.create(model='m', messages=messages).choices[0].message.content)"
+        )
+        command = [sys.executable, "-c", program, context.messages[0]["content"]]
+        environment = {**os.environ, **context.environ}
+        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+        return float(context.label in said.stdout)
+
+
+class Careless:
+    """Never closes its client, has a key of its own, and prints."""
+
+    def run(self, context):
+        print("careless")
+        self.client = OpenAI(base_url=context.base_url, api_key="sk-mine")
+        return float(len(self.client.models.list().data))  if self.ask(context) else 0.0
+
+    def ask(self, context):
+        return self.client.chat.completions.create(model="m", messages=context.messages).choices
+
+
+class Broken(Careless):
+    def run(self, context):
+        super().run(context)
+        raise KeyError("broken")  # HERE
+
+
+class Hanging(Careless):
+    async def run(self, context):
+        await asyncio.to_thread(super().run, context)
+        await asyncio.sleep(3600)
+
+
+class Elsewhere:
+    def run(self, context):
+        with OpenAI(base_url=context.base_url.replace("/s/", "/s/x"), api_key="x", max_retries=0) as client:
+            client.chat.completions.create(model="m", messages=context.messages)
+
+
+class Responding:
+    def run(self, context):
+        with client_of(context, OpenAI, max_retries=0) as client:
+            client.responses.create(model="m", input="hello")
+'''
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "agents.py").write_text(AGENTS)
+    rows = [{"prompt": f"What is {number} plus 2?", "label": str(number + 2)} for number in range(4)]
+    write_rows(tmp_path / "tasks.jsonl", rows)
+    return tmp_path
+
+
+def flags(agent, *more):
+    common = ("--data", "tasks.jsonl", "--n", 2, "--max_tokens", 24, "--max_error_share", 1, "--progress", "none")
+    return ["run", "--env", f"agents.py:{agent}", *common, "--out", agent, *more]
+
+
+def scripted(*said):
+    return ["--engine", "scripted", "--engine_args", json.dumps({"script": list(said)})]
+
+
+@pytest.mark.long
+def test_a_run_is_recorded_counted_shown_and_replayed_like_any_other(place, capsys):
+    assert command(flags("Retry", "--env_kwargs", '{"tries": 3}')) == 0
+    trajectories = list(read_trajectories("Retry"))
+    assert sorted(t.episode_id for t in trajectories) == [f"00000{task}/{n}" for task in range(4) for n in range(2)]
+    assert {t.stop_reason for t in trajectories} == {StopReason.TERMINATED}
+    assert all(len(t.turns) == 3 for t in trajectories if t.reward == 0.0)
+    metrics = json.loads((place / "Retry/metrics.json").read_text())
+    assert (metrics["num_rewarded"], metrics["num_missing"]) == (8, 0)
+    assert command(["tokens", "show", "Retry", "0"]) == 0
+    assert "turn 0 · action" in capsys.readouterr().out
+    assert command(["tokens", "replay", "Retry", "--tolerance", 1e-4]) == 0
+
+
+@pytest.mark.long
+def test_segments_of_an_agent_that_rewrites_its_history_agree_with_what_was_said_and_sampled(place, capsys):
+    assert command(flags("Compacting")) == 0
+    for trajectory in read_trajectories("Compacting"):
+        assert (trajectory.error, trajectory.reward, len(trajectory.segments)) == (None, 0.5, 3)
+        kinds = [turn.result.info.get("mismatch") for turn in trajectory.turns]
+        assert kinds == ["edited", None, "branch", None]
+        begun = trajectory.turns[0].result.observation
+        assert [message["content"] for message in begun[-1:]] == ["Try 1."]
+    capsys.readouterr()
+    for position in range(8):
+        command(["tokens", "diff", "Compacting", position])
+    assert "template" not in capsys.readouterr().out.replace("template line", "")
+    assert command(["tokens", "replay", "Compacting", "--tolerance", 1e-4]) == 0
+
+
+@pytest.mark.long
+def test_the_same_command_produces_the_same_tokens_and_a_resumed_run_adds_nothing(place):
+    assert command(flags("Retry")) == 0
+    assert command([*flags("Retry"), "--out", "again"]) == 0
+    tokens = [
+        [s["token_ids"] for e in without_times(lines(place / run)) for s in e["segments"]] for run in ("Retry", "again")
+    ]
+    assert tokens[0] == tokens[1]
+    before = (place / "Retry/trajectories.jsonl").read_bytes()
+    assert command(["run", "--resume", "--out", "Retry", "--progress", "none"]) == 0
+    assert (place / "Retry/trajectories.jsonl").read_bytes() == before
+
+
+@pytest.mark.long
+def test_a_run_that_is_killed_continues_with_every_episode_once(place):
+    slow = ["--engine", "scripted", "--engine_args", json.dumps({"script": ["no"], "latency_s": 0.2})]
+    with forked([*flags("Retry"), *slow, "--n", 20, "--concurrency", 4], place) as running:
+        running.until(lambda: len(lines(place / "Retry")) >= 6)
+        running.signal(signal.SIGKILL)
+        running.process.join(60)
+    assert 0 < len(lines(place / "Retry")) < 80
+    assert command(["run", "--resume", "--out", "Retry", "--concurrency", 32, "--progress", "none"]) == 0
+    kept = [each["episode_id"] for each in lines(place / "Retry")]
+    assert (len(kept), len(set(kept))) == (80, 80)
+
+
+@pytest.mark.long
+def test_an_agent_in_another_process_finds_its_session_by_openais_variables(place):
+    assert command(flags("Subprocess", *scripted("it is 5"), "--concurrency", 2)) == 0
+    rewards = {t.episode_id: t.reward for t in read_trajectories("Subprocess")}
+    assert [rewards[f"00000{number}/0"] for number in range(4)] == [0.0, 0.0, 0.0, 1.0]
+
+
+@pytest.mark.long
+def test_another_key_another_model_name_and_an_open_client_do_no_harm(place, capsys):
+    assert command(flags("Careless", *scripted("five"), "--json")) == 0
+    assert [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()][-1] == "done"
+    assert {t.reward for t in read_trajectories("Careless")} == {1.0}
+
+
+@pytest.mark.long
+def test_an_exception_of_an_agent_is_the_error_of_the_episode_with_its_place(place):
+    assert command(flags("Broken", *scripted("five"))) == 0
+    line = next(number for number, text in enumerate(AGENTS.splitlines(), 1) if "# HERE" in text)
+    for trajectory in read_trajectories("Broken"):
+        error = trajectory.error
+        assert (error.kind, error.type, error.place) == ("env", "KeyError", f"{place / 'agents.py'}:{line}")
+        assert (trajectory.reward, len(trajectory.turns)) == (None, 1)
+
+
+@pytest.mark.long
+def test_an_agent_that_hangs_is_given_up_and_keeps_its_turns(place):
+    assert command(flags("Hanging", *scripted("five"), "--episode_timeout_s", 4)) == 0
+    trajectories = list(read_trajectories("Hanging"))
+    assert [(t.stop_reason, t.error) for t in trajectories] == [(StopReason.EPISODE_TIMEOUT, None)] * 8
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("agent", "told"), [("Elsewhere", "Use the given base URL"), ("Responding", "chat/completions")]
+)
+def test_a_missing_name_is_reported_with_the_available_ones(place, agent, told):
+    assert command(flags(agent, *scripted("five"))) == 0
+    for trajectory in read_trajectories(agent):
+        assert trajectory.error.type == "NotFoundError"
+        assert told in trajectory.error.message
+
+
+def test_a_missing_extra_is_one_line_with_the_command_that_installs_it(place, monkeypatch, capsys):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "uvicorn" else found(name))
+    assert command(flags("Retry")) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert "uvicorn" in told
+    assert told.endswith("pip install 'agentenv-rl[endpoint]'")
+    assert not (place / "Retry").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--env_kwargs", '{"trys": 2}'], "expected arguments of Retry ['tries'], got {'trys': 2}"),
+        (["--history", "rerender"], "--history: expected keep"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused_before_anything_runs(place, capsys, more, told):
+    assert command(flags("Retry", *more)) == 2
+    assert told in capsys.readouterr().err
+    assert not (place / "Retry").exists()
+
+
+@pytest.mark.long
+def test_a_file_with_one_such_agent_needs_no_class_name(place, capsys):
+    (place / "one.py").write_text(AGENTS.split("class Compacting")[0])
+    assert command(["run", "--env", "one.py", "--data", "tasks.jsonl", *scripted("5"), "--out", "one"]) == 0
+    assert command(["run", "--env", "agents.py", "--data", "tasks.jsonl", *scripted("5"), "--out", "many"]) == 2
+    assert "Write agents.py:ClassName" in capsys.readouterr().err

@@ -1,0 +1,253 @@
+"""The server: OpenAI's own SDK against it, errors with their statuses, clients that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+
+import httpx
+import pytest
+
+from agentenv.core.types import Limits, StopReason
+from agentenv.episode.endpoint.server import Endpoint
+from agentenv.episode.endpoint.session import SessionOptions
+from agentenv.errors import ConfigError, RunStopped
+from tests.episode.endpoint.scenes import CALLS, NAMES, TOOL, assert_exact, session_of, until, user
+
+openai = pytest.importorskip("openai")
+
+
+@contextlib.asynccontextmanager
+async def served(session, **options):
+    async with Endpoint(**options) as endpoint:
+        with endpoint.open(session) as address:
+            client = openai.AsyncOpenAI(base_url=address.base_url, api_key=address.api_key, max_retries=0)
+            async with client:
+                yield endpoint, address, client
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_openais_sdk_runs_a_tool_loop(name, stream):
+    session, engine = session_of([CALLS[name], "It is 42."], name)
+    async with served(session) as (_, _, client):
+        messages = [user("What is 6 x 7?")]
+        if stream:
+            async with client.chat.completions.stream(model="policy", messages=messages, tools=TOOL) as events:
+                completion = await events.get_final_completion()
+        else:
+            completion = await client.chat.completions.create(model="policy", messages=messages, tools=TOOL)
+        choice = completion.choices[0]
+        assert choice.finish_reason == "tool_calls"
+        (call,) = choice.message.tool_calls
+        assert json.loads(call.function.arguments) == {"query": "6 x 7"}
+        messages += [
+            choice.message.model_dump(exclude={"parsed"}) if not stream else said(choice.message),
+            {"role": "tool", "tool_call_id": call.id, "content": "42"},
+        ]
+        if stream:
+            text, usage = "", None
+            chunks = await client.chat.completions.create(
+                model="policy", messages=messages, tools=TOOL, stream=True, stream_options={"include_usage": True}
+            )
+            async for chunk in chunks:
+                text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
+                usage = chunk.usage or usage
+            assert usage.prompt_tokens == len(engine.requests[1].prompt_token_ids)
+        else:
+            completion = await client.chat.completions.create(model="policy", messages=messages, tools=TOOL)
+            text = completion.choices[0].message.content
+    assert text == "It is 42."
+    trajectory = session.finish(1.0)
+    assert (len(trajectory.segments), session.mismatches) == (1, [])
+    assert_exact(trajectory, engine)
+
+
+def said(message):
+    calls = [call.model_dump(exclude={"function": {"parsed_arguments"}}) for call in message.tool_calls]
+    return {"role": "assistant", "content": message.content, "tool_calls": calls}
+
+
+@pytest.mark.long
+async def test_the_synchronous_sdk_works_from_a_thread():
+    session, _ = session_of(["hello"])
+    async with served(session) as (_, address, _):
+
+        def talk():
+            with openai.OpenAI(base_url=address.base_url, api_key="anything") as client:
+                return client.chat.completions.create(model="m", messages=[user("Q")], logprobs=True)
+
+        completion = await asyncio.to_thread(talk)
+    assert completion.choices[0].message.content == "hello"
+    assert completion.choices[0].logprobs.content[0].logprob <= 0
+    assert completion.model == "m"
+
+
+@pytest.mark.long
+async def test_a_session_is_named_by_path_header_or_key():
+    session, _ = session_of(["a"], options=SessionOptions(model="tiny"))
+    async with served(session) as (endpoint, address, _), httpx.AsyncClient(base_url=endpoint.url) as http:
+        body = {"messages": [user("Q")]}
+        for headers in ({"x-session-id": address.api_key}, {"authorization": f"Bearer {address.api_key}"}):
+            answer = await http.post("/v1/chat/completions", json=body, headers=headers)
+            assert answer.status_code == 200
+        models = await http.get(f"/s/{address.api_key}/v1/models")
+        assert [model["id"] for model in models.json()["data"]] == ["tiny"]
+        assert (await http.get("/health")).json() == {"status": "ok", "sessions": 1}
+
+
+@pytest.mark.long
+async def test_errors_have_openais_form_and_their_own_status():
+    session, _ = session_of(["a"], crash_at=[0], limits=Limits(max_length=512))
+    async with (
+        served(session, max_body_bytes=10_000) as (endpoint, address, _),
+        httpx.AsyncClient(base_url=endpoint.url) as http,
+    ):
+        route = f"/s/{address.api_key}/v1/chat/completions"
+        cases = [
+            (http.post("/s/nobody/v1/chat/completions", json={}), 404, "unknown_session"),
+            (http.post("/v1/chat/completions", json={}), 404, "unknown_session"),
+            (http.get("/v2"), 404, "http_error"),
+            (http.get(route), 405, "http_error"),
+            (http.post(route, content=b"{"), 400, "invalid_request"),
+            (http.post(route, content=b"[" * 9_000), 400, "invalid_request"),
+            (http.post(route, content=b"\xff\xfe"), 400, "invalid_request"),
+            (http.post(route, json={"messages": [], "x": "y" * 20_000}), 413, "body_too_large"),
+            (http.post(route, json={"messages": [user("Q")]}), 503, "engine_failed"),
+            (http.post(route, json={"messages": [user("long " * 1500)]}), 400, "context_length_exceeded"),
+        ]
+        for request, status, code in cases:
+            answer = await request
+            assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+            assert answer.json()["error"]["message"]
+
+
+@pytest.mark.long
+async def test_a_failure_of_the_engine_is_retried_by_the_sdk_and_recorded_if_it_stays():
+    session, engine = session_of(["a"], crash_at=[0])
+    async with served(session) as (_, _, client):
+        completion = await client.with_options(max_retries=2).chat.completions.create(model="m", messages=[user("Q")])
+    assert completion.choices[0].message.content == "a"
+    assert len(engine.requests) == 2
+    assert session.finish(1.0).reward == 1.0
+    session, _ = session_of(["a"], crash_at=range(9))
+    async with served(session) as (_, _, client):
+        with pytest.raises(openai.InternalServerError):
+            await client.chat.completions.create(model="m", messages=[user("Q")])
+    trajectory = session.finish(0.0)
+    assert (trajectory.stop_reason, trajectory.error.kind, trajectory.reward) == (StopReason.ERROR, "infra", None)
+
+
+@pytest.mark.long
+async def test_a_client_that_goes_away_cancels_its_generation():
+    session, engine = session_of(["a"], latency_s=30)
+    async with served(session) as (_, _, client):
+        with pytest.raises(openai.APITimeoutError):
+            await client.with_options(timeout=0.2).chat.completions.create(model="m", messages=[user("Q")])
+        await until(lambda: engine.num_cancelled)
+    assert engine.num_cancelled == 1
+    assert session.finish().error is None
+
+
+async def test_a_generation_ends_with_its_session_also_where_the_client_stays():
+    session, engine = session_of(["a"], latency_s=60)
+    async with Endpoint() as endpoint, httpx.AsyncClient(timeout=30) as http:
+        with endpoint.open(session) as address:
+            url = f"{address.base_url}/chat/completions"
+            asked = asyncio.ensure_future(http.post(url, json={"messages": [user("Q")]}))
+            await until(lambda: engine.requests)
+        answer = await asked
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_session")
+    assert engine.num_cancelled == 1
+
+
+async def test_text_that_utf_8_cannot_encode_is_answered_escaped():
+    session, _ = session_of(["a"])
+    async with served(session) as (_, address, _), httpx.AsyncClient(timeout=30) as http:
+        content = json.dumps({"messages": [user("Q")], "model": "\ud800"}).encode()
+        answer = await http.post(f"{address.base_url}/chat/completions", content=content)
+    assert (answer.status_code, answer.json()["model"]) == (200, "\ud800")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "more",
+    [
+        '"max_tokens": 1e999', '"seed": Infinity', '"temperature": Infinity', '"stop": 5', '"tools": [[5]]',
+        '"messages": [{"role": "user", "content": "\\ud800"}]',
+    ],
+)  # fmt: skip
+async def test_malformed_requests_are_answered_with_400_and_why(more):
+    session, engine = session_of(["a"])
+    async with served(session) as (_, address, _), httpx.AsyncClient(timeout=30) as http:
+        body = '{"messages": [{"role": "user", "content": "Q"}], ' + more + "}"
+        answer = await http.post(f"{address.base_url}/chat/completions", content=body.encode())
+    assert (answer.status_code, engine.requests) == (400, [])
+    assert "expected" in answer.json()["error"]["message"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("error", [RunStopped("pool: no engine is left."), ConfigError("engine: no.")], ids=repr)
+async def test_what_an_engine_says_of_the_whole_run_is_a_500_and_kept(error):
+    session, _ = session_of([error])
+    async with served(session) as (_, address, _), httpx.AsyncClient(timeout=30) as http:
+        answer = await http.post(f"{address.base_url}/chat/completions", json={"messages": [user("Q")]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "set_up_wrongly")
+    assert session.fatal is error
+
+
+@pytest.mark.long
+async def test_many_sessions_at_once_keep_apart():
+    async with Endpoint() as endpoint, httpx.AsyncClient(base_url=endpoint.url, timeout=30) as http:
+        played = [session_of(lambda r: r.prompt[-200:], latency_s=0.001) for _ in range(32)]
+
+        async def talk(number, session):
+            with endpoint.open(session) as address:
+                messages = [user(f"I am {number}")]
+                for turn in range(3):
+                    answer = await http.post(f"/s/{address.api_key}/v1/chat/completions", json={"messages": messages})
+                    assert answer.status_code == 200
+                    messages += [answer.json()["choices"][0]["message"], user(f"{number} at {turn}")]
+
+        await asyncio.gather(*(talk(number, session) for number, (session, _) in enumerate(played)))
+    for number, (session, engine) in enumerate(played):
+        trajectory = session.finish(1.0)
+        assert len(trajectory.segments) == 1
+        assert all(f"I am {number}" in r.prompt for r in engine.requests)
+        assert_exact(trajectory, engine)
+
+
+async def test_an_answer_does_not_wait_for_more_to_send():
+    """Nagle's algorithm is off on every connection that is taken; with it each answer would come 40 ms late."""
+    session, _ = session_of(["a"])
+    async with served(session) as (endpoint, address, _), httpx.AsyncClient(timeout=30) as http:
+        await http.post(f"{address.base_url}/chat/completions", json={"messages": [user("Q")]})
+        (connection,) = endpoint._uvicorn._server.server_state.connections
+        taken = connection.transport.get_extra_info("socket")
+        assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.mark.long
+async def test_closing_leaves_no_task_no_socket_and_may_be_done_again():
+    before = asyncio.all_tasks()
+    session, engine = session_of(["a"], latency_s=30)
+    endpoint = Endpoint()
+    await endpoint.start()
+    url = endpoint.url
+    with endpoint.open(session) as address:
+        async with httpx.AsyncClient() as http:
+            asked = asyncio.ensure_future(
+                http.post(f"{address.base_url}/chat/completions", json={"messages": [user("Q")]})
+            )
+            await until(lambda: engine.requests)
+            await endpoint.close()
+            await endpoint.close()
+            with contextlib.suppress(httpx.HTTPError):
+                assert (await asked).status_code >= 500
+            with pytest.raises(httpx.ConnectError):
+                await http.get(f"{url}/health")
+    assert engine.num_cancelled == 1
+    await until(lambda: asyncio.all_tasks() == before)

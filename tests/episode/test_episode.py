@@ -1,0 +1,1105 @@
+"""The loop: what holds for every script, tokenizer, limit and failure.
+
+The numbers of invariants in test names are those of the project's list of token-fidelity invariants.
+"""
+
+import asyncio
+import contextlib
+import math
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from array import array
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentenv._util.calls import create
+from agentenv.chat.chat import Chat
+from agentenv.core.agent import AgentInstance
+from agentenv.core.trajectory import NO_VERSION
+from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode.loop import run_episode
+from agentenv.episode.setup import EpisodeKey
+from agentenv.errors import ConfigError, ContractError, InfraError, RunStopped
+from agentenv.testing.tokenizers import ByteFallbackTokenizer, CharTokenizer, MergingTokenizer
+from tests.models import make_tiny_tokenizer
+
+ROOT = Path(__file__).parents[2]
+TASK = Task("Q: ")
+KEY = EpisodeKey("task-0/3", "task-0", attempt=1, seed=11)
+GO_ON, END = StepResult("more"), StepResult(reward=1.0, score=1.0, terminated=True)
+
+
+class Scripted(AgentInstance):
+    """Answers from a list (the last answer repeats); an exception is raised, a callable called with the states."""
+
+    def __init__(self, *steps, prompt=None, word=None, on_close=None):
+        self.steps, self.prompt, self.word, self.on_close = steps, prompt, word, on_close
+        self.seen, self.truncations, self.num_closed, self.reset_states = [], [], 0, None
+
+    async def reset(self, states):
+        self.reset_states = states
+        return await answer(self.prompt or states, states)
+
+    async def step(self, states):
+        self.seen.append(states)
+        return await answer(self.steps[min(len(self.seen), len(self.steps)) - 1], states)
+
+    async def on_truncate(self, states):
+        self.truncations.append(states)
+        return await answer(self.word, states)
+
+    async def close(self):
+        self.num_closed += 1
+        await answer(self.on_close, None)
+
+
+async def answer(value, states):
+    if isinstance(value, BaseException):
+        raise value
+    value = value(states) if callable(value) else value
+    return await value if asyncio.iscoroutine(value) else value
+
+
+async def forever(_):
+    await asyncio.sleep(3600)
+
+
+async def play(agent, script=("hello",), *, task=TASK, tokenizer=None, engine=None, **options):
+    """Run one episode of an instance (or of a factory of instances); gives its record and its engine."""
+    tokenizer = tokenizer or CharTokenizer()
+    engine = engine or ScriptedEngine(script, tokenizer)
+
+    async def make():
+        return await agent() if callable(agent) else agent
+
+    options = {"sampling": SamplingParams(), "limits": Limits(max_length=400, max_turns=4), "key": KEY} | options
+    trajectory = await run_episode(make, task, engine=engine, chat=Chat(tokenizer), **options)
+    return trajectory, engine
+
+
+# --- what holds for every episode ---------------------------------------------------------------------------------
+
+TOKENIZERS = ("char", "merging", "bytes", "bpe")
+PIECES = (
+    "<|im_end|>",
+    "<|im_start|>",
+    "<|im_end|>\n",
+    "12",
+    "34",
+    "1234567",
+    "\n\n",
+    "\n",
+    " ",
+    "  the",
+    "abc",
+    "é🙂",
+    "ß",
+)
+texts = st.lists(st.sampled_from(PIECES) | st.text(max_size=6), max_size=5).map("".join)
+messages = st.fixed_dictionaries({"role": st.sampled_from(["user", "tool", "system"]), "content": texts})
+huge = st.sampled_from(["x" * 500, [{"role": "user", "content": "y" * 500}]])
+observations = st.just("") | texts | st.lists(messages, max_size=2) | huge
+prompts = texts | st.lists(messages, min_size=1, max_size=2)
+caps = st.none() | st.integers(1, 30)
+sampling_changes = st.none() | st.builds(SamplingParams, temperature=st.just(0.25), max_tokens=caps)
+
+
+@st.composite
+def step_results(draw):
+    end = draw(st.sampled_from([None] * 6 + ["terminated", "truncated"]))
+    return StepResult(
+        draw(observations),
+        reward=draw(st.floats(-2, 2, width=32)),
+        score=draw(st.none() | st.floats(0, 1)),
+        sampling=draw(sampling_changes),
+        **({end: True} if end else {}),
+    )
+
+
+@st.composite
+def says(draw):
+    """What the engine does on one turn: (text, terminator, finish reason, log-probabilities, two versions?)."""
+    reason = draw(st.sampled_from(["stop", "stop", "stop", "length", "repetition", "abort", "error"]))
+    logprobs = draw(st.sampled_from(["right", "right", "nan", "none", "short"]))
+    terminator = draw(st.sampled_from(["own", "own", "none", "foreign"]))
+    return draw(texts), terminator, reason, logprobs, draw(st.booleans())
+
+
+episodes = st.fixed_dictionaries(
+    {
+        "prompt": prompts,
+        "steps": st.lists(step_results(), min_size=1, max_size=5),
+        "says": st.lists(says(), min_size=1, max_size=5),
+        "word": st.none() | step_results(),
+        "limits": st.builds(Limits, max_length=st.integers(2, 300), max_turns=st.integers(1, 6)),
+        "sampling": st.builds(SamplingParams, max_tokens=caps, seed=st.none() | st.just(5)),
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def bpe(tmp_path_factory):
+    """A real byte-level BPE tokenizer, trained on the spot, with a ChatML template."""
+    from transformers import AutoTokenizer
+
+    path = tmp_path_factory.mktemp("bpe")
+    make_tiny_tokenizer(path)
+    return AutoTokenizer.from_pretrained(path)
+
+
+@pytest.fixture(params=TOKENIZERS)
+def tokenizer(request):
+    classes = {"char": CharTokenizer, "merging": MergingTokenizer, "bytes": ByteFallbackTokenizer}
+    return classes[request.param]() if request.param in classes else request.getfixturevalue("bpe")
+
+
+def spoken(plan, tokenizer, sent):
+    """A script that says `plan` within the room it is given, and keeps what it said in `sent`."""
+
+    def script(request):
+        text, terminator, reason, logprobs, two_versions = plan[min(request.turn_index, len(plan) - 1)]
+        foreign = next((i for i in tokenizer.all_special_ids if i != tokenizer.eos_token_id), tokenizer.eos_token_id)
+        ends = {"own": [tokenizer.eos_token_id], "foreign": [foreign], "none": []}[terminator]
+        token_ids = [*tokenizer.encode(text, add_special_tokens=False), *ends]
+        if len(token_ids) > request.sampling.max_tokens:
+            token_ids, reason = token_ids[: request.sampling.max_tokens], "length" if reason == "stop" else reason
+        values = [-0.25 - position for position in range(len(token_ids))]
+        kinds = {"right": values, "nan": [math.nan, *values[1:]][: len(values)], "none": None, "short": values[1:]}
+        given = kinds[logprobs]
+        versions = [3] * (len(token_ids) // 2) + [4] * (len(token_ids) - len(token_ids) // 2)
+        completion = Completion(
+            tuple(token_ids),
+            reason,
+            logprobs=None if given is None else tuple(given),
+            policy_versions=tuple(versions) if two_versions else (),
+            policy_version=2,
+        )
+        sent.append(completion)
+        return completion
+
+    return script
+
+
+@pytest.mark.long
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(plan=episodes)
+def test_every_episode_leaves_a_faithful_record(tokenizer, plan):
+    trajectory, engine, agent, sent = play_plan(plan, tokenizer)
+    check_arrays(trajectory)
+    check_actions(trajectory, sent)
+    check_prompts(trajectory, engine.requests, sent)
+    check_budget(trajectory, engine.requests, plan)
+    check_outcome(trajectory, agent, plan)
+
+
+@pytest.mark.long
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(plan=episodes)
+def test_invariant_16_an_episode_run_again_is_the_same_token_for_token(tokenizer, plan):
+    first, again = (play_plan(plan, tokenizer)[0] for _ in range(2))
+    assert [first.token_ids, bytes(first.action_mask)] == [again.token_ids, bytes(again.action_mask)]
+    assert (first.stop_reason, first.reward, first.score) == (again.stop_reason, again.reward, again.score)
+
+
+def play_plan(plan, tokenizer):
+    sent = []
+    agent = Scripted(*plan["steps"], word=plan["word"])
+    engine = ScriptedEngine(spoken(plan["says"], tokenizer, sent), tokenizer)
+    options = {"limits": plan["limits"], "sampling": plan["sampling"]}
+    task = Task(plan["prompt"], label="l")
+    trajectory, _ = asyncio.run(play(agent, task=task, tokenizer=tokenizer, engine=engine, **options))
+    return trajectory, engine, agent, sent
+
+
+def check_arrays(trajectory):
+    """Invariants 3, 4, 9: equal lengths, the mask on the spans and nothing else, nothing off the mask."""
+    segment, num = trajectory.segments[0], trajectory.num_tokens
+    columns = (segment.action_mask, segment.logprobs, segment.policy_versions, segment.rewards)
+    assert [len(column) for column in columns] == [num] * 4
+    edges = [edge for turn in trajectory.turns for edge in (turn.start, turn.end)]
+    assert edges == sorted(edges)
+    assert all(turn.start < turn.end for turn in trajectory.turns)
+    on_mask = {i for turn in trajectory.turns for i in range(turn.start, turn.end)}
+    assert [bool(flag) for flag in segment.action_mask] == [i in on_mask for i in range(num)]
+    off_mask = set(range(num)) - on_mask
+    assert all(segment.logprobs[i] == 0.0 and segment.policy_versions[i] == NO_VERSION for i in off_mask)
+    paid = {turn.end - 1: turn.result.reward for turn in trajectory.turns if turn.result is not None}
+    expected = array("f", [paid.get(i, 0.0) for i in range(num)])
+    assert segment.rewards == expected
+
+
+def check_actions(trajectory, sent):
+    """Invariants 5 and 17: the engine's ids, log-probabilities and versions, untouched; NaN where one is missing."""
+    segment = trajectory.segments[0]
+    for turn, completion in zip(trajectory.turns, sent, strict=False):
+        span, num = slice(turn.start, turn.end), len(completion.token_ids)
+        assert tuple(segment.token_ids[span]) == completion.token_ids
+        assert tuple(segment.policy_versions[span]) == (completion.policy_versions or (2,) * num)
+        values = array("f", completion.logprobs or [math.nan] * num)
+        assert [repr(x) for x in segment.logprobs[span]] == [repr(x) for x in values]
+        assert turn.finish_reason == completion.finish_reason
+    lost = sent[len(trajectory.turns) :]
+    assert len(lost) <= 1
+    assert not lost or trajectory.stop_reason in (StopReason.ERROR, StopReason.ABORTED)
+
+
+def check_prompts(trajectory, requests, sent):
+    """Invariants 1 and 2: every prompt is the last one, its action, and what the environment said."""
+    for before, completion, after in zip(requests, sent, requests[1:], strict=False):
+        sofar = before.prompt_token_ids + completion.token_ids
+        assert after.prompt_token_ids[: len(sofar)] == sofar
+    for turn, request in zip(trajectory.turns, requests, strict=False):
+        assert request.prompt_token_ids == tuple(trajectory.token_ids[: turn.start])
+
+
+def check_budget(trajectory, requests, plan):
+    """Invariant 15: never longer than max_length, and no generation without room, however the sampling changes."""
+    limits, sampling = plan["limits"], plan["sampling"]
+    assert trajectory.num_tokens <= limits.max_length
+    assert len(requests) <= limits.max_turns
+    for turn_index, request in enumerate(requests):
+        room = limits.max_length - len(request.prompt_token_ids)
+        assert request.sampling.max_tokens == min(sampling.max_tokens or room, room) >= 1
+        assert request.sampling.seed == (None if sampling.seed is None else sampling.seed + turn_index)
+        result = plan["steps"][min(turn_index, len(plan["steps"]) - 1)]
+        sampling = result.sampling or sampling
+
+
+def check_outcome(trajectory, agent, plan):
+    """The episode has ended once, for a reason; a failed one has an error and no reward."""
+    assert trajectory.stop_reason is not None
+    assert agent.num_closed == 1
+    failed = trajectory.stop_reason in (StopReason.ERROR, StopReason.ABORTED)
+    assert failed == (trajectory.error is not None)
+    unknown = failed or not trajectory.turns or any(turn.result is None for turn in trajectory.turns)
+    assert (trajectory.reward is None) == unknown
+    assert not unknown or trajectory.score is None
+    told = trajectory.stop_reason in (StopReason.MAX_TURNS, StopReason.MAX_LENGTH) and not unknown
+    assert len(agent.truncations) == told
+    if not unknown:
+        rewards = [plan["steps"][min(i, len(plan["steps"]) - 1)].reward for i in range(len(trajectory.turns))]
+        assert trajectory.reward == pytest.approx(
+            math.fsum([*rewards, plan["word"].reward if told and plan["word"] else 0])
+        )
+
+
+async def test_the_record_of_a_chat_is_prompt_action_reply_action(tokenizer):
+    steps = StepResult([{"role": "user", "content": "again"}], reward=0.5), END
+    trajectory, _ = await play(
+        Scripted(*steps), ["one", "two"], task=Task([{"role": "user", "content": "hi"}]), tokenizer=tokenizer
+    )
+    assert tokenizer.decode(trajectory.token_ids.tolist()) == (
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\none<|im_end|>\n"
+        "<|im_start|>user\nagain<|im_end|>\n<|im_start|>assistant\ntwo<|im_end|>"
+    )
+
+
+async def test_trailing_observations_are_dropped_when_the_episode_ends():
+    trajectory, _ = await play(Scripted(replace(END, observation="too late")))
+    assert trajectory.turns[-1].end == trajectory.num_tokens
+
+
+async def test_an_action_is_kept_when_its_bytes_are_not_whole_character():
+    tokenizer = ByteFallbackTokenizer()
+    half = tokenizer.encode("🙂")[:2]
+    trajectory, _ = await play(Scripted(END), [half], tokenizer=tokenizer)
+    assert trajectory.token_ids.tolist()[-2:] == half
+
+
+async def test_an_action_that_encodes_differently_is_kept_as_sampled():
+    tokenizer = MergingTokenizer()
+    apart = [*tokenizer.encode("1"), *tokenizer.encode("2")]
+    assert tokenizer.encode("12") != apart
+    trajectory, _ = await play(Scripted(GO_ON, END), [apart], tokenizer=tokenizer)
+    assert [list(trajectory.token_ids[t.start : t.end]) for t in trajectory.turns] == [apart, apart]
+
+
+async def test_the_work_with_the_tokenizer_is_linear_in_the_tokens():
+    class Counting(CharTokenizer):
+        work = 0
+
+        def encode(self, text, **options):
+            ids = super().encode(text, **options)
+            self.work += len(ids)
+            return ids
+
+        def decode(self, token_ids, **options):
+            self.work += len(token_ids)
+            return super().decode(token_ids, **options)
+
+    tokenizer = Counting()
+    agent, engine = (
+        Scripted(StepResult([{"role": "user", "content": "next"}])),
+        ScriptedEngine(["word"], CharTokenizer()),
+    )
+    limits = Limits(max_length=100_000, max_turns=200)
+    trajectory, _ = await play(agent, tokenizer=tokenizer, engine=engine, limits=limits)
+    assert len(trajectory.turns) == 200
+    assert tokenizer.work <= 4 * trajectory.num_tokens
+
+
+# --- what the two sides see ---------------------------------------------------------------------------------------
+
+
+async def test_ids_of_no_model_with_this_tokenizer_are_an_engine_error():
+    class Wild:
+        async def generate(self, prompt_token_ids, sampling, *, request_id):
+            return Completion((1_000_000,), logprobs=(-0.5,))
+
+    class Sized(CharTokenizer):
+        def __len__(self):
+            return 300
+
+    trajectory = await run_episode(Scripted, Task("x"), engine=Wild(), tokenizer=Sized())
+    assert (trajectory.error.kind, trajectory.error.type) == ("infra", "EngineError")
+    assert "vocabulary, got 1000000" in trajectory.error.message
+
+
+async def test_a_step_sees_the_turn_it_judges():
+    agent = Scripted(GO_ON, END)
+    task = Task("Q: ", label="42", metadata={"level": 3})
+    trajectory, _ = await play(agent, ["one", "two"], task=task, limits=Limits(max_length=100))
+    second = agent.seen[1]
+    assert second == {
+        "observation_text": "Q: one<|im_end|>more",
+        "action_text": "two",
+        "label": "42",
+        "sampling_params": SamplingParams(),
+        "action_ids": [*CharTokenizer().encode("two"), 0],
+        "finish_reason": "stop",
+        "turn_index": 1,
+        "tokens_left": 100 - trajectory.num_tokens,
+        "metadata": {"level": 3},
+        "seed": 11,
+    }
+
+
+async def test_reset_sees_the_task_and_the_seed_of_the_episode():
+    agent = Scripted(END)
+    await play(agent, task=Task("Q: ", label="42", metadata={"level": 3}, images=("i",)))
+    expected = {"observation": "Q: ", "label": "42", "metadata": {"level": 3}, "images": ("i",), "seed": 11}
+    assert agent.reset_states == {**expected, "renders_tools": False}
+
+
+async def test_the_first_observation_is_what_reset_returns():
+    _, engine = await play(Scripted(END, prompt={"observation": "other"}))
+    assert engine.requests[0].prompt == "other"
+
+
+async def test_a_cut_action_is_shown_whole_and_as_cut():
+    agent = Scripted(END)
+    await play(agent, ["abcdef"], sampling=SamplingParams(max_tokens=3))
+    assert (agent.seen[0]["action_text"], agent.seen[0]["finish_reason"]) == ("abc", "length")
+
+
+async def test_every_turn_may_sample_its_cap_and_not_the_rest_of_the_room():
+    agent, sampling = Scripted(StepResult("")), SamplingParams(max_tokens=10)
+    _, engine = await play(agent, ["x" * 50], sampling=sampling, limits=Limits(max_length=28, max_turns=9))
+    assert [request.sampling.max_tokens for request in engine.requests] == [10, 10, 5]
+
+
+async def test_the_minimum_of_tokens_never_passes_the_room():
+    sampling = SamplingParams(min_tokens=50)
+    _, engine = await play(Scripted(END), sampling=sampling, limits=Limits(max_length=10))
+    assert (engine.requests[0].sampling.min_tokens, engine.requests[0].sampling.max_tokens) == (7, 7)
+
+
+async def test_the_sampling_seed_varies_by_turn():
+    _, engine = await play(Scripted(GO_ON, GO_ON, END), sampling=SamplingParams(seed=7))
+    assert [request.sampling.seed for request in engine.requests] == [7, 8, 9]
+
+
+async def test_request_ids_are_the_episode_and_the_turn():
+    _, engine = await play(Scripted(GO_ON, END))
+    assert [request.request_id for request in engine.requests] == ["task-0/3/0", "task-0/3/1"]
+
+
+async def test_a_step_changes_the_sampling_of_later_turns_only():
+    steps = GO_ON, replace(GO_ON, sampling=SamplingParams(temperature=0.5)), GO_ON, END
+    _, engine = await play(Scripted(*steps))
+    assert [request.sampling.temperature for request in engine.requests] == [1.0, 1.0, 0.5, 0.5]
+
+
+async def test_siblings_never_share_sampling():
+    shared = SamplingParams(max_tokens=20)
+    cooled = Scripted(replace(GO_ON, sampling=SamplingParams(temperature=0.0, max_tokens=1)))
+    engine = ScriptedEngine(["word"], CharTokenizer(), latency_s=0.001)
+    long = Task("a much longer prompt than that of the sibling: ")
+    await asyncio.gather(
+        play(cooled, engine=engine, sampling=shared, key=EpisodeKey("cooled")),
+        play(Scripted(GO_ON), engine=engine, sampling=shared, key=EpisodeKey("other"), task=long),
+    )
+    others = [request.sampling for request in engine.requests if request.episode_id == "other"]
+    assert [(s.temperature, s.max_tokens) for s in others] == [(1.0, 20)] * 4
+    assert shared == SamplingParams(max_tokens=20)
+
+
+async def test_an_environment_that_writes_into_its_action_ids_does_not_change_the_next_prompt():
+    def spoil(states):
+        states["action_ids"].append(77)
+        return GO_ON
+
+    trajectory, engine = await play(Scripted(spoil, END))
+    assert engine.requests[1].prompt == "Q: hello<|im_end|>more"
+    assert engine.requests[1].prompt_token_ids == tuple(trajectory.token_ids[: trajectory.turns[1].start])
+
+
+async def test_an_environment_that_writes_into_its_task_does_not_change_its_siblings():
+    task = Task([{"role": "user", "content": "Q"}], label=["42"], metadata={"tags": ["a"]})
+
+    def prompt(states):
+        states["observation"].insert(0, {"role": "system", "content": "S"})
+        states["label"].append("43")
+        states["metadata"]["tags"].clear()
+        return states
+
+    await play(Scripted(END, prompt=prompt), task=task)
+    assert task == Task([{"role": "user", "content": "Q"}], label=["42"], metadata={"tags": ["a"]})
+
+
+async def test_facts_about_the_label_from_reset_are_available_in_step():
+    agent = Scripted(END)
+    await play(agent, task=Task("Q", label={"answer": 1}))
+    assert agent.seen[0]["label"] is agent.reset_states["label"]
+
+
+# --- plain and async environments, and their constructors ---------------------------------------------------------
+
+
+class Plain(AgentInstance):
+    """Everything plain: each call reports the thread it ran in."""
+
+    def __init__(self, wait_s=0.0):
+        self.wait_s, self.threads = wait_s, {}
+
+    def reset(self, states):
+        self.threads["reset"] = threading.current_thread()
+        return states
+
+    def step(self, states):
+        self.threads["step"] = threading.current_thread()
+        time.sleep(self.wait_s)
+        return GO_ON
+
+    def on_truncate(self, states):
+        self.threads["on_truncate"] = threading.current_thread()
+
+    def close(self):
+        self.threads["close"] = threading.current_thread()
+
+
+async def test_plain_methods_run_off_the_event_loop():
+    agent = Plain()
+    trajectory, _ = await play(agent, limits=Limits(max_turns=1))
+    assert trajectory.stop_reason is StopReason.MAX_TURNS
+    assert sorted(agent.threads) == ["close", "on_truncate", "reset", "step"]
+    assert threading.main_thread() not in agent.threads.values()
+
+
+@pytest.mark.long
+async def test_a_slow_plain_step_never_blocks_the_loop():
+    ticks = 0
+
+    async def tick():
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    ticker = asyncio.create_task(tick())
+    await play(Plain(wait_s=0.5), limits=Limits(max_turns=1))
+    ticker.cancel()
+    assert ticks > 10
+
+
+@pytest.mark.long
+async def test_slow_plain_steps_of_many_episodes_run_side_by_side():
+    started = time.perf_counter()
+    await asyncio.gather(*(play(Plain(wait_s=0.2), limits=Limits(max_turns=1)) for _ in range(40)))
+    assert time.perf_counter() - started < 4.0  # one after the other they would take 8 s
+
+
+async def test_async_methods_run_on_the_event_loop():
+    threads = []
+    await play(Scripted(lambda _: threads.append(threading.current_thread()) or END))
+    assert threads == [threading.main_thread()]
+
+
+async def test_a_plain_method_that_returns_an_awaitable_is_awaited():
+    class Wrapped(Scripted):
+        def step(self, states):
+            return super().step(states)
+
+    trajectory, _ = await play(Wrapped(END))
+    assert trajectory.stop_reason is StopReason.TERMINATED
+
+
+class QueueEra(Scripted):
+    async def __init__(self, *, depth=1):
+        await asyncio.sleep(0)
+        super().__init__(END)
+        self.depth = depth
+
+
+class Ordinary(Scripted):
+    def __init__(self, *, depth=1):
+        super().__init__(END)
+        self.depth = depth
+
+
+@pytest.mark.parametrize("cls", [QueueEra, Ordinary])
+async def test_constructors_get_their_arguments_and_are_awaited_where_they_are_async(cls):
+    agents = []
+
+    async def make():
+        agents.append(await create(cls, {"depth": 3}))
+        return agents[0]
+
+    trajectory, _ = await play(make)
+    assert (trajectory.stop_reason, agents[0].depth, agents[0].num_closed) == (StopReason.TERMINATED, 3, 1)
+
+
+@pytest.mark.parametrize("cls", [QueueEra, Ordinary])
+async def test_a_constructor_that_fails_is_recorded(cls):
+    trajectory, engine = await play(partial(create, cls, {"no_such": 1}))
+    assert (trajectory.stop_reason, trajectory.error.where, trajectory.error.type) == (
+        StopReason.ERROR,
+        "create",
+        "TypeError",
+    )
+    assert engine.requests == []
+
+
+# --- how an episode ends ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("steps", "limits", "script", "expected"),
+    [
+        ([END], {}, ["a"], StopReason.TERMINATED),
+        ([StepResult(truncated=True)], {}, ["a"], StopReason.TRUNCATED_BY_ENV),
+        ([GO_ON], {"max_turns": 2}, ["a"], StopReason.MAX_TURNS),
+        ([StepResult("x" * 999)], {}, ["a"], StopReason.MAX_LENGTH),
+        ([StepResult("")], {"max_length": 8}, ["a" * 99], StopReason.MAX_LENGTH),
+        ([forever], {"step_timeout_s": 0.05}, ["a"], StopReason.STEP_TIMEOUT),
+        ([forever], {"episode_timeout_s": 0.05}, ["a"], StopReason.EPISODE_TIMEOUT),
+        ([END], {}, [Completion((), "abort")], StopReason.ABORTED),
+        ([END], {}, [Completion((5,), "abort")], StopReason.ABORTED),
+        ([END], {}, [Completion((5,), "error")], StopReason.ERROR),
+        ([ValueError("no")], {}, ["a"], StopReason.ERROR),
+    ],
+)
+async def test_every_end_has_its_stop_reason(steps, limits, script, expected):
+    agent = Scripted(*steps)
+    trajectory, _ = await play(agent, script, limits=replace(Limits(max_length=200, max_turns=3), **limits))
+    assert (trajectory.stop_reason, agent.num_closed) == (expected, 1)
+
+
+WORD = StepResult(reward=0.25, score=0.5, info={"left": 2.0})
+
+
+async def slow_from_turn_1(request):
+    await asyncio.sleep(3600 if request.turn_index else 0)
+    return "hello"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("limits", "script"),
+    [
+        ({"max_turns": 1}, ["a"]),
+        ({"max_length": 14}, ["a"]),
+        ({"episode_timeout_s": 0.3}, slow_from_turn_1),
+    ],
+    ids=["max_turns", "max_length", "episode_timeout"],
+)
+async def test_the_environment_has_the_last_word_when_a_limit_ends_the_episode(limits, script):
+    first = StepResult("0123456789", reward=0.5, score=0.1, info={"seen": 1.0})
+    agent = Scripted(first, word=WORD)
+    trajectory, _ = await play(agent, script, limits=replace(Limits(max_length=100), **limits))
+    assert trajectory.truncated
+    assert agent.truncations == agent.seen[:1]
+    assert (trajectory.reward, trajectory.score) == (0.75, 0.5)
+    assert trajectory.turns[-1].result.info == {"seen": 1.0, "left": 2.0}
+    assert trajectory.segments[0].rewards[trajectory.turns[0].end - 1] == 0.75
+
+
+@pytest.mark.parametrize(
+    ("step", "limits", "script"),
+    [
+        (forever, {"step_timeout_s": 0.05}, ["a"]),
+        (forever, {"episode_timeout_s": 0.05}, ["a"]),
+        (END, {}, ["a"]),
+        (StepResult(truncated=True), {}, ["a"]),
+        (ValueError("no"), {}, ["a"]),
+        (END, {}, [Completion((5,), "abort")]),
+    ],
+    ids=["step_timeout", "timeout_within_step", "terminated", "truncated_by_env", "error", "aborted"],
+)
+async def test_on_truncate_is_not_called_otherwise(step, limits, script):
+    agent = Scripted(step, word=WORD)
+    await play(agent, script, limits=replace(Limits(max_length=200), **limits))
+    assert agent.truncations == []
+
+
+async def test_on_truncate_is_not_called_before_the_first_step():
+    agent = Scripted(END, word=WORD)
+    trajectory, _ = await play(agent, lambda _: forever(None), limits=Limits(episode_timeout_s=0.05))
+    assert (trajectory.stop_reason, trajectory.reward, agent.truncations) == (StopReason.EPISODE_TIMEOUT, None, [])
+
+
+async def test_a_last_word_of_none_leaves_the_last_result_as_it_is():
+    trajectory, _ = await play(Scripted(StepResult("", reward=0.5, score=0.1)), limits=Limits(max_turns=1))
+    assert (trajectory.reward, trajectory.score) == (0.5, 0.1)
+
+
+@pytest.mark.parametrize("score", [7.0, -0.5, 1.01])
+async def test_a_score_outside_0_to_1_is_an_error_of_the_episode(score):
+    for step in (
+        StepResult(score=score, terminated=True),
+        {"rewards": 0.0, "environment_feedback": "", "done": True, "scores": score},
+    ):
+        trajectory, _ = await play(Scripted(step))
+        assert trajectory.error.kind == "contract"
+        assert f"expected a score in [0, 1], got {score}" in trajectory.error.message
+        assert "declare the scale in the class: score_range" in trajectory.error.message
+    trajectory, _ = await play(Scripted(GO_ON, word=StepResult(score=score)), limits=Limits(max_turns=1))
+    assert trajectory.error.message.startswith("Scripted.on_truncate: expected a score in [0, 1]")
+
+
+@pytest.mark.parametrize(("score_range", "score"), [((0.0, 10.0), 7.0), ((-1.0, 1.0), -1.0), (None, -99.5)])
+async def test_an_environment_declares_the_range_of_its_scores(score_range, score):
+    class Declared(Scripted):
+        pass
+
+    Declared.score_range = score_range
+    trajectory, _ = await play(Declared(StepResult(score=score, terminated=True)))
+    assert trajectory.score == score
+
+
+async def test_a_score_may_exceed_its_range_by_rounding():
+    trajectory, _ = await play(Scripted(StepResult(score=0.1 + 0.7 + 0.2 + 1e-12, terminated=True)))
+    assert trajectory.error is None
+
+
+async def test_a_last_word_without_a_score_keeps_the_score():
+    agent = Scripted(StepResult("", score=0.1), word=StepResult(reward=1.0))
+    trajectory, _ = await play(agent, limits=Limits(max_turns=1))
+    assert (trajectory.reward, trajectory.score) == (1.0, 0.1)
+
+
+@pytest.mark.parametrize("word", [ValueError("no"), forever, {"rewards": math.nan}], ids=["raises", "hangs", "nan"])
+async def test_an_episode_whose_last_word_fails_has_no_reward(word):
+    agent = Scripted(replace(GO_ON, reward=0.5), word=word)
+    trajectory, _ = await play(agent, limits=Limits(max_turns=1, step_timeout_s=0.05))
+    assert trajectory.error.where == "on_truncate"
+    assert (trajectory.reward, trajectory.score, agent.num_closed) == (None, None, 1)
+
+
+async def test_a_timed_out_step_leaves_its_turn_without_a_result():
+    steps = StepResult("", reward=1.0, score=1.0), forever
+    trajectory, _ = await play(Scripted(*steps), limits=Limits(step_timeout_s=0.05))
+    assert [turn.result is None for turn in trajectory.turns] == [False, True]
+    assert (trajectory.reward, trajectory.score, trajectory.error.type) == (None, None, "StepTimeout")
+    assert "expected an answer within 0.05 s" in trajectory.error.message
+
+
+async def test_an_aborted_action_is_kept_without_a_result():
+    trajectory, _ = await play(Scripted(END), [Completion((5, 6), "abort")])
+    assert (trajectory.token_ids.tolist()[-2:], trajectory.turns[-1].result) == ([5, 6], None)
+    assert (trajectory.reward, trajectory.truncated) == (None, True)
+    assert (trajectory.error.kind, trajectory.error.type, trajectory.error.where) == ("infra", "Aborted", "generate")
+
+
+# --- failures are data --------------------------------------------------------------------------------------------
+
+
+class Hard(BaseException):
+    """What a foreign library may raise that is no Exception (Rust's panics, for one)."""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError("no"), "env"),
+        (TimeoutError("the environment's own"), "env"),
+        (asyncio.CancelledError("the environment's own"), "env"),
+        (Hard("panic"), "env"),
+        (RuntimeError(), "env"),
+        (InfraError("the grader is down"), "infra"),
+        (ContractError("wrong"), "contract"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else value,
+)
+@pytest.mark.parametrize("where", ["reset", "step"])
+async def test_an_exception_of_an_environment_is_recorded_and_it_is_closed_once(where, error, kind):
+    agent = Scripted(error) if where == "step" else Scripted(END, prompt=error)
+    agent.prompt = error if where == "reset" else None
+    if where == "reset":
+        agent.reset = partial(answer, error)
+    trajectory, _ = await play(agent)
+    assert trajectory.stop_reason is StopReason.ERROR
+    recorded = trajectory.error
+    assert (recorded.kind, recorded.type, recorded.where) == (kind, type(error).__name__, where)
+    assert recorded.message
+    assert (trajectory.reward, trajectory.score, agent.num_closed) == (None, None, 1)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), TimeoutError(), SystemExit(3), KeyboardInterrupt(), StopIteration(1), GeneratorExit(),
+              asyncio.CancelledError(), Hard("panic")],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+async def test_an_exception_of_a_plain_step_in_its_thread_is_recorded_at_once(error):
+    class Raising(Plain):
+        num_closed = 0
+
+        def step(self, states):
+            raise error
+
+        def close(self):
+            self.num_closed += 1
+
+    agent = Raising()
+    started = time.perf_counter()
+    trajectory, _ = await play(agent, limits=Limits(step_timeout_s=20.0))
+    assert time.perf_counter() - started < 10.0
+    assert (trajectory.stop_reason, trajectory.error.where, agent.num_closed) == (StopReason.ERROR, "step", 1)
+    assert type(error).__name__ in trajectory.error.type + trajectory.error.message
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+async def test_an_async_method_that_exits_ends_its_episode_and_not_the_program(where):
+    agent = Scripted(SystemExit(3)) if where == "step" else Scripted(END)
+    if where == "reset":
+        agent.reset = partial(answer, SystemExit(3))
+    trajectory, _ = await play(agent)
+    recorded = trajectory.error
+    assert (recorded.kind, recorded.type, recorded.where) == ("contract", "ContractError", where)
+    assert "SystemExit(3)" in recorded.message
+    assert agent.num_closed == 1
+
+
+@pytest.mark.long
+async def test_a_step_that_swallows_cancellation_does_not_delay_others():
+    class Stubborn(Plain):
+        released = asyncio.Event()
+
+        async def step(self, states):
+            while not self.released.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self.released.wait()
+            return END
+
+    started = time.perf_counter()
+    trajectory, _ = await play(Stubborn(), limits=Limits(step_timeout_s=0.1))
+    assert time.perf_counter() - started < 5.0
+    assert (trajectory.stop_reason, trajectory.error.type) == (StopReason.STEP_TIMEOUT, "StepTimeout")
+    Stubborn.released.set()
+    await asyncio.sleep(0)
+
+
+async def test_a_generation_beyond_its_deadline_is_the_engines_failure():
+    engine = ScriptedEngine(["word"], CharTokenizer(), latency_s=30.0)
+    trajectory, _ = await play(Scripted(END), engine=engine, limits=Limits(generate_timeout_s=0.1))
+    assert (trajectory.stop_reason, trajectory.error.kind, trajectory.reward) == (StopReason.ERROR, "infra", None)
+    assert trajectory.error.message.startswith("generate: expected a completion within 0.1 s, got none.")
+    assert engine.num_cancelled == 1
+
+
+async def test_an_engine_that_is_set_up_wrongly_ends_more_than_its_episode():
+    agent = Scripted(END)
+    with pytest.raises(ConfigError, match="no such model"):
+        await play(agent, [ConfigError("no such model")])
+    assert agent.num_closed == 1
+
+
+async def test_an_environment_that_knows_that_all_episodes_would_fail_ends_the_run():
+    agent = Scripted(RunStopped("the reward model is not there"))
+    with pytest.raises(RunStopped, match="not there"):
+        await play(agent)
+    assert agent.num_closed == 1
+
+
+async def test_an_async_step_that_raises_stop_iteration_is_recorded():
+    agent = Scripted(StopIteration(1))
+    trajectory, _ = await play(agent)
+    assert (trajectory.stop_reason, agent.num_closed) == (StopReason.ERROR, 1)
+    assert "StopIteration" in trajectory.error.message
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, "1.0", [1.0, 2.0], {}], ids=repr)
+@pytest.mark.parametrize("form", ["dict", "StepResult"])
+async def test_a_reward_that_is_not_a_finite_number_breaks_the_contract(form, value):
+    if form == "dict":
+        agent = Scripted({"rewards": value, "environment_feedback": "", "done": True})
+    else:
+        agent = Scripted(lambda _: StepResult(reward=value, terminated=True))
+    trajectory, _ = await play(agent)
+    assert (trajectory.stop_reason, trajectory.error.kind) == (StopReason.ERROR, "contract")
+    assert (trajectory.reward, trajectory.score) == (None, None)
+    assert not any(trajectory.segments[0].rewards)
+
+
+@pytest.mark.parametrize("value", [None, "done", 1.0, (1.0, "", True), {"rewards": 1.0}], ids=repr)
+async def test_a_step_that_returns_something_else_breaks_the_contract(value):
+    trajectory, _ = await play(Scripted(lambda _: value))
+    assert (trajectory.error.kind, trajectory.error.where) == ("contract", "step")
+    assert "Scripted.step: expected" in trajectory.error.message
+
+
+@pytest.mark.parametrize("value", ["text", None, [], {"obs": "x"}], ids=repr)
+async def test_a_reset_that_returns_something_else_breaks_the_contract(value):
+    agent = Scripted(END)
+    agent.reset = partial(answer, value)
+    trajectory, _ = await play(agent)
+    assert (trajectory.error.kind, trajectory.error.where, agent.num_closed) == ("contract", "reset", 1)
+    assert "expected a dict with the key 'observation'" in trajectory.error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"sampling": {"temperature": 0.1}}, "sampling"), ({"observation": 7}, "observation")],
+    ids=["sampling", "observation"],
+)
+async def test_a_step_result_of_wrong_parts_breaks_the_contract(fields, message):
+    trajectory, _ = await play(Scripted(StepResult(**({"observation": "go on"} | fields)), END))
+    assert (trajectory.error.kind, trajectory.error.where) == ("contract", "step")
+    assert message in trajectory.error.message
+
+
+@pytest.mark.parametrize("num", [9, 10, 500])
+async def test_a_prompt_without_room_for_an_action_is_a_fault_of_the_data(num):
+    agent = Scripted(END)
+    trajectory, engine = await play(agent, task=Task("x" * num), limits=Limits(max_length=9))
+    assert (trajectory.stop_reason, trajectory.error.kind) == (StopReason.ERROR, "data")
+    assert f"fewer than max_length=9 tokens, got {num}" in trajectory.error.message
+    assert (trajectory.reward, agent.num_closed, engine.requests) == (None, 1, [])
+
+
+async def test_a_prompt_that_leaves_room_for_one_token_is_played():
+    trajectory, _ = await play(Scripted(END), task=Task("x" * 8), limits=Limits(max_length=9))
+    assert (trajectory.stop_reason, trajectory.num_tokens) == (StopReason.TERMINATED, 9)
+
+
+async def test_an_empty_prompt_is_a_fault_of_the_data():
+    trajectory, _ = await play(Scripted(END), task=Task(""))
+    assert trajectory.error.kind == "data"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        RuntimeError("CUDA error"),
+        TimeoutError("the engine's own"),
+        asyncio.CancelledError("the engine's own"),
+        Completion(()),
+        Completion((), "length"),
+        Completion((5,), "error"),
+        Completion((5, 6), logprobs=(-0.5,)),
+        Completion((5, 6), logprobs=(-0.5, None)),
+        Completion((5, 6), policy_versions=(1,)),
+        Completion((5, "6")),
+        Completion((5, 2**31)),
+        Completion((5,) * 500),
+        Completion((5,) * 21),
+    ],
+    ids=repr,
+)
+async def test_an_engine_that_fails_or_lies_is_infrastructure_and_returns_no_reward(reply):
+    def script(_):
+        if isinstance(reply, BaseException):
+            raise reply
+        return reply
+
+    agent = Scripted(END)
+    trajectory, _ = await play(agent, script, sampling=SamplingParams(max_tokens=20))
+    assert (trajectory.stop_reason, trajectory.error.kind) == (StopReason.ERROR, "infra")
+    assert trajectory.error.where == "generate"
+    assert (trajectory.reward, trajectory.score, agent.num_closed, agent.seen) == (None, None, 1, [])
+    check_arrays(trajectory)
+
+
+async def test_an_engine_that_crashes_on_a_later_turn_keeps_the_turns_before_and_no_reward():
+    engine = ScriptedEngine(["hello"], CharTokenizer(), crash_at=1)
+    trajectory, _ = await play(Scripted(replace(GO_ON, reward=1.0)), engine=engine)
+    assert (trajectory.error.kind, trajectory.error.type, len(trajectory.turns)) == ("infra", "EngineError", 1)
+    assert trajectory.reward is None
+
+
+async def test_a_close_that_fails_does_not_undo_the_episode():
+    agent = Scripted(END, on_close=ValueError("no"))
+    trajectory, _ = await play(agent)
+    assert (trajectory.stop_reason, trajectory.reward, agent.num_closed) == (StopReason.TERMINATED, 1.0, 1)
+
+
+async def test_a_close_that_hangs_is_given_up():
+    agent = Scripted(END, on_close=forever)
+    trajectory, _ = await play(agent, limits=Limits(step_timeout_s=0.05))
+    assert (trajectory.stop_reason, trajectory.reward, agent.num_closed) == (StopReason.TERMINATED, 1.0, 1)
+
+
+async def test_a_reset_that_hangs_is_given_up():
+    agent = Scripted(END)
+    agent.reset = forever
+    trajectory, engine = await play(agent, limits=Limits(step_timeout_s=0.05))
+    assert (trajectory.stop_reason, trajectory.error.where, agent.num_closed) == (StopReason.STEP_TIMEOUT, "reset", 1)
+    assert (trajectory.reward, engine.requests) == (None, [])
+
+
+async def test_an_engine_that_never_answers_is_cancelled_by_the_episode_timeout():
+    engine = ScriptedEngine(["a"], CharTokenizer(), latency_s=3600)
+    trajectory, _ = await play(Scripted(END), engine=engine, limits=Limits(episode_timeout_s=0.05))
+    assert (trajectory.stop_reason, engine.num_cancelled) == (StopReason.EPISODE_TIMEOUT, 1)
+
+
+# --- cancellation -------------------------------------------------------------------------------------------------
+
+
+class Yielding(AgentInstance):
+    """Gives the loop a chance to cancel inside every method."""
+
+    made: list
+
+    async def __init__(self, made):
+        await asyncio.sleep(0)
+        self.num_closed, self.cut = 0, False
+        made.append(self)
+
+    async def reset(self, states):
+        await asyncio.sleep(0)
+        return states
+
+    async def step(self, states):
+        await asyncio.sleep(0)
+        return GO_ON
+
+    async def on_truncate(self, states):
+        await asyncio.sleep(0)
+
+    async def close(self):
+        self.num_closed += 1
+        await asyncio.sleep(0)
+
+
+class Watched(ScriptedEngine):
+    in_flight = 0
+
+    async def generate(self, prompt_token_ids, sampling, *, request_id):
+        self.in_flight += 1
+        try:
+            return await super().generate(prompt_token_ids, sampling, request_id=request_id)
+        finally:
+            self.in_flight -= 1
+
+
+async def cancel_after(num_steps):
+    """Start an episode, give the loop `num_steps` rounds, cancel; None when the episode was over before."""
+    made, engine = [], Watched(["word"], CharTokenizer())
+    limits = Limits(max_length=200, max_turns=3)
+    task = asyncio.create_task(play(partial(create, Yielding, {"made": made}), engine=engine, limits=limits))
+    for _ in range(num_steps):
+        await asyncio.sleep(0)
+    if task.done():
+        return None
+    was_in_flight = engine.in_flight
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert [agent.num_closed for agent in made] == [1] * len(made)
+    assert (engine.in_flight, engine.num_cancelled) == (0, was_in_flight)
+    return was_in_flight
+
+
+async def test_invariant_20_cancelling_at_any_await_leaves_nothing_behind():
+    outcomes = []
+    while (outcome := await cancel_after(len(outcomes))) is not None:
+        outcomes.append(outcome)
+    assert len(outcomes) > 10
+    assert outcomes.count(1) >= 3, "some of them were in the middle of a generation"
+
+
+async def test_cancelling_at_random_moments_closes_a_plain_environment_once():
+    class Sleeping(Plain):
+        num_closed = 0
+
+        def close(self):
+            self.num_closed += 1
+
+    for delay_s in random.Random(0).choices([0.0, 0.001, 0.004, 0.01, 0.02], k=20):
+        agent = Sleeping(wait_s=0.003)
+        task = asyncio.create_task(play(agent, limits=Limits(max_length=4000, max_turns=500)))
+        await asyncio.sleep(delay_s)
+        started = task.get_coro().cr_await is not None
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert agent.num_closed == started
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_deadline_of_the_caller_is_a_cancellation_like_any_other():
+    agent = Scripted(forever)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await play(agent)
+    assert agent.num_closed == 1
+
+
+async def test_a_sibling_is_not_touched_by_a_cancellation():
+    cancelled, other = Scripted(forever), Scripted(GO_ON, END)
+    engine = ScriptedEngine(["word"], CharTokenizer(), latency_s=0.01)
+    first = asyncio.create_task(play(cancelled, engine=engine))
+    second = asyncio.create_task(play(other, engine=engine))
+    await asyncio.sleep(0.015)
+    first.cancel()
+    trajectory, _ = await second
+    assert trajectory.stop_reason is StopReason.TERMINATED
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
+STUCK = """
+import asyncio, threading
+from agentenv.core.agent import AgentInstance
+from agentenv.chat.chat import Chat
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode.loop import run_episode
+from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.core.types import Limits, SamplingParams, Task
+
+class Stuck(AgentInstance):
+    def step(self, states):
+        threading.Event().wait()
+
+async def make():
+    return Stuck()
+
+async def main():
+    tokenizer = CharTokenizer()
+    options = dict(engine=ScriptedEngine(["a"], tokenizer), chat=Chat(tokenizer), sampling=SamplingParams())
+    trajectory = await run_episode(make, Task("q"), limits=Limits(step_timeout_s=0.2), **options)
+    print(trajectory.stop_reason.name, trajectory.reward)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.long
+def test_a_plain_step_that_blocks_for_ever_costs_its_episode_and_not_the_process():
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        [sys.executable, "-c", STUCK], env=environment, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (0, "STEP_TIMEOUT None\n")

@@ -1,0 +1,78 @@
+"""Every public path into `agentenv.interop`, as pages, configurations of other frameworks and plugins spell it."""
+
+import pickle
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from agentenv.rewards.registry import ROLL_NAMES
+
+ROOT = Path(__file__).parents[2]
+FACES = {
+    "agentenv.interop": "Record columns",
+    "agentenv.interop.openrlhf": "AgentExecutor LogRule ResponseDict from_response to_response",
+    "agentenv.interop.molt": "AgentRunner",
+    "agentenv.interop.verl": "AgentEnvRewardManager RMGalleryRewardManager from_records to_records",
+    "agentenv.interop.verl.rewards": "RMGalleryRewardManager compute_score",
+    "agentenv.interop.roll": "CustomReward Dispatch RewardWorker RollRewards data_parallel dispatched one_to_all "
+    "register worker_class",
+    "agentenv.interop.nemo_rl": "AgentEnvironment AgentEnvironmentOptions EnvironmentReturn EnvironmentUnavailable "
+    "FromNemo RewardModelEnvironment RewardModelOptions RowsFailed TaskProcessor from_records masked register "
+    "to_records",
+    "agentenv.interop.nemo_gym": "GymOptions GymServer",
+}
+NEEDS_ITS_FRAMEWORK = {"AgentEnvRewardManager"}
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_face_offers_these_names_and_has_them(face):
+    module = import_module(face)
+    assert sorted(module.__all__) == sorted(FACES[face].split())
+    for name in set(module.__all__) - NEEDS_ITS_FRAMEWORK:
+        assert getattr(module, name) is not None
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_face_says_which_name_it_lacks(face):
+    with pytest.raises(AttributeError, match="Missing"):
+        import_module(face).Missing  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["areal", "skyrl", "slime", "trl", "verifiers", "verl", "nemo_rl"])
+def test_every_record_format_has_both_directions(name):
+    module = import_module(f"agentenv.interop.{name}")
+    assert callable(module.to_records)
+    assert callable(module.from_records)
+
+
+def test_documentation_and_entry_points_name_what_exists():
+    text = "\n".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    names = {*re.findall(r"agentenv\.interop(?:\.\w+)+", text), *points["verl.plugins"].values()}
+    assert "agentenv.interop.verl.plugin" in names
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(import_module(module), attribute) or import_module(name), name
+
+
+@pytest.mark.parametrize("name", [*ROLL_NAMES, "CustomRewardWorker"])
+def test_rolls_workers_pickle_by_their_public_path(name):
+    worker = getattr(import_module("agentenv.interop.roll"), name)
+    assert f"{worker.__module__}.{worker.__qualname__}" == f"agentenv.interop.roll.{name}"
+    assert pickle.loads(pickle.dumps(worker)) is worker
+
+
+@pytest.mark.long
+def test_faces_that_frameworks_load_early_import_nothing_heavy():
+    code = (
+        "import sys, agentenv.interop.verl.plugin, agentenv.interop.roll, agentenv.interop.nemo_rl, "
+        "agentenv.interop.openrlhf, agentenv.interop.molt\n"
+        "print(sorted({'torch', 'transformers', 'numpy', 'ray', 'httpx', 'verl', 'roll'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (ran.stdout, ran.stderr) == ("[]\n", "")

@@ -1,0 +1,909 @@
+"""Reward functions of OpenRLHF's form: files and servers, what they are asked, and what their answers become."""
+
+import asyncio
+import contextlib
+import json
+import math
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.chat.chat import Chat
+from agentenv.cli.main import main
+from agentenv.cli.train import configured
+from agentenv.core.types import Limits, SamplingParams, StopReason, Task
+from agentenv.engines.models import load_tokenizer, resolve_model
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, plan
+from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.errors import ConfigError, ContractError
+from agentenv.interop.agent_files import load_reward_source
+from agentenv.interop.openrlhf.reward_func import RewardSource
+from agentenv.interop.openrlhf.reward_server import RewardServers
+from agentenv.rewards.models.openrlhf_wire import read_rewards
+from agentenv.runs.records.directory import read_trajectories
+from agentenv.testing.tokenizers import CharTokenizer
+
+EXACT = """
+import torch
+def reward_func(queries, prompts, labels):
+    rewards = torch.tensor([float(q.split(p)[-1].startswith(l)) for q, p, l in zip(queries, prompts, labels)])
+    return {"rewards": rewards, "scores": rewards / 2, "extra_logs": {"seen": rewards * 0 + len(queries)}}
+"""
+
+
+def write(folder, body, name="reward.py"):
+    path = folder / name
+    path.write_text(textwrap.dedent(body))
+    return str(path)
+
+
+def engine_of(*actions, tokenizer=None):
+    return ScriptedEngine(actions, tokenizer or CharTokenizer())
+
+
+async def episode(source, *, prompt="Q: 6*7?", label="42", action="42", engine=None, limits=None, tokenizer=None):
+    tokenizer = tokenizer or CharTokenizer()
+    return await source.run(
+        Task(prompt, label),
+        EpisodeSetup(
+            engine=engine or engine_of(action, tokenizer=tokenizer),
+            chat=Chat(tokenizer),
+            sampling=SamplingParams(),
+            limits=limits or Limits(),
+        ),
+        EpisodeKey("e"),
+    )
+
+
+async def judged(tmp_path, body, **more):
+    return await episode(load_reward_source(write(tmp_path, body)), **more)
+
+
+# --- what the function is asked -------------------------------------------------------------------------------------
+
+
+async def test_a_file_judges_one_answer_at_a_time_and_returns_reward_score_and_logs(tmp_path):
+    trajectory = await judged(tmp_path, EXACT)
+    assert (trajectory.reward, trajectory.score, trajectory.stop_reason) == (1.0, 0.5, StopReason.TERMINATED)
+    assert trajectory.turns[0].result.info == {"seen": 1.0}
+    assert len(trajectory.turns) == 1
+
+
+async def test_the_query_is_prompt_and_answer_with_their_special_tokens_and_begins_with_the_prompt(tmp_path):
+    tokenizer = load_tokenizer(resolve_model("tiny-math"))
+    body = """
+    asked = []
+    def reward_func(queries, prompts, labels):
+        asked.append((queries, prompts, labels))
+        return [0.0]
+    """
+    source = load_reward_source(write(tmp_path, body))
+    messages = [{"role": "user", "content": "What is 6 times 7?"}]
+    label = {"answer": [42, None]}
+    trajectory = await episode(source, prompt=messages, label=label, action="It is 42.", tokenizer=tokenizer)
+    ((queries, prompts, labels),) = source.judge.function.__globals__["asked"]
+    ids = trajectory.segments[0].token_ids.tolist()
+    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert queries == [tokenizer.decode(ids, skip_special_tokens=False)]
+    assert prompts == [rendered]
+    assert labels == [label]
+    assert queries[0].startswith(rendered + "It is 42.")
+    assert ids[-1] in tokenizer.all_special_ids
+    assert queries[0].endswith(tokenizer.decode(ids[-1:]))
+
+
+class LeadingSpaceTokenizer(CharTokenizer):
+    """As SentencePiece's: decoding drops the space that a text begins with."""
+
+    def decode(self, token_ids, **kwargs):
+        return super().decode(token_ids, **kwargs).removeprefix(" ")
+
+
+async def test_the_space_that_an_answer_begins_with_is_in_the_query(tmp_path):
+    body = """
+    def reward_func(queries, prompts, labels):
+        return [float(queries[0].startswith(prompts[0] + " 42"))]
+    """
+    assert (await judged(tmp_path, body, action=" 42", tokenizer=LeadingSpaceTokenizer())).reward == 1.0
+
+
+class JoiningTokenizer(CharTokenizer):
+    """Decoding rewrites what stands on both sides of a border: the prompt alone is no beginning of the whole."""
+
+    def decode(self, token_ids, **kwargs):
+        return super().decode(token_ids, **kwargs).replace("?4", "!4")
+
+
+async def test_a_query_begins_with_its_prompt_no_matter_what_the_tokenizer_makes_of_both_together(tmp_path):
+    body = """
+    def reward_func(queries, prompts, labels):
+        return [float(prompts == ["Q: 6*7?"] and queries[0].startswith("Q: 6*7?42"))]
+    """
+    assert (await judged(tmp_path, body, tokenizer=JoiningTokenizer())).reward == 1.0
+
+
+async def test_an_answer_that_was_cut_is_truncated_and_judged_all_the_same(tmp_path):
+    limits = Limits(max_length=12)
+    trajectory = await judged(tmp_path, EXACT, action="42" * 20, limits=limits)
+    assert (trajectory.stop_reason, trajectory.reward) == (StopReason.TRUNCATED_BY_ENV, 1.0)
+
+
+async def test_a_file_that_imports_openrlhf_loads_without_it(tmp_path):
+    body = """
+    from openrlhf.utils.agent import AgentInstanceBase
+    from openrlhf.utils.logging_utils import init_logger
+    logger = init_logger(__name__)
+    def reward_func(queries, prompts, labels):
+        return [1.0]
+    """
+    assert (await judged(tmp_path, body)).reward == 1.0
+
+
+async def test_calls_run_concurrently_in_threads(tmp_path):
+    body = """
+    import threading
+    both = threading.Barrier(2)
+    def reward_func(queries, prompts, labels):
+        both.wait(30)
+        return [1.0]
+    """
+    source = load_reward_source(write(tmp_path, body))
+    made = await asyncio.gather(episode(source), episode(source))
+    assert [each.reward for each in made] == [1.0, 1.0]
+
+
+# --- what its answer becomes ----------------------------------------------------------------------------------------
+
+ANSWERS = {
+    "tensor": "torch.tensor([0.5])",
+    "column": "torch.tensor([[0.5]])",
+    "tensor without a dimension": "torch.tensor(0.5)",
+    "bfloat16 that learns": "torch.nn.Parameter(torch.tensor([0.5], dtype=torch.bfloat16))",
+    "list": "[0.5]",
+    "list of tensors": "[torch.tensor(0.5)]",
+    "number": "0.5",
+    "array": "torch.tensor([0.5]).numpy()",
+    "tuple": "(0.5,)",
+}
+
+
+@pytest.mark.parametrize("shape", ANSWERS)
+@pytest.mark.parametrize("form", ["{}", "{{'rewards': {}}}", "{{'rewards': {}, 'scores': None, 'extra_logs': None}}"])
+async def test_every_shape_of_one_reward_is_read_and_is_the_score_where_none_is_given(shape, form, tmp_path):
+    answer = form.format(ANSWERS[shape])
+    body = f"import torch\ndef reward_func(queries, prompts, labels):\n    return {answer}\n"
+    trajectory = await judged(tmp_path, body)
+    assert (trajectory.reward, trajectory.score, trajectory.error) == (0.5, 0.5, None)
+
+
+BREACHES = {
+    "two rewards": ("[1.0, 2.0]", "rewards: expected 1 number, one per query, got 2"),
+    "none": ("None", "rewards: expected one finite number, got None"),
+    "text": ("'1.0'", "rewards: expected one finite number, got '1.0'"),
+    "NaN": ("[float('nan')]", "rewards: expected one finite number, got nan"),
+    "too long for a float": ("10**400", "rewards: expected one finite number, got 1000"),
+    "infinite": ("torch.tensor([torch.inf])", "rewards: expected one finite number, got inf"),
+    "too large": ("[1e39]", "StepResult.reward: expected a finite number, got 1e+39"),
+    "no rewards": ("{'reward': [1.0]}", "expected the key 'rewards', got ['reward']"),
+    "two scores": ("{'rewards': [1.0], 'scores': [1, 2]}", "scores: expected 1 number, one per query, got 2"),
+    "a score of NaN": ("{'rewards': [1.0], 'scores': torch.tensor([1.0]).std()}", "scores: expected one finite number"),
+    "logs of two": ("{'rewards': [1.0], 'extra_logs': {'a': [1, 2]}}", "extra_logs['a']: expected 1 number"),
+    "logs of NaN": ("{'rewards': [1.0], 'extra_logs': {'a': float('nan')}}", "extra_logs['a']: expected one finite"),
+    "logs in a list": ("{'rewards': [1.0], 'extra_logs': [1.0]}", "extra_logs: expected a dict of numbers, got list"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:std")
+@pytest.mark.parametrize("breach", BREACHES)
+async def test_an_answer_that_cannot_be_read_fails_the_episode_and_is_not_a_reward(breach, tmp_path):
+    answer, said = BREACHES[breach]
+    body = f"import torch\ndef reward_func(queries, prompts, labels):\n    return {answer}\n"
+    trajectory = await judged(tmp_path, body)
+    assert (trajectory.reward, trajectory.stop_reason) == (None, StopReason.ERROR)
+    assert (trajectory.error.kind, trajectory.error.where) == ("contract", "step")
+    assert said in trajectory.error.message
+    is_of_a_reward = "finite number" in said and not said.startswith(("score", "a score"))
+    assert ("InfraError" in trajectory.error.message) == is_of_a_reward
+    assert "reward.py: reward_func: " in trajectory.error.message
+
+
+async def test_an_exception_of_the_function_is_an_error_of_the_environment_with_file_and_line(tmp_path):
+    body = "def reward_func(queries, prompts, labels):\n    text = queries[0]\n    return [1.0 / text.count('#')]\n"
+    path = write(tmp_path, body)
+    trajectory = await episode(load_reward_source(path))
+    assert trajectory.reward is None
+    assert (trajectory.error.kind, trajectory.error.type) == ("env", "ZeroDivisionError")
+    assert trajectory.error.place == f"{path}:3"
+
+
+@pytest.mark.long
+async def test_a_function_that_hangs_costs_its_own_episode_only(tmp_path):
+    body = """
+    import threading
+    never = threading.Event()
+    def reward_func(queries, prompts, labels):
+        if labels[0] == "hang":
+            never.wait()
+        return [1.0]
+    """
+    source = load_reward_source(write(tmp_path, body))
+    limits = Limits(step_timeout_s=0.5)
+    hung, fine = await asyncio.gather(
+        episode(source, label="hang", limits=limits), episode(source, limits=Limits(step_timeout_s=60))
+    )
+    source.judge.function.__globals__["never"].set()
+    assert (hung.stop_reason, hung.reward, fine.reward) == (StopReason.STEP_TIMEOUT, None, 1.0)
+
+
+@pytest.mark.long
+async def test_waiting_for_a_free_thread_is_not_a_timeout(tmp_path, monkeypatch):
+    monkeypatch.setattr("agentenv.interop.openrlhf.reward_func.MAX_CALLS", 1)
+    body = """
+    import time
+    def reward_func(queries, prompts, labels):
+        time.sleep(0.2)
+        return [1.0]
+    """
+    source, limits = load_reward_source(write(tmp_path, body)), Limits(step_timeout_s=1.0)
+    made = await asyncio.gather(*(episode(source, limits=limits) for _ in range(8)))  # 1.6 s for the last
+    assert [each.reward for each in made] == [1.0] * 8
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", [1, 2])
+def test_one_source_serves_event_loops_one_after_another_and_at_once(size, tmp_path, monkeypatch):
+    """Elsewhere: "is bound to a different event loop", or an answer that waits for ever beside one of a loop before."""
+    monkeypatch.setattr("agentenv.interop.openrlhf.reward_func.MAX_CALLS", 1)
+    body = """
+    import time
+    def reward_func(queries, prompts, labels):
+        time.sleep(0.02)
+        return [1.0] * len(queries)
+    """
+    source = load_reward_source(write(tmp_path, body), batch_size=size, wait_s=0.05)
+
+    async def cut():
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(episode(source), 0.01)
+
+    async def several():
+        return [each.reward for each in await asyncio.gather(*(episode(source) for _ in range(3)))]
+
+    asyncio.run(cut())
+    assert asyncio.run(several()) == [1.0] * 3
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(lambda _: asyncio.run(several()), range(2))) == [[1.0] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("batch_size", 0), ("batch_size", 1.5), ("wait_s", -1), ("wait_s", math.nan)]
+)
+def test_wrong_settings_of_a_source_are_refused(name, value, tmp_path):
+    with pytest.raises(ConfigError, match=f"^{name}: expected"):
+        load_reward_source(write(tmp_path, EXACT), **{name: value})
+
+
+WRONG = {
+    "no such file": ("missing.py", None, "expected an existing .py file"),
+    "neither": ("reward", None, "expected FILE.py or http://HOST/get_reward"),
+    "no scheme": ("localhost:5000/get_reward", None, "write http:// before the address"),
+    "second without scheme": ("http://a/get_reward,b/get_reward", None, "expected addresses with http://"),
+    "no function": ("reward.py", "def reward(): ...", "expected a function reward_func, got the functions ['reward']"),
+    "two arguments": ("reward.py", "def reward_func(queries, labels): ...", "to accept queries, prompts and labels"),
+    "broken": ("reward.py", "x = 1\nimport nothing_of_the_kind", "reward.py:2: expected to import"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_input_that_is_not_a_reward_function_is_refused_before_the_first_episode(case, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    spec, body, said = WRONG[case]
+    if body is not None:
+        write(tmp_path, body)
+    with pytest.raises(ConfigError) as caught:
+        load_reward_source(spec)
+    assert said in str(caught.value)
+
+
+# --- reading, for any number of samples -----------------------------------------------------------------------------
+
+NUMBERS = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=9)
+
+
+@pytest.mark.long
+@given(NUMBERS, st.sampled_from(["list", "tensor", "column"]))
+def test_rewards_are_matched_by_their_places(values, form):
+    shaped = {"list": values, "tensor": torch.tensor(values), "column": torch.tensor(values)[:, None]}[form]
+    num = len(values)
+    logs = {"own": shaped, "all": torch.tensor(values).mean(), "one": [7], "text": "t", "texts": list(map(str, values))}
+    outcomes = read_rewards({"rewards": shaped, "scores": -torch.tensor(values), "extra_logs": logs}, num, "f")
+    assert [each.reward for each in outcomes] == values
+    assert [each.score for each in outcomes] == [-value for value in values]
+    for value, outcome in zip(values, outcomes, strict=True):
+        assert (outcome.info["own"], outcome.info["one"], outcome.info["text"]) == (value, 7.0, "t")
+        assert outcome.info["texts"] == str(value)
+        assert outcome.info["all"] == outcomes[0].info["all"]
+
+
+@pytest.mark.long
+@given(NUMBERS, st.integers(0, 10))
+def test_another_number_of_rewards_than_of_queries_is_never_read(values, num):
+    if num != len(values):
+        with pytest.raises(ContractError, match="one per query"):
+            read_rewards(values, num, "f")
+
+
+def test_one_bad_reward_of_several_is_wrong_alone():
+    good, bad, other = read_rewards([1.0, float("nan"), 0.0], 3, "f")
+    assert (good.reward, other.reward) == (1.0, 0.0)
+    assert isinstance(bad, ContractError)
+
+
+# --- batches --------------------------------------------------------------------------------------------------------
+
+SIZES = """
+sizes = []
+def reward_func(queries, prompts, labels):
+    sizes.append(len(queries))
+    if len(queries) > 1 and "#" in "".join(queries):
+        raise RuntimeError("together")
+    if "#" in queries[0]:
+        raise ValueError("alone")
+    return [float(l) for l in labels]
+"""
+
+
+async def test_episodes_that_end_together_are_judged_in_one_call_and_get_their_own_rewards(tmp_path):
+    source = load_reward_source(write(tmp_path, SIZES), batch_size=4, wait_s=5.0)
+    made = await asyncio.gather(*(episode(source, label=str(number)) for number in range(8)))
+    assert [each.reward for each in made] == [float(number) for number in range(8)]
+    assert source.judge.function.__globals__["sizes"] == [4, 4]
+
+
+async def test_a_batch_that_does_not_fill_is_judged_after_the_wait(tmp_path):
+    source = load_reward_source(write(tmp_path, SIZES), batch_size=64, wait_s=0.05)
+    made = await asyncio.gather(*(episode(source, label=str(number)) for number in range(3)))
+    assert [each.reward for each in made] == [0.0, 1.0, 2.0]
+
+
+async def test_one_answer_that_breaks_the_function_costs_its_batch_nothing(tmp_path):
+    path = write(tmp_path, SIZES)
+    source = load_reward_source(path, batch_size=3, wait_s=5.0)
+    made = await asyncio.gather(*(episode(source, label="1", action=action) for action in ("a", "#", "b")))
+    assert [each.reward for each in made] == [1.0, None, 1.0]
+    assert (made[1].error.type, made[1].error.message) == ("ValueError", "alone")
+    assert made[1].error.place == f"{path}:8"
+
+
+async def test_an_episode_that_is_cancelled_takes_no_other_with_it(tmp_path):
+    source = load_reward_source(write(tmp_path, SIZES), batch_size=3, wait_s=0.3)
+    first = asyncio.ensure_future(episode(source, label="1"))
+    while not source._batches.here()._waiting:
+        await asyncio.sleep(0.001)
+    first.cancel()
+    second = asyncio.ensure_future(episode(source, label="2"))
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    third = asyncio.ensure_future(episode(source, label="3"))
+    made = await asyncio.gather(second, third)
+    assert [each.reward for each in made] == [2.0, 3.0]
+    sizes = source.judge.function.__globals__["sizes"]
+    assert sum(sizes) == 2, "nobody waits for the answer of the first"
+
+
+# --- servers --------------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def serving(answer):
+    """A server of rewards; `answer` gives status, text and more headers, or None to hang up, for a request's JSON."""
+    asked, tasks = [], set()
+
+    async def handle(reader, writer):
+        """One request of one connection."""
+        tasks.add(asyncio.current_task())
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            fields = dict(line.split(": ", 1) for line in head.lower().split("\r\n")[1:] if line)
+            body = json.loads(await reader.readexactly(int(fields["content-length"])))
+            asked.append((head.split()[:2], fields["content-type"], body))
+            told = answer(body)
+            told = await told if asyncio.iscoroutine(told) else told
+            if told is not None:
+                data = told[1].encode()
+                more = "".join(told[2:])
+                begin = f"HTTP/1.1 {told[0]} x\r\nContent-Length: {len(data)}\r\nConnection: close\r\n{more}\r\n"
+                writer.write(begin.encode() + data)
+                await writer.drain()
+        finally:
+            writer.close()
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    try:
+        port = server.sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}/get_reward", asked
+    finally:
+        server.close()
+        for task in tasks:
+            if not task.done():
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await server.wait_closed()
+
+
+def rewards(*values, **more):
+    return 200, json.dumps({"rewards": values, **more})
+
+
+async def test_a_server_gets_openrlhfs_request_and_its_answer_is_the_reward():
+    def answer(body):
+        """A reward, a score and a log."""
+        return rewards(1.5, scores=[0.5], extra_logs={"length": [3], "text": "x"})
+
+    async with serving(answer) as (url, asked):
+        trajectory = await episode(load_reward_source(url), label={"a": "é"})
+    assert (trajectory.reward, trajectory.score) == (1.5, 0.5)
+    assert trajectory.turns[0].result.info == {"length": 3.0, "text": "x"}
+    ((head, kind, body),) = asked
+    assert (head, kind) == (["POST", "/get_reward"], "application/json")
+    eos = CharTokenizer().decode([CharTokenizer().eos_token_id])
+    assert body == {"query": [f"Q: 6*7?42{eos}"], "prompts": ["Q: 6*7?"], "labels": [{"a": "é"}]}
+
+
+@pytest.mark.parametrize("trouble", [(500, "dead"), (503, ""), (429, "slowly"), None], ids=str)
+async def test_a_failure_that_may_pass_is_tried_again(trouble):
+    told = iter([trouble, trouble, rewards(1.0)])
+    async with serving(lambda body: next(told)) as (url, asked):
+        source = RewardSource(RewardServers([url], first_pause_s=0.01))
+        trajectory = await episode(source)
+    assert (trajectory.reward, trajectory.error) == (1.0, None)
+    assert len(asked) == 3
+
+
+@pytest.mark.long
+async def test_a_server_that_asks_for_time_gets_it():
+    told = iter([(429, "slowly", "Retry-After: 0.3\r\n"), rewards(1.0)])
+    async with serving(lambda body: next(told)) as (url, _):
+        started = time.monotonic()
+        trajectory = await episode(RewardSource(RewardServers([url], first_pause_s=0.0)))
+    assert (trajectory.reward, time.monotonic() - started >= 0.3) == (1.0, True)
+
+
+async def test_a_server_that_asks_for_more_time_than_there_is_is_not_waited_for():
+    async with serving(lambda body: (503, "busy", "Retry-After: 3600\r\n")) as (url, asked):
+        trajectory = await episode(RewardSource(RewardServers([url], first_pause_s=0.0)))
+    assert (trajectory.error.kind, len(asked)) == ("infra", 1)
+    assert (
+        "got 503: 'busy'. Check the server's log. (1 attempt; the next, in 3600.0 s, would be too late.)"
+        in trajectory.error.message
+    )
+
+
+async def test_another_server_is_asked_without_the_wait_that_the_first_one_asks_for():
+    busy = serving(lambda body: (503, "busy", "Retry-After: 3600\r\n"))
+    async with busy as (first, _), serving(lambda body: rewards(1.0)) as (second, asked):
+        trajectory = await episode(RewardSource(RewardServers([first, second], first_pause_s=0.0)))
+    assert (trajectory.reward, len(asked)) == (1.0, 1)
+
+
+async def test_a_server_that_stays_dead_is_an_error_of_infrastructure_and_never_a_reward():
+    async with serving(lambda body: (500, "out of memory")) as (url, asked):
+        trajectory = await episode(RewardSource(RewardServers([url], first_pause_s=0.01)))
+    assert trajectory.reward is None
+    assert (trajectory.error.kind, trajectory.error.type) == ("infra", "InfraError")
+    assert (
+        f"{url}: expected status 200, got 500: 'out of memory'. Check the server's log. (5 attempts.)"
+        in trajectory.error.message
+    )
+    assert len(asked) == 5
+
+
+async def test_the_runner_runs_such_an_episode_again():
+    told = iter([(500, "")] * 5 + [rewards(1.0)])
+    async with serving(lambda body: next(told)) as (url, _):
+        runner = EpisodeRunner(
+            RewardSource(RewardServers([url], first_pause_s=0.01)),
+            EpisodeSetup(
+                engine=engine_of("42", "42"), chat=Chat(CharTokenizer()), sampling=SamplingParams(), limits=Limits()
+            ),
+            policy=ErrorPolicy(max_retries=1, retry_wait_s=0.0),
+        )
+        ended = []
+        await runner.run(plan([Task("Q", "7", "t")], num_samples=1), ended.append)
+    assert [(each.reward, each.attempt) for each in ended] == [(1.0, 1)]
+
+
+@pytest.mark.long
+async def test_a_server_that_does_not_answer_ends_at_the_deadline():
+    async def answer(body):
+        """Too late."""
+        await asyncio.sleep(30)
+
+    async with serving(answer) as (url, _):
+        started = time.monotonic()
+        # The step's own limit is shorter: a reward model has its own.
+        trajectory = await episode(load_reward_source(url, timeout_s=0.5), limits=Limits(step_timeout_s=0.1))
+        assert time.monotonic() - started < 20
+    assert (trajectory.error.kind, trajectory.reward) == ("infra", None)
+    assert "expected rewards within 0.5 s, got none" in trajectory.error.message
+
+
+UNREADABLE = {
+    "refused": ((404, "no such page"), "expected status 200, got 404: 'no such page'"),
+    "a page": ((200, "<html>"), "expected JSON, got '<html>'"),
+    "no rewards": ((200, "{}"), "expected the key 'rewards', got []"),
+    "an empty list": (rewards(), "rewards: expected 1 number, one per query, got 0"),
+    "NaN": ((200, '{"rewards": [NaN]}'), "rewards: expected one finite number, got nan"),
+    "null": ((200, "null"), "rewards: expected one finite number, got None"),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+async def test_an_unreadable_answer_of_a_server_is_reported_and_not_requested_again(case):
+    told, said = UNREADABLE[case]
+    async with serving(lambda body: told) as (url, asked):
+        trajectory = await episode(load_reward_source(url))
+    assert (trajectory.error.kind, trajectory.reward) == ("contract", None)
+    assert trajectory.error.message.startswith(url)
+    assert said in trajectory.error.message
+    assert len(asked) == 1
+
+
+async def test_requests_go_to_the_server_with_the_fewest_and_away_from_a_dead_one():
+    free = asyncio.Event()
+
+    async def slow(body):
+        """An answer when it is let go."""
+        await free.wait()
+        return rewards(0.0)
+
+    async with serving(slow) as (first, waiting), serving(lambda body: rewards(1.0)) as (second, fast):
+        source = load_reward_source(f"{first},{second}")
+        held = asyncio.ensure_future(episode(source))
+        while not waiting:
+            await asyncio.sleep(0.001)
+        made = [await episode(source) for _ in range(4)]
+        free.set()
+        assert [each.reward for each in [*made, await held]] == [1.0] * 4 + [0.0]
+        assert (len(waiting), len(fast)) == (1, 4)
+
+
+async def test_a_failed_request_is_retried_at_another_server_even_if_that_is_busier():
+    free = asyncio.Event()
+
+    async def slow(body):
+        """An answer to the first request when it is let go, to the others at once."""
+        if len(asked) == 1:
+            await free.wait()
+        return rewards(1.0)
+
+    async with serving(slow) as (alive, asked), serving(lambda body: (500, "")) as (dead, refused):
+        source = RewardSource(RewardServers([alive, dead], first_pause_s=0.01))
+        held = asyncio.ensure_future(episode(source))
+        while not asked:
+            await asyncio.sleep(0.001)
+        assert (await episode(source)).reward == 1.0
+        free.set()
+        assert (await held).reward == 1.0
+        assert (len(asked), len(refused)) == (2, 1)
+    nobody = "http://127.0.0.1:9/get_reward"  # where no server listens
+    async with serving(lambda body: rewards(1.0)) as (alive, asked):
+        source = RewardSource(RewardServers([nobody, alive], first_pause_s=0.01))
+        assert [(await episode(source)).reward for _ in range(4)] == [1.0] * 4
+
+
+async def test_servers_that_are_as_busy_take_turns():
+    async with serving(lambda body: rewards(0.0)) as (one, first), serving(lambda body: rewards(1.0)) as (two, second):
+        source = load_reward_source(f"{one}, {two}")
+        assert [(await episode(source)).reward for _ in range(4)] == [0.0, 1.0, 0.0, 1.0]
+        await source.judge.close()
+        assert (len(first), len(second)) == (2, 2)
+
+
+def test_no_thread_is_left_where_functions_answer(tmp_path):
+    before = threading.active_count()
+    source = load_reward_source(write(tmp_path, EXACT))
+    assert asyncio.run(episode(source)).reward == 1.0
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
+
+
+# --- what functions do to what they are given, and odd values that they give ---------------------------------------
+
+
+async def test_a_function_that_changes_its_arguments_changes_no_task(tmp_path):
+    body = """
+    def reward_func(queries, prompts, labels):
+        seen = dict(labels[0])
+        labels[0].clear()
+        queries.clear()
+        prompts.append("more")
+        return [float(seen["answer"][0])]
+    """
+    source, label = load_reward_source(write(tmp_path, body)), {"answer": [42]}
+    made = [await episode(source, label=label) for _ in range(2)]
+    assert [each.reward for each in made] == [42.0, 42.0]
+    assert label == {"answer": [42]}
+
+
+UNREADABLE_TENSORS = {
+    "a tensor without values": "torch.ones(len(queries), device='meta')",
+    "a sparse tensor": "torch.ones(len(queries)).to_sparse()",
+}
+
+
+@pytest.mark.parametrize("key", ["rewards", "scores", "extra_logs"])
+@pytest.mark.parametrize("kind", UNREADABLE_TENSORS)
+async def test_a_tensor_that_cannot_be_read_is_named(kind, key, tmp_path):
+    value = UNREADABLE_TENSORS[kind]
+    more = f"'extra_logs': {{'a': {value}}}" if key == "extra_logs" else f"'{key}': {value}"
+    body = f"import torch\ndef reward_func(queries, prompts, labels):\n    return {{'rewards': [1.0], {more}}}\n"
+    trajectory = await judged(tmp_path, body)
+    assert (trajectory.reward, trajectory.error.kind) == (None, "contract")
+    named = "extra_logs['a']" if key == "extra_logs" else key
+    assert f"reward_func: {named}: expected" in trajectory.error.message
+
+
+READABLE = {
+    "bool": "torch.ones(len(queries), dtype=torch.bool)",
+    "half": "torch.ones(len(queries), dtype=torch.half)",
+    "int64": "torch.ones(len(queries), dtype=torch.int64)",
+    "part of a graph": "torch.ones(len(queries), requires_grad=True) * 1",
+    "numbers of numpy": "[torch.ones(1).numpy()[0] for _ in queries]",
+    "bools": "[True for _ in queries]",
+}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("kind", READABLE)
+async def test_numbers_of_every_type_are_read_for_any_number_of_samples(kind, size, tmp_path):
+    body = f"import torch\ndef reward_func(queries, prompts, labels):\n    return {{'rewards': {READABLE[kind]}}}\n"
+    source = load_reward_source(write(tmp_path, body), batch_size=size, wait_s=5.0)
+    made = await asyncio.gather(*(episode(source) for _ in range(size)))
+    assert [(each.reward, each.score) for each in made] == [(1.0, 1.0)] * size
+
+
+ASYNC = {
+    "coroutine function": "async def reward_func(queries, prompts, labels):\n    return [1.0] * len(queries)",
+    "an object": "class Judge:\n    async def __call__(self, queries, prompts, labels):\n        return [1.0]\n"
+    "reward_func = Judge()",
+    "a coroutine given": "async def f():\n    return [1.0]\ndef reward_func(queries, prompts, labels):\n    return f()",
+}
+
+
+@pytest.mark.parametrize("form", ASYNC)
+async def test_a_function_may_be_async(form, tmp_path):
+    assert (await judged(tmp_path, ASYNC[form])).reward == 1.0
+
+
+async def test_a_nan_of_one_sample_costs_the_others_of_its_call_nothing(tmp_path):
+    body = """
+    import torch
+    def reward_func(queries, prompts, labels):
+        return torch.tensor([float(label) for label in labels])
+    """
+    source = load_reward_source(write(tmp_path, body), batch_size=3, wait_s=5.0)
+    made = await asyncio.gather(*(episode(source, label=label) for label in ("1", "nan", "2")))
+    assert [each.reward for each in made] == [1.0, None, 2.0]
+    assert made[1].error.kind == "contract"
+
+
+async def test_a_batch_with_a_list_of_another_length_is_requested_again_one_by_one(tmp_path):
+    body = """
+    def reward_func(queries, prompts, labels):
+        return [float(label) for label in labels if label != "9"]
+    """
+    source = load_reward_source(write(tmp_path, body), batch_size=3, wait_s=5.0)
+    made = await asyncio.gather(*(episode(source, label=label) for label in ("1", "9", "2")))
+    assert [each.reward for each in made] == [1.0, None, 2.0]
+    assert "expected 1 number, one per query, got 0" in made[1].error.message
+
+
+# --- the files of the guide to OpenRLHF's rewards, as they are ------------------------------------------------------
+
+GUIDE = {
+    "code": """
+import os, subprocess, tempfile
+import torch
+
+def reward_func(queries, prompts, labels):
+    rewards = []
+    for query, prompt, label in zip(queries, prompts, labels):
+        generated_code = query.split(prompt)[-1].strip()
+        try:
+            with tempfile.NamedTemporaryFile(mode="w", suffix=".py", delete=False) as f:
+                f.write(generated_code)
+                temp_file = f.name
+            result = subprocess.run(["python", temp_file], capture_output=True, text=True, timeout=50)
+            rewards.append(1.0 if "passed" in result.stdout else 0.3 if "failed" in result.stdout else 0.0)
+        except subprocess.TimeoutExpired:
+            rewards.append(-0.5)
+        except Exception as e:
+            rewards.append(-1.0)
+        finally:
+            if os.path.exists(temp_file):
+                os.remove(temp_file)
+    rewards_tensor = torch.tensor(rewards).float()
+    logs = {"code_correctness": rewards_tensor, "avg_correctness": rewards_tensor.mean()}
+    return {"rewards": rewards_tensor, "scores": (rewards_tensor + 1.0) / 2.0, "extra_logs": logs}
+""",
+    "math": r"""
+import re
+import torch
+
+def reward_func(queries, prompts, labels):
+    rewards = []
+    for query, prompt, label in zip(queries, prompts, labels):
+        answer = query.split(prompt)[-1].strip()
+        match = re.search(r"(?:answer is:?|=)\s*(-?\d+\.?\d*)", answer, re.IGNORECASE)
+        if match is None:
+            rewards.append(-0.5)
+        else:
+            rewards.append(float(abs(float(match.group(1)) - float(label)) < 1e-6))
+    rewards_tensor = torch.tensor(rewards).float()
+    logs = {"math_accuracy": (rewards_tensor == 1.0).float().mean()}
+    return {"rewards": rewards_tensor, "scores": (rewards_tensor + 0.5) / 1.5, "extra_logs": logs}
+""",
+    "conversation": """
+import torch
+
+def quality_scorer(text):
+    return [{"label": "LABEL_1", "score": 0.75}]
+
+def reward_func(queries, prompts, labels):
+    rewards = []
+    for query, prompt, label in zip(queries, prompts, labels):
+        result = quality_scorer(query)[0]
+        score = result["score"] if result["label"] == "LABEL_1" else 1 - result["score"]
+        if len(query.split(prompt)[-1].strip().split()) < 10:
+            score *= 0.5
+        rewards.append(score)
+    rewards = torch.tensor(rewards).float()
+    scores = (rewards > 0.0).float()
+    return {"rewards": rewards, "scores": scores, "extra_logs": {"filtered_ratio": scores.mean()}}
+""",
+}
+GIVEN = {
+    "code": ("print('1 passed')", (1.0, 1.0, {"code_correctness": 1.0, "avg_correctness": 1.0})),
+    "math": ("So 6*7 = 42", (1.0, 1.0, {"math_accuracy": 1.0})),
+    "conversation": ("Yes.", (0.375, 1.0, {"filtered_ratio": 1.0})),
+}
+
+
+class PlainTokenizer(CharTokenizer):
+    """Special tokens decode to nothing, so that a file of a program is one."""
+
+    def decode(self, token_ids, **kwargs):
+        return super().decode([each for each in token_ids if each != self.eos_token_id], **kwargs)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("name", GUIDE)
+async def test_the_guides_files_run_unmodified(name, size, tmp_path):
+    action, expected = GIVEN[name]
+    source = load_reward_source(write(tmp_path, GUIDE[name]), batch_size=size, wait_s=5.0)
+    made = await asyncio.gather(*(episode(source, action=action, tokenizer=PlainTokenizer()) for _ in range(size)))
+    assert [(each.reward, each.score, each.turns[0].result.info) for each in made] == [expected] * size
+
+
+# --- by the command line --------------------------------------------------------------------------------------------
+
+BY_LABEL = """
+sizes = []
+def reward_func(queries, prompts, labels):
+    sizes.append(len(queries))
+    return {"rewards": [float(label) for label in labels], "extra_logs": {"asked": len(queries)}}
+"""
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"Q{number}", "label": str(number)} for number in range(4)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(tmp_path, BY_LABEL)
+    return tmp_path
+
+
+RUN = ["run", "--data", "tasks.jsonl", "--engine", "scripted", "--out", "out", "--progress", "none"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("flag", [["--reward_func_path", "reward.py"], ["--remote_rm_url=reward.py"],
+                                  ["--reward-func-path=reward.py"]])  # fmt: skip
+def test_run_takes_a_reward_function_by_both_names_writes_it_down_and_resumes(flag, data, capsys):
+    assert main([*RUN, *flag, "--resume"]) == 0  # which begins what is not there yet
+    flags = json.loads((data / "out/config.json").read_text())["config"]["flags"]
+    assert (flags["remote_rm_url"], flags["env"], flags["reward_batch_size"]) == ("reward.py", None, 1)
+    made = {each.episode_id: each for each in read_trajectories("out")}
+    assert sorted(each.reward for each in made.values()) == [0.0, 1.0, 2.0, 3.0]
+    assert "reward.py" in capsys.readouterr().out
+    (data / "reward.py").unlink()
+    write(data, "def reward_func(queries, prompts, labels):\n    raise RuntimeError('asked again')\n")
+    assert main(["run", "--resume", "--out", "out", "--progress", "none"]) == 0
+    assert len(list(read_trajectories("out"))) == 4
+
+
+def test_answers_of_one_moment_are_judged_together_where_the_flag_says_so(data):
+    assert main([*RUN, "--reward_func_path", "reward.py", "--reward_batch_size", "4"]) == 0
+    asked = [each.turns[0].result.info["asked"] for each in read_trajectories("out")]
+    assert max(asked) > 1
+
+
+@pytest.mark.long
+def test_a_function_that_raises_costs_its_episodes_their_rewards_and_never_returns_a_zero(data):
+    write(data, "def reward_func(queries, prompts, labels):\n    return [1.0 / float(labels[0])]\n")
+    assert main([*RUN, "--reward_func_path", "reward.py", "--max_error_share", "1"]) == 0
+    made = sorted(read_trajectories("out"), key=lambda each: each.episode_id)
+    assert [each.reward for each in made] == [None, 1.0, 0.5, pytest.approx(1 / 3)]
+    assert made[0].error.type == "ZeroDivisionError"
+
+
+async def test_a_function_that_says_infrastructure_failed_is_asked_again_by_the_runner(tmp_path):
+    body = """
+    from agentenv.errors import InfraError
+    failures = [1]
+    def reward_func(queries, prompts, labels):
+        if failures:
+            failures.pop()
+            raise InfraError("the grader is down")
+        return [1.0]
+    """
+    runner = EpisodeRunner(
+        load_reward_source(write(tmp_path, body)),
+        EpisodeSetup(
+            engine=engine_of("42", "42"), chat=Chat(CharTokenizer()), sampling=SamplingParams(), limits=Limits()
+        ),
+        policy=ErrorPolicy(max_retries=1, retry_wait_s=0.0),
+    )
+    ended = []
+    await runner.run(plan([Task("Q", "7", "t")], num_samples=1), ended.append)
+    assert [(each.reward, each.attempt) for each in ended] == [(1.0, 1)]
+
+
+@pytest.mark.long
+def test_the_preset_for_mathematics_is_such_a_file(data):
+    rows = [{"prompt": "Q", "label": "#### 42"}, {"prompt": "Q", "label": "41"}, {"prompt": "Q", "label": ""}]
+    (data / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = Path(__file__).parents[2] / "agent_funcs/reward_math.py"
+    assert main([*RUN, "--reward_func_path", str(path), "--max_error_share", "1"]) == 0
+    made = sorted(read_trajectories("out"), key=lambda each: each.episode_id)
+    assert [(each.reward, each.score) for each in made] == [(1.0, 1.0), (0.0, 0.0), (None, None)]
+    assert made[2].error.type == "DataError"
+
+
+def test_help_shows_both_names(capsys):
+    for command in ("run", "train"):
+        with contextlib.suppress(SystemExit):
+            main([command, "--help"])
+        said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        assert "--remote_rm_url" in said
+        assert "--reward_func_path" in said
+
+
+def test_launch_recognizes_openrlhf_by_its_name(data, capsys):
+    assert main(["launch", "openrlhf", "--version", "0.11.2", "--reward_func_path", "reward.py"]) == 0
+    assert f"--reward.remote_url {data / 'reward.py'}" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_a_training_takes_it_and_its_batches():
+    config = configured(["--reward-func-path", "reward.py", "--reward_batch_size", "8"])
+    assert (config.remote_rm_url, config.reward_batch_size) == ("reward.py", 8)
+    assert (config.episodes.remote_rm_url, config.episodes.reward_batch_size) == ("reward.py", 8)
+    with pytest.raises(ConfigError, match="--remote_rm_url: expected one name, got --reward_func_path as well"):
+        configured(["--reward_func_path", "reward.py", "--remote_rm_url", "reward.py"])
+    with pytest.raises(ConfigError, match="--reward_batch_size: expected --remote_rm_url with it"):
+        configured(["--env", "math_retry", "--reward_batch_size", "8"])

@@ -1,0 +1,315 @@
+"""`agentenv rm`: evaluations from the command line, on a tiny model, a reward of text and files on disk."""
+
+import contextlib
+import json
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from agentenv.cli.main import main
+from agentenv.cli.rm import TOO_MANY_FAILED, rm
+from agentenv.errors import ConfigError
+from agentenv.rewards.evaluation.specs import RewardModel
+from tests.rewards.models.tiny import tiny_rm
+
+LENGTH = (
+    "def longer(response):\n    if 'boom' in response:\n        raise RuntimeError('boom')\n    return len(response)\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def _there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.py").write_text(LENGTH)
+    write("pairs.jsonl", [("longer one", "short"), ("no", "longer"), ("abc", "abd"), ("a b c", "d")])
+
+
+@contextlib.contextmanager
+def serving(status):
+    """The address of a server that answers everything with a status."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            self.send_response(status)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        do_GET = do_POST
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def write(name, pairs, **columns):
+    rows = [{"prompt": f"q{n}", "chosen": a, "rejected": b, **columns} for n, (a, b) in enumerate(pairs)]
+    with open(name, "w") as file:
+        file.writelines(f"{json.dumps(row)}\n" for row in rows)
+
+
+def evaluate(*more, reward="reward:r.py:longer"):
+    return rm(["eval", "--data", "pairs.jsonl", "--rm", reward, *more])
+
+
+def test_the_report_is_shown_and_written(capsys, tmp_path):
+    assert evaluate("--out", "o") == 0
+    shown = capsys.readouterr()
+    assert "| pairs | 4 | 0 | 2 | 1 | 0.5000 |" in shown.out
+    assert "4 of 4 items" in shown.err
+    assert (tmp_path / "o" / "report.md").read_text() == shown.out
+    stored = json.loads((tmp_path / "o" / "report.json").read_text())
+    assert stored["total"] == {"num": 4, "failed": 0, "correct": 2.0, "ties": 1, "score": 0.5}
+    assert len((tmp_path / "o" / "items.jsonl").read_text().splitlines()) == 4
+
+
+def test_json_is_the_report_and_nothing_else(capsys):
+    assert evaluate("--json", "--ties", "half", "--limit", "3") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["total"]["num"], found["total"]["score"], found["ties"]) == (3, 0.5, "half")
+
+
+def test_items_without_a_score_end_in_3_and_may_be_allowed(capsys):
+    write("pairs.jsonl", [("longer one", "short"), ("boom", "x"), ("boom", "y"), ("abc", "d")])
+    assert evaluate("--out", "o") == TOO_MANY_FAILED
+    shown = capsys.readouterr()
+    assert "| pairs | 4 | 2 | 2 | 0 | 1.0000 |" in shown.out
+    assert "--max_failed: 2 of 4 items have no score" in shown.err
+    assert "boom" in shown.err
+    assert evaluate("--out", "p", "--max_failed", "0.5") == 0
+
+
+@pytest.mark.long
+def test_resume_asks_only_about_what_has_no_score_yet(capsys, tmp_path):
+    write("pairs.jsonl", [("longer one", "short"), ("boom", "x")])
+    assert evaluate("--out", "o") == TOO_MANY_FAILED
+    with pytest.raises(ConfigError, match="Pass --resume"):
+        evaluate("--out", "o")
+    (tmp_path / "r.py").write_text(LENGTH)
+    assert evaluate("--out", "o", "--resume") == TOO_MANY_FAILED
+    assert "1 of 1 items" in capsys.readouterr().err
+    lines = [json.loads(line)["index"] for line in (tmp_path / "o" / "items.jsonl").read_text().splitlines()]
+    assert (sorted(lines[:2]), lines[2:]) == ([0, 1], [1])  # the first two in the order in which they ended
+
+
+def test_resume_is_of_the_same_data_and_the_same_model(capsys):
+    assert evaluate("--out", "o") == 0
+    with pytest.raises(ConfigError, match=r"rm_args, which is '{}', got '{\"killable\": false}'. Omit --rm_args"):
+        evaluate("--out", "o", "--resume", "--rm_args", '{"killable": false}')
+    write("pairs.jsonl", [("longer one", "short")])
+    with pytest.raises(ConfigError, match=r"its data_sha256.* Evaluate the same data"):
+        evaluate("--out", "o", "--resume")
+
+
+def test_resume_takes_over_the_stored_flags(capsys, tmp_path):
+    write("pairs.jsonl", [("longer one", "short"), ("boom", "x")])
+    args = ("--rm_args", '{"killable": false}', "--ties", "half")
+    assert evaluate("--out", "o", *args) == TOO_MANY_FAILED
+    capsys.readouterr()
+    assert rm(["eval", "--resume", "--out", "o", "--max_failed", "1"]) == 0
+    shown = capsys.readouterr()
+    assert "1 of 1 items" in shown.err
+    assert "rule: half" in shown.out
+    assert json.loads((tmp_path / "o" / "config.json").read_text())["rm_args"] == '{"killable": false}'
+
+
+def test_resume_of_nothing_needs_a_model_and_data():
+    with pytest.raises(ConfigError, match="folder of `rm eval --out`, got 'none'"):
+        rm(["eval", "--resume", "--out", "none"])
+    assert evaluate("--resume", "--out", "new") == 0
+
+
+INTERRUPTED = """
+import os, signal, time
+def longer(response):
+    if "stop" in response and not os.path.exists("calm"):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.3)
+    return len(response)
+"""
+
+
+def test_ctrl_c_says_what_is_kept_and_how_to_continue(capsys, tmp_path):
+    (tmp_path / "r.py").write_text(INTERRUPTED)
+    write("pairs.jsonl", [("longer one", "short"), ("stop", "x"), ("never", "asked")])
+    flags = ["eval", "--data", "pairs.jsonl", "--rm", "reward:r.py:longer", "--max_concurrent", "1"]
+    assert main(["rm", *flags, "--out", "o o"]) == 130
+    said = "interrupted: 1 of 3 items are stored. Resume with: agentenv rm eval --resume --out 'o o'\n"
+    assert said in capsys.readouterr().err
+    assert main(["rm", *flags]) == 130
+    assert "interrupted: nothing is stored. With --out DIR" in capsys.readouterr().err
+    (tmp_path / "calm").touch()
+    assert main(["rm", "eval", "--resume", "--out", "o o"]) == 0
+    assert "2 of 2 items" in capsys.readouterr().err
+
+
+def test_a_kept_evaluation_without_an_outcome_is_not_changed_unsaid(capsys, tmp_path):
+    (tmp_path / "r.py").write_text(INTERRUPTED)
+    write("pairs.jsonl", [("stop", "x")])
+    flags = ["rm", "eval", "--data", "pairs.jsonl", "--rm", "reward:r.py:longer", "--out", "o"]
+    assert main(flags) == 130
+    assert "0 of 1 items are stored" in capsys.readouterr().err
+    kept = (tmp_path / "o" / "config.json").read_text()
+    for more in ([], ["--resume"]):
+        assert main([*flags, *more, "--rm_args", '{"killable": false}']) == 2
+        assert "which is '{}', got" in capsys.readouterr().err
+    assert (tmp_path / "o" / "config.json").read_text() == kept
+
+
+def test_progress_is_reported_now_and_then_and_at_the_end(capsys):
+    write("pairs.jsonl", [(f"{n} longer", "x") for n in range(40)])
+    assert evaluate() == 0
+    assert capsys.readouterr().err == "agentenv rm eval: 40 of 40 items\n"
+
+
+def test_ties_of_a_judge_that_compares_are_worth_a_half(capsys, monkeypatch):
+    class Ties:
+        async def compare(self, prompt, a, b):
+            return 0.5
+
+    monkeypatch.setattr(
+        "agentenv.rewards.evaluation.specs.open_rm", lambda spec, options: RewardModel(spec, comparer=Ties())
+    )
+    assert evaluate("--json", reward="judge:m@http://h/v1") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ties"], found["total"]["score"], found["total"]["ties"]) == ("half", 0.5, 4)
+    assert evaluate("--json", "--ties", "strict", reward="judge:m@http://h/v1") == 0
+    assert json.loads(capsys.readouterr().out)["total"]["score"] == 0.0
+
+
+def test_a_reference_beyond_its_tolerance_ends_in_1(capsys):
+    with open("ref.json", "w") as file:
+        json.dump({"pairs": 1.0}, file)
+    assert evaluate("--reference", "ref.json", "--tolerance", "2") == 0
+    assert evaluate("--reference", "ref.json", "--tolerance", "1.5") == 1
+    assert "| pairs | 1.0000 | 0.5000 | -2 | NO |" in capsys.readouterr().out
+
+
+def test_rewardbench_files_have_sections(capsys):
+    write("bench.jsonl", [("longer one", "short"), ("no", "longer")], subset="hep-go", id=7)
+    assert rm(["eval", "--data", "bench.jsonl", "pairs.jsonl", "--rm", "reward:r.py:longer"]) == 0
+    shown = capsys.readouterr().out
+    assert "| Reasoning | 0.5000 |" in shown
+    assert "| Safety | – |" in shown
+
+
+@pytest.mark.long
+def test_a_model_is_evaluated_and_its_batches_reported(capsys):
+    assert evaluate("--out", "o", "--max_length", "64", "--overflow", "left", reward=str(tiny_rm())) == 0
+    shown = capsys.readouterr().out
+    assert "Batch invariance: 8 conversations scored alone and all at once differ by at most" in shown
+    assert evaluate("--invariance", "0", "--json", reward=f"hf:{tiny_rm()}") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["invariance"] is None
+    assert found["total"]["num"] == 4
+
+
+@pytest.mark.long
+def test_overlong_items_fail_and_are_not_wrong(capsys):
+    write("pairs.jsonl", [("a", "b"), ("long " * 100, "c")])
+    assert evaluate("--max_length", "64", reward=str(tiny_rm())) == TOO_MANY_FAILED
+    assert "1 failed and are not counted" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--resume"], "--out DIR"),
+        (["--max_failed", "2"], "--max_failed"),
+        (["--invariance", "-1"], "--invariance"),
+        (["--rm_args", "[1]"], "--rm_args"),
+        (["--rm_args", "{"], "--rm_args"),
+        (["--max_concurrent", "0"], "--max_concurrent"),
+        (["--reference", "none.json"], "--reference"),
+        (["--ties", "never"], "--ties"),
+    ],
+)
+def test_a_wrong_flag_is_reported_in_one_line(flags, said):
+    with pytest.raises(ConfigError, match=said):
+        evaluate(*flags)
+
+
+def test_a_scorer_that_cannot_work_ends_it_at_once_and_names_the_flag(capsys, tmp_path):
+    flags = ["rm", "eval", "--data", "pairs.jsonl", "--out", "o", "--rm"]
+    assert main([*flags, "http://127.0.0.1:9/get_reward", "--rm_args", '{"send_messages": false}']) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("agentenv: error: GetRewardScorer.tokenizer: expected the reward model's")
+    assert """The flag is --rm_args '{"tokenizer": "PATH"}'.""" in shown.err
+    assert shown.out == ""
+    assert not (tmp_path / "o" / "config.json").exists()
+    assert main([*flags, "reward:r.py:longer"]) == 0  # the folder is still free
+
+
+@pytest.mark.long
+def test_a_wrong_path_of_a_server_is_not_a_failure_of_each_item(capsys):
+    how = ["--rm_args", '{"send_messages": true}']
+    with serving(404) as url:
+        assert main(["rm", "eval", "--data", "pairs.jsonl", "--rm", f"{url}/get_rewards", *how]) == 2
+        assert main(["rm", "eval", "--data", "pairs.jsonl", "--rm", f"judge:m@{url}/v2"]) == 2
+        assert main(["rm", "eval", "--data", "pairs.jsonl", "--rm", f"judge-score:m@{url}/v2"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("agentenv: error: ") == shown.err.count("got 404") == 3
+
+
+def test_a_judge_that_is_down_is_not_one_without_a_verdict(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    quick = json.dumps({"retry": {"backoff_s": 0}, "request_options": {"first_pause_s": 0, "max_retries": 0}})
+    flags = ["--rm_args", quick, "--limit", "1"]
+    assert evaluate(*flags, reward=f"judge:m@http://127.0.0.1:{port}/v1") == TOO_MANY_FAILED
+    said = capsys.readouterr().err
+    assert f"http://127.0.0.1:{port}/v1/chat/completions: expected an answer, got ConnectError" in said
+    assert "Verdict: A" not in said
+
+
+def test_a_folder_that_is_not_there_is_reported_first(capsys, tmp_path):
+    (tmp_path / "runs").mkdir()
+    for spec in ("hf:runs/nothere", "vllm:./nothere", "ray:~/nothere/none", "/no/where"):
+        assert main(["rm", "eval", "--data", "none.jsonl", "--rm", spec]) == 2
+        assert "expected a reward model's folder, got none" in capsys.readouterr().err
+
+
+# --- check and compare ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_check_prints_a_line_for_each_finding_and_ends_in_1_for_a_problem(capsys):
+    assert rm(["check", str(tiny_rm())]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("✓ template")
+    assert "✓ batch invariance" in shown
+    assert rm(["check", str(tiny_rm()), "--max_length", "16", "--json"]) == 1
+    found = {each["name"]: each["state"] for each in json.loads(capsys.readouterr().out)}
+    assert found["template"] == "problem"  # a conversation is longer than that
+
+
+def test_check_is_of_reward_models():
+    with pytest.raises(ConfigError, match="expected a reward model"):
+        rm(["check", "reward:r.py:longer"])
+
+
+def test_compare_says_how_far_two_evaluations_disagree(capsys):
+    with open("s.py", "w") as file:
+        file.write("def shorter(response):\n    return -len(response)\n")
+    assert evaluate("--out", "a") == evaluate("--out", "b", reward="reward:s.py:shorter") == 0
+    capsys.readouterr()
+    assert rm(["compare", "a", "b"]) == 0
+    assert capsys.readouterr().out == "a and b: opposite on 75.0% of 4 items, rank correlation of the margins -1.000\n"
+    assert rm(["compare", "a", "b", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["opposite"] == 0.75
+    with pytest.raises(ConfigError, match="two or more different folders"):
+        rm(["compare", "a", "a"])
+
+
+def test_the_group_shows_its_commands(capsys):
+    assert rm([]) == 0
+    assert "compare" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="Did you mean 'eval'"):
+        rm(["evl"])

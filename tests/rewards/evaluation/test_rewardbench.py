@@ -1,0 +1,138 @@
+"""RewardBench's rules: against the table that NeMo RL published, and against vectors worked out by hand."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.rewards.evaluation.rewardbench import (
+    PRIOR_SETS,
+    SECTIONS,
+    SUBSETS_2,
+    WEIGHTS,
+    TiesRow,
+    average_2,
+    best_of_credit,
+    is_tie,
+    is_ties_row,
+    leaderboard_average,
+    pair_credit,
+    prior_sets,
+    sections,
+    ties_score,
+)
+from tests.rewards.evaluation.published import COUNTS, NEMO, REFERENCE
+
+
+def test_the_weights_are_the_2985_items_but_for_math_prm_which_weighs_as_all_of_hep():
+    assert sum(COUNTS.values()) == 2985
+    assert {name: n for name, n in WEIGHTS.items() if COUNTS[name] != n} == {"math-prm": 984}
+    assert WEIGHTS["math-prm"] == sum(n for name, n in WEIGHTS.items() if name.startswith("hep-"))
+
+
+def test_every_subset_is_in_one_section():
+    assert sorted(subset for of in SECTIONS.values() for subset in of) == sorted(WEIGHTS) == sorted(COUNTS)
+
+
+@pytest.mark.parametrize(
+    ("published", "chat", "hard", "safety", "reasoning", "mean"),
+    [(REFERENCE, 98.324, 83.772, 93.784, 98.434, 93.579), (NEMO, 98.324, 84.430, 93.514, 98.333, 93.650)],
+    ids=["reference", "nemo"],
+)
+def test_the_published_accuracies_give_their_section_scores(published, chat, hard, safety, reasoning, mean):
+    found = sections(published)
+    assert [round(100 * value, 3) for value in found.values()] == [chat, hard, safety, reasoning]
+    assert round(100 * leaderboard_average(found, None), 3) == mean
+
+
+def test_prior_sets_weigh_half_of_a_section():
+    prior = prior_sets({"anthropic_helpful": 0.6, "shp": 0.8, "xstest-should-refuse": 0.0})
+    assert prior == pytest.approx(0.7)
+    assert leaderboard_average({"Chat": 1.0, "Safety": 0.5}, prior) == pytest.approx((2.0 + 1.0 + 0.7) / 5)
+    assert len(PRIOR_SETS) == 4
+
+
+def test_an_absent_section_is_not_known_and_is_left_out_of_the_average():
+    found = sections({"mt-bench-easy": 0.75})
+    assert found == {"Chat": 0.75, "Chat Hard": None, "Safety": None, "Reasoning": None}
+    assert leaderboard_average(found, None) == 0.75
+    assert leaderboard_average(sections({}), prior_sets({})) is None
+
+
+def test_an_absent_subset_is_left_out_of_its_section():
+    assert sections({"math-prm": 1.0, "hep-go": 0.0})["Reasoning"] == pytest.approx(984 / (984 + 164))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "ties", "worth"),
+    [
+        (1.0, 0.5, "strict", 1.0), (0.5, 1.0, "strict", 0.0), (0.5, 0.5, "strict", 0.0),
+        (1.0, 0.5, "half", 1.0), (0.5, 1.0, "half", 0.0), (0.5, 0.5, "half", 0.5),
+    ],
+)  # fmt: skip
+def test_a_pair_is_won_strictly_and_a_tie_is_worth_what_the_rule_says(chosen, rejected, ties, worth):
+    assert pair_credit([chosen, rejected], 1, ties) == worth
+    assert is_tie([chosen, rejected], 1) is (chosen == rejected)
+
+
+@pytest.mark.parametrize(
+    ("scores", "worth"),
+    [([3, 1, 2, 0], 1.0), ([3, 3, 2, 0], 0.5), ([3, 3, 3, 3], 0.25), ([2, 3, 3, 0], 0.0), ([0, 1, 2, 3], 0.0)],
+)
+def test_best_of_four_is_shared_among_those_that_have_the_highest_score(scores, worth):
+    assert best_of_credit(scores) == worth
+
+
+def test_the_rule_for_the_average_of_rewardbench_2_is_the_plain_mean():
+    assert average_2(dict.fromkeys(SUBSETS_2, 0.5) | {"Ties": 1.0, "Other": 0.0}) == pytest.approx(3.5 / 6)
+    assert average_2({"Math": 0.25}) == 0.25
+    assert average_2({"Other": 1.0}) is None
+
+
+# --- the Ties subset --------------------------------------------------------------------------------------------------
+
+
+def test_all_that_the_ties_formula_asks_for_is_worth_one_and_a_bit():
+    rows = [TiesRow("tied:1", [5.0, 5.0, 5.0, 1.0], 3), TiesRow("ref:1", [4.0, 0.0], 1)]
+    assert ties_score(rows) == pytest.approx(1.01)
+
+
+def test_the_ties_formula_on_a_vector_worked_out_by_hand():
+    rows = [
+        TiesRow("tied:1", [4.0, 3.0, 1.0], 2),  # right; spread 1, margin 2
+        TiesRow("ref:1", [2.5, 2.0], 1),  # right; margin 0.5
+        TiesRow("tied:2", [6.0, 2.0, 1.0], 2),  # right; spread 4, margin 1
+        TiesRow("ref:2", [0.0, 3.0], 1),  # wrong; margin -3
+        TiesRow("tied:3", [1.0, 0.0, 2.0], 2),  # wrong, without a ref
+    ]
+    much = (math.tanh(0.5 / 1.0 - 1.0) + math.tanh(-3.0 / 4.0 - 1.0)) / 2
+    assert ties_score(rows) == pytest.approx(0.3 * 2 / 3 + 0.3 * 1 / 2 + 0.2 * 1 / 2 + 0.2 * 0 / 2 + 0.01 * much)
+
+
+@pytest.mark.parametrize(("margin", "much"), [(2.0, 1.0), (-2.0, -1.0), (0.0, 0.0)])
+def test_if_right_answers_are_equal_the_last_term_is_its_limit_and_zero_by_zero_is_zero(margin, much):
+    rows = [TiesRow("tied:1", [1.0, 1.0, 1.0 - margin], 2), TiesRow("ref:1", [margin, 0.0], 1)]
+    assert ties_score(rows) - (1.0 if margin > 0 else 0.0) == pytest.approx(0.01 * much)
+
+
+def test_no_row_has_no_score_and_rows_of_one_kind_have_theirs():
+    assert ties_score([]) is None
+    assert ties_score([TiesRow("ref:1", [1.0, 0.0], 1)]) == pytest.approx(0.3)
+
+
+def test_rows_of_the_ties_subset_are_known_by_subset_and_id():
+    assert is_ties_row("Ties", "ref:12")
+    assert not is_ties_row("Ties", "12")
+    assert not is_ties_row("Math", "ref:12")
+    assert not is_ties_row("Ties", "ref:12x")
+
+
+@pytest.mark.long
+@given(st.lists(st.floats(-9, 9), min_size=2, max_size=6), st.integers(1, 5), st.floats(-5, 5))
+def test_a_shift_of_all_scores_changes_nothing(scores, num_chosen, shift):
+    num_chosen = min(num_chosen, len(scores) - 1)
+    scores, moved = [round(s, 3) for s in scores], [round(round(s, 3) + round(shift, 3), 3) for s in scores]
+    assert best_of_credit(scores) == best_of_credit(moved)
+    for ties in ("strict", "half"):
+        assert pair_credit(scores, num_chosen, ties) == pair_credit(moved, num_chosen, ties)

@@ -1,0 +1,295 @@
+"""Evaluation: the environment's way of asking, failures that are not wrong answers, a log that goes on."""
+
+import asyncio
+import json
+
+import pytest
+
+from agentenv.errors import ConfigError, ContractError, DataError, InfraError, RunStopped
+from agentenv.rewards.evaluation.evaluate import ItemOutcome, evaluate, invariance
+from agentenv.rewards.evaluation.log import EvaluationLog, fingerprint, read_margins, stored_flags
+from agentenv.rewards.evaluation.specs import RewardModel
+from agentenv.rewards.judges.pairwise import PairwiseJudge
+from agentenv.rewards.judges.pointwise import PointwiseReward
+from agentenv.rewards.judges.voting import JudgeRetry
+from agentenv.rewards.models.hf import HFScorer
+from agentenv.rewards.models.reward import ModelReward
+from agentenv.rewards.types import Response
+from tests.rewards.evaluation.scorers import Scripted, model, pair
+from tests.rewards.models.tiny import said, tiny_rm
+
+ITEMS = [pair("a longer one", "short", index=0), pair("no", "cut it here", index=1), pair("abc", "abd", index=2)]
+
+
+async def test_every_item_has_its_scores_in_order_the_chosen_first():
+    outcomes = await evaluate(model(), ITEMS)
+    assert [outcome.scores for outcome in outcomes] == [(12.0, 5.0), (2.0, 11.0), (3.0, 3.0)]
+    assert [outcome.tie for outcome in outcomes] == [False, False, True]
+    assert outcomes[1].num_tokens == (1, 3)
+    assert outcomes[1].truncated == (False, True)
+
+
+async def test_an_item_is_asked_about_as_a_rollout_asks_with_the_raw_messages():
+    """nemo RL #854: its reward model sees a prompt that another template made."""
+    rm = model()
+    await evaluate(rm, ITEMS[:1])
+    first = rm.scorer.asked[0]
+    assert first == [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a longer one"}]
+
+
+@pytest.mark.long
+async def test_scores_are_those_of_the_environments_reward():
+    """nemo §1.2: the path that is validated is the path that trains."""
+    scorer = HFScorer(tiny_rm())
+    conversations = [said("42."), said("It is 41.", system="Be brief.")]
+    items = [
+        pair(c[-1]["content"], "x", prompt=c[:-1], index=place) for place, c in enumerate(conversations)
+    ]  # fmt: skip
+    try:
+        outcomes = await evaluate(RewardModel("hf", scorer=scorer), items)
+        for outcome, conversation in zip(outcomes, conversations, strict=True):
+            response = Response(conversation[-1]["content"], prompt=conversation[:-1])
+            assert outcome.scores[0] == pytest.approx((await ModelReward(scorer).grade(response)).reward, abs=1e-4)
+            assert outcome.num_tokens[0] == (await scorer.score(conversation)).num_tokens
+    finally:
+        await scorer.close()
+
+
+def failing(error):
+    def value(text):
+        if "bad" in text:
+            raise error
+        return len(text)
+
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (failing(DataError("too long")), "data: too long"),
+        (failing(InfraError("status 500")), "infra: InfraError: status 500"),
+        (failing(ContractError("a function raised")), "contract: a function raised"),
+        (failing(RuntimeError("a bug")), "infra: RuntimeError: a bug"),
+        (lambda text: float("nan") if "bad" in text else 1.0, "infra"),
+        (lambda text: float("inf") if "bad" in text else 1.0, "infra"),
+    ],
+)
+async def test_anything_that_cannot_be_scored_has_an_error_and_costs_no_other(value, kind):
+    items = [pair("good", "bad", index=0), pair("good", "fine", index=1)]
+    failed, fine = await evaluate(model(value), items)
+    assert failed.scores[1] is None
+    assert failed.scores[0] is not None
+    assert failed.error.startswith(kind)
+    assert (failed.known, failed.tie, failed.margin) == (None, False, None)
+    assert fine.error == ""
+
+
+async def test_a_scorer_that_hangs_is_an_error_after_its_time():
+    class Hangs(Scripted):
+        async def score(self, conversation):
+            await asyncio.Event().wait()
+
+    (outcome,) = await evaluate(RewardModel("hangs", scorer=Hangs()), ITEMS[:1], limit_s=0.05)
+    assert outcome.scores == (None, None)
+    assert outcome.error.startswith("infra: ")
+    assert "0.05" in outcome.error
+
+
+async def test_many_items_are_asked_about_at_once_but_no_more_than_said():
+    rm = model()
+    await evaluate(rm, [pair("a", "b", index=place) for place in range(40)], max_concurrent=4)
+    assert 4 <= rm.scorer.most <= 8
+
+
+async def test_a_wrong_model_ends_the_evaluation_before_any_item_fails(tmp_path):
+    with pytest.raises(ConfigError):
+        await evaluate(RewardModel("hf", scorer=HFScorer(tmp_path / "none")), ITEMS)
+
+
+# --- judges and rewards -----------------------------------------------------------------------------------------------
+
+
+class Comparer:
+    def __init__(self, points):
+        self.points = points
+
+    async def compare(self, prompt, a, b):
+        if isinstance(self.points, Exception):
+            raise self.points
+        return self.points
+
+
+@pytest.mark.parametrize("points", [1.0, 0.5, 0.0, 0.25])
+async def test_a_comparison_gives_points_that_sum_to_one(points):
+    (outcome,) = await evaluate(RewardModel("judge", comparer=Comparer(points)), ITEMS[:1])
+    assert outcome.scores == (points, 1.0 - points)
+
+
+@pytest.mark.parametrize("points", [None, InfraError("no verdict"), float("nan")])
+async def test_a_comparison_without_a_verdict_is_an_error(points):
+    (outcome,) = await evaluate(RewardModel("judge", comparer=Comparer(points)), ITEMS[:1])
+    assert outcome.scores == (None, None)
+    assert outcome.error.startswith("infra: ")
+
+
+class Replies:
+    """A judge whose reply is a function's of what it is asked."""
+
+    def __init__(self, reply):
+        self.reply = reply
+
+    async def complete(self, messages):
+        return self.reply(messages[-1]["content"])
+
+
+async def test_a_judge_that_goes_by_the_place_says_nothing_and_is_found_out():
+    """RewardBench #272: the order is drawn without a seed, and accuracies spread by 0.04."""
+    comparer = PairwiseJudge(Replies(lambda asked: "Verdict: A"))
+    outcomes = await evaluate(RewardModel("judge", comparer=comparer), ITEMS)
+    assert [outcome.scores for outcome in outcomes] == [(0.5, 0.5)] * 3
+    assert RewardModel("judge", comparer=comparer).metrics() == {"judge/num_compared": 3.0, "judge/num_flipped": 3.0}
+
+
+async def test_a_judge_that_scores_is_asked_about_each_answer():
+    reward = PointwiseReward(Replies(lambda asked: f"Score: {9 if 'longer' in asked else 'x'}/10"), retry=JudgeRetry(1))
+    first, second, _ = await evaluate(RewardModel("judge", reward=reward), ITEMS)
+    assert first.scores == (pytest.approx(8 / 9), None)
+    assert first.error.startswith("infra: ")
+    assert second.scores == (None, None)
+
+
+async def test_a_judge_that_compares_takes_pairs_only():
+    with pytest.raises(ConfigError, match="judge-score"):
+        await evaluate(RewardModel("judge", comparer=Comparer(1.0)), [pair(["a"], ["b", "c", "d"])])
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+async def test_scores_that_depend_on_their_batch_are_found_out():
+    """RewardBench #137: three accuracies at three batch sizes."""
+    found = await invariance(Scripted(drift=0.25), ITEMS)
+    assert (found.num, found.max_diff, found.largest) == (6, 0.25, 12.0)
+    assert (await invariance(Scripted(), ITEMS)).max_diff == 0.0
+
+
+@pytest.mark.long
+async def test_a_real_models_scores_do_not_depend_on_their_batch():
+    scorer = HFScorer(tiny_rm())
+    items = [pair("a " * (7 * place + 1), "b " * (30 - place), index=place) for place in range(8)]
+    try:
+        found = await invariance(scorer, items, num=16)
+    finally:
+        await scorer.close()
+    assert found.num == 16
+    assert found.max_diff < 1e-4 * max(1.0, found.largest)
+
+
+async def test_without_scores_the_dependence_is_unknown():
+    found = await invariance(Scripted(failing(DataError("no"))), [pair("bad", "bad")])
+    assert (found.num, found.max_diff) == (0, None)
+
+
+# --- the log ----------------------------------------------------------------------------------------------------------
+
+CONFIG = {"rm": "a", "data_sha256": "1"}
+DONE = ItemOutcome(0, "x", "s", (1.0, 0.5), 1, (3, 4), (False, True))
+FAILED = ItemOutcome(1, "y", "s", (1.0, None), 1, (3, None), (False, False), "infra: 500")
+
+
+def written(folder, *outcomes, resume=False, config=CONFIG):
+    log = EvaluationLog(folder, config, resume=resume)
+    for outcome in outcomes:
+        log.write(outcome)
+    log.close()
+    return log
+
+
+def test_a_line_has_scores_tie_tokens_truncation_and_error(tmp_path):
+    written(tmp_path / "o", DONE, FAILED)
+    first, second = [json.loads(line) for line in (tmp_path / "o" / "items.jsonl").read_text().splitlines()]
+    assert first == {
+        "index": 0, "item_id": "x", "subset": "s", "scores": [1.0, 0.5], "num_chosen": 1, "num_tokens": [3, 4],
+        "truncated": [False, True], "error": "", "tie": False,
+    }  # fmt: skip
+    assert second["error"] == "infra: 500"
+    assert ItemOutcome.from_dict(first) == DONE
+
+
+def test_failed_and_torn_items_are_evaluated_again(tmp_path):
+    written(tmp_path, DONE, FAILED)
+    with (tmp_path / "items.jsonl").open("a") as file:
+        file.write('{"index": 2, "sco')
+    log = written(tmp_path, ItemOutcome(1, "y", "s", (1.0, 2.0), 1, (3, 3), (False, False)), resume=True)
+    assert log.done == {0: DONE}
+    assert [item.index for item in ITEMS if item.index not in log.done] == [1, 2]
+    lines = [json.loads(line)["index"] for line in (tmp_path / "items.jsonl").read_text().splitlines()]
+    assert lines == [0, 1, 1]
+    assert written(tmp_path, resume=True).done.keys() == {0, 1}
+
+
+def test_another_evaluation_is_not_mixed_into_one_that_is_there(tmp_path):
+    written(tmp_path, DONE)
+    with pytest.raises(ConfigError, match="Pass --resume"):
+        written(tmp_path)
+    with pytest.raises(ConfigError, match="expected its rm, which is 'a', got 'b'"):
+        written(tmp_path, resume=True, config=CONFIG | {"rm": "b"})
+    with pytest.raises(ConfigError, match="expected its dtype, which is None, got 'float16'"):
+        written(tmp_path, resume=True, config=CONFIG | {"dtype": "float16"})
+
+
+def test_a_folder_in_which_nothing_was_scored_yet_is_a_new_one(tmp_path):
+    written(tmp_path)
+    assert written(tmp_path, config=CONFIG | {"rm": "b"}).done == {}
+    assert stored_flags(tmp_path) is None
+
+
+def test_the_flags_that_are_kept_are_those_of_the_command_or_else_what_it_was_of(tmp_path):
+    log = EvaluationLog(tmp_path / "a", CONFIG, flags={"data": ["x"], "ties": "half"})
+    log.start()
+    log.close()
+    assert (log.started, log.num_stored, stored_flags(tmp_path / "a")) == (True, 0, {"data": ["x"], "ties": "half"})
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))  # of an older version
+    assert stored_flags(tmp_path) == {name: CONFIG[name] for name in CONFIG if name != "data_sha256"}
+
+
+async def test_a_disk_that_is_full_ends_the_evaluation_and_says_so(tmp_path):
+    log = EvaluationLog(tmp_path, CONFIG)
+    log.close()
+    log._file = open("/dev/full", "a")  # noqa: SIM115
+    with pytest.raises(RunStopped, match="Free disk space"):
+        await evaluate(model(), ITEMS, on_outcome=log.write)
+    log.close()
+
+
+@pytest.mark.parametrize("text", ["[1]\n", "{}\n", "not json\n", '{"index": 0, "scores": 3}\n'])
+def test_a_log_of_something_else_is_named_as_such(tmp_path, text):
+    written(tmp_path)
+    (tmp_path / "items.jsonl").write_text(text)
+    with pytest.raises(DataError):
+        written(tmp_path, resume=True)
+
+
+def test_a_folder_that_cannot_be_is_a_wrong_flag(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--out"):
+        written(tmp_path / "file")
+
+
+def test_the_fingerprint_is_of_the_data_and_their_order():
+    assert fingerprint(ITEMS) == fingerprint(list(ITEMS))
+    others = [ITEMS[::-1], ITEMS[:2], [*ITEMS[:2], pair("abc", "abe", index=2)]]
+    assert fingerprint(ITEMS) not in [fingerprint(items) for items in others]
+
+
+def test_margins_of_evaluations_of_the_same_data_are_read(tmp_path):
+    written(tmp_path / "a", DONE, FAILED)
+    written(tmp_path / "b", DONE, FAILED, ItemOutcome(1, "y", "s", (1.0, 4.0), 1, (3, 3), (False, False)))
+    found = read_margins([tmp_path / "a", tmp_path / "b"])
+    assert [*found.values()] == [[0.5, None], [0.5, -3.0]]
+    written(tmp_path / "c", DONE, config=CONFIG | {"data_sha256": "2"})
+    with pytest.raises(ConfigError, match="got other data"):
+        read_margins([tmp_path / "a", tmp_path / "c"])
+    with pytest.raises(ConfigError, match="rm eval --out"):
+        read_margins([tmp_path / "none"])

@@ -1,0 +1,193 @@
+"""Preference data in every form that is read, and what is said of a row that is of none."""
+
+import gzip
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from agentenv.episode.registry import builtin_datasets
+from agentenv.errors import ConfigError, DataError
+from agentenv.rewards.evaluation.rows import item_of, read_items, transcript
+
+USER = {"role": "user", "content": "Hi?"}
+GOOD, BAD = {"role": "assistant", "content": "Hello."}, {"role": "assistant", "content": "Go."}
+SYSTEM = {"role": "system", "content": "Be kind."}
+
+
+def item(**row):
+    return item_of(row, where="line 1", subset="file")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "Hi?", "chosen": "Hello.", "rejected": "Go."},
+        {"prompt": [USER], "chosen": "Hello.", "rejected": "Go."},
+        {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]},
+        {"prompt": "Hi?", "chosen": [USER, GOOD], "rejected": [USER, BAD]},
+        {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
+        {"prompt": None, "chosen": "\n\nHuman: Hi?\n\nAssistant: Hello.", "rejected": "Human: Hi?\n\nAssistant: Go."},
+        {"prompt": "Hi?", "chosen": ["Hello."], "rejected": ["Go."]},
+        {"prompt": [{**USER, "name": None}], "chosen": "Hello.", "rejected": "Go."},
+    ],
+)
+def test_every_form_of_a_pair_is_the_same_item(row):
+    found = item(**row)
+    assert [(each.prompt, each.text) for each in found.candidates] == [((USER,), "Hello."), ((USER,), "Go.")]
+    assert (found.num_chosen, found.is_pair, found.subset, found.item_id) == (1, True, "file", "0")
+
+
+def test_a_row_of_rewardbench_1_keeps_its_subset_and_its_id():
+    row = {"chosen_model": "a", "rejected_model": "b", "subset": "hep-go", "id": 0}
+    found = item(prompt="Hi?", chosen="Hello.", rejected="Go.", **row)
+    assert (found.subset, found.item_id) == ("hep-go", "0")
+
+
+def test_a_row_of_rewardbench_2_has_several_answers_the_right_ones_first():
+    found = item(id="tied:3", subset="Ties", prompt="Hi?", chosen=["a", "b"], rejected=["c", "d", "e"], num_correct=2)
+    assert [candidate.text for candidate in found.candidates] == ["a", "b", "c", "d", "e"]
+    assert (found.num_chosen, found.is_pair, found.item_id) == (2, False, "tied:3")
+
+
+def test_what_begins_with_a_system_message_is_the_whole_conversation():
+    found = item(prompt="Hi?", chosen=[SYSTEM, USER, GOOD], rejected=[SYSTEM, USER, BAD])
+    assert found.candidates[0].prompt == (SYSTEM, USER)
+
+
+def test_an_answer_of_several_turns_continues_from_the_prompt():
+    found = item(prompt=[USER], chosen=[GOOD, USER, GOOD], rejected=[BAD])
+    assert found.candidates[0].prompt == (USER, GOOD, USER)
+
+
+def test_turns_of_one_speaker_in_a_row_become_one_message():
+    found = transcript("\n\nHuman: a\n\nAssistant: b\n\nAssistant:  c\n\nHuman: d\n\nAssistant: ", where="x")
+    assert [message["content"] for message in found.prompt] == ["a", "b\n\nc", "d"]
+    assert found.text == ""
+
+
+def test_a_colon_inside_a_turn_begins_none():
+    found = transcript("\n\nHuman: say Human: or\nAssistant: x\n\nAssistant: no", where="x")
+    assert found.prompt == ({"role": "user", "content": "say Human: or\nAssistant: x"},)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("text", "chosen and rejected"),
+        ({"prompt": "a", "chosen": "b"}, "keys ['prompt', 'chosen']"),
+        ({"prompt": " ", "chosen": "b", "rejected": "c"}, "'prompt': expected text or messages, got ' '"),
+        ({"prompt": 3, "chosen": "b", "rejected": "c"}, "'prompt'"),
+        ({"prompt": [{"role": "user"}], "chosen": "b", "rejected": "c"}, "message 0: expected role and content"),
+        ({"chosen": "plain", "rejected": "text"}, "transcript"),
+        ({"chosen": "Assistant: b", "rejected": "c"}, "transcript"),
+        ({"chosen": "Human: b", "rejected": "c"}, "transcript"),
+        ({"chosen": "so Human: a\n\nAssistant: b", "rejected": "c"}, "transcript"),
+        ({"prompt": "a", "chosen": [], "rejected": "c"}, "'chosen': expected text or messages"),
+        ({"prompt": "a", "chosen": ["x", 4], "rejected": "c"}, "'chosen'[1]"),
+        ({"prompt": "a", "chosen": "b", "rejected": None}, "'rejected'"),
+        ({"prompt": "a", "chosen": [USER], "rejected": "c"}, "end with an assistant's text"),
+        ({"chosen": [GOOD], "rejected": [BAD]}, "a prompt before the answer"),
+    ],
+)
+def test_a_row_of_no_form_is_refused_with_its_place_and_why(row, said):
+    with pytest.raises(DataError) as error:
+        item_of(row, where="f.jsonl, line 7")
+    assert str(error.value).startswith("f.jsonl, line 7")
+    assert said in str(error.value)
+
+
+ROWS = [{"prompt": f"q{n}", "chosen": "a", "rejected": "b"} for n in range(3)]
+
+
+@pytest.mark.parametrize("name", ["set.jsonl", "set.json", "set.jsonl.gz"])
+def test_files_are_read_and_name_the_subset(name, tmp_path):
+    text = json.dumps(ROWS) if name.endswith(".json") else "".join(f"{json.dumps(row)}\n" for row in ROWS)
+    data = gzip.compress(text.encode()) if name.endswith(".gz") else text.encode()
+    (tmp_path / name).write_bytes(data)
+    items = read_items([str(tmp_path / name)])
+    assert [(each.index, each.subset) for each in items] == [(0, "set"), (1, "set"), (2, "set")]
+
+
+@pytest.mark.long
+def test_parquet_is_read(tmp_path):
+    parquet, table = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow").Table
+    rows = [{"id": "1", "subset": "Math", "prompt": "q", "chosen": ["a"], "rejected": ["b", "c", "d"]}]
+    parquet.write_table(table.from_pylist(rows), tmp_path / "two.parquet")
+    (found,) = read_items([str(tmp_path / "two.parquet")])
+    assert (found.subset, len(found.candidates)) == ("Math", 4)
+
+
+def test_several_files_are_one_list_and_the_limit_is_of_each(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    items = read_items([str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")], limit=2)
+    assert [(each.index, each.subset) for each in items] == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
+
+
+def test_an_empty_file_and_a_limit_of_none_are_refused(tmp_path):
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(DataError, match="at least one row"):
+        read_items([str(tmp_path / "empty.jsonl")])
+    with pytest.raises(ConfigError, match="--limit"):
+        read_items([str(tmp_path / "empty.jsonl")], limit=0)
+
+
+def test_data_of_an_installed_environment_are_named_as_they_are_listed():
+    with pytest.raises(DataError, match=r"word_problems\.jsonl, line 1: expected chosen and rejected"):
+        read_items(["word_problems"], builtin=builtin_datasets())
+    with pytest.raises(ConfigError, match=r"built-in data .*Did you mean 'word_problems'"):
+        read_items(["word_problem"], builtin=builtin_datasets())
+
+
+# --- the pairs that ship ----------------------------------------------------------------------------------------------
+
+FLAWS = {"rude", "evasive", "off_topic", "wrong", "padding", "harmful", "format"}
+PAIRS = Path(__file__).parents[3] / "envs/agentenv_envs/rm_chat/data/pairs.jsonl"
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    return read_items([str(PAIRS)])
+
+
+def preference_for_length(items):
+    """The accuracy of preferring the longer answer; a half for equal lengths."""
+    lengths = [[len(each.text) for each in item.candidates] for item in items]
+    return sum((chosen > rejected) + (chosen == rejected) / 2 for chosen, rejected in lengths) / len(items)
+
+
+def test_the_pairs_that_ship_are_pairs_of_all_flaws_each_as_often(pairs):
+    assert all(item.is_pair for item in pairs)
+    assert {flaw: sum(item.subset == flaw for item in pairs) for flaw in FLAWS} == dict.fromkeys(FLAWS, 36)
+    assert len(pairs) == 36 * len(FLAWS)
+    roles = {tuple(message["role"] for message in item.candidates[0].prompt) for item in pairs}
+    assert roles == {("user",), ("system", "user"), ("user", "assistant", "user")}
+
+
+def test_the_pairs_that_ship_are_all_different(pairs):
+    assert len({item.item_id for item in pairs}) == len(pairs)
+    assert len({str(item.candidates[0].prompt).lower() for item in pairs}) == len(pairs)
+    texts = [each.text for item in pairs for each in item.candidates]
+    assert len(set(texts)) == len(texts)
+    assert all(text == text.strip() and text for text in texts)
+    assert not [item.item_id for item in pairs if item.candidates[0].text == item.candidates[1].text]
+
+
+def test_length_alone_predicts_nothing_in_the_shipped_pairs(pairs):
+    assert preference_for_length(pairs) == pytest.approx(0.5, abs=0.03)
+    totals = [sum(len(item.candidates[side].text) for item in pairs) for side in (0, 1)]
+    assert 0.9 < totals[0] / totals[1] <= 1.0, "chosen answers are not the longer ones on average"
+    for flaw in FLAWS:
+        assert 0.3 < preference_for_length([item for item in pairs if item.subset == flaw]) < 0.7, flaw
+
+
+def test_no_single_word_or_mark_predicts_much_in_the_shipped_pairs(pairs):
+    ahead = Counter()
+    for item in pairs:
+        chosen, rejected = (set(re.findall(r"\w+|[^\w\s]", each.text.lower())) for each in item.candidates)
+        ahead.update(chosen - rejected)
+        ahead.subtract(rejected - chosen)
+    assert max(map(abs, ahead.values())) / len(pairs) < 0.15

@@ -1,0 +1,129 @@
+"""Specs of reward models: what each opens, and what is said of one that opens nothing."""
+
+import inspect
+import sys
+
+import pytest
+
+from agentenv.errors import ConfigError, MissingDependency
+from agentenv.rewards.evaluation.specs import RMOptions, open_rm
+from agentenv.rewards.judges.openai import OpenAIJudge
+from agentenv.rewards.judges.pairwise import PairwiseJudge
+from agentenv.rewards.judges.pointwise import PointwiseReward
+from agentenv.rewards.models import factory as opening
+from agentenv.rewards.models.hf import HFScorer
+from agentenv.rewards.rules.repetition import RepetitionReward
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "target"),
+    [
+        ("some/folder", "hf", "some/folder"),
+        ("hf:some/folder", "hf", "some/folder"),
+        ("vllm:some/folder", "vllm", "some/folder"),
+        ("ray:some/folder", "ray", "some/folder"),
+        ("http://h:5000/get_reward", "get_reward", "http://h:5000/get_reward"),
+        ("https://h/get_reward", "get_reward", "https://h/get_reward"),
+        ("classify:http://h:8000", "classify", "http://h:8000"),
+        ("folder/rm.py", "function", "folder/rm.py"),
+        ("rm.py:score", "function", "rm.py:score"),
+    ],
+)
+async def test_a_spec_names_its_scorer_and_what_that_is_given_first(spec, kind, target, monkeypatch):
+    class Opened:
+        def __init__(self, target, *, max_length=None, label=None):
+            self.target, self.max_length, self.label = target, max_length, label
+
+        async def close(self):
+            self.closed = True
+
+    asked = []
+    monkeypatch.setattr(opening, "_class", lambda spec, place: asked.append(place) or Opened)
+    rm = open_rm(spec, RMOptions(max_length=9, args={"label": "good"}))
+    assert asked == [opening.SCORERS[kind]]
+    assert (rm.scorer.target, rm.scorer.max_length, rm.scorer.label) == (target, 9, "good")
+    await rm.close()
+    assert rm.scorer.closed
+
+
+async def test_a_folder_is_opened_by_transformers_and_nothing_is_loaded():
+    rm = open_rm("some/folder", RMOptions(overflow="left", dtype="float32"))
+    assert isinstance(rm.scorer, HFScorer)
+    assert rm.metrics() == {}
+    await rm.close()
+
+
+async def test_judges_compare_or_score_and_have_their_client_closed():
+    rm = open_rm("judge:org/model:x@http://h:8000/v1", RMOptions(args={"criteria": "Be kind.", "extra_body": {"a": 1}}))
+    assert isinstance(rm.comparer, PairwiseJudge)
+    assert isinstance(rm.judge, OpenAIJudge)
+    assert (rm.judge.model, rm.judge.url) == ("org/model:x", "http://h:8000/v1/chat/completions")
+    assert rm.judge.extra_body == {"a": 1}
+    assert {"judge/num_compared", "judge/num_flipped", "judge/cost"} <= rm.metrics().keys()
+    await rm.close()
+    rm = open_rm("judge-score:m@http://h/v1", RMOptions(args={"scale": [1, 5]}))
+    assert isinstance(rm.reward, PointwiseReward)
+    await rm.close()
+
+
+async def test_a_judge_s_replies_may_be_kept_and_the_order_drawn(tmp_path):
+    settings = {"cache": str(tmp_path / "replies.jsonl"), "sampling": {"seed": 3}, "price": {"prompt": 1.0}}
+    rm = open_rm(
+        "judge:m@http://h/v1", RMOptions(args={**settings, "order": "drawn", "seed": 5, "voting": {"votes": 2}})
+    )
+    assert (rm.comparer.order, rm.comparer.seed, rm.comparer.voting.votes) == ("drawn", 5, 2)
+    assert (rm.judge.judge.sampling.seed, rm.judge.usage.price.prompt) == (3, 1.0)
+    assert {"judge/cached", "judge/cost"} <= rm.metrics().keys()
+    await rm.close()
+
+
+async def test_any_reward_of_text_may_be_measured():
+    rm = open_rm("reward:repetition", RMOptions(args={"ngram_size": 3}))
+    assert isinstance(rm.reward, RepetitionReward)
+    await rm.close()
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("vlm:folder", "Did you mean 'vllm'?"),
+        ("hf:", "expected a model's folder"),
+        ("", "expected a model's folder"),
+        ("judge:model", "judge:MODEL@http://HOST/v1"),
+        ("judge:@http://h/v1", "judge:MODEL@http://HOST/v1"),
+        ("judge:m@nowhere", "base_url"),
+        ("reward:repetitoin", "repetition"),
+    ],
+)
+def test_a_spec_that_opens_nothing_is_refused_with_what_was_meant(spec, said):
+    with pytest.raises(ConfigError) as error:
+        open_rm(spec)
+    assert said in str(error.value)
+
+
+def test_an_option_that_a_backend_has_not_is_refused_and_names_those_it_has():
+    with pytest.raises(ConfigError, match=r"options among .*max_batch.*got 'max_bach'.*Did you mean 'max_batch'"):
+        open_rm("some/folder", RMOptions(args={"max_bach": 3}))
+    with pytest.raises(ConfigError, match="got 'dtype'"):
+        open_rm("judge:m@http://h/v1", RMOptions(dtype="float32"))
+
+
+@pytest.mark.parametrize("spec", ["http://h:5000/get_reward", "classify:http://h:8000"])
+def test_the_options_of_a_server_s_scorer_are_all_named(spec):
+    with pytest.raises(ConfigError, match=r"among (?=.*\btokenizer,)(?=.*\bretries,).*Did you mean 'tokenizer'"):
+        open_rm(spec, RMOptions(args={"tokeniser": "x"}))
+
+
+def test_a_backend_that_is_not_installed_is_named_as_such(monkeypatch):
+    monkeypatch.setitem(sys.modules, "agentenv.rewards.models.vllm_local", None)
+    with pytest.raises(MissingDependency, match="vllm_local"):
+        open_rm("vllm:folder")
+
+
+@pytest.mark.parametrize("place", opening.SCORERS.values(), ids=list(opening.SCORERS))
+def test_every_scorer_takes_what_stands_behind_the_colon_alone(place):
+    module, _, name = place.partition(":")
+    cls = getattr(pytest.importorskip(module, reason="not there yet"), name)
+    inspect.signature(cls).bind("target")
+    assert inspect.iscoroutinefunction(cls.score)
+    assert inspect.iscoroutinefunction(cls.close)

@@ -1,0 +1,648 @@
+"""Groups side by side: keys, deadlines, outcomes, functions. Rows are those of the table of RM-Gallery's defects."""
+
+import asyncio
+import contextlib
+import copy
+import logging
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.errors import ConfigError, ContractError, DataError, InfraError
+from agentenv.rewards.groups.batch import (
+    Each,
+    FunctionGroupReward,
+    GroupSizeError,
+    against_reference,
+    align_components,
+    check_group_sizes,
+    grade_group,
+    grade_groups,
+    group_keys,
+    stream_groups,
+)
+from agentenv.rewards.types import Response, RewardResult, Status
+from tests.rewards.judges.rule_judges import Rewarding
+
+PATIENT_S = 60.0
+"""Longer than anything here takes on a busy machine, so that only a hang reaches it."""
+
+
+class ByPrompt:
+    """A group reward that does what `acts` says for the prompt of a group, and gives each response its length."""
+
+    bounds = (0.0, 100.0)
+
+    def __init__(self, **acts):
+        self.acts, self.seen = acts, []
+
+    async def grade_group(self, responses, reference=None):
+        prompt = responses[0].prompt
+        self.seen.append((prompt, [response.text for response in responses], reference))
+        act = self.acts.get(prompt)
+        if isinstance(act, BaseException):
+            raise act
+        if isinstance(act, list):
+            return act
+        if act is not None:
+            await act()
+        return [RewardResult(float(len(response.text)), components={prompt: 1.0}) for response in responses]
+
+
+def rows(*prompts):
+    return [Response("x" * index, prompt=prompt) for index, prompt in enumerate(prompts)]
+
+
+async def forever():
+    await asyncio.Event().wait()
+
+
+async def test_results_come_in_the_order_of_the_responses():
+    graded = await grade_groups(ByPrompt(), rows("a", "b", "a", "b"), ["a", "b", "a", "b"])
+    assert [result.reward for result in graded.results] == [0.0, 1.0, 2.0, 3.0]
+    assert [(group.key, group.indices, group.status) for group in graded.groups] == [
+        ("a", (0, 2), "ok"),
+        ("b", (1, 3), "ok"),
+    ]
+
+
+@pytest.mark.long
+@given(st.lists(st.sampled_from("abcd")))
+async def test_every_response_has_its_own_result_regardless_of_the_order_of_groups(prompts):
+    graded = await grade_groups(ByPrompt(), rows(*prompts), prompts)
+    assert [result.reward for result in graded.results] == [float(index) for index in range(len(prompts))]
+    assert sorted(index for group in graded.groups for index in group.indices) == list(range(len(prompts)))
+
+
+async def test_one_slow_and_one_raising_group_cost_the_others_nothing__row_3():
+    reward = ByPrompt(slow=forever, broken=ValueError("boom"), label=DataError("no label"), down=InfraError("down"))
+    keys = ["fine", "slow", "broken", "label", "down", "good"]
+    graded = await grade_groups(reward, rows(*keys), keys, limit_s=0.2)
+    assert [group.status for group in graded.groups] == ["ok", "timeout", "error", "error", "error", "ok"]
+    assert [result.status for result in graded.results] == [
+        Status.OK, Status.INFRA, Status.ERROR, Status.LABEL, Status.INFRA, Status.OK,
+    ]  # fmt: skip
+    assert [result.reward for result in graded.results] == [0.0, None, None, None, None, 5.0]
+    assert "within 0.2 s" in graded.groups[1].detail
+    assert "ValueError: boom at " in graded.groups[2].detail
+    assert [group.detail for group in graded.groups[3:5]] == ["no label", "InfraError: down"]
+    assert graded.metrics() | {"rewards/slowest_group_s": 0.0} == {
+        "rewards/num_groups": 6.0,
+        "rewards/num_groups_timeout": 1.0,
+        "rewards/num_groups_error": 3.0,
+        "rewards/num_invalid": 4.0,
+        "rewards/slowest_group_s": 0.0,
+    }
+    assert graded.metrics()["rewards/slowest_group_s"] >= 0.2
+
+
+@pytest.mark.long
+async def test_the_other_groups_are_done_before_the_slow_one_gives_up():
+    done = []
+
+    async def note():
+        done.append(time.perf_counter())
+
+    keys = ["slow", *(f"g{index}" for index in range(63))]
+    started = time.perf_counter()
+    graded = await grade_groups(ByPrompt(slow=forever, **dict.fromkeys(keys[1:], note)), rows(*keys), keys, limit_s=1.0)
+    assert len(done) == 63
+    assert max(done) - started < graded.groups[0].seconds
+    assert [group.status for group in graded.groups] == ["timeout"] + ["ok"] * 63
+
+
+async def test_groups_are_given_as_they_end_while_a_slow_one_still_runs__row_3():
+    """The seed gathers: no reward is there before the slowest."""
+    release, given = asyncio.Event(), []
+    reward = ByPrompt(slow=release.wait, broken=ValueError("boom"))
+    keys = ["slow", "a", "broken", "a"]
+    async for outcome, results in stream_groups(reward, rows(*keys), keys, limit_s=PATIENT_S):
+        given.append((outcome.key, outcome.indices, outcome.status, [result.reward for result in results]))
+        if len(given) == 2:
+            release.set()
+    assert sorted(given[:2]) == [("a", (1, 3), "ok", [1.0, 3.0]), ("broken", (2,), "error", [None])]
+    assert given[2:] == [("slow", (0,), "ok", [0.0])]
+
+
+async def test_groups_without_a_waiter_any_more_are_cancelled():
+    cancelled = asyncio.Event()
+
+    async def waits():
+        try:
+            await forever()
+        finally:
+            cancelled.set()
+
+    groups = stream_groups(ByPrompt(slow=waits), rows("slow", "a"), ["slow", "a"])
+    async with contextlib.aclosing(groups):
+        outcome, _ = await anext(groups)
+        assert outcome.key == "a"
+    assert cancelled.is_set()
+
+
+@pytest.mark.long
+async def test_a_group_that_ignores_being_cancelled_is_left_behind():
+    released = asyncio.Event()
+
+    async def stubborn():
+        while not released.is_set():
+            try:
+                await released.wait()
+            except asyncio.CancelledError:
+                continue
+
+    graded = await asyncio.wait_for(
+        grade_groups(ByPrompt(slow=stubborn), rows("slow", "fine"), ["slow", "fine"], limit_s=0.1), PATIENT_S
+    )
+    assert [group.status for group in graded.groups] == ["timeout", "ok"]
+    released.set()
+
+
+async def test_cancelling_the_batch_cancels_its_groups():
+    cancelled = asyncio.Event()
+
+    async def waits():
+        try:
+            await forever()
+        finally:
+            cancelled.set()
+
+    batch = asyncio.create_task(grade_groups(ByPrompt(a=waits), rows("a"), ["a"]))
+    await asyncio.sleep(0.01)
+    batch.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await batch
+    assert cancelled.is_set()
+
+
+@pytest.mark.long
+async def test_a_groups_time_starts_when_its_work_starts__row_1():
+    """The seed's clock runs in the queue: four groups of 0.4 s, one at a time, do not fit into its 1.5 s."""
+
+    async def work():
+        await asyncio.sleep(0.4)
+
+    keys = [f"g{index}" for index in range(4)]
+    reward = ByPrompt(**dict.fromkeys(keys, work))
+    graded = await grade_groups(reward, rows(*keys), keys, limit_s=1.5, max_concurrent=1)
+    assert {group.status for group in graded.groups} == {"ok"}
+    assert max(group.seconds for group in graded.groups) < 1.5
+
+
+async def test_no_more_groups_run_at_a_time_than_may():
+    running, most = 0, 0
+
+    async def work():
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001)
+        running -= 1
+
+    keys = [f"g{index}" for index in range(9)]
+    await grade_groups(ByPrompt(**dict.fromkeys(keys, work)), rows(*keys), keys, max_concurrent=3)
+    assert most == 3
+
+
+@pytest.mark.parametrize("answer", [[], [RewardResult(1.0)] * 3, [1.0, 2.0], ["no", "results"]])
+async def test_an_answer_that_is_not_a_result_for_each_response_is_not_a_reward(answer):
+    graded = await grade_groups(ByPrompt(a=answer), rows("a", "a"), ["a", "a"])
+    assert [result.status for result in graded.results] == [Status.ERROR] * 2
+    assert "expected 2 results" in graded.groups[0].detail
+
+
+async def test_a_reward_outside_its_bounds_is_not_a_reward():
+    graded = await grade_groups(ByPrompt(a=[RewardResult(101.0), RewardResult(100.0)]), rows("a", "a"), ["a", "a"])
+    assert [result.reward for result in graded.results] == [None, 100.0]
+
+
+async def test_a_reward_without_bounds_fails_its_groups_and_not_the_batch():
+    reward = ByPrompt()
+    reward.bounds = None
+    graded = await grade_groups(reward, rows("a", "b"), ["a", "b"])
+    assert [result.status for result in graded.results] == [Status.ERROR] * 2
+
+
+async def test_single_responses_may_fail_in_a_group_that_is_ok():
+    graded = await grade_groups(ByPrompt(a=[RewardResult(1.0), RewardResult.failed("x")]), rows("a", "a"), ["a", "a"])
+    assert ([result.reward for result in graded.results], graded.groups[0].status) == ([1.0, None], "ok")
+
+
+async def test_all_responses_have_the_same_components__row_14():
+    graded = await grade_groups(ByPrompt(c=ValueError("boom")), rows("a", "b", "c"), ["a", "b", "c"])
+    assert [dict(result.components) for result in graded.results] == [
+        {"a": 1.0, "b": None},
+        {"a": None, "b": 1.0},
+        {"a": None, "b": None},
+    ]
+
+
+def test_aligning_keeps_what_is_there_and_changes_no_callers_dict():
+    first, second = {"a": 1.0}, {"b": 2.0, "a": 3.0}
+    results = align_components([RewardResult(1.0, components=first), RewardResult(2.0, components=second)])
+    assert [list(result.components.items()) for result in results] == [
+        [("a", 1.0), ("b", None)],
+        [("a", 3.0), ("b", 2.0)],
+    ]
+    assert (first, second) == ({"a": 1.0}, {"b": 2.0, "a": 3.0})
+
+
+async def test_each_group_gets_its_own_reference_and_an_empty_one_is_none__row_10():
+    reward = ByPrompt()
+    await grade_groups(reward, rows("a", "b", "c"), ["a", "b", "c"], references={"a": "best", "b": ""})
+    assert reward.seen == [("a", [""], "best"), ("b", ["x"], None), ("c", ["xx"], None)]
+
+
+async def test_a_reference_that_is_not_text_is_an_error__row_10():
+    with pytest.raises(DataError, match="references: expected texts, got"):
+        await grade_groups(ByPrompt(), rows("a"), ["a"], references={"a": {"content": "best"}})
+
+
+async def test_each_response_on_its_own_as_a_group():
+    reward = Each(Rewarding({"good": 1.0, "bad": 0.0, "unknown": InfraError("down")}))
+    grade = await grade_group(reward, [Response("good"), Response("bad"), Response("unknown")])
+    assert ([result.reward for result in grade.results], reward.bounds) == ([1.0, 0.0, None], (0.0, 1.0))
+
+
+async def test_one_response_that_hangs_leaves_the_others_of_its_group_their_rewards():
+    class Hangs:
+        bounds = (0.0, 1.0)
+
+        async def grade(self, response):
+            if response.text == "slow":
+                await forever()
+            return RewardResult(1.0)
+
+    grade = await grade_group(Each(Hangs(), limit_s=0.05), [Response("slow"), Response("fine")])
+    assert ([result.reward for result in grade.results], grade.status) == ([None, 1.0], "ok")
+
+
+async def test_nothing_to_grade():
+    graded = await grade_groups(ByPrompt(), [], [])
+    assert (graded.results, graded.groups, graded.metrics()["rewards/slowest_group_s"]) == ((), (), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [({"limit_s": 0}, "limit_s"), ({"max_concurrent": 0}, "max_concurrent"), ({"group_size": "some"}, "group_size")],
+)
+async def test_wrong_arguments_are_named(arguments, named):
+    with pytest.raises(ConfigError, match=named):
+        await grade_groups(ByPrompt(), rows("a"), ["a"], **arguments)
+
+
+async def test_a_reward_of_single_responses_is_not_a_group_reward():
+    with pytest.raises(ConfigError, match="Wrap one of single responses in Each"):
+        await grade_groups(Rewarding(1.0), rows("a"), ["a"])
+
+
+async def test_the_error_for_a_key_that_is_a_list_says_how_to_make_a_key():
+    with pytest.raises(ConfigError, match=r"keys: expected values that can be compared, got \[1, 5\].* group_keys"):
+        await grade_groups(ByPrompt(), rows("a", "b"), [[1, 5], [2, 5]])
+
+
+async def test_a_response_without_a_key_is_named():
+    with pytest.raises(ConfigError, match="one for each of 2 responses, got 1"):
+        await grade_groups(ByPrompt(), rows("a", "b"), ["a"])
+
+
+# --- keys and sizes -------------------------------------------------------------------------------------------------
+
+
+async def test_the_same_prompt_twice_in_a_batch_is_two_groups__row_8():
+    """The seed groups by decoded text: two rows that ask the same are one group of both."""
+    reward = ByPrompt()
+    await grade_groups(reward, rows("same", "same", "same"), group_keys(uids=["u1", "u2", "u1"]), group_size="any")
+    assert [texts for _, texts, _ in reward.seen] == [["", "xx"], ["x"]]
+
+
+def test_prompts_are_distinguished_by_their_ids_where_there_are_no_uids__row_8():
+    """Ids 1 and 2 may both decode to nothing, as special tokens do."""
+    assert group_keys(prompt_ids=[[1, 5], (2, 5), [1, 5]]) == [(1, 5), (2, 5), (1, 5)]
+
+
+def test_keys_of_an_array_of_ids_are_plain_numbers():
+    import numpy
+
+    keys = group_keys(prompt_ids=numpy.array([[1, 5], [2, 5]]))
+    assert keys == [(1, 5), (2, 5)]
+    assert {type(token) for key in keys for token in key} == {int}
+
+
+def test_uids_come_before_ids():
+    assert group_keys(["u", "v"], [[1], [1]]) == ["u", "v"]
+
+
+@pytest.mark.parametrize("uid", [None, float("nan"), ["a"]])
+def test_an_invalid_uid_is_an_error(uid):
+    with pytest.raises(DataError, match="uid"):
+        group_keys(["u", uid])
+
+
+def test_keys_need_something_to_go_by():
+    with pytest.raises(ConfigError, match="uids or prompt_ids"):
+        group_keys()
+
+
+def test_the_strict_check_of_sizes_says_what_the_seed_says__row_9():
+    with pytest.raises(AssertionError) as raised:
+        check_group_sizes(["a", "a", "b", "a", "b", "a"], "strict")
+    assert str(raised.value) == "Sample count must be same per group, current group_sizes: [4, 2]"
+    assert isinstance(raised.value, GroupSizeError | DataError)
+
+
+def test_the_check_of_sizes_may_only_warn_or_say_nothing__row_9(caplog):
+    with caplog.at_level(logging.WARNING):
+        check_group_sizes(["a", "a", "b"], "any")
+        assert caplog.records == []
+        check_group_sizes(["a", "a", "b"], "warn")
+    assert "between 1 and 2" in caplog.text
+
+
+@pytest.mark.parametrize("keys", [[], ["a"], ["a", "b"], ["a", "b", "b", "a"]])
+def test_equal_sizes_pass_the_strict_check(keys):
+    check_group_sizes(keys, "strict")
+
+
+async def test_the_strict_check_stops_a_batch_before_it_is_graded():
+    reward = ByPrompt()
+    with pytest.raises(GroupSizeError):
+        await grade_groups(reward, rows("a", "a", "b"), ["a", "a", "b"], group_size="strict")
+    assert reward.seen == []
+
+
+# --- functions ------------------------------------------------------------------------------------------------------
+
+
+def lengths(prompt, responses, extras, **kwargs):
+    scores = [float(len(text)) for text in responses]
+    return scores, {"comparison_score": scores}
+
+
+async def one_group(reward, texts, reference=None, **limits):
+    responses = [Response(text, prompt="p", metadata={"index": index}) for index, text in enumerate(texts)]
+    references = {} if reference is None else {"k": reference}
+    return await grade_groups(reward, responses, ["k"] * len(texts), references=references, **limits)
+
+
+async def test_a_function_gets_what_the_seed_gives_it__row_1():
+    calls = []
+
+    def compute_score(prompt, responses, extras, **kwargs):
+        calls.append((prompt, responses, extras, kwargs))
+        return [1.0, 2.0], {"a": [3.0, 4.0]}, ["why", "why not"]
+
+    reward = FunctionGroupReward(compute_score, kwargs={"max_workers": 8, "both": "old"})
+    reward.meta_info.update({"last_mean_std": 0.5, "both": "new"})
+    graded = await one_group(reward, ["x", "y"])
+    assert calls == [
+        ("p", ["x", "y"], [{"index": 0}, {"index": 1}], {"max_workers": 8, "last_mean_std": 0.5, "both": "new"})
+    ]
+    assert [(each.reward, dict(each.components), each.detail) for each in graded.results] == [
+        (1.0, {"a": 3.0}, "why"),
+        (2.0, {"a": 4.0}, "why not"),
+    ]
+
+
+async def test_a_function_gets_only_the_arguments_that_it_takes():
+    def compute_score(prompt, responses, extras):
+        return [1.0] * len(responses), {}
+
+    assert (await one_group(FunctionGroupReward(compute_score, kwargs={"max_workers": 8}), ["x"])).results[
+        0
+    ].reward == 1.0
+
+
+async def test_a_function_may_be_async__row_1():
+    loop = asyncio.get_running_loop()
+
+    async def compute_score(prompt, responses, extras):
+        assert asyncio.get_running_loop() is loop
+        return [1.0] * len(responses), None
+
+    class Callable:
+        async def __call__(self, prompt, responses, extras):
+            return await compute_score(prompt, responses, extras)
+
+    for function in (
+        compute_score,
+        Callable(),
+        lambda prompt, responses, extras: compute_score(prompt, responses, extras),
+    ):
+        graded = await one_group(FunctionGroupReward(function), ["x"])
+        assert graded.results[0].reward == 1.0, graded.groups
+
+
+async def test_wins_are_those_over_the_reference_for_every_response__row_11():
+    """The seed compares response 0 with response 1, and gives the others 0.0."""
+    graded = await one_group(FunctionGroupReward(lengths), ["xx", "xxxx", "xxx"], reference="yyy")
+    assert [result.reward for result in graded.results] == [2.0, 4.0, 3.0]
+    assert [result.components["win"] for result in graded.results] == [0.0, 1.0, 0.0]
+    assert [result.components["win_and"] for result in graded.results] == [0.0, 1.0, 1.0]
+
+
+async def test_one_response_wins_as_in_the_seed__row_11():
+    for text, win, win_and in (("xxxx", 1.0, 1.0), ("xxx", 0.0, 1.0), ("x", 0.0, 0.0)):
+        graded = await one_group(FunctionGroupReward(lengths), [text], reference="yyy")
+        components = graded.results[0].components
+        assert (components["win"], components["win_and"]) == (win, win_and)
+
+
+async def test_the_reference_is_judged_last_with_the_first_rows_extras_and_has_no_result__row_10():
+    seen = []
+
+    def compute_score(prompt, responses, extras):
+        seen.append((list(responses), list(extras)))
+        responses.append("changed by the function")
+        return [1.0, 2.0, 3.0], {"comparison_score": [1.0, 2.0, 3.0]}
+
+    responses = [Response("x", metadata={"index": 0}), Response("y", metadata={"index": 1})]
+    graded = await grade_groups(FunctionGroupReward(compute_score), responses, ["k", "k"], references={"k": "ref"})
+    assert seen == [(["x", "y", "ref"], [{"index": 0}, {"index": 1}, {"index": 0}])]
+    assert [result.reward for result in graded.results] == [1.0, 2.0]
+    assert [response.text for response in responses] == ["x", "y"]
+
+
+async def test_a_function_cannot_change_its_callers_rows__row_10():
+    """The seed's manager hands its own lists out."""
+
+    def compute_score(prompt, responses, extras):
+        prompt[0]["content"] = responses[0] = "changed"
+        extras[0]["y"][0].clear()
+        extras[1].clear()
+        return [1.0, 1.0], {}
+
+    responses = [
+        Response("x", prompt=[{"role": "user", "content": "q"}], metadata={"y": [{"content": "ref"}]}) for _ in range(2)
+    ]
+    before = copy.deepcopy(responses)
+    graded = await grade_groups(FunctionGroupReward(compute_score), responses, ["k", "k"])
+    assert ([group.status for group in graded.groups], responses) == (["ok"], before)
+
+
+async def test_a_row_that_cannot_be_copied_is_the_rows_fault():
+    row = Response("x", metadata={"lock": threading.Lock()})
+    graded = await grade_groups(FunctionGroupReward(lengths), [row], ["k"])
+    assert [result.status for result in graded.results] == [Status.LABEL]
+
+
+@pytest.mark.parametrize("reference", [None, ""])
+async def test_without_a_reference_nothing_wins__row_10(reference):
+    graded = await one_group(FunctionGroupReward(lengths), ["x", "xx"], reference=reference)
+    assert [result.components["win"] for result in graded.results] == [None, None]
+    assert [result.components["win_and"] for result in graded.results] == [None, None]
+
+
+async def test_a_function_without_comparisons_has_no_wins():
+    graded = await one_group(
+        FunctionGroupReward(lambda prompt, responses, extras: ([1.0, 1.0], {})), ["x"], reference="y"
+    )
+    assert dict(graded.results[0].components) == {}
+
+
+def test_wins_are_not_known_where_a_score_is_not():
+    assert against_reference(None, 1.0) == against_reference(1.0, None) == {"win": None, "win_and": None}
+
+
+@pytest.mark.parametrize("score", [-999.0, None, float("nan"), float("inf")])
+async def test_an_invalid_score_is_not_a_reward_and_the_others_keep_theirs__row_20(score):
+    def compute_score(prompt, responses, extras):
+        return [1.0, score], {"part": [score, 2.0]}
+
+    graded = await one_group(FunctionGroupReward(compute_score), ["x", "y"])
+    assert [result.status for result in graded.results] == [Status.OK, Status.INFRA]
+    assert [dict(result.components) for result in graded.results] == [{"part": None}, {"part": 2.0}]
+
+
+async def test_scores_may_come_in_arrays__row_14():
+    import numpy
+
+    def compute_score(prompt, responses, extras):
+        return numpy.array([1.0, 2.0], dtype=numpy.float32), {"n": numpy.array([1, 2]), "b": [True, numpy.float64(0.5)]}
+
+    graded = await one_group(FunctionGroupReward(compute_score), ["x", "y"])
+    assert [result.reward for result in graded.results] == [1.0, 2.0]
+    assert [dict(result.components) for result in graded.results] == [{"n": 1.0, "b": 1.0}, {"n": 2.0, "b": 0.5}]
+
+
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        (None, "expected (scores, reward_info"),
+        ([1.0, 2.0], "expected (scores, reward_info"),
+        (([1.0], {}), "scores: expected a list of 2 numbers"),
+        (("ab", {}), "scores: expected a list of 2 numbers"),
+        (([1.0, "2"], {}), "scores: expected numbers"),
+        (([1.0, 2.0], {"a": 1.0}), "reward_info['a']: expected a list of 2"),
+        (([1.0, 2.0], {"a": [1.0, 2.0, 3.0]}), "reward_info['a']: expected a list of 2"),
+        (([1.0, 2.0], {"a": [1.0, {}]}), "reward_info['a']: expected numbers"),
+    ],
+)
+async def test_an_answer_that_cannot_be_read_says_what_is_wrong__row_14(answer, named):
+    graded = await one_group(FunctionGroupReward(lambda prompt, responses, extras: answer), ["x", "y"])
+    assert graded.groups[0].status == "error"
+    assert named in graded.groups[0].detail
+
+
+async def test_threads_live_on_between_batches__row_2():
+    threads = set()
+
+    def compute_score(prompt, responses, extras):
+        threads.add(threading.get_ident())
+        return [1.0] * len(responses), {}
+
+    reward = FunctionGroupReward(compute_score, max_threads=1)
+    for _ in range(3):
+        assert (await one_group(reward, ["x"])).groups[0].status == "ok"
+    assert len(threads) == 1
+
+
+@pytest.mark.long
+async def test_a_call_waits_for_a_thread_without_its_time_running__row_1():
+    """One thread, four calls of 0.4 s each: the last one waits longer than any call may take."""
+
+    def compute_score(prompt, responses, extras):
+        time.sleep(0.4)
+        return [1.0] * len(responses), {}
+
+    reward = FunctionGroupReward(compute_score, max_threads=1)
+    graded = await grade_groups(reward, [Response("x")] * 4, [1, 2, 3, 4], limit_s=1.1)
+    assert [group.status for group in graded.groups] == ["ok"] * 4
+
+
+@pytest.mark.long
+async def test_a_timeout_does_not_wait_for_the_stuck_call__row_2():
+    """The seed's pool joins its threads: its 0.3 s took as long as the stuck call."""
+    release = threading.Event()
+
+    def compute_score(prompt, responses, extras):
+        if responses == ["stuck"]:
+            release.wait(PATIENT_S)
+        return [1.0] * len(responses), {}
+
+    reward = FunctionGroupReward(compute_score, max_threads=1)
+    started = time.perf_counter()
+    try:
+        graded = await grade_groups(reward, [Response("stuck"), Response("fine")], ["a", "b"], limit_s=0.3)
+        assert time.perf_counter() - started < PATIENT_S / 2
+        assert [group.status for group in graded.groups] == ["timeout", "ok"]
+        assert reward.num_abandoned == 1
+    finally:
+        release.set()
+    while reward.num_abandoned:
+        await asyncio.sleep(0.01)
+
+
+async def test_a_function_that_raises_fails_its_group_alone():
+    def compute_score(prompt, responses, extras):
+        if responses == ["bad"]:
+            sys.exit(3)
+        return [1.0], {}
+
+    graded = await grade_groups(FunctionGroupReward(compute_score), [Response("bad"), Response("good")], ["a", "b"])
+    assert [group.status for group in graded.groups] == ["error", "ok"]
+
+
+@pytest.mark.long
+def test_a_stuck_call_does_not_hold_up_the_end_of_the_process__row_2():
+    code = """
+import asyncio, time
+from agentenv.rewards.groups.batch import FunctionGroupReward, grade_groups
+from agentenv.rewards.types import Response
+def stuck(prompt, responses, extras):
+    time.sleep(600)
+graded = asyncio.run(grade_groups(FunctionGroupReward(stuck), [Response("x")], ["k"], limit_s=0.05))
+print(graded.groups[0].status)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENT_S, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "timeout\n", "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"function": 3},
+        {"function": lengths, "max_threads": 0},
+        {"function": lambda prompt, responses: ([], {})},
+        {"function": lambda p, r, e: ([], {})},
+        {"function": dict.fromkeys},
+        {"function": lengths, "kwargs": {"responses": []}},
+    ],
+)
+def test_functions_that_cannot_be_called_are_refused(arguments):
+    with pytest.raises(ConfigError):
+        FunctionGroupReward(**arguments)
+
+
+async def test_no_responses_no_call():
+    assert await FunctionGroupReward(lengths).grade_group([]) == []
+
+
+async def test_an_error_of_a_function_is_raised_only_to_its_caller():
+    with pytest.raises(ContractError):
+        await FunctionGroupReward(lambda prompt, responses, extras: 1.0).grade_group([Response("x")])

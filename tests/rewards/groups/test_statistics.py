@@ -1,0 +1,77 @@
+"""Figures of rewards; row 12 of the RM-Gallery table."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.errors import ConfigError
+from agentenv.rewards.groups.statistics import COLUMNS, NumberSummary, statistics, summary
+from agentenv.rewards.types import RewardResult, Status
+
+RESULTS = [
+    RewardResult(1.0, 1.0, components={"format": 1.0, "judge": 0.5}),
+    RewardResult(3.0, 0.0, components={"format": 0.0, "judge": None}),
+    RewardResult(None, status=Status.INFRA, components={"format": 100.0, "judge": None}),
+    RewardResult(5.0, components={"format": 1.0, "judge": 0.25}),
+    RewardResult(None, status=Status.LABEL),
+]
+GROUPS = ["a", "a", "a", "b", "c"]
+
+
+def test_a_batch_without_its_invalid_responses__row_12():
+    batch = statistics(RESULTS, GROUPS).batch
+    assert batch["reward"] == NumberSummary(3, 3.0, pytest.approx((8 / 3) ** 0.5), 1.0, 5.0)
+    assert batch["score"] == NumberSummary(2, 0.5, 0.5, 0.0, 1.0)
+    assert batch["components/format"] == NumberSummary(3, pytest.approx(2 / 3), pytest.approx((2 / 9) ** 0.5), 0.0, 1.0)
+    assert batch["components/judge"] == NumberSummary(2, 0.375, 0.125, 0.25, 0.5)
+
+
+def test_groups__row_12():
+    groups = statistics(RESULTS, GROUPS).groups
+    assert list(groups) == ["a", "b", "c"]
+    assert groups["a"]["reward"] == NumberSummary(2, 2.0, 1.0, 1.0, 3.0)
+    assert groups["b"]["components/judge"] == NumberSummary(1, 0.25, 0.0, 0.25, 0.25)
+    assert groups["c"]["reward"] == groups["c"]["components/format"] == NumberSummary(0)
+
+
+def test_every_response_has_the_figures_of_its_group__row_12():
+    """The seed reads `reward_std`, which nothing there writes."""
+    columns = statistics(RESULTS, GROUPS).columns
+    assert tuple(columns) == COLUMNS == ("reward_mean", "reward_std", "reward_min", "reward_max")
+    assert columns["reward_mean"] == [2.0, 2.0, 2.0, 5.0, None]
+    assert columns["reward_std"] == [1.0, 1.0, 1.0, 0.0, None]
+    assert columns["reward_min"] == [1.0, 1.0, 1.0, 5.0, None]
+    assert columns["reward_max"] == [3.0, 3.0, 3.0, 5.0, None]
+
+
+def test_flat_names_for_logs():
+    metrics = statistics(RESULTS, GROUPS).metrics("r/")
+    assert metrics["r/reward/mean"] == 3.0
+    assert metrics["r/components/judge/max"] == 0.5
+    assert metrics["r/num_invalid"] == 2.0
+    assert all(isinstance(value, float) for value in metrics.values())
+
+
+def test_nothing_at_all():
+    found = statistics([], [])
+    assert (found.batch["reward"], found.groups, found.columns["reward_mean"]) == (NumberSummary(0), {}, [])
+    assert found.metrics() == {"rewards/reward/n_valid": 0.0, "rewards/score/n_valid": 0.0, "rewards/num_invalid": 0.0}
+
+
+def test_a_group_key_is_needed_for_each():
+    with pytest.raises(ConfigError, match="each of 5 responses, got 1"):
+        statistics(RESULTS, "a")
+
+
+@pytest.mark.long
+@given(st.lists(st.floats(-3.4e38, 3.4e38), min_size=1, max_size=30))
+def test_figures_are_in_order_for_any_rewards(values):
+    found = summary(values)
+    assert found.min <= found.mean <= found.max
+    assert 0.0 <= found.std <= (found.max - found.min) / 2 * (1 + 1e-9)
+
+
+@pytest.mark.long
+@given(st.floats(-1e30, 1e30), st.integers(1, 20))
+def test_equal_rewards_deviate_by_exactly_nothing(value, count):
+    assert summary([value] * count).std == 0.0

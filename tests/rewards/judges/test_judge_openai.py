@@ -1,0 +1,606 @@
+"""The client of judges behind HTTP, against real servers that fail in every way that servers do."""
+
+import asyncio
+import contextlib
+import gzip
+import json
+import threading
+import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from types import SimpleNamespace
+
+import pytest
+from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
+
+from agentenv.core.types import SamplingParams
+from agentenv.errors import ConfigError, DataError, InfraError
+from agentenv.rewards.grading import grade
+from agentenv.rewards.judges.openai import OpenAIJudge, RequestOptions
+from agentenv.rewards.judges.pointwise import JudgeReward, PointwiseReward
+from agentenv.rewards.judges.protocol import (
+    JudgeMisaddressed,
+    JudgeRefused,
+    JudgeTimeout,
+    JudgeTruncated,
+    JudgeUnavailable,
+    JudgeUnreadable,
+    ReplyIndex,
+)
+from agentenv.rewards.judges.usage import JudgeUsage, Price
+from agentenv.rewards.judges.voting import JudgeRetry
+from agentenv.rewards.types import Response, Status
+from tests.rewards.judges.servers import chat_server, completion, http, raw_server
+
+HELLO = [{"role": "user", "content": "hello \ud800 é"}]
+SOON = RequestOptions(limit_s=60.0, request_s=30.0, first_pause_s=0.001, max_retries=3)
+KINDS = {"unavailable", "timeouts", "unreadable", "truncated", "refused"}
+
+
+def judge_at(server, **options):
+    return OpenAIJudge(server.url, "m", request_options=options.pop("request_options", SOON), **options)
+
+
+def status(code, text="no", **headers):
+    return PlainTextResponse(text, code, headers={name.replace("_", "-"): value for name, value in headers.items()})
+
+
+async def failing(server, kind, count_as, *, num_requests, request_options=SOON):
+    """The judge's error, which is of that class, and its counts."""
+    judge = judge_at(server, request_options=request_options)
+    with pytest.raises(InfraError) as raised:
+        await judge.complete(HELLO)
+    assert type(raised.value) is kind
+    assert len(server.bodies) == num_requests
+    assert {name: judge.usage[name] for name in KINDS if judge.usage[name]} == {count_as: 1}
+    assert (judge.usage["failures"], judge.usage["requests"]) == (1, num_requests)
+    assert judge.usage["retries"] == max(0, num_requests - 1)
+    return str(raised.value)
+
+
+# --- what is sent, and what is read ---------------------------------------------------------------------------------
+
+
+async def test_a_reply_is_the_message_and_the_request_says_how_to_sample(monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "sk-1")
+    sampling = SamplingParams(temperature=0.5, max_tokens=7, seed=3, stop=("x",))
+    async with chat_server("Verdict: YES") as server:
+        judge = OpenAIJudge(server.url, "m", api_key_env="JUDGE_KEY", sampling=sampling)
+        assert await judge.complete(HELLO) == "Verdict: YES"
+    assert server.bodies == [
+        {
+            "model": "m", "messages": HELLO, "temperature": 0.5, "top_p": 1.0, "max_tokens": 7, "seed": 3,
+            "stop": ["x"],
+        }
+    ]  # fmt: skip
+    assert server.headers[0]["authorization"] == "Bearer sk-1"
+    assert server.headers[0]["accept-encoding"] == "identity"
+
+
+async def test_other_fields_replace_ours_and_none_leaves_one_out():
+    async with chat_server("ok") as server:
+        fields = {"max_tokens": None, "max_completion_tokens": 9, "chat_template_kwargs": {"enable_thinking": False}}
+        await judge_at(server, extra_body=fields).complete(HELLO)
+        assert "authorization" not in server.headers[0]
+    assert server.bodies[0] == {
+        "model": "m", "messages": HELLO, "temperature": 0.0, "top_p": 1.0, "max_completion_tokens": 9,
+        "chat_template_kwargs": {"enable_thinking": False},
+    }  # fmt: skip
+
+
+async def test_each_draw_has_its_own_seed_where_there_is_one():
+    async with chat_server("ok") as server:
+        judge = judge_at(server, sampling=SamplingParams(seed=5))
+        for draw in (ReplyIndex(), ReplyIndex(0, 1), ReplyIndex(1, 0)):
+            await judge.reply_at(HELLO, draw)
+        assert len({body["seed"] for body in server.bodies}) == 3
+        await judge_at(server, sampling=SamplingParams()).reply_at(HELLO, ReplyIndex(1, 0))
+        assert "seed" not in server.bodies[-1]
+
+
+@pytest.mark.parametrize(
+    ("message", "reply"),
+    [
+        ({"content": "Verdict: NO", "reasoning_content": "Verdict: YES"}, "Verdict: NO"),
+        ({"content": "Verdict: NO", "reasoning": "Verdict: YES"}, "Verdict: NO"),
+        ({"content": [{"type": "text", "text": "Verdict:"}, {"type": "text", "text": " NO"}]}, "Verdict: NO"),
+        ({"content": [{"type": "thinking", "text": "YES"}, {"type": "text", "text": "NO"}]}, "NO"),
+        ({"content": "<think>Verdict: YES</think>Verdict: NO"}, "<think>Verdict: YES</think>Verdict: NO"),
+    ],
+)
+async def test_the_reasoning_of_a_judge_is_not_its_reply(message, reply):
+    body = completion("")
+    body["choices"][0]["message"] = message
+    async with raw_server(http(body)) as server:
+        assert await judge_at(server).complete(HELLO) == reply
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "count_as", "says"),
+    [
+        (completion("Verdict: YES", finish_reason="length"), JudgeTruncated, "truncated", "Raise max_tokens"),
+        (completion("Verdict: YES", finish_reason="content_filter"), JudgeRefused, "refused", "content_filter"),
+        (completion(None, refusal="I will not"), JudgeRefused, "refused", "I will not"),
+        (completion(""), JudgeUnreadable, "unreadable", "no text"),
+        (completion(None, finish_reason="tool_calls"), JudgeUnreadable, "unreadable", "tool_calls"),
+        (completion(None, reasoning_content="Verdict: YES"), JudgeUnreadable, "unreadable", "nothing after it"),
+    ],
+)
+async def test_an_invalid_reply_is_a_typed_failure_and_not_requested_again(body, kind, count_as, says):
+    """Elsewhere half a reply is read like a whole one, and reasoning that says YES in passing is the verdict."""
+    async with raw_server(http(body)) as server:
+        assert says in await failing(server, kind, count_as, num_requests=1)
+
+
+async def test_tokens_are_counted_and_priced_and_what_was_cut_off_is_paid_for():
+    async with chat_server("one", completion("two", finish_reason="length"), completion("three", usage=None)) as server:
+        judge = judge_at(server, usage=JudgeUsage(Price(prompt=2.0, completion=10.0)))
+        await judge.complete(HELLO)
+        with pytest.raises(JudgeTruncated):
+            await judge.complete(HELLO)
+        await judge.complete(HELLO)
+    assert judge.usage.cost == pytest.approx((20 * 2.0 + 10 * 10.0) / 1e6)
+    metrics = judge.usage.metrics("j/")
+    assert metrics == {
+        "j/requests": 3.0, "j/retries": 0.0, "j/replies": 3.0, "j/prompt_tokens": 20.0, "j/completion_tokens": 10.0,
+        "j/uncounted": 1.0, "j/cached": 0.0, "j/shared": 0.0, "j/unclear": 0.0, "j/failures": 1.0, "j/unavailable": 0.0,
+        "j/timeouts": 0.0, "j/unreadable": 0.0, "j/truncated": 1.0, "j/refused": 0.0, "j/cost": judge.usage.cost,
+    }  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("usage", ["x", {"prompt_tokens": -1, "completion_tokens": 1.5}, {"prompt_tokens": True}, [1]])
+async def test_invalid_counts_cost_nothing_and_are_reported_as_missing(usage):
+    async with chat_server({**completion("ok"), "usage": usage}) as server:
+        judge = judge_at(server)
+        assert await judge.complete(HELLO) == "ok"
+    assert (judge.usage["uncounted"], judge.usage["prompt_tokens"], judge.usage["completion_tokens"]) == (1, 0, 0)
+
+
+# --- what may pass is tried again -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [408, 409, 429, 500, 502, 503, 529])
+async def test_a_status_that_may_pass_is_tried_again(code):
+    trouble = http(b"no", status=f"{code} x")
+    async with raw_server(trouble, trouble, http(completion("ok"))) as server:
+        judge = judge_at(server)
+        assert await judge.complete(HELLO) == "ok"
+    assert (judge.usage["requests"], judge.usage["retries"], judge.usage["failures"]) == (3, 2, 0)
+
+
+@pytest.mark.parametrize("code", [301, 400, 401, 403, 404, 413, 422])
+async def test_other_statuses_are_not(code):
+    async with raw_server(http(b"too long", status=f"{code} x")) as server:
+        kind = JudgeMisaddressed if code in (301, 401, 403, 404) else JudgeRefused
+        assert "too long" in await failing(server, kind, "refused", num_requests=1)
+
+
+async def test_after_so_many_attempts_the_last_failure_is_the_error():
+    """Elsewhere it is an UnboundLocalError, a reward of 0, or the middle of the scale."""
+    async with chat_server(status(500, "first"), status(503, "second")) as server:
+        said = await failing(server, JudgeUnavailable, "unavailable", num_requests=4)
+    assert "got 503: 'second'" in said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("date", [False, True])
+async def test_retry_after_is_waited_for(date):
+    when = format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True) if date else "1"
+    async with chat_server(status(429, Retry_After=when), "ok") as server:
+        started = time.monotonic()
+        await judge_at(server).complete(HELLO)
+    assert time.monotonic() - started >= 0.9
+
+
+@pytest.mark.parametrize("value", ["soon", "-1", "1e9", "Wed, 99 Foo", "\u0661"])
+async def test_an_invalid_retry_after_is_left_alone(value):
+    raw = http(b"slow", status="429 x", headers=f"Retry-After: {value}\r\n".encode().decode("latin-1"))
+    async with raw_server(raw, http(completion("ok"))) as server:
+        assert await asyncio.wait_for(judge_at(server).complete(HELLO), 30) == "ok"
+
+
+async def test_a_wait_beyond_the_deadline_is_not_started():
+    async with chat_server(status(429, Retry_After="3600")) as server:
+        said = await failing(server, JudgeUnavailable, "unavailable", num_requests=1)
+    assert "in 3600.0 s, would be too late" in said
+
+
+async def test_a_retry_after_of_nothing_does_not_shorten_our_own_wait():
+    async with chat_server(status(429, Retry_After="0")) as server:
+        judge = judge_at(server, request_options=replace(SOON, first_pause_s=0.2, max_retries=1))
+        started = time.monotonic()
+        with pytest.raises(JudgeUnavailable):
+            await judge.complete(HELLO)
+    assert time.monotonic() - started >= 0.1
+
+
+@pytest.mark.long
+async def test_waits_grow__roll_1_3_rm_gallery():
+    """There three attempts follow each other at once."""
+    async with chat_server(status(500)) as server:
+        judge = judge_at(server, request_options=replace(SOON, first_pause_s=0.1, max_retries=3))
+        started = time.monotonic()
+        with pytest.raises(JudgeUnavailable):
+            await judge.complete(HELLO)
+    assert time.monotonic() - started >= 0.05 + 0.1 + 0.2
+
+
+@pytest.mark.long
+async def test_an_attempt_that_hangs_is_given_up_and_tried_again():
+    async def hangs(body):
+        """No answer at all."""
+        await asyncio.sleep(3600)
+
+    async with chat_server(hangs, "ok") as server:
+        judge = judge_at(server, request_options=replace(SOON, request_s=0.2))
+        assert await judge.complete(HELLO) == "ok"
+        assert judge.usage["retries"] == 1
+
+
+@pytest.mark.long
+async def test_a_server_that_always_hangs_is_a_timeout_by_the_deadline_of_all_attempts__verl_roll_1_3_nemo_6_8():
+    """There clients have no timeout, and what did fail is a reward of 0."""
+
+    async def hangs(body):
+        """No answer at all."""
+        await asyncio.sleep(3600)
+
+    async with chat_server(hangs) as server:
+        request_options = replace(SOON, limit_s=0.3)
+        said = await failing(server, JudgeTimeout, "timeouts", num_requests=1, request_options=request_options)
+        assert "within 0.3 s" in said
+        server.bodies.clear()
+        request_options = replace(SOON, request_s=0.1, max_retries=1)
+        said = await failing(server, JudgeTimeout, "timeouts", num_requests=2, request_options=request_options)
+        assert "within 0.1 s" in said
+
+
+@pytest.mark.long
+async def test_bytes_that_trickle_in_are_a_hang_as_well():
+    async def trickles(writer):
+        """A byte now and then."""
+        writer.write(http(completion("ok"))[:60])
+        while True:
+            writer.write(b" ")
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+    async with raw_server(trickles, http(completion("ok"))) as server:
+        assert await judge_at(server, request_options=replace(SOON, request_s=0.3)).complete(HELLO) == "ok"
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        None,
+        b"",
+        b"\x00\xff garbage\r\n\r\n",
+        http(completion("ok"))[:-20],
+        http(completion("ok"), length=100_000),
+        http(json.dumps(completion("ok")).encode()[:-9]),
+        http(b"<html>Bad gateway</html>"),
+        http(b"null"),
+        http({"choices": []}),
+        http({"choices": [{"message": "text"}]}),
+        http({"error": {"message": "overloaded"}}),
+        http(b"[" * 100_000),
+        http(gzip.compress(json.dumps(completion("ok")).encode()), headers="Content-Encoding: gzip\r\n"),
+    ],
+    ids=[
+        "reset", "hung up", "no HTTP", "torn", "shorter than it says", "cut JSON", "page", "null", "no choice",
+        "no message", "error with status 200", "deep", "compressed",
+    ],
+)  # fmt: skip
+async def test_an_answer_that_breaks_is_tried_again(trouble):
+    async with raw_server(trouble, trouble, http(completion("ok"))) as server:
+        judge = judge_at(server)
+        assert await judge.complete(HELLO) == "ok"
+    assert judge.usage["retries"] == 2
+
+
+async def test_an_answer_that_is_always_broken_says_what_it_was():
+    async with raw_server(http(b"<html>Bad gateway</html>")) as server:
+        assert "Bad gateway" in await failing(server, JudgeUnreadable, "unreadable", num_requests=4)
+
+
+async def test_a_dead_address_is_tried_again_and_then_typed():
+    async with raw_server(b"") as server:
+        pass
+    judge = judge_at(server)
+    with pytest.raises(JudgeUnavailable, match="ConnectError"):
+        await judge.complete(HELLO)
+    assert judge.usage["requests"] == 4
+
+
+@pytest.mark.parametrize("code", [200, 500])
+async def test_a_huge_answer_is_not_read_to_its_end(code):
+    sent = 0
+
+    async def chunks():
+        """As much as the client takes."""
+        nonlocal sent
+        while True:
+            sent += 65_536
+            yield b"x" * 65_536
+            await asyncio.sleep(0)
+
+    async with chat_server(lambda _: StreamingResponse(chunks(), code)) as server:
+        judge = judge_at(server, request_options=replace(SOON, max_body_bytes=200_000, max_retries=0))
+        with pytest.raises(JudgeUnreadable if code == 200 else JudgeUnavailable):
+            await asyncio.wait_for(judge.complete(HELLO), 60)
+    assert sent < 50_000_000
+
+
+# --- load, loops, ends ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+async def test_hundreds_that_ask_at_once_are_all_answered__gym_4():
+    """There the pool of connections looks through all that wait for each one: 16,000 hung for 40 minutes."""
+    async with chat_server("ok") as server:
+        judge = judge_at(server, request_options=replace(SOON, max_concurrent=16))
+        found = await asyncio.gather(*(judge.complete(HELLO) for _ in range(400)))
+        assert found == ["ok"] * 400
+        assert server.most <= 16
+    assert judge.usage["retries"] == 0
+
+
+@pytest.mark.long
+async def test_no_more_requests_than_allowed_are_in_flight_and_all_are_answered():
+    async def slowly(body):
+        """After a while, the question."""
+        await asyncio.sleep(0.02)
+        return completion(body["messages"][0]["content"])
+
+    async with chat_server(slowly) as server:
+        judge = judge_at(server, request_options=replace(SOON, max_concurrent=3))
+        asked = [judge.complete([{"role": "user", "content": f"{i}"}]) for i in range(20)]
+        assert await asyncio.gather(*asked) == [f"{i}" for i in range(20)]
+        assert server.most == 3
+
+
+@pytest.mark.long
+async def test_a_wait_for_its_turn_takes_no_time_of_who_asks():
+    async def slowly(body):
+        """After a while."""
+        await asyncio.sleep(0.2)
+        return completion("Verdict: YES")
+
+    async with chat_server(slowly) as server:
+        judge = judge_at(server, request_options=replace(SOON, max_concurrent=1, limit_s=5.0))
+        reward = JudgeReward(judge, retry=JudgeRetry(attempts=1, limit_s=1.0))
+        rows = [Response(f"{i}", label="4") for i in range(8)]
+        results = await asyncio.gather(*(reward.grade(row) for row in rows))
+    assert [result.reward for result in results] == [1.0] * 8
+
+
+def with_others(value, text="Verdict: YES"):
+    """An answer with another field."""
+    return http({**completion(text), "others": value})
+
+
+@contextlib.asynccontextmanager
+async def gaps():
+    """When the loop was looked at, and for how long it had stood still by then; the last is the end.
+
+    In CPU time of this process, so that other processes make no gap.
+    """
+    found = [(time.process_time(), 0.0)]
+
+    async def tick():
+        """Looks every millisecond."""
+        while True:
+            before = time.process_time()
+            await asyncio.sleep(0.001)
+            found.append((time.process_time(), time.process_time() - before))
+
+    ticking = asyncio.create_task(tick())
+    try:
+        yield found
+    finally:
+        ticking.cancel()
+        found.append((time.process_time(), time.process_time() - found[-1][0]))
+
+
+@pytest.mark.long
+async def test_an_answer_of_megabytes_does_not_hold_the_loop_up():
+    """Two megabytes of empty lists take the parser that is written in C 0.3 s, in which everything stands still."""
+    async with raw_server(with_others([[]] * 500_000)) as server:
+        judge = judge_at(server, request_options=replace(SOON, max_body_bytes=1 << 22))
+        async with gaps() as found:
+            assert await judge.complete(HELLO) == "Verdict: YES"
+    assert max(gap for _, gap in found) < 0.3 * (found[-1][0] - found[0][0])
+
+
+@pytest.mark.long
+async def test_64_long_answers_that_come_slowly_do_not_delay_others():
+    async def slowly(writer):
+        """The answer in pieces."""
+        for begin in range(0, len(answer), 100_000):
+            writer.write(answer[begin : begin + 100_000])
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+    answer = with_others("x" * 1_000_000)
+    async with raw_server(slowly) as server:
+        judge = judge_at(server)
+        async with gaps() as found:
+            assert await asyncio.gather(*(judge.complete(HELLO) for _ in range(64))) == ["Verdict: YES"] * 64
+    assert max(gap for _, gap in found) < 0.5 * (found[-1][0] - found[0][0])
+
+
+@pytest.mark.long
+async def test_64_that_begin_at_once_begin_one_after_another():
+    """Each takes a millisecond; in one round of the loop they hold it up by 0.1 s."""
+    shares = []
+    async with raw_server(http(completion("ok"))) as server:
+        judge = judge_at(server)
+        await judge.complete(HELLO)
+        for _ in range(3):
+            async with gaps() as found:
+                await asyncio.gather(*(judge.complete(HELLO) for _ in range(64)))
+            shares.append(max(gap for _, gap in found) / (found[-1][0] - found[0][0]))
+    assert min(shares) < 0.2
+
+
+async def test_a_large_answer_is_read_like_a_small_one():
+    async with raw_server(with_others(["é", 1.5, None, {"a": [True]}] * 5000, "né"), http(b"[" * 100_000)) as server:
+        judge = judge_at(server, request_options=replace(SOON, max_retries=0))
+        assert await judge.complete(HELLO) == "né"
+        with pytest.raises(JudgeUnreadable):
+            await judge.complete(HELLO)
+
+
+async def test_long_texts_are_made_ready_in_a_thread():
+    ran = set()
+
+    class Judge:
+        async def complete(self, messages):
+            return "Verdict: YES"
+
+    reward = JudgeReward(Judge())
+    messages = reward._template.messages
+    reward._template = SimpleNamespace(
+        messages=lambda *args, **more: ran.add(threading.current_thread()) or messages(*args, **more), expected=""
+    )
+    for text in ("short", "long " * 5000):
+        assert (await reward.grade(Response(text, label="4"))).reward == 1.0
+    assert len(ran) == 2
+
+
+@pytest.mark.long
+async def test_it_works_on_several_event_loops_at_once_and_one_after_another():
+    async with chat_server("ok") as server:
+        judge = judge_at(server)
+
+        async def asks():
+            """Several at once, on a loop of its own."""
+            return await asyncio.gather(*(judge.complete(HELLO) for _ in range(5)))
+
+        def elsewhere():
+            """In a thread; twice, since the first loop is closed by then."""
+            return [asyncio.run(asks()), asyncio.run(asks())]
+
+        found = await asyncio.gather(*(asyncio.to_thread(elsewhere) for _ in range(3)), asks())
+        assert str(found).count("ok") == 35
+        assert judge.usage["requests"] == 35
+
+
+async def test_a_cancelled_request_frees_its_turn_and_its_connection():
+    began = asyncio.Event()
+
+    async def hangs(body):
+        """No answer at all."""
+        began.set()
+        await asyncio.sleep(3600)
+
+    async with chat_server(hangs, "ok") as server:
+        judge = judge_at(server, request_options=replace(SOON, max_concurrent=1))
+        task = asyncio.create_task(judge.complete(HELLO))
+        await asyncio.wait_for(began.wait(), 30)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asyncio.wait_for(judge.complete(HELLO), 30) == "ok"
+        assert judge.usage["failures"] == 0
+
+
+async def test_a_closed_client_sends_nothing_and_closing_again_does_nothing():
+    async with chat_server("ok") as server:
+        judge = judge_at(server)
+        await judge.complete(HELLO)
+        await judge.close()
+        await judge.close()
+        with pytest.raises(JudgeRefused, match="closed"):
+            await judge.complete(HELLO)
+        assert len(server.bodies) == 1
+
+
+async def test_closing_ends_what_is_under_way():
+    began = asyncio.Event()
+
+    async def hangs(body):
+        """No answer at all."""
+        began.set()
+        await asyncio.sleep(3600)
+
+    async with chat_server(hangs) as server:
+        judge = judge_at(server)
+        task = asyncio.create_task(judge.complete(HELLO))
+        await asyncio.wait_for(began.wait(), 30)
+        await judge.close()
+        with pytest.raises(InfraError):
+            await asyncio.wait_for(task, 30)
+        assert len(server.bodies) == 1
+
+
+async def test_proxies_of_the_environment_are_not_asked(monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    async with chat_server("ok") as server:
+        assert await judge_at(server, request_options=replace(SOON, max_retries=0)).complete(HELLO) == "ok"
+
+
+async def test_a_redirection_is_not_followed_with_the_key(monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "sk-1")
+    async with chat_server("stolen") as other:
+        async with chat_server(status(307, Location=f"{other.url}/chat/completions")) as server:
+            with pytest.raises(JudgeRefused):
+                await judge_at(server, api_key_env="JUDGE_KEY").complete(HELLO)
+        assert other.bodies == []
+
+
+async def test_the_key_is_in_no_error_and_no_representation(monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "sk-secret'1")
+    async with chat_server(lambda body: JSONResponse({"error": "bad key sk-secret'1"}, 401)) as server:
+        judge = judge_at(server, api_key_env="JUDGE_KEY")
+        with pytest.raises(JudgeRefused, match="Check the API key") as raised:
+            await judge.complete(HELLO)
+    assert "secret" not in f"{raised.value} {judge!r} {judge.identity}"
+
+
+async def test_a_refusal_is_one_request_for_a_whole_reward():
+    async with chat_server(status(400, "context length")) as server:
+        result = await grade(PointwiseReward(judge_at(server), retry=JudgeRetry(backoff_s=0.0)), Response("4"))
+        assert (result.reward, result.status, len(server.bodies)) == (None, Status.INFRA, 1)
+        assert "context length" in result.detail
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: OpenAIJudge("localhost:8000", "m"),
+        lambda: OpenAIJudge("ftp://x", "m"),
+        lambda: OpenAIJudge("", "m"),
+        lambda: OpenAIJudge("http://x", ""),
+        lambda: OpenAIJudge("http://x", "m", api_key_env="NO_SUCH_VARIABLE"),
+        lambda: RequestOptions(limit_s=0),
+        lambda: RequestOptions(request_s=float("nan")),
+        lambda: RequestOptions(connect_s=-1),
+        lambda: RequestOptions(max_retries=-1),
+        lambda: RequestOptions(max_concurrent=0),
+        lambda: RequestOptions(first_pause_s=-1),
+        lambda: RequestOptions(max_body_bytes=1),
+        lambda: Price(prompt=-1.0),
+        lambda: Price(completion=float("nan")),
+    ],
+)
+def test_wrong_arguments(make):
+    with pytest.raises(ConfigError):
+        make()
+
+
+def test_a_key_that_no_header_can_hold_is_refused_unseen(monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "sk-\u00e9vil")
+    with pytest.raises(ConfigError) as raised:
+        OpenAIJudge("http://x", "m", api_key_env="JUDGE_KEY")
+    assert "vil" not in str(raised.value)
+
+
+async def test_messages_that_are_not_json_are_the_rows_fault():
+    with pytest.raises(DataError):
+        await OpenAIJudge("http://x", "m").complete([{"role": "user", "content": {1, 2}}])

@@ -1,0 +1,599 @@
+"""What judges are asked, how votes and orders are put together; the defects are ROLL's, RM-Gallery's and NeMo's."""
+
+import asyncio
+import json
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.core.types import SamplingParams
+from agentenv.errors import ConfigError, DataError, InfraError
+from agentenv.rewards import grading
+from agentenv.rewards.grading import grade, grade_all
+from agentenv.rewards.groups.batch import Each
+from agentenv.rewards.groups.rm_gallery import PRINCIPLES
+from agentenv.rewards.judges.openai import OpenAIJudge, RequestOptions
+from agentenv.rewards.judges.pairwise import PairwiseJudge
+from agentenv.rewards.judges.pointwise import JudgeReward, PointwiseReward
+from agentenv.rewards.judges.protocol import (
+    JudgeRefused,
+    JudgeTimeout,
+    JudgeUnavailable,
+    JudgeUnclear,
+    JudgeVote,
+    ReplyIndex,
+)
+from agentenv.rewards.judges.rubric import Criterion, RubricReward, read_shares
+from agentenv.rewards.judges.usage import JudgeUsage
+from agentenv.rewards.judges.voting import JudgeRetry, Voting
+from agentenv.rewards.registry import make_reward, reward_from
+from agentenv.rewards.routing import Router
+from agentenv.rewards.rules.format import ThinkFormatReward
+from agentenv.rewards.types import Response, Status
+from agentenv.rewards.weighted_sum import Term, WeightedSum
+from tests.rewards.judges.rule_judges import Down, ScriptedJudge, between
+from tests.rewards.judges.servers import chat_server, completion
+
+QUICK = JudgeRetry(backoff_s=0.0)
+ONCE = JudgeRetry(attempts=1)
+ROW = Response("The answer is 4.", label="4", prompt="2 + 2?")
+
+
+# --- one response ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reply", "reward"),
+    [
+        ("Verdict: YES", 1.0),
+        ("NO. I cannot say yes", 0.0),
+        ("No, yesterday it was four.", 0.0),
+        ("I cannot say yes", None),
+        ("Score: 10/10", None),
+        ("yes and no", None),
+    ],
+)
+async def test_yes_and_no_are_read_strictly__roll_1_3(reply, reward):
+    """There any "yes" in the reply is a 1, and any other reply a 0."""
+    result = await grade(JudgeReward(ScriptedJudge(reply), retry=QUICK), ROW)
+    assert (result.reward, result.status) == (reward, Status.INFRA if reward is None else Status.OK)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reward"), [("Score: 10/10", 1.0), ("Score: 1", 0.0), ("Score: 5.5/10", 0.5), ("Score: 11", None)]
+)
+async def test_scores_become_zero_to_one(reply, reward):
+    result = await grade(PointwiseReward(ScriptedJudge(reply), retry=QUICK), ROW)
+    assert result.reward == (None if reward is None else pytest.approx(reward))
+
+
+@pytest.mark.parametrize("make", [JudgeReward, PointwiseReward])
+@pytest.mark.parametrize("judge", [Down(), ScriptedJudge("Hm."), ScriptedJudge("")])
+async def test_a_judge_that_fails_returns_no_reward__roll_1_3_rm_gallery(judge, make):
+    """There it is an UnboundLocalError, a score of 0.0, 5 of 10, or reads like a wrong answer."""
+    result = await grade(make(judge, retry=QUICK), ROW)
+    assert (result.reward, result.status) == (None, Status.INFRA)
+
+
+async def test_a_dead_judge_never_leaves_the_format_a_full_reward__rm_gallery():
+    """There the weights of what is left are scaled up: a format of 1.0 is a reward of 1.0."""
+    judge = PointwiseReward(Down(), retry=ONCE)
+    reward = WeightedSum({"judge": Term(judge, 0.95), "format": Term(ThinkFormatReward(), 0.05)})
+    result = await grade(reward, Response("<think>x</think><answer>4</answer>"))
+    assert (result.reward, result.status) == (None, Status.INFRA)
+
+
+async def test_responses_are_judged_side_by_side__roll_1_3():
+    """There they are judged one after another."""
+
+    async def slowly(body):
+        """After a while."""
+        await asyncio.sleep(0.1)
+        return completion("Verdict: YES")
+
+    async with chat_server(slowly) as server:
+        judge = OpenAIJudge(server.url, "m")
+        rows = [Response(f"{i}", label="4") for i in range(16)]
+        results = await grade_all(JudgeReward(judge), rows)
+        assert server.most > 4
+    assert [result.reward for result in results] == [1.0] * 16
+
+
+@pytest.mark.long
+async def test_a_judge_that_hangs_on_one_response_delays_neither_the_others_nor_the_loop__nemo_4_gym_6_3():
+    """There a missing sibling blocks its group for ever, and a slow reward the event loop."""
+
+    async def hangs(body):
+        """No answer to one of them."""
+        await asyncio.sleep(3600 if "seven" in body["messages"][1]["content"] else 0.05)
+        return completion("Verdict: YES")
+
+    ticks = 0
+
+    async def tick():
+        """Whether the loop goes on."""
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.001)
+            ticks += 1
+
+    async with chat_server(hangs) as server:
+        judge = OpenAIJudge(server.url, "m", request_options=RequestOptions(limit_s=1.0))
+        ticking = asyncio.create_task(tick())
+        rows = [Response(text, label="4") for text in ("four", "seven", "4")]
+        results = await grade_all(JudgeReward(judge, retry=ONCE), rows)
+        ticking.cancel()
+    assert [result.status for result in results] == [Status.OK, Status.INFRA, Status.OK]
+    assert "within 1 s" in results[1].detail
+    assert ticks > 20
+
+
+async def test_one_failed_judgement_is_one_responses_and_costs_the_others_nothing__nemo_6_18():
+    """There a judge that failed cannot be told from a wrong answer."""
+
+    def answer(body):
+        """A judge that breaks at one of the responses."""
+        return completion("" if "seven" in body["messages"][1]["content"] else "Verdict: YES")
+
+    async with chat_server(answer) as server:
+        judge = OpenAIJudge(server.url, "m", request_options=RequestOptions(max_retries=0))
+        rows = [Response(text, label="4") for text in ("four", "seven", "4")]
+        results = await grade_all(JudgeReward(judge, retry=QUICK), rows)
+    assert [result.status for result in results] == [Status.OK, Status.INFRA, Status.OK]
+    assert (judge.usage["failures"], judge.usage["unreadable"]) == (3, 3)
+
+
+async def test_reference_and_answer_are_shown_and_a_row_without_one_is_judged_by_its_question():
+    judge = ScriptedJudge("Score: 5")
+    await PointwiseReward(judge).grade(Response("four", label={"a": "é"}, prompt=[{"role": "user", "content": "q"}]))
+    shown = judge.asked[0][1]["content"]
+    assert [between(shown, name) for name in ("question", "reference", "response")] == [
+        "[user]\nq",
+        '{"a": "é"}',
+        "four",
+    ]
+    await PointwiseReward(judge).grade(Response("four", prompt="q"))
+    assert between(judge.asked[1][1]["content"], "reference") is None
+
+
+@pytest.mark.parametrize("text", ["", "  ", "<think>never ends", "<think>x</think><|im_end|>"])
+@pytest.mark.parametrize(
+    "make",
+    [JudgeReward, PointwiseReward, lambda judge: RubricReward(judge, criteria=["It is kind.", "It is short."])],
+)
+async def test_no_answer_is_not_judged(text, make):
+    judge = ScriptedJudge("Score: 5")
+    result = await (reward := make(judge)).grade(Response(text, label="4"))
+    assert (result.reward, result.status, judge.asked) == (0.0, Status.NO_ANSWER, [])
+    assert tuple(result.components) == reward.component_names
+
+
+# --- votes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("replies", "voting", "reward"),
+    [
+        (["yes", "no", "yes"], Voting(3), 1.0),
+        (["yes", "no", "no"], Voting(3), 0.0),
+        (["yes", "hm", "yes"], Voting(3), 1.0),
+        (["yes", "hm", "hm"], Voting(3), None),
+        (["yes", "hm", "hm"], Voting(3, min_votes=1), 1.0),
+        (["yes", "hm", "yes"], Voting(3, min_votes=3), None),
+        (["yes", "no"], Voting(2), None),
+        (["yes", "no", "hm"], Voting(3), None),
+        (["hm"], Voting(1), None),
+    ],
+)
+async def test_the_majority_counts_if_enough_votes_have_a_verdict(replies, voting, reward):
+    judge = ScriptedJudge(*replies, "no more")
+    result = await grade(JudgeReward(judge, voting=voting, retry=ONCE), ROW)
+    assert result.reward == reward
+    assert result.status is (Status.INFRA if reward is None else Status.OK)
+    assert len(judge.asked) == len(replies)
+
+
+@pytest.mark.parametrize(
+    ("combine", "scores", "reward"),
+    [("mean", [0, 1, 8], 0.3), ("median", [0, 1, 8], 0.1), ("majority", [2, 9, 2], 0.2), ("majority", [1, 2, 3], None)],
+)
+async def test_scores_are_combined(combine, scores, reward):
+    judge = ScriptedJudge(*(f"Score: {score}" for score in scores))
+    voting = Voting(3, combine=combine)
+    result = await grade(PointwiseReward(judge, scale=(0, 10), voting=voting, retry=ONCE), Response("4"))
+    assert result.reward == (None if reward is None else pytest.approx(reward))
+    if reward is not None:
+        expected = {"judge": sum(scores) / 30, "num_votes": 3.0, "agreement": scores.count(reward * 10) / 3}
+        assert dict(result.components) == pytest.approx(expected)
+
+
+async def test_a_failure_outside_the_judge_is_raised():
+    judge = ScriptedJudge(KeyError("choices"))
+    with pytest.raises(KeyError):
+        await PointwiseReward(judge, voting=Voting(3), retry=ONCE).grade(ROW)
+
+
+async def test_a_vote_draws_again_after_each_attempt_but_not_after_a_refusal():
+    class Refusing:
+        """A judge that remembers its draws."""
+
+        def __init__(self):
+            self.draws = []
+
+        async def complete(self, messages):
+            return await self.reply_at(messages, ReplyIndex())
+
+        async def reply_at(self, messages, draw):
+            self.draws.append(draw)
+            if len(self.draws) == 2:
+                raise JudgeRefused("too long")
+            raise InfraError("down")
+
+    vote = JudgeVote(judge := Refusing(), 4)
+    for kind in (InfraError, JudgeRefused, JudgeRefused):
+        with pytest.raises(kind) as raised:
+            await vote.complete([])
+        assert type(raised.value) is kind
+    assert judge.draws == [(4, 0), (4, 1)]
+
+
+# --- criteria -------------------------------------------------------------------------------------------------------
+
+THREE = (Criterion("It is kind."), Criterion("It is short.", points=4), Criterion("It lies.", weight=-1.0))
+
+
+@pytest.mark.parametrize(
+    ("reply", "values"),
+    [
+        ("1: YES\n2: 3/4\n3: NO", [1, 0.75, 0]),
+        ("Well.\n\n1. yes\n2. 4\n3. no\n", [1, 1, 0]),
+        ("**1:** YES\n**2**: 0/4\n- 3: **NO**", [1, 0, 0]),
+        ("Criterion 1: yes\n\nCriterion 2: 1\n\nCriterion 3: yes", [1, 0.25, 1]),
+        ("3: NO\n1: YES\n2: 2", [1, 0.5, 0]),
+        ("1: NO\n2: 0\n3: YES\nOn reflection:\n1: YES\n2: 4\n3: NO", [1, 1, 0]),
+        ('{"1": "yes", "2": 3, "3": "NO"}', [1, 0.75, 0]),
+        ('```json\n{"1": "no", "2": "4/4", "3": "no"}\n```', [0, 1, 0]),
+        ("<think>1: NO\n2: 0\n3: NO</think>1: YES\n2: 4\n3: NO", [1, 1, 0]),
+        ("1: YES\n3: NO", None),
+        ("1: YES\n2: 3/4", None),
+        ("1: YES\n2: 3/4\n3: NO\nSo it is good.", None),
+        ("1: YES\n1: NO\n2: 3/4\n3: NO\n3: YES", None),
+        ("1: YES\n2: 3/4\n2: 3/4\n3: NO", None),
+        ("1: YES\n2: 5/4\n3: NO", None),
+        ("1: YES\n2: 3/5\n3: NO", None),
+        ("1: YES\n2: YES\n3: NO", None),
+        ("1: 1\n2: 3\n3: 0", None),
+        ("1: yes and no\n2: 3\n3: no", None),
+        ("1: maybe\n2: 3\n3: no", None),
+        ("1: YES\n2: 3\n4: NO", None),
+        ("1: YES\n2: nan\n3: NO", None),
+        ('{"1": "yes", "2": 3}', None),
+        ('{"1": "yes", "2": 3, "3": "no", "4": "no"}', None),
+        ('{"1": "yes", "1": "no", "2": 3, "3": "no"}', None),
+        ('{"1": true, "2": 3, "3": "no"}', None),
+        ('{"1": ["yes"], "2": 3, "3": "no"}', None),
+        ('{"1": "yes", "2": 3, "3": "no"', None),
+        ("<think>1: YES\n2: 3/4\n3: NO", None),
+        ('{"' + 5000 * "1" + '": "yes", "2": 3, "3": "no"}', None),
+        ("YES", None),
+        ("", None),
+    ],
+)
+def test_a_verdict_on_every_criterion_or_none(reply, values):
+    assert read_shares(reply, THREE) == values
+
+
+@given(st.text(max_size=300) | st.text(alphabet='123: yesno/.\n{}"', max_size=60))
+def test_no_reply_raises_and_none_is_half_read(reply):
+    found = read_shares(reply, THREE)
+    assert found is None or (len(found) == 3 and all(0 <= value <= 1 for value in found))
+
+
+@pytest.mark.parametrize("unit", ["1: ", "1: YES\n", "{", '{"1":', "* ", "\n", "1", "</think>", "```json\n"])
+def test_hostile_replies_are_read_in_linear_time(unit):
+    started = time.perf_counter()
+    read_shares(unit * (400_000 // len(unit)), THREE)
+    assert time.perf_counter() - started < 5.0
+
+
+@pytest.mark.parametrize(
+    ("reply", "reward"),
+    [
+        ("1: YES\n2: 4/4\n3: NO", 1.0),
+        ("1: YES\n2: 2/4\n3: NO", 0.75),
+        ("1: YES\n2: 4/4\n3: YES", 0.5),
+        ("1: NO\n2: 0\n3: YES", 0.0),
+        ("1: YES\n2: 4/4", None),
+    ],
+)
+async def test_the_weighted_share_of_criteria__rm_gallery_row_23(reply, reward):
+    """There a judge that left them out, or failed, is a score of 0.0."""
+    result = await grade(RubricReward(ScriptedJudge(reply), criteria=THREE, retry=QUICK), ROW)
+    assert result.reward == reward
+    if reward is not None:
+        assert tuple(result.components) == ("criterion_1", "criterion_2", "criterion_3", "num_votes")
+
+
+async def test_votes_on_criteria_are_combined_one_by_one():
+    replies = ["1: YES\n2: 4\n3: NO", "1: NO\n2: 2\n3: NO", "1: YES\n2: 0\n3: NO"]
+    reward = RubricReward(ScriptedJudge(*replies), criteria=THREE, voting=Voting(3), retry=ONCE)
+    components = {"criterion_1": 2 / 3, "criterion_2": 0.5, "criterion_3": 0.0, "num_votes": 3.0}
+    assert dict((await reward.grade(ROW)).components) == pytest.approx(components)
+    voting = Voting(3, combine="majority")
+    result = await grade(RubricReward(ScriptedJudge(*replies), criteria=THREE, voting=voting, retry=ONCE), ROW)
+    assert (result.status, "criterion 2" in result.detail) == (Status.INFRA, True)
+
+
+async def test_criteria_are_numbered_and_the_form_of_the_reply_is_shown():
+    judge = ScriptedJudge("1: YES\n2: 4\n3: NO")
+    await RubricReward(judge, criteria=THREE).grade(ROW)
+    shown = judge.asked[0][0]["content"]
+    assert "1. It is kind.\n2. It is short.\n3. It lies." in shown
+    assert shown.endswith("1: YES or NO\n2: N/4, with N from 0 to 4\n3: YES or NO")
+
+
+@pytest.mark.parametrize(
+    ("reply", "reward"), [("1: yes\n2: no\n3: yes", 2 / 3), ("1: no\n2: no\n3: no", 0.0), ("1: yes\n2: yes", None)]
+)
+async def test_the_share_of_principles_that_are_kept__row_23(reply, reward):
+    """Elsewhere a judge that failed is a score of 0.0."""
+    principles = RubricReward(ScriptedJudge(reply), criteria=PRINCIPLES, retry=QUICK)
+    assert (await grade(principles, ROW)).reward == (None if reward is None else pytest.approx(reward))
+
+
+def test_criteria_may_be_fields_by_name_as_json_has_them():
+    given = ["It is kind.", {"text": "It is short.", "points": 4}, {"text": "It lies.", "weight": -1.0}]
+    assert RubricReward(Down(), criteria=given).criteria == THREE
+
+
+# --- yes or no, and scores ------------------------------------------------------------------------------------------
+
+
+async def test_a_verdict_is_the_reward():
+    for reply, reward in (("Verdict: YES", 1.0), ("Verdict: NO", 0.0)):
+        result = await JudgeReward(ScriptedJudge(reply)).grade(ROW)
+        assert (result.reward, result.score, result.status, result.extracted) == (
+            reward,
+            reward,
+            Status.OK,
+            "The answer is 4.",
+        )
+        assert dict(result.components) == {"judge": reward, "num_votes": 1.0, "agreement": 1.0}
+        assert tuple(result.components) == JudgeReward.component_names
+        assert result.feedback == ""
+
+
+async def test_a_reply_without_a_verdict_is_requested_again():
+    judge = ScriptedJudge("Hm.", InfraError("HTTP 503"), "Verdict: YES")
+    assert (await JudgeReward(judge, retry=QUICK).grade(ROW)).reward == 1.0
+    assert len(judge.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"), [("Hm.", "the last gave 'Hm.'"), (InfraError("HTTP 503"), "HTTP 503"), (None, "None")]
+)
+async def test_a_judge_without_a_verdict_returns_no_reward(reply, why):
+    """Elsewhere such a response is worth 0, 5 of 10, or an UnboundLocalError."""
+    judge = ScriptedJudge(reply)
+    result = await grade(JudgeReward(judge, retry=QUICK), ROW)
+    assert (result.reward, result.status, len(judge.asked)) == (None, Status.INFRA, 3)
+    assert why in result.detail
+
+
+@pytest.mark.parametrize(
+    ("replies", "kind"),
+    [
+        (["Hm."], JudgeUnclear),
+        ([InfraError("down"), "Hm."], JudgeUnclear),
+        (["Hm.", InfraError("down")], InfraError),
+        ([JudgeUnavailable("down")], JudgeUnavailable),
+    ],
+)
+async def test_the_last_error_has_a_class(replies, kind):
+    judge = ScriptedJudge(*replies)
+    judge.usage = JudgeUsage()
+    with pytest.raises(InfraError, match="in 3 attempts") as raised:
+        await JudgeReward(judge, retry=QUICK).grade(ROW)
+    assert type(raised.value) is kind
+    assert judge.usage["unclear"] == (3 if replies == ["Hm."] else 2 if kind is JudgeUnclear else "Hm." in replies)
+
+
+@pytest.mark.parametrize("replies", [["yes", "no"], ["yes", "no", "hm"]])
+async def test_even_votes_are_not_a_verdict_but_a_separate_failure(replies):
+    reward = JudgeReward(ScriptedJudge(*replies), voting=Voting(len(replies)), retry=ONCE)
+    with pytest.raises(JudgeUnclear, match="expected a majority on the response, got 2 votes that are even"):
+        await reward.grade(ROW)
+
+
+async def test_a_judge_that_is_asked_again_has_the_time_for_it(monkeypatch):
+    """Elsewhere the deadline of one answer ends what tries again."""
+    monkeypatch.setattr(grading, "DEADLINE_S", 0.01)
+    judge = ScriptedJudge("Hm.", "Hm.", "Verdict: YES")
+    reward = JudgeReward(judge, retry=JudgeRetry(backoff_s=0.05))
+    assert (await grade(reward, ROW)).reward == 1.0
+    judged = await grade_all(Router({"math": reward}), [replace(ROW, metadata={"tag": "math"})])
+    assert judged[0].reward == 1.0
+    assert (
+        await grade(JudgeReward(ScriptedJudge("Hm."), retry=JudgeRetry()), ROW, limit_s=0.01)
+    ).status is Status.INFRA
+
+
+def test_a_reward_sets_its_time_limit():
+    retry = JudgeRetry(attempts=3, limit_s=100.0, backoff_s=8.0)
+    assert 300.0 + 24.0 <= retry.patience_s < 340.0
+    assert JudgeRetry(attempts=10_000, backoff_s=1.0).patience_s > 10_000 * 330
+    judge = JudgeReward(Down(), retry=retry)
+    assert grading.patience_s(judge) == retry.patience_s
+    assert grading.patience_s(Router({"a": judge, "b": ThinkFormatReward()})) == retry.patience_s
+    assert Each(judge).limit_s == retry.patience_s
+    assert grading.patience_s(JudgeReward(Down(), retry=JudgeRetry(attempts=1, limit_s=1.0))) == grading.DEADLINE_S
+    assert grading.patience_s(ThinkFormatReward()) == grading.DEADLINE_S
+    terms = {"judge": Term(judge), "format": Term(ThinkFormatReward())}
+    assert grading.patience_s(WeightedSum(terms)) == grading.DEADLINE_S
+    assert grading.patience_s(WeightedSum(terms, limit_s=400.0)) > 400.0
+
+
+async def test_a_judge_that_hangs_is_given_up():
+    asked = []
+
+    class Hangs:
+        async def complete(self, messages):
+            asked.append(messages)
+            await asyncio.Event().wait()
+
+    retry = JudgeRetry(attempts=2, limit_s=0.05, backoff_s=0.0)
+    with pytest.raises(JudgeTimeout):
+        await JudgeReward(Hangs(), retry=retry).grade(ROW)
+    asked.clear()
+    result = await grade(JudgeReward(Hangs(), retry=retry), ROW)
+    assert (result.reward, result.status, len(asked)) == (None, Status.INFRA, 2)
+    assert "within 0.05 s" in result.detail
+
+
+async def test_attempts_wait_longer_each_time():
+    retry = JudgeRetry(attempts=3, backoff_s=0.05)
+    started = time.perf_counter()
+    await grade(JudgeReward(Down(), retry=retry), ROW)
+    assert time.perf_counter() - started >= 0.05 + 0.1
+
+
+async def test_a_mistake_in_the_judges_program_is_not_retried():
+    judge = ScriptedJudge(KeyError("choices"))
+    result = await grade(JudgeReward(judge, retry=QUICK), ROW)
+    assert (result.status, len(judge.asked)) == (Status.INFRA, 1)
+
+
+@pytest.mark.parametrize("make", [JudgeReward, lambda judge: PointwiseReward(judge, needs_label=True)])
+@pytest.mark.parametrize("label", [None, "", " \n", [], {}, {1, 2}, float("nan")])
+async def test_a_row_without_a_reference_is_the_labels_fault(label, make):
+    result = await grade(make(ScriptedJudge("Verdict: YES")), Response("4", label=label))
+    assert result.status is Status.LABEL
+
+
+@pytest.mark.parametrize("prompt", [None, 5, ["what?"], [{"role": "user"}, None]])
+async def test_an_invalid_prompt_is_the_rows_fault(prompt):
+    result = await grade(JudgeReward(ScriptedJudge("Verdict: YES")), Response("4", label="4", prompt=prompt))
+    assert (result.status, "prompt: expected text or messages" in result.detail) == (Status.LABEL, True)
+
+
+@pytest.mark.parametrize(
+    ("replies", "reward", "agreement"),
+    [(["yes", "yes", "no"], 1.0, 2 / 3), (["no", "yes", "no"], 0.0, 2 / 3), (["no", "no", "no"], 0.0, 1.0)],
+)
+async def test_most_votes_decide(replies, reward, agreement):
+    result = await JudgeReward(ScriptedJudge(*replies), voting=Voting(3)).grade(ROW)
+    assert (result.reward, result.components["agreement"], result.components["num_votes"]) == (reward, agreement, 3.0)
+
+
+async def test_label_errors_are_data_errors():
+    with pytest.raises(DataError, match="reference"):
+        await JudgeReward(Down()).grade(Response("4"))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PointwiseReward(Down(), scale=(10, 1)),
+        lambda: PointwiseReward(Down(), scale=(0, float("nan"))),
+        lambda: Voting(0),
+        lambda: Voting(3, min_votes=4),
+        lambda: Voting(3, min_votes=0),
+        lambda: Voting(combine="max"),
+        lambda: RubricReward(Down(), criteria=[]),
+        lambda: RubricReward(Down(), criteria="one"),
+        lambda: RubricReward(Down(), criteria=["x"] * 101),
+        lambda: RubricReward(Down(), criteria=[Criterion("x", weight=-1.0)]),
+        lambda: Criterion(" "),
+        lambda: Criterion("x", weight=float("nan")),
+        lambda: Criterion("x", points=0),
+        lambda: JudgeReward("gpt-4"),
+        lambda: PairwiseJudge(Down),
+        lambda: PointwiseReward(None),
+        lambda: JudgeReward(Down(), retry={"attempt": 2}),
+        lambda: JudgeReward(Down(), retry={"attempts": 0}),
+        lambda: JudgeReward(Down(), retry=Voting(3)),
+        lambda: JudgeReward(Down(), voting=3),
+        lambda: PointwiseReward(Down(), scale=(0,)),
+        lambda: PointwiseReward(Down(), scale=5),
+        lambda: PointwiseReward(Down(), scale=None),
+        lambda: RubricReward(Down(), criteria=["be kind", None]),
+        lambda: RubricReward(Down(), criteria=[{"weight": 2.0}]),
+        lambda: RubricReward(Down(), criteria=[{"text": "be kind", "wieght": 2.0}]),
+        lambda: JudgeRetry(attempts=0),
+        lambda: JudgeRetry(limit_s=0),
+        lambda: JudgeRetry(backoff_s=-1),
+        lambda: JudgeRetry(max_chars=0),
+    ],
+)
+def test_wrong_arguments(make):
+    with pytest.raises(ConfigError):
+        make()
+
+
+# --- settings -------------------------------------------------------------------------------------------------------
+
+SETTINGS = {"base_url": "http://127.0.0.1:9/v1", "model": "m"}
+
+
+async def test_everything_can_be_said_in_json(tmp_path):
+    async with chat_server("Score: 4") as server:
+        spec = {
+            "judge_score": {
+                "judge": {
+                    "base_url": server.url,
+                    "model": "m",
+                    "sampling": {"temperature": 0.7, "stop": ["x"], "seed": 1},
+                    "request_options": {"max_retries": 1},
+                    "price": {"prompt": 1e6},
+                    "cache": str(tmp_path / "replies.jsonl"),
+                },
+                "scale": [0, 5],
+                "voting": {"votes": 3, "combine": "median"},
+                "retry": {"attempts": 2},
+                "criteria": "Be brief.",
+            }
+        }
+        reward = reward_from(json.loads(json.dumps(spec)))
+        assert [(await reward.grade(ROW)).reward for _ in range(2)] == [0.8, 0.8]
+        assert [(body["temperature"], body["max_tokens"], body["stop"]) for body in server.bodies] == [
+            (0.7, 2048, ["x"])
+        ] * 3
+        assert "Be brief." in server.bodies[0]["messages"][0]["content"]
+    assert reward.judge.judge.sampling == SamplingParams(temperature=0.7, max_tokens=2048, stop=("x",), seed=1)
+    usage = reward.judge.usage
+    assert (usage.cost, usage["cached"], reward.judge.judge.request_options.max_retries) == (30.0, 3, 1)
+    assert (reward.voting, reward.retry) == (Voting(3, combine="median"), JudgeRetry(attempts=2))
+
+
+def test_a_rubric_has_a_name():
+    reward = make_reward("rubric", judge=SETTINGS, criteria=["It is kind.", {"text": "It is short.", "points": 4}])
+    assert [each.points for each in reward.criteria] == [None, 4]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "got no base_url and no model"),
+        ({"base_url": "http://h/v1"}, "got no model"),
+        (
+            {**SETTINGS, "modle": "m"},
+            "others among api_key_env, sampling, extra_body, request_options, price, cache, got 'modle'",
+        ),
+        ({**SETTINGS, "base_url": "h"}, "OpenAIJudge.base_url"),
+        ({**SETTINGS, "base_url": 5}, "OpenAIJudge.base_url"),
+        ({**SETTINGS, "sampling": {"temprature": 1}}, "judge.sampling: expected SamplingParams"),
+        ({**SETTINGS, "sampling": {"temperature": "hot"}}, "temperature"),
+        ({**SETTINGS, "request_options": {"max_retries": -1}}, "RequestOptions.max_retries"),
+        ({**SETTINGS, "price": 3}, "judge.price: expected Price"),
+        ({**SETTINGS, "cache": 3}, "'cache': 3"),
+        ({**SETTINGS, "api_key_env": 3}, "api_key_env"),
+        ({**SETTINGS, "extra_body": [1]}, "extra_body"),
+    ],
+)
+def test_invalid_settings_of_a_judge_are_named(settings, said):
+    with pytest.raises(ConfigError) as raised:
+        reward_from({"judge": {"judge": settings}})
+    assert said in str(raised.value)

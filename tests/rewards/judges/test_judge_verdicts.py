@@ -1,0 +1,210 @@
+"""What is read from a judge's reply: a verdict, or nothing. The defects are ROLL's LLM judge's."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.rewards.judges.templates import quote_text
+from agentenv.rewards.judges.verdicts import read_list, read_preference, read_ranking, read_score, read_yes_or_no
+
+
+@pytest.mark.parametrize(
+    ("reply", "verdict"),
+    [
+        ("YES", True),
+        ("No", False),
+        ("yes.", True),
+        ("**Yes**", True),
+        ("Verdict: YES", True),
+        ("It says four.\n\nVerdict: NO", False),
+        ("It says four.\n**Verdict:** *yes*.\n", True),
+        ("Final verdict: Yes", True),
+        ("My judgment is: no", False),
+        (r"\boxed{yes}", True),
+        (r"So $\boxed{\text{No}}$.", None),
+        (r"$\boxed{\text{No}}$.", False),
+        ('{"verdict": "yes"}', True),
+        ('```json\n{"reason": "no, it is not", "verdict": "YES"}\n```', True),
+        ("<think>yes, or no? yes</think>Verdict: NO", False),
+        ("NO. I cannot say yes", False),
+        ("No, yesterday it was four.", False),
+        ("Yes: the same number.", True),
+        ("Yes. No.", None),
+        ("Yes... no", None),
+        ("No: yes!", None),
+        ("No, it is four. So: **yes**", None),
+        ("No, and I mean no: no.", False),
+        ("Yes\nIt is four.", True),
+        ("No. On reflection:\nVerdict: YES", None),
+        ("Verdict: yes and no", None),
+        ("Yes\n\nVerdict: unclear", None),
+        ("No, I think.\n**Verdict:** yes or no", None),
+        ("yes/no", None),
+        ("No doubt it is right", None),
+        ("Nobody knows", None),
+        ("yesterday", None),
+        ("I cannot say yes", None),
+        ("Score: 7", None),
+        ("Verdict: YES\nbut I am not sure", None),
+        ('{"verdict": ["yes"]}', None),
+        ('{"verdict": "yes", "score": 3}', None),
+        ('{"verdict": "yes"', None),
+        ("<think>yes", None),
+        ("<thinking>\nVerdict: YES", None),
+        ("<thinking>\nVerdict: YES\n</thinking>\nVerdict: NO", False),
+        ("[THINK]Verdict: YES", None),
+        ("<reasoning>no</reasoning>Yes.", True),
+        ("It has a <reasoning> tag.\nVerdict: YES", True),
+        ("<think>x</think><think>\nVerdict: YES", None),
+        ("Verdict：YES", True),
+        ("Because.\n- **Verdict: YES**", True),
+        ("> ### Verdict: NO", False),
+        ("1. yes\n2. no", None),
+        ("Verdict - no", False),
+        ("The answer is: yes", True),
+        ("Conclusion: **NO**。", False),
+        ('{"verdict": "yes", "verdict": "no"}', None),
+        ('{"verdict": {"is": "yes"}}', None),
+        ("", None),
+    ],
+)
+def test_yes_or_no(reply, verdict):
+    assert read_yes_or_no(reply) is verdict
+
+
+@pytest.mark.parametrize(
+    ("reply", "score"),
+    [
+        ("Score: 7/10", 7),
+        ("good.\nscore: 7 / 10", 7),
+        ("Rating: [[7]]", 7),
+        ("7", 7),
+        ("**7.5**", 7.5),
+        ("7 out of 10", 7),
+        (r"\boxed{7}", 7),
+        (r"$\boxed{7}/10$", 7),
+        ('{"score": 7}', 7),
+        ('{"score": "7/10"}', 7),
+        ("Score: 0", 0),
+        ("Score: 10", 10),
+        ("Score: 11/10", None),
+        ("Score: -1", None),
+        ("Score - 7", 7),
+        ("* Score: 7/10", 7),
+        ("- 7", 7),
+        ("-7", None),
+        ("Score：7/10", 7),
+        ("Score: 7/100", None),
+        ("Score: 3/5", None),
+        ("Between 6 and 7", None),
+        ("Score: 7 or 8", None),
+        ("Score: high", None),
+        ("Score: nan", None),
+        ('{"score": true, "verdict": "no"}', None),
+        ("Score: 7/10\nor so", None),
+        ("", None),
+    ],
+)
+def test_scores(reply, score):
+    assert read_score(reply, 0, 10) == score
+
+
+@pytest.mark.parametrize(
+    ("reply", "points"),
+    [
+        ("Verdict: A", 1.0),
+        ("[[B]]", 0.0),
+        ("A is good, B better.\n\nVerdict: **B**", 0.0),
+        ("Verdict: TIE.", 0.5),
+        ('{"winner": "A"}', 1.0),
+        ("Verdict: Response B", 0.0),
+        ("**Winner: Assistant A**", 1.0),
+        ("My preference is: Answer A", 1.0),
+        ("A is better", None),
+        ("Verdict: A and B", None),
+        ("Verdict: C", None),
+        ("C", None),
+        ("[C]", None),
+        ("Both are fine.\n\n[[C]]", 0.5),
+        ("My final verdict is: **[[C]]**.", 0.5),
+        ("My final verdict is tie: [[C]]", None),
+        ("[[C]] or so", None),
+        ("[[C]]\nVerdict: unclear", None),
+        ("[[A]] and [[C]]", None),
+        ("Verdict: Response", None),
+        ("A\nB is also fine", None),
+    ],
+)
+def test_preferences(reply, points):
+    assert read_preference(reply) == points
+
+
+@pytest.mark.parametrize(
+    ("reply", "found"),
+    [
+        ("Ranking: [2] > [1] > [3]", [2, 1, 3]),
+        ("2 > 1 > 3", [2, 1, 3]),
+        ("Ranking: 2 > 1", None),
+        ("Ranking: 2 > 1 > 1", None),
+        ("Ranking: 2 > 1 > none > 3", None),
+        ('{"ranking": "2 > 1 > 3"}', [2, 1, 3]),
+        ("Ranking: 2 > 1 = 3", None),
+        ("Ranking: 2 > 1 > 3 > 4", None),
+        ("Ranking: 0 > 1 > 2", None),
+        ("Ranking: 2 > 1 > 3\nor the other way", None),
+        ("none", None),
+        ("", None),
+    ],
+)
+def test_rankings_name_each_once(reply, found):
+    assert read_ranking(reply, 3) == found
+
+
+@given(st.text(max_size=300))
+def test_no_reply_raises_or_is_read_as_two_verdicts(reply):
+    assert read_yes_or_no(reply) in (True, False, None)
+    assert read_score(reply, 0, 10) is None or 0 <= read_score(reply, 0, 10) <= 10
+    assert read_preference(reply) in (0.0, 0.5, 1.0, None)
+    assert read_ranking(reply, 2) in ([1, 2], [2, 1], None)
+    read_list(reply, 2)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "[",
+        "* ",
+        "verdict ",
+        "my ",
+        "<",
+        "<|",
+        "\\boxed{",
+        '{"a":',
+        "1,",
+        "\n",
+        "</think>",
+        "yes ",
+        "\r",
+        " ",
+        "_",
+        " \r",
+        "1. ",
+        "yes\u2028",
+        "\n1. ",
+    ],
+)
+def test_hostile_texts_are_read_in_linear_time(unit):
+    text = unit * (200_000 // len(unit))
+    started = time.perf_counter()
+    for read in (
+        read_yes_or_no,
+        lambda reply: read_score(reply, 0, 10),
+        read_preference,
+        lambda reply: read_ranking(reply, 3),
+        lambda reply: read_list(reply, 3),
+        lambda reply: quote_text("x", reply),
+    ):
+        read(text)
+    assert time.perf_counter() - started < 5.0

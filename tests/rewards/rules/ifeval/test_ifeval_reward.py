@@ -1,0 +1,152 @@
+"""The reward: what it gives, what it says, what it judges, and where it does so."""
+
+import asyncio
+import os
+
+import pytest
+
+from agentenv.errors import ConfigError
+from agentenv.rewards.grading import grade
+from agentenv.rewards.rules.ifeval import IFEvalReward
+from agentenv.rewards.rules.ifeval import reward as reward_module
+from agentenv.rewards.rules.ifeval.reward import MAX_CHARS
+from agentenv.rewards.types import Response, Status
+from agentenv.rewards.workers.pool import WorkerPool
+from tests.rewards.workers.worker_processes import workers
+
+ROW = {
+    "instruction_id_list": ["punctuation:no_comma", "startend:quotation", "detectable_format:title"],
+    "kwargs": [{}, {}, {}],
+}
+SENTENCES = {"func_name": "verify_sentence_constraint", "N": 1, "quantifier": "at most"}
+GERMAN = {"func_name": "validate_response_language", "language": "de"}
+
+
+@pytest.fixture
+async def pool():
+    pool = WorkerPool(num_workers=1)
+    yield pool
+    await pool.close()
+
+
+async def grade_with(text, label=ROW, **options):
+    return await IFEvalReward(**options).grade(Response(text, label=label))
+
+
+@pytest.mark.parametrize(("options", "text", "reward", "followed"), [
+    ({}, '"<<a>>"', 1.0, 1.0),
+    ({}, '"a"', 0.0, 2 / 3),
+    ({"credit": "fraction"}, '"a"', 2 / 3, 2 / 3),
+    ({"credit": "fraction"}, "a, b", 0.0, 0.0),
+    ({"credit": "fraction"}, '"<<a>>"', 1.0, 1.0),
+    ({"mode": "loose"}, 'Yes:\n"<<a>>"', 1.0, 1.0),
+    ({"mode": "strict"}, 'Yes:\n"<<a>>"', 0.0, 2 / 3),
+    ({"mode": "loose", "credit": "fraction"}, "Yes, <<a>>", 1 / 3, 1 / 3),
+])  # fmt: skip
+async def test_reward_score_and_components(options, text, reward, followed):
+    result = await grade_with(text, **options)
+    everything = float(followed == 1.0)
+    assert (result.reward, result.score, result.status) == (reward, everything, Status.OK)
+    assert result.components == {"followed": followed, "all": everything, "num_instructions": 3.0}
+
+
+async def test_the_feedback_names_the_instructions_that_were_not_followed_and_no_parameter():
+    label = {
+        "instruction_id_list": ["keywords:existence", "startend:end_checker", "punctuation:no_comma"],
+        "kwargs": [{"keywords": ["zebra"]}, {"end_phrase": "Sesame"}, {}],
+    }
+    result = await grade_with("Hello.", label)
+    assert result.feedback == "1 of 3 instructions followed; not keywords:existence, startend:end_checker."
+    assert (await grade_with("zebra Sesame", label)).feedback == "3 of 3 instructions followed."
+
+
+async def test_instructions_of_the_rows_columns_are_judged():
+    result = await IFEvalReward().grade(Response('"<<a>>"', label="a reference answer", metadata=ROW))
+    assert result.reward == 1.0
+
+
+@pytest.mark.parametrize("text", ["", "  \n", "<think>never ends", "<think>a</think>", "<|im_end|>"])
+async def test_no_answer_follows_nothing(text):
+    result = await grade_with(text, {"func_name": "validate_no_commas"})
+    assert (result.reward, result.score, result.status) == (0.0, 0.0, Status.NO_ANSWER)
+    assert result.components == {"followed": 0.0, "all": 0.0, "num_instructions": 1.0}
+
+
+@pytest.mark.parametrize("end", ["<|im_end|>", "<|endoftext|>", "</s>\n", "<|eot_id|>"])
+async def test_thinking_and_special_tokens_are_not_judged(end):
+    label = {"func_name": "validate_end", "end_phrase": "The end."}
+    assert (await grade_with(f"<think>Well, so.</think>The end.{end}", label)).reward == 1.0
+    assert (
+        await grade_with(f"<think>Well, so.</think>No comma{end}", {"func_name": "validate_no_commas"})
+    ).reward == 1.0
+
+
+async def test_a_row_without_instructions_is_a_label_error_and_no_reward():
+    result = await grade(IFEvalReward(), Response("a", label={"func_name": "unknown"}))
+    assert (result.status, result.reward) == (Status.LABEL, None)
+    assert "'unknown'" in result.detail
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"mode": "lenient"}, "IFEvalReward.mode: expected one of strict, loose, got 'lenient'"),
+    ({"credit": 1}, "IFEvalReward.credit: expected one of all, fraction, got 1"),
+    ({"pool": "pool"}, "IFEvalReward.pool: expected a WorkerPool"),
+])  # fmt: skip
+def test_wrong_arguments_are_refused_at_once(options, message):
+    with pytest.raises(ConfigError, match=message):
+        IFEvalReward(**options)
+
+
+@pytest.mark.long
+async def test_short_texts_are_judged_here_and_long_ones_in_the_pool(pool):
+    before = workers()
+    reward = IFEvalReward(mode="loose", pool=pool)
+    short = await reward.grade(Response('"<<a>>"', label=ROW))
+    assert workers() == before
+    long = await reward.grade(Response('"<<a>> ' + "b " * 40_000 + '"', label=ROW))
+    assert len(workers() - before) == 1
+    assert short == long
+
+
+async def test_a_text_that_is_too_long_is_refused_and_not_cut(pool):
+    label = {"func_name": "validate_no_commas"}
+    longest = await IFEvalReward(pool=pool).grade(Response("a" * MAX_CHARS, label=label))
+    longer = await IFEvalReward(pool=pool).grade(Response("a" * (MAX_CHARS + 1), label=label))
+    assert (longest.status, longest.reward) == (Status.OK, 1.0)
+    assert (longer.status, longer.reward) == (Status.PARSE_ERROR, 0.0)
+
+
+async def test_a_language_that_needs_langdetect_is_infra_without_it(pool, tmp_path, monkeypatch):
+    (tmp_path / "langdetect.py").write_text("raise ImportError('hidden')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    reward = IFEvalReward(pool=pool)
+    result = await reward.grade(Response("Guten Morgen, mein Herr.", label=GERMAN))
+    assert (result.status, result.reward) == (Status.INFRA, None)
+    assert "pip install langdetect" in result.detail
+    assert (await reward.grade(Response("สวัสดี", label=GERMAN))).reward == 0.0
+
+
+@pytest.mark.long
+async def test_a_language_is_detected_in_the_pool_and_deterministically(pool):
+    pytest.importorskip("langdetect", reason="pip install langdetect")
+    reward = IFEvalReward(pool=pool)
+    texts = ["Ich weiß es leider nicht genau, mein Freund.", "I do not know it, my friend.", "Ja the oui si no."]
+    results = [[(await reward.grade(Response(text, label=GERMAN))).reward for text in texts] for _ in range(5)]
+    assert results[0][:2] == [1.0, 0.0]
+    assert results == results[:1] * 5
+
+
+async def test_a_reward_is_asked_about_many_at_once(pool):
+    reward = IFEvalReward(pool=pool)
+    texts = ["b " * 5000, "b, " * 5000] * 10
+    results = await asyncio.gather(
+        *(reward.grade(Response(text, label={"func_name": "validate_no_commas"})) for text in texts)
+    )
+    assert [result.reward for result in results] == [1.0, 0.0] * 10
+
+
+async def test_a_text_that_takes_too_much_computing_follows_nothing(pool, monkeypatch):
+    monkeypatch.setattr(reward_module, "_CPU_LIMIT_S", 0.001)
+    result = await IFEvalReward(mode="loose", pool=pool).grade(Response("p. " * 300_000, label=SENTENCES))
+    assert (result.status, result.reward, result.score) == (Status.TIMEOUT, 0.0, 0.0)
+    assert result.components == {"followed": 0.0, "all": 0.0, "num_instructions": 1.0}

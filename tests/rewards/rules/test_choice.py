@@ -1,0 +1,296 @@
+"""Multiple choice: which texts name which option, which are refused, and what ROLL's workers got wrong."""
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentenv.errors import ConfigError, DataError
+from agentenv.rewards.rules.choice import ChoiceReward, CrossThinkReward, GeneralValReward
+from agentenv.rewards.types import Response, Status
+
+CITIES = {"options": ["Paris", "London", "Vitamin C", "Both A and B"]}
+
+
+async def chosen(text, label="B", metadata=None, **options):
+    """The option that a text is taken to name, or its status."""
+    result = await ChoiceReward(**options).grade(Response(text, label, metadata=metadata or {}))
+    assert result.reward == result.score == float(result.extracted == label)
+    return result.extracted if result.status is Status.OK else result.status
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        "B", "b", " B ", "(B)", "(b)", "[B]", "{B}", r"\{B\}", "B.", "B)", "(B).", "B:", "$B$", r"\(B\)", "**B**",
+        '"B"', "“B”", r"\text{B}", r"\textbf{B}", r"\mathrm{B}", r"\text{(B)}", r"\text{\textbf{B}}",
+        r"\mathbf{\text{B}}", r"\boxed{B}", r"\text{B. Paris}", r"B \text{ (Paris)}", r"\left(B\right)", "Ｂ", "（Ｂ）",
+        "B．", "Ｂ：Paris", "B\u3000", "B) Paris", "(B) Paris", "B. Paris", "B.Paris", "B: Paris", "B - Paris",
+        "B – Paris", "B (Paris)", "b) paris", "b. paris", "The correct one is B", "the answer is B", "Option B",
+        "option b", "option (b)", "Choice B.", "B is correct", "B is the right answer",
+        "The correct option is (B) Paris", "Answer: B", "It must be B", "选B", "答案是B", "选项 B",
+        "Yes, B is correct", "It's clear: (B) is right", "B) both of them and none", "B. vitamin C",
+        "B) A or none of them",
+    ],
+)  # fmt: skip
+async def test_a_box_that_names_one_option(box):
+    assert await chosen(rf"So \boxed{{{box}}}.") == "B"
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        "Bananas", "bananas", "Be careful", "BB", "AB", "B1", "B-52", "vitamin B", "plan B", "Paris", "2", "-",
+        r"\frac{B}{2}", "A or B", "A, B", "A and B", "A/B", "B or A", "(A) or (B)", "either A or B", "A B", "AB or B",
+        "B, C and D", "A, B, or C", "A或B", "B. Paris or C. London", "B) Paris, C) London", "The answer is A or B",
+        "A) Paris; B) London", "B or Z", "B (or A)", "not B", "B is not correct", "It isn't B", "neither A nor B",
+        "anything except B", "not A but B", "不是B", "B is wrong", "Z", "K", "Option K", "K) Kiel", "It is A boat",
+        "I think so", "A man", "The answer is a boat", "The answer is vitamin B", "e.g. bananas",
+    ],
+)  # fmt: skip
+async def test_a_box_that_names_none_or_several_is_refused(box):
+    assert await chosen(rf"So \boxed{{{box}}}.") is Status.PARSE_ERROR
+
+
+@pytest.mark.parametrize(
+    "box", ["A", "A is correct", "The answer is A because it fits", "a", "It is A.", "option a", "A cat"]
+)
+async def test_the_letter_a_is_an_option_and_the_word_is_none(box):
+    assert await chosen(rf"\boxed{{{box}}}", "A") == (Status.PARSE_ERROR if box == "A cat" else "A")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{A} no wait \boxed{B}", "B"),
+        (r"\boxed{B} \boxed{}", "B"),
+        (r"<think>\boxed{A}</think> \boxed{B}<|im_end|>", "B"),
+        (r"<think>\boxed{B}", Status.NO_ANSWER),
+        (r"\boxed{B} </think> I forgot", Status.NO_ANSWER),
+        (r"\boxed{B", Status.NO_ANSWER),
+        ("The answer is B.", Status.NO_ANSWER),
+        ("B", Status.NO_ANSWER),
+        ("", Status.NO_ANSWER),
+    ],
+)
+async def test_the_last_box_behind_the_thinking_counts(text, answer):
+    assert await chosen(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("box", "answer"),
+    [
+        ("London", "B"),
+        ("  london. ", "B"),
+        (r"\text{London}", "B"),
+        ("Vitamin C", "C"),
+        ("Both A and B", "D"),
+        ("D) Both A and B", "D"),
+        ("D. both A and B.", "D"),
+        ("B) London", "B"),
+        ("B) Paris", Status.PARSE_ERROR),
+        ("E", Status.PARSE_ERROR),
+        ("Berlin", Status.PARSE_ERROR),
+    ],
+)
+async def test_the_text_of_an_option_names_it_where_the_row_has_the_options(box, answer):
+    assert await chosen(rf"\boxed{{{box}}}", "B", CITIES) == answer
+
+
+async def test_rows_may_hold_arrays_and_their_numbers():
+    import numpy as np
+
+    texts = np.array(["Paris", "London"], dtype=object)
+    for options in (texts, {"label": np.array(["A", "B"]), "text": texts}):
+        response = Response(r"\boxed{london}", np.int64(1), metadata={"options": options})
+        assert (await ChoiceReward().grade(response)).reward == 1.0
+
+
+async def test_options_with_the_same_text_are_a_hedge():
+    twins = {"options": ["yes", "no", "Yes."]}
+    assert await chosen(r"\boxed{yes}", "A", twins) is Status.PARSE_ERROR
+    assert await chosen(r"\boxed{A}", "A", twins) == "A"
+
+
+@pytest.mark.parametrize(
+    ("label", "options", "index_base", "letter"),
+    [
+        ("B", None, 0, "B"), ("b", None, 0, "B"), ("(B)", None, 0, "B"), ("B.", None, 0, "B"),
+        (r"\boxed{B}", None, 0, "B"), ("B) London", None, 0, "B"), (1, None, 0, "B"), (2, None, 1, "B"),
+        ("1", None, 0, "B"), ("2", None, 1, "B"), ("London", ["Paris", "London"], 0, "B"), ("1", ["0", "1"], 0, "B"),
+        (1, {"A": "Paris", "B": "London"}, 0, "B"), ("Y", {"X": "Paris", "Y": "London"}, 0, "Y"),
+        ("B", {"label": ["A", "B"], "text": ["x", "y"]}, 0, "B"),
+        ("2", {"label": ["1", "2"], "text": ["x", "y"]}, 1, "B"),
+    ],
+)  # fmt: skip
+async def test_labels_are_letters_indices_or_texts(label, options, index_base, letter):
+    response = Response(rf"\boxed{{{letter}}}", label, metadata={"options": options})
+    assert (await ChoiceReward(index_base=index_base).grade(response)).reward == 1.0
+    other = Response(r"\boxed{A}" if letter == "B" else r"\boxed{X}", label, metadata={"options": options})
+    assert (await ChoiceReward(index_base=index_base).grade(other)).reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("label", "options"),
+    [
+        (None, None), ("", None), ("Z", None), ("A or B", None), ("Bananas", None), (True, None), (1.0, None),
+        (-1, None), (10, None), (float("nan"), None), (["B"], None), ({}, None), ("C", ["x", "y"]), (2, ["x", "y"]),
+        ("x", ["x", "x"]), ("B", []), ("B", "Paris"), ("B", ["x", 2]), ("B", {"AB": "x"}), ("B", {1: "x"}), ("B", 7),
+        ("B", {"label": None, "text": ["x"]}), ("B", {"label": 7, "text": ["x"]}),
+        ("B", ["x"] * 27), ("B", {"label": ["A"], "text": ["x", "y"]}), ("B", {"A": "x", "a": "y"}),
+    ],
+)  # fmt: skip
+async def test_a_row_without_one_right_option_is_a_data_error(label, options):
+    with pytest.raises(DataError):
+        await ChoiceReward().grade(Response(r"\boxed{B}", label, metadata={"options": options}))
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("B", "B"), ("(B)", "B"), ("B.", "B"), ("B. London", "B"), (r"\boxed{B}", "B"), ("London", "B"),
+        ("<answer>B</answer>", "B"), ("<answer>A</answer> or <answer>B</answer>", "B"), ("The answer is B.", "B"),
+        ("the correct answer is: (B)", "B"), ("**Answer:** B", "B"), ("**Answer**: **B**", "B"),
+        ("Answer: B) London", "B"), ("The answer is B because A is wrong.", "B"),
+        ("The answer is option B. Not A.", "B"), ("The answer is London, since it is.", "B"),
+        ("The final answer is:\n\n(B)", "B"), ("答案是B。", "B"), ("答案：B", "B"),
+        ("The answer is A. No, the answer is B.", "B"), ("The answer is B. I hope this answer is helpful.", "B"),
+        ("A or B? The answer is B", "B"), ("I think A at first.\nAnswer: B\nThank you.", "B"),
+        ("The answer is A or B.", Status.PARSE_ERROR), ("The answer is not B.", Status.PARSE_ERROR),
+        ("A or B", Status.PARSE_ERROR), ("The answer is a boat.", Status.PARSE_ERROR),
+        ("I think so", Status.NO_ANSWER), ("Because I know it.", Status.NO_ANSWER),
+        ("Bananas are good", Status.NO_ANSWER), ("", Status.NO_ANSWER),
+        ("Clearly B it is, said Mr. D.", Status.NO_ANSWER), ("A cat sat.", Status.NO_ANSWER),
+        ("<think>The answer is B", Status.NO_ANSWER), ("so it is B", Status.NO_ANSWER),
+        ("A is cheap.\nTherefore, option B is correct.", "B"), ("Thus, B is the correct answer.", "B"),
+        ("So A is not correct.", Status.NO_ANSWER), ("It is false that B is correct.", Status.PARSE_ERROR),
+        ("A is correct\nand so on.", Status.NO_ANSWER),
+        ("So both A and B are correct.", Status.PARSE_ERROR), ("The correct option is B.", "B"),
+        ("So the best choice is **B. London**", "B"), ("### Answer\n\n**B) London**", "B"),
+        ("## Final answer\nB", "B"),
+        ("<answer>B", "B"), ("The answer to the question is B.", "B"),
+        ("The answer is B, not A.", "B"), ("The answer is B rather than (A).", "B"),
+        ("The answer is certainly not B.", Status.PARSE_ERROR), ("故选B。", "B"), ("正确选项是B", "B"),
+        ("本题选 B", "B"), ("【答案】B", "B"),
+        ("因此，应选择B。", "B"), ("选项A错误。", Status.NO_ANSWER),
+    ],
+)  # fmt: skip
+async def test_answers_without_a_box(text, answer):
+    assert await chosen(text, "B", CITIES, require_box=False) == answer
+
+
+@pytest.mark.parametrize(
+    ("scale", "rewards"), [("loose", (1, 1, -1, -1)), ("soft", (1, 0.5, -0.5, -1)), ("strict", (1, -1, -1, -1))]
+)
+async def test_the_three_scales(scale, rewards):
+    texts = (r"\boxed{B}", "The answer is B.", r"\boxed{A}", "The answer is A.")
+    for text, expected in zip(texts, rewards, strict=True):
+        for reward in (GeneralValReward(scale=scale), CrossThinkReward(reward_type=scale)):
+            result = await reward.grade(Response(text, "B"))
+            assert (result.reward, result.score) == (expected, float(expected > 0))
+
+
+@pytest.mark.parametrize("tag", ["ceval", "race_high", "mmlu_pro", "commonsense_qa", None])
+async def test_general_val_takes_its_four_tags(tag):
+    assert (await GeneralValReward().grade(Response("B", "B", metadata={"tag": tag}))).reward == 1.0
+
+
+@pytest.mark.parametrize("tag", ["math", "", 3, ["ceval"]])
+async def test_an_unknown_tag_is_an_error_and_never_the_last_samples_score(tag):
+    with pytest.raises(DataError, match="ceval"):
+        await GeneralValReward().grade(Response("B", "B", metadata={"tag": tag}))
+    assert (await GeneralValReward(tags=None).grade(Response("B", "B", metadata={"tag": tag}))).reward == 1.0
+
+
+async def test_prose_that_begins_with_the_letter_of_the_label_is_not_an_answer():
+    assert (await GeneralValReward(num_options=26).grade(Response("I think so", "I"))).reward == -1.0
+
+
+async def test_the_rewards_of_roll_that_were_zero_carry_a_signal():
+    for reward in (ChoiceReward(), GeneralValReward()):
+        right, wrong = [(await reward.grade(Response(rf"\boxed{{{c}}}", "B"))).reward for c in "BA"]
+        assert right > wrong
+
+
+async def test_crossthink_punishes_repetition_at_most_by_half():
+    text = "so " * 500 + r"\boxed{B}"
+    result = await CrossThinkReward().grade(Response(text, "B"))
+    assert result.components["choice"] == 1.0
+    assert -0.5 <= result.components["repetition"] < -0.49
+    assert result.reward == pytest.approx(1.0 + result.components["repetition"])
+
+
+@pytest.mark.parametrize(("num_words", "length"), [(1, -0.5), (100, -0.5), (250, -0.25), (400, 0.0), (2000, 0.0)])
+async def test_crossthink_measures_the_text_and_punishes_short_ones(num_words, length):
+    text = " ".join([r"\boxed{B}", *(f"w{i}" for i in range(num_words - 1))])
+    padded = text + "<|endoftext|>" * 300
+    for reward in (
+        CrossThinkReward(length_coefficient=2.0),
+        CrossThinkReward(length_coefficient=2.0, count=count_words),
+    ):
+        for one in (text, padded):
+            result = await reward.grade(Response(one, "B"))
+            assert result.components["length"] == pytest.approx(length)
+            assert result.reward == pytest.approx(1.0 + 2.0 * length)
+
+
+def count_words(text):
+    return len(text.split())
+
+
+@pytest.mark.parametrize(
+    ("reward", "arguments"),
+    [
+        (ChoiceReward, {"require_box": 1}), (ChoiceReward, {"num_options": 1}), (ChoiceReward, {"num_options": 27}),
+        (ChoiceReward, {"num_options": True}), (ChoiceReward, {"index_base": 2}), (GeneralValReward, {"scale": "hard"}),
+        (GeneralValReward, {"scale": []}), (GeneralValReward, {"tags": "ceval"}), (GeneralValReward, {"tags": (1,)}),
+        (CrossThinkReward, {"reward_type": ""}), (CrossThinkReward, {"repetition_penalty": 0.1}),
+        (CrossThinkReward, {"length_coefficient": -1.0}), (CrossThinkReward, {"length_coefficient": float("nan")}),
+        (CrossThinkReward, {"count": 5}),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_config_errors(reward, arguments):
+    with pytest.raises(ConfigError, match=next(iter(arguments))):
+        reward(**arguments)
+
+
+HOSTILE = [
+    "A , B , C , " * 5000 + "!", r"\boxed{" * 20_000, r"\boxed{" + "A , " * 300 + "!}", "answer is " * 20_000,
+    "<answer>" * 20_000, r"\boxed{" + "(A) or " * 140 + "x}", r"\boxed{" + "is " * 300 + "}",
+    "<answer>A" * 10_000 + "<", "correct option " * 8000, "answer to " * 9000,
+    "# answer \n" * 9000, "A or " * 40 + "is", "选" * 90_000,
+    r"\boxed{" + r"\text{" * 150 + "B" + "}" * 150 + "}", r"\boxed{" + "A. " * 300 + "?}", "{" * 100_000,
+    "answer " + "*" * 100_000, r"\boxed{is " + "the A " * 160 + "}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(HOSTILE)))
+async def test_hostile_texts_cost_milliseconds(number):
+    started = time.process_time()
+    for reward in (ChoiceReward(), GeneralValReward()):
+        assert (await reward.grade(Response(HOSTILE[number], "B", metadata=CITIES))).reward <= 0.0
+    assert time.process_time() - started < 1.0
+
+
+PIECES = st.sampled_from(
+    [
+        r"\boxed{", "}", "{", "B", "a", " or ", ", ", "the answer is ", "(", ")", ".", r"\text{", "</think>", "<think>",
+        "Paris", "Ｂ", " not ", "<answer>", "</answer>", "答案是", "\n", "\ud800", "\x00",
+    ]
+)  # fmt: skip
+TEXTS = st.text() | st.lists(PIECES).map("".join)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("make", [ChoiceReward, GeneralValReward, CrossThinkReward])
+@given(text=TEXTS, label=st.sampled_from(["A", "B", "J", 0, "Both A and B"]))
+@settings(max_examples=60, deadline=None)
+async def test_any_text_has_the_same_result_within_bounds(make, text, label):
+    response = Response(text, label, metadata=CITIES if label != "J" else {})
+    results = [await make().grade(response) for _ in range(2)]
+    assert results[0] == results[1]
+    low, high = make().bounds
+    assert low <= results[0].reward <= high
+    assert results[0].status.valid
+    assert set(results[0].components) >= {"correct", "boxed"}

@@ -1,0 +1,197 @@
+"""Formats: which texts keep to them, and which nearly do."""
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentenv.errors import ConfigError
+from agentenv.rewards.rules.format import ThinkFormatReward, ToolCallFormatReward, compute_format_reward
+from agentenv.rewards.types import Response, Status
+
+GOOD = "<think>2 + 2</think><answer>4</answer>"
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
+
+
+async def kept(reward, text):
+    result = await reward.grade(Response(text))
+    return bool(result.score)
+
+
+@pytest.mark.parametrize(
+    ("text", "loose", "strict"),
+    [
+        (GOOD, True, True),
+        (f"\n {GOOD}\n", True, True),
+        (f"{GOOD}<|im_end|>\n<|endoftext|>", True, True),
+        (f"{GOOD}</s>", True, True),
+        ("<think>\n2 + 2\n</think>\n\n<answer>\n4\n</answer>", True, True),
+        ("<think></think><answer>4</answer>", True, True),
+        ("2 + 2</think><answer>4</answer>", False, True),
+        ("<answer>4</answer><think>2</think>", True, False),
+        (f"{GOOD} Hope this helps!", True, False),
+        (f"Sure. {GOOD}", True, False),
+        (f"{GOOD}<answer>5</answer>", True, False),
+        (f"{GOOD}{GOOD}", True, False),
+        ("<think>a</think> b <answer>4</answer>", True, False),
+        ("<think>a<think>b</think><answer>4</answer>", True, False),
+        ("<think>a</think></think><answer>4</answer>", True, False),
+        ("<think>a</think><answer><answer>4</answer>", True, False),
+        ("<think>a</think><answer>4</answer></answer>", True, False),
+        ("<think>a</think><answer> </answer>", True, False),
+        ("<think>a<answer>4</answer></think>", True, False),
+        ("<think>a</think>", False, False),
+        ("<think>a</think>4", False, False),
+        ("<think>a<answer>4</answer>", False, False),
+        ("<think>a</think><answer>4", False, False),
+        ("</think><think><answer>4</answer>", False, False),
+        ("<answer>4</answer>", False, False),
+        ("", False, False),
+    ],
+)
+async def test_loose_and_strict(text, loose, strict):
+    assert await kept(ThinkFormatReward(), text) is loose
+    assert await kept(ThinkFormatReward(mode="strict"), text) is strict
+    assert compute_format_reward([text, ""]) == [float(loose), 0.0]
+
+
+@pytest.mark.parametrize(
+    ("think_opened", "whole", "rest"), [(None, True, True), (False, True, False), (True, True, True)]
+)
+async def test_the_prompt_may_have_opened_the_thought(think_opened, whole, rest):
+    think = ThinkFormatReward(mode="strict", think_opened=think_opened)
+    tools = ToolCallFormatReward(think_opened=think_opened)
+    for reward in (think, tools):
+        assert await kept(reward, GOOD) is whole
+        assert await kept(reward, GOOD.removeprefix("<think>")) is rest
+
+
+async def test_the_answer_of_the_strict_form_is_given():
+    assert (await ThinkFormatReward(mode="strict").grade(Response(GOOD))).extracted == "4"
+
+
+async def test_rolls_scale_is_zero_and_minus_one():
+    reward = ThinkFormatReward(mode="strict", passed=0.0, failed=-1.0)
+    assert reward.bounds == (-1.0, 0.0)
+    results = [await reward.grade(Response(text)) for text in (GOOD, "4")]
+    assert [(result.reward, result.score) for result in results] == [(0.0, 1.0), (-1.0, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "fits", "calls"),
+    [
+        (f"<think>a</think>{CALL}", True, 1),
+        (f"<think>a</think>\n{CALL}\n{CALL}\n<|im_end|>", True, 2),
+        (f"a</think>{CALL}", True, 1),
+        (GOOD, True, 0),
+        (f"{GOOD}{CALL}", False, 0),
+        (f"<think>a</think>{CALL}<answer>4</answer>", False, 0),
+        (CALL, False, 0),
+        (f"<think>a</think>{CALL} text", False, 0),
+        (f"<think>a</think> text {CALL}", False, 0),
+        (f"<think>a</think>{CALL} and {CALL}", False, 0),
+        (f"<think>a</think><think>b</think>{CALL}", False, 0),
+        (f"<think>a {CALL}</think>", False, 0),
+        ("<think>a</think>", False, 0),
+        ("<think>a</think><answer></answer>", False, 0),
+        ("<think>a</think><tool_call>{}</tool_call>", False, 0),
+        ("<think>a</think><tool_call></tool_call>", False, 0),
+        ('<think>a</think><tool_call>{"name": "f"}</tool_call>', False, 0),
+        ('<think>a</think><tool_call>{"arguments": {}}</tool_call>', False, 0),
+        ('<think>a</think><tool_call>{"name": "", "arguments": {}}</tool_call>', False, 0),
+        ('<think>a</think><tool_call>{"name": 3, "arguments": {}}</tool_call>', False, 0),
+        ('<think>a</think><tool_call>{"name": "f", "arguments": "{}"}</tool_call>', False, 0),
+        ('<think>a</think><tool_call>{"name": "f", "arguments": {},}</tool_call>', False, 0),
+        ('<think>a</think><tool_call>{"name": "f", "name": "g", "arguments": {}}</tool_call>', False, 0),
+        ('<think>a</think><tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>', False, 0),
+        ('<think>a</think><tool_call>{"name": "f", "arguments": {"x": 1e999}}</tool_call>', False, 0),
+        ('<think>a</think><tool_call>{"name": "f", "arguments": {"x": 1' + "0" * 5000 + "}}</tool_call>", False, 0),
+        ('<think>a</think><tool_call>[{"name": "f", "arguments": {}}]</tool_call>', False, 0),
+        ('<think>a</think><tool_call>{"name": "f", "arguments": {}}', False, 0),
+        (f"<think>a</think>{CALL}<tool_call>no</tool_call>", False, 1),
+        ("<think>a</think><tool_call>" + "[" * 8000 + "</tool_call>", False, 0),
+    ],
+)
+async def test_tool_calls(text, fits, calls):
+    result = await ToolCallFormatReward().grade(Response(text))
+    assert result.reward == result.score == float(fits)
+    assert result.components["tool_calls"] == calls
+    assert bool(result.feedback) is not fits
+
+
+async def test_a_long_tool_call_is_read_elsewhere_and_the_same():
+    call = '<tool_call>{"name": "write", "arguments": {"text": "' + "x" * 50_000 + '"}}</tool_call>'
+    for text, fits in ((f"<think>a</think>{call}", True), (f"<think>a</think>{call}!", False)):
+        assert await kept(ToolCallFormatReward(), text) is fits
+
+
+async def test_a_pattern_of_ones_own():
+    reward = ThinkFormatReward(pattern=r"(?s)<think>.*?</think>\s*\d+")
+    assert await kept(reward, "<think>a\nb</think> 42<|im_end|>")
+    assert not await kept(reward, "<think>a\nb</think> 42!")
+
+
+@pytest.mark.long
+async def test_a_pattern_that_runs_away_is_a_timeout():
+    result = await ThinkFormatReward(pattern="(a+)+$", failed=-1.0).grade(Response("a" * 40 + "!"))
+    assert (result.status, result.reward) == (Status.TIMEOUT, -1.0)
+
+
+@pytest.mark.parametrize(
+    "text", ["<think>" * 50_000, "<think></think>" * 20_000, "<answer>" * 50_000, "<" * 10**6, CALL * 9000]
+)
+async def test_hostile_texts_cost_little_and_fail(text):
+    started = time.process_time()
+    assert not await kept(ThinkFormatReward(mode="strict"), text)
+    assert not await kept(ThinkFormatReward(), text)
+    assert not await kept(ToolCallFormatReward(), text)
+    assert time.process_time() - started < 1.0
+
+
+@pytest.mark.parametrize(
+    ("reward", "arguments"),
+    [
+        (ThinkFormatReward, {"mode": "hard"}), (ThinkFormatReward, {"think_opened": 1}),
+        (ThinkFormatReward, {"pattern": "("}), (ThinkFormatReward, {"pattern": 5}),
+        (ThinkFormatReward, {"passed": "1"}), (ThinkFormatReward, {"failed": float("inf")}),
+        (ToolCallFormatReward, {"think_opened": "yes"}), (ToolCallFormatReward, {"passed": True}),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_config_errors(reward, arguments):
+    with pytest.raises(ConfigError, match=next(iter(arguments))):
+        reward(**arguments)
+
+
+PIECES = [
+    "<think>",
+    "</think>",
+    "<answer>",
+    "</answer>",
+    "<tool_call>",
+    "</tool_call>",
+    CALL,
+    GOOD,
+    "a",
+    "\n",
+    "{",
+    "\ud800",
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("make", [ThinkFormatReward, lambda: ThinkFormatReward(mode="strict"), ToolCallFormatReward])
+@given(text=st.text() | st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
+@settings(max_examples=60, deadline=None)
+async def test_any_text_has_the_same_result_within_bounds(make, text):
+    results = [await make().grade(Response(text)) for _ in range(2)]
+    assert results[0] == results[1]
+    assert results[0].reward in (0.0, 1.0)
+    assert set(results[0].components) >= {"think", "answer"}
+
+
+@pytest.mark.long
+@given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join))
+async def test_every_strict_form_that_opens_its_thought_is_also_loose(text):
+    strict = await ThinkFormatReward(mode="strict", think_opened=False).grade(Response(text))
+    assert compute_format_reward([text])[0] >= strict.reward

@@ -1,0 +1,490 @@
+"""What MathGrader says about answers: outcomes, math-verify's known traps, hostile answers, GSM8K."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentenv.errors import DataError
+from agentenv.rewards.rules.math.reward import MathGrader, default_grader, math_outcome
+from agentenv.rewards.types import RewardResult, Status
+
+GSM8K = Path(__file__).resolve().parents[4] / "shared" / "data" / "gsm8k_test.jsonl"
+CORRECT, WRONG, PARSE_ERROR = "correct", "wrong", "parse_error"
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """One grader for all tests of the module, though each test has its own event loop."""
+    grader = MathGrader()
+    yield grader
+    grader.close_now()
+
+
+async def graded(grader: MathGrader, answer: str, label: object) -> RewardResult:
+    return await grader.grade(f"\\boxed{{{answer}}}", label)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("answer", "label", "outcome"),
+    [
+        ("5", 5, CORRECT),
+        ("6", 5, WRONG),
+        ("6", [5, 6], CORRECT),
+        ("7", [5, 6], WRONG),
+        (r"\frac{2}{4}", "0.5", CORRECT),
+        ("9 + 9", 18, CORRECT),
+        (r"2 \times 9", 18, CORRECT),
+        ("2·9", 18, CORRECT),
+        (r"\sqrt{324}", 18, CORRECT),
+        ("sqrt(324)", 18, CORRECT),
+        ("3**2", 9, CORRECT),
+        ("x = 5", 5, CORRECT),
+        ("x = 6", 5, WRONG),
+        ("x_1=5", 5, CORRECT),
+        ("x = 1/3", "1/3", CORRECT),
+        ("5", "x=5", CORRECT),
+        (r"\arcsin(0)", 0, CORRECT),
+        ("2+3=5", 5, CORRECT),
+        (r"\{2, 1\}", r"\{1, 2\}", CORRECT),
+        ("(1, 2)", "(1, 2)", CORRECT),
+        ("(2, 1)", "(1, 2)", WRONG),
+        (r"\log_2 8", 3, CORRECT),
+        ("(x+1)^2", "x^2+2x+1", CORRECT),
+        ("(x+1)^2", "x^2+2x+2", WRONG),
+        (r"3\pi", "3π", CORRECT),
+        (r"\sqrt{2}", r"\sqrt{2}", CORRECT),
+        (r"\frac{\sqrt{8}}{2}", r"\sqrt{2}", CORRECT),
+        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}", CORRECT),
+        ("4 or 3", "3 or 4", CORRECT),
+        (r"\text{Monday}", "Monday", CORRECT),
+        ("monday.", "Monday", CORRECT),
+        ("Tuesday", "Monday", WRONG),
+        ("(B)", "B", CORRECT),
+        ("C", "B", WRONG),
+        # percentages: number to number with a sign on either side, or by value
+        (r"50\%", "50%", CORRECT),
+        (r"50\%", 50, CORRECT),
+        ("50", "50%", CORRECT),
+        (r"50\%", 0.5, CORRECT),
+        ("0.5", "50%", CORRECT),
+        (r"\frac{1}{2}", "50%", CORRECT),
+        ("0.5", 50, WRONG),
+        (r"12.5\%", 12.5, CORRECT),
+        # rounding
+        ("0.333333", "1/3", CORRECT),
+        ("0.333", "1/3", WRONG),
+        ("1/3", "0.333", CORRECT),
+    ],
+)
+async def test_grades_answers(shared, answer, label, outcome):
+    assert math_outcome(await graded(shared, answer, label)) == outcome
+
+
+@pytest.mark.parametrize(
+    ("answer", "label", "outcome"),
+    [
+        (r"1/2006!", r"1/2004!", WRONG),
+        (r"10^{-10}+10^{-20}", r"3 \cdot 10^{-10}", WRONG),
+        (r"4\sqrt(2)", "4", WRONG),
+        (r"4\sqrt(2)", r"4\sqrt{2}", CORRECT),
+        ("3*x-1*y+13=0", "3x+4y+14=0", WRONG),
+        ("1.414214", r"\sqrt{2}", WRONG),
+        ("3.141593", r"\pi", WRONG),
+        (r"\sqrt{2}", "1.414214", CORRECT),
+        ("dayMon", "Monday", WRONG),
+        ("0.0000001", "0", WRONG),
+        (r"\frac{0}{0}", "0", WRONG),
+        # one of these numbers is the gold, or their sum, product or concatenation is
+        ("1 2 3 4 5", 5, PARSE_ERROR),
+        ("1 2 3 4 5", 15, PARSE_ERROR),
+        ("1 2 3 4 5", 12345, PARSE_ERROR),
+        ("5 6", 11, PARSE_ERROR),
+        (r"5 \quad 6", 11, PARSE_ERROR),
+        ("3 or 4", 3, WRONG),
+        ("3 or 4", 4, WRONG),
+        ("5, 6", 5, WRONG),
+        ("5, 6", 6, WRONG),
+        ("5; 6", 5, WRONG),
+        (r"5 \text{ and } 6", 5, WRONG),
+        (r"5 \_ 6", 5, PARSE_ERROR),
+        ("5_6", 5, PARSE_ERROR),
+        (r"5 \approx 6", 5, PARSE_ERROR),
+        (r"5 \to 6", 6, PARSE_ERROR),
+        (r"5 \neq 6", 6, PARSE_ERROR),
+        ("5 # 6", 5, PARSE_ERROR),
+        ("not 5", 5, WRONG),
+        ("I do not know", 5, PARSE_ERROR),
+        ("about 5", 5, PARSE_ERROR),
+        ("5 = 6 = x", 5, WRONG),
+        ("你好", 5, PARSE_ERROR),
+        ("5^", 5, PARSE_ERROR),
+        (r"\frac{1}{", "1", PARSE_ERROR),
+        ("((5)", 5, PARSE_ERROR),
+    ],
+)
+async def test_known_traps(shared, answer, label, outcome):
+    text = f"#### {answer}"  # not a box, so that braces need not balance
+    grade = await shared.grade(text, label)
+    assert math_outcome(grade) == outcome, grade
+
+
+CLAIMS = [  # what an equation says: a false one is never right, and a true one of numbers has a value
+    (r"\log_{3}(27)=3", {"3": True, r"3=\log_3(27)": True, r"\log_3 27=3": True, "1+2=3": True}),
+    (r"\log_{3}(27)=3", dict.fromkeys(["1=2", "7=9", r"\log_3(27)=4", "x+1=x", "27=3^3", "1=1"], False)),
+    ("2+2=4", {"4": True, "5": False, "2+2=5": False, "1=1": False}),
+    (r"\sqrt{16}=4", {"4": True, "1=1": False, "x=x": False}),
+    ("N=n", {"1=1": False, "n=N": True}),
+    ("x^2+1=0", {"1=1": False, "y^2+1=0": False, "x^4+2x^2+1=0": False, "2x^2+2=0": True, "x^2=-1": True}),
+    (r"\begin{vmatrix}1&2\\3&4\end{vmatrix}=-2", {"-2": True, "1=1": False}),
+    (r"\mathbf y=c_1e^t\begin{pmatrix}1\\2\end{pmatrix}", {"1=1": False}),
+    (r"\sin^2 x+\cos^2 x=1", {"1=1": False, "x=x": False}),
+    ("2<3", {"4<5": False}),
+    ("a^2+1=0, b=2", {"1=1, b=2": False, "c^2+1=0, b=2": False, "b=2, a^2+1=0": True}),
+    ("7", {"3+4=7": True, "8=7": False, "x=3+4=7": True, "x=3+5=7": False, "7=8=7": False, r"\frac{14}{2}=7": True}),
+    ("6", {"5 = 6": False, "x=5=6": False, "2+3=6": False, "1.5 = 6": False, "x+y=6": True}),
+    ("5.67", {r"\frac{17}{3}=5.67": True, r"\frac{17}{3}=5.6667=5.67": True}),
+    (r"\frac23", {r"0.66=\frac23": True, r"0.6=\frac23": True, r"0.5=\frac23": False}),
+    ("0.3", {r"\frac13=0.3": True, r"\frac12=0.3": False}),
+    ("100.9", {"100=100.9": False, "100.85=100.9": True}),
+    ("5.6", {r"\frac{567}{100}=5.60": False, r"\frac{567}{100}=5.6": True, r"x=\frac{567}{100}=5.60": False}),
+    ("0.55", {"0.5=0.55": False, r"0.5\cdot 1=0.55": False}),
+    (r"\frac{\pi}{3}", {r"60^\circ=\frac{\pi}{3}": True, r"30^\circ=\frac{\pi}{3}": False}),
+    (r"\frac{\pi}{3}", {r"60°=\frac{\pi}{3}": True, r"60^°=\frac{\pi}{3}": True, r"30°=\frac{\pi}{3}": False}),
+    (
+        r"30^\circ",
+        {
+            r"\arcsin(1/2)=30^\circ": True,
+            r"\frac{\pi}{6}=30^\circ": True,
+            r"\frac{\pi}{3}=30^\circ": False,
+            r"\arcsin(1)=30^\circ": False,
+            "29=30^\\circ": False,
+            r"\angle A=30°": True,
+        },
+    ),
+    (r"\frac12", {r"\sin 30=\frac12": True, r"\sin(30)=\frac12": True, r"\cos 30=\frac12": False}),
+    ("45", {r"\theta=\arctan(1)=45^\circ": True, r"\theta=\arctan(2)=45^\circ": False}),
+    (r"45^\circ", {r"\theta=\arctan(1)=45^\circ": True}),
+    ("0.5", {r"\cos 60=0.5": True, r"\cos 60^\circ=0.5": True, r"\sin 60=0.5": False, r"x=\sin 60=0.5": False}),
+    ("2", {r"\sin 2\pi=2": False, r"2\sin^2(90)=2": True}),
+    ("5", {r"0\cdot x=5": False, "x-x=5": False, r"\frac{x}{x}=5": False, "x^0=5": False, "y+x-x=5": True}),
+    ("5", {r"\frac{dy}{dx}=5": True, "f(x)=5": True, "x^2=5": True}),
+    ("x=3", {"2x+1=7": False, "2x=6": False, "3=x": True, "x=3": True}),
+    ("x<1", {"-x>-1": True, "2x<2": False, "x > 1": False}),
+    (r"(-\infty,1)", {"-x>-1": True, "2x<2": False}),
+    ("(-1,1)", {"x^2<1": False, "-1<x<1": True, "-2<2x<2": False}),
+    ("-1<x<1", {"x^2<1": False, "(-1,1)": True}),
+    ("2x, 3x", {"y=2x, y=3x": True}),
+]
+INVISIBLE = [
+    ("42", {r"\phantom{42}": False, r"4\phantom{0}2": False, r"\hphantom{42}": False, r"\phantom{\frac{4}{2}}": False}),
+    (
+        "42",
+        {r"\phantom{\frac{\sqrt{\frac{1}{2}}}{42}}": False, r"\phantom{1}42": True, r"\vphantom{\frac{1}{2}}42": True},
+    ),
+]
+SPELLINGS = [
+    (r"11,\! 111,\! 111,\! 100", {"11111111100": True, "11,111,111,100": True, r"11,\!111,\!111,\!100": True}),
+    ("11111111100", {r"11,\! 111,\! 111,\! 100": True, r"11,\! 111,\! 111,\! 101": False}),
+    ("1,2,3", {r"1,\! 2,\! 3": True, "１，２，３": True}),
+    (
+        r"d=\frac{\sqrt{37}}{2}, M=\left(\frac56, \frac74\right)",
+        {
+            r"d=\dfrac{\sqrt{37}}{2}, M=\left(\dfrac56, \dfrac74\right)": True,
+            r"d = \frac{\sqrt{37}}{2},M=(\frac{5}{6},\frac{7}{4})": True,
+        },
+    ),
+    (r"A\rightarrow\frac12", {r"A\rightarrow\dfrac{1}{2}": True}),
+    (
+        r"\frac{5\pm\sqrt{241}}{12}",
+        {
+            r"\dfrac{5\pm\sqrt{241}}{12}": True,
+            r"\frac{5+\sqrt{241}}{12}, \frac{5-\sqrt{241}}{12}": True,
+            r"x=\frac{5±\sqrt{241}}{12}": True,
+            r"x=\frac{5+\sqrt{241}}{12} \text{ or } x=\frac{5-\sqrt{241}}{12}": True,
+            r"\frac{5-\sqrt{241}}{12}, \frac{5-\sqrt{241}}{12}": False,
+            r"\frac{5+\sqrt{241}}{12}": False,
+            r"\frac{5\pm\sqrt{242}}{12}": False,
+        },
+    ),
+    (
+        r"1+\sqrt2, 1-\sqrt2",
+        {r"1\pm\sqrt{2}": True, r"\{1\pm\sqrt2\}": True, r"1\mp\sqrt2": True, r"1\pm\sqrt3": False},
+    ),
+    (
+        "(-∞, -3) ∪ (3, +∞)",
+        {r"(-\infty,-3)\cup(3,\infty)": True, r"(-\infty,-3)\cup(4,\infty)": False, "(-∞,-3)∪(3,∞)": True},
+    ),
+    (r"\{x|-1 < x < 1\}", {"(-1,1)": True, r"-1<x<1": True, r"\{x \mid -1 < x < 1\}": True, "(-1,2)": False}),
+    (r"\{x \in \mathbb{R} : x \geq 2\}", {r"[2,\infty)": True, "x ≥ 2": True, r"(2,\infty)": False}),
+    (r"\frac{1+a}c", {r"\frac{1+a}{c}": True, "(1+a)/c": True, r"\frac{1+b}{c}": False}),
+    (r"\frac\pi6", {r"\frac{\pi}{6}": True, r"\pi/6": True, r"\frac\pi3": False}),
+    (r"m_{\max }=n^2-n-1", {r"m_{\max}=n^2-n-1": True, "n^2-n-1": True, "n^2-n+1": False}),
+    ("-3./2", {"-1.5": True, "-3/2": True, "3/2": False}),
+    ("a ≠ 2", {r"a \neq 2": True, r"a\ne2": True, r"a \neq 3": False}),
+    ("12", {r"12^{\mathrm{th}}": True, "12^{th}": True, r"12^\text{th}": True, r"12^{2}": False}),
+    ("10^{-9}", {"1e-9": True, "0.000000001": True, "1e-8": False, "0": False}),
+    ("10^{-3}", {"1/1000": True, "1/1001": False}),
+    (r"\sqrt2", {"2^{0.5}": True, "2^{0.6}": False, "2^{1/2}": True}),
+    ("i", {r"\sqrt{-1}": True, r"-\sqrt{-1}": False}),
+    ("1<x<2", {"2>x>1": True, "3>x>1": False, r"2\ge x\ge1": False}),
+    ("42", {"４２": True, "４１＋１": True, "４２．０": True, "４３": False}),
+    ("3,4", {r"3 \lor 4": True, r"x=3 \text{ or } x=4": True, "x=3 or 4": True, "3 or 5": False}),
+    (r"\frac12", {r"\sin 30^\circ": True, r"\sin(30°)": True, r"\cos 30^\circ": False, r"\sin 30": False}),
+    # A task that converts an angle must not be right with the angle that it gave.
+    ("30^\\circ", {r"\frac{\pi}{6}": False, "30": True, "30 degrees": True}),
+]
+UNITS = [
+    ("2", {**dict.fromkeys(["2m", "2s", "2h", "2g", "2L", "5x"], False), "2 m": True, r"2\text{m}": True, "2cm": True}),
+    (r"2\pi", {r"2\pi h": False, r"2\pi \text{ m}": True, r"2\pi\text{ dollars}": True}),
+    (r"5\sqrt{2}", {r"5\sqrt{2}\text{ m}": True, r"5\sqrt{2}\,\mathrm{m}^2": True, r"5\sqrt{2} m": False}),
+    ("x+c", {"x+c": True, "x": False, "x+s": False}),
+]
+BRACKETS = [
+    ("(1,3)", {"{1,3}": True, "{3,1}": False}),
+    ("(1,2),(3,4)", {"(3,4),(1,2),(3,4)": True, "(3,4)": False, "(1,2),(1,2)": False}),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", {r"\left[\begin{array}{cc}1&2\\3&4\end{array}\right]": True}),
+    (r"\left[\begin{matrix}1\\2\end{matrix}\right]", {r"\begin{pmatrix}1\\2\end{pmatrix}": True}),
+    (r"x \leq 2", {"x <= 2": True, "x >= 2": False, r"2 \gt x": False}),
+    (r"\boxed{2}, \boxed{3}", {"3, 2": True, "3": False}),
+    ("(1,2)", {r"\{1,2\}": False, r"\{2,1\}": False, "(2,1)": False, "1,2": True, "2,1": False, "[1,2]": False}),
+    (r"\{1,2\}", {"(1,2)": False, "1,2": True, "2,1": True, r"\{2,1\}": True, r"\{1,2,2\}": True, "1,2,2": False}),
+    ("1,2", {"1,2,2": False, r"\{2,1\}": True, "(2,1)": False, "(1,2)": True, "2,1": True}),
+    ("1,2,2", {"1,2": False, r"\{1,2\}": False, "2,1,2": True}),
+    ("4,10,-2", {"10,4,-2": True, "(4,10,-2)": True, "(10,4,-2)": False}),
+    ("(1,2),(3,4)", {r"\{(3,4),(1,2)\}": True, "(2,1),(3,4)": False}),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("table", [CLAIMS, INVISIBLE, SPELLINGS, UNITS, BRACKETS])
+async def test_answers_are_judged_by_what_they_say(shared, table):
+    expected = {(answer, label): right for label, answers in table for answer, right in answers.items()}
+    grades = {(answer, label): await graded(shared, answer, label) for answer, label in expected}
+    assert {case: math_outcome(grade) == CORRECT for case, grade in grades.items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "outcome"),
+    [
+        (r"\boxed{1},\boxed{2},\boxed{3}", "1,2,3", CORRECT),
+        (r"$x=\boxed{3}$ or $x = \boxed{1}$, and $x=\boxed{2}$.", r"\{1,2,3\}", CORRECT),
+        (r"$x_1=\boxed{2}, \quad x_2=\boxed{-2}$", r"\pm 2", CORRECT),
+        (r"So \boxed{5}. Hence \boxed{1} and \boxed{2}", "1,2", CORRECT),
+        (r"\boxed{1} \text{ and } \boxed{\frac{4}{2}}", "2,1", CORRECT),
+        (r"\boxed{5}. So it is \boxed{1,2}", "1,2", CORRECT),
+        (r"\boxed{3}, \boxed{1}, \boxed{2}", "1,2", WRONG),
+        (r"\boxed{1}, \boxed{2}, \boxed{2}", "1,2", WRONG),
+        (r"\boxed{1,5}, \boxed{1,2}", "1,2", CORRECT),
+        (r"\boxed{1}, no wait, \boxed{2}", "1,2", WRONG),
+        (r"<think>\boxed{1}, </think> \boxed{2}", "1,2", WRONG),
+        (r"\boxed{\pm 2}, \boxed{\pm 2}", r"\pm 2", CORRECT),
+        ("\\boxed{\\pm 2}\n\n\\boxed{\\pm 2}", "2, -2", CORRECT),
+        (r"\boxed{\{1,2\}}, \boxed{\{1,2\}}", "1,2", CORRECT),
+        (r"\boxed{\pm 2}, \boxed{\pm 3}", r"\pm 3", WRONG),
+        (r"\boxed{2}, \boxed{2}", "2,2", CORRECT),
+        (r"\boxed{2}, \boxed{2}", "2,-2", WRONG),
+        (r"\boxed{1}, \boxed{2}", "2", CORRECT),
+        (r"\boxed{1}, \boxed{2}", "1", WRONG),
+        (r"\boxed{1}, \boxed{2}", ["1", "2"], CORRECT),
+        (r"\boxed{2}, \boxed{1}", "(2,1)", WRONG),
+        (r"\boxed{1}, " * 300 + r"\boxed{2}", "1,2", WRONG),
+    ],
+)
+async def test_several_boxes_count_where_the_label_is_a_list(shared, text, label, outcome):
+    assert math_outcome(await shared.grade(text, label)) == outcome
+
+
+async def test_an_enumeration_without_a_box_is_not_an_answer(shared):
+    assert math_outcome(await shared.grade("1 2 3 4 5 6 7", "7")) == "no_answer"
+
+
+async def test_a_very_long_answer_is_not_graded(shared):
+    grade = await graded(shared, "1+" * 4000 + "1", 4001)
+    assert math_outcome(grade) == PARSE_ERROR
+    assert "4096" in grade.detail
+
+
+@pytest.mark.parametrize("label", [r"\frac{1}{", "5^", [r"\frac{1}{", 6]])
+async def test_a_label_that_math_verify_cannot_read_is_the_datas_error(shared, label):
+    with pytest.raises(
+        DataError, match=r"^label: expected an answer that math-verify can read, got '.*'\. Correct the row\.$"
+    ):
+        await graded(shared, "5", label)
+    with pytest.raises(DataError):
+        await graded(shared, "I do not know", label)
+    grades = await asyncio.gather(*(graded(shared, "5", label) for _ in range(3)), return_exceptions=True)
+    assert {type(grade) for grade in grades} == {DataError}
+
+
+async def test_an_unreadable_label_still_matches_itself_and_spares_the_other_golds(shared):
+    assert math_outcome(await graded(shared, "6", [r"\frac{1}{", 6])) == CORRECT
+    assert math_outcome(await graded(shared, "5+1", [r"\frac{1}{", 6])) == CORRECT
+    assert math_outcome(await shared.grade(r"#### \frac{1}{", r"\frac{1}{")) == CORRECT
+
+
+@pytest.mark.long
+async def test_a_label_that_takes_too_long_is_the_datas_error_and_not_the_answers_timeout():
+    async with MathGrader(num_workers=1, timeout_s=0.3) as grader:
+        with pytest.raises(
+            DataError, match=r"^label: expected an answer that can be compared in 0\.3 s of CPU time, got '.*'"
+        ):
+            await graded(grader, "5", "9^{9^{9^9}}")
+        assert math_outcome(await graded(grader, "5+1", ["9^{9^{9^9}}", 6])) == CORRECT
+
+
+@pytest.mark.parametrize("label", ["你好", "Monday", "e.g."])
+async def test_a_label_of_words_compares_as_a_string(shared, label):
+    assert math_outcome(await graded(shared, label, label)) == CORRECT
+    assert math_outcome(await graded(shared, "5", label)) == WRONG
+
+
+async def test_an_answer_that_cannot_be_compared_is_the_answers_fault(shared):
+    grade = await graded(shared, "1<x<2<3", "1<x<2")
+    assert math_outcome(grade) == PARSE_ERROR
+    assert "compared" in grade.detail
+
+
+async def test_a_bad_label_raises(shared):
+    with pytest.raises(DataError):
+        await shared.grade(r"\boxed{5}", None)
+
+
+@pytest.mark.long
+async def test_hostile_answers_time_out_while_the_loop_ticks_and_others_are_graded():
+    lags, others, stop = [], [], asyncio.Event()
+
+    async def tick() -> None:
+        while not stop.is_set():  # in CPU time of this process: another's work is no lag of the loop
+            started = time.process_time()
+            await asyncio.sleep(0.01)
+            lags.append(time.process_time() - started)
+
+    async def grade_others() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            others.append(math_outcome(await graded(grader, f"{number}+1", number + 1)))
+
+    async with MathGrader(num_workers=3, timeout_s=1.0) as grader:
+        await asyncio.gather(*(graded(grader, f"{n}+1", n + 1) for n in range(3)))  # starts the workers
+        tasks = [asyncio.create_task(tick()), asyncio.create_task(grade_others())]
+        started = time.perf_counter()
+        grades = await asyncio.gather(graded(grader, "9^{9^{9^9}}", 5), graded(grader, "(10^9)!", 5))
+        elapsed_s = time.perf_counter() - started
+        stop.set()
+        await asyncio.gather(*tasks)
+    assert [math_outcome(grade) for grade in grades] == ["timeout"] * 2
+    assert elapsed_s < 60.0  # 1 s of computing each, on whatever share of a processor they get
+    assert max(lags) < 0.25
+    assert len(others) > 10
+    assert set(others) == {CORRECT}
+
+
+HOSTILE = [
+    "9^{9^{9^9}}",
+    "(10^9)!",
+    "9!" + "!" * 50,
+    "2^{1000000000}",
+    r"\sqrt{2^{100000001}}",
+    r"\binom{1000000000}{500000000}",
+    r"\sum_{n=1}^{1000000000} n^2/(n+1)",
+    "(1+x)^{100000}",
+    "{" * 2000 + "5" + "}" * 2000,
+    "(" * 2000 + "5" + ")" * 2000,
+    r"\sqrt{" * 400 + "5" + "}" * 400,
+]
+
+
+@pytest.mark.long
+async def test_every_known_hostile_answer_times_out_by_its_computing():
+    async with MathGrader(timeout_s=0.3) as grader:
+        grades = await asyncio.wait_for(asyncio.gather(*(graded(grader, answer, 5) for answer in HOSTILE)), 300)
+    assert {answer[:40]: math_outcome(grade) for answer, grade in zip(HOSTILE, grades, strict=True)} == dict.fromkeys(
+        [answer[:40] for answer in HOSTILE], "timeout"
+    )
+    assert {grade.detail for grade in grades} == {"the check took more than 0.3 s of CPU time"}
+
+
+@pytest.mark.long
+async def test_equal_checks_at_the_same_time_are_done_once_and_remembered(monkeypatch):
+    async with MathGrader() as grader:
+        checks = []
+
+        async def counted(answer, golds):
+            checks.append(answer)
+            return await MathGrader.check(grader, answer, golds)
+
+        monkeypatch.setattr(grader, "check", counted)
+        grades = await asyncio.gather(*(graded(grader, r"\sqrt{16}", 4) for _ in range(50)))
+        assert {math_outcome(grade) for grade in grades} == {CORRECT}
+        assert math_outcome(await graded(grader, r"\sqrt{16}", 4)) == CORRECT
+        assert checks == [r"\sqrt{16}"]
+
+
+async def test_only_the_newest_results_and_no_failures_are_remembered(monkeypatch):
+    grader = MathGrader(cache_size=2)
+    checks = []
+
+    async def check(answer, golds):
+        checks.append(answer)
+        if answer == "i":
+            return RewardResult.failed("the worker died")
+        return RewardResult(0.0, score=0.0, status=Status.TIMEOUT if answer == "t" else Status.OK, extracted=answer)
+
+    monkeypatch.setattr(grader, "check", check)
+    for answer in ("a", "b", "a", "c", "a", "b", "t", "t", "i", "i"):
+        await graded(grader, answer, 5)
+    assert checks == ["a", "b", "c", "b", "t", "i", "i"]
+
+
+@pytest.mark.long
+async def test_when_the_caller_who_checks_is_cancelled_another_takes_over():
+    async with MathGrader() as grader:
+        first = asyncio.create_task(graded(grader, r"\sqrt{16}", 4))
+        second = asyncio.create_task(graded(grader, r"\sqrt{16}", 4))
+        await asyncio.sleep(0.05)
+        first.cancel()
+        assert math_outcome(await second) == CORRECT
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+
+PIECES = st.sampled_from(
+    [*"0123456789+-*/^_=(){}[]<>!,.;:$%\\ xyzλé∞≤", "\\frac", "\\sqrt", "\\text{", "\\boxed{", "or", "\ud800"]
+)
+
+
+@pytest.mark.long
+@settings(deadline=None, max_examples=120)
+@given(
+    text=st.one_of(st.text(max_size=40), st.lists(PIECES, max_size=12).map("".join)),
+    label=st.sampled_from([5, "x+1", "Monday", "50%"]),
+)
+def test_grading_never_raises_regardless_of_the_text(text, label):
+    async def grade_all() -> None:
+        for written in (text, f"\\boxed{{{text}}}", f"#### {text}"):
+            grade = await default_grader().grade(written, label)
+            assert math_outcome(grade) != "infra", grade
+
+    asyncio.run(grade_all())
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not GSM8K.exists(), reason=f"the GSM8K test set is not at {GSM8K.parent.name}/{GSM8K.name}")
+async def test_gsm8k_gold_solutions_are_correct_and_perturbed_ones_wrong(shared):
+    rows = [json.loads(line)["answer"] for line in GSM8K.read_text().splitlines()]
+    grades = [await shared.grade(row, row) for row in rows]
+    assert {math_outcome(grade) for grade in grades} == {CORRECT}
+    perturbed = [
+        f"#### {float(grade.extracted) + 1:g}" if "." in grade.extracted else f"#### {int(grade.extracted) + 1}"
+        for grade in grades
+    ]
+    wrong = await asyncio.gather(*(shared.grade(text, row) for text, row in zip(perturbed, rows, strict=True)))
+    assert {math_outcome(grade) for grade in wrong} == {WRONG}
+    assert len(wrong) == 1319

@@ -1,0 +1,284 @@
+"""MathReward: what each outcome is worth, agreement with hand-checked answers, ROLL's traps, and hostile text."""
+
+import asyncio
+import math
+import random
+import signal
+import threading
+import time
+
+import pytest
+
+from agentenv.errors import ConfigError, DataError
+from agentenv.rewards.grading import grade, grade_all
+from agentenv.rewards.rules.math.answers import clean, extract_answer, extract_boxes, quick_match
+from agentenv.rewards.rules.math.reward import MathGrader, MathReward, default_grader, math_outcome
+from agentenv.rewards.types import Response, RewardResult, Status
+from agentenv.rewards.workers.pool import shared_pool
+from tests.rewards.rules.math_cases import CASES
+
+ENDLESS = "9^{9^{9^9}}"
+WORTH = {"correct": 2.0, "wrong": -0.1, "no_answer": -0.2, "parse_error": -0.3, "timeout": -0.4}
+
+
+@pytest.fixture(scope="module")
+def grader():
+    grader = MathGrader(timeout_s=0.5)
+    yield grader
+    grader.close_now()
+
+
+async def judged(text: str, label: object, grader: MathGrader) -> RewardResult:
+    return await MathReward(grader=grader, **WORTH).grade(Response(text, label))
+
+
+# --- what a reward says ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("text", "outcome", "status", "extracted"),
+    [
+        (r"\boxed{7}", "correct", Status.OK, "7"),
+        (r"\boxed{8}", "wrong", Status.OK, "8"),
+        ("seven", "no_answer", Status.NO_ANSWER, None),
+        (r"\boxed{1 2 3}", "parse_error", Status.PARSE_ERROR, "1 2 3"),
+        (rf"\boxed{{{ENDLESS}}}", "timeout", Status.TIMEOUT, ENDLESS),
+    ],
+)
+async def test_every_outcome_has_its_reward_its_status_and_the_same_components(
+    text, outcome, status, extracted, grader
+):
+    result = await judged(text, 7, grader)
+    correct = float(outcome == "correct")
+    assert (result.reward, result.score, result.status, result.extracted) == (
+        WORTH[outcome], correct, status, extracted
+    )  # fmt: skip
+    assert result.components == {"correct": correct, "has_answer": float(extracted is not None)}
+    assert result.feedback
+    assert "7" not in result.feedback
+
+
+def test_bounds_are_those_of_the_outcomes():
+    assert MathReward().bounds == (0.0, 1.0)
+    assert MathReward(**WORTH).bounds == (-0.4, 2.0)
+
+
+@pytest.mark.parametrize("value", [None, "1", math.nan, math.inf, True])
+def test_a_reward_that_is_not_a_number_is_refused_at_once(value):
+    with pytest.raises(ConfigError, match=r"^MathReward\.wrong: expected a finite number, got "):
+        MathReward(wrong=value)
+
+
+@pytest.mark.parametrize("label", [None, "", [], True, math.nan, {"a": 1}, object()])
+async def test_a_row_without_an_answer_in_its_label_is_the_rows_fault(label):
+    with pytest.raises(DataError, match=r"^label: expected "):
+        await MathReward().grade(Response(r"\boxed{7}", label))
+    assert (await grade(MathReward(), Response(r"\boxed{7}", label))).status is Status.LABEL
+
+
+async def test_a_failed_grader_is_not_a_wrong_answer(monkeypatch):
+    monkeypatch.setattr("sys.executable", "/nonexistent/python")
+    result = await MathReward(grader=MathGrader(num_workers=1)).grade(Response(r"\boxed{3+4}", 7))
+    assert (result.reward, result.score, result.status) == (None, None, Status.INFRA)
+    assert "cannot start" in result.detail
+
+
+async def test_grading_changes_no_list_of_the_caller():
+    label = ["7", [8, "9"]]
+    assert (await MathReward().grade(Response(r"\boxed{9}", label))).score == 1.0
+    assert label == ["7", [8, "9"]]
+
+
+@pytest.mark.long
+async def test_the_default_grader_works_in_the_shared_pool_and_never_closes_it():
+    await default_grader().grade(r"\boxed{1+1}", 2)
+    idle = [worker.process.pid for worker in shared_pool()._idle]
+    assert idle
+    await default_grader().close()
+    default_grader().close_now()
+    assert [worker.process.pid for worker in shared_pool()._idle if worker.process.poll() is None] == idle
+
+
+# --- agreement ------------------------------------------------------------------------------------------------------
+
+SAID = {
+    "correct": "right", "wrong": "wrong", "parse_error": "wrong", "no_answer": "no_answer"
+}  # fmt: skip
+
+
+@pytest.mark.long
+async def test_agrees_with_hand_checked_answers():
+    async def said(text: str, label: object) -> str:
+        return SAID.get(math_outcome(await default_grader().grade(text, label)), "failed")
+
+    verdicts = await asyncio.gather(*(said(text, label) for text, label, _ in CASES))
+    pairs = zip(CASES, verdicts, strict=True)
+    differ = [
+        f"{text!r} for {label!r}: {expected}, graded {got}" for (text, label, expected), got in pairs if got != expected
+    ]
+    assert len({(text, str(label)) for text, label, _ in CASES}) == len(CASES) >= 300
+    assert len(differ) <= 0.005 * len(CASES), "\n".join(differ)
+
+
+# --- ROLL's math_rule, defect by defect -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        pytest.param(r"So 3+4 gives \boxed{7}.", 7, id="one paragraph without </think>"),
+        pytest.param("\\boxed{7}\n\nHope this helps!", 7, id="a blank line and a pleasantry behind the answer"),
+        pytest.param(r"<think>3+4</think>\boxed{7}", 7, id="the echo of a <think> that the prompt ends with"),
+        pytest.param('It is \\boxed{5"} wide', 5, id="an unbalanced quotation mark in the box"),
+        pytest.param(r"\boxed{7}<|im_end|>", 7, id="<|im_end|>"),
+        pytest.param("\\boxed{7}<|eot_id|>", 7, id="the end token of another family"),
+        pytest.param(r"\boxed{7}<end_of_turn>", 7, id="and another"),
+        pytest.param(r"\boxed{6}, no wait, \boxed{7}", 7, id="two boxes are not merged"),
+        pytest.param(r"\boxed{\text{Monday}}", "Monday", id="a gold that is no mathematics"),
+        pytest.param(r"\boxed{8}", [7, 8], id="the second of several golds"),
+        pytest.param(r"\boxed{1/3}", "0.333", id="a gold that is the rounding of the answer"),
+        pytest.param(r"\boxed{\frac{a}{\{b\}}}", r"\frac{a}{\{b\}}", id="nested and escaped braces"),
+    ],
+)
+async def test_answers_that_roll_grades_wrong_are_graded_right_here(text, label, grader):
+    assert (await judged(text, label, grader)).score == 1.0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("text", "label", "status"),
+    [
+        pytest.param("1 2 3 4 5 6 7", 7, Status.NO_ANSWER, id="an enumeration in prose"),
+        pytest.param(r"\boxed{1, 2, 3, 4, 5, 6, 7}", 7, Status.OK, id="an enumeration in a box"),
+        pytest.param("Sample 7 of run 42: nothing to say.", 42, Status.NO_ANSWER, id="numbers of prose"),
+        pytest.param(r"<think>\boxed{7}", 7, Status.NO_ANSWER, id="an unfinished thought"),
+        pytest.param(r"<think>\boxed{7}</think> I do not know.", 7, Status.NO_ANSWER, id="a box in a thought"),
+        pytest.param(r"</think> a <think> \boxed{7}", 7, Status.NO_ANSWER, id="a thought that begins again"),
+        pytest.param("<answer>1/2004!</answer>", "1/2006!", Status.OK, id="factorials too small to tell apart"),
+        pytest.param(r"\boxed{4\sqrt(2)}", "4", Status.OK, id="a root read as its factor"),
+        pytest.param(r"\boxed{3*x-1*y+13=0}", "3x+4y+14=0", Status.OK, id="bare equations"),
+        pytest.param(r"\boxed{1.414214}", r"\sqrt{2}", Status.OK, id="a decimal for an irrational number"),
+        pytest.param(r"\boxed{dayMon}", "Monday", Status.OK, id="an anagram"),
+    ],
+)
+async def test_tricks_that_others_reward_earn_nothing_here(text, label, status, grader):
+    result = await judged(text, label, grader)
+    assert (result.score, result.status) == (0.0, status)
+
+
+async def test_an_alarm_of_the_caller_survives_a_check(grader):
+    rang = []
+    before = signal.signal(signal.SIGALRM, lambda *_: rang.append(True))
+    signal.setitimer(signal.ITIMER_REAL, 600)
+    try:
+        assert (await judged(r"\boxed{3+4}", 7, grader)).score == 1.0
+        assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 600
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.long
+def test_checks_in_threads_with_their_own_loops_work(grader):
+    scores = []
+
+    def work(number: int) -> None:
+        scores.append(asyncio.run(judged(rf"\boxed{{{number}+4}}", number + 4, grader)).score)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(20, 24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert scores == [1.0] * 4
+
+
+@pytest.mark.long
+async def test_an_answer_that_would_freeze_the_interpreter_costs_the_batch_its_own_place_only():
+    lags: list[float] = []
+
+    async def tick() -> None:
+        while True:
+            started = time.perf_counter()
+            await asyncio.sleep(0.01)
+            lags.append(time.perf_counter() - started - 0.01)
+
+    async with MathGrader(num_workers=2, timeout_s=0.5) as grader:
+        await judged(r"\boxed{1+1}", 2, grader)
+        ticking = asyncio.create_task(tick())
+        texts = [rf"\boxed{{{ENDLESS}}}", *(rf"\boxed{{{number}+4}}" for number in range(30))]
+        labels = [5, *(number + 4 for number in range(30))]
+        batch = [Response(text, label) for text, label in zip(texts, labels, strict=True)]
+        results = await grade_all(MathReward(grader=grader), batch)
+        ticking.cancel()
+    assert [result.status for result in results] == [Status.TIMEOUT, *[Status.OK] * 30]
+    assert {result.score for result in results[1:]} == {1.0}
+    assert sorted(lags)[len(lags) // 2] < 0.1  # a frozen interpreter ticks once, after seconds
+
+
+# --- fuzz -----------------------------------------------------------------------------------------------------------
+
+PIECES = (
+    *"0123456789+-*/^_=(){}[]<>!,.;:$%\\ xyzλé∞≤√½°\"'\t\n\r\0\x1b\u200b\u202e\ufeff\ud800{}}}!",
+    r"\frac", r"\sqrt", r"\text{", r"\boxed{", r"\left(", r"\right)", r"\begin{pmatrix}", r"\\", r"\end{pmatrix}",
+    r"\overline{", "10^{", r"\times", r"\cdot", r"\binom", r"\int", r"\sum_{", "^{99999999999}", "1e999", "####",
+    "<answer>", "</answer>", "<think>", "</think>", "<|im_end|>", "1,234", "0.5", "million", r"50\%", r"\pm",
+    r"\infty", "NaN", "inf", "-0", "1/0", "__import__('os')", "lambda:0", "١٢٣", "１２",
+    "99999999999999999999999999999", "The answer is ", " or ", " and ", r"\boxed{",
+)  # fmt: skip
+LABELS = (5, "x+1", "Monday", "50%", r"\frac{1}{2}", [1, 2], "(1,2)", "B")
+
+
+def fuzzed(rng: random.Random) -> str:
+    inside = "".join(rng.choices(PIECES, k=rng.randrange(0, 14)))
+    return rng.choice(("{}", "\\boxed{{{}}}", "\\boxed{{{}}}", "#### {}", "Answer: {}", "<answer>{}</answer>")).format(
+        inside
+    )
+
+
+async def no_crash_no_hang_no_wrong_type(count: int, seed: int, grader: MathGrader) -> int:
+    rng = random.Random(seed)
+    batch = [Response(fuzzed(rng), rng.choice(LABELS)) for _ in range(count)]
+    results = await grade_all(MathReward(grader=grader, **WORTH), batch, limit_s=120.0, max_concurrent=64)
+    for response, result in zip(batch, results, strict=True):
+        assert result.status in (Status.OK, Status.NO_ANSWER, Status.PARSE_ERROR, Status.TIMEOUT), (response, result)
+        assert result.reward in WORTH.values(), (response, result)
+        assert type(result.score) is float, (response, result)
+        assert result.extracted is None or isinstance(result.extracted, str), (response, result)
+    return len({result.status for result in results})
+
+
+@pytest.mark.long
+async def test_a_thousand_fuzzed_texts_neither_crash_nor_hang_nor_give_a_wrong_type(grader):
+    assert await no_crash_no_hang_no_wrong_type(1000, 0, grader) >= 3
+
+
+@pytest.mark.slow
+async def test_ten_thousand_fuzzed_texts_neither_crash_nor_hang_nor_give_a_wrong_type(grader):
+    assert await no_crash_no_hang_no_wrong_type(10_000, 1, grader) >= 3
+
+
+@pytest.mark.long
+def test_ten_thousand_fuzzed_texts_are_read_without_the_workers():
+    rng = random.Random(2)
+    for _ in range(10_000):
+        answer = extract_answer(fuzzed(rng))
+        assert answer is None or answer
+        assert quick_match(clean(answer or "x") or "x", ("5", "1/2", "B")) in (True, False)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        *["{", r"\boxed{", r"\boxed{1}", "####", "answer: ", "answer to ", "<answer>", "\\", "<|", "</think>"],
+        r"\boxed{\{x \in R : " + "<" * 15_000 + "}} ",
+    ],
+    ids=lambda piece: piece[:10],
+)
+def test_a_megabyte_of_anything_is_searched_in_milliseconds(piece):
+    text = piece * (1_000_000 // len(piece))
+    started = time.process_time()
+    extract_answer(text)
+    extract_boxes(text)
+    assert time.process_time() - started < 2.0  # 20 ms on a quiet machine; quadratic time would take seconds to minutes

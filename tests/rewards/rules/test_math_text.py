@@ -1,0 +1,363 @@
+"""Reading answers and labels out of text: tables of forms, properties, and hostile inputs."""
+
+import subprocess
+import sys
+import time
+from decimal import Decimal
+from fractions import Fraction
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from agentenv.errors import DataError
+from agentenv.rewards.rules.math.answers import extract_answer, numbers_equal, parse_label, quick_match, read_number
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"so \boxed{5}", "5"),
+        (r"\boxed{6} no wait \boxed{5}", "5"),
+        (r"\boxed{\frac{1}{2}} or \boxed{6", r"\frac{1}{2}"),
+        (r"\boxed{\boxed{5}}", "5"),
+        (r"\boxed {5}", "5"),
+        (r"\boxed 5", "5"),
+        (r"\boxed{5} or \boxed 6", "5"),
+        ("<answer>5</answer>", "5"),
+        ("<answer>4</answer> no, <answer>5</answer> is it", "5"),
+        ("<answer>5", "5"),
+        ("The answer to part (a) is 5.", "5"),
+        ("The answer: B) 12", "B) 12"),
+        (r"\boxed{5} goes into \boxed{}", "5"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r'\boxed{5"} tall', "5"),
+        (r'say "\boxed{5}', "5"),
+        (r"\boxed{5!}", "5!"),
+        (r"} \boxed{5} {", "5"),
+        (r"<think>\boxed{3}</think> \boxed{4}", "4"),
+        ("thinking... </think>\nThe answer is 4.", "4"),
+        (r"<think>a</think> \boxed{1} <think>b</think> \boxed{2}", "2"),
+        ("work\n#### 42", "42"),
+        ("#### 41\nwork\n#### 42<|im_end|>\n<|endoftext|>", "42"),
+        ("#### 42</s>", "42"),
+        ("#### Answer: 42", "42"),
+        ("#### Step 1\nadd\n#### Step 2\nThe answer is 7", "7"),
+        ("#### Monday", "Monday"),
+        (r"#### 3 and \boxed{4}", "4"),
+        ("The answer is 42.", "42"),
+        ("the ANSWER IS: 42", "42"),
+        ("The answer is 41. No, the answer is 42.", "42"),
+        ("**Answer:** 42 apples", "42"),
+        ("**Answer**: 42", "42"),
+        ("**Final Answer:**\n42", "42"),
+        ("The answer is **$18** per day", "18"),
+        ("Answer: .5.", ".5"),
+        ("The answer is 10 because 5 + 5 = 10", "10"),
+        ("The answer is 5!", "5"),
+        (r"The answer is \(x = 5\).", "x = 5"),
+        ("The answer is $42$.", "42"),
+    ],
+)
+def test_extracts_the_final_answer(text, answer):
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "1 2 3 4 5 6 7",
+        "I think it is 5, maybe 6.",
+        "<think>the answer is 5, so \\boxed{5}",
+        "</think> ok <think> \\boxed{5}",
+        "\\boxed{5} </think> I forgot",
+        "\\boxed{5",
+        "\\boxed{}",
+        "####",
+        "The answer is",
+        "the answer is ...",
+    ],
+)
+def test_prose_and_thoughts_are_not_an_answer(text):
+    assert extract_answer(text) is None
+
+
+@pytest.mark.parametrize(
+    ("written", "cleaned"),
+    [
+        (r"42\text{ apples}", "42"),
+        ("42 apples", "42"),
+        ("42 km/h", "42"),
+        ("42km", "42"),
+        ("$18/day", "18"),
+        ("5/x", "5/x"),
+        ("12 cm^2", "12"),
+        (r"12\text{ cm}^2", "12"),
+        (r"20\ \mathrm{km}", "20"),
+        (r"90^\circ", "90"),
+        (r"90^{\circ}", "90"),
+        ("5 m", "5"),
+        ("1st", "1"),
+        ("7/8 cup", "7/8"),
+        (r"\$1,234.50", "1234.50"),
+        ("$1{,}234", "1234"),
+        (r"1\,234", "1234"),
+        ("1 234", "1234"),
+        ("1\u202f234", "1234"),
+        ("€5", "5"),
+        ("-$5", "-5"),
+        ("\u22125", "-5"),
+        ("USD 5", "5"),
+        ("50%", "50%"),
+        (r"50\%", "50%"),
+        ("50 percent", "50%"),
+        ("3.5 million dollars", "3500000"),
+        ("**42**", "42"),
+        ("`42`", "42"),
+        ("= 42", "42"),
+        (r"\text{Monday}", "Monday"),
+        ("(A)", "A"),
+        ("B.", "B"),
+        ("1½", "1 1/2"),
+        # not a number with a unit, so left alone
+        ("5 or 6", "5 or 6"),
+        ("5, 6", "5, 6"),
+        ("1 2 3", "1 2 3"),
+        ("1,2345", "1,2345"),
+        ("2 x", "2 x"),
+        ("2 plus 3", "2 plus 3"),
+        (r"3\pi", r"3\pi"),
+        ("5!", "5!"),
+        ("10:30", "10:30"),
+    ],
+)
+def test_cleans_markup_units_and_separators(written, cleaned):
+    assert extract_answer(f"\\boxed{{{written}}}") == cleaned
+
+
+@pytest.mark.parametrize(
+    ("label", "golds"),
+    [
+        ("so 6*7=<<6*7=42>>42\n#### 42", ("42",)),
+        ("#### 1,234", ("1234",)),
+        (42, ("42",)),
+        (0, ("0",)),
+        (0.5, ("0.5",)),
+        (1e-7, ("1e-07",)),
+        (Decimal("2.50"), ("2.50",)),
+        (Fraction(1, 3), ("1/3",)),
+        ("$70,000", ("70000",)),
+        (r"$\frac{1}{2}$", (r"\frac{1}{2}",)),
+        (r"Thus \boxed{\frac12}.", (r"\frac12",)),
+        ("Monday", ("Monday",)),
+        (["5", 5, "five"], ("5", "five")),
+        (("5 km", ["6"]), ("5", "6")),
+        ("50%", ("50%",)),
+    ],
+)
+def test_parses_labels(label, golds):
+    assert parse_label(label) == golds
+
+
+@pytest.mark.parametrize(
+    "label",
+    [None, "", "  ", "$$", "####", [], [[]], ["5", None], {}, True, float("nan"), float("inf"), "x" * 5000, b"5"],
+)
+def test_a_label_without_an_answer_is_a_data_error(label):
+    with pytest.raises(DataError, match=r"^label: expected .*, got .*\. Write the gold"):
+        parse_label(label)
+
+
+def test_a_long_label_is_shown_in_part():
+    with pytest.raises(DataError) as caught:
+        parse_label("x" * 100_000)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("5", 5),
+        ("-5", -5),
+        ("+5", 5),
+        ("- 5", -5),
+        (".5", "1/2"),
+        ("5.", 5),
+        ("1,234,567.5", "2469135/2"),
+        ("1e3", 1000),
+        ("1.5e-2", "3/200"),
+        ("3/4", "3/4"),
+        ("-3/4", "-3/4"),
+        (r"\frac{3}{4}", "3/4"),
+        (r"-\dfrac{3}{4}", "-3/4"),
+        (r"\frac{-3}{4}", "-3/4"),
+        (r"\frac34", "3/4"),
+        ("1 2/3", "5/3"),
+        (r"1\frac{2}{3}", "5/3"),
+        (r"-1 \frac{2}{3}", "-5/3"),
+    ],
+)
+def test_reads_numbers_exactly(text, value):
+    number = read_number(text)
+    assert number is not None
+    assert number.value == Fraction(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        "5 6",
+        "1,23",
+        "1,2345",
+        "0,111",
+        "1/0",
+        r"\frac{1}{0}",
+        "1e9999999999",
+        "--5",
+        "5%%",
+        "1" * 500,
+        "²",
+        "٤",
+    ],
+)
+def test_does_not_read_what_is_not_a_plain_number(text):
+    assert read_number(text) is None
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "equal"),
+    [
+        ("5", "5.0", True),
+        ("5", "5.1", False),
+        ("1/2", "0.5", True),
+        ("1/3", "0.333333", True),
+        ("2/3", "0.6666667", True),
+        ("1/3", "0.333", False),
+        ("0.333", "1/3", True),
+        ("0.667", "2/3", True),
+        ("0.5", "2/3", False),
+        ("0.333", "0.334", False),
+        ("0.333", "0.3333", False),
+        ("2.000", "20001/10000", False),
+        ("1.414214", "1.4142136", True),
+        ("0", "0.0000001", False),
+        ("0.0000001", "0.0000002", False),
+        ("1e-7", "0.0000001", True),
+        ("1e300", "1e300", True),
+        ("50%", "50%", True),
+        ("50%", "50", True),
+        ("50", "50%", True),
+        ("50%", "0.5", True),
+        ("0.5", "50%", True),
+        ("12.5", "12.5%", True),
+        ("50", "0.5", False),
+        ("50%", "5", False),
+        ("100000000000000000000", "100000000000000000001", False),
+    ],
+)
+def test_compares_numbers(gold, answer, equal):
+    gold_number, number = read_number(gold), read_number(answer)
+    assert gold_number is not None
+    assert number is not None
+    assert numbers_equal(gold_number, number) is equal
+
+
+def test_words_match_without_case_and_spaces_but_not_as_anagrams():
+    assert quick_match("monday", ("Monday",))
+    assert quick_match("No  Solution.", ("no solution",))
+    assert not quick_match("dayMon", ("Monday",))
+    assert not quick_match("X", ("x",))
+    assert quick_match("7", ("5", "7"))
+
+
+NUMBERS = st.integers(-(10**9), 10**9)
+
+
+def forms(number: int) -> list[str]:
+    return [f"{number}", f"{number:,}", f"{number}.0", f"{number}.", rf"\frac{{{number * 2}}}{{2}}", f"{number * 3}/3"]
+
+
+@pytest.mark.long
+@given(NUMBERS, st.data())
+def test_written_numbers_are_read_back(number, data):
+    form = data.draw(st.sampled_from(forms(number)))
+    text = data.draw(
+        st.sampled_from(["\\boxed{%s}", "\\boxed{$%s$}", "#### %s", "The answer is **%s**.", "Answer: \\$%s"])
+    )
+    extracted = extract_answer(text % form)
+    assert extracted is not None
+    read = read_number(extracted)
+    assert read is not None
+    assert read.value == number
+    assert quick_match(extracted, parse_label(number))
+    assert not quick_match(extracted, parse_label(number + 1))
+
+
+@pytest.mark.long
+@settings(deadline=None, max_examples=150)
+@given(NUMBERS, st.integers(-1, 1), st.data())
+def test_the_fast_path_only_accepts_what_math_verify_accepts(number, delta, data):
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    gold = data.draw(st.sampled_from(forms(number)))
+    answer = data.draw(st.sampled_from(forms(number + delta)))
+    assume(quick_match(extract_answer(f"\\boxed{{{answer}}}"), parse_label(gold)))
+    golds, answers = (
+        parse(f"${text.removesuffix('.')}$", [LatexExtractionConfig()], parsing_timeout=None) for text in (gold, answer)
+    )
+    assert verify(golds, answers, strict=True, timeout_seconds=None)
+
+
+@given(st.text())
+def test_reading_never_fails(text):
+    for written in (text, f"\\boxed{{{text}}}", f"#### {text}", f"The answer is {text}"):
+        answer = extract_answer(written)
+        if answer is not None:
+            quick_match(answer, ("5", "Monday", r"\frac{1}{2}"))
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "\\boxed{",
+        "}",
+        "{",
+        " ",
+        "\n",
+        "####",
+        "#### \n",
+        "#### a\n",
+        "answer",
+        "answer is ",
+        "answer  ",
+        "<|a|>",
+        "<|",
+        "1,",
+        "1 ",
+        "\\text{",
+        "=",
+        "*",
+        "1",
+    ],
+)
+@pytest.mark.parametrize("frame", ["{}", "\\boxed{{{}}}", "#### {}", "answer: {}", "answer: 5 {}"])
+def test_hostile_text_is_read_in_linear_time(piece, frame):
+    text = frame.format(piece * (300_000 // len(piece)))
+    started = time.perf_counter()
+    answer = extract_answer(text)
+    if answer is not None:
+        read_number(answer)
+    assert time.perf_counter() - started < 10.0  # quadratic time would take minutes
+
+
+@pytest.mark.long
+def test_importing_the_grader_imports_nothing_heavy():
+    code = (
+        "import sys, agentenv.rewards.rules.math.reward\n"
+        "heavy = {'sympy', 'math_verify', 'torch', 'numpy', 'transformers'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,176 @@
+"""Similarity: each metric against values counted by hand or by the plain algorithm."""
+
+import random
+import string
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentenv.errors import ConfigError, DataError
+from agentenv.rewards.rules.similarity import MAX_CHARS, METRICS, SimilarityReward, edit_ratio, rouge_l
+from agentenv.rewards.types import Response, Status
+
+
+async def alike(metric, answer, label, **options):
+    result = await SimilarityReward(metric=metric, **options).grade(Response(answer, label))
+    assert result.reward == result.score == result.components[metric]
+    return result.reward
+
+
+@pytest.mark.parametrize(
+    ("metric", "answer", "label", "expected"),
+    [
+        ("exact", "Paris", "Paris", 1.0),
+        ("exact", " Paris\n", "Paris", 1.0),
+        ("exact", "paris", "Paris", 0.0),
+        ("exact", "<think>Rome</think>Paris<|im_end|>", "Paris", 1.0),
+        ("normalised_exact", "the  paris!", "Paris", 1.0),
+        ("normalised_exact", "Ｐａｒｉｓ", "paris", 1.0),
+        ("normalised_exact", "U.S.", "US", 1.0),
+        ("normalised_exact", "3.14", "314", 0.0),
+        ("normalised_exact", "-5", "5", 0.0),
+        ("normalised_exact", "\u22125", "5", 0.0),
+        ("normalised_exact", "\u22125", "-5", 1.0),
+        ("normalised_exact", "-.5", "5", 0.0),
+        ("normalised_exact", ".5", "5", 0.0),
+        ("normalised_exact", "1/2", "12", 0.0),
+        ("normalised_exact", "2:30.", "230", 0.0),
+        ("normalised_exact", "1,000", "1000", 1.0),
+        ("normalised_exact", "The", "the", 1.0),
+        ("normalised_exact", "The", "an", 0.0),
+        ("normalised_exact", "?!", "?!", 1.0),
+        ("normalised_exact", "?", "!", 0.0),
+        ("token_f1", "It is the Eiffel Tower", "Eiffel Tower", 2 / 3),
+        ("token_f1", "yes yes yes", "yes", 0.5),
+        ("token_f1", "Rome", "Paris", 0.0),
+        ("token_f1", "我爱北京", "北京", 2 / 3),
+        ("token_f1", "!", "Paris", 0.0),
+        ("rouge_l", "the cat sat on the mat", "the cat is on the mat", 10 / 12),
+        ("rouge_l", "b a", "a b", 0.5),
+        ("rouge_l", "x", "a b", 0.0),
+        ("rouge_l", "?!", "?!", 1.0),
+        ("edit", "kitten", "sitting", 1 - 3 / 7),
+        ("edit", "abc", "abc", 1.0),
+        ("edit", "abc", "xyz", 0.0),
+        ("edit", "a", "abcd", 0.25),
+        ("char_ngram", "night", "nacht", 0.0),
+        ("char_ngram", "nighty", "night", 6 / 7),
+        ("char_ngram", "AB", "ab", 1.0),
+        ("char_ngram", "new\n york", "new york", 1.0),
+        ("char_ngram", "ab", "abc", 0.0),
+    ],
+)
+async def test_values_by_hand(metric, answer, label, expected):
+    assert await alike(metric, answer, label) == pytest.approx(expected)
+
+
+async def test_the_size_of_the_ngrams():
+    assert await alike("char_ngram", "night", "nacht", ngram_size=1) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+async def test_the_best_of_several_references_counts(metric):
+    assert await alike(metric, "Mount Everest", ["K2", "Mount Everest", "?"]) == 1.0
+    assert await alike(metric, "Mount Everest", ["K2", "Zugspitze"]) < 0.5
+    assert await alike(metric, "the mount everest", ["K2", "Mount Everest"]) >= (0.0 if metric == "exact" else 0.6)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("answer", ["", "<think>Paris", "<think>Paris</think>", "<|im_end|>"])
+async def test_no_answer(metric, answer):
+    result = await SimilarityReward(metric=metric).grade(Response(answer, "Paris"))
+    assert (result.status, result.reward, dict(result.components)) == (Status.NO_ANSWER, 0.0, {metric: 0.0})
+
+
+@pytest.mark.parametrize(
+    "label",
+    [None, "", "  ", [], ["a", ""], ["a", None], 5, float("nan"), {"a": 1}, [["a"]], ["a"] * 65, "x" * (MAX_CHARS + 1)],
+)  # fmt: skip
+async def test_a_label_that_is_not_a_reference_is_a_data_error(label):
+    with pytest.raises(DataError, match="label"):
+        await SimilarityReward().grade(Response("x", label))
+
+
+async def test_a_long_text_never_computes_in_this_process():
+    """Sorting its combining marks takes quadratic time, however short the reference is."""
+    started = time.process_time()
+    assert await alike("token_f1", "a" + "\u0301" * 32000 + "\u0327" * 32000, "42") == 0.0
+    assert time.process_time() - started < 1.0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("metric", METRICS)
+async def test_long_texts_cost_a_bounded_time_and_the_rest_counts_as_unlike(metric):
+    words = random.Random(0).choices(["alpha", "beta", "gamma", "delta"], k=2500)
+    reference = " ".join(words)
+    assert await alike(metric, reference, reference) == 1.0
+    near = await alike(metric, reference + " end", reference)
+    assert near == 0.0 if "exact" in metric else 0.99 < near < 1.0
+    started = time.process_time()
+    endless = await alike(metric, (reference + " ") * 60, reference)
+    assert endless < 0.2
+    assert time.process_time() - started < 1.0
+
+
+@pytest.mark.parametrize("arguments", [{"metric": "bleu"}, {"metric": []}, {"ngram_size": 0}, {"ngram_size": 17}])
+def test_wrong_arguments_are_config_errors(arguments):
+    with pytest.raises(ConfigError, match=next(iter(arguments))):
+        SimilarityReward(**arguments)
+
+
+def plain_edit_distance(a, b):
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        above, row[0] = row[:], i
+        for j, y in enumerate(b, 1):
+            row[j] = min(above[j] + 1, row[j - 1] + 1, above[j - 1] + (x != y))
+    return row[-1]
+
+
+def plain_common_subsequence(a, b):
+    row = [0] * (len(b) + 1)
+    for x in a:
+        above = row[:]
+        for j, y in enumerate(b, 1):
+            row[j] = above[j - 1] + 1 if x == y else max(above[j], row[j - 1])
+    return row[-1]
+
+
+SHORT = st.text("abc", max_size=70)
+
+
+@pytest.mark.long
+@given(SHORT, SHORT)
+def test_the_edit_distance_is_levenshteins(a, b):
+    expected = 1 - plain_edit_distance(a, b) / max(len(a), len(b)) if a or b else 1.0
+    assert edit_ratio(a, b) == pytest.approx(expected)
+
+
+@given(SHORT, SHORT)
+def test_the_common_subsequence_is_the_longest(a, b):
+    expected = 2 * plain_common_subsequence(a, b) / (len(a) + len(b)) if a or b else 1.0
+    assert rouge_l(" ".join(a), " ".join(b)) == pytest.approx(expected)
+
+
+@pytest.mark.long
+@given(
+    metric=st.sampled_from(sorted(METRICS)),
+    text=st.text() | st.text(string.printable),
+    label=st.text(min_size=1).filter(str.strip)
+    | st.lists(st.text(min_size=1).filter(str.strip), min_size=1, max_size=3),
+)
+@settings(max_examples=100, deadline=None)
+async def test_any_text_has_the_same_result_within_bounds(metric, text, label):
+    results = [await SimilarityReward(metric=metric).grade(Response(text, label)) for _ in range(2)]
+    assert results[0] == results[1]
+    assert 0.0 <= results[0].reward <= 1.0
+    assert set(results[0].components) == {metric}
+
+
+@given(metric=st.sampled_from(sorted(METRICS)), text=st.text(min_size=1).filter(str.strip))
+def test_a_text_is_most_like_itself_and_order_does_not_matter(metric, text):
+    assert METRICS[metric](text, text) == pytest.approx(1.0)
+    other = text[::-1] + "x"
+    assert METRICS[metric](text, other) == pytest.approx(METRICS[metric](other, text))

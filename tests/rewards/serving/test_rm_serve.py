@@ -1,0 +1,598 @@
+"""The reward server: OpenRLHF's exact form, what it refuses, what it does when there is no room, what it counts."""
+
+import asyncio
+import contextlib
+import json
+import math
+import time
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from agentenv._util.http.access import AccessPolicy
+from agentenv.errors import ConfigError, DataError, InfraError
+from agentenv.rewards.models.batching import MicroBatcher
+from agentenv.rewards.models.openrlhf_wire import read_rewards
+from agentenv.rewards.models.reward import ModelReward
+from agentenv.rewards.models.types import Scored
+from agentenv.rewards.serving.server import RewardServer, ServeOptions
+from agentenv.rewards.serving.wire import Shaping
+from agentenv.rewards.types import Response
+from tests.util.connections import connected
+
+ours = pytest.mark.asyncio(loop_scope="module")
+ROWS = {"query": ["a", "abc"], "prompts": ["", "a"], "labels": [None, {"any": 1}]}
+SAID = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "four"}]
+
+
+class Lengths:
+    """Gives the length of a text, or of the last message; certain texts fail."""
+
+    def __init__(self, *, tokens=True):
+        self.asked, self.tokens = [], tokens
+
+    async def score(self, conversation):
+        self.asked.append(conversation)
+        text = conversation if isinstance(conversation, str) else conversation[-1]["content"]
+        await asyncio.sleep(0)
+        if text == "long":
+            raise DataError("conversation: expected at most 3 tokens, got 4.")
+        if text == "dead":
+            raise InfraError("reward model: killed")
+        if text == "bug":
+            raise KeyError("secret")
+        value = {"nan": math.nan, "inf": -math.inf}.get(text, float(len(text)))
+        return Scored(value, len(text) if self.tokens else None, "cut" in text)
+
+    async def close(self):
+        pass
+
+
+class Gate(Lengths):
+    """Scores when it is let go on; remembers what was given up."""
+
+    def __init__(self):
+        super().__init__()
+        self.go_on, self.cancelled = asyncio.Event(), 0
+
+    async def score(self, conversation):
+        self.asked.append(conversation)
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return Scored(1.0)
+
+
+class Batched:
+    """Texts' lengths, by a batcher whose model takes so many seconds a call in its thread."""
+
+    def __init__(self, call_s=0.02, *, max_wait_s=2.0):
+        self.sizes, self.call_s = [], call_s
+        self.batcher = MicroBatcher(self._score_batch, max_batch=64, max_wait_s=max_wait_s)
+
+    def _score_batch(self, sequences):
+        self.sizes.append(len(sequences))
+        time.sleep(self.call_s)
+        return [float(len(ids)) for ids in sequences]
+
+    async def score(self, conversation):
+        return Scored(await self.batcher.score([1] * len(conversation)))
+
+    async def close(self):
+        await self.batcher.close()
+
+
+def serving(scorer, **options):
+    return RewardServer(scorer, ServeOptions(**{"grace_s": 5.0, **options}))
+
+
+def at(server, **more):
+    return httpx.AsyncClient(base_url=server.url, trust_env=False, verify=False, timeout=60, **more)
+
+
+async def until(condition, within_s=60):
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def answered(body=ROWS, scorer=None, **options):
+    """The answer of a server of these options."""
+    async with serving(scorer or Lengths(), **options) as server, at(server) as http:
+        return await http.post("/get_reward", json=body)
+
+
+def samples(text):
+    """Prometheus' samples as a dict from name with labels to value, after a look at the format."""
+    found = {}
+    typed = set()
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            typed.add(line.split()[2])
+        elif not line.startswith("# HELP "):
+            name, _, value = line.rpartition(" ")
+            assert any(name.startswith(each) for each in typed), line
+            assert name not in found, line
+            found[name] = float(value)
+    return found
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served():
+    """An HTTP client of one server that most tests share."""
+    async with serving(Lengths(), max_items=8, max_body_bytes=1 << 16) as server, at(server) as http:
+        http.server = server
+        yield http
+
+
+# --- OpenRLHF's form --------------------------------------------------------------------------------------------------
+
+
+@ours
+async def test_an_answer_has_openrlhfs_three_keys_and_a_number_per_query_in_each(served):
+    response = await served.post("/get_reward", json=ROWS)
+    logs = {"rm_value": [1.0, 3.0], "rm_truncated": [0.0, 0.0], "rm_num_tokens": [1.0, 3.0]}
+    assert response.json() == {"rewards": [1.0, 3.0], "scores": [1.0, 3.0], "extra_logs": logs}
+    assert [each.reward for each in read_rewards(response.json(), 2, "server")] == [1.0, 3.0]
+
+
+@ours
+async def test_an_empty_batch_has_an_empty_answer_where_openrlhfs_own_server_dies(served):
+    response = await served.post("/get_reward", json={"query": [], "prompts": [], "labels": []})
+    assert (response.status_code, response.json()["rewards"], response.json()["scores"]) == (200, [], [])
+
+
+@ours
+async def test_as_many_items_as_may_be_are_scored(served):
+    assert (await served.post("/get_reward", json={"query": ["a"] * 8})).json()["rewards"] == [1.0] * 8
+
+
+@ours
+@pytest.mark.parametrize("more", [{}, {"prompts": None}, {"prompts": "p", "labels": 7}, {"labels": ["a"] * 9}])
+async def test_prompts_and_labels_are_not_looked_at(served, more):
+    assert (await served.post("/get_reward", json={"query": ["ab"], **more})).json()["rewards"] == [2.0]
+
+
+@ours
+async def test_conversations_reach_the_scorer_as_they_are_for_its_own_template(served):
+    body = {"messages": [SAID, [*SAID, {"role": "user", "content": "?"}, {"role": "assistant", "content": "cut"}]]}
+    answer = (await served.post("/get_reward", json=body)).json()
+    assert (answer["rewards"], answer["extra_logs"]["rm_truncated"]) == ([4.0, 3.0], [0.0, 1.0])
+    assert served.server._scorer.asked[-2:] == body["messages"]
+
+
+async def test_tokens_that_the_model_does_not_say_are_left_out_and_never_null():
+    answer = (await answered(scorer=Lengths(tokens=False))).json()
+    assert list(answer["extra_logs"]) == ["rm_value", "rm_truncated"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shaping", [Shaping(), Shaping(-2.0, 0.5), Shaping(1.0, -2.0, (-5.0, 5.0))])
+async def test_rewards_are_shaped_as_model_reward_shapes_them(shaping):
+    answer = (await answered({"query": ["", "a", "abcdef"]}, shaping=shaping)).json()
+    reward = ModelReward(Lengths(), shift=shaping.shift, scale=shaping.scale, clip=shaping.clip)
+    expected = [(await reward.grade(Response("", prompt=text))).reward for text in ("", "a", "abcdef")]
+    assert (answer["rewards"], answer["scores"]) == (expected, expected)
+    assert answer["extra_logs"]["rm_value"] == [0.0, 1.0, 6.0]
+
+
+@pytest.mark.parametrize("wrong", [(math.nan,), (0.0, 0.0), (0.0, math.inf), (0.0, 1.0, (1.0, 1.0))])
+def test_a_shaping_that_cannot_be_is_refused(wrong):
+    with pytest.raises(ConfigError, match=r"--(shift|clip)"):
+        Shaping(*wrong)
+
+
+async def test_a_reward_that_leaves_the_floats_is_not_a_number():
+    response = await answered({"query": ["abc"]}, shaping=Shaping(0.0, 3e38))
+    assert (response.status_code, "--clip" in response.json()["detail"]) == (503, True)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@ours
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        ([], 422, "query and messages"),
+        ("query", 422, "query and messages"),
+        ({}, 422, "query and messages"),
+        ({"query": ["a"], "messages": []}, 422, "query and messages"),
+        ({"query": "abc"}, 422, "query: expected a list"),
+        ({"query": None}, 422, "query: expected a list"),
+        ({"query": {"0": "a"}}, 422, "query: expected a list"),
+        ({"query": ["a", 7]}, 422, "query[1]: expected text"),
+        ({"query": ["a", ["b"]]}, 422, "query[1]: expected text"),
+        ({"query": [None]}, 422, "query[0]: expected text"),
+        ({"messages": ["a"]}, 422, "messages[0]: expected a list of messages"),
+        ({"messages": [SAID, ["a"]]}, 422, "messages[1]: expected a list of messages"),
+        ({"messages": [SAID[0]]}, 422, "messages[0]: expected a list of messages"),
+        ({"query": ["a"] * 9}, 413, "at most 8 items, got 9"),
+        ({"query": ["a", "b" * (1 << 17)]}, 413, "at most 65536 bytes"),
+    ],
+)
+async def test_input_that_is_not_a_request_is_refused_and_its_first_item_named(served, body, status, says):
+    response = await served.post("/get_reward", json=body)
+    assert (response.status_code, list(response.json())) == (status, ["detail"])
+    assert says in response.json()["detail"]
+
+
+@ours
+@pytest.mark.parametrize(
+    ("content", "headers", "status"),
+    [
+        (b"", {}, 400),
+        (b"{", {}, 400),
+        (b"[" * 30_000, {}, 400),
+        (b"\xff", {}, 400),
+        (b'{"query": [' + b"1" * 5000 + b"]}", {}, 400),
+        (b'{"query": [NaN]}', {}, 422),
+        (json.dumps(ROWS), {"content-type": "text/plain"}, 415),
+        (json.dumps(ROWS), {"content-encoding": "gzip"}, 415),
+    ],
+)
+async def test_bodies_are_json_of_a_limited_size(served, content, headers, status):
+    headers = {"content-type": "application/json", **headers}
+    assert (await served.post("/get_reward", content=content, headers=headers)).status_code == status
+
+
+@ours
+async def test_a_body_without_an_end_is_cut_off(served):
+    sent = 0
+
+    async def endless():
+        nonlocal sent
+        while sent < 4000:
+            sent += 1
+            yield b" " * (1 << 16)
+
+    try:
+        response = await served.post("/get_reward", content=endless(), headers={"content-type": "application/json"})
+        assert response.status_code == 413
+    except (httpx.WriteError, httpx.ReadError, httpx.RemoteProtocolError):
+        pass  # it was cut off while it was still sending
+    assert sent < 1000
+
+
+@ours
+@pytest.mark.parametrize("form", ["query", "messages"])
+async def test_one_conversation_that_cannot_be_scored_refuses_the_request_and_is_named(served, form):
+    texts = ["a", "long", "b", "long", "dead"]
+    items = texts if form == "query" else [[{"role": "user", "content": text}] for text in texts]
+    response = await served.post("/get_reward", json={form: items})
+    told = response.json()
+    assert (response.status_code, [each["index"] for each in told["errors"]]) == (422, [1, 3])
+    assert told["detail"].startswith(f"{form}[1]: conversation: expected at most 3 tokens")
+    assert not told.keys() & {"rewards", "scores"}
+
+
+@ours
+@pytest.mark.parametrize("text", ["dead", "nan", "inf"])
+async def test_a_model_that_fails_is_503_to_be_tried_again_and_never_a_number(served, text):
+    response = await served.post("/get_reward", json={"query": ["a", text]})
+    assert (response.status_code, int(response.headers["retry-after"]) >= 1) == (503, True)
+    assert [each["index"] for each in response.json()["errors"]] == [1]
+    assert not response.json().keys() & {"rewards", "scores"}
+
+
+async def test_a_mistake_of_ours_is_500_and_keeps_its_text(caplog):
+    async with serving(Lengths()) as server, at(server) as http:
+        response = await http.post("/get_reward", json={"query": ["bug"]})
+        assert (response.status_code, "secret" in response.text) == (500, False)
+        assert (await http.post("/get_reward", json=ROWS)).status_code == 200
+    assert "secret" in caplog.text
+
+
+@ours
+async def test_other_routes_and_methods_are_refused_in_json(served):
+    assert (await served.get("/get_reward")).status_code == 405
+    assert (await served.get("/../etc/passwd")).json() == {"detail": "Not Found"}
+    assert (await served.get("/")).json()["max_items"] == 8
+
+
+# --- who may ask ------------------------------------------------------------------------------------------------------
+
+
+@ours
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "evil.example"}, 400),
+        ({"host": "evil.example:PORT"}, 400),
+        ({"host": "localhost:PORT"}, 200),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://127.0.0.1:PORT"}, 200),
+        ({"sec-fetch-site": "cross-site"}, 403),
+    ],
+)
+async def test_pages_of_others_and_rebound_names_are_kept_out_of_every_route(served, headers, status):
+    headers = {name: value.replace("PORT", str(served.server.port)) for name, value in headers.items()}
+    assert (await served.post("/get_reward", json=ROWS, headers=headers)).status_code == status
+    for path in ("/", "/health", "/metrics"):
+        assert (await served.get(path, headers=headers)).status_code == status
+
+
+def test_it_listens_only_on_this_machine_unless_configured_with_a_token():
+    assert ServeOptions().access.host == "127.0.0.1"
+    with pytest.raises(ConfigError, match="token"):
+        AccessPolicy("0.0.0.0", hosts=("node7",))
+
+
+@pytest.mark.long
+async def test_with_a_token_all_but_health_needs_it():
+    access = AccessPolicy("127.0.0.1", "hush", without_token=("/health",))
+    async with serving(Lengths(), access=access) as server, at(server) as http:
+        assert (await http.get("/health")).status_code == 200
+        for path in ("/", "/metrics"):
+            assert (await http.get(path)).status_code == 401
+        for auth, status in ((None, 401), (("rm", "hash"), 401), (("rm", "hush"), 200)):
+            assert (await http.post("/get_reward", json=ROWS, auth=auth)).status_code == status
+        headers = {"authorization": "Bearer hush"}
+        assert (await http.post("/get_reward", json=ROWS, headers=headers)).status_code == 200
+
+
+# --- many at once -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+async def test_64_clients_are_scored_in_one_batch_or_two_and_each_has_its_own_number():
+    scorer = Batched()
+    async with serving(scorer) as server, at(server) as http:
+        work = [http.post("/get_reward", json={"query": ["x" * num]}) for num in range(1, 65)]
+        answers = await asyncio.gather(*work)
+        assert [each.json()["rewards"] for each in answers] == [[float(num)] for num in range(1, 65)]
+        assert (sum(scorer.sizes), len(scorer.sizes) <= 16) == (64, True)
+        told = samples((await http.get("/metrics")).text)
+        assert told["agentenv_rm_batches_total"] == told["agentenv_rm_batch_size_count"] == len(scorer.sizes)
+        assert told["agentenv_rm_batch_size_sum"] == 64
+    await scorer.close()
+
+
+@pytest.mark.long
+async def test_the_event_loop_continues_while_the_model_computes():
+    scorer = Batched(call_s=2.0)
+    async with serving(scorer) as server, at(server) as http:
+        work = asyncio.create_task(http.post("/get_reward", json={"query": ["x"] * 64}))
+        await until(lambda: scorer.sizes)
+        pings = 0
+        while not work.done():
+            assert (await http.get("/health")).json()["waiting"] in (64, 0)
+            pings += 1
+        assert (await work).status_code == 200
+    await scorer.close()
+    assert (sum(scorer.sizes), pings >= 3) == (64, True)
+
+
+async def test_no_room_is_429_with_a_time_and_what_waits_is_answered():
+    gate = Gate()
+    async with serving(gate, max_waiting=3, max_items=3) as server, at(server) as http:
+        work = [asyncio.create_task(http.post("/get_reward", json={"query": ["a", "b"]}))]
+        await until(lambda: server.waiting == 2)
+        response = await http.post("/get_reward", json={"query": ["a", "b"]})
+        assert (response.status_code, int(response.headers["retry-after"]) >= 1) == (429, True)
+        work.append(asyncio.create_task(http.post("/get_reward", json={"query": ["c"]})))
+        await until(lambda: server.waiting == 3)
+        assert (await http.post("/get_reward", content=b"{")).status_code == 429  # its body is not read
+        told = samples((await http.get("/metrics")).text)
+        assert told['agentenv_rm_requests_total{path="/get_reward",status="429"}'] == 2
+        assert told["agentenv_rm_turned_away_total"] == 3
+        gate.go_on.set()
+        assert [(await task).status_code for task in work] == [200, 200]
+        assert (await http.post("/get_reward", json={"query": ["a", "b"]})).status_code == 200
+        assert (server.waiting, len(gate.asked)) == (0, 5)
+
+
+async def test_a_batch_that_could_never_fit_is_refused_at_the_start():
+    with pytest.raises(ConfigError, match="--max_items"):
+        ServeOptions(max_waiting=10, max_items=11)
+
+
+async def test_a_client_that_goes_away_gives_up_its_conversations():
+    gate = Gate()
+    async with serving(gate) as server, at(server) as http:
+        task = asyncio.create_task(http.post("/get_reward", json={"query": ["a", "b", "c"]}))
+        await until(lambda: len(gate.asked) == 3)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await until(lambda: gate.cancelled == 3 and server.waiting == 0)
+        told = samples((await http.get("/metrics")).text)
+        assert told['agentenv_rm_conversations_total{result="cancelled"}'] == 3
+        assert told['agentenv_rm_requests_total{path="/get_reward",status="499"}'] == 1
+
+
+async def test_a_model_that_hangs_is_503_in_time():
+    gate = Gate()
+    response = await answered(ROWS, gate, timeout_s=0.05)
+    assert (response.status_code, gate.cancelled) == (503, 2)
+    assert "retry-after" in response.headers
+
+
+# --- connections ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("half", [b"", b"POST /get_reward HTTP/1.1\r\nhost: 127.0.0.1\r\nx-a: "])
+async def test_half_a_request_is_cut_off_and_others_are_served_meanwhile(half):
+    async with serving(Lengths(), header_s=0.3) as server, at(server) as http, connected(server) as (reader, writer):
+        writer.write(half)
+        assert (await http.post("/get_reward", json=ROWS)).status_code == 200
+        said = await asyncio.wait_for(reader.read(), 60)
+        assert (said[:12], said.count(b"HTTP/1.1")) == (b"HTTP/1.1 408", 1)
+
+
+@pytest.mark.long
+async def test_half_a_second_request_is_cut_off_too():
+    async with serving(Lengths(), header_s=0.3) as server, connected(server) as (reader, writer):
+        writer.write(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1:%d\r\n\r\n" % server.port)
+        assert (await asyncio.wait_for(reader.readuntil(b"}"), 60)).startswith(b"HTTP/1.1 200")
+        writer.write(b"GET /hea")
+        assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.long
+async def test_a_connection_that_asks_again_later_is_kept():
+    async with serving(Lengths(), header_s=0.3) as server, connected(server) as (reader, writer):
+        for _ in range(2):
+            writer.write(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1:%d\r\n\r\n" % server.port)
+            assert (await asyncio.wait_for(reader.readuntil(b"}"), 60)).startswith(b"HTTP/1.1 200")
+            await asyncio.sleep(0.5)
+
+
+@pytest.mark.long
+async def test_a_head_that_comes_byte_by_byte_gets_no_more_time():
+    async with serving(Lengths(), header_s=0.3) as server, connected(server) as (reader, writer):
+
+        async def drip():
+            with contextlib.suppress(OSError):
+                while True:
+                    writer.write(b"G")
+                    await writer.drain()
+                    await asyncio.sleep(0.02)
+
+        drips = asyncio.create_task(drip())
+        assert b"408" in await asyncio.wait_for(reader.read(4096), 60)
+        drips.cancel()
+        await asyncio.gather(drips, return_exceptions=True)
+
+
+@pytest.mark.long
+async def test_a_request_that_is_scored_for_longer_than_heads_may_take_is_answered():
+    gate = Gate()
+    async with serving(gate, header_s=0.05) as server, at(server) as http:
+        task = asyncio.create_task(http.post("/get_reward", json=ROWS))
+        await until(lambda: len(gate.asked) == 2)
+        await asyncio.sleep(0.2)
+        gate.go_on.set()
+        assert (await task).status_code == 200
+        assert (await http.post("/get_reward", json=ROWS)).status_code == 200
+
+
+@pytest.mark.long
+async def test_half_a_body_is_cut_off(monkeypatch):
+    monkeypatch.setattr("agentenv._util.http.access.BODY_S", 0.2)
+    async with serving(Lengths()) as server, connected(server) as (reader, writer):
+        head = f"POST /get_reward HTTP/1.1\r\nhost: 127.0.0.1:{server.port}\r\ncontent-type: application/json\r\n"
+        writer.write(f'{head}content-length: 100\r\n\r\n{{"query": ["a'.encode())
+        said = await asyncio.wait_for(reader.read(), 60)
+        assert said.startswith(b"HTTP/1.1 408")
+        await until(lambda: server.waiting == 0)
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_costs_nothing(caplog):
+    async with serving(Lengths()) as server, at(server) as http:
+        async with connected(server) as (_, writer):
+            head = f"POST /get_reward HTTP/1.1\r\nhost: 127.0.0.1:{server.port}\r\ncontent-type: application/json\r\n"
+            writer.write(f'{head}content-length: 100\r\n\r\n{{"query": ["a'.encode())
+            await until(lambda: server.waiting == 1)
+        await until(lambda: server.waiting == 0)
+        assert (await http.post("/get_reward", json=ROWS)).status_code == 200
+    assert caplog.text == ""
+
+
+# --- health, metrics, the end -----------------------------------------------------------------------------------------
+
+
+class Loading(Gate):
+    """A scorer that loads when it is let go on, and scores after that."""
+
+    async def load(self):
+        await self.go_on.wait()
+
+
+async def test_health_is_503_while_the_model_loads_and_requests_wait():
+    scorer = Loading()
+    async with serving(scorer) as server, at(server) as http:
+        load = asyncio.create_task(server.load())
+        health = await http.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "loading")
+        assert samples((await http.get("/metrics")).text)["agentenv_rm_ready"] == 0
+        task = asyncio.create_task(http.post("/get_reward", json=ROWS))
+        await until(lambda: server.waiting == 2)
+        scorer.go_on.set()
+        await load
+        assert (await task).json()["rewards"] == [1.0, 1.0]
+        assert (await http.get("/health")).json()["status"] == "ok"
+        assert samples((await http.get("/metrics")).text)["agentenv_rm_ready"] == 1
+
+
+async def test_metrics_agree_with_what_was_sent():
+    async with serving(Lengths(), max_items=4) as server, at(server) as http:
+        asked = [["a", "cut"], ["long", "b", "dead"], ["dead"], ["a"] * 5, [], ["ab"]]
+        statuses = [(await http.post("/get_reward", json={"query": each})).status_code for each in asked]
+        assert statuses == [200, 422, 503, 413, 200, 200]
+        await http.get("/nowhere")
+        told = samples((await http.get("/metrics")).text)
+    name = "agentenv_rm_requests_total"
+    found = {key.removeprefix(name): value for key, value in told.items() if key.startswith(name)}
+    assert found == {
+        '{path="/get_reward",status="200"}': 3, '{path="/get_reward",status="413"}': 1,
+        '{path="/get_reward",status="422"}': 1, '{path="/get_reward",status="503"}': 1,
+        '{path="other",status="404"}': 1,
+    }  # fmt: skip
+    results = {"scored": 4, "refused": 1, "failed": 2, "cancelled": 0}
+    assert results == {each: told[f'agentenv_rm_conversations_total{{result="{each}"}}'] for each in results}
+    assert (told["agentenv_rm_truncated_total"], told["agentenv_rm_waiting"]) == (1, 0)
+    buckets = [value for key, value in told.items() if key.startswith("agentenv_rm_request_seconds_bucket")]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == told["agentenv_rm_request_seconds_count"] == 3
+    assert 0 < told["agentenv_rm_request_seconds_sum"] < 60
+
+
+async def test_counts_of_the_scorer_are_shown_too():
+    scorer = Lengths()
+    scorer.metrics = lambda: {"rm/num_retried": 3.0}
+    async with serving(scorer) as server, at(server) as http:
+        assert samples((await http.get("/metrics")).text)["agentenv_rm_model_num_retried"] == 3
+
+
+async def test_prometheus_own_parser_reads_the_metrics():
+    parser = pytest.importorskip("prometheus_client.parser")
+    scorer = Batched(max_wait_s=0.0)
+    async with serving(scorer) as server, at(server) as http:
+        await http.post("/get_reward", json=ROWS)
+        text = (await http.get("/metrics")).text
+    await scorer.close()
+    kinds = {family.name: family.type for family in parser.text_string_to_metric_families(text)}
+    assert (kinds["agentenv_rm_request_seconds"], kinds["agentenv_rm_batch_size"]) == ("histogram", "summary")
+
+
+async def test_stopping_answers_what_is_being_scored_and_503_to_the_new():
+    gate = Gate()
+    server = serving(gate)
+    await server.start()
+    async with at(server) as http:
+        work = asyncio.create_task(http.post("/get_reward", json=ROWS))
+        await until(lambda: server.waiting == 2)
+        stop = asyncio.create_task(server.close())
+        await until(lambda: server._closing)
+        response = await http.post("/get_reward", json=ROWS)
+        assert (response.status_code, "retry-after" in response.headers) == (503, True)
+        assert (await http.get("/health")).json()["status"] == "stopping"
+        gate.go_on.set()
+        assert (await work).status_code == 200
+        await stop
+        with pytest.raises(httpx.ConnectError):
+            await http.get("/health")
+    await server.close()
+
+
+async def test_stopping_gives_up_what_has_no_end():
+    gate = Gate()
+    server = serving(gate, grace_s=0.05)
+    await server.start()
+    async with at(server) as http:
+        task = asyncio.create_task(http.post("/get_reward", json=ROWS))
+        await until(lambda: server.waiting == 2)
+        await server.close()
+        assert ((await task).status_code, gate.cancelled) == (503, 2)
+
+
+@pytest.mark.long
+async def test_a_port_that_is_taken_is_reported():
+    async with serving(Lengths()) as server:
+        with pytest.raises(InfraError, match="--port"):
+            await serving(Lengths(), port=server.port).start()

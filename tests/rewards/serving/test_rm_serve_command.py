@@ -1,0 +1,226 @@
+"""`agentenv rm serve` as a command: with a real model, for our client and OpenRLHF's own, until a signal."""
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from agentenv.cli.main import main
+from agentenv.cli.rm_serve import RMServeConfig, _options
+from agentenv.rewards.models.get_reward import GetRewardScorer
+from agentenv.rewards.models.hf import HFScorer
+from agentenv.rewards.serving.server import RewardServer, ServeOptions
+from tests.rewards.models.tiny import said, tiny_rm
+from tests.rewards.serving.test_rm_serve import Lengths, until
+from tests.with_openrlhf.where import needs_openrlhf, python
+
+ROOT = Path(__file__).parents[3]
+
+
+@contextlib.contextmanager
+def command(*flags, **variables):
+    """The process, and its address as soon as it listens."""
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "envs"), os.environ.get("PYTHONPATH", "")]),
+    }
+    words = [sys.executable, "-m", "agentenv.cli", "rm", "serve", *map(str, flags), "--port", "0"]
+    with subprocess.Popen(
+        words, env={**env, **variables}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as it:
+        try:
+            line = it.stderr.readline()
+            assert line.startswith("agentenv rm serve: serving http://127.0.0.1:"), line + it.stderr.read()
+            yield it, line.split()[4].rstrip(",")
+        finally:
+            it.kill()
+
+
+@pytest.fixture(autouse=True)
+def _open_files():
+    """The command raises the limit of open files, here that of this process."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+# --- flags ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--host", "0.0.0.0"], "AGENTENV_RM_TOKEN"),
+        (["--host", "node7"], "expected a token"),
+        (["--max_waiting", "0"], "--max_waiting"),
+        (["--max_waiting", "5", "--max_items", "6"], "--max_items"),
+        (["--timeout_s", "nan"], "--timeout_s"),
+        (["--port", "70000"], "--port"),
+        (["--token_file", "/none"], "--token_file"),
+        (["--clip", "1", "1"], "--clip"),
+        (["--scale", "0"], "--scale"),
+        (["--rm_args", "[]"], "--rm_args"),
+        (["--rm_args", '{"lable": 0}'], "label"),
+        (["--prot", "1"], "--port"),
+    ],
+)
+def test_impossible_options_are_refused_before_anything_is_loaded(flags, says, capsys, monkeypatch):
+    monkeypatch.delenv("AGENTENV_RM_TOKEN", raising=False)
+    assert main(["rm", "serve", "no-such-model", *flags]) == 2
+    shown = capsys.readouterr().err
+    assert says in shown
+    assert shown.count("\n") == 1
+
+
+def test_few_waiting_make_few_items():
+    assert [_options(RMServeConfig("m", max_waiting=n)).max_items for n in (4, 1024, 4096)] == [4, 1024, 1024]
+
+
+def test_any_name_needs_to_be_said_where_all_addresses_are_listened_on(capsys, monkeypatch):
+    monkeypatch.setenv("AGENTENV_RM_TOKEN", "hush")
+    assert main(["rm", "serve", "no-such-model", "--host", "0.0.0.0"]) == 2
+    assert "--allowed_hosts" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_ends_the_command(tmp_path, capsys):
+    (tmp_path / "f.py").write_text("def reward_func(queries, prompts, labels):\n    return [1.0] * len(queries)\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["rm", "serve", str(tmp_path / "f.py"), "--port", str(port)]) == 2
+    assert "Use another --port" in capsys.readouterr().err
+
+
+# --- our own client ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+async def test_our_client_has_its_scores_and_each_error_belongs_to_its_own_conversation():
+    async with RewardServer(Lengths(), ServeOptions()) as server:
+        scorer = GetRewardScorer(f"{server.url}/get_reward")
+        texts = ["a", "abc", "long", "abcdef"]
+        found = await asyncio.gather(*map(scorer.score, texts), return_exceptions=True)
+        await scorer.close()
+    assert [getattr(each, "value", None) for each in found] == [1.0, 3.0, None, 6.0]
+    assert isinstance(found[2], Exception)
+    assert not isinstance(found[2], asyncio.CancelledError)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+THEIRS = """
+import asyncio, json, sys
+from types import SimpleNamespace
+from openrlhf.utils.agent import SingleTurnAgentExecutor
+from transformers import AutoTokenizer
+
+url, folder = sys.argv[1:]
+tokenizer = AutoTokenizer.from_pretrained(folder)
+params = SimpleNamespace(max_tokens=64, logprobs=None)
+
+
+class Engine:
+    async def generate(self, prompt_token_ids, sampling_params, multi_modal_data=None):
+        text = f"{sum(prompt_token_ids) % 97} apples<|im_end|>"
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        return SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids, text=text, finish_reason="stop", logprobs=None)])
+
+
+async def main():
+    executor = SingleTurnAgentExecutor([url])
+    prompts = [f"<|im_start|>user\\nWhat is {n} + {n}?<|im_end|>\\n<|im_start|>assistant\\n" for n in range(64)]
+    outputs = await asyncio.gather(
+        *(executor.execute(prompt, str(n), params, 256, tokenizer, Engine()) for n, prompt in enumerate(prompts))
+    )
+    keys = ("reward", "scores", "extra_logs")
+    texts = [tokenizer.decode(each["observation_tokens"], skip_special_tokens=False) for each in outputs]
+    print(json.dumps([[text, *(each[key] for key in keys)] for text, each in zip(texts, outputs)]))
+
+
+asyncio.run(main())
+"""
+
+
+async def own_scores(conversations):
+    scorer = HFScorer(tiny_rm())
+    found = await asyncio.gather(*map(scorer.score, conversations))
+    await scorer.close()
+    return [each.value for each in found]
+
+
+def metric(url, name, **auth):
+    text = httpx.get(f"{url}/metrics", trust_env=False, verify=False, **auth).text
+    return next(float(line.split()[-1]) for line in text.splitlines() if line.split()[0] == name)
+
+
+@pytest.mark.slow
+@needs_openrlhf
+def test_openrlhfs_own_client_has_its_rewards_from_the_command_which_ends_with_sigterm():
+    with command(tiny_rm(), "--shift", "-1", "--scale", "0.5", AGENTENV_RM_TOKEN="hush") as (process, address):
+        theirs = address.replace("http://", "http://rm:hush@")
+        outputs = json.loads(python("-c", THEIRS, theirs, tiny_rm()).splitlines()[-1])
+        url, auth = address.removesuffix("/get_reward"), {"headers": {"authorization": "Bearer hush"}}
+        assert metric(url, 'agentenv_rm_requests_total{path="/get_reward",status="200"}', **auth) == 64
+        assert metric(url, "agentenv_rm_batches_total", **auth) <= 32  # 64 requests of one query each
+        messages = [said("4"), said("4", system="Be brief.")]
+        answer = httpx.post(address, json={"messages": messages}, trust_env=False, verify=False, timeout=60, **auth)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        err = process.stderr.read()
+        assert ("Traceback" in err, "SIGTERM" in err) == (False, True)
+    texts, rewards, scores, logs = zip(*outputs, strict=True)
+    assert all("apples<|im_end|>" in text for text in texts)
+    expected = asyncio.run(own_scores([*texts, *messages]))
+    shaped = [0.5 * (value - 1.0) for value in expected]
+    # A list of one number each, as OpenRLHF's own server gives: one query was sent.
+    assert [number for (number,) in rewards] == pytest.approx(shaped[:64], abs=1e-4)
+    assert scores == rewards
+    assert [log["rm_value"] for log in logs] == [pytest.approx([value], abs=1e-4) for value in expected[:64]]
+    assert answer.json()["rewards"] == pytest.approx(shaped[64:], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_sigterm_lets_what_is_being_scored_end_and_a_second_one_does_not(tmp_path):
+    slow = tmp_path / "slow.py"
+    slow.write_text(
+        "import time\ndef reward_func(queries, prompts, labels):\n"
+        "    time.sleep(float(queries[0]))\n    return {'rewards': [1.0] * len(queries)}\n"
+    )
+    for seconds, statuses, signals in (("2", {200}, 1), ("100", {503, 0}, 2)):
+        with command(slow) as (process, address), ThreadPoolExecutor() as pool:
+            task = pool.submit(asked, address, seconds)
+            url = address.removesuffix("/get_reward")
+            asyncio.run(until(lambda url=url: metric(url, "agentenv_rm_waiting") == 1))
+            process.send_signal(signal.SIGTERM)
+            line = process.stderr.readline()
+            while "SIGTERM" not in line:
+                line = process.stderr.readline()
+            assert "finishing 1 conversation, at most 30 s." in line
+            if signals == 2:
+                process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+            assert task.result(60) in statuses
+
+
+def asked(address, text):
+    """The status of an answer, 0 where there was none."""
+    try:
+        return httpx.post(address, json={"query": [text]}, trust_env=False, verify=False, timeout=100).status_code
+    except httpx.TransportError:
+        return 0
+
+
+@pytest.mark.slow
+def test_a_model_that_is_not_there_ends_the_command_with_its_error(capsys):
+    assert main(["rm", "serve", "no/such-model", "--port", "0"]) == 2
+    shown = capsys.readouterr().err.splitlines()
+    assert ("serving http://127.0.0.1:" in shown[0], "no/such-model" in shown[-1]) == (True, True)

@@ -1,0 +1,500 @@
+"""Workers that die, hang, lie or cannot start; loops and parents that end; limits, and what a request costs others."""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from agentenv._util.calls import bounded
+from agentenv.errors import ConfigError, DataError
+from agentenv.rewards.rules.math.reward import math_outcome
+from agentenv.rewards.workers import pool as pool_module
+from agentenv.rewards.workers import process as pool_worker
+from agentenv.rewards.workers.pool import WorkerFailed, WorkerPool, WorkerTimeout, shared_pool
+from tests.rewards.workers.worker_processes import ANSWER, READY, alive, grade_with_fake, once, wait_until, workers
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+ROOT = str(Path(__file__).resolve().parents[3])
+HANDLERS = str(Path(__file__).with_name("handlers.py"))
+
+
+@pytest.fixture(autouse=True)
+def no_worker_is_left():
+    before = workers() | workers(module="fake_worker")
+    yield
+    assert workers() | workers(module="fake_worker") <= before
+
+
+@pytest.fixture
+async def pool():
+    pool = WorkerPool(num_workers=2, cpu_limit_s=20.0)
+    yield pool
+    await pool.close()
+
+
+def one_worker(**options) -> WorkerPool:
+    return WorkerPool(num_workers=1, **{"cpu_limit_s": 20.0} | options)
+
+
+def asks(name: str, **fields) -> dict:
+    return {"task": f"{HANDLERS}:{name}", **fields}
+
+
+async def echo(pool: WorkerPool, say: object = 1) -> dict:
+    return await pool.run(asks("echo", say=say))
+
+
+# --- requests and handlers ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+async def test_a_request_and_its_result_are_plain_json(pool):
+    say = {"text": "é\ud800\0", "numbers": [1, -2.5, None, True], "nested": {"a": []}}
+    assert (await echo(pool, say))["said"] == say
+    megabytes = "x" * (5 << 20)  # more than a socket takes at once
+    assert (await echo(pool, megabytes))["said"] == megabytes
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("say", [object(), {1, 2}, b"bytes", "x" * (9 << 20)])
+async def test_input_that_is_not_json_or_too_long_is_the_rows_fault(pool, say):
+    with pytest.raises(DataError, match=r"^request: expected .* got .*\. "):
+        await echo(pool, say)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("kind", "error", "word"),
+    [
+        ("data", DataError, "^of mine$"),
+        ("infra", WorkerFailed, "InfraError: of mine"),
+        ("value", WorkerFailed, "ValueError: of mine"),
+        ("exit", WorkerFailed, "SystemExit: bye"),
+        ("memory", WorkerTimeout, "memory"),
+    ],
+)
+async def test_exceptions_of_a_handler_come_back_typed(kind, error, word):
+    pool = one_worker()
+    before = (await echo(pool))["pid"]
+    with pytest.raises(error, match=word):
+        await pool.run(asks("raises", kind=kind))
+    assert ((await echo(pool))["pid"] == before) is (kind != "memory")
+    await pool.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("what", ["none", "list", "set", "long"])
+async def test_a_result_that_is_not_a_dict_of_json_is_a_failure(pool, what):
+    with pytest.raises(WorkerFailed):
+        await pool.run(asks("gives", what=what))
+
+
+async def test_a_handler_that_prints_or_reads_disturbs_nothing(pool):
+    assert await pool.run(asks("prints")) == {"read": ""}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("task", [None, "nothing", "no.such.module:handle", "nowhere.py:handle", f"{HANDLERS}:absent"])
+async def test_an_unknown_task_is_a_failure_that_names_it(pool, task):
+    with pytest.raises(WorkerFailed, match=rf"cannot load {task}: \w+"):
+        await pool.run({"task": task})
+    with pytest.raises(WorkerFailed, match=r"cannot load .*ImportError: pip install something"):
+        await pool.run(asks("broken_to_load", say=1))
+
+
+@pytest.mark.long
+async def test_a_handler_is_loaded_once_by_each_worker_and_sent_where_it_is_loaded():
+    pool = WorkerPool(num_workers=2, cpu_limit_s=20.0)
+    sleeping = asyncio.create_task(pool.run(asks("sleep", seconds=0.5)))
+    await asyncio.sleep(0.1)
+    first = await echo(pool)
+    other = (await sleeping)["pid"]
+    for _ in range(3):
+        assert (await echo(pool))["pid"] == first["pid"]
+        assert (await pool.run(asks("sleep", seconds=0)))["pid"] == other
+    assert (await echo(pool))["prepared"] == [f"{HANDLERS}:echo"]
+    await pool.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_workers", 0),
+        ("num_workers", 1.5),
+        ("num_workers", True),
+        ("cpu_limit_s", 0),
+        ("cpu_limit_s", float("nan")),
+        ("wall_limit_s", -1),
+        ("max_pending", 0),
+        ("max_tasks_per_worker", "5"),
+    ],
+)
+def test_wrong_limits_are_refused_at_once(name, value):
+    with pytest.raises(ConfigError, match=rf"^WorkerPool\.{name}: expected a number above 0, got "):
+        WorkerPool(**{name: value})
+
+
+# --- limits ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+async def test_each_request_has_its_own_limits():
+    pool = one_worker()
+    with pytest.raises(WorkerTimeout, match=r"more than 0\.2 s of CPU time"):
+        await pool.run(asks("spin"), cpu_limit_s=0.2)
+    with pytest.raises(WorkerFailed, match=r"no reply within 0\.3 s, .*2 attempts"):
+        await pool.run(asks("sleep", seconds=60), wall_limit_s=0.3)
+    with pytest.raises(WorkerTimeout, match=r"more than 0\.5 GiB of memory"):
+        await pool.run(asks("eat", bytes=1 << 30), memory_limit_bytes=1 << 29)
+    assert (await echo(pool, "on"))["said"] == "on"
+    await pool.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["never_polls", "swallows"])
+async def test_anything_that_cannot_be_interrupted_is_killed_soon_after_its_share_of_computing(name):
+    pool = one_worker()
+    before = (await echo(pool))["pid"]
+    with pytest.raises(WorkerTimeout, match=r"more than 0\.2 s of CPU time"):
+        await pool.run(asks(name), cpu_limit_s=0.2, wall_limit_s=1000.0)
+    assert (await echo(pool))["pid"] != before
+    await pool.close()
+
+
+@pytest.mark.long
+async def test_loading_a_handler_is_not_the_requests_computing():
+    pool = one_worker(cpu_limit_s=0.2)
+    assert (await pool.run(asks("slow_to_load", say="late")))["said"] == "late"  # a second of it
+    await pool.close()
+
+
+@pytest.mark.long
+async def test_what_a_worker_computed_before_is_not_the_requests_computing(monkeypatch):
+    monkeypatch.setattr(pool_worker, "_CPU_GRACE_S", 0.1)
+    pool = one_worker()
+    before = (await pool.run(asks("spin", until_cpu_s=1.0)))["pid"]
+    assert (await pool.run(asks("sleep", seconds=1.0), cpu_limit_s=0.2))["pid"] == before
+    await pool.close()
+
+
+@pytest.mark.long
+async def test_a_limit_starts_when_a_worker_takes_the_request_and_not_in_the_queue():
+    pool = one_worker()
+    await echo(pool)
+    sleeps = (pool.run(asks("sleep", seconds=0.15), wall_limit_s=1.0) for _ in range(14))
+    assert len(await asyncio.gather(*sleeps)) == 14  # the last one waits for 2 s
+    await pool.close()
+
+
+@pytest.mark.long
+async def test_the_deadline_of_the_caller_stands_still_in_the_queue():
+    pool = one_worker()
+    await echo(pool)
+
+    async def one() -> dict:
+        return await pool.run(asks("sleep", seconds=0.15))
+
+    assert len(await asyncio.gather(*(bounded(one, limit_s=1.0) for _ in range(14)))) == 14
+    await pool.close()
+
+
+@pytest.mark.long
+async def test_one_hostile_request_costs_the_others_and_the_loop_nothing(pool):
+    lags: list[float] = []
+
+    async def tick() -> None:
+        while True:
+            started = time.perf_counter()
+            await asyncio.sleep(0.01)
+            lags.append(time.perf_counter() - started - 0.01)
+
+    await echo(pool)
+    hostile = asyncio.create_task(pool.run(asks("never_polls"), cpu_limit_s=0.5))
+    ticking = asyncio.create_task(tick())
+    assert [(await echo(pool, number))["said"] for number in range(50)] == list(range(50))
+    with pytest.raises(WorkerTimeout):
+        await hostile
+    ticking.cancel()
+    assert sorted(lags)[len(lags) // 2] < 0.1
+
+
+@pytest.mark.long
+async def test_a_worker_that_grew_too_large_is_replaced():
+    ours = b"x" * (600 << 20)  # what the parent holds is not the worker's
+    pool = one_worker()
+    before = (await echo(pool))["pid"]
+    assert (await pool.run(asks("eat", bytes=600 << 20)))["pid"] == before
+    assert (await pool.run(asks("sleep", seconds=0)))["pid"] == before
+    assert (await pool.run(asks("eat", bytes=600 << 20, keep=True)))["pid"] == before
+    assert (await pool.run(asks("sleep", seconds=0)))["pid"] != before
+    del ours
+    await pool.close()
+
+
+# --- lives and deaths -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+async def test_close_is_idempotent_leaves_no_child_and_a_later_check_starts_again():
+    pool, before = one_worker(), workers()
+    await pool.close()
+    await echo(pool)
+    assert len(workers() - before) == 1
+    await pool.close()
+    await pool.close()
+    assert workers() <= before
+    await echo(pool)
+    await pool.close()
+
+
+async def test_workers_start_only_at_the_first_request():
+    before = workers()
+    async with asyncio.timeout(60):
+        pool = one_worker()
+        await asyncio.sleep(0.05)
+        assert workers() == before
+        await pool.close()
+
+
+@pytest.mark.long
+async def test_a_check_in_flight_at_close_is_a_failure_not_a_wrong_answer():
+    pool = one_worker()
+    await echo(pool)
+    checks = [asyncio.create_task(pool.run(asks("sleep", seconds=60))) for _ in range(2)]
+    await asyncio.sleep(0.3)
+    await pool.close()
+    results = await asyncio.gather(*checks, return_exceptions=True)
+    assert {type(result) for result in results} == {WorkerFailed}
+
+
+@pytest.mark.long
+async def test_a_worker_killed_once_in_a_check_is_replaced_and_the_check_repeated(tmp_path):
+    pool = one_worker()
+    check = asyncio.create_task(pool.run(asks("dies", flag=str(tmp_path / "flag"))))
+    queued = asyncio.create_task(echo(pool, "next"))
+    assert (await check)["pid"]
+    assert (await queued)["said"] == "next"
+    await pool.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("segfault", [True, False])
+async def test_a_worker_killed_twice_in_a_check_is_a_failure_and_others_continue(segfault):
+    pool = one_worker()
+    check = asyncio.create_task(pool.run(asks("dies", segfault=segfault)))
+    queued = asyncio.create_task(echo(pool, "next"))
+    with pytest.raises(WorkerFailed, match=r"a worker died during the check \(2 attempts\)"):
+        await check
+    assert (await queued)["said"] == "next"
+    await pool.close()
+
+
+@pytest.mark.long
+async def test_an_idle_worker_that_died_is_replaced_unnoticed():
+    pool = one_worker()
+    pid = (await echo(pool))["pid"]
+    os.kill(pid, signal.SIGKILL)
+    assert (await echo(pool))["pid"] != pid
+    await pool.close()
+
+
+@pytest.mark.long
+async def test_cancelling_frees_the_worker_slot():
+    pool, before = one_worker(), workers()
+    await echo(pool)
+    check = asyncio.create_task(pool.run(asks("sleep", seconds=60)))
+    await asyncio.sleep(0.2)
+    check.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await check
+    await wait_until(lambda: not workers() - before)
+    assert (await asyncio.wait_for(echo(pool, "free"), 20))["said"] == "free"
+    await pool.close()
+
+
+@pytest.mark.long
+async def test_cancelling_at_any_moment_leaves_a_pool_that_works():
+    pool, before, rng = WorkerPool(num_workers=2), workers(), random.Random(0)
+    for _ in range(12):
+        checks = [asyncio.create_task(echo(pool, n)) for n in range(10)]
+        await asyncio.sleep(rng.choice([0, 0.0005, 0.001, 0.01, 0.1, 0.2]))
+        for check in (cancelled := rng.sample(checks, 6)):
+            check.cancel()
+        results = await asyncio.gather(*checks, return_exceptions=True)
+        for number, (check, result) in enumerate(zip(checks, results, strict=True)):
+            answered = isinstance(result, dict) and result["said"] == number
+            assert answered or (check in cancelled and isinstance(result, asyncio.CancelledError)), result
+    assert len(workers() - before) <= 2
+    await pool.close()
+
+
+@pytest.mark.long
+async def test_a_reply_that_came_while_the_loop_was_blocked_counts():
+    pool = one_worker()
+    await echo(pool)
+    check = asyncio.create_task(pool.run(asks("echo", say="late"), cpu_limit_s=0.2, wall_limit_s=0.2))
+    await asyncio.sleep(0)
+    time.sleep(1.5)  # past the deadline
+    assert (await check)["said"] == "late"
+    await pool.close()
+
+
+@pytest.mark.long
+async def test_a_worker_is_replaced_after_its_share_of_tasks():
+    pool = one_worker(max_tasks_per_worker=2)
+    pids = [(await echo(pool))["pid"] for _ in range(4)]
+    assert pids[0] == pids[1] != pids[2] == pids[3]
+    await pool.close()
+
+
+async def test_more_checks_than_max_pending_wait_in_line():
+    pool = one_worker(max_pending=1)
+    assert [result["said"] for result in await asyncio.gather(*(echo(pool, n) for n in range(20)))] == list(range(20))
+    await pool.close()
+
+
+@pytest.mark.long
+def test_one_grader_serves_event_loops_one_after_another_with_the_same_worker():
+    pool = one_worker()
+    assert len({asyncio.run(echo(pool))["pid"] for _ in range(3)}) == 1
+    asyncio.run(pool.close())
+
+
+@pytest.mark.long
+def test_a_loop_that_ends_during_a_check_takes_the_worker_with_it():
+    pool = one_worker()
+
+    async def leave() -> None:
+        leave.task = asyncio.create_task(pool.run(asks("sleep", seconds=60)))  # type: ignore[attr-defined]
+        await asyncio.sleep(0.5)
+
+    asyncio.run(leave())
+    assert asyncio.run(echo(pool, "next"))["said"] == "next"
+    asyncio.run(pool.close())
+
+
+@pytest.mark.long
+def test_loops_of_several_threads_share_a_pool():
+    pool = one_worker()
+
+    async def in_threads() -> list[int]:
+        def run(number: int) -> int:
+            return [asyncio.run(echo(pool, number))["said"] for _ in range(10)].pop()
+
+        return await asyncio.gather(*(asyncio.to_thread(run, number) for number in range(4)))
+
+    assert asyncio.run(in_threads()) == [0, 1, 2, 3]
+    pool.close_now()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("behaviour", "detail"),
+    [
+        ("raise SystemExit('no math-verify here')", "no math-verify here"),
+        ("raise ImportError('pip install math-verify')", "pip install math-verify"),
+        ("print('hello ' * 100)", "garbage"),
+        (READY + "raise SystemExit(1)", "died"),
+        (READY + "os.kill(os.getpid(), 11)", "died"),
+        (READY + "send(b'not json')", "garbage"),
+        (READY + "send([1])", "garbage"),
+        (READY + "send({})", "out of turn"),
+        (READY + "send({'id': 99, 'status': 'ok', 'result': {'status': 'ok'}})", "out of turn"),
+        (READY + "send({'id': request['id'], 'status': 'ok', 'result': []})", "garbage"),
+        (READY + "send({'id': request['id']})", "garbage"),
+        (READY + "result(status='perhaps', correct=True, detail='')", "garbage"),
+        (READY + "result()", "garbage"),
+        (READY + "os.write(1, b'\\xff' * 100); time.sleep(60)", "garbage"),
+        (READY + "os.write(1, b'\\x00\\x00'); raise SystemExit", "garbage"),
+    ],
+)
+async def test_a_broken_worker_is_a_failure_and_never_a_wrong_answer(behaviour, detail, tmp_path, monkeypatch):
+    grade = await grade_with_fake(behaviour, tmp_path, monkeypatch)
+    assert math_outcome(grade) == "infra"
+    assert detail in grade.detail
+
+
+async def test_a_worker_that_fails_once_is_tried_again(tmp_path, monkeypatch):
+    grade = await grade_with_fake(READY + once(tmp_path, "raise SystemExit") + ANSWER, tmp_path, monkeypatch)
+    assert math_outcome(grade) == "correct"
+
+
+async def test_a_missing_interpreter_is_a_failure(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    with pytest.raises(WorkerFailed, match="cannot start"):
+        await echo(one_worker())
+
+
+# --- the process's end, and forks -----------------------------------------------------------------------------------
+
+
+def test_one_process_has_one_pool_of_a_name():
+    assert shared_pool() is shared_pool("rewards") is not shared_pool("functions")
+    assert shared_pool()._num_workers >= 2
+
+
+def script(code: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])}
+    head = f"import asyncio, os\nfrom agentenv.rewards.workers.pool import shared_pool\nTASK = {HANDLERS + ':'!r}\n"
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", head + textwrap.dedent(code)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+@pytest.mark.long
+async def test_workers_end_with_a_parent_that_is_killed():
+    parent = script(
+        """
+        async def main():
+            check = asyncio.create_task(shared_pool().run({"task": TASK + "spin"}, cpu_limit_s=60))
+            print((await shared_pool().run({"task": TASK + "echo", "say": "ready"}))["said"], flush=True)
+            await check
+        asyncio.run(main())
+        """
+    )
+    assert parent.stdout is not None
+    assert await asyncio.to_thread(parent.stdout.readline) == "ready\n"
+    pids = workers(parent.pid)
+    assert len(pids) == 2
+    parent.kill()
+    parent.communicate()
+    await wait_until(lambda: not any(alive(pid) for pid in pids), 10.0)
+
+
+@pytest.mark.long
+async def test_the_shared_pool_ends_with_the_process_without_a_warning():
+    process = script(
+        """
+        print(asyncio.run(shared_pool().run({"task": TASK + "echo", "say": "done"}))["said"])
+        """
+    )
+    out, err = process.communicate(timeout=60)
+    assert (out, err, process.returncode) == ("done\n", "", 0)
+    assert not workers(process.pid)
+
+
+@pytest.mark.long
+async def test_a_forked_child_starts_its_own_workers_and_spares_the_parents():
+    process = script(
+        """
+        def pid(): return asyncio.run(shared_pool().run({"task": TASK + "echo", "say": ""}))["pid"]
+        before = pid()
+        child = os.fork()
+        print(pid() == before, flush=True)
+        if child:
+            assert os.waitpid(child, 0)[1] == 0
+            print(pid() == before)
+        """
+    )
+    out, err = process.communicate(timeout=60)
+    assert (sorted(out.split()), err, process.returncode) == (["False", "True", "True"], "", 0)
+
+
+def test_the_worker_module_is_the_one_that_is_shipped():
+    assert pool_module._WORKER_MODULE == "agentenv.rewards.workers.main"

@@ -1,0 +1,83 @@
+"""The grader's worker processes as tests see them in /proc, and workers that misbehave."""
+
+import asyncio
+import contextlib
+import os
+import time
+from pathlib import Path
+
+import agentenv.rewards.workers.pool as pool
+from agentenv.rewards.rules.math.reward import MathGrader
+
+
+def workers(parent: int | None = None, module: str = "agentenv.rewards.workers.main") -> set[int]:
+    """The pids of the parent's living workers."""
+    pids = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            state, ppid = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            command = (folder / "cmdline").read_text()
+            if int(ppid) == (parent or os.getpid()) and state != "Z" and module in command:
+                pids.add(int(folder.name))
+    return pids
+
+
+def state(pid: int) -> str:
+    """The letter that Linux gives a process: R, S, T, Z...; empty when it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
+
+
+async def wait_until(condition, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        await asyncio.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    return state(pid) not in ("", "Z")
+
+
+READY = r"""
+import json, os, struct, sys, time
+def send(message):
+    body = message if isinstance(message, bytes) else json.dumps(message).encode()
+    os.write(1, struct.pack(">I", len(body)) + body)
+def receive():
+    return json.loads(os.read(0, struct.unpack(">I", os.read(0, 4))[0]))
+def result(**fields):
+    send({"id": request["id"], "status": "ok", "result": fields})
+send({"ready": True})
+request = receive()
+result()  # loaded
+request = receive()
+"""
+ANSWER = "result(status='ok', correct=True, detail='')"
+
+
+def once(tmp_path, behaviour: str) -> str:
+    return f"flag = {str(tmp_path / 'flag')!r}\nif not os.path.exists(flag):\n    open(flag, 'w'); {behaviour}\n"
+
+
+REAL = r"""
+import os, signal, sys
+from agentenv.rewards.rules.math import worker
+from agentenv.rewards.workers import main
+compare = worker._compare
+def instead(answer, gold):
+    if gold != "1+x^2":  # not the worker's own first check
+        {}
+    return compare(answer, gold)
+worker._compare = instead
+main.serve()
+"""
+
+
+async def grade_with_fake(behaviour: str, tmp_path, monkeypatch, label=3):
+    (tmp_path / "fake_worker.py").write_text(behaviour)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(pool, "_WORKER_MODULE", "fake_worker")
+    async with MathGrader(num_workers=1, timeout_s=0.2) as grader:
+        return await grader.grade(r"\boxed{1+1}", label)

@@ -1,0 +1,362 @@
+"""The run directory: what was appended is there whatever happens, once, and nobody else writes into it."""
+
+import json
+import os
+import stat
+import sys
+import threading
+import time
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agentenv.core.trajectory import EpisodeError, Trajectory
+from agentenv.core.types import Completion, StepResult, StopReason, Task
+from agentenv.errors import ConfigError, DataError
+from agentenv.runs.records import directory as record
+from agentenv.runs.records.directory import ReadReport, RunWriter, read_config, read_trajectories
+
+CONFIG = {"model": "tiny", "limits": {"max_turns": 4, "max_length": 100}, "concurrency": 8}
+
+
+def episode(episode_id="a/0", *, reward=1.0, error=None, attempt=0, text="hello"):
+    trajectory = Trajectory(Task("p"), 100_000, episode_id, episode_id.split("/")[0], attempt)
+    trajectory.append_observation(range(20))
+    trajectory.append_turn(Completion(tuple(range(50)), logprobs=(-0.5,) * 50), text)
+    if error is None:
+        trajectory.set_result(StepResult(reward=reward, terminated=True))
+        trajectory.finish(StopReason.TERMINATED)
+    else:
+        trajectory.finish(StopReason.ERROR, EpisodeError(error, "SomeError", "it broke", "step"))
+    return trajectory
+
+
+def write_run(path, *ids):
+    with RunWriter.open(path, CONFIG) as writer:
+        for episode_id in ids:
+            writer.append(episode(episode_id))
+    return path / record.TRAJECTORIES
+
+
+def read_ids(path, report=None):
+    return [trajectory.episode_id for trajectory in read_trajectories(path, report=report)]
+
+
+def test_appended_lines_are_read_back_in_order(tmp_path):
+    log = write_run(tmp_path / "runs" / "a", "b/0", "a/0", "a/1")
+    assert read_ids(log.parent) == read_ids(log) == ["b/0", "a/0", "a/1"]
+    assert all(json.loads(line)["episode"]["reward"] == 1.0 for line in log.read_text().splitlines())
+
+
+def test_the_config_is_stored_with_schema_and_versions(tmp_path):
+    write_run(tmp_path)
+    stored = read_config(tmp_path)
+    assert stored["schema_version"] == 2
+    assert stored["config"] == CONFIG
+    assert {"agentenv", "python"} <= stored["versions"].keys()
+
+
+def test_metrics_are_replaced_whole(tmp_path):
+    with RunWriter.open(tmp_path, CONFIG) as writer:
+        writer.write_metrics({"reward": 0.5, "missing": None})
+        writer.write_metrics({"reward": 1.0})
+    assert json.loads((tmp_path / "metrics.json").read_text()) == {"reward": 1.0}
+    assert sorted(os.listdir(tmp_path)) == [".lock", "config.json", "metrics.json", "trajectories.jsonl"]
+
+
+def test_a_resumed_run_knows_what_is_finished_and_what_failed(tmp_path):
+    with RunWriter.open(tmp_path, CONFIG) as writer:
+        writer.append(episode("a/0"))
+        writer.append(episode("a/1", error="infra"))
+    with RunWriter.open(tmp_path, CONFIG, resume=True) as writer:
+        assert set(writer.finished) == {"a/0"}
+        assert writer.failed.keys() == {"a/1"}
+        assert writer.failed["a/1"].error_kind == "infra"
+        metrics = writer.tally.metrics(num_tasks=1, num_samples=2, wall_s=1.0)
+        assert (metrics.num_episodes, metrics.num_infra_errors, metrics.reward.mean) == (2, 1, 1.0)
+        assert writer.report == ReadReport(num_lines=2)
+
+
+def test_resuming_a_complete_run_changes_no_file(tmp_path):
+    log = write_run(tmp_path, "a/0")
+    before = log.read_bytes(), (tmp_path / "config.json").read_bytes()
+    RunWriter.open(tmp_path, CONFIG, resume=True).close()
+    assert (log.read_bytes(), (tmp_path / "config.json").read_bytes()) == before
+
+
+def test_an_episode_that_comes_twice_is_written_once(tmp_path):
+    with RunWriter.open(tmp_path, CONFIG) as writer:
+        first = writer.append(episode("a/0", reward=1.0))
+        writer.append(episode("b/0", reward=0.5))
+        assert writer.append(episode("a/0", reward=0.0, attempt=1)) == first
+        assert writer.append(episode("a/0", error="infra", attempt=2)) == first
+        assert writer.tally.metrics(num_tasks=2, num_samples=1, wall_s=1.0).reward.mean == 0.75
+    assert len((tmp_path / "trajectories.jsonl").read_bytes().splitlines()) == 2
+
+
+def test_episodes_that_belong_together_are_written_with_one_call_or_not_at_all(tmp_path, monkeypatch):
+    writes = []
+    with RunWriter.open(tmp_path, CONFIG) as writer:
+        writer.append_all([episode("a/0", error="infra"), episode("a/1")])
+        monkeypatch.setattr(record.os, "write", lambda fd, data, write=os.write: writes.append(fd) or write(fd, data))
+        again = writer.append_all([episode("a/0", reward=2.0), episode("a/1", reward=9.0), episode("a/2", reward=3.0)])
+        assert [summary.reward for summary in again] == [2.0, 1.0, 3.0], "of a/1 the first line counts"
+        assert len(writes) == 1
+        with pytest.raises(DataError):
+            writer.append_all([episode("b/0"), replace(episode("b/1"), task=Task("p", label=endless_list()))])
+        assert len(writes) == 1
+        assert "b/0" not in writer.finished
+    assert {each.episode_id: each.reward for each in read_trajectories(tmp_path)} == {
+        "a/0": 2.0,
+        "a/1": 1.0,
+        "a/2": 3.0,
+    }
+
+
+def endless_list():
+    """A list that contains itself."""
+    value = []
+    value.append(value)
+    return value
+
+
+def test_a_failed_episode_gives_way_to_a_later_one_even_from_another_run(tmp_path):
+    with RunWriter.open(tmp_path, CONFIG) as writer:
+        writer.append(episode("a/0", error="infra", attempt=2))
+        writer.append(episode("b/0"))
+    with RunWriter.open(tmp_path, CONFIG, resume=True) as writer:
+        writer.append(episode("a/0", reward=0.25))
+        writer.append(episode("a/0", reward=0.75))
+    report = ReadReport()
+    assert [(t.episode_id, t.reward) for t in read_trajectories(tmp_path, report=report)] == [
+        ("b/0", 1.0),
+        ("a/0", 0.25),
+    ]
+    assert (report.num_lines, report.num_superseded) == (3, 1)
+
+
+def test_a_run_with_an_info_near_the_largest_float_is_continued(tmp_path):
+    for number in range(2):
+        with RunWriter.open(tmp_path, CONFIG, resume=number > 0) as writer:
+            assert len(writer.tally) == number
+            trajectory = Trajectory(Task("p"), max_length=100, episode_id=f"t{number}/0", group_id=f"t{number}")
+            trajectory.append_observation([1])
+            for turn in range(2):
+                trajectory.append_turn(Completion((2,)), "x")
+                trajectory.set_result(StepResult(terminated=turn == 1, info={"best": 1.7e308}))
+            trajectory.finish(StopReason.TERMINATED)
+            writer.append(trajectory)
+            writer.write_metrics(writer.tally.metrics(num_tasks=2, num_samples=1, wall_s=1.0).to_dict())
+    assert read_ids(tmp_path) == ["t0/0", "t1/0"]
+
+
+def test_duplicated_lines_count_once_and_the_first_holds(tmp_path):
+    log = write_run(tmp_path / "a", "a/0")
+    other = write_run(tmp_path / "b", "x/0")
+    with RunWriter.open(tmp_path / "c", CONFIG) as writer:
+        writer.append(episode("a/0", reward=0.0))
+    log.write_bytes(log.read_bytes() + other.read_bytes() + (tmp_path / "c" / "trajectories.jsonl").read_bytes())
+    report = ReadReport()
+    assert [(t.episode_id, t.reward) for t in read_trajectories(log, report=report)] == [("a/0", 1.0), ("x/0", 1.0)]
+    assert report.num_superseded == 1
+
+
+def test_an_unfinished_or_nameless_episode_is_refused(tmp_path):
+    running = Trajectory(Task("p"), 100, "a/0")
+    nameless = episode("")
+    with RunWriter.open(tmp_path, CONFIG) as writer:
+        for trajectory in (running, nameless):
+            with pytest.raises(ValueError, match="expected a finished episode with an id"):
+                writer.append(trajectory)
+
+
+def test_a_closed_writer_refuses_and_closes_again(tmp_path):
+    writer = RunWriter.open(tmp_path, CONFIG)
+    writer.close()
+    writer.close()
+    with pytest.raises(ValueError, match="closed one"):
+        writer.append(episode())
+
+
+def test_threads_may_append_at_once(tmp_path):
+    with RunWriter.open(tmp_path, CONFIG) as writer:
+        work = [lambda t=t: [writer.append(episode(f"{t}/{i}")) for i in range(20)] for t in range(4)]
+        threads = [threading.Thread(target=target) for target in work]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(set(read_ids(tmp_path))) == 80
+
+
+def test_the_file_is_synced_at_most_once_a_second_and_on_close(tmp_path, monkeypatch):
+    syncs, now_s = [], time.monotonic()
+    monkeypatch.setattr(record, "_fdatasync", syncs.append)
+    monkeypatch.setattr(record.time, "monotonic", lambda: now_s)
+    with RunWriter.open(tmp_path, CONFIG) as writer:
+        for index in range(20):
+            writer.append(episode(f"a/{index}"))
+        assert syncs == []
+        now_s += 1.5
+        writer.append(episode("b/0"))
+        writer.append(episode("b/1"))
+        assert len(syncs) == 1
+    assert len(syncs) == 2
+
+
+def test_metrics_are_on_the_disk_before_their_name_is_and_the_name_before_the_call_returns(tmp_path, monkeypatch):
+    """What a power cut leaves is the old file or the new one, never a name without content."""
+    calls, fsync, replace = [], os.fsync, Path.replace
+
+    def synced(fd):
+        calls.append("directory" if stat.S_ISDIR(os.fstat(fd).st_mode) else "content")
+        fsync(fd)
+
+    def replaced(path, target):
+        calls.append("name")
+        return replace(path, target)
+
+    with RunWriter.open(tmp_path, CONFIG) as writer:
+        monkeypatch.setattr(record.os, "fsync", synced)
+        monkeypatch.setattr(record.Path, "replace", replaced)
+        writer.write_metrics({"a": 1})
+        assert calls == ["content", "name", "directory"]
+        monkeypatch.undo()
+
+
+@pytest.mark.long
+def test_an_episode_that_two_threads_bring_at_once_is_written_once(tmp_path, monkeypatch):
+    writing, may_write, write = threading.Event(), threading.Event(), os.write
+
+    def slow(fd, data):
+        writing.set()
+        may_write.wait(60)
+        return write(fd, data)
+
+    with RunWriter.open(tmp_path, CONFIG) as writer:
+        monkeypatch.setattr(record.os, "write", slow)
+        threads = [threading.Thread(target=writer.append, args=(episode("a/0"),)) for _ in range(2)]
+        threads[0].start()
+        assert writing.wait(60)
+        threads[1].start()
+        threads[1].join(0.3)
+        assert threads[1].is_alive(), "it waits for the first"
+        may_write.set()
+        for thread in threads:
+            thread.join(60)
+    assert len((tmp_path / record.TRAJECTORIES).read_bytes().splitlines()) == 1
+
+
+def test_a_second_writer_is_refused_with_the_name_of_the_first(tmp_path):
+    with (
+        RunWriter.open(tmp_path, CONFIG),
+        pytest.raises(ConfigError, match=rf"{tmp_path}.*process {os.getpid()} on .*another --out"),
+    ):
+        RunWriter.open(tmp_path, CONFIG, resume=True)
+    RunWriter.open(tmp_path, CONFIG, resume=True).close()
+
+
+def test_a_new_run_in_a_directory_with_episodes_is_refused_with_what_to_do(tmp_path):
+    log = write_run(tmp_path, "a/0")
+    before = log.read_bytes()
+    with pytest.raises(ConfigError, match=r"one with episodes\. Continue that run with --resume, or use another --out"):
+        RunWriter.open(tmp_path, CONFIG)
+    assert log.read_bytes() == before
+
+
+def test_a_run_that_recorded_nothing_may_be_started_again_with_another_config(tmp_path):
+    write_run(tmp_path)
+    for resume in (False, True):
+        RunWriter.open(tmp_path, {**CONFIG, "model": f"other-{resume}"}, resume=resume).close()
+        assert read_config(tmp_path)["config"]["model"] == f"other-{resume}"
+
+
+def test_resuming_where_nothing_is_starts_a_run(tmp_path):
+    with RunWriter.open(tmp_path / "new", CONFIG, resume=True) as writer:
+        assert not writer.finished
+
+
+@pytest.mark.parametrize("content", ['{"model_type": "qwen2"}', "[]", "not json", ""])
+@pytest.mark.parametrize("resume", [True, False])
+def test_another_owners_config_json_is_never_overwritten(tmp_path, content, resume):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"config\.json: expected .* use another --out|Use another --out"):
+        RunWriter.open(tmp_path, CONFIG, resume=resume)
+    assert (tmp_path / "config.json").read_text() == content
+
+
+def test_resuming_with_another_config_is_refused_with_the_differences(tmp_path):
+    write_run(tmp_path, "a/0")
+    new = {"model": "large", "limits": {"max_turns": 4, "max_length": 200}, "concurrency": 99, "seed": 1}
+    with pytest.raises(ConfigError) as caught:
+        RunWriter.open(tmp_path, new, resume=True, may_differ=["concurrency"])
+    message = str(caught.value)
+    assert "model was 'tiny', is now 'large'" in message
+    assert "limits.max_length was 100, is now 200" in message
+    assert "seed was 'absent', is now 1" in message
+    assert "concurrency" not in message
+    assert "max_turns" not in message
+
+
+def test_keys_that_may_differ_stand_for_what_is_below_them(tmp_path):
+    write_run(tmp_path, "a/0")
+    new = {**CONFIG, "limits": {"max_turns": 9}, "concurrency": 1}
+    RunWriter.open(tmp_path, new, resume=True, may_differ=["concurrency", "limits"]).close()
+    assert read_config(tmp_path)["config"] == CONFIG
+
+
+def test_the_same_config_in_other_types_is_the_same(tmp_path):
+    with RunWriter.open(tmp_path, {"stop": ("a",), "out": Path("x")}) as writer:
+        writer.append(episode())
+    RunWriter.open(tmp_path, {"stop": ["a"], "out": "x"}, resume=True).close()
+
+
+def test_a_long_list_of_differences_is_cut(tmp_path):
+    with RunWriter.open(tmp_path, {f"key{index}": 0 for index in range(30)}) as writer:
+        writer.append(episode())
+    with pytest.raises(ConfigError, match="key7 was 0, is now 1; and 22 more"):
+        RunWriter.open(tmp_path, {f"key{index}": 1 for index in range(30)}, resume=True)
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_another_schema_is_refused_in_config_and_in_lines(tmp_path, version):
+    log = write_run(tmp_path, "a/0")
+    payload = b'{"episode_id":"b/0","error":null,"new":"field"}'
+    before = log.read_bytes()
+    log.write_bytes(before + b'{"v":%d,"crc":"%08x","episode":%b}\n' % (version, zlib.crc32(payload, version), payload))
+    with pytest.raises(DataError, match=f"schema version 2, got {version}"):
+        RunWriter.open(tmp_path, CONFIG, resume=True)
+    log.write_bytes(before)
+    document = read_config(tmp_path) | {"schema_version": version}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match=f"schema version 2, got {version}"):
+        RunWriter.open(tmp_path, CONFIG, resume=True)
+
+
+def test_a_directory_that_cannot_be_written_is_a_config_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="expected a writable directory"):
+        RunWriter.open(tmp_path / "file", CONFIG)
+    with pytest.raises(ConfigError, match="expected a writable directory"):
+        RunWriter.open(tmp_path / "file" / "below", CONFIG)
+
+
+def test_a_refused_opening_leaves_no_lock_and_no_descriptor(tmp_path):
+    write_run(tmp_path, "a/0")
+    before = set(os.listdir("/proc/self/fd")) if sys.platform == "linux" else None
+    for _ in range(3):
+        with pytest.raises(ConfigError):
+            RunWriter.open(tmp_path, CONFIG)
+    RunWriter.open(tmp_path, CONFIG, resume=True).close()
+    assert before is None or set(os.listdir("/proc/self/fd")) == before
+
+
+def test_reading_what_is_not_there_is_a_config_error(tmp_path):
+    for path in (tmp_path / "gone", tmp_path / "gone" / "trajectories.jsonl"):
+        with pytest.raises(ConfigError, match="expected a run directory, got nothing"):
+            read_ids(path)
+    assert read_ids(tmp_path) == []
+    with pytest.raises(ConfigError, match="got no config"):
+        read_config(tmp_path)

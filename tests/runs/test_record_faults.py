@@ -1,0 +1,340 @@
+"""The run directory under faults: damaged files, killed processes, full and failing disks."""
+
+import contextlib
+import inspect
+import os
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import pytest
+
+from agentenv.errors import ConfigError, DataError, RunStopped
+from agentenv.runs.records import directory as record
+from agentenv.runs.records.directory import ReadReport, RunWriter, read_trajectories
+from agentenv.runs.records.lines import decode_line
+from tests.runs.test_record import CONFIG, episode, read_ids, write_run
+
+ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+HELPERS = f"""
+from agentenv.errors import RunStopped
+from agentenv.runs.records.directory import ReadReport, RunWriter, read_trajectories
+from agentenv.core.trajectory import EpisodeError, Trajectory
+from agentenv.core.types import Completion, StepResult, StopReason, Task
+CONFIG = {CONFIG}
+{inspect.getsource(episode)}
+"""
+"""What the programs of this file start with: less than the imports of a test module."""
+
+
+@pytest.mark.long
+def test_a_forked_child_that_outlives_a_killed_run_does_not_keep_it_locked(tmp_path):
+    code = (
+        f"{HELPERS}\nimport os, sys, signal, time\n"
+        "writer = RunWriter.open(sys.argv[1], CONFIG)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n    os.close(1); os.close(2); time.sleep(60); os._exit(0)\n"
+        "os.write(1, b'%d' % child); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    child = int(subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, env=ENV).stdout)
+    try:
+        RunWriter.open(tmp_path, CONFIG, resume=True).close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_torn_last_line_is_cut_off_and_reported(tmp_path, caplog):
+    log = write_run(tmp_path, "a/0", "a/1")
+    first, second = log.read_bytes().splitlines(keepends=True)
+    for kept in (1, 40, len(second) // 2, len(second) - 2):
+        log.write_bytes(first + second[:kept])
+        assert read_ids(tmp_path, ReadReport()) == ["a/0"]
+        with RunWriter.open(tmp_path, CONFIG, resume=True) as writer:
+            assert set(writer.finished) == {"a/0"}
+            assert writer.report.torn_bytes == kept
+            writer.append(episode("a/1"))
+        assert "cut off a torn last line" in caplog.text
+        assert log.read_bytes() == first + second
+
+
+def test_a_last_line_that_lacks_only_its_newline_is_kept(tmp_path):
+    log = write_run(tmp_path, "a/0")
+    log.write_bytes(log.read_bytes().rstrip(b"\n"))
+    with RunWriter.open(tmp_path, CONFIG, resume=True) as writer:
+        assert set(writer.finished) == {"a/0"}
+        writer.append(episode("a/1"))
+    assert read_ids(tmp_path) == ["a/0", "a/1"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda lines: [lines[0], lines[1].replace(b"a/1", b"a/2"), lines[2]], r"skipped 1 damaged lines \(2\)"),
+        (lambda lines: [*lines[:2], lines[2][:20]], "skipped 20 bytes of a torn last line"),
+        (lambda lines: [b"?\n", *lines[:2], lines[2][:20]], r"1 damaged lines \(1\) and 20 bytes of a torn last line"),
+    ],
+    ids=["damaged", "torn", "both"],
+)
+def test_a_reader_warns_of_lines_that_it_skips_unless_it_reports_them(tmp_path, damage, said):
+    log = write_run(tmp_path, "a/0", "a/1", "a/2")
+    log.write_bytes(b"".join(damage(log.read_bytes().splitlines(keepends=True))))
+    with pytest.warns(UserWarning, match=said):
+        expected = [trajectory.episode_id for trajectory in read_trajectories(tmp_path)]
+    report = ReadReport()
+    assert read_ids(tmp_path, report) == expected
+    assert re.search(said, report.damage)
+    assert ReadReport(num_lines=3, num_superseded=1).damage == ""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"attempt":0', b'"attempt":' + b"9" * 6000),
+        (b'"attempt":0', b'"attempt":' + b"9" * 400),
+        (b'"wait_s":', b'"wait_s":1e999,"x":'),
+        (b'"tools":', b'"tools":' + b"[" * 100_000 + b"]" * 100_000 + b',"x":'),
+        (b'"num_cached_tokens":0', b'"num_cached_tokens":' + b"9" * 400),
+        (b'"num_cached_tokens":0', b'"num_cached_tokens":"many"'),
+        (b'"step_s":', b'"step_s":[1],"x":'),
+    ],
+)
+def test_a_line_with_values_that_are_none_of_a_trajectory_is_a_data_error(tmp_path, old, new):
+    log = write_run(tmp_path, "a/0", "a/1")
+    first, second = log.read_bytes().splitlines(keepends=True)
+    episode = decode_line(second).replace(old, new)
+    assert new in episode
+    log.write_bytes(first + b'{"v":%d,"crc":"%08x","episode":%b}\n' % (2, zlib.crc32(episode, 2), episode))
+    told = f"{re.escape(str(log))}, line 2: .*: expected the values of a trajectory, .* Or delete the line"
+    with pytest.raises(DataError, match=told):
+        list(read_trajectories(tmp_path))
+    with pytest.raises(DataError, match=told):
+        RunWriter.open(tmp_path, CONFIG, resume=True)
+
+
+def test_a_flipped_byte_costs_its_line_only_and_is_reported(tmp_path):
+    log = write_run(tmp_path, "a/0", "a/1", "a/2")
+    lines = log.read_bytes().splitlines(keepends=True)
+    rng = random.Random(0)
+    for position in [0, 6, 10, len(lines[1]) - 1, *(rng.randrange(len(lines[1])) for _ in range(60))]:
+        middle = bytearray(lines[1])
+        middle[position] ^= 1 << rng.randrange(8)
+        log.write_bytes(lines[0] + bytes(middle) + lines[2])
+        report = ReadReport()
+        ids = read_ids(tmp_path, report)
+        merged = position == len(lines[1]) - 1  # without its newline it takes the next line along
+        assert ids == (["a/0"] if merged else ["a/0", "a/2"])
+        assert len(report.corrupt_lines) in (1, 2)
+        assert f"{len(report.corrupt_lines)} damaged lines" in report.damage
+    log.write_bytes(lines[0] + bytes(middle) + lines[2])
+    with RunWriter.open(tmp_path, CONFIG, resume=True) as writer:
+        assert set(writer.finished) == {"a/0", "a/2"}
+        assert "1 damaged lines (2)" in writer.report.damage
+        writer.append(episode("a/1"))
+    assert read_ids(tmp_path, ReadReport()) == ["a/0", "a/2", "a/1"]
+
+
+def test_byte_order_mark_crlf_blank_lines_and_an_empty_file_are_read(tmp_path):
+    log = write_run(tmp_path, "a/0", "a/1")
+    lines = log.read_bytes().splitlines()
+    log.write_bytes(b"\xef\xbb\xbf" + lines[0] + b"\r\n\r\n\n" + lines[1] + b"\r\n")
+    report = ReadReport()
+    assert read_ids(tmp_path, report) == ["a/0", "a/1"]
+    assert report == ReadReport(num_lines=2)
+    for content in (b"", b"\xef\xbb\xbf"):
+        log.write_bytes(content)
+        with RunWriter.open(tmp_path, CONFIG, resume=True) as writer:
+            assert not writer.finished
+            writer.append(episode("b/0"))
+        assert read_ids(tmp_path) == ["b/0"]
+
+
+def test_a_line_beyond_the_limit_is_skipped_without_being_held_in_memory(tmp_path, monkeypatch):
+    log = write_run(tmp_path, "a/0", "a/1")
+    first, second = log.read_bytes().splitlines(keepends=True)
+    monkeypatch.setattr(record, "MAX_LINE_BYTES", len(first) + 10)
+    log.write_bytes(first + b"x" * 10 * len(first) + b"\n" + second)
+    report = ReadReport()
+    assert read_ids(tmp_path, report) == ["a/0", "a/1"]
+    assert report.corrupt_lines == [2]
+    log.write_bytes(first + b"x" * 10 * len(first))
+    report = ReadReport()
+    assert read_ids(tmp_path, report) == ["a/0"]
+    assert report.torn_bytes == 10 * len(first)
+
+
+def test_reading_holds_one_episode_at_a_time(tmp_path):
+    write_run(tmp_path, *(f"a/{index}" for index in range(50)))
+    reader = read_trajectories(tmp_path)
+    assert next(reader).episode_id == "a/0"
+    with RunWriter.open(tmp_path, CONFIG, resume=True) as writer:
+        writer.append(episode("late/0"))
+    assert len(list(reader)) == 49
+
+
+APPENDING = """
+import os, sys
+writer = RunWriter.open(sys.argv[1], CONFIG, resume=True)
+number = len(writer.finished)
+os.write(1, b"open\\n")
+while True:
+    writer.append(episode(f"{number}/0", text="x" * (number % 7) * 3000))
+    os.write(1, b"%d\\n" % number)
+    number += 1
+"""
+
+
+@pytest.mark.long
+def test_a_run_killed_at_random_moments_loses_and_repeats_nothing(tmp_path):
+    rng = random.Random(0)
+    acknowledged = set()
+    for kill in range(25):
+        with subprocess.Popen(
+            [sys.executable, "-c", HELPERS + APPENDING, tmp_path], stdout=subprocess.PIPE, env=ENV
+        ) as process:
+            assert process.stdout.readline() == b"open\n"
+            if kill % 5:  # else perhaps before the first episode
+                acknowledged.add(int(process.stdout.readline()))
+            time.sleep(rng.random() * 0.02)
+            process.kill()
+            acknowledged.update(int(line) for line in process.stdout.read().split())
+        report = ReadReport()
+        numbers = [int(episode_id.split("/")[0]) for episode_id in read_ids(tmp_path, report)]
+        assert acknowledged <= set(numbers)
+        assert numbers == list(range(len(numbers)))
+        assert (report.num_superseded, report.corrupt_lines) == (0, [])
+        assert len(numbers) <= len(acknowledged) + kill + 1
+    assert len(numbers) >= 20
+
+
+FILLING = """
+import os, resource, sys
+from pathlib import Path
+path, mode = Path(sys.argv[1]), sys.argv[2]
+if mode == "limit":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+else:
+    (path / "filler").write_bytes(bytes(100_000))
+writer = RunWriter.open(path / "run", CONFIG)
+writer.write_metrics({"old": True})
+number = 0
+try:
+    while True:
+        writer.append(episode(f"{number}/0", text="x" * (number % 7) * 300))
+        number += 1
+except RunStopped as stopped:
+    print(stopped)
+for _ in range(3):
+    try:
+        writer.append(episode("big/0", text="x" * 90_000))
+        print("not refused")
+    except RunStopped:
+        pass
+try:
+    writer.write_metrics({"new": "x" * 200_000})
+    print("not refused")
+except RunStopped:
+    pass
+assert (path / "run" / "metrics.json").read_text().strip().startswith('{\\n  "old"')
+assert not list((path / "run").glob("*.tmp")) + list((path / "run").glob(".*.tmp"))
+report = ReadReport()
+assert len(list(read_trajectories(path / "run", report=report))) == number == report.num_lines > 20, (number, report)
+assert (report.torn_bytes, report.corrupt_lines) == (0, [])
+if mode == "limit":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+else:
+    (path / "filler").unlink()
+for index in range(number, number + 10):
+    writer.append(episode(f"{index}/0"))
+writer.close()
+assert [int(t.episode_id.split("/")[0]) for t in read_trajectories(path / "run")] == list(range(number + 10))
+"""
+
+
+def fill(path, mode, *before):
+    command = [*before, sys.executable, "-c", HELPERS + FILLING, str(path), mode]
+    result = subprocess.run(command, capture_output=True, text=True, env=ENV)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.long
+def test_a_file_that_may_not_grow_stops_the_run_and_keeps_every_earlier_line(tmp_path):
+    output = fill(tmp_path, "limit")
+    assert "File too large" in output
+    assert "earlier episodes are kept. Make room, then continue with --resume" in output
+    assert "not refused" not in output
+
+
+@pytest.mark.long
+def test_a_full_disk_stops_the_run_and_keeps_every_earlier_line(tmp_path):
+    mount = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
+    tmpfs = f"mount -t tmpfs -o size=256k tmpfs {tmp_path}"
+    try:
+        subprocess.run([*mount, tmpfs], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no small file system can be mounted here: {error}")
+    output = fill(tmp_path, "disk", *mount, f'{tmpfs} && exec "$@"', "sh")
+    assert "No space left on device" in output
+    assert "not refused" not in output
+
+
+def test_a_short_write_that_cannot_be_taken_back_is_taken_back_later(tmp_path, monkeypatch):
+    with RunWriter.open(tmp_path, CONFIG) as writer:
+        writer.append(episode("a/0"))
+        real_write, real_truncate = os.write, os.ftruncate
+
+        def write(fd, data):
+            if len(data) > 10:
+                return real_write(fd, bytes(data)[:10])
+            raise OSError(5, "Input/output error")
+
+        def truncate(fd, size):
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:20]))
+        monkeypatch.setattr(os, "ftruncate", truncate)
+        with pytest.raises(RunStopped, match="Input/output error"):
+            writer.append(episode("a/1"))
+        monkeypatch.setattr(os, "write", real_write)
+        with pytest.raises(RunStopped, match="Input/output error"):
+            writer.append(episode("a/1"))
+        monkeypatch.setattr(os, "ftruncate", real_truncate)
+        writer.append(episode("a/1"))
+    report = ReadReport()
+    assert read_ids(tmp_path, report) == ["a/0", "a/1"]
+    assert report == ReadReport(num_lines=2)
+
+
+def test_a_disk_that_fails_to_sync_stops_the_run_and_frees_the_directory(tmp_path, monkeypatch):
+    def fail(fd):
+        raise OSError(5, "Input/output error")
+
+    writer = RunWriter.open(tmp_path, CONFIG)
+    writer.append(episode())
+    monkeypatch.setattr(record, "_fdatasync", fail)
+    with pytest.raises(RunStopped, match="Input/output error"):
+        writer.close()
+    monkeypatch.undo()
+    RunWriter.open(tmp_path, CONFIG, resume=True).close()
+
+
+def test_no_file_descriptor_left_is_a_config_error(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        with pytest.raises(ConfigError, match="Too many open files"):
+            RunWriter.open(tmp_path, CONFIG)
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

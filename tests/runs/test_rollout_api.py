@@ -1,0 +1,138 @@
+"""`agentenv.rollout`: the flags of `agentenv run` from Python, in scripts and inside a running event loop."""
+
+import asyncio
+import json
+import sys
+
+import pytest
+
+import agentenv
+from agentenv import AgentInstance, ScriptedEngine, StepResult, Task
+from agentenv.errors import ConfigError, MissingDependency, RunStopped
+
+ROWS = [{"prompt": "Guess.", "label": "7"}, Task("Guess again.", label="3", task_id="three")]
+
+
+class Guess(AgentInstance):
+    """Rewards the label."""
+
+    max_turns = 2
+
+    def __init__(self, fail=False):
+        self.fail = fail
+
+    async def step(self, states):
+        if self.fail:
+            raise ValueError("no")
+        right = states["action_text"].startswith(states["label"])
+        return StepResult("No.", reward=float(right), score=float(right), terminated=right, info={"tries": 1.0})
+
+
+def guess(**flags):
+    return agentenv.rollout(Guess, ROWS, engine=ScriptedEngine(["7", "3"]), progress="none", **flags)
+
+
+def test_a_class_and_rows_become_trajectories_in_the_order_of_the_tasks():
+    run = guess(n=2)
+    assert [each.episode_id for each in run] == ["000000/0", "000000/1", "three/0", "three/1"]
+    assert len(run) == 4
+    assert run[0].reward == 1.0
+    assert run.metrics.num_episodes == 4
+    assert run.out is None
+    assert repr(run) == "Run(4 episodes, reward 1.000, out=None)"
+    assert repr(guess(env_kwargs={"fail": True}, max_error_share=1)) == "Run(2 episodes, reward unknown, out=None)"
+
+
+class OutOfTen(AgentInstance):
+    score_range = (0.0, 10.0)
+
+    async def step(self, states):
+        return StepResult(score=float(states["action_text"]), terminated=True)
+
+
+def graded(cls, *answers, **flags):
+    engine = ScriptedEngine(lambda request: (answers or ("1", "10"))[request.call_index % 2])
+    return agentenv.rollout(cls, ROWS[:1], engine=engine, n=2, concurrency=1, progress="none", **flags).metrics
+
+
+def test_an_episode_passes_with_the_full_score_of_the_declared_range():
+    assert graded(OutOfTen).pass_at_k["1"].mean == 0.5
+    assert graded(OutOfTen, pass_score=1.0).pass_at_k["1"].mean == 1.0
+    signed = type("Signed", (OutOfTen,), {"score_range": (-1.0, 1.0)})
+    assert graded(signed, "-1", "1").pass_at_k["1"].mean == 0.5
+
+
+def test_scores_without_a_declared_range_have_no_pass_rate_outside_0_to_1():
+    unknown = type("Unknown", (OutOfTen,), {"score_range": None})
+    assert graded(unknown).pass_at_k["1"].mean is None
+
+
+def test_rows_per_episode_and_per_turn():
+    run = guess()
+    rows, turns = run.rows(), run.turn_rows()
+    assert [row["task_id"] for row in rows] == ["000000", "three"]
+    assert [row["num_turns"] for row in rows] == [
+        sum(turn["episode_id"] == row["episode_id"] for turn in turns) for row in rows
+    ]
+    assert {turn["info.tries"] for turn in turns} == {1.0}
+
+
+def test_data_frames_have_these_rows():
+    pytest.importorskip("pandas")
+    run = guess()
+    assert run.to_pandas().to_dict("records") == run.rows()
+    assert run.turns().to_dict("records") == run.turn_rows()
+
+
+async def test_it_works_inside_a_running_loop_and_can_be_awaited():
+    assert guess().metrics.num_episodes == 2
+    engine = ScriptedEngine(["7", "3"])
+    run = await agentenv.arollout(Guess, ROWS, engine=engine, progress="none")
+    assert run[0].reward == 1.0
+    assert asyncio.get_running_loop().is_running()
+
+
+def test_out_writes_a_run_directory_that_is_resumed(tmp_path):
+    out = str(tmp_path / "run")
+    first = guess(out=out)
+    assert json.loads((first.out / "metrics.json").read_text())["num_episodes"] == 2
+    again = guess(out=out, resume=True)
+    assert [each.episode_id for each in again] == [each.episode_id for each in first]
+    assert len((first.out / "trajectories.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_damaged_line_of_a_resumed_run_is_said_and_its_episode_runs_again(tmp_path, capsys):
+    out = str(tmp_path / "run")
+    log = guess(out=out).out / "trajectories.jsonl"
+    log.write_bytes(log.read_bytes().replace(b"Guess again.", b"Guess agaim.", 1))
+    capsys.readouterr()
+    again = guess(out=out, resume=True)
+    assert [each.episode_id for each in again] == ["000000/0", "three/0"]
+    assert len(log.read_bytes().splitlines()) == 3
+    assert "skipped 1 damaged lines (2); their episodes run again" in capsys.readouterr().err
+
+
+def test_the_limits_are_the_environments_and_a_flag_overrides_them():
+    never = ScriptedEngine(["0"] * 9)
+    run = agentenv.rollout(Guess, ROWS[:1], engine=never, progress="none")
+    assert len(run[0].turns) == 2
+    run = agentenv.rollout(Guess, ROWS[:1], engine=never, progress="none", max_turns=1)
+    assert len(run[0].turns) == 1
+
+
+def test_an_unknown_flag_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match=r"temprature: expected a flag's name\. Did you mean 'temperature'"):
+        guess(temprature=0.0)
+
+
+def test_too_many_failures_stop_the_run():
+    with pytest.raises(RunStopped):
+        guess(env_kwargs={"fail": True})
+
+
+@pytest.mark.parametrize(("method", "package"), [("to_pandas", "pandas"), ("to_dataset", "datasets")])
+def test_a_missing_package_is_named_with_the_command_that_installs_it(method, package, monkeypatch):
+    run = guess()
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingDependency, match="pip install"):
+        getattr(run, method)()

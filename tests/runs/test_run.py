@@ -1,0 +1,698 @@
+"""`agentenv run` as a user meets it: what it leaves on the disk, how it ends, and how it goes on."""
+
+import asyncio
+import io
+import json
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+
+import pytest
+
+from agentenv.core.agent import AgentInstance
+from agentenv.episode.source import EnvSource
+from agentenv.errors import ConfigError
+from agentenv.runs.display.progress import clock
+from agentenv.runs.prepare import check_constructor
+from agentenv.runs.records.directory import ReadReport, read_trajectories
+from tests.drivers import command, forked, ids, lines, without_times, write_rows
+from tests.models import make_tiny_qwen2, make_tiny_tokenizer
+
+ENV = '''
+import asyncio
+from pathlib import Path
+from agentenv import AgentInstance, StepResult
+
+
+class Slow(AgentInstance):
+    """Two turns; the label says how long a step takes, or that it fails."""
+
+    def __init__(self, wait_s: float = 0.0):
+        self.wait_s = wait_s
+
+    async def step(self, states):
+        with Path("started").open("a") as file:
+            file.write("x")
+        await asyncio.sleep(3600 if states["label"] == "hang" else self.wait_s)
+        if states["label"] == "fail":
+            raise ValueError("a bug in the environment")
+        last = states["turn_index"] == 1
+        observation = [{"role": "user", "content": "Once more."}]
+        return StepResult("" if last else observation, reward=0.5, score=float(last), terminated=last, info={"n": 1})
+'''
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tokenizer")
+    make_tiny_tokenizer(path)
+    return path
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, tokenizer_folder):
+    """A working directory with an environment and ten tasks; `place.run` are the flags of a run there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "env.py").write_text(ENV)
+    make_data(tmp_path, ["ok"] * 10)
+    return tmp_path
+
+
+def make_data(place, labels):
+    write_rows(place / "tasks.jsonl", [{"prompt": f"Question {i}?", "label": label} for i, label in enumerate(labels)])
+
+
+@pytest.fixture
+def flags(place, tokenizer_folder):
+    return [
+        "run", "--env", "env.py:Slow", "--data", "tasks.jsonl", "--model", tokenizer_folder,
+        "--engine", "scripted", "--n", 2, "--out", "out",
+    ]  # fmt: skip
+
+
+def resume(*more):
+    return ["run", "--resume", "--out", "out", *more]
+
+
+ALL = sorted(f"{task:06d}/{sample}" for task in range(10) for sample in range(2))
+
+
+# --- the run directory --------------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_its_flags_a_line_per_episode_and_its_metrics(place, flags, capsys):
+    assert command(flags) == 0
+    run = place / "out"
+    assert {path.name for path in run.iterdir()} == {"config.json", "trajectories.jsonl", "metrics.json", ".lock"}
+    config = json.loads((run / "config.json").read_text())
+    assert (config["config"]["flags"]["n"], config["config"]["flags"]["env"]) == (2, "env.py:Slow")
+    assert config["config"]["resolved"]["engine"] == "scripted"
+    assert config["versions"]["agentenv"]
+    assert ids(run) == ALL
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert (metrics["num_episodes"], metrics["num_missing"], metrics["reward"]["mean"]) == (20, 0, 1.0)
+    trajectory = next(read_trajectories(run))
+    assert (trajectory.reward, trajectory.score, len(trajectory.turns)) == (1.0, 1.0, 2)
+    out = capsys.readouterr().out
+    assert "20  (10 tasks × 2; 20 rewarded)" in out
+    assert out.rstrip().endswith("run directory: out")
+
+
+@pytest.mark.long
+def test_plain_progress_is_on_stderr_and_stdout_is_the_table(place, flags, capsys):
+    assert command([*flags, "--progress", "plain"]) == 0
+    captured = capsys.readouterr()
+    assert "20/20 episodes · reward 1.000 · score 1.000 · errors 0 env, 0 infra" in captured.err
+    assert "20/20 episodes" not in captured.out
+    assert captured.out.count("Result") == 1
+    assert command([*flags, "--progress", "none", "--out", "other"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.long
+def test_json_writes_nothing_but_json_lines_to_stdout(place, flags, capsys):
+    assert command([*flags, "--json"]) == 0
+    captured = capsys.readouterr()
+    events = [json.loads(line) for line in captured.out.splitlines()]
+    names = [event["event"] for event in events]
+    assert (names[0], names[-1]) == ("launch", "done")
+    assert set(names[1:-1]) == {"progress"}
+    assert events[0]["config"]["n"] == 2
+    assert (events[-2]["done"], events[-2]["total"]) == (20, 20)
+    assert events[-1]["metrics"] == json.loads((place / "out/metrics.json").read_text())
+    assert captured.err == ""
+
+
+@pytest.mark.long
+def test_live_progress_draws_a_bar_on_stderr_and_ends_at_the_last_episode(place, flags, capsys):
+    assert command([*flags, "--progress", "live"]) == 0
+    captured = capsys.readouterr()
+    assert "20/20 episodes · reward 1.000" in " ".join(captured.err.split())
+    assert captured.out.count("Result") == 1
+    assert "20/20" not in captured.out
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "0s"), (59.4, "59s"), (59.6, "1m00s"), (185, "3m05s"), (3_600, "1h00m"), (7_620, "2h07m")],
+)
+def test_times_are_shown_in_the_two_largest_units(seconds, shown):
+    assert clock(seconds) == shown
+
+
+@pytest.mark.long
+def test_the_header_shows_the_flags_that_were_changed_and_no_other(place, flags, capsys):
+    assert command([*flags, "--temperature", 0.5, "--stop", "a", "b"]) == 0
+    out = capsys.readouterr().out
+    (line,) = [line for line in out.splitlines() if line.startswith("flags")]
+    assert line.split() == ["flags", "--n", "2", "--temperature", "0.5", "--stop", "['a',", "'b']"]
+
+
+@pytest.mark.long
+def test_a_terminal_that_cannot_show_a_character_does_not_end_the_run(place, flags, monkeypatch):
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    assert command(flags) == 0
+    stdout.flush()
+    assert b"20  (10 tasks ? 2; 20 rewarded)" in stdout.buffer.getvalue()
+
+
+@pytest.mark.long
+def test_without_out_a_run_directory_is_named_after_environment_and_model(place, flags, capsys):
+    assert command(flags[:-2]) == 0
+    (run,) = (place / "runs").iterdir()
+    assert run.name.startswith("env-tokenizer")
+    assert f"run directory: runs/{run.name}" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_failed_episodes_are_in_the_record_in_the_table_and_in_the_metrics(place, flags, capsys):
+    make_data(place, ["ok"] * 9 + ["fail"])
+    assert command(flags) == 0
+    metrics = json.loads((place / "out/metrics.json").read_text())
+    assert (metrics["num_episodes"], metrics["num_env_errors"], metrics["num_rewarded"]) == (20, 2, 18)
+    assert metrics["error_types"] == {"env:ValueError": 2}
+    assert [e["reward"] for e in lines(place / "out") if e["error"]] == [None, None]
+    captured = capsys.readouterr()
+    assert "0 infrastructure, 2 environment" in captured.out
+    assert "env:ValueError 2" in captured.out
+    assert captured.err.count("failed (env): ValueError: ") == 1  # of a kind, as it comes
+
+
+@pytest.mark.long
+def test_an_environment_whose_methods_are_plain_runs(place, flags, capsys):
+    (place / "env.py").write_text(
+        "class Slow:\n"
+        "    def reset(self, states):\n        return states\n"
+        "    def step(self, states):\n"
+        "        from agentenv import StepResult\n        return StepResult(reward=2.0, terminated=True)\n"
+        "    def close(self):\n        with open('closed', 'a') as file:\n            file.write('x')\n"
+    )
+    assert command(flags) == 0
+    assert {e["reward"] for e in lines(place / "out")} == {2.0}
+    assert len((place / "closed").read_text()) == 21  # one was made and closed to see that it can be
+
+
+# --- resume -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_resume_needs_no_other_flag_and_repeats_nothing(place, flags, capsys):
+    assert command([*flags, "--n", 1]) == 0
+    log = place / "out/trajectories.jsonl"
+    whole = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join(whole[:6]))
+    (place / "started").unlink()
+    capsys.readouterr()
+    assert command(resume()) == 0
+    assert log.read_bytes().startswith(b"".join(whole[:6]))
+    assert (place / "started").read_text() == "xx" * 4
+    assert ids(place / "out") == [f"{i:06d}/0" for i in range(10)]
+    assert "10/10 episodes" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_a_resumed_run_samples_what_the_uninterrupted_one_samples(place, flags, capsys):
+    assert command([*flags, "--out", "whole"]) == 0
+    assert command(flags) == 0
+    log = place / "out/trajectories.jsonl"
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:7]))
+    assert command(resume()) == 0
+    assert without_times(lines(place / "out")) == without_times(lines(place / "whole"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("where", ["env", "env_kwargs", "group_reward"])
+def test_a_file_that_was_fixed_before_a_resume_is_reported_and_kept_once(place, flags, capsys, where):
+    flags = [*flags, "--n", 1]
+    (place / "judge.py").write_text("def judge(response): return 1.0\n")
+    if where == "group_reward":
+        flags += ["--group_reward", json.dumps({"judge.py:judge": {}})]
+    elif where == "env_kwargs":
+        flags[flags.index("env.py:Slow")] = "verify"
+        flags += ["--env_kwargs", json.dumps({"reward": {"sum": {"mine": {"reward": "judge.py:judge"}}}})]
+    assert command(flags) == 0
+    log = place / "out/trajectories.jsonl"
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:7]))
+    mended = place / ("env.py" if where == "env" else "judge.py")
+    mended.write_text(f"{mended.read_text()}\n# mended\n")
+    capsys.readouterr()
+    assert command(resume()) == 0
+    assert "changed on resume: the file of the agent" in capsys.readouterr().err
+    config = json.loads((place / "out/config.json").read_text())
+    assert config["changed"] == [[config["changed"][0][0], config["config"]["agent_file"]]]
+    assert command(resume()) == 0
+    assert "changed on resume" not in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_resuming_a_complete_run_exits_with_0_and_adds_no_line(place, flags, capsys):
+    assert command(flags) == 0
+    before = (place / "out/trajectories.jsonl").read_bytes()
+    assert command(resume()) == 0
+    assert (place / "out/trajectories.jsonl").read_bytes() == before
+    assert json.loads((place / "out/metrics.json").read_text())["num_episodes"] == 20
+
+
+@pytest.mark.long
+def test_a_run_that_was_not_resumed_never_writes_into_the_directory_of_another(place, flags, capsys):
+    assert command(flags) == 0
+    before = (place / "out/trajectories.jsonl").read_bytes()
+    capsys.readouterr()
+    assert command(flags) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert (place / "out/trajectories.jsonl").read_bytes() == before
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("change", "diff"),
+    [
+        (["--temperature", 0.5], "flags.temperature was 1.0, is now 0.5"),
+        (["--seed", 7], "flags.seed was 0, is now 7"),
+        (["--n", 3], "flags.n was 2, is now 3"),
+        (["--env_kwargs", '{"wait_s": 0.1}'], "flags.env_kwargs was {}, is now {'wait_s': 0.1}"),
+    ],
+)
+def test_resume_with_a_flag_that_changes_what_is_measured_is_refused_with_a_diff(place, flags, capsys, change, diff):
+    assert command(flags) == 0
+    before = (place / "out/trajectories.jsonl").read_bytes()
+    capsys.readouterr()
+    assert command(resume(*change)) == 2
+    err = capsys.readouterr().err
+    assert diff in err
+    assert err.count("\n") == 1
+    assert (place / "out/trajectories.jsonl").read_bytes() == before
+
+
+@pytest.mark.long
+def test_resume_with_data_that_has_grown_is_refused(place, flags, capsys):
+    assert command(flags) == 0
+    make_data(place, ["ok"] * 11)
+    assert command(resume()) == 2
+    assert "is now '11 tasks, " in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_resume_with_flags_that_change_only_how_it_runs_is_allowed(place, flags, capsys):
+    assert command(flags) == 0
+    free = ["--concurrency", 2, "--progress", "none", "--max_retries", 0, "--grace_s", 1, "--max_error_share", 1]
+    assert command(resume(*free)) == 0
+
+
+@pytest.mark.long
+def test_a_torn_last_line_is_cut_off_reported_and_run_again(place, flags, capsys):
+    assert command(flags) == 0
+    log = place / "out/trajectories.jsonl"
+    whole = log.read_bytes()
+    log.write_bytes(whole[:-40])
+    kept = whole[: whole[:-1].rindex(b"\n") + 1]
+    torn = len(whole) - 40 - len(kept)
+    capsys.readouterr()
+    assert command(resume()) == 0
+    assert f"skipped {torn} bytes of a torn last line" in capsys.readouterr().err
+    assert log.read_bytes().startswith(kept)
+    assert ids(place / "out") == ALL
+
+
+@pytest.mark.long
+def test_a_damaged_line_is_skipped_reported_and_its_episode_run_again(place, flags, capsys):
+    assert command(flags) == 0
+    log = place / "out/trajectories.jsonl"
+    whole = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join([*whole[:3], whole[3].replace(b"terminated", b"terminatod", 1), *whole[4:]]))
+    capsys.readouterr()
+    assert command(resume()) == 0
+    assert "skipped 1 damaged lines" in capsys.readouterr().err
+    assert sorted(t.episode_id for t in read_trajectories(place / "out", report=ReadReport())) == ALL
+
+
+@pytest.mark.long
+def test_resume_tries_infrastructure_failures_again_with_a_higher_attempt(place, flags, capsys):
+    crash = ["--engine_args", '{"script": ["#### 42"], "crash_at": [0]}', "--max_retries", 0]
+    assert command([*flags, *crash]) == 0
+    (failed,) = [e for e in lines(place / "out") if e["error"]]
+    assert command(resume()) == 0  # its engine crashes at its first call, too
+    assert command(resume()) == 0
+    tries = [e for e in lines(place / "out") if e["episode_id"] == failed["episode_id"]]
+    assert [(e["error"]["kind"], e["attempt"]) for e in tries] == [("infra", 0), ("infra", 1), ("infra", 2)]
+    metrics = json.loads((place / "out/metrics.json").read_text())
+    assert (metrics["num_episodes"], metrics["num_infra_errors"], metrics["num_missing"]) == (20, 1, 0)
+
+
+@pytest.mark.long
+def test_metrics_of_a_resumed_run_cover_all_its_episodes(place, flags, capsys):
+    assert command(flags) == 0
+    log = place / "out/trajectories.jsonl"
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:15]))
+    assert command(resume("--json")) == 0
+    done = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (done["metrics"]["num_episodes"], done["metrics"]["num_missing"]) == (20, 0)
+
+
+# --- kills --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_a_run_that_is_killed_again_and_again_ends_with_every_episode_once(place, flags):
+    make_data(place, ["ok"] * 150)
+    run, moments = place / "out", random.Random(20)
+    start = [*flags, "--n", 3, "--concurrency", 4, "--env_kwargs", '{"wait_s": 0.05}']
+    num_kills, sizes = 0, [0]
+    while num_kills < 10:
+        with forked(resume() if num_kills else start, place) as running:
+            if num_kills % 3 == 2:  # anywhere, while it starts or reads what is there
+                time.sleep(moments.uniform(0.0, 0.3))
+            else:
+                running.until(lambda: len(lines(run)) > sizes[-1])
+                time.sleep(moments.uniform(0.0, 0.1))
+            assert running.alive, running.stderr
+            running.signal(signal.SIGKILL)
+            assert running.wait() == -signal.SIGKILL
+            num_kills += 1
+        sizes.append(len(lines(run)))
+        assert len(set(ids(run))) == len(ids(run))
+    assert all(before <= after for before, after in pairwise(sizes))
+    assert sum(before < after for before, after in pairwise(sizes)) >= 6
+    assert sizes[-1] < 450
+    with forked(resume("--concurrency", 200), place) as running:
+        assert running.wait() == 0
+    assert ids(run) == sorted(f"{task:06d}/{sample}" for task in range(150) for sample in range(3))
+    assert json.loads((run / "metrics.json").read_text())["num_episodes"] == 450
+
+
+# --- signals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_lets_episodes_in_flight_end_and_names_the_command_that_continues(place, flags, number, code):
+    make_data(place, ["ok"] * 200)
+    run = place / "out"
+    with forked([*flags, "--concurrency", 4, "--env_kwargs", '{"wait_s": 0.1}'], place) as running:
+        running.until(lambda: len(lines(run)) >= 4)
+        running.signal(number)
+        assert running.wait(25) == code, "well before the grace of 30 s is over"
+        stderr = running.stderr
+        told = rf"{number.name}: finishing [1-4] episodes in flight, at most 30 s\. Once more cancels\."
+        assert re.search(told, stderr)
+        kept = lines(run)
+        assert f"interrupted: {len(kept)} episodes are kept." in stderr
+        assert "Traceback" not in stderr
+        assert "Result" in running.stdout
+    assert 4 <= len(kept) < 400
+    assert {e["stop_reason"] for e in kept} == {"terminated"}
+    assert json.loads((run / "metrics.json").read_text())["num_episodes"] == len(kept)
+    argv = shlex.split(stderr.rpartition("Resume with: agentenv ")[2])
+    assert argv == resume()
+    before = (run / "trajectories.jsonl").read_bytes()
+    with forked([*argv, "--concurrency", 200], place) as running:
+        assert running.wait() == 0
+    assert (run / "trajectories.jsonl").read_bytes().startswith(before)
+    assert ids(run) == sorted(f"{task:06d}/{sample}" for task in range(200) for sample in range(2))
+
+
+def hanging(place, flags, *more):
+    """A run of which two episodes are over and eighteen hang."""
+    make_data(place, ["ok"] + ["hang"] * 9)
+    return forked([*flags, *more], place)
+
+
+def all_in_flight(place):
+    return len(lines(place / "out")) == 2 and (place / "started").read_text() == "x" * 22
+
+
+@pytest.mark.long
+def test_a_second_interrupt_cancels_at_once(place, flags):
+    with hanging(place, flags) as running:
+        running.until(lambda: all_in_flight(place))
+        running.signal(signal.SIGINT)
+        running.until(lambda: re.search("finishing (18|19|20) episodes", running.stderr))  # two may just be written
+        time.sleep(0.3)
+        assert running.alive
+        running.signal(signal.SIGINT)
+        assert running.wait(25) == 130, "well before the grace of 30 s is over"
+        assert "interrupted: 2 episodes are kept" in running.stderr
+        assert "Traceback" not in running.stderr
+    assert ids(place / "out") == ["000000/0", "000000/1"]
+
+
+STUBBORN = """
+import asyncio
+from pathlib import Path
+from agentenv import AgentInstance
+
+
+class Stubborn(AgentInstance):
+    async def step(self, states):
+        Path("started").touch()
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except BaseException:
+                pass
+"""
+
+
+@pytest.mark.long
+def test_a_run_ends_although_a_step_ignores_being_cancelled(place, flags):
+    (place / "stubborn.py").write_text(STUBBORN)
+    flags = [*flags, "--env", "stubborn.py:Stubborn", "--step_timeout_s", 0.2, "--max_error_share", 1.0]
+    with forked(flags, place) as running:
+        assert running.wait(60) == 0
+        assert "20 calls ignored cancellation (call); ending without them" in running.stderr
+    assert ids(place / "out") == ALL
+
+
+@pytest.mark.long
+def test_a_failed_run_ends_although_a_step_ignores_being_cancelled(place, flags):
+    (place / "stubborn.py").write_text(STUBBORN)
+    with forked([*flags, "--env", "stubborn.py:Stubborn", "--step_timeout_s", 0.2], place) as running:
+        assert running.wait() == 3
+        assert "ignored cancellation" in running.stderr
+        assert "agentenv: error: run: expected at most 20% of the episodes to fail, got 20 of 20" in running.stderr
+
+
+@pytest.mark.long
+def test_a_third_signal_ends_the_process_no_matter_what_hangs(place, flags):
+    (place / "stubborn.py").write_text(STUBBORN)
+    with forked([*flags, "--env", "stubborn.py:Stubborn"], place) as running:
+        running.until(lambda: (place / "started").exists())
+        running.signal(signal.SIGINT)
+        running.until(lambda: "finishing" in running.stderr)
+        running.signal_until_dead(signal.SIGINT)
+        assert running.wait() == -signal.SIGINT
+
+
+@pytest.mark.long
+def test_a_resumed_run_with_nothing_left_shows_no_speed(place, flags, capsys):
+    assert command(flags) == 0
+    capsys.readouterr()
+    assert command(resume()) == 0
+    shown = capsys.readouterr().out
+    assert "Result" in shown
+    assert "episodes/s" not in shown
+
+
+@pytest.mark.long
+def test_resume_starts_a_run_that_has_not_started_where_the_flags_name_it(place, flags):
+    assert command([*flags, "--resume"]) == 0
+    before = (place / "out/trajectories.jsonl").read_bytes()
+    assert command([*flags, "--resume"]) == 0
+    assert (place / "out/trajectories.jsonl").read_bytes() == before
+    assert ids(place / "out") == ALL
+
+
+@pytest.mark.long
+def test_episodes_that_the_engine_gave_up_are_tried_again(place, flags, capsys):
+    args = '{"script": ["hi"], "finish_reason": "abort"}'
+    assert command([*flags, "--engine_args", args, "--max_retries", 0]) == 3
+    assert "infra:Aborted" in capsys.readouterr().out
+    assert command(resume("--max_error_share", 1.0)) == 0
+    assert max(line["attempt"] for line in lines(place / "out")) == 1
+
+
+@pytest.mark.long
+def test_episodes_that_do_not_end_within_the_grace_are_cancelled(place, flags):
+    with hanging(place, flags, "--grace_s", 0.2) as running:
+        running.until(lambda: all_in_flight(place))
+        running.signal(signal.SIGTERM)
+        assert running.wait(25) == 143
+    assert ids(place / "out") == ["000000/0", "000000/1"]
+
+
+@pytest.mark.long
+def test_json_stays_json_when_a_run_is_interrupted(place, flags):
+    with hanging(place, flags, "--grace_s", 0, "--json") as running:
+        running.until(lambda: all_in_flight(place))
+        running.signal(signal.SIGINT)
+        assert running.wait(25) == 130
+        events = [json.loads(line)["event"] for line in running.stdout.splitlines()]
+    assert (events[0], events[-1]) == ("launch", "done")
+
+
+@pytest.mark.long
+def test_interrupting_the_start_ends_at_once_without_a_traceback(place, flags):
+    (place / "env.py").write_text("from pathlib import Path\nimport time\nPath('started').touch()\ntime.sleep(60)\n")
+    # Of tests in the background SIGINT is ignored, and would be here.
+    argv = ["env", "--default-signal=INT", sys.executable, "-m", "agentenv.cli", *map(str, flags)]
+    running = subprocess.Popen(argv, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not (place / "started").exists():
+            assert running.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=60)
+    finally:
+        running.kill()
+        running.communicate()
+    assert running.returncode == 130
+    assert (out, err) == ("", "")
+
+
+# --- runs that fail, runs that meet -------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_a_run_with_too_many_failures_stops_with_3_and_can_be_fixed_and_resumed(place, flags):
+    make_data(place, ["ok"] * 5 + ["fail"] * 40)
+    run = place / "out"
+    with forked([*flags, "--concurrency", 1], place) as running:
+        assert running.wait() == 3
+        last = running.stderr.splitlines()[-1]
+        assert "at most 20% of the episodes to fail, got 10 of 20" in last
+        assert "step at " in last
+        assert "env.py:18: ValueError: a bug in the environment (10 times)" in last
+        assert "Traceback" not in running.stderr
+        assert "0 infrastructure, 10 environment" in running.stdout
+    assert len(lines(run)) == 20
+    kept = [e for e in lines(run) if not e["error"]]
+    assert json.loads((run / "metrics.json").read_text())["num_env_errors"] == 10
+    (place / "env.py").write_text(ENV.replace('== "fail"', '== "never"'))
+    with forked(resume(), place) as running:
+        assert running.wait() == 0
+    assert without_times(lines(run)[:20])[:10] == without_times(kept)
+    assert {t.episode_id: t.error for t in read_trajectories(run)} == {
+        f"{task:06d}/{sample}": None for task in range(45) for sample in range(2)
+    }
+
+
+def test_a_small_run_with_too_many_failures_is_judged_at_its_end(place, flags, capsys):
+    make_data(place, ["ok", "fail"])
+    assert command(flags) == 3
+    captured = capsys.readouterr()
+    assert "got 2 of 4" in captured.err
+    assert len(lines(place / "out")) == 4
+    assert "run directory: out" in captured.out
+
+
+@pytest.mark.long
+def test_a_second_run_in_the_same_directory_is_refused_while_the_first_continues(place, flags, capsys):
+    with hanging(place, flags) as running:
+        running.until(lambda: all_in_flight(place))
+        pid = running.process.pid
+        for argv in (flags, resume()):
+            assert command(argv) == 2
+            err = capsys.readouterr().err
+            assert "expected no other run" in err
+            assert f"process {pid}" in err
+        assert running.alive
+        running.signal(signal.SIGKILL)
+        running.wait()
+    make_data(place, ["ok"] * 10)
+    assert command(resume()) == 2
+    err = capsys.readouterr().err
+    assert "expected no other run" not in err, "a killed run holds no lock"
+    assert "resolved.tasks was" in err, "labels are part of what a run is"
+
+
+@pytest.mark.long
+def test_a_full_disk_stops_the_run_with_3_and_keeps_what_is_there(place, flags):
+    import resource
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    argv = [sys.executable, "-m", "agentenv.cli", *map(str, flags)]
+    done = subprocess.run(
+        argv, cwd=place, capture_output=True, text=True, preexec_fn=limit, env=env, timeout=120, check=False
+    )
+    assert done.returncode == 3, done.stderr
+    assert "File too large" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    kept = lines(place / "out")
+    assert 0 < len(kept) < 20
+    assert command(resume()) == 0
+    assert ids(place / "out") == ALL
+
+
+# --- seeds --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_the_same_command_twice_produces_the_same_trajectories(place, flags, capsys):
+    assert command([*flags, "--concurrency", 3]) == 0
+    assert command([*flags, "--concurrency", 7, "--out", "again"]) == 0
+    assert without_times(lines(place / "out")) == without_times(lines(place / "again"))
+    assert command([*flags, "--seed", 1, "--out", "other"]) == 0
+    assert {e["seed"] for e in lines(place / "other")}.isdisjoint({e["seed"] for e in lines(place / "out")})
+
+
+@pytest.mark.long
+def test_a_models_tokens_follow_the_seed_and_without_one_differ(place, flags, capsys, tmp_path_factory):
+    model = make_tiny_qwen2(tmp_path_factory.mktemp("model") / "tiny")
+    sample = [*flags, "--model", model, "--engine", "hf", "--max_tokens", 12, "--limit", 3]
+
+    def tokens(out, *more):
+        assert command([*sample, "--out", out, *more]) == 0
+        return {e["episode_id"]: e["segments"][0]["token_ids"] for e in lines(place / out)}
+
+    seeded = tokens("a")
+    assert tokens("b") == seeded
+    assert tokens("c", "--seed", 1) != seeded
+    assert tokens("d", "--seed", "None") != tokens("e", "--seed", "None")
+    assert seeded["000000/0"] != seeded["000000/1"]
+
+
+@pytest.mark.long
+def test_output_of_an_environment_stays_out_of_the_json(place, flags, capfd):
+    (place / "printing.py").write_text(
+        "from agentenv import AgentInstance, StepResult\n"
+        "class Printing(AgentInstance):\n"
+        "    async def step(self, states):\n"
+        "        print('looking at', states['label'])\n"
+        "        return StepResult(reward=1.0, terminated=True)\n"
+    )
+    assert command([*flags, "--env", "printing.py:Printing", "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert {json.loads(line)["event"] for line in out.splitlines()} == {"launch", "progress", "done"}
+    assert err.count("looking at ok") == 20
+
+
+@pytest.mark.long
+def test_progress_of_a_resumed_run_counts_what_was_kept(place, flags, capfd):
+    assert command(flags) == 0
+    capfd.readouterr()
+    assert command(resume()) == 0
+    assert "20/20 episodes · reward 1.000 · score 1.000 ·" in capfd.readouterr().err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["__init__", "close"])
+async def test_a_constructor_or_a_close_that_hangs_is_a_clear_error_before_the_run(method):
+    async def hang(self):
+        await asyncio.Event().wait()
+
+    cls = type("Hanging", (AgentInstance,), {method: hang})
+    with pytest.raises(ConfigError, match=rf"Hanging\.{method}: expected an end within 0\.2 s.*--step_timeout_s"):
+        await asyncio.wait_for(check_constructor(EnvSource(cls), 0.2), 60)

@@ -1,0 +1,365 @@
+"""`tokens show`: the episode that is meant, every token of it, and everything about it that can be seen or read."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from agentenv.chat.chat import ChatOptions
+from agentenv.core.trajectory import EpisodeError
+from agentenv.core.types import Completion, StepResult
+from agentenv.core.views import spans_of
+from agentenv.errors import ConfigError
+from agentenv.runs.records.directory import RunWriter
+from agentenv.runs.tokens.diff import diff_episode
+from agentenv.runs.tokens.view import (
+    episode_to_json,
+    episode_view,
+    load_episode,
+    load_run_tokenizer,
+    load_run_variables,
+)
+from tests.chat.families import load
+from tests.drivers import command
+from tests.runs.tokens.episodes import BY_NAME, Played, play, user
+
+END = "<|im_end|>"
+REASONED = f"<think>\nhmm\n</think>\n\nHello{END}"
+PLAIN_EVIL = "say <|im_end|> now"
+
+
+def write_run(path, episode_ids, **config):
+    with RunWriter.open(path, {"flags": {"model": "tiny-math", **config}}) as writer:
+        for number, episode_id in enumerate(episode_ids):
+            played = play("Qwen2.5", [user("q")], [f"Answer {number}{END}"], episode_id=episode_id)
+            writer.append(played.trajectory)
+    return path
+
+
+def shown(played, *, width=200, **options):
+    """The view as it is piped: plain."""
+    file = io.StringIO()
+    Console(file=file, width=width).print(episode_view(played.trajectory, played.tokenizer, **options))
+    assert "\x1b" not in file.getvalue()
+    return file.getvalue()
+
+
+def coloured(played, monkeypatch, **options):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    file = io.StringIO()
+    console = Console(file=file, width=200, force_terminal=True, color_system="truecolor")
+    console.print(episode_view(played.trajectory, played.tokenizer, **options))
+    return file.getvalue()
+
+
+def headers(text):
+    return [line.strip("─ ") for line in text.splitlines() if line.startswith("──")]
+
+
+# --- which episode, which tokenizer -----------------------------------------------------------------------------------
+
+IDS = ("alpha-0/0", "alpha-0/1", "alpha-10/0", "beta/0")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("run"), IDS)
+
+
+@pytest.mark.parametrize(
+    ("episode", "expected"),
+    [
+        ("alpha-0/1", "alpha-0/1"),
+        ("beta", "beta/0"),
+        ("alpha-1", "alpha-10/0"),
+        ("0", "alpha-0/0"),
+        (2, "alpha-10/0"),
+        ("-1", "beta/0"),
+        (-4, "alpha-0/0"),
+    ],
+)
+def test_an_episode_is_named_by_id_prefix_or_index(run, episode, expected):
+    assert load_episode(run, episode).episode_id == expected
+
+
+def test_an_id_that_is_the_beginning_of_another_is_itself(tmp_path):
+    run = write_run(tmp_path / "run", ["a/10", "a/1", "0"])
+    assert load_episode(run, "a/1").turns[0].action == "Answer 1"
+    assert load_episode(run, "0").turns[0].action == "Answer 2", "an id goes before an index"
+
+
+@pytest.mark.parametrize(
+    ("episode", "message"),
+    [
+        ("alpha-0", r"got 'alpha-0', the prefix of \['alpha-0/0', 'alpha-0/1'\]. Use a longer one."),
+        ("betta/0", r"expected an id of .*, or an index from -4 to 3, got 'betta/0'. Similar ids: beta/0"),
+        ("4", r"index from -4 to 3, got '4'"),
+        ("-5", r"index from -4 to 3, got '-5'"),
+        ("", r"got ''. Similar ids: alpha-0/0, alpha-0/1, alpha-10/0"),
+    ],
+)
+def test_an_episode_that_is_not_there_is_refused_with_near_ids(run, episode, message):
+    with pytest.raises(ConfigError, match=message) as raised:
+        load_episode(run, episode)
+    assert raised.value.exit_code == 2
+
+
+def test_a_run_without_episodes_says_so(tmp_path):
+    run = write_run(tmp_path / "run", [])
+    with pytest.raises(ConfigError, match="expected episodes, got none"):
+        load_episode(run, "0")
+    with pytest.raises(ConfigError, match="expected a run directory"):
+        load_episode(tmp_path / "nothing", "0")
+
+
+def test_the_runs_tokenizer_and_stops_are_those_of_its_model(run):
+    tokenizer, stops = load_run_tokenizer(run)
+    assert tokenizer.decode(tokenizer.encode("12", add_special_tokens=False)) == "12"
+    assert stops == (tokenizer.eos_token_id,)
+
+
+def test_another_tokenizer_may_be_named(tmp_path):
+    load(BY_NAME["Qwen2.5"]).save_pretrained(tmp_path / "tokenizer")
+    run = write_run(tmp_path / "run", ["a"], tokenizer=str(tmp_path / "tokenizer"))
+    size = len(load(BY_NAME["Qwen2.5"]))
+    assert len(load_run_tokenizer(run)[0]) == size
+    assert len(load_run_tokenizer(run, "tiny-math")[0]) != size
+
+
+def test_a_run_without_a_model_needs_a_tokenizer(tmp_path):
+    with RunWriter.open(tmp_path / "run", {"env": "x"}):
+        pass
+    with pytest.raises(ConfigError, match=r"expected a model in config.json, got None. Pass --tokenizer"):
+        load_run_tokenizer(tmp_path / "run")
+    assert load_run_tokenizer(tmp_path / "run", "tiny-math")[1] == ()
+
+
+def test_variables_of_the_template_are_read_from_the_run(tmp_path, run):
+    assert load_run_variables(run) == {}
+    other = write_run(tmp_path / "run", [], chat_template_kwargs='{"enable_thinking": false}')
+    assert load_run_variables(other) == {"enable_thinking": False}
+
+
+@pytest.mark.long
+def test_a_run_of_the_command_is_shown_and_compared(tmp_path):
+    run = tmp_path / "run"
+    argv = ["run", "--env", "math_retry", "--limit", 2, "--n", 1, "--max_turns", 2, "--progress", "none"]
+    assert command([*argv, "--out", run]) == 0
+    tokenizer, stops = load_run_tokenizer(run)
+    for index in (0, -1):
+        trajectory = load_episode(run, index)
+        text = shown(Played(trajectory, tokenizer, list(stops)))
+        assert trajectory.episode_id in text
+        assert len(headers(text)) == len(spans_of(trajectory))
+        variables = load_run_variables(run)
+        for one in diff_episode(trajectory, tokenizer, stop_token_ids=stops, variables=variables):
+            assert one.role == "assistant"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("subcommand", ["show", "diff"])
+def test_a_damaged_line_is_said_and_is_an_exit_code(subcommand, tmp_path, capsys):
+    run = write_run(tmp_path / "run", IDS)
+    argv = ["tokens", subcommand, run, 0]
+    assert command(argv) == 0
+    assert capsys.readouterr().err == ""
+    log = run / "trajectories.jsonl"
+    log.write_bytes(log.read_bytes().replace(b"Answer 2", b"Answer 3"))
+    assert command(argv) == 1
+    said = capsys.readouterr()
+    assert "skipped 1 damaged lines (3)" in said.err
+    assert said.out
+
+
+# --- for people -------------------------------------------------------------------------------------------------------
+
+
+def test_every_span_has_a_block_with_its_facts():
+    played = play("Qwen2.5", [user("q")], ["Hello there", f"More{END}"], [StepResult("next", reward=0.25, score=0.5)])
+    trajectory = played.trajectory
+    trajectory.turns[0] = replace(trajectory.turns[0], stop_reason="there")
+    [prompt, first, close, feedback, last] = headers(shown(played))
+    spans = [f"tokens [{s.start}, {s.end}) = {s.end - s.start}" for s in spans_of(trajectory)]
+    assert prompt == f"prompt · {spans[0]}"
+    expected = "finish stop · stop reason there · mean log-prob -0.5 · reward 0.25 · score 0.5"
+    assert first == f"turn 0 · action · {spans[1]} · {expected}"
+    assert close == f"turn 0 · synthesised close · {spans[2]} · bridge truncated · 1 synthesised"
+    assert feedback == f"turn 0 · feedback · {spans[3]} · bridge truncated · 1 synthesised"
+    assert last == f"turn 1 · action · {spans[4]} · finish stop · mean log-prob -0.5 · reward 1 · score 0.5"
+
+
+def test_without_colors_brackets_mark_closes_and_added_tokens():
+    played = play("Qwen2.5", [user(PLAIN_EVIL)], ["Hello there", f"More{END}"], ["next"])
+    text = shown(played)
+    assert "⟦‹<|im_end|>›⟧" in text
+    assert "·<|im_end|>·now‹<|im_end|>›↵" in text, "text that only looks like a token has no bracket"
+    assert "More‹<|im_end|>›" in text
+    assert text.count("⟦") == text.count("⟧") == 1
+
+
+def test_newlines_leading_spaces_tabs_and_escapes_are_visible_and_break_where_they_stand():
+    played = play("Qwen2.5", [user("a\n\nb\tc \x1b[31m\u202ed")], [f"x{END}"])
+    text = shown(played)
+    assert "a↵\n↵\nb⇥c" in text
+    assert "\\u{1b}[31m" in text
+    assert "\\u{202e}d" in text
+    assert "assistant." in text.replace("·", " ")
+
+
+def test_markup_in_a_text_is_text():
+    assert "[red]x[/red]" in shown(play("Qwen2.5", [user("q")], [f"[red]x[/red]{END}"]))
+
+
+def test_bytes_of_a_torn_character_are_marked():
+    tokenizer = load(BY_NAME["Qwen2.5"])
+    ids = tokenizer.encode("𝔘", add_special_tokens=False)
+    assert len(ids) == 4, "a character of four tokens"
+    whole = shown(play("Qwen2.5", [user("q")], [ids]))
+    torn = shown(play("Qwen2.5", [user("q")], [ids[:3]]))
+    assert "⋯⋯⋯𝔘" in whole
+    assert "⋯⋯�" in torn
+
+
+def test_an_episode_that_failed_says_why_and_its_reward_is_unknown():
+    played = play("Qwen2.5", [user("q")], [f"x{END}"])
+    played.trajectory.error = EpisodeError("env", "ValueError", "no\nway", "step")
+    first = shown(played).splitlines()[0]
+    assert first.endswith("reward unknown · 1 turns · " + f"{played.trajectory.num_tokens} tokens · error in step: "
+                          "ValueError: no way")  # fmt: skip
+    played.trajectory.turns[0] = replace(played.trajectory.turns[0], result=None)
+    assert headers(shown(played))[1].endswith("reward unknown")
+
+
+def test_segments_are_shown_one_after_another_or_one_alone():
+    played = play("Qwen3", [user("q")], [REASONED, f"More{END}"], ["next"], options=ChatOptions(history="rerender"))
+    assert len(played.trajectory.segments) == 2
+    both, second = shown(played), shown(played, segment=1)
+    assert both.index("segment 0 of 2") < both.index("turn 0 · action") < both.index("segment 1 of 2")
+    assert both.index("segment 1 of 2") < both.index("turn 1 · action")
+    assert "segment 0 of 2" not in second
+    assert "turn 0 · action" not in second
+    assert "turn 1 · action" in second
+
+
+@pytest.mark.parametrize("options", [{"segment": 1}, {"segment": -1}, {"max_tokens": 0}])
+def test_invalid_segments_and_sizes_are_refused(options):
+    played = play("Qwen2.5", [user("q")], [f"x{END}"])
+    for show in (episode_view, episode_to_json):
+        with pytest.raises(ConfigError, match=next(iter(options))):
+            show(played.trajectory, played.tokenizer, **options)
+
+
+def test_long_spans_are_cut_in_the_middle():
+    tokenizer = load(BY_NAME["Qwen2.5"])
+    ids = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "abcdefghij"]
+    text = shown(play("Qwen2.5", [user("q")], [ids]), max_tokens=5)
+    assert "abc … 5 tokens … ij" in text
+    assert "abcdefghij" in shown(play("Qwen2.5", [user("q")], [ids]), max_tokens=10)
+
+
+def test_log_probabilities_are_a_table_of_the_actions_tokens():
+    ids = [*load(BY_NAME["Qwen2.5"]).encode("ab", add_special_tokens=False), 0]
+    values = (-0.25, math.nan, -7.0)[-len(ids) :]
+    action = Completion(tuple(ids), logprobs=values, policy_versions=(3, 4, 4)[-len(ids) :])
+    played = play("Qwen2.5", [user("q")], [action])
+    text = shown(played, logprobs=True)
+    rows = [line.split() for line in text.splitlines() if line.split() and line.split()[0].isdigit()]
+    start = played.trajectory.turns[0].start
+    expected = [
+        [str(start + i), str(ids[i]), "1", "missing" if math.isnan(values[i]) else f"{values[i]:g}"]
+        for i in range(len(ids))
+    ]
+    assert [[row[0], row[1], row[3], row[4]] for row in rows] == expected
+    assert [int(row[5]) for row in rows] == list(action.policy_versions)
+    assert "mean log-prob missing" in text
+    assert "log-prob " not in shown(played).replace("mean log-prob ", "")
+
+
+def test_in_a_terminal_each_kind_has_its_colour(monkeypatch):
+    played = play("Qwen2.5", [user("q")], ["Hello there", f"More{END}"], ["next"])
+    text = coloured(played, monkeypatch)
+    assert "\x1b[32mHello" in text or "\x1b[32mH" in text
+    for colour in ("34", "36", "1;30;43", "1;7;30;43"):
+        assert f"\x1b[{colour}m" in text
+    assert "‹" not in text
+    assert "⟦" not in text
+
+
+def test_no_color_is_obeyed(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    played = play("Qwen2.5", [user("q")], ["Hello there", f"More{END}"], ["next"])
+    file = io.StringIO()
+    console = Console(file=file, width=200, force_terminal=True)
+    console.print(episode_view(played.trajectory, played.tokenizer))
+    assert "⟦‹<|im_end|>›⟧" in file.getvalue()
+    assert "\x1b" not in file.getvalue()
+
+
+def test_shades_distinguish_likely_tokens_from_unlikely_ones(monkeypatch):
+    ids = load(BY_NAME["Qwen2.5"]).encode("abcdefg", add_special_tokens=False)[:3]
+    action = Completion(tuple(ids), logprobs=(-0.01, -9.0, math.nan)[: len(ids)])
+    text = coloured(play("Qwen2.5", [user("q")], [action]), monkeypatch, logprobs=True)
+    for colour in ("32", "31", "35"):
+        assert f"\x1b[{colour}m" in text
+
+
+# --- for programs -----------------------------------------------------------------------------------------------------
+
+
+def test_json_holds_every_token_once_with_its_text_and_log_probability():
+    options = ChatOptions(history="rerender")
+    played = play("Qwen3", [user("q")], [REASONED, "cut"], [StepResult("next", reward=0.5)], options=options)
+    values = json.loads(json.dumps(episode_to_json(played.trajectory, played.tokenizer), allow_nan=False))
+    assert (values["episode_id"], values["stop_reason"], values["reward"]) == ("task-0/0", "terminated", 1.5)
+    for segment, recorded in zip(values["segments"], played.trajectory.segments, strict=True):
+        assert [i for span in segment["spans"] for i in span["token_ids"]] == list(recorded.token_ids)
+        assert segment["num_tokens"] == len(recorded)
+        assert all("".join(span["tokens"]) == span["text"] for span in segment["spans"])
+    first, second = values["segments"]
+    action = first["spans"][1]
+    assert (action["kind"], action["turn"], action["text"]) == ("action", 0, REASONED)
+    assert (action["finish_reason"], action["reward"], action["score"]) == ("stop", 0.5, None)
+    assert action["logprobs"] == [-0.5] * len(action["token_ids"])
+    assert set(action["policy_versions"]) == {3}
+    assert [span["kind"] for span in second["spans"]] == ["prompt", "action"]
+
+
+def test_json_says_how_a_reply_is_joined_and_has_null_for_what_is_missing():
+    ids = tuple(load(BY_NAME["Qwen2.5"]).encode("Hello", add_special_tokens=False))
+    action = Completion(ids, logprobs=(math.nan,) * len(ids))
+    played = play("Qwen2.5", [user("q")], [action, f"x{END}"], ["next"])
+    _, first, close, feedback, _ = episode_to_json(played.trajectory, played.tokenizer)["segments"][0]["spans"]
+    assert first["logprobs"] == [None] * len(ids)
+    assert [(span["kind"], span["bridge"], span["num_synthesised"]) for span in (close, feedback)] == [
+        ("close", "truncated", 1),
+        ("feedback", "truncated", 1),
+    ]
+    assert (close["text"], feedback["observation_cut"]) == (END, False)
+
+
+def test_json_may_be_of_one_segment_and_of_few_tokens():
+    played = play("Qwen3", [user("q")], [REASONED, f"x{END}"], ["next"], options=ChatOptions(history="rerender"))
+    values = episode_to_json(played.trajectory, played.tokenizer, segment=1, max_tokens=2)
+    assert [segment["segment"] for segment in values["segments"]] == [1]
+    [prompt, action] = values["segments"][0]["spans"]
+    assert len(prompt["token_ids"]) == len(prompt["tokens"]) == 2 < prompt["end"] - prompt["start"]
+    assert len(action["logprobs"]) == len(action["token_ids"]) == 2
+
+
+@pytest.mark.long
+@settings(max_examples=60, deadline=None)
+@given(texts=st.lists(st.text(max_size=12), min_size=1, max_size=3), name=st.sampled_from(["Qwen2.5", "Llama-2"]))
+def test_any_episode_can_be_shown_and_steers_no_terminal(texts, name):
+    actions = [load(BY_NAME[name]).encode("a" + text, add_special_tokens=False) for text in texts]
+    played = play(name, [user("x" + texts[0])], actions, ["x" + text for text in texts[1:]])
+    text = shown(played, logprobs=True)
+    assert all(character.isprintable() or character == "\n" for character in text)
+    spans = episode_to_json(played.trajectory, played.tokenizer)["segments"][0]["spans"]
+    assert len(headers(text)) == len(spans)

@@ -1,0 +1,245 @@
+"""Environments that an audit is tried on: a sound one, and the same with one fault each."""
+
+import re
+from random import Random
+
+from agentenv.core.agent import AgentInstance
+from agentenv.core.types import Limits, StepResult, Task
+from agentenv.episode.source import EnvSource
+from agentenv.testing.audit.auditing import AuditOptions, audit_env
+
+LIMITS = Limits(max_length=60_000, max_turns=4, step_timeout_s=20.0)
+
+
+def tasks(num=3, *, first=417):
+    """Sums whose answers have three digits, and which no policy of the audit guesses."""
+    made = []
+    for index in range(num):
+        right = first + 31 * index
+        prompt = f"What is {right - 111} + 111? Give the answer after ####."
+        made.append(Task([{"role": "user", "content": prompt}], str(right), task_id=f"t{index}"))
+    return made
+
+
+async def audited(cls, *policies, on=None, **options):
+    """The audit of a class by some policies, or all."""
+    limits = options.pop("limits", LIMITS)
+    asked = AuditOptions(policies=policies, limits=limits, max_tokens=2_000, **options)
+    return await audit_env(EnvSource(cls), on or tasks(), name=cls.__name__, options=asked)
+
+
+def ids(result, *severities):
+    """The ids of what was found, of these severities or all."""
+    return {each.id for each in result.findings if not severities or each.severity in severities}
+
+
+class Sound(AgentInstance):
+    """A sum, two attempts, the last #### counts."""
+
+    def __init__(self):
+        self.num = 0
+
+    async def step(self, states):
+        self.num += 1
+        right = self.right(states["action_text"], states)
+        done = right or self.num == 2
+        return StepResult(
+            "" if done else self.said(states),
+            reward=self.reward(right, states),
+            score=self.score(right),
+            terminated=done,
+        )
+
+    def right(self, text, states):
+        found = re.findall(r"#### ?(-?\d+)\s*$", text)
+        return bool(found) and found[-1] == states["label"]
+
+    def reward(self, right, states):
+        return float(right)
+
+    def score(self, right):
+        return float(right)
+
+    def said(self, states):
+        return "That is not right. 1 attempt left."
+
+    async def gold(self, states):
+        return f"#### {states['label']}"
+
+
+class PaysSilence(Sound):
+    def right(self, text, states):
+        return not text.strip() or super().right(text, states)
+
+
+class PaysEnumeration(Sound):
+    """The label anywhere in the text is right."""
+
+    def right(self, text, states):
+        return re.search(rf"(?<!\d){states['label']}(?!\d)", text) is not None
+
+
+class PaysOrders(Sound):
+    """A judge that does what it is told."""
+
+    def right(self, text, states):
+        return "full score" in text.lower() or super().right(text, states)
+
+
+class PaysItsHack(Sound):
+    hacks = {"open sesame": "open sesame"}  # noqa: RUF012
+
+    def right(self, text, states):
+        return text == "open sesame" or super().right(text, states)
+
+
+class PaysEmptyForms(Sound):
+    def right(self, text, states):
+        return text.startswith("```python") or super().right(text, states)
+
+
+class PaysLength(Sound):
+    """More text, more reward, without end."""
+
+    def reward(self, right, states):
+        return float(right) + len(states["action_text"]) / 1000
+
+    def score(self, right):
+        return float(right)
+
+
+class PaysForm(Sound):
+    """Most of the reward is for the form; one attempt."""
+
+    def __init__(self):
+        self.num = 1
+
+    def reward(self, right, states):
+        return 0.8 * ("####" in states["action_text"]) + 0.2 * right
+
+
+class SaysYes(Sound):
+    """Every label is yes, and so is every guess."""
+
+    def right(self, text, states):
+        return text.strip() == "yes"
+
+    async def gold(self, states):
+        return "yes"
+
+
+class TakesAnything(Sound):
+    """Whatever has a character is right."""
+
+    def right(self, text, states):
+        return bool(text.strip())
+
+
+class WrongGold(Sound):
+    async def gold(self, states):
+        return f"the answer is {states['label']}, as everybody knows"
+
+
+class HalfGold(Sound):
+    async def gold(self, states):
+        return await super().gold(states) if int(states["label"]) % 2 else None
+
+
+class FailingGold(Sound):
+    async def gold(self, states):
+        raise KeyError("solution")
+
+
+class NoGold(Sound):
+    gold = AgentInstance.gold
+
+
+class NoCeiling(Sound):
+    gold = AgentInstance.gold
+
+    def score(self, right):
+        return None
+
+
+class NoScore(Sound):
+    def score(self, right):
+        return None
+
+
+class PaysNothing(Sound):
+    def reward(self, right, states):
+        return 0.0
+
+    def score(self, right):
+        return None
+
+
+class TellsTheAnswer(Sound):
+    def said(self, states):
+        return f"Wrong: it would have been {int(states['label']):,}."
+
+
+class TellsItsOwnCode(Sound):
+    """The same words on every task, which have a label's digits by chance."""
+
+    def said(self, states):
+        return "Error code 417. Try again."
+
+
+class Wavers(Sound):
+    """Something that is shared decides the reward."""
+
+    calls = 0
+
+    def reward(self, right, states):
+        type(self).calls += 1
+        return float(right) + 1e-3 * type(self).calls
+
+
+class ChangesItsWords(Sound):
+    calls = 0
+
+    def said(self, states):
+        type(self).calls += 1
+        return f"Attempt number {'x' * type(self).calls} was not right."
+
+
+class FailsOnNul(Sound):
+    def right(self, text, states):
+        if "\x00" in text:
+            raise ValueError("embedded null byte")
+        return super().right(text, states)
+
+
+class FailsAtReset(Sound):
+    async def reset(self, states):
+        raise FileNotFoundError("no such task")
+
+
+class ScoresInPercent(Sound):
+    score_range = None
+
+    def score(self, right):
+        return 100.0 * right
+
+
+class EchoesRaw(Sound):
+    """Says the action back as raw text, in which special tokens are tokens."""
+
+    def said(self, states):
+        return f"You said: {states['action_text']}. Not right."
+
+
+class DrawsBySeed(Sound):
+    """The number is drawn with the seed: no label."""
+
+    needs_label = False
+
+    def right(self, text, states):
+        return super().right(text, {**states, "label": self.number(states)})
+
+    def number(self, states):
+        return str(Random(states["seed"]).randint(200, 900_000))
+
+    async def gold(self, states):
+        return f"#### {self.number(states)}"

@@ -1,0 +1,379 @@
+"""What an audit finds: every fault of an environment is named, and a sound one has none."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from agentenv.core.agent import AgentInstance
+from agentenv.core.types import Limits, StepResult, Task
+from agentenv.episode.source import EnvSource
+from agentenv.errors import ConfigError, InfraError, RunStopped
+from agentenv.testing.audit.auditing import AuditOptions, audit_env
+from agentenv.testing.audit.judging import Facts, judge_plays
+from agentenv.testing.audit.policies import all_policies, cut_answer
+from tests.testing.audit import audited as envs
+from tests.testing.audit.audited import audited, ids, tasks
+
+CORE = ("null", "constant", "gold")
+
+
+@pytest.mark.long
+async def test_a_sound_environment_has_no_findings_with_any_policy():
+    result = await audited(envs.Sound, on=tasks(2))
+    assert ids(result) == set()
+    assert result.exit_code(strict=True) == 0
+    gold = next(row for row in result.policies if row.policy == "gold")
+    assert (gold.num_full, gold.num_failed, gold.reward.mean) == (2, 0, 1.0)
+    assert result.gap == {"gold": 1.0, "null": 0.0, "gap": 1.0}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("cls", "policies", "found"),
+    [
+        (envs.PaysSilence, (*CORE, "unicode/nul"), {"null-earns"}),
+        (envs.PaysEnumeration, (*CORE, "enumeration"), {"hack-earns:enumeration"}),
+        (envs.PaysOrders, (*CORE, "injection"), {"hack-earns:injection"}),
+        (envs.PaysItsHack, (*CORE, "hacks"), {"hack-earns:hacks"}),
+        (envs.PaysEmptyForms, (*CORE, "format_only"), {"hack-earns:format_only"}),
+        (envs.PaysLength, (*CORE, "length_bomb/words"), {"reward-exceeds-gold:length_bomb"}),
+        (envs.SaysYes, CORE, {"guess-earns:constant"}),
+        (envs.TakesAnything, CORE, {"trivial-tasks"}),
+        (envs.WrongGold, CORE, {"gold-fails"}),
+        (envs.FailingGold, (*CORE, "wrong", "hedge"), {"gold-fails"}),
+        (envs.PaysEnumeration, (*CORE, "wrong", "hedge"), {"hedging"}),
+        (envs.PaysNothing, CORE, {"no-signal"}),
+        (envs.TellsTheAnswer, CORE, {"answer-in-feedback"}),
+        (envs.Wavers, CORE, {"flaky-reward"}),
+        (envs.FailsOnNul, (*CORE, "unicode"), {"hostile-error"}),
+        (envs.FailsAtReset, CORE, {"data-error"}),
+    ],
+)
+async def test_a_fault_fails_and_nothing_else_is_reported(cls, policies, found):
+    result = await audited(cls, *policies)
+    assert ids(result, "fail") == found
+    assert ids(result, "warn") == set()
+    assert result.exit_code() == 1
+    if cls is not envs.PaysItsHack:  # whose hacks are its own
+        assert ids(await audited(envs.Sound, *policies)) == set()
+
+
+@pytest.mark.parametrize(
+    ("cls", "policies", "found", "severity"),
+    [
+        (envs.PaysForm, (*CORE, "constant_in_forms"), "partial-credit:constant_in_forms", "warn"),
+        (envs.NoCeiling, CORE, "no-ceiling", "warn"),
+        (envs.ChangesItsWords, CORE, "flaky-observation", "warn"),
+        (envs.NoGold, CORE, "no-gold", "note"),
+        (envs.HalfGold, CORE, "gold-partly", "note"),
+    ],
+)
+async def test_what_only_warns_or_is_noted_fails_by_strict_at_most(cls, policies, found, severity):
+    result = await audited(cls, *policies)
+    assert ids(result) == {found}
+    assert ids(result, severity) == {found}
+    assert (result.exit_code(), result.exit_code(strict=True)) == (0, int(severity == "warn"))
+
+
+async def test_a_fixed_sentence_with_a_labels_digits_is_not_a_leak():
+    assert ids(await audited(envs.TellsItsOwnCode, *CORE)) == set()
+
+
+@pytest.mark.long
+async def test_short_answers_leak_only_where_most_tasks_say_their_own():
+    class TellsShort(envs.Sound):
+        def said(self, states):
+            return f"No, {states['label']}. 2 attempts left."
+
+    class CountsDown(envs.Sound):
+        def said(self, states):
+            return "No. 2 attempts left, of 3, for 4 points."
+
+    short = tasks(5, first=2)
+    short = [
+        Task(task.prompt[0]["content"].split("+")[0], str(n + 2), task_id=task.task_id) for n, task in enumerate(short)
+    ]
+    assert ids(await audited(TellsShort, "null", "unicode/nul", on=short), "fail") == {"answer-in-feedback"}
+    assert ids(await audited(CountsDown, "null", "unicode/nul", on=short), "fail") == set()
+
+
+async def test_short_and_long_answers_of_one_data_set_are_reported_together():
+    class TellsTheCity(envs.Sound):
+        def said(self, states):
+            return f"No, it is {states['label']}. Say it."
+
+    cities = [Task(f"Capital number {n}?", city, task_id=city) for n, city in enumerate(("Lisbon", "Oslo", "Lima"))]
+    result = await audited(TellsTheCity, "null", on=cities)
+    told = [each.summary for each in result.findings if each.kind == "answer-in-feedback"]
+    assert told == ["3 tasks have their answer in the feedback"]
+
+
+async def test_an_answer_that_the_policy_said_itself_is_not_a_leak():
+    class SaysItBack(envs.Sound):
+        def said(self, states):
+            return f"{states['observation_text']} You said {states['action_text']}, which is not right."
+
+    result = await audited(SaysItBack, "null", "enumeration/other_labels", "enumeration/numbers")
+    assert ids(result, "fail") == set()
+
+
+async def test_an_answer_in_the_prompt_is_reported_and_warned_of_where_it_is_the_rule():
+    given = [Task(f"The answer is {task.label}. What is it?", task.label, task_id=task.task_id) for task in tasks()]
+    assert ids(await audited(envs.Sound, "null", on=given), "warn") == {"answer-in-prompt"}
+    assert "answer-in-prompt" in ids(await audited(envs.Sound, "null", on=[given[0], *tasks()[1:]]), "note")
+
+
+@pytest.mark.long
+async def test_a_guess_that_is_right_by_chance_is_noted_and_no_hack():
+    class Small(envs.Sound):
+        def right(self, text, states):
+            return (re.findall(r"\d+", text) or [""])[-1] == states["label"]
+
+    small = [
+        Task(f"Which number? Row {index}.", str(label), task_id=f"t{index}")
+        for index, label in enumerate((0, 500, 501, 502))
+    ]
+    result = await audited(Small, "null", "constant", "injection", "enumeration", "gold", on=small)
+    assert {play.policy for play in result.plays if play.score == 1.0} >= {"injection"}
+    assert ids(result, "fail", "warn") == set()
+    assert "guess-earns:constant" in ids(result, "note")
+
+
+async def test_without_a_score_gold_says_what_full_marks_are():
+    result = await audited(envs.NoScore, *CORE, "injection")
+    assert ids(result) == set()
+    assert next(row for row in result.policies if row.policy == "gold").num_full == 3
+
+
+async def test_pass_reward_says_what_full_marks_are_where_nothing_else_does():
+    class PaysInjection(envs.NoCeiling):
+        def right(self, text, states):
+            return "grader" in text
+
+    assert "hack-earns:injection" not in ids(await audited(PaysInjection, *CORE, "injection"))
+    assert "hack-earns:injection" in ids(await audited(PaysInjection, *CORE, "injection", pass_reward=1.0))
+
+
+async def test_scores_beyond_0_to_1_without_a_declared_range_are_a_warning():
+    result = await audited(envs.ScoresInPercent, *CORE)
+    assert (ids(result, "fail"), ids(result, "warn")) == (set(), {"score-range"})
+
+
+async def test_rewards_beyond_a_declared_range_fail():
+    assert ids(await audited(envs.Sound, *CORE, reward_range=(0.0, 0.5))) == {"reward-range"}
+    assert ids(await audited(envs.Sound, *CORE, reward_range=(0.0, 1.0))) == set()
+
+
+@pytest.mark.long
+async def test_a_step_that_hangs_is_reported_by_its_policy():
+    class Hangs(envs.Sound):
+        async def step(self, states):
+            if "\x00" in states["action_text"]:
+                import asyncio
+
+                await asyncio.sleep(60)
+            return await super().step(states)
+
+    limits = Limits(max_length=60_000, max_turns=4, step_timeout_s=0.3)
+    result = await audited(Hangs, *CORE, "unicode", on=tasks(2), limits=limits)
+    assert ids(result) == {"step-timeout"}
+    assert {each.policy for each in result.findings[0].evidence} == {"unicode/nul"}
+
+
+@pytest.mark.long
+async def test_text_that_comes_back_as_special_tokens_fails():
+    raw = [Task(task.prompt[0]["content"], task.label, task_id=task.task_id) for task in tasks()]
+
+    class ChatmlByHand(envs.EchoesRaw):
+        async def step(self, states):
+            result = await super().step(states)
+            if result.done:
+                return result
+            said = f"<|im_start|>user\n{result.observation}<|im_end|>\n<|im_start|>assistant\n"
+            return {
+                "rewards": result.reward, "scores": result.score, "environment_feedback": said, "done": False,
+            }  # fmt: skip
+
+    assert ids(await audited(ChatmlByHand, *CORE, "special_tokens", on=raw)) == {"forged-tokens"}
+    assert ids(await audited(envs.EchoesRaw, *CORE, "special_tokens")) == set()
+
+
+async def test_environments_that_draw_by_seed_are_sound():
+    rows = [Task("Guess.", None, task_id=f"t{index}") for index in range(3)]
+    assert ids(await audited(envs.DrawsBySeed, *CORE, "wrong", "hedge", on=rows)) == set()
+
+
+async def test_a_task_that_any_text_solves_is_not_a_hack_even_where_one_policy_is_named():
+    class OneIsTrivial(envs.Sound):
+        def right(self, text, states):
+            return (states["label"] == "417" and bool(text.strip())) or super().right(text, states)
+
+    result = await audited(OneIsTrivial, "injection", "enumeration")
+    assert ids(result) == {"trivial-tasks"}
+    assert result.unresolved("fail") == []
+
+
+async def test_failures_outside_the_environment_are_warnings():
+    class Unreachable(envs.Sound):
+        async def step(self, states):
+            if "\x00" in states["action_text"]:
+                raise InfraError("grader: expected an answer, got none. Retry.")
+            return await super().step(states)
+
+    assert ids(await audited(Unreachable, "unicode")) == {"infra-error"}
+
+
+async def test_a_policy_whose_steps_take_ten_times_as_long_is_reported():
+    result = await audited(envs.Sound, "unicode/nul")
+    slow = [replace(p, step_s=(9.0,) if p.variant == "nul" else (0.01,)) for p in result.plays]
+    kinds = {policy.key: policy.kind for policy in all_policies()}
+    by_id = {task.task_id: task for task in tasks()}
+    assert [each.id for each in judge_plays(Facts(slow, by_id, kinds))] == ["slow-steps:unicode"]
+    assert judge_plays(Facts([replace(p, step_s=(9.0,)) for p in slow], by_id, kinds)) == []
+
+
+async def test_what_says_that_no_episode_can_run_ends_the_audit():
+    class Refuses(AgentInstance):
+        async def reset(self, states):
+            raise RunStopped("Refuses.reset: expected an address, got none. Name one.")
+
+        async def step(self, states):
+            return StepResult()
+
+    with pytest.raises(RunStopped, match="expected an address"):
+        await audited(Refuses, "null")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (AuditOptions(num_tasks=0), "expected num_tasks"),
+        (AuditOptions(task_ids=("nope",)), "--task: expected ids"),
+        (AuditOptions(policies=("nope",)), "--policies: expected some of null, random"),
+    ],
+)
+async def test_unknown_names_are_a_config_error(options, words):
+    with pytest.raises(ConfigError, match=words):
+        await audit_env(EnvSource(envs.Sound), tasks(), options=options)
+
+
+async def test_no_tasks_are_a_config_error():
+    with pytest.raises(ConfigError, match="at least one task"):
+        await audit_env(EnvSource(envs.Sound), [])
+
+
+async def test_gold_that_is_not_text_is_a_finding():
+    class Odd(envs.Sound):
+        async def gold(self, states):
+            return [states["label"]]
+
+    result = await audited(Odd, *CORE)
+    (found,) = [each for each in result.findings if each.id.startswith("gold-fails") or "gold" in each.id]
+    assert found.severity == "fail"
+    failed = [play.error.message for play in result.plays if play.key == "gold"]
+    assert failed[0].startswith("Odd.gold: expected text or None, got ['417']. ")
+
+
+async def _hacks(self, states):
+    return {}
+
+
+@pytest.mark.parametrize("hacks", [_hacks, ["say it"], {"loud": 3}, None])
+async def test_hacks_of_another_form_are_named(hacks):
+    cls = type("Odd", (envs.Sound,), {"hacks": hacks})
+    with pytest.raises(ConfigError, match=r"Odd\.hacks: expected a mapping of names to actions, got "):
+        await audited(cls, *CORE)
+
+
+async def test_what_no_decoder_gives_is_not_said():
+    """A label that no tokenizer has, too: bytes that are no character are U+FFFD in every action."""
+    result = await audited(envs.Sound, "unicode", *CORE, on=[replace(tasks(1)[0], label="\ud800 417")])
+    said = "".join(step.action for play in result.plays for step in play.steps)
+    assert not re.search("[\ud800-\udfff]", said)
+    assert "\ufffd" in said
+
+
+@pytest.mark.parametrize(("noise", "found"), [(4e-7, set()), (1e-3, {"flaky-reward"})])
+async def test_a_reward_that_differs_by_rounding_is_not_flaky_and_more_is_shown_with_both_values(noise, found):
+    paid = set()
+
+    class Rounds(envs.Sound):
+        def reward(self, right, states):
+            play = states["label"], states["action_text"], self.num
+            again = play in paid
+            paid.add(play)
+            return float(right) + noise * again
+
+    result = await audited(Rounds, *CORE)
+    assert ids(result) == found
+    for each in result.findings:
+        details = {one.detail for one in each.evidence}
+        assert details == {
+            "turn 1: reward 0.0 the first time, 0.001 the second time",
+            "turn 1: reward 1.0 the first time, 1.001 the second time",
+        }
+
+
+@pytest.mark.parametrize(
+    ("paid", "score", "gold", "found"),
+    [
+        (0.9, 0.9, 1.0, {"fail"}),
+        (0.6, 0.6, 1.0, {"warn"}),
+        (0.4, 0.4, 1.0, set()),
+        (0.0, 0.5, 1.0, {"warn"}),  # by its score alone
+        (1.0, None, 2.0, {"warn"}),  # by what gold earns
+        (1.9, None, 2.0, {"fail"}),
+        (0.0, None, 0.0, set()),
+        (-0.9, None, -0.5, set()),
+    ],
+)
+async def test_pay_for_anything_is_found_though_nothing_earns_more_than_silence(paid, score, gold, found):
+    class PaysAnything(envs.Sound):
+        async def step(self, states):
+            right = self.right(states["action_text"], states)
+            return StepResult(
+                reward=gold if right else paid,
+                score=None if score is None else 1.0 if right else score,
+                terminated=True,
+            )
+
+    result = await audited(PaysAnything, *CORE)
+    assert {each.severity for each in result.findings if each.id == "null-pays"} == found
+    assert ids(result) - {"no-signal"} == ({"null-pays"} if found else set())
+
+
+async def test_a_grader_that_takes_the_beginning_of_the_answer_fails():
+    class TakesABeginning(envs.Sound):
+        def right(self, text, states):
+            found = re.search(r"#### (\w+)$", text)
+            return found is not None and states["label"].startswith(found[1])
+
+    result = await audited(TakesABeginning, *CORE, "wrong")
+    assert ids(result) == {"prefix-earns"}
+    assert [each.action for each in result.findings[0].evidence] == ["#### 4"] * 3
+    words = [replace(task, label=word) for task, word in zip(tasks(3), ("Lisbon", "Oslo", "Lima"), strict=True)]
+    assert ids(await audited(TakesABeginning, *CORE, "wrong", on=words)) == {"prefix-earns"}
+
+
+async def test_free_text_without_its_end_may_earn_a_reward():
+    class LikesCats(envs.Sound):
+        def right(self, text, states):
+            return "cats" in text
+
+        async def gold(self, states):
+            return "I like cats and dogs"
+
+    assert ids(await audited(LikesCats, *CORE, "wrong")) == set()
+
+
+@pytest.mark.parametrize(
+    ("gold", "left"),
+    [
+        ("#### 2467", "#### 24"), (r"\boxed{417}", r"\boxed{4}"), ("<a>Lisbon</a>\n", "<a>Lis</a>\n"),
+        ("It is 1,234.", "It is 1."), ("12.50", "1"), ("-42", "-4"), ("#### 7", None), ("0.50", None), ("000", None),
+        ("yes", None), ("B", None), ("```python\nx = 417\n```", None), ("", None), (None, None),
+    ],
+)  # fmt: skip
+def test_the_beginning_of_an_answer_is_another_answer(gold, left):
+    assert cut_answer(gold) == left

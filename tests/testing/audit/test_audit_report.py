@@ -1,0 +1,116 @@
+"""The report of an audit: its form does not change unseen, and two audits of one environment say the same."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.testing.audit.answers import Needle, needles, normal
+from agentenv.testing.audit.episodes import shorten
+from agentenv.testing.audit.findings import WHY, apply_allowances, make_finding
+from agentenv.testing.audit.policies import all_policies, change_answer
+from agentenv.testing.audit.report import card, screen
+from tests.testing.audit import audited as envs
+from tests.testing.audit.audited import audited, tasks
+
+FEW = ("null", "random", "enumeration", "unicode", "gold")
+
+
+def without_times(result):
+    return {name: value for name, value in result.to_dict().items() if name != "times"}
+
+
+@pytest.mark.long
+async def test_two_audits_are_equal_but_for_their_times_however_many_episodes_run_at_once():
+    first = await audited(envs.PaysEnumeration, *FEW, on=tasks(6), num_tasks=3, seed=5)
+    second = await audited(envs.PaysEnumeration, *FEW, on=tasks(6), num_tasks=3, seed=5, concurrency=1)
+    assert without_times(first) == without_times(second)
+    assert first.plays == second.plays
+    other = await audited(envs.PaysEnumeration, *FEW, on=tasks(6), num_tasks=3, seed=6)
+    assert other.plays != first.plays
+
+
+async def test_the_form_of_the_data_is_known():
+    result = await audited(envs.PaysEnumeration, *FEW, on=tasks(2))
+    data = json.loads(json.dumps(result.to_dict()))
+    assert list(data) == [
+        "schema", "env", "seed", "tasks", "num_plays", "ceiling", "counts", "findings", "policies",
+        "unused_allowances", "times",
+    ]  # fmt: skip
+    assert data["schema"] == 1
+    assert data["counts"] == {"fail": 1, "warn": 0, "note": 0}
+    assert list(data["findings"][0]) == [
+        "id", "severity", "summary", "evidence", "num_plays", "reproduce", "allowed", "why",
+    ]  # fmt: skip
+    assert list(data["findings"][0]["evidence"][0]) == ["policy", "task_id", "action", "reward", "score", "detail"]
+    assert list(data["policies"][0]) == [
+        "policy", "kind", "num_variants", "num_plays", "num_failed", "num_full", "reward", "max_reward", "best",
+        "score",
+    ]  # fmt: skip
+    assert set(data["policies"][0]["reward"]) == {"mean", "ci95_low", "ci95_high", "num_tasks"}
+    assert set(data["times"]) == {"wall_s", "step_p50_s", "step_p95_s", "step_max_s", "slowest"}
+
+
+async def test_a_report_of_hostile_actions_can_be_written_and_shown():
+    result = await audited(envs.FailsOnNul, "unicode", "special_tokens", on=tasks(1))
+    text = card(result)
+    assert text.encode("utf-8")
+    assert "hostile-error" in text
+    from rich.console import Console
+
+    console = Console(record=True, width=200)
+    console.print(screen(result))
+    assert "ValueError: embedded null byte" in console.export_text()
+
+
+def test_policies_have_their_own_names_and_findings_a_reason_each():
+    keys = [policy.key for policy in all_policies({"mine": "x"})]
+    assert len(keys) == len(set(keys))
+    assert all(why.endswith(".") for why in WHY.values())
+
+
+def test_an_allowance_is_for_an_id_a_kind_or_a_pattern():
+    both = [make_finding("hack-earns", "fail", "", policy=name) for name in ("echo", "null")]
+
+    def allowed(**patterns):
+        return [each.allowed for each in apply_allowances(both, patterns)[0]]
+
+    assert allowed(**{"hack-earns": "a"}) == ["a", "a"]
+    assert allowed(**{"hack-earns:echo": "a"}) == ["a", ""]
+    assert allowed(**{"*:null": "a"}) == ["", "a"]
+    assert apply_allowances(both, {"flaky-reward": "a"})[1] == ["flaky-reward"]
+
+
+@given(st.text(), st.integers(2, 50))
+def test_a_shown_text_can_be_written_and_is_short(text, most):
+    text += "\ud800"
+    said = shorten(text, most)
+    assert said.encode("utf-8")
+    assert len(said) <= 8 * most + 40
+
+
+@given(st.text(max_size=40))
+def test_a_changed_gold_is_never_gold(gold):
+    other = change_answer(gold)
+    assert other is None or other != gold
+
+
+def test_answers_are_found_as_numbers_and_words_and_not_inside_of_others():
+    cases = [
+        ("1,234", "it was 1234.", True), ("1234", "1,234!", True), ("123", "1234", False), ("123", "0.123", False),
+        ("123", "123.5", False), ("123", "123.", True), ("-123", "x = -123", True), ("123", "-123", False),
+        ("123", "100-123", True), ("Lisbon", "It is LISBON, of course", True), ("Lisbon", "Lisbonne", False),
+        ("#### 456", "so 456", True), (r"\boxed{789}", "789", True), ("123", "١٢٣", True), ("123", "１２３", True),
+    ]  # fmt: skip
+    for label, text, there in cases:
+        found = [needle.within(normal(text)) for needle in needles(label, None)]
+        assert found == [there], (label, text)
+
+
+def test_short_answers_are_weak_and_rules_are_not_answers():
+    assert [needle.strong for needle in needles("42", None)] == [False]
+    assert [needle.strong for needle in needles("B", None)] == [False]
+    assert needles("420", None) == [Needle("420", True)]
+    assert needles({"entry_point": "f", "hidden": []}, None) == []
+    assert needles(None, None) == []

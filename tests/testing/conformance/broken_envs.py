@@ -1,0 +1,382 @@
+"""Environments that each break one property of the conformance suite; `# HERE` stands in the line that it must name."""
+
+HEAD = """\
+import asyncio, json, os, random, socket, subprocess, sys, tempfile, threading, time
+from agentenv import AgentInstance, StepResult
+from agentenv.errors import DataError
+
+class Two(AgentInstance):
+    # Two turns, whatever is said.
+    def __init__(self):
+        self.turns = 0
+    async def step(self, states):
+        self.turns += 1
+        if self.turns == 2:
+            return StepResult(reward=1.0, score=1.0, terminated=True)
+        return StepResult([{"role": "user", "content": "Again."}])
+"""
+
+# Property, body, method or attribute, and what the problem says it expected.
+BROKEN = {
+    "history of the class": ("isolation", """
+        class Agent(Two):
+            history = []  # HERE
+            async def step(self, states):
+                self.history.append(states["action_text"])
+                return await super().step(states)
+        """, "history", "a class attribute that episodes do not change"),
+    "counter of the class": ("isolation", """
+        class Agent(Two):
+            num_steps: int = 0  # HERE
+            async def reset(self, states):
+                type(self).num_steps = 0
+                return states
+            async def step(self, states):
+                await asyncio.sleep(0)
+                type(self).num_steps += 1
+                said = StepResult([{"role": "user", "content": f"Step {self.num_steps}."}])
+                self.turns += 1
+                return StepResult(terminated=True) if self.turns == 2 else said
+        """, "num_steps", "a class attribute that episodes do not change"),
+    "what was said last, of whichever episode": ("isolation", """
+        LAST = {}
+        class Agent(Two):
+            async def reset(self, states):
+                LAST["seed"] = states["seed"]
+                return states
+            async def step(self, states):  # HERE
+                if self.turns == 0:
+                    await asyncio.sleep(0)
+                self.turns += 1
+                said = StepResult([{"role": "user", "content": f"You are {LAST['seed']}."}])
+                return StepResult(terminated=True) if self.turns == 2 else said
+        """, "step", "the same episode alone and among 32"),
+    "random numbers of the process": ("determinism", """
+        class Agent(Two):
+            async def step(self, states):
+                self.turns += 1
+                if self.turns < 2:
+                    return StepResult([{"role": "user", "content": random.choice(["a", "b", "c"])}])  # HERE
+                return StepResult(terminated=True)
+        """, "step", "no use of the global generator `random`"),
+    "seeds the process": ("determinism", """
+        import numpy as np
+        class Agent(Two):
+            async def reset(self, states):
+                np.random.seed(states["seed"])  # HERE
+                return states
+        """, "reset", "no use of the global generator `numpy.random`"),
+    "the clock": ("determinism", """
+        class Agent(Two):
+            async def step(self, states):  # HERE
+                self.turns += 1
+                if self.turns < 2:
+                    return StepResult([{"role": "user", "content": f"It is {time.perf_counter_ns()}."}])
+                return StepResult(terminated=True)
+        """, "step", "the same episode for the same task, seed and actions"),
+    "episodes before": ("determinism", """
+        COUNT_CACHE = []
+        class Agent(Two):
+            async def step(self, states):  # HERE
+                COUNT_CACHE.append(1)
+                return StepResult(reward=1.0 / len(COUNT_CACHE), terminated=True)
+        """, "step", "the same episode for the same task, seed and actions"),
+    "a text by the order of a set": ("portability", """
+        class Agent(Two):
+            async def step(self, states):  # HERE
+                self.turns += 1
+                words = " ".join({"one", "two", "three", "four", "five"})
+                return StepResult([{"role": "user", "content": words}], terminated=self.turns == 2)
+        """, "step", "the same episode with another PYTHONHASHSEED"),
+    "a file in the working directory": ("portability", """
+        from pathlib import Path
+        class Agent(Two):
+            async def reset(self, states):  # HERE
+                text = Path("agent.py.jsonl").read_text()[:5]
+                return {"observation": [{"role": "user", "content": text}]}
+        """, "reset", "the same episode in another working directory"),
+    "a variable read at the import": ("portability", """
+        IS_HARD = os.environ.get("OUR_TEST_IS_HARD") == "1"  # HERE
+        class Agent(Two):
+            async def step(self, states):
+                self.turns += 1
+                return StepResult([{"role": "user", "content": f"{IS_HARD}"}], terminated=self.turns == 2)
+        """, "step", "for any value of the environment variable OUR_TEST_IS_HARD"),
+    "a task that goes on": ("cancel", """
+        class Agent(Two):
+            async def reset(self, states):  # HERE
+                self.work = asyncio.ensure_future(asyncio.sleep(3600))
+                await asyncio.sleep(0)
+                return states
+        """, "reset", "nothing left behind by an episode"),
+    "a task that is left where step is cancelled": ("cancel", """
+        class Agent(Two):
+            async def step(self, states):  # HERE
+                work = asyncio.ensure_future(asyncio.sleep(3600))
+                await asyncio.sleep(0.001)
+                work.cancel()
+                return await super().step(states)
+        """, "step", "nothing left behind by an episode"),
+    "a folder": ("cancel", """
+        import shutil
+        class Agent(Two):
+            async def step(self, states):
+                folder = tempfile.mkdtemp()  # HERE
+                await asyncio.sleep(0)
+                shutil.rmtree(folder)
+                return await super().step(states)
+        """, "step", "nothing left behind by an episode"),
+    "a file": ("cancel", """
+        OPEN_CACHE = []
+        class Agent(Two):
+            async def reset(self, states):  # HERE
+                OPEN_CACHE.append(open(os.devnull))
+                await asyncio.sleep(0)
+                return states
+        """, "reset", "nothing left behind by an episode"),
+    "a socket": ("cancel", """
+        OPEN_CACHE = []
+        class Agent(Two):
+            async def step(self, states):  # HERE
+                OPEN_CACHE.append(socket.socket())
+                await asyncio.sleep(0)
+                OPEN_CACHE.pop().close()
+                return await super().step(states)
+        """, "step", "nothing left behind by an episode"),
+    "a process": ("cancel", """
+        PIDS_CACHE = []
+        class Agent(Two):
+            async def step(self, states):  # HERE
+                child = await asyncio.create_subprocess_exec("sleep", "20")
+                PIDS_CACHE.append(child.pid)
+                await asyncio.sleep(0)
+                child.kill()
+                await child.wait()
+                return await super().step(states)
+        """, "step", "nothing left behind by an episode"),
+    "a thread": ("cancel", """
+        GO = threading.Event()
+        class Agent(Two):
+            async def reset(self, states):  # HERE
+                threading.Thread(target=GO.wait, args=(30,), daemon=True).start()
+                return states
+        """, "reset", "nothing left behind by an episode"),
+    "a prompt of the clock": ("determinism", """
+        class Agent(Two):
+            async def reset(self, states):  # HERE
+                return {"observation": [{"role": "user", "content": f"It is {time.perf_counter_ns()}."}]}
+        """, "reset", "the same episode for the same task, seed and actions"),
+    "blocks where the first action is long": ("blocking", """
+        class Agent(AgentInstance):
+            async def step(self, states):
+                if len(states["action_text"]) > 1000:
+                    time.sleep(0.07)  # HERE
+                return StepResult(terminated=True)
+        """, "step", "less than 50 ms between two awaits"),
+    "a close that needs what reset made": ("close", """
+        class Agent(Two):
+            async def reset(self, states):
+                self.file = tempfile.TemporaryFile()
+                return states
+            async def close(self):
+                self.file.close()  # HERE
+        """, "close", "no exception from `close` before any reset"),
+    "a close that cannot be again": ("close", """
+        class Agent(Two):
+            def __init__(self):
+                super().__init__()
+                self.open = {"it": 1}
+            async def close(self):
+                del self.open["it"]  # HERE
+        """, "close", "no exception from `close` again before any reset"),
+    "a constructor that reads": ("constructor", """
+        class Agent(Two):
+            def __init__(self):
+                super().__init__()
+                with open(__file__) as file:  # HERE
+                    self.text = file.read()
+        """, "__init__", "no input or output in the constructor"),
+    "a constructor that sleeps": ("constructor", """
+        class Agent(Two):
+            def __init__(self):  # HERE
+                super().__init__()
+                time.sleep(0.12)
+        """, "__init__", "a constructor that takes less than 0.1 s"),
+    "a score above 1 when it is solved": ("rewards", """
+        class Agent(Two):
+            async def gold(self, states):
+                return "solved"
+            async def step(self, states):  # HERE
+                self.turns += 1
+                score = 2.0 if states["action_text"] == "solved" else 0.0
+                return StepResult("No.", score=score, terminated=self.turns == 2)
+        """, "step", "a score in [0, 1]"),
+    "raises when it is solved": ("rewards", """
+        class Agent(Two):
+            async def gold(self, states):
+                return "solved"
+            async def step(self, states):
+                if states["action_text"] == "solved":
+                    return StepResult(reward=[][0])  # HERE
+                return await super().step(states)
+        """, "step", "no exception"),
+    "never ends for one policy": ("ends", """
+        class Agent(Two):
+            async def step(self, states):  # HERE
+                said = states["action_text"]
+                if said == "" and not self.turns:
+                    return StepResult("Say something.")
+                return await super().step(states)
+        """, "step", "an end within 12 turns"),
+    "a last word that is no result": ("truncation", """
+        class Agent(Two):
+            async def on_truncate(self, states):  # HERE
+                return 1.0
+        """, "on_truncate", "a StepResult or OpenRLHF's dict"),
+    "a last word that raises": ("truncation", """
+        class Agent(Two):
+            async def on_truncate(self, states):
+                return StepResult(reward=self.owed)  # HERE
+        """, "on_truncate", "no exception"),
+    "a last word with a score of 5": ("truncation", """
+        class Agent(Two):
+            async def on_truncate(self, states):  # HERE
+                return StepResult(score=5.0)
+        """, "on_truncate", "a score in [0, 1]"),
+    "says nothing": ("feedback", """
+        class Agent(Two):
+            async def step(self, states):  # HERE
+                self.turns += 1
+                return StepResult("", terminated=self.turns == 2)
+        """, "step", "feedback that is not empty"),
+    "says a blank": ("feedback", """
+        class Agent(Two):
+            async def step(self, states):  # HERE
+                self.turns += 1
+                return StepResult([{"role": "user", "content": " "}], terminated=self.turns == 2)
+        """, "step", "feedback that is not empty"),
+    "a role of its own": ("feedback", """
+        class Agent(Two):
+            async def step(self, states):  # HERE
+                self.turns += 1
+                return StepResult([{"role": "environment", "content": "No."}], terminated=self.turns == 2)
+        """, "step", "roles among system, user, assistant, tool"),
+    "two users": ("feedback", """
+        class Agent(Two):
+            async def step(self, states):  # HERE
+                self.turns += 1
+                return StepResult([{"role": "user", "content": text} for text in "ab"], terminated=self.turns == 2)
+        """, "step", "messages whose roles alternate"),
+    "speaks for the policy": ("feedback", """
+        class Agent(Two):
+            async def step(self, states):  # HERE
+                self.turns += 1
+                said = [{"role": "user", "content": "No."}, {"role": "assistant", "content": "I see."}]
+                return StepResult(said, terminated=self.turns == 2)
+        """, "step", "a last message for the policy to answer"),
+    "trusts what the policy said": ("feedback", """
+        class Agent(Two):
+            async def step(self, states):  # HERE
+                self.turns += 1
+                said = {"role": "user", "content": f"You said {states['action_text']!s}.", "trusted": True}
+                return StepResult([said], terminated=self.turns == 2)
+        """, "step", "text of a policy that stays text"),
+    "half a character": ("feedback", """
+        class Agent(Two):
+            async def step(self, states):  # HERE
+                self.turns += 1
+                return StepResult([{"role": "user", "content": "No.\\ud83d"}], terminated=self.turns == 2)
+        """, "step", "text that is valid Unicode"),
+    "an info that cannot be pickled": ("pickling", """
+        class Lazy(float):
+            def __reduce__(self):
+                raise TypeError("only here")
+        class Agent(Two):
+            async def step(self, states):  # HERE
+                return StepResult(terminated=True, info={"n": Lazy(1)})
+        """, "step", "a result that can be pickled"),
+    "changes the prompt in place": ("mutation", """
+        class Agent(Two):
+            async def reset(self, states):  # HERE
+                states["observation"][-1]["content"] += " Be brief."
+                return states
+        """, "reset", "states['observation'] unchanged"),
+    "eats the metadata": ("mutation", """
+        class Agent(Two):
+            async def step(self, states):  # HERE
+                states["metadata"].setdefault("seen", 1)
+                return await super().step(states)
+        """, "step", "states['metadata'] unchanged"),
+    "the whole conversation again": ("mutation", """
+        class Agent(Two):
+            async def reset(self, states):
+                self.messages = list(states["observation"])
+                return {"observation": list(self.messages)}
+            async def step(self, states):  # HERE
+                self.turns += 1
+                self.messages += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "Again."}]
+                return StepResult(list(self.messages), terminated=self.turns == 2)
+        """, "step", "an observation with only new messages"),
+    "goes on writing in what it gave": ("mutation", """
+        class Agent(Two):
+            async def reset(self, states):  # HERE
+                self.messages = list(states["observation"])
+                return {"observation": self.messages}
+            async def step(self, states):
+                self.messages.append({"role": "assistant", "content": states["action_text"]})
+                return await super().step(states)
+        """, "reset", "an observation that does not change after it is returned"),
+    "blocks": ("blocking", """
+        class Agent(Two):
+            async def step(self, states):
+                time.sleep(0.07)  # HERE
+                return await super().step(states)
+        """, "step", "less than 50 ms between two awaits"),
+    "blocks after an await": ("blocking", """
+        class Agent(Two):
+            async def reset(self, states):
+                await asyncio.sleep(0)
+                self.think()  # HERE-NOT
+                return states
+            def think(self):
+                time.sleep(0.07)  # HERE
+        """, "reset", "less than 50 ms between two awaits"),
+    "a row that reset refuses": ("data", """
+        class Agent(Two):
+            datasets = {"mine": __file__ + ".jsonl"}
+            async def reset(self, states):  # HERE
+                if states["label"] == "bad":
+                    raise DataError("label: expected a good one, got 'bad'. Fix the data.")
+                return states
+        """, "reset", "`reset` to accept every row of 'mine'"),
+    "rows that cannot be read": ("data", """
+        class Agent(Two):
+            datasets = {"gone": __file__ + ".gone.jsonl"}
+            async def reset(self, states):  # HERE
+                return states
+        """, "reset", "data 'gone' that can be read"),
+    "gold is no text": ("contract", """
+        class Agent(Two):
+            async def gold(self, states):  # HERE
+                return [states["label"]]
+        """, "gold", "text or None"),
+    "hacks is no mapping": ("contract", """
+        class Agent(Two):
+            hacks = ["say it"]  # HERE
+        """, "hacks", "a mapping of names to actions"),
+    "hacks is a method": ("contract", """
+        class Agent(Two):
+            async def hacks(self, states):  # HERE
+                return {}
+        """, "hacks", "a mapping of names to actions"),
+    "raises": ("contract", """
+        class Agent(Two):
+            async def step(self, states):
+                raise KeyError("x")  # HERE
+        """, "step", "no exception"),
+}  # fmt: skip
+
+ALSO = {"a close that needs what reset made": {"cancel"}}
+"""Further properties that such an environment breaks, and must."""
+SLOW = ("blocks", "blocks after an await", "a constructor that sleeps")
+"""They are looked at with few other properties: each episode takes long."""

@@ -1,0 +1,173 @@
+"""`agentenv check` shows each property in a line, and says in JSON what became of it."""
+
+import json
+
+import pytest
+
+from agentenv.testing.conformance.suite import PROPERTIES
+from tests.drivers import command
+
+ENV = """
+from agentenv import AgentInstance, StepResult
+class Agent(AgentInstance):
+    said = []
+    async def step(self, states):
+        self.said.append(1)
+        return StepResult(terminated=True)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.py").write_text(ENV)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "label": "b"}\n')
+    return tmp_path
+
+
+@pytest.mark.long
+def test_each_property_is_a_line_and_each_problem_one_below_it(folder, capsys):
+    assert command(["check", "agent.py:Agent"]) == 1
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines if not line.startswith("  ")] == list(PROPERTIES)
+    at = next(number for number, line in enumerate(lines) if line.startswith("✗ isolation"))
+    assert lines[at + 1].startswith("  agent.py:4: Agent.said: expected a class attribute that episodes do not change")
+    assert [line.split(": ")[1] for line in lines if line.startswith("–")] == [
+        "every episode ends with its first turn", "it has no data; pass --data",
+    ]  # fmt: skip
+    assert last == "agent.py:Agent: 1 contract error"
+
+
+@pytest.mark.long
+def test_properties_are_chosen_and_left_out_and_data_is_named(folder, capsys):
+    assert command(["check", "agent.py:Agent", "--only", "data", "close", "--data", "rows.jsonl"]) == 0
+    assert [line[:7] for line in capsys.readouterr().out.splitlines()] == ["✓ data ", "✓ close", "agent.p"]
+    assert command(["check", "agent.py:Agent", "--skip", "isolation", "cancel"]) == 0
+    assert "– isolation    skipped: --skip" in capsys.readouterr().out
+    assert command(["check", "agent.py:Agent", "--only", "data", "--rows", "0"]) == 2
+    assert "--rows" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_json_has_the_problems_as_ever_and_the_properties(folder, capsys):
+    assert command(["check", "agent.py:Agent", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    (problem,) = told["problems"]
+    assert {"file", "line", "where", "expected", "got", "fix", "property"} == set(problem)
+    assert problem["property"] == "isolation"
+    states = {one["name"]: one["state"] for one in told["properties"]}
+    assert list(states) == list(PROPERTIES)
+    assert (states["isolation"], states["data"], states["cancel"]) == ("broken", "skipped", "held")
+
+
+@pytest.mark.long
+def test_max_turns_is_the_flag_else_that_of_the_class_and_the_screen_says_which(folder, capsys):
+    (folder / "long.py").write_text(
+        "from agentenv import AgentInstance, StepResult\n"
+        "class Long(AgentInstance):\n    max_turns = 20\n"
+        "    async def step(self, states):\n"
+        "        return StepResult('More.', terminated=states['turn_index'] == 14)\n"
+    )
+    only = ["check", "long.py", "--only", "ends"]
+    assert command(only) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "long.py: no contract errors; max_turns 20 (the environment's)"
+    assert command([*only, "--max_turns", "13"]) == 1
+    *_, problem, last = capsys.readouterr().out.splitlines()
+    assert "expected an end within 13 turns" in problem
+    assert "set `max_turns` in the class" in problem
+    assert last == "long.py: 1 contract error"
+    assert command([*only, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["max_turns"] == 20
+
+
+def test_quick_looks_at_the_contract_alone_and_its_json_is_a_list(folder, capsys):
+    assert command(["check", "agent.py:Agent", "--quick"]) == 0
+    assert capsys.readouterr().out == "agent.py:Agent: no contract errors\n"
+    assert command(["check", "agent.py:Agent", "--quick", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_if_the_contract_is_broken_nothing_else_is_tried(folder, capsys):
+    (folder / "agent.py").write_text(ENV.replace("self.said.append(1)", "raise KeyError(1)"))
+    assert command(["check", "agent.py:Agent"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("skipped: fix `contract` first" in line for line in lines) == len(PROPERTIES) - 1
+
+
+@pytest.mark.long
+def test_an_agent_with_its_own_loop_is_held_to_its_contract_only(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(
+        "import httpx\nclass Own:\n    async def run(self, context):\n        async with httpx.AsyncClient() as http:\n"
+        "            asked = {'messages': context.messages}\n"
+        "            answer = await http.post(f'{context.base_url}/chat/completions', json=asked)\n"
+        "        return float(answer.status_code == 200)\n"
+    )
+    assert command(["check", "own.py:Own"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("✓ contract")
+    assert sum("skipped: it runs its own loop" in line for line in lines) == len(PROPERTIES) - 2
+
+
+GUESS = """
+from agentenv import AgentInstance, StepResult
+class Guess(AgentInstance):
+    async def reset(self, states):
+        if not 1 <= int(states["label"]) <= 9:
+            raise ValueError("label: expected 1 to 9")
+        return states
+    async def step(self, states):
+        return StepResult(terminated=True, **{KEYWORD})
+"""
+
+
+@pytest.fixture
+def guess(folder):
+    (folder / "guess.py").write_text(GUESS.replace("{KEYWORD}", "{}"))
+    (folder / "typo.py").write_text(GUESS.replace("{KEYWORD}", '{"rewards": 1.0}'))
+    (folder / "numbers.jsonl").write_text(
+        '{"question": "Which?", "answer": "7"}\n{"question": "And?", "answer": "8"}\n'
+    )
+    (folder / "mixed.jsonl").write_text('{"prompt": "Which?", "label": "7"}\n' * 3 + '{"prompt": "", "label": "8"}\n')
+    return folder
+
+
+@pytest.mark.long
+def test_columns_of_data_are_named_by_flags(guess, capsys):
+    flags = ["--data", "numbers.jsonl", "--prompt_key", "question", "--label_key", "answer"]
+    assert command(["check", "guess.py", *flags]) == 0
+    assert "✓ data" in capsys.readouterr().out
+
+
+def test_data_whose_columns_are_others_is_one_line_that_names_the_flag(guess, capsys):
+    for flags in (["--quick"], []):
+        assert command(["check", "guess.py", "--data", "numbers.jsonl", *flags]) == 2
+        out, err = capsys.readouterr()
+        assert "numbers.jsonl, line 1: expected key 'prompt', got keys ['question', 'answer']. Set --prompt_key" in err
+        assert "reset" not in out + err
+
+
+@pytest.mark.long
+def test_a_row_that_cannot_be_read_is_shown_in_its_file(guess, capsys):
+    assert command(["check", "guess.py", "--data", "mixed.jsonl"]) == 1
+    out = capsys.readouterr().out
+    assert (
+        "  mixed.jsonl:4: data: expected data 'mixed.jsonl' that can be read, got mixed.jsonl, line 4, 'prompt'" in out
+    )
+    assert "Guess.reset" not in out
+
+
+def test_a_refused_default_task_is_named_as_such(guess, capsys):
+    assert command(["check", "guess.py"]) == 1
+    hint = "The task was the built-in question with the label '42'; set another with --label or --data."
+    assert hint in capsys.readouterr().out
+    assert command(["check", "guess.py", "--label", "77"]) == 1
+    assert "ValueError" in (out := capsys.readouterr().out)
+    assert hint not in out
+
+
+def test_a_misspelt_keyword_is_not_a_matter_of_actions(guess, capsys):
+    assert command(["check", "typo.py", "--label", "7", "--quick"]) == 1
+    out = capsys.readouterr().out
+    assert "got an unexpected keyword argument 'rewards'. Fix it." in out
+    assert "Handle every action" not in out

@@ -1,0 +1,323 @@
+"""Each property finds the environment that breaks it, names its line, and says nothing of any other."""
+
+import asyncio
+import contextlib
+import gc
+import math
+import os
+import random
+import signal
+import sys
+import textwrap
+import threading
+from typing import ClassVar
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentenv.core.agent import AgentInstance
+from agentenv.core.types import StepResult, Task
+from agentenv.errors import ConfigError
+from agentenv.testing.conformance.context import ConformanceOptions
+from agentenv.testing.conformance.records import same_number
+from agentenv.testing.conformance.suite import PROPERTIES, check_property, make_context, run_suite
+from tests.testing.conformance.broken_envs import ALSO, BROKEN, HEAD, SLOW
+
+ROWS = "".join(f'{{"prompt": "Say {n}.", "label": "{label}"}}\n' for n, label in enumerate(["a", "b", "c", "bad", "d"]))
+
+
+def write(folder, body):
+    text = HEAD + textwrap.dedent(body)
+    (folder / "agent.py").write_text(text)
+    (folder / "agent.py.jsonl").write_text(ROWS)
+    return next((number for number, line in enumerate(text.splitlines(), 1) if line.endswith("# HERE")), None)
+
+
+def end_processes(pids):
+    """End those that are left, and have what held them collected here, not in the middle of another test."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for thread in threading.enumerate():
+        if pids and "waitpid" in thread.name:
+            thread.join()
+    if pids:
+        gc.collect()
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the process that one leaves
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_breach_of_a_property_is_named_with_its_line_and_breaks_no_other(kind, tmp_path, monkeypatch):
+    name, body, where, expected = BROKEN[kind]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("agentenv.testing.conformance.leftovers._SETTLE_S", 0.1)
+    line = write(tmp_path, body)
+    context = make_context(ConformanceOptions("agent.py:Agent"))
+    skip = {} if name == "portability" else {"portability": "it starts a process"}
+    outcomes = run_suite(context, only=(name, "rewards", "ends") if kind in SLOW else (), skip=skip)
+    module = sys.modules[context.agent_cls.__module__]
+    for left in getattr(module, "OPEN_CACHE", ()):
+        left.close()
+    if hasattr(module, "GO"):
+        module.GO.set()
+    end_processes(getattr(module, "PIDS_CACHE", ()))
+    broken = {one.name: one for one in outcomes if one.state == "broken"}
+    assert set(broken) == {name} | ALSO.get(kind, set()), [str(one) for one in broken.values()]
+    (problem,) = broken[name].problems
+    assert (problem.file, problem.line, problem.where) == ("agent.py", line, f"Agent.{where}"), str(problem)
+    assert expected in problem.expected
+    assert problem.property == name
+    assert "\n" not in str(problem)
+
+
+def test_every_property_has_an_environment_that_breaks_it():
+    assert {name for name, *_ in BROKEN.values()} == set(PROPERTIES)
+
+
+def test_a_policy_that_is_given_is_tried_too():
+    class Boo(AgentInstance):
+        async def step(self, states):
+            assert states["action_text"] != "boo"
+            return StepResult(terminated=True)
+
+    assert check_property(make_context(ConformanceOptions(Boo)), "rewards").state == "held"
+    outcome = check_property(
+        make_context(ConformanceOptions(Boo, policy=lambda prompt: "boo" if "6 times 7" in prompt else "")), "rewards"
+    )
+    assert [problem.where for problem in outcome.problems] == ["Boo.step"]
+
+
+def test_an_argument_that_is_not_json_or_cannot_be_pickled_is_named():
+    class Takes(AgentInstance):
+        def __init__(self, one=None, other=None):
+            self.one, self.other = one, other
+
+        async def step(self, states):
+            return StepResult(terminated=True)
+
+    outcome = check_property(make_context(ConformanceOptions(Takes, {"one": {1: 2}, "other": lambda: 1})), "pickling")
+    expected = {problem.expected for problem in outcome.problems}
+    assert expected == {
+        "a class that can be pickled", "an argument 'one' that is JSON", "an argument 'other' that can be pickled",
+    }  # fmt: skip
+
+
+def test_an_argument_that_episodes_change_is_named():
+    outcome = check_property(make_context(ConformanceOptions(Eats, {"words": ["a"] * 99})), "mutation")
+    (problem,) = outcome.problems
+    assert problem.expected == "the argument 'words' unchanged"
+
+
+class Eats(AgentInstance):
+    def __init__(self, words):
+        self.words = words
+
+    async def step(self, states):
+        self.words.pop()
+        return StepResult(terminated=True)
+
+
+class Shares(AgentInstance):
+    """What all episodes share belongs to an event loop; the counter of the class is nobody's business."""
+
+    num_made = 0
+    loop_cache = None
+
+    async def reset(self, states):
+        cls = type(self)
+        cls.num_made += 1
+        cls.loop_cache = cls.loop_cache or asyncio.get_running_loop()
+        return states
+
+    async def step(self, states):
+        future = type(self).loop_cache.create_future()  # as the connections of a client
+        type(self).loop_cache.call_soon(future.set_result, None)
+        await future
+        return StepResult("Again.", terminated=states["turn_index"] == 1)
+
+
+@pytest.mark.long
+def test_what_episodes_share_stays_on_one_event_loop_and_may_count():
+    outcomes = run_suite(make_context(ConformanceOptions(Shares)))
+    assert [str(one) for one in outcomes if one.state == "broken"] == []
+    assert Shares.loop_cache.is_closed()
+
+
+class Crowded(AgentInstance):
+    """Fails where many are at work."""
+
+    at_work_cache: ClassVar[list[int]] = []
+
+    async def step(self, states):
+        self.at_work_cache.append(1)
+        await asyncio.sleep(0.001)
+        try:
+            if len(self.at_work_cache) > 1:
+                raise ConnectionError("too many")
+        finally:
+            self.at_work_cache.pop()
+        return StepResult("Again.", terminated=states["turn_index"] == 1)
+
+
+def test_a_failure_only_among_other_episodes_is_reported_by_its_error():
+    (problem,) = check_property(make_context(ConformanceOptions(Crowded)), "isolation").problems
+    assert problem.got.startswith("error: None alone, 'ConnectionError: too many' among 32")
+
+
+def test_a_property_that_takes_long_is_reported_while_it_continues(monkeypatch):
+    monkeypatch.setattr("agentenv.testing.conformance.call_watch.NOTIFY_CHECK_EVERY_S", 0.0)
+    told = []
+    check_property(make_context(ConformanceOptions(Shares), told.append), "rewards")
+    assert told[0] == "rewards: 0 s so far."
+
+
+@pytest.mark.long
+def test_an_environment_whose_episodes_are_long_is_checked_with_more_turns():
+    class Long(AgentInstance):
+        async def step(self, states):
+            return StepResult("Go on.", terminated=states["turn_index"] == 19)
+
+    assert check_property(make_context(ConformanceOptions(Long)), "ends").state == "broken"
+    assert check_property(make_context(ConformanceOptions(Long, max_turns=20)), "ends").state == "held"
+
+
+class Solvable(AgentInstance):
+    async def step(self, states):
+        if states["action_text"] != "go":
+            return StepResult("No.", terminated=True)
+        return StepResult("Go on.", terminated=states["turn_index"] == 19)
+
+    async def gold(self, states):
+        return "go"
+
+
+def test_solving_a_task_may_take_more_turns_than_failing_at_it():
+    assert check_property(make_context(ConformanceOptions(Solvable)), "ends").state == "held"
+
+
+def test_raw_text_that_repeats_what_a_policy_said_may_forge_tokens():
+    class Echo(AgentInstance):
+        async def step(self, states):
+            return StepResult(f"You said {states['action_text']}", terminated=states["turn_index"] == 1)
+
+    assert check_property(make_context(ConformanceOptions(Echo)), "feedback").state == "held"  # messages protect it
+    (problem,) = check_property(
+        make_context(ConformanceOptions(Echo, task=Task("Say it: ", "x", task_id="t"))), "feedback"
+    ).problems
+    assert problem.expected == "text of a policy that stays text"
+
+
+def test_rows_of_data_are_tried_in_messages_as_a_run_gives_them():
+    assert [task.prompt[0]["role"] for task in make_context(ConformanceOptions("math_retry")).tasks] == ["user", "user"]
+
+
+def test_properties_are_chosen_by_name_and_an_unknown_one_is_refused():
+    class Fine(AgentInstance):
+        async def step(self, states):
+            return StepResult(terminated=True)
+
+    outcomes = run_suite(make_context(ConformanceOptions(Fine)), only=("close", "ends"), skip={"ends": "slow"})
+    assert [(one.name, one.state, one.reason) for one in outcomes] == [
+        ("close", "held", ""),
+        ("ends", "skipped", "slow"),
+    ]
+    with pytest.raises(ConfigError, match=r"--only: expected one of .*, got 'close_twice'. Did you mean 'close'"):
+        run_suite(make_context(ConformanceOptions(Fine)), only=("close_twice",))
+
+
+@pytest.mark.long
+def test_a_hang_is_a_problem_and_nothing_else_is_tried(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("agentenv.testing.conformance.call_watch._GRACE_S", 0.2)
+    line = write(tmp_path, """
+        class Agent(Two):
+            async def step(self, states):
+                if states["action_text"] == "hang":
+                    threading.Event().wait(5)  # HERE
+                return await super().step(states)
+    """)  # fmt: skip
+    context = make_context(ConformanceOptions("agent.py:Agent", policy=["hang"], step_timeout_s=0.3))
+    outcomes = {one.name: one for one in run_suite(context, only=("constructor", "rewards", "ends"))}
+    (problem,) = outcomes["rewards"].problems
+    assert (problem.line, problem.expected) == (line, "an answer within 0.3 s")
+    assert outcomes["ends"].reason == "fix `rewards` first"
+
+
+class Behaved(AgentInstance):
+    """Whatever hypothesis makes of it, it keeps the contract."""
+
+    def __init__(self, turns=1, texts=("again",), rewards=(0.0,), as_text=False, waits=0, owes=False):
+        self.turns, self.texts, self.rewards, self.as_text = turns, list(texts), list(rewards), as_text
+        self.waits, self.owes = waits, owes
+
+    async def step(self, states):
+        for _ in range(self.waits):
+            await asyncio.sleep(0)
+        turn, seed = states["turn_index"], states["seed"]
+        text = f"{self.texts[turn % len(self.texts)]} {random.Random(seed + turn).random()}"
+        return StepResult(
+            text if self.as_text else [{"role": "user", "content": text}],
+            reward=self.rewards[turn % len(self.rewards)],
+            terminated=turn + 1 == self.turns,
+            score=0.5,
+            info={"turn": turn},
+        )
+
+    def on_truncate(self, states):
+        return StepResult(reward=1.0) if self.owes else None
+
+
+@pytest.mark.long
+@given(
+    st.fixed_dictionaries(
+        {
+            "turns": st.integers(1, 5),
+            "texts": st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), min_size=1, max_size=3),
+            "rewards": st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3),
+            "as_text": st.booleans(),
+            "waits": st.integers(0, 3),
+            "owes": st.booleans(),
+        }
+    )
+)
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_an_environment_that_keeps_the_contract_has_no_problem(kwargs):
+    outcomes = run_suite(make_context(ConformanceOptions(Behaved, kwargs)))
+    assert [str(one) for one in outcomes if one.state == "broken"] == []
+
+
+class Rounds(AgentInstance):
+    """A reward that differs by `noise` where others are at work, as a model's float32 sums do by the batch."""
+
+    at_work_cache: ClassVar[list[int]] = []
+
+    def __init__(self, noise):
+        self.noise = noise
+
+    async def step(self, states):
+        self.at_work_cache.append(1)
+        await asyncio.sleep(0.001)
+        reward = -1.4296 + self.noise * (len(self.at_work_cache) > 1)
+        await asyncio.sleep(0.001)
+        self.at_work_cache.pop()
+        return StepResult(reward=reward, score=0.5, terminated=True, info={"rm_value": reward})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("noise", "state"), [(4e-7, "held"), (1e-3, "broken")])
+def test_rewards_among_others_may_differ_by_rounding_and_no_more(noise, state):
+    outcome = check_property(make_context(ConformanceOptions(Rounds, {"noise": noise})), "isolation")
+    assert outcome.state == state, str(outcome)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (-1.4296016693115234, -1.4296015501022339, True), (0.0, 9e-7, True), (0.5, 0.5004, False), (0.0, 1e-5, False),
+        (math.nan, math.nan, True), (math.nan, 0.0, False), (None, None, True), (None, 0.0, False), (0.0, None, False),
+    ],
+)  # fmt: skip
+def test_numbers_are_the_same_but_for_rounding(one, other, same):
+    assert same_number(one, other) is same

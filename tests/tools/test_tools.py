@@ -1,0 +1,935 @@
+"""Tools: every template's own calls read back, whatever else a model writes answered, and no call that was not made."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import gc
+import json
+import time
+
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from agentenv._util.lenient_json import LiteralError, read_literal, read_whole_literal
+from agentenv.chat.chat import Chat
+from agentenv.chat.template import as_parts, probe, render
+from agentenv.chat.tool_calls.messages import assistant_message, result_message
+from agentenv.errors import ConfigError, InfraError
+from agentenv.tools.calling import (
+    MalformedCall,
+    ParsedAction,
+    ToolCall,
+    ToolFormat,
+    answer_calls,
+    run_calls,
+    schema_of,
+    tool_format,
+)
+from tests.chat.families import FAMILIES, load
+
+HERMES = ToolFormat()
+
+
+def stop_ids(family):
+    return load(family).convert_tokens_to_ids(list(family.stop_tokens))
+
+
+def template_of(family):
+    return probe(load(family), stop_ids(family))
+
+
+def format_of(family):
+    return tool_format(load(family), stop_ids(family))
+
+
+SUPPORTED = [family for family in FAMILIES if family.expected_class != "unsupported"]
+BY_NAME = {family.name: family for family in FAMILIES}
+KINDS = {
+    "json": [
+        "Qwen2.5", "Qwen3", "Qwen3 (TRL patch)", "Qwen3-2507", "Qwen3-VL", "Hermes-2-Pro", "Hermes-3", "Llama-3.1",
+        "Llama-3.2", "Llama-4", "Mistral v0.3", "Mistral v2v3 (axolotl)", "Mistral-Nemo", "Command-A-tools",
+        "EXAONE-4", "Jamba-1.6",
+    ],
+    "named": [
+        "Mistral-Small-3.2", "DeepSeek-V3", "DeepSeek-R1", "DeepSeek-V3.1", "gpt-oss", "Kimi-K2-Thinking",
+        "Functionary-2.2",
+    ],
+    "markup": [
+        "Qwen3.5-think", "Qwen3.5-nothink", "Qwen3.6", "Qwen3-Coder", "DeepSeek-V3.2", "GLM-4.5", "GLM-5.1",
+        "Nemotron-3-Nano", "MiniMax-M2", "Seed-OSS",
+    ],
+    "keywords": ["MiniCPM3", "Gemma4", "Gemma4 (TRL)", "LFM2.5"],
+}  # fmt: skip
+CALLING = [family for family in SUPPORTED if any(family.name in names for names in KINDS.values())]
+STRINGS_ONLY = {"Gemma4", "LFM2.5"}
+"""Their templates write every value between quotes: without a schema all of them are strings."""
+UNESCAPED = {"LFM2.5": "'\\", "Gemma4": "", "Gemma4 (TRL)": ""}
+"""What strings cannot hold, as the template does not escape it."""
+every_calling = pytest.mark.parametrize("family", CALLING, ids=lambda f: f.name)
+
+
+def as_call(family, index, name, arguments):
+    syntax = format_of(family)
+    call_id = f"functions.{name}:{index}" if syntax.id_is_name else f"callid{index:03d}"
+    given = json.dumps(arguments, ensure_ascii=False) if syntax.arguments_as_json else arguments
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": given}}
+
+
+@functools.cache
+def prompt_of(family):
+    tools = [schema_of(lookup)] if template_of(family).needs_tools else None
+    messages = [{"role": "user", "content": "Look it up."}]
+    return render(load(family), [as_parts(m) if family.parts else m for m in messages], tools=tools)
+
+
+def action(family, calls, content=""):
+    """What the policy would have written for the template to render these calls: behind the generation prompt."""
+    answer = {
+        "role": "assistant",
+        "content": content,
+        "tool_calls": [as_call(family, i, *c) for i, c in enumerate(calls)],
+    }
+    messages = [{"role": "user", "content": "Look it up."}, answer]
+    tools = [schema_of(lookup)] if template_of(family).needs_tools else None
+    text = render(load(family), [as_parts(m) if family.parts else m for m in messages], gen=False, tools=tools)
+    prompt, close = prompt_of(family), format_of(family).reasoning_close
+    start = next((i for i, (a, b) in enumerate(zip(prompt, text, strict=False)) if a != b), len(prompt))
+    while start < len(prompt) and text[start - 1] in "<|｜":  # half a tag of a generation prompt that history drops
+        start -= 1
+    said = text[start:].removesuffix("\n")
+    return said if not close or said.lstrip().startswith(close) else close + said
+
+
+def found_in(parsed):
+    return [(call.name, dict(call.arguments)) for call in parsed.calls]
+
+
+def lookup(q: str, limit: int = 3) -> str:
+    """Look something up.
+
+    Args:
+        q: What.
+        limit: How many results.
+    """
+    return f"{q}:{limit}"
+
+
+# --- round trips -----------------------------------------------------------------------------------------------------
+
+
+def test_every_family_that_renders_calls_has_a_known_kind():
+    found = {}
+    for family in SUPPORTED:
+        if any("tool" in shape for shape in family.shapes) and template_of(family).calls:
+            found.setdefault(format_of(family).kind, []).append(family.name)
+    assert found == KINDS
+
+
+@pytest.mark.parametrize("name", ["Qwen1.5", "SmolLM3", "Llama-3", "DeepSeek-R1-Distill", "gpt2 (no roles)"])
+def test_a_template_without_calls_takes_hermes_form(name):
+    syntax = format_of(BY_NAME[name])
+    text = f'{syntax.reasoning_close}<tool_call>\n{{"name": "f", "arguments": {{"a": 1}}}}\n</tool_call>'
+    assert syntax.kind == "plain"
+    assert found_in(syntax.parse(text)) == [("f", {"a": 1})]
+
+
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=30) | st.sampled_from(
+    ['"', "\\", "\n", "a\nb", "{", "}", "</tool_call>", "<tool_call>", '{"name": "x", "arguments": {}}', "]", "é😀",
+     "'", "", "<think>", "</think>", "[TOOL_CALLS]", "<|tool_call_start|>", "</parameter>", "\\u0041", " x "]
+)  # fmt: skip
+NUMBERS = st.integers(-(10**12), 10**12) | st.floats(allow_nan=False, allow_infinity=False, width=32)
+SCALARS = TEXTS | NUMBERS | st.booleans() | st.none()
+VALUES = st.recursive(SCALARS, lambda v: st.lists(v, max_size=3) | st.dictionaries(TEXTS, v, max_size=3), max_leaves=6)
+NAMES = st.from_regex(r"[a-z][a-zA-Z0-9_]{0,10}", fullmatch=True)
+OTHER_NAMES = NAMES.filter(lambda name: name not in ("all", "functions"))
+
+
+def calls_of(values):
+    arguments = st.dictionaries(NAMES, values, max_size=3)
+    return st.lists(st.tuples(OTHER_NAMES, arguments), min_size=1, max_size=2)
+
+
+def fits(family, calls):
+    return len(calls) == 1 or format_of(family).parallel
+
+
+JSON_LIKE = [f for f in CALLING if f.name in (*KINDS["json"], *KINDS["named"], "MiniCPM3")]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", JSON_LIKE, ids=lambda f: f.name)
+@given(calls=calls_of(VALUES))
+@settings(max_examples=60, deadline=None)
+def test_if_arguments_are_json_any_value_comes_back(family, calls):
+    assume(fits(family, calls))
+    parsed = format_of(family).parse(action(family, calls))
+    assert found_in(parsed) == calls
+    assert parsed.malformed == ()
+
+
+def markup_text(family):
+    """Strings that markup can hold: not its own tags, nor line breaks at the ends, which templates or models strip."""
+    tags = [t for f in (format_of(family),) for t in (f.value_close.strip(), f.call_open.strip(), f.section_open) if t]
+    return TEXTS.filter(lambda text: not any(tag in text for tag in [*tags, "<tool_call>"]) and text == text.strip())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", [BY_NAME[name] for name in KINDS["markup"]], ids=lambda f: f.name)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_in_markup_strings_come_back_as_the_schema_has_them(family, data):
+    calls = data.draw(calls_of(markup_text(family)))
+    tools = [{"function": {"name": name, "parameters": schema_for(arguments)}} for name, arguments in calls]
+    assume(len({name for name, _ in calls}) == len(calls))
+    parsed = format_of(family).parse(action(family, calls), tools=tools)
+    assert found_in(parsed) == calls
+    assert parsed.malformed == ()
+
+
+def schema_for(arguments):
+    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    return {"type": "object", "properties": {k: {"type": kinds.get(type(v), "null")} for k, v in arguments.items()}}
+
+
+TYPED = {
+    "a": 3,
+    "b": -1.5,
+    "c": True,
+    "d": [1, "x", None],
+    "e": {"f": {"g": [False]}},
+    "h": "3",
+    "i": "true",
+    "j": None,
+}
+
+
+@every_calling
+def test_values_of_every_type_come_back_with_a_schema(family):
+    calls = [("lookup", TYPED)]
+    tools = [{"type": "function", "function": {"name": "lookup", "parameters": schema_for(TYPED)}}]
+    assert found_in(format_of(family).parse(action(family, calls), tools=tools)) == calls
+
+
+@every_calling
+def test_without_a_schema_text_that_reads_as_a_value_is_one_unless_the_format_distinguishes_them(family):
+    values = found_in(format_of(family).parse(action(family, [("lookup", {"n": 3, "s": "3", "b": True})])))[0][1]
+    if family.name in KINDS["markup"] and family.name != "DeepSeek-V3.2":  # it says which values are strings
+        assert values == {"n": 3, "s": 3, "b": True}
+    elif family.name in STRINGS_ONLY:
+        assert values == {"n": "3", "s": "3", "b": "True"}
+    else:
+        assert values == {"n": 3, "s": "3", "b": True}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", [BY_NAME[name] for name in KINDS["keywords"]], ids=lambda f: f.name)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_in_keyword_form_strings_come_back(family, data):
+    unsafe = UNESCAPED.get(family.name, "")
+    texts = TEXTS.filter(lambda text: not set(unsafe) & set(text))
+    calls = data.draw(calls_of(texts))
+    assert found_in(format_of(family).parse(action(family, calls))) == calls
+
+
+@every_calling
+def test_content_beside_calls_is_kept_and_is_not_a_call(family):
+    calls = [("lookup", {"q": "x"}), ("other_tool", {"n": "y", "m": "z"})]
+    for some in (calls[:1], calls) if format_of(family).parallel else (calls[:1],):
+        said = action(family, some, "I will look.")
+        parsed = format_of(family).parse(said)
+        assert found_in(parsed) == some
+        assert ("I will look." in parsed.content) == ("I will look." in said)
+        assert "lookup" not in parsed.content
+
+
+@every_calling
+def test_a_call_without_parameters_comes_back(family):
+    assert found_in(format_of(family).parse(action(family, [("now", {})]))) == [("now", {})]
+
+
+@every_calling
+def test_the_text_of_an_action_decoded_from_its_ids_parses_like_the_rendering(family):
+    chat = Chat(load(family), stop_token_ids=stop_ids(family))
+    said = action(family, [("lookup", {"q": "a b"})])
+    decoded = chat.action_text(chat._encoder.follow(said), stop_ids(family))
+    assert found_in(format_of(family).parse(decoded)) == [("lookup", {"q": "a b"})]
+
+
+@every_calling
+def test_hermes_form_is_taken_in_every_format(family):
+    syntax = format_of(family)
+    text = syntax.reasoning_close + 'Hm.\n<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>'
+    assert found_in(syntax.parse(text)) == [("f", {"a": [1]})]
+
+
+def test_the_format_is_found_out_once():
+    tokenizer = load(BY_NAME["Qwen3"])
+    assert tool_format(tokenizer) is tool_format(tokenizer)
+    assert tool_format(tokenizer).kind == "json"
+
+
+# --- templates that no family has -------------------------------------------------------------------------------------
+
+TURN = """{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{{ m.content or '' }}
+{%- if m.tool_calls %}CALLS{% endif %}{{ '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+EACH = "{% for c in m.tool_calls %}{% set f = c.function %}EACH{% endfor %}"
+OTHERS = {
+    "name, mark, object": ("json", "named", "[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}"),
+    "other keys in a list": (
+        "list",
+        "json",
+        """{{ '{"tool_call_id": "' + c.id + '", "tool_name": "' + f.name + '", ' }}
+{{- '"parameters": ' + f.arguments | tojson + '}' }}
+{{- ',\n' if not loop.last }}""",
+    ),
+    "an object in an object": (
+        "json",
+        "json",
+        """<call>{{ {'type': 'function', 'function': {'name': f.name, 'arguments': f.arguments}} | tojson }}</call>""",
+    ),
+    "arguments before the name": (
+        "json",
+        "json",
+        """<call>{{ {'arguments': f.arguments, 'name': f.name} | tojson }}</call>""",
+    ),
+    "name, id, object": (
+        "json",
+        "named",
+        "[TOOL_CALLS]{{ f.name }}[CALL_ID]{{ c.id }}[ARGS]{{ f.arguments | tojson }}",
+    ),
+    "id, name, object": ("json", "named", "<call id={{ c.id }}>{{ f.name }}<args>{{ f.arguments | tojson }}</call>"),
+    "name and number": (
+        "section",
+        "named",
+        """<|tool_call_begin|>functions.{{ f.name }}:{{ loop.index0 }}<|tool_call_argument_begin|>
+{{- f.arguments | tojson }}<|tool_call_end|>""",
+    ),
+    "elements that say what is a string": (
+        "section",
+        "markup",
+        """<｜DSML｜invoke name="{{ f.name }}">
+{% for key, value in f.arguments | items %}<｜DSML｜parameter name="{{ key }}" string="
+{{- 'true' if value is string else 'false' }}">
+{{- value if value is string else value | tojson }}</｜DSML｜parameter>
+{% endfor %}</｜DSML｜invoke>
+""",
+    ),
+    "keywords, or JSON as it is": (
+        "json",
+        "keywords",
+        """{% macro said(value) %}{% if value is string %}<|"|>{{ value }}<|"|>{% elif value is mapping %}{
+{%- for key, item in value | dictsort %}{{ key }}:{{ said(item) }}{{ ',' if not loop.last }}{% endfor %}}
+{%- elif value is sequence %}[{% for item in value %}{{ said(item) }}{{ ',' if not loop.last }}{% endfor %}]
+{%- else %}{{ value | tojson }}{% endif %}{% endmacro -%}
+<|tool_call>call:{{ f.name }}{{ '{' }}
+{%- if f.arguments is string %}{{ f.arguments }}
+{%- else %}{% for key, value in f.arguments | dictsort %}{{ key }}:{{ said(value) }}{{ ',' if not loop.last }}
+{%- endfor %}{% endif %}{{ '}' }}<tool_call|>""",
+    ),
+    "JSON, of a mapping as Python has it": (
+        "json",
+        "json",
+        """<call>{"name": "{{ f.name }}", "arguments": {{ f.arguments }}}</call>""",
+    ),
+    "arguments in a string": (
+        "json",
+        "json",
+        """<call>{{ {'name': f.name, 'arguments': f.arguments | tojson} | tojson }}</call>""",
+    ),
+}
+
+
+RENDERED = (
+    {"a": 'x"y\n', "b": [1, None]},
+    {},
+    {"q": "sun in Rome", "n": 3},
+    {"n": -1.5, "yes": True, "none": None},
+    {"deep": {"of": [{"a": "b"}, []], "more": {}}, "text": ""},
+    {"s": "3", "t": "true", "u": "é 日本 😀 \u2028"},
+)
+"""Arguments of every kind."""
+
+
+@functools.cache
+def other(name):
+    """A tokenizer with one of `OTHERS` as its template."""
+    frame, _, each = OTHERS[name]
+    tokenizer = copy.copy(load(BY_NAME["Qwen2.5"]))
+    calls = EACH.replace("EACH", each)
+    if frame == "list":
+        calls = "<|START_ACTION|>[\n" + calls + "\n]<|END_ACTION|>"
+    if frame == "section":
+        calls = "<section>\n" + calls + "</section>"
+    tokenizer.chat_template = TURN.replace("CALLS", calls)
+    return tokenizer
+
+
+@pytest.mark.parametrize("content", ["", "Hm."], ids=["alone", "after text"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_call_that_another_template_renders_is_read_back(name, content):
+    tokenizer, (_, kind, _) = other(name), OTHERS[name]
+    syntax = tool_format(tokenizer)
+    assert syntax.kind == kind
+    for number, arguments in enumerate(RENDERED):
+        wanted = [("get_weather", arguments), ("g", RENDERED[number - 1])][: 1 + number % 2 + (number == 0)]
+        shaped = [
+            {
+                "id": f"own{number}-{i}",
+                "type": "function",
+                "function": {"name": tool, "arguments": json.dumps(given) if syntax.arguments_as_json else given},
+            }
+            for i, (tool, given) in enumerate(wanted)
+        ]
+        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": content, "tool_calls": shaped}]
+        said = render(tokenizer, messages, gen=False).split("assistant\n")[1].removesuffix("<|im_end|>\n")
+        parsed = syntax.parse(said)
+        assert found_in(parsed) == wanted, said
+        assert parsed.content == content
+        if shaped[0]["id"] in said:
+            assert [call.call_id for call in parsed.calls] == [call["id"] for call in shaped]
+
+
+# --- ids -------------------------------------------------------------------------------------------------------------
+
+
+def test_ids_are_kept_where_the_format_renders_them():
+    assert format_of(BY_NAME["Mistral-Nemo"]).parse(action(BY_NAME["Mistral-Nemo"], [("f", {})])).calls[0].call_id == (
+        "callid000"
+    )
+    kimi = format_of(BY_NAME["Kimi-K2-Thinking"]).parse(action(BY_NAME["Kimi-K2-Thinking"], [("f", {}), ("g", {})]))
+    assert [(c.name, c.call_id) for c in kimi.calls] == [("f", "functions.f:0"), ("g", "functions.g:1")]
+
+
+def test_an_id_that_the_template_would_refuse_is_replaced():
+    said = '[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "1"}]'
+    call_id = format_of(BY_NAME["Mistral-Nemo"]).parse(said).calls[0].call_id
+    assert len(call_id) == 9
+    assert call_id.isalnum()
+
+
+def test_made_up_ids_are_nine_alphanumerics_and_unique_in_an_episode():
+    said = '<tool_call>{"name": "f", "arguments": {}}</tool_call><tool_call>nothing'
+    ids = [item.call_id for turn in range(50) for item in HERMES.parse(said * 3, turn_index=turn).items]
+    assert len(set(ids)) == len(ids) >= 150
+    assert all(len(call_id) == 9 and call_id.isalnum() for call_id in ids)
+
+
+def test_an_id_given_twice_is_kept_once():
+    said = '<tool_call>{"name": "f", "arguments": {}, "id": "same"}</tool_call>'
+    ids = [call.call_id for call in HERMES.parse(said * 2).calls]
+    assert ids[0] == "same" != ids[1]
+
+
+# --- malformed -------------------------------------------------------------------------------------------------------
+
+BROKEN = {
+    "not JSON": ('<tool_call>{"name": f}</tool_call>', "expected a value, got 'f}"),
+    "single quotes": ("<tool_call>{'name': 'f', 'arguments': {}}</tool_call>", "a key in double quotes"),
+    "a line break": ('<tool_call>{"name": "f", "arguments": {"a": "x\ny"}}</tool_call>', "line break"),
+    "a list as arguments": ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "not an object"),
+    "no name": ('<tool_call>{"arguments": {}}</tool_call>', '"name"'),
+    "no arguments": ('<tool_call>{"name": "f", "args": {}}</tool_call>', '"arguments"'),
+    "cut": ('Let me.\n<tool_call>\n{"name": "f", "arguments": {"q": "hal', "never closed"),
+    "cut at once": ("<tool_call>", "never closed"),
+    "one brace more": ('<tool_call>{"name": "f", "arguments": {}}}</tool_call>', "text between"),
+    "too deep": ('<tool_call>{"name": "f", "arguments": {"a": ' + "[" * 500, "levels"),
+    "a long number": ('<tool_call>{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}</tool_call>", "digits"),
+    "a digit too many": ('<tool_call>{"name": "f", "arguments": {"a": ' + "9" * 4301 + "}}</tool_call>", "digits"),
+    "infinity": ('<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>', "too large"),
+    "a number": ("<tool_call>{}</tool_call>", '"name"'),
+}
+
+
+@pytest.mark.parametrize(("said", "problem"), BROKEN.values(), ids=BROKEN)
+def test_a_malformed_call_says_what_is_wrong(said, problem):
+    syntax = format_of(BY_NAME["Qwen2.5"])
+    parsed = syntax.parse(said)
+    assert parsed.calls == ()
+    assert len(parsed.malformed) == 1
+    assert problem in parsed.malformed[0].problem
+    assert parsed.malformed[0].text in said
+
+
+def test_calls_around_a_malformed_one_are_found_in_order():
+    good = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    items = HERMES.parse(f"{good}\n<tool_call>{{oops}}</tool_call>\n{good}").items
+    assert [type(item) for item in items] == [ToolCall, MalformedCall, ToolCall]
+
+
+@every_calling
+def test_a_call_cut_anywhere_is_never_another_call(family):
+    """Cut short, an action gives no call, the whole one, or a malformed one: not one with other arguments."""
+    whole = ("lookup", {"query": "some words", "more": "other words"})
+    said = action(family, [whole])
+    for end in range(len(said)):
+        parsed = format_of(family).parse(said[:end])
+        assert found_in(parsed) in ([], [whole]), said[:end]
+    before = said.index("some words") + 4
+    assert format_of(family).parse(said[:before]).malformed or format_of(family).lead
+
+
+@every_calling
+def test_broken_arguments_in_every_format_are_one_malformed_call(family):
+    said = action(family, [("lookup", {"query": "VALUE"})])
+    for old, new in (("VALUE", "x</x></parameter"), ('{"query"', "{query'"), ("query", 'a"b c<')):
+        parsed = format_of(family).parse(said.replace(old, new))
+        assert len(parsed.items) <= 1
+        assert format_of(family).parse(said[: said.index("VALUE")]).calls == ()
+
+
+def test_a_value_that_is_not_closed_does_not_swallow_the_next_call():
+    good = "<tool_call>\n<function=g>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>"
+    said = f"<tool_call>\n<function=f>\n<parameter=a>\nopen\n{good}"
+    items = format_of(BY_NAME["Qwen3-Coder"]).parse(said).items
+    assert [(type(item), item.name) for item in items] == [(MalformedCall, "f"), (ToolCall, "g")]
+    assert "never closed with '</parameter>'" in items[0].problem
+
+
+def test_prose_about_json_is_not_a_call_in_the_bare_format():
+    syntax = format_of(BY_NAME["Llama-3.1"])
+    assert syntax.parse('{"answer": 4}').items == ()
+    assert syntax.parse('The call {"name": "f", "parameters": {}} is wrong.').items == ()
+    assert found_in(syntax.parse('<|python_tag|>{"name": "f", "parameters": {"a": 1}}')) == [("f", {"a": 1})]
+    assert len(syntax.parse('{"name": "f", "parameters": {"a": }').malformed) == 1
+
+
+# --- reasoning -------------------------------------------------------------------------------------------------------
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+
+
+def test_a_call_that_reasoning_mentions_is_not_called():
+    syntax = format_of(BY_NAME["Qwen3"])
+    assert syntax.parse(f"<think>Maybe {CALL}?</think>No.").items == ()
+    assert len(syntax.parse(f"<think>Maybe {CALL}?</think>\n\n{CALL}").calls) == 1
+
+
+def test_reasoning_that_the_prompt_opened_counts_as_reasoning():
+    syntax = format_of(BY_NAME["Qwen3.5-think"])
+    assert syntax.reasoning_close == "</think>"
+    assert syntax.parse(f"Maybe {CALL}?</think>No.").items == ()
+    assert len(syntax.parse(f"Hm.</think>{CALL}").calls) == 1
+
+
+def test_text_before_a_stray_end_of_reasoning_is_reasoning():
+    assert format_of(BY_NAME["Qwen2.5"]).parse(f"Maybe {CALL}?</think>No.").items == ()
+
+
+def test_a_call_in_reasoning_that_is_never_closed_is_answered_but_not_run():
+    for syntax, said in ((HERMES, f"<think>So {CALL}"), (format_of(BY_NAME["Qwen3.5-think"]), f"So {CALL}")):
+        parsed = syntax.parse(said)
+        assert parsed.calls == ()
+        assert ["never closed" in bad.problem for bad in parsed.malformed] == [True]
+    assert HERMES.parse("<think>Still thinking").items == ()
+
+
+def test_tags_of_reasoning_inside_arguments_are_text():
+    said = '<tool_call>{"name": "f", "arguments": {"a": "</think><think>"}}</tool_call>'
+    assert found_in(HERMES.parse(said)) == [("f", {"a": "</think><think>"})]
+    bare = '{"name": "f", "parameters": {"a": "</think><think>"}}'
+    assert found_in(format_of(BY_NAME["Llama-3.1"]).parse(bare)) == [("f", {"a": "</think><think>"})]
+
+
+def test_what_a_gpt_oss_model_writes_is_read_with_the_recipient_in_either_place():
+    syntax = format_of(BY_NAME["gpt-oss"])
+    analysis = "<|channel|>analysis<|message|>to=functions.g <|message|>{}<|end|><|start|>assistant"
+    for header in (
+        " to=functions.f<|channel|>commentary json<|message|>",
+        "<|channel|>commentary to=functions.f <|constrain|>json<|message|>",
+    ):
+        assert found_in(syntax.parse(analysis + header + '{"a": 1}<|call|>')) == [("f", {"a": 1})]
+
+
+# --- hostile text ----------------------------------------------------------------------------------------------------
+
+PIECES = st.sampled_from(
+    [
+        "<tool_call>", "</tool_call>", "{", "}", "[", "]", '"', "'", "\\", ":", ",", "(", ")", "=", "\n", " ", "name",
+        "f", "1e9", '"name": "f"', '"arguments": {', "<function=f>", "<parameter=a>", "</parameter>", "</function>",
+        "<arg_key>", "</arg_key>", "<arg_value>", "<think>", "</think>", "[TOOL_CALLS]", "<|tool_call_start|>",
+        "<|python_end|>",
+        "<|tool_call>call:", '<|"|>', "<tool_call|>", "f(a=1)", "to=functions.f", "<|message|>", "<|channel|>",
+        "<|recipient|>", "<|content|>", "<|from|>assistant\n<|recipient|>", "all", "<minimax:tool_call>",
+        '<invoke name="f">',
+        "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "\ud800", "😀", "```json",
+    ]
+)  # fmt: skip
+FORMATS = {format_of(family): family.name for family in CALLING} | {HERMES: "plain"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("syntax", FORMATS, ids=list(FORMATS.values()))
+@given(text=st.lists(PIECES, max_size=25).map("".join) | st.text(max_size=50))
+@example(text="")
+@settings(max_examples=150, deadline=None)
+def test_no_text_makes_parsing_fail(syntax, text):
+    parsed = syntax.parse(text, turn_index=3)
+    ids = [item.call_id for item in parsed.items]
+    assert len(set(ids)) == len(ids)
+    assert all(bad.problem for bad in parsed.malformed)
+    if not parsed.items:
+        assert parsed.content == text or any(text.endswith(end) for end in syntax.ends) or syntax.kind != "plain"
+
+
+HOSTILE = {
+    "openers": "<tool_call>",
+    "open objects": '<tool_call>{"name": "',
+    "open parameters": "<tool_call>\n<function=f>\n<parameter=a>\n",
+    "glm": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>",
+    "sections": "<|tool_call_start|>[f(a='",
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{",
+    "kimi": '<|tool_calls_section_begin|><|tool_call_begin|>f:0<|tool_call_argument_begin|>{"',
+    "mistral": "[TOOL_CALLS][{",
+    "gemma": '<|tool_call>call:f{a:<|"|>',
+    "minimax": '<minimax:tool_call><invoke name="f"><parameter name="a">',
+    "seed": "<seed:tool_call>\n<function=f>\n<parameter=a>",
+    "harmony": " to=functions.f<|channel|>",
+    "functionary": "\n<|from|>assistant\n<|recipient|>f\n<|content|>{",
+    "thoughts": "<think>",
+    "ends of thoughts": "</think>{",
+    "braces": '{"name": {',
+    "spaces": "<tool_call> \n ",
+    "quotes": '<tool_call>{"',
+    "names": "<tool_call>" + "a" * 300,
+    "python": "<|python_end|>{",
+    "arrays": "<tool_calls>[[",
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("piece", HOSTILE.values(), ids=HOSTILE)
+def test_a_megabyte_of_hostile_text_is_parsed_in_linear_time(piece):
+    """In the first formats in which the piece means anything: the others walk over it."""
+    size = 1_000_000
+    text = (piece * (size // len(piece) + 1))[:size]
+    heeding = [syntax for syntax in FORMATS if syntax.patterns.call.search(piece)] or [HERMES]
+    for syntax in heeding[:2]:
+        started = time.process_time()
+        syntax.parse(text)
+        assert time.process_time() - started < 5.0, FORMATS[syntax]
+
+
+# --- literals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@given(VALUES)
+def test_json_reads_back(value):
+    for text in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=1)):
+        assert read_literal(text + " rest", 0) == (value, len(text))
+
+
+@pytest.mark.parametrize("value", [None, True, [1, (2,)], {"a": {"b": -1.5}, "c": "it's \"\\\n"}, "é'", "", {}, []])
+def test_python_reads_back(value):
+    assert read_whole_literal(repr(value)) == json.loads(json.dumps(value))
+
+
+@given(st.lists(st.sampled_from(list('{}[]",:\\0.eE-+tfn1 \n\tutruefalsnull'))).map("".join))
+def test_only_json_is_read_as_json(text):
+    try:
+        expected = json.loads(text)
+    except ValueError:
+        expected = LiteralError
+    try:
+        found, end = read_literal(text, 0)
+        found = found if not text[end:].strip(" \t\r\n") else LiteralError
+    except LiteralError:
+        found = LiteralError
+    assert found == expected or "inf" in repr(expected)
+
+
+@pytest.mark.parametrize("num_digits", [308, 309, 400, 4300])
+def test_whole_numbers_of_thousands_of_digits_are_read_whole(num_digits):
+    digits = "9" * num_digits
+    for text in (digits, "-" + digits):
+        assert read_literal(text, 0) == (int(text), len(text))
+        said = f'<tool_call>{{"name": "f", "arguments": {{"a": {text}}}}}</tool_call>'
+        assert found_in(HERMES.parse(said)) == [("f", {"a": int(text)})]
+    with pytest.raises(LiteralError, match="too large"):
+        read_literal(digits + "e4000", 0)
+
+
+def test_halves_of_characters_never_come_out_alone():
+    assert read_literal(r'"\ud83d\ude00 \ud800!"', 0)[0] == "😀 \ufffd!"
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+def call(name, **arguments):
+    return ToolCall(name, arguments, f"id_{name}", "")
+
+
+def parsed(*items):
+    return ParsedAction("", tuple(items))
+
+
+async def said(item, tools, **options):
+    (message,) = await answer_calls(parsed(item), tools, **options)
+    assert (message["role"], message["tool_call_id"]) == ("tool", item.call_id)
+    return message["content"]
+
+
+async def test_plain_and_async_tools_are_run_and_answered_in_order():
+    async def slow(q):
+        await asyncio.sleep(0.05)
+        return {"q": q, "é": None}
+
+    messages = await answer_calls(parsed(call("slow", q="a"), call("lookup", q="b")), {"slow": slow, "lookup": lookup})
+    assert [m["content"] for m in messages] == ['{"q": "a", "é": null}', "b:3"]
+    assert [m["name"] for m in messages] == ["slow", "lookup"]
+
+
+async def test_calls_run_at_the_same_time():
+    barrier = asyncio.Barrier(3)
+
+    async def meet():
+        await barrier.wait()
+        return "met"
+
+    messages = await answer_calls(parsed(*[call("meet")] * 3), {"meet": meet}, timeout_s=5)
+    assert [m["content"] for m in messages] == ["met"] * 3
+
+
+async def test_errors_are_reported_to_the_model():
+    def broken():
+        raise ValueError("no such page")
+
+    tools = {"lookup": lookup, "broken": broken, "leaves": leaves}
+    assert await said(call("luokup", q="x"), tools) == ("Error: unknown tool 'luokup'. Tools: broken, leaves, lookup.")
+    assert await said(call("lookup", query="x"), tools) == (
+        "Error: wrong arguments for lookup: missing a required argument: 'q'. It takes (q: 'str', limit: 'int' = 3)."
+    )
+    assert await said(call("broken"), tools) == "Error: ValueError: no such page"
+    assert (await said(call("leaves"), tools)).startswith(
+        "Error: agentenv.errors.ContractError: leaves: expected a return value, got SystemExit(3)."
+    )
+
+
+def leaves():
+    raise SystemExit(3)
+
+
+async def leaves_async():
+    raise SystemExit(3)
+
+
+class Called:
+    """A tool that is an object: it has no name of its own."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self):
+        return self.function()
+
+
+LEAVING = {
+    "plain": leaves,
+    "async": leaves_async,
+    "partial": functools.partial(leaves),
+    "async partial": functools.partial(leaves_async),
+    "object": Called(leaves),
+}
+
+
+@pytest.mark.parametrize("tool", LEAVING.values(), ids=LEAVING)
+async def test_a_tool_that_leaves_is_named_and_no_address_is_reported(tool):
+    answer = await said(call("go"), {"go": tool})
+    assert "ContractError: go: expected a return value, got SystemExit(3)." in answer
+    assert "0x" not in answer
+
+
+def nested(levels):
+    value = "x"
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+class Untold:
+    def __str__(self):
+        raise ValueError("no text")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize("value", [Untold(), [Untold()], {Untold(): 1}, nested(5000)], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_result_that_cannot_be_text_is_reported_and_counts_as_raised(value, is_async):
+    async def give():
+        return value
+
+    tool = give if is_async else lambda: value
+    good, bad = await run_calls([call("lookup", q="x"), call("give")], {"give": tool, "lookup": lookup})
+    assert (good.problem, good.message["content"]) == ("", "x:3")
+    assert (bad.problem, bad.item.name) == ("raised", "give")
+    kind = "RecursionError" if isinstance(value, list) and isinstance(value[0], list) else "ValueError"
+    assert bad.message["content"].startswith("Error: give: expected a result that can be written as text, got a ")
+    assert kind in bad.message["content"]
+
+
+async def test_a_result_is_reported_as_it_was_when_the_tool_returned_it():
+    kept = [1]
+    (result,) = await run_calls([call("give")], {"give": lambda: kept})
+    kept[:] = nested(5000)
+    assert result.message["content"] == "[1]"
+
+
+@pytest.mark.parametrize("levels", [500, 990, 5000])
+async def test_arguments_that_are_nested_too_deep_are_reported(levels):
+    good, bad = await run_calls([call("lookup", q="x"), call("lookup", q=nested(levels))], {"lookup": lookup})
+    assert (good.problem, bad.problem) == ("", "arguments")
+    assert bad.message["content"] == (
+        "Error: wrong arguments for lookup: they are nested too deep. Write them with fewer levels."
+    )
+
+
+async def test_a_type_error_inside_a_tool_is_not_blamed_on_the_arguments():
+    assert (await said(call("f", q=1), {"f": lambda q: q + "x"})).startswith("Error: TypeError: unsupported operand")
+
+
+async def test_a_tool_that_takes_too_long_is_given_up_and_leaves_no_task():
+    cancelled = asyncio.Event()
+
+    async def endless():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+
+    answer = await said(call("endless"), {"endless": endless}, timeout_s=0.05)
+    assert answer == "Error: endless returned no result within 0.05 s."
+    assert cancelled.is_set()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_infrastructure_errors_pass_and_cancel_the_other_calls():
+    async def down():
+        raise InfraError("search: expected an answer, got 503. Try again.")
+
+    async def endless():
+        await asyncio.sleep(60)
+
+    with pytest.raises(InfraError, match="503"):
+        await answer_calls(parsed(call("endless"), call("down")), {"endless": endless, "down": down})
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_infrastructure_errors_at_the_same_time_are_all_looked_at(complaints):
+    """Each fails a step of the event loop after the one before it: some just as they are cancelled."""
+
+    async def down(steps):
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        raise InfraError("search: expected an answer, got 503. Try again.")
+
+    with pytest.raises(InfraError, match="503"):
+        await answer_calls(parsed(*[call("down", steps=steps) for steps in range(12)]), {"down": down})
+    assert complaints() == []
+
+
+@pytest.fixture
+async def complaints():
+    """What asyncio has complained of so far."""
+    found = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: found.append(context["message"]))
+
+    def so_far():
+        gc.collect()
+        return found
+
+    return so_far
+
+
+async def test_cancelling_passes_and_leaves_no_task():
+    started = asyncio.Event()
+
+    async def endless():
+        started.set()
+        await asyncio.sleep(60)
+
+    work = asyncio.ensure_future(answer_calls(parsed(call("endless")), {"endless": endless}))
+    await started.wait()
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_tool_cannot_change_the_call():
+    item = call("f", q=[1])
+    await said(item, {"f": lambda q: q.append(2)})
+    assert item.arguments == {"q": [1]}
+
+
+async def test_every_call_that_was_tried_gets_one_answer():
+    text = f"{CALL}<tool_call>oops</tool_call>{CALL}"
+    action = HERMES.parse(text)
+    messages = await answer_calls(action, {"f": lambda: "ok"})
+    assert [m["tool_call_id"] for m in messages] == [item.call_id for item in action.items]
+    assert [m["name"] for m in messages] == ["f", "invalid", "f"]
+    assert messages[1]["content"].startswith("Error: this call cannot be read:")
+
+
+async def test_no_calls_no_answers():
+    assert await answer_calls(parsed(), {}) == []
+
+
+@every_calling
+async def test_answers_to_good_and_malformed_calls_are_rendered_by_the_bridge(family):
+    good = action(family, [("lookup", {"q": "x"})])
+    for text in (good, good[: good.index("lookup") + 3]):
+        items = format_of(family).parse(text)
+        answers = await answer_calls(items, {"lookup": lookup})
+        chat = Chat(load(family), stop_token_ids=stop_ids(family))
+        for message in answers:
+            assert message["content"] in chat.decode(chat.bridge(chat._encoder.follow(text), [message]).ids)
+
+
+@every_calling
+def test_an_action_rendered_again_from_its_message_has_the_same_calls(family):
+    said = action(family, [("lookup", {"q": "x y"})])
+    syntax = format_of(family)
+    message = assistant_message(syntax.parse(said), as_json=syntax.arguments_as_json)
+    (again,) = message["tool_calls"]
+    arguments = again["function"]["arguments"]
+    assert (json.loads(arguments) if syntax.arguments_as_json else arguments) == {"q": "x y"}
+    messages = [{"role": "user", "content": "Look it up."}, {**message, "content": ""}]
+    tools = [schema_of(lookup)] if template_of(family).needs_tools else None
+    assert "x y" in render(load(family), messages, gen=False, tools=tools)
+
+
+def test_a_malformed_call_keeps_its_place_in_the_message():
+    message = assistant_message(HERMES.parse(f"Hm. {CALL}<tool_call>oops</tool_call>"))
+    assert [c["function"]["name"] for c in message["tool_calls"]] == ["f", "invalid"]
+    assert message["content"] == "Hm."
+    assert "tool_calls" not in assistant_message(HERMES.parse("Only words."))
+
+
+def test_results_are_text_or_json_and_can_be_encoded():
+    item = call("f")
+    assert result_message(item, "as it is")["content"] == "as it is"
+    assert result_message(item, [1, {"é": None}])["content"] == '[1, {"é": null}]'
+    assert result_message(item, {(1, 2): object})["content"].startswith("{(1, 2)")
+    assert result_message(item, "\ud800x")["content"] == "?x"
+
+
+# --- schemas ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_becomes_a_tool():
+    function = schema_of(lookup)["function"]
+    assert (function["name"], function["description"]) == ("lookup", "Look something up.")
+    assert function["parameters"]["properties"]["q"] == {"type": "string", "description": "What."}
+    assert function["parameters"]["required"] == ["q"]
+
+
+def test_a_function_without_hints_is_refused_with_advice():
+    with pytest.raises(ConfigError, match="under Args"):
+        schema_of(lambda q: q)

@@ -1,0 +1,394 @@
+"""Toolsets: tools of functions and classes, their limits, and an answer to every call that was tried."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentenv._util.task_bound import TaskBoundContext
+from agentenv.errors import ConfigError, InfraError
+from agentenv.tools.calling import MalformedCall, ToolCall, ToolError, ToolFormat
+from agentenv.tools.toolset import Tool, Toolset, shortened
+
+
+def add(a: int, b: int = 0) -> int:
+    """Add.
+
+    Args:
+        a: One.
+        b: Another.
+    """
+    return a + b
+
+
+async def fail(kind: str) -> str:
+    """Fail.
+
+    Args:
+        kind: How.
+    """
+    if kind == "cancelled":
+        raise asyncio.CancelledError
+    raise {"told": ToolError("no luck."), "infra": InfraError("down"), "value": ValueError("odd")}[kind]
+
+
+def choose(colour: str, sure: bool = False, part: float = 0.0) -> str:
+    """Choose.
+
+    Args:
+        colour: Which. (choices: ["red", "green"])
+        sure: Whether.
+        part: How much.
+    """
+    return f"{colour} {sure} {part}"
+
+
+async def hang() -> str:
+    """Hang."""
+    await asyncio.sleep(1000)
+    return ""
+
+
+def call(name, index=0, **arguments):
+    return ToolCall(name, arguments, f"c{index:08}", "")
+
+
+async def said(tools, *calls):
+    return [message["content"] for message in (await tools.answer(calls)).messages]
+
+
+@asynccontextmanager
+async def begun(*sources, **options):
+    tools = await Toolset(*sources, **options).begin()
+    try:
+        yield tools
+    finally:
+        await tools.aclose()
+
+
+# --- functions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+async def test_functions_are_offered_with_the_schema_of_their_type_hints():
+    async with begun(add, fail) as tools:
+        names = [schema["function"]["name"] for schema in tools.schemas]
+        parameters = tools.schemas[0]["function"]["parameters"]
+    assert names == ["add", "fail"]
+    assert parameters["properties"]["a"] == {"type": "integer", "description": "One."}
+    assert parameters["required"] == ["a"]
+
+
+async def test_an_error_in_a_call_is_its_answer_and_counted():
+    broken = ToolFormat().parse("<tool_call>{").items[0]
+    items = [call("add", a=1), call("sub"), call("add", c=1), call("fail", kind="value"), call("fail", kind="told")]
+    async with begun(add, fail) as tools:
+        answers = await tools.answer([*items, broken])
+    contents = [message["content"] for message in answers.messages]
+    assert contents[0] == "1"
+    assert contents[1].startswith("Error: unknown tool 'sub'. Tools: add, fail.")
+    assert contents[2].startswith("Error: wrong arguments for add: missing a required argument: 'a'. It takes (a:")
+    assert contents[3:5] == ["Error: ValueError: odd", "Error: no luck."]
+    assert contents[5].startswith("Error: this call cannot be read")
+    assert [r.problem for r in answers.results] == ["", "unknown", "arguments", "raised", "raised", "malformed"]
+    assert answers.info == {"num_calls": 5.0, "num_errors": 4.0, "num_malformed": 1.0, "num_not_run": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"colour": "blue"}, "colour must be one of 'red', 'green', got 'blue'"),
+        ({"colour": 3}, "colour must be one of 'red', 'green', got 3"),
+        ({"colour": "red", "sure": "yes"}, "sure must be of type boolean, got 'yes'"),
+        ({"colour": "red", "sure": 1}, "sure must be of type boolean, got 1"),
+        ({"colour": "red", "part": True}, "part must be of type number, got True"),
+        ({"colour": "red", "part": "1"}, "part must be of type number, got '1'"),
+    ],
+)
+async def test_arguments_of_another_type_are_refused_in_words(arguments, message):
+    async with begun(choose) as tools:
+        assert await said(tools, call("choose", **arguments)) == [f"Error: wrong arguments for choose: {message}."]
+
+
+async def test_whole_numbers_are_integers_however_json_has_them():
+    async with begun(add, choose) as tools:
+        found = await said(tools, call("add", a=3.0), call("add", a=3.5), call("choose", colour="red", part=1))
+    assert found == ["3", "Error: wrong arguments for add: a must be of type integer, got 3.5.", "red False 1"]
+
+
+async def test_a_call_that_cancels_itself_is_reported_and_the_others_have_their_results():
+    async with begun(add, fail) as tools:
+        found = await said(tools, call("fail", kind="cancelled"), call("add", a=1))
+    assert found == ["Error: asyncio.exceptions.CancelledError", "1"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_tool_that_leaves_is_reported_by_its_name(is_async):
+    def leave() -> str:
+        """Leave."""
+        raise SystemExit(2)
+
+    async def leave_async() -> str:
+        """Leave."""
+        raise SystemExit(2)
+
+    tool = leave_async if is_async else leave
+    async with begun(tool) as tools:
+        (content,) = await said(tools, call(tool.__name__))
+    assert f"ContractError: {tool.__name__}: expected a return value, got SystemExit(2)." in content
+
+
+async def test_infrastructure_that_fails_is_raised():
+    async with begun(fail) as tools:
+        with pytest.raises(InfraError, match="down"):
+            await tools.answer([call("fail", kind="infra")])
+
+
+async def test_calls_of_a_turn_run_at_the_same_time_plain_ones_too():
+    meeting, both = threading.Barrier(2, timeout=30), asyncio.Barrier(2)
+
+    def plain() -> str:
+        """Meet."""
+        return f"met {meeting.wait() >= 0}"
+
+    async def waits() -> str:
+        """Meet."""
+        await asyncio.wait_for(both.wait(), 30)
+        return "met"
+
+    async with begun(plain, waits) as tools:
+        found = await said(tools, call("plain"), call("waits"), call("waits", 1), call("plain", 1))
+    assert found == ["met True", "met", "met", "met True"]
+
+
+async def test_a_call_that_takes_too_long_is_reported_by_the_tools_own_limit():
+    async with begun(Tool.of(hang, timeout_s=0.05), add, timeout_s=30) as tools:
+        found = await said(tools, call("hang"), call("add", a=2))
+    assert found == ["Error: hang returned no result within 0.05 s.", "2"]
+
+
+async def test_the_smaller_of_a_tools_and_the_toolsets_limit_counts_and_the_default_is_30_seconds():
+    tools = [Tool.of(hang, timeout_s=60), Tool.of(add, timeout_s=0.5), choose]
+    for options, expected in (({}, [60, 0.5, 30.0]), ({"timeout_s": 2}, [2, 0.5, 2])):
+        async with begun(*tools, **options) as opened:
+            assert [tool.timeout_s for tool in opened.tools.values()] == expected
+    async with begun(Tool.of(hang, timeout_s=60), timeout_s=0.05) as opened:
+        assert await said(opened, call("hang")) == ["Error: hang returned no result within 0.05 s."]
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+async def test_calls_over_the_limit_of_a_turn_or_an_episode_are_not_run():
+    run = []
+
+    def note(n: int) -> str:
+        """Note.
+
+        Args:
+            n: What.
+        """
+        run.append(n)
+        return str(n)
+
+    async with begun(note, max_calls=3, max_calls_per_turn=2) as tools:
+        first = await tools.answer([call("note", i, n=i) for i in range(3)])
+        broken = MalformedCall("x", "none", "c00000009")
+        second = await tools.answer([call("note", n=3), broken, call("note", n=4)])
+    assert sorted(run) == [0, 1, 3]
+    assert [r.content for r in first.results] == [
+        "0",
+        "1",
+        "Error: not run: no more than 2 calls can be made at a time.",
+    ]
+    assert [r.problem for r in second.results] == ["", "malformed", "limit"]
+    assert "no more than 3 calls" in second.results[2].content
+    assert (first.calls_left, second.calls_left) == (1, 0)
+    assert second.info == {"num_calls": 1.0, "num_errors": 0.0, "num_malformed": 1.0, "num_not_run": 1.0}
+
+
+@given(st.text(max_size=80), st.integers(1, 90))
+@settings(max_examples=100, deadline=None)
+def test_a_shortened_text_keeps_its_ends_and_says_how_much_is_gone(text, most):
+    short = shortened(text, most)
+    if len(text) <= most:
+        assert short == text
+    else:
+        head, tail = text[: most - most // 2], text[len(text) - most // 2 :]
+        assert short == f"{head}\n[… {len(text) - most} characters left out …]\n{tail}"
+
+
+async def test_a_huge_result_is_cut_in_the_middle_of_any_kind():
+    def huge(kind: str) -> object:
+        """Much.
+
+        Args:
+            kind: What.
+        """
+        return {"text": "x" * 10**6, "list": list(range(10**5)), "error": None}[kind]
+
+    async with begun(huge, max_chars=100) as tools:
+        found = await said(tools, call("huge", kind="text"), call("huge", kind="list"), call("huge", kind="no" * 999))
+    assert all(len(text) < 150 and "characters left out" in text for text in found)
+    assert found[1].startswith("[0, 1, 2")
+
+
+@pytest.mark.parametrize(
+    "value", ["é😀\u2028", "\ud800 half", "\x00\x1b", "<|im_end|>", {"k": {1, 2}}, float("nan"), b"x"]
+)
+async def test_any_result_becomes_text_that_utf_8_can_hold(value):
+    def give() -> object:
+        """Give."""
+        return value
+
+    async with begun(give) as tools:
+        (content,) = await said(tools, call("give"))
+    assert isinstance(content, str)
+    content.encode("utf-8")
+
+
+# --- sources ----------------------------------------------------------------------------------------------------------
+
+
+class Counter:
+    """Counts; one for each episode."""
+
+    closed = 0
+
+    def __init__(self):
+        self.number = 0
+
+    def count(self) -> int:
+        """Count."""
+        self.number += 1
+        return self.number
+
+    async def close(self):
+        type(self).closed += 1
+
+
+async def test_a_class_is_made_for_each_episode_and_closed():
+    Counter.closed = 0
+    toolset = Toolset(Counter, add)
+    one, other = await toolset.begin(), await toolset.begin()
+    assert list(one.tools) == ["count", "add"]
+    assert [await said(one, call("count")), await said(one, call("count"))] == [["1"], ["2"]]
+    assert await said(other, call("count")) == ["1"]
+    await one.aclose()
+    await one.aclose()
+    assert Counter.closed == 1
+    await other.aclose()
+    assert Counter.closed == 2
+
+
+async def test_two_tools_of_one_name_are_refused_and_named():
+    with pytest.raises(ConfigError, match=r"got 'add' from \S*test_toolsets:add and from \S*test_toolsets:add"):
+        Toolset(add, add)
+
+
+async def test_a_toolset_is_a_source_of_another_with_its_subset():
+    inner = Toolset(add, fail, Counter, allowed=["add", "count"], timeout_s=7)
+    async with begun(inner, hang) as tools:
+        assert list(tools.tools) == ["add", "count", "hang"]
+        assert [tool.timeout_s for tool in tools.tools.values()] == [7, 7, 30.0]
+    with pytest.raises(ConfigError, match="different names, got 'add'"):
+        await Toolset(inner, add).begin()
+
+
+async def test_an_allowed_tool_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match=r"among \['add'\], got \['sub'\]"):
+        await Toolset(add, allowed=["sub"]).begin()
+
+
+@pytest.mark.parametrize("options", [{"timeout_s": 0}, {"max_calls": -1}, {"max_chars": 10.5}, {"allowed": "add"}])
+def test_invalid_limits_are_refused(options):
+    with pytest.raises(ConfigError, match=f"Toolset.{next(iter(options))}: expected"):
+        Toolset(add, **options)
+
+
+def test_input_that_is_not_a_source_is_refused():
+    with pytest.raises(ConfigError, match="expected functions, classes, tools"):
+        Toolset("add")
+
+
+async def test_a_source_that_cannot_open_closes_those_before_it():
+    class Broken:
+        @asynccontextmanager
+        async def open(self):
+            raise InfraError("down")
+            yield
+
+    Counter.closed = 0
+    with pytest.raises(InfraError, match="down"):
+        await Toolset(Counter, Broken()).begin()
+    assert Counter.closed == 1
+
+
+# --- held -------------------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_held_is_entered_and_left_in_one_task_by_any_caller():
+    tasks = []
+
+    @asynccontextmanager
+    async def manager():
+        tasks.append(asyncio.current_task())
+        yield "value"
+        tasks.append(asyncio.current_task())
+
+    held = TaskBoundContext(manager())
+    assert await asyncio.create_task(held.open()) == "value"
+    assert await asyncio.create_task(held.aclose()) is None
+    assert tasks[0] is tasks[1] is not asyncio.current_task()
+
+
+async def test_what_is_held_is_left_where_the_opener_is_cancelled_at_that_moment():
+    left = []
+
+    @asynccontextmanager
+    async def manager():
+        try:
+            yield "value"
+        finally:
+            left.append(True)
+
+    held = TaskBoundContext(manager())
+    opening = asyncio.create_task(held.open())
+    held._value.add_done_callback(lambda _: opening.cancel())
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert left == [True]
+    assert held.task.done()
+
+
+async def test_what_breaks_down_while_it_is_held_ends_its_task_and_is_reported_when_it_is_closed():
+    @asynccontextmanager
+    async def manager():
+        async with asyncio.TaskGroup() as group:
+            group.create_task(breaks())
+            yield "value"
+
+    async def breaks():
+        await asyncio.sleep(0)
+        raise OSError("gone")
+
+    held = TaskBoundContext(manager())
+    assert await held.open() == "value"
+    await asyncio.wait({held.task})
+    assert isinstance((await held.aclose()).exceptions[0], OSError)
+
+
+def test_a_schema_by_hand_needs_no_type_hints():
+    tool = Tool("any", {"type": "function", "function": {"name": "any"}}, lambda **given: json.dumps(given))
+
+    async def run():
+        async with begun(tool) as tools:
+            return await said(tools, call("any", x=[1]))
+
+    assert asyncio.run(run()) == ['{"x": [1]}']

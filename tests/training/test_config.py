@@ -1,0 +1,498 @@
+"""TrainConfig and its flags: by any of their names, within bounds, and never contradicting each other."""
+
+import dataclasses
+import json
+import math
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentenv.cli.train import configured
+from agentenv.errors import ConfigError, RunStopped
+from agentenv.runs.flat_config import flag_fields
+from agentenv.training import config_checks, train
+from agentenv.training.config import TrainConfig
+from agentenv.training.config_checks import validate
+from agentenv.training.flags import ALIASES, CORRECTION, rename_flags, resolve, with_train_flags
+from agentenv.training.openrlhf_flags import DOTTED, NO_COUNTERPART
+from tests.training.openrlhf_parser import DATA
+
+ROOT = Path(__file__).parents[2]
+AGENT = "--agent_func_path a.py "
+OPENRLHF = json.loads(DATA.read_text())
+FIELDS = {name: kind for name, (_, kind) in flag_fields(TrainConfig).items()}
+DEFAULTS = TrainConfig().flags()
+
+
+def config(line):
+    return configured(shlex.split(line))
+
+
+def wrong(line):
+    with pytest.raises(ConfigError) as raised:
+        config(line)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def changed(line):
+    """The fields that a line sets to something else than their defaults."""
+    return {name: value for name, value in config(line).flags().items() if value != DEFAULTS[name]}
+
+
+# --- the guide's command lines ----------------------------------------------------------------------------------------
+
+GUIDE = {
+    "code": (
+        "--remote_rm_url ./reward_func_code_gen.py --label_key test_cases "
+        "--pretrain codellama/CodeLlama-7b-Instruct-hf "
+        "--prompt_data code-generation-dataset --advantage_estimator reinforce"
+    ),
+    "math": (
+        "--remote_rm_url ./reward_func_math.py --label_key answers --pretrain deepseek-ai/deepseek-math-7b-base "
+        "--prompt_data gsm8k --advantage_estimator reinforce_baseline --n_samples_per_prompt 4"
+    ),
+    "agent": (
+        "--async_train --agent_func_path ./agent_func_math.py --label_key answers "
+        "--pretrain deepseek-ai/deepseek-math-7b-base --prompt_data gsm8k --advantage_estimator reinforce --max_steps 3"
+    ),
+    "logging": "--agent_func_path a.py --use_wandb token --wandb_project custom-rewards-debug",
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", GUIDE)
+def test_the_guides_command_lines_parse_as_printed(case):
+    words = shlex.split(GUIDE[case])
+    flags = config(GUIDE[case]).flags()
+    for flag, value in zip(words, [*words[1:], "--"], strict=True):
+        if flag.startswith("--"):
+            expected = True if value.startswith("--") else value
+            assert str(flags[ALIASES.get(flag[2:], flag[2:])]) == str(expected)
+
+
+@pytest.mark.long
+def test_every_training_that_the_documentation_shows_is_taken():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    text = "\n".join(page.read_text() for page in pages)
+    shown = re.findall(r"^ *agentenv train ((?:.*\\\n)*.*)$", text, re.MULTILINE)
+    assert len(shown) >= 4
+    for line in shown:
+        words = shlex.split(line.replace("\\\n", " "), comments=True)
+        assert config_checks.notes(configured(words)) == []
+
+
+def test_model_and_data_are_those_that_ship_by_default():
+    from agentenv.engines.models import shipped_models
+    from agentenv.episode.registry import builtin_datasets
+
+    plain = config(AGENT)
+    assert plain.pretrain in shipped_models()
+    assert plain.prompt_data in builtin_datasets()
+
+
+# --- names --------------------------------------------------------------------------------------------------------
+
+
+def test_every_flag_of_every_version_of_openrlhf_is_known_or_refused_by_name():
+    known = {*FIELDS, *CORRECTION} | {name for name, field in ALIASES.items() if field in FIELDS}
+    unknown = {flag[2:] for flag in OPENRLHF["flags"]} - known - NO_COUNTERPART
+    assert unknown == set()
+    assert NO_COUNTERPART & known == set()
+    assert {flag[2:] for flag in OPENRLHF["flags"]} >= NO_COUNTERPART
+
+
+def test_every_other_name_is_of_a_field():
+    launch_only = {"actor_num_nodes", "actor_num_gpus_per_node", "colocate_all_models"}
+    assert set(ALIASES.values()) <= FIELDS.keys() | launch_only
+    assert set(DOTTED) <= FIELDS.keys()
+
+
+@pytest.mark.parametrize("name", DOTTED)
+def test_a_dotted_name_sets_what_the_flat_one_sets(name):
+    flat, dotted = (resolve(["--env", "e", f"--{given}", "4"], TrainConfig) for given in (name, DOTTED[name]))
+    assert flat == dotted
+    assert flat == ["--env", "e", f"--{name}", "4"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--prompt_key question", {"input_key": "question"}),
+        ("--max-steps=3", {"max_turns": 3}),
+        ("--max_len 99 --max_new_tokens 9", {"max_length": 99, "max_tokens": 9}),
+        ("--model m --data d --n 4", {"pretrain": "m", "prompt_data": "d", "n_samples_per_prompt": 4}),
+        ("--use_wandb", {"use_wandb": "True"}),
+        ("--use_wandb --seed 1", {"use_wandb": "True", "seed": 1}),
+        ("--no_ray", {"ray": False}),
+        ("--train.async_enable", {"async_train": True}),
+        ("--advantage_estimator grpo", {"advantage_estimator": "group_norm"}),
+        (
+            "--algo.advantage.is_correction_enable --algo.advantage.is_correction_type icepop "
+            "--algo.advantage.is_correction_threshold 0.1 3",
+            {"is_correction": "icepop", "is_correction_threshold": (0.1, 3.0)},
+        ),
+        ("--algo.advantage.is_correction_level token", {"is_correction": "icepop"}),
+        (
+            "--algo.advantage.is_correction_level token --algo.advantage.is_correction_mode clip",
+            {"is_correction": "tis"},
+        ),
+        ("--algo.advantage.is_correction_level seq", {"is_correction": "seq-mask-tis"}),
+        ("--algo.advantage.is_correction_level off", {}),
+        ("--dynamic_filtering --dynamic_filtering_reward_range 0.1 0.9",
+         {"dynamic_filtering": True, "dynamic_filtering_reward_range": (0.1, 0.9)}),
+        ("--lora_rank 8 --target_modules q_proj v_proj", {"lora_rank": 8, "target_modules": ("q_proj", "v_proj")}),
+    ],
+)  # fmt: skip
+def test_other_names_say_the_same(line, expected):
+    assert changed(AGENT + line) == {"agent_func_path": "a.py", **expected}
+
+
+# --- what is wrong ------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "slip": ("--n_sample_per_prompt 4", "got --n_sample_per_prompt. Did you mean --n_samples_per_prompt?"),
+    "slip in a dotted name": ("--train.agent_path x", "Did you mean --train.agent_func_path?"),
+    "half a name": ("--learning_rate 1", "Did you mean --actor_learning_rate?"),
+    "another trainer's": ("--num_generations 4", "Did you mean --n_samples_per_prompt?"),
+    "nobody's": ("--zzzzzz 1", "got --zzzzzz. Run `agentenv train --help` for the flags."),
+    "only OpenRLHF's": ("--ds.zero_stage 3", "--ds.zero_stage: expected a flag of agentenv train, got one that only"),
+    "stray": ("--seed 1 word", "agentenv train: expected flags, got 'word'"),
+    "two names": ("--input_key a --prompt_key b", "got --input_key as well, which means the same"),
+    "correction twice": ("--is_correction tis --algo.advantage.is_correction_enable", "They set the same"),
+    "gating": ("--algo.advantage.is_correction_gating tv", "expected 'ratio', got 'tv'"),
+    "clip of sequences": (
+        "--algo.advantage.is_correction_level seq --algo.advantage.is_correction_mode clip",
+        "got 'seq' with mode 'clip'",
+    ),
+    "both": ("--env math_retry", "expected one of --agent_func_path, --env and --remote_rm_url"),
+    "reward function too": ("--remote_rm_url r.py", "got --agent_func_path a.py, --remote_rm_url r.py"),
+    "kwargs": ("--env_kwargs '{\"a\": 1}'", "--env_kwargs: expected --env with it"),
+    "estimator": ("--advantage_estimator ppo2", "--advantage_estimator: expected one of reinforce, reinforce_baseline"),
+    "a pair of one": ("--adam_betas 0.9", "--adam_betas: expected 2 values, got '0.9'. Add all of them."),
+    "no number": ("--dual_clip q", "--dual_clip: expected a number or None, got 'q'. Change the value."),
+    "group of one": ("--n_samples_per_prompt 1", "expected at least 2 for reinforce_baseline, got 1"),
+    "filter of one": (
+        "--advantage_estimator reinforce --n_samples_per_prompt 1 --dynamic_filtering", "at least 2 with --dynamic_fil",
+    ),
+    "range reversed": ("--dynamic_filtering_reward_range 1 0", "expected LOW HIGH with LOW < HIGH, got (1.0, 0.0)"),
+    "batch too large": ("--train_batch_size 256", "x --n_samples_per_prompt = 128, got 256"),
+    "batch no divisor": ("--train_batch_size 100", "expected a divisor of"),
+    "switch with a value": ("--algo.advantage.is_correction_enable False", "expected no value, got 'False'"),
+    "kind of no correction": (
+        "--algo.advantage.is_correction_type icepop",
+        "expected --algo.advantage.is_correction_enable with it, got none",
+    ),
+    "mode of no correction": (
+        "--algo.advantage.is_correction_mode clip", "expected --algo.advantage.is_correction_level with it, got none",
+    ),
+    "no tracker": ("--use_wandb False", "--use_wandb: expected an API key, or True, got 'False'. Leave the flag out"),
+    "no folder": ("--use_tensorboard ''", "--use_tensorboard: expected a folder, got ''"),
+    "oversampling too little": (
+        "--async_train --vllm_generate_batch_size 8", "expected at least --rollout_batch_size 16, got 8",
+    ),
+    "oversampling alone": ("--vllm_generate_batch_size 32", "expected --async_train with it"),
+    "queue alone": ("--async_queue_size 2", "--async_queue_size: expected --async_train with it"),
+    "staleness alone": ("--max_staleness 2", "--max_staleness: expected --async_train with it"),
+    "staleness 0": ("--async_train --max_staleness 0", "Leave --async_train out for synchronous training"),
+    "partial alone": ("--partial_rollout", "--partial_rollout: expected --async_train with it"),
+    "sleep": ("--async_train --vllm_enable_sleep", "expected no --async_train with it"),
+    "sleep of nobody": ("--vllm_enable_sleep --engine hf", "expected --engine vllm or auto, got hf"),
+    "correction after a cut": ("--is_correction tis --top_p 0.9", "--is_correction: expected off with --top_p 0.9"),
+    "buffer over a turn": (
+        "--overlong_buffer_len 65 --max_tokens 64", "--overlong_buffer_len: expected at most --max_tokens 64",
+    ),
+    "buffer over an episode": (
+        "--overlong_buffer_len 129 --max_length 128",
+        "--overlong_buffer_len: expected at most --max_length 128, got 129",
+    ),
+    "KL loss of nothing": ("--use_kl_loss", "--init_kl_coef: expected a number > 0 with --use_kl_loss"),
+    "critic of nobody": ("--critic_pretrain m", "--critic_pretrain: expected --advantage_estimator gae with it"),
+    "lambda of nobody": ("--lambd 0.9", "Only gae has a critic"),
+    "freezing for nobody": ("--freezing_actor_steps 3", "Only gae has a critic"),
+    "evaluation of nothing": ("--eval_steps 5", "--eval_steps: expected --eval_dataset with it"),
+    "no room": ("--max_length 64 --max_tokens 64", "--max_tokens: expected less than --max_length, got 64"),
+    "no turn": ("--max_steps 0", "--max_turns: expected an integer >= 1"),
+    "no tokens": ("--max_length 1", "--max_length: expected an integer >= 2"),
+    "greedy": ("--temperature 0", "--temperature: expected a number > 0, got 0.0"),
+    "no process": ("--no_ray --vllm_num_engines 2", "Leave --no_ray out"),
+    "dual clip": ("--dual_clip 1", "--dual_clip: expected a number > 1"),
+    "clip pair": ("--eps_clip_low_high 0 0.2", "--eps_clip_low_high: expected two numbers > 0"),
+    "penalty": ("--stop_properly_penalty_coef 2", "expected a number <= 1"),
+    "correction bound": ("--is_correction_threshold -1 2", "expected bounds >= 0"),
+    "JSON": ("--ray_runtime_env x", "--ray_runtime_env: expected a JSON object"),
+    "template JSON": ("--chat_template_kwargs x", "--chat_template_kwargs: expected a JSON object"),
+    "observation": ("--max_observation_tokens 0", "--max_observation_tokens: expected"),
+}  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", WRONG)
+def test_errors_are_reported_with_the_flag_to_change(case):
+    line, said = WRONG[case]
+    assert said in wrong(AGENT + line)
+
+
+SILENT = {
+    **{f"{flag} {value}": f"--{flag}: expected {needs} with it, got none. Add it, or leave --{flag} out."
+       for flag, value, needs in (
+           ("lora_alpha", 64, "--lora_rank"), ("lora_dropout", 0.1, "--lora_rank"),
+           ("target_modules", "q_proj", "--lora_rank"), ("is_correction_threshold", "0.1 2", "--is_correction"),
+           ("overlong_penalty_factor", 3, "--overlong_buffer_len"),
+           ("dynamic_filtering_reward_range", "0.2 0.8", "--dynamic_filtering"),
+           ("train_max_tokens_per_gpu", 100, "--use_dynamic_batch"), ("env_actor_cpus", 4, "--env_actors"),
+           ("eval_split", "test", "--eval_dataset"), ("eval_temperature", 0.1, "--eval_dataset"),
+           ("eval_n_samples_per_prompt", 9, "--eval_dataset"), ("wandb_org", "z", "--use_wandb"),
+           ("wandb_group", "z", "--use_wandb"), ("wandb_project", "x", "--use_wandb or --use_mlflow"),
+           ("wandb_run_name", "x", "--use_wandb or --use_mlflow or --use_tensorboard"),
+       )},
+    "value_clip 0.1": "--value_clip: expected --advantage_estimator gae with it",
+    "critic_learning_rate 1e-3": "--critic_learning_rate: expected --advantage_estimator gae with it",
+    "num_episodes 3 --max_train_steps 5": "--num_episodes: expected no --max_train_steps with it, got both",
+    "eps_clip 0.1 --eps_clip_low_high 0.2 0.3": "--eps_clip: expected no --eps_clip_low_high with it, got both",
+    "loss_agg_mode seq-mean-token-sum-norm --policy_loss_type gspo": "--loss_agg_mode: expected seq-mean-token-mean",
+    "max_staleness 4 --async_train": "--max_staleness: expected at most --async_queue_size 1, got 4",
+    "gamma 0.5 --credit episode": "--gamma: expected --credit turn, or --advantage_estimator reinforce or gae, with",
+    **{f"no_advantage_std_norm --advantage_estimator {name}": f"reinforce_baseline, gae with it, got {name}"
+       for name in ("rloo", "group_norm", "dr_grpo", "flash_reinforce")},
+    **{f"{flag} --engine hf": f"--{flag.split()[0]}: expected --engine vllm or auto, got hf"
+       for flag in ("vllm_tensor_parallel_size 2", "vllm_gpu_memory_utilization 0.3", "enforce_eager",
+                    "no_enable_prefix_caching")},
+    **{f"{flag} --no_ray": f"--{flag.split()[0]}: expected no --no_ray with it, got both"
+       for flag in ("engine_cpus 4", "engine_gpus 2", "ray_placement SPREAD", "ray_wait_s 5",
+                    "ray_runtime_env '{\"a\": 1}'")},
+    "vllm_generate_batch_size 64 --async_train": "--vllm_generate_batch_size: expected --dynamic_filtering with it",
+}  # fmt: skip
+"""Flags that nothing would read."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("line", SILENT)
+def test_a_flag_that_would_have_no_effect_is_refused_with_the_one_it_needs(line):
+    assert SILENT[line] in wrong(f"{AGENT}--{line}")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(f"--{flag} {DEFAULTS[flag]}" for flag in (
+            "lora_alpha", "value_clip", "critic_learning_rate", "eval_temperature", "wandb_project", "gamma",
+            "eps_clip", "kl_estimator", "overlong_penalty_factor", "train_max_tokens_per_gpu", "env_actor_cpus",
+            "num_episodes",
+        )),
+        "--lora_rank 4 --lora_alpha 64 --lora_dropout 0.1 --target_modules q_proj",
+        "--is_correction tis --is_correction_threshold 0 2",
+        "--overlong_buffer_len 9 --overlong_penalty_factor 3",
+        "--dynamic_filtering --dynamic_filtering_reward_range 0.2 0.8 --async_train --vllm_generate_batch_size 64",
+        "--advantage_estimator gae --value_clip 0.1 --critic_learning_rate 1e-3 --gamma 0.9 --credit episode",
+        "--advantage_estimator gae --no_advantage_std_norm",
+        "--use_dynamic_batch --train_max_tokens_per_gpu 100",
+        "--env_actors 2 --env_actor_cpus 4",
+        "--eval_dataset d --eval_split s --eval_temperature 0 --eval_n_samples_per_prompt 9 --eval_steps 1",
+        "--use_wandb --wandb_org o --wandb_group g --wandb_project p --wandb_run_name r",
+        "--use_mlflow u --wandb_project p --wandb_run_name r",
+        "--use_tensorboard t --wandb_run_name r",
+        "--policy_loss_type gspo --loss_agg_mode seq-mean-token-mean",
+        "--async_train --async_queue_size 4 --max_staleness 4",
+        "--credit turn --gamma 0.5",
+        "--engine vllm --vllm_tensor_parallel_size 2 --vllm_gpu_memory_utilization 0.3 --enforce_eager",
+        "--ray_placement SPREAD --ray_wait_s 5 --engine_cpus 4 --engine_gpus 2",
+    ],
+)  # fmt: skip
+def test_a_flag_that_is_read_or_says_its_default_is_taken(line):
+    assert config_checks.notes(config(AGENT + line)) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--use_dynamic_batch --micro_train_batch_size 1", "--micro_train_batch_size 1 has no effect here: --use_dyn"),
+        ("--use_dynamic_batch --micro_rollout_batch_size 1", "--micro_rollout_batch_size 1 has no effect here"),
+        ("--init_kl_coef 0 --kl_estimator k2", "--kl_estimator k2 has no effect here: --init_kl_coef is 0"),
+    ],
+)
+def test_flags_of_openrlhf_without_effect_are_noted(line, said):
+    (note,) = config_checks.notes(config(AGENT + line))
+    assert said in note
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--overlong_buffer_len 64 --max_tokens 64",
+        "--overlong_buffer_len 128 --max_length 128",
+        "--top_p 0.9",
+        "--is_correction tis --top_p 1",
+        "--vllm_enable_sleep",
+        "--vllm_enable_sleep --engine vllm",
+    ],
+)
+def test_values_just_within_a_bound_are_accepted(line):
+    assert changed(AGENT + line)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("line", ["", "--seed 1"])
+def test_nothing_to_train_is_reported(line):
+    assert "expected one of --agent_func_path, --env and --remote_rm_url, got none" in wrong(line)
+
+
+def test_an_agent_func_is_a_file():
+    assert "expected a path ending in .py, got 'package.module'" in wrong("--agent_func_path package.module")
+
+
+@pytest.mark.parametrize("name", [*config_checks.COUNTS, *config_checks.OFF_OR_COUNT])
+def test_counts_begin_at_one(name):
+    with pytest.raises(ConfigError, match=f"^--{name}: expected an integer >= 1"):
+        validate(TrainConfig.from_flags(env="e", **{name: 0}))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *config_checks.FROM_ZERO,
+        *config_checks.ABOVE_ZERO,
+        *config_checks.SHARES,
+        "vllm_gpu_memory_utilization",
+        "max_retries",
+        "max_error_share",
+        "engine_cpus",
+        "engine_gpus",
+        "env_actors",
+        "env_actor_cpus",
+        "ray_wait_s",
+    ],
+)
+@pytest.mark.parametrize("value", [-1, math.nan, math.inf])
+def test_numbers_out_of_bounds_are_refused(name, value):
+    with pytest.raises(ConfigError, match=f"^--{name}: expected an? (number|integer)"):
+        validate(TrainConfig.from_flags(env="e", **{name: value}))
+
+
+def test_every_number_has_a_bound():
+    named = {name for group in ("COUNTS", "FROM_ZERO", "ABOVE_ZERO", "SHARES", "OFF_OR_COUNT", "RANGES")
+             for name in getattr(config_checks, group)}  # fmt: skip
+    alone = {"dual_clip", "vllm_gpu_memory_utilization", "lora_dropout", "adam_betas", "eps_clip_low_high",
+             "stop_properly_penalty_coef", "seed"}  # fmt: skip
+    of_types = {"max_turns", "max_length", "max_tokens", "top_p", "step_timeout_s", "episode_timeout_s",
+                "generate_timeout_s", "max_observation_tokens"}  # fmt: skip
+    of_types |= {"max_retries", "max_error_share", "engine_cpus", "engine_gpus", "env_actors", "env_actor_cpus",
+                 "ray_wait_s", "group_timeout_s"}  # fmt: skip
+    numbers = {name for name, kind in FIELDS.items() if "int" in str(kind) or "float" in str(kind)}
+    assert numbers - named - alone - of_types == set()
+
+
+@pytest.mark.parametrize("name", ["step_timeout_s", "episode_timeout_s", "generate_timeout_s"])
+def test_timeouts_are_positive(name):
+    with pytest.raises(ConfigError, match=f"^--{name}: expected"):
+        validate(TrainConfig.from_flags(env="e", **{name: 0}))
+
+
+# --- what follows from the flags --------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@given(batch=st.integers(1, 64), n=st.integers(2, 16), parts=st.integers(1, 8))
+def test_an_optimiser_step_takes_a_part_of_a_train_step(batch, n, parts):
+    samples = batch * n
+    if samples % parts:
+        return
+    made = TrainConfig(env="e", rollout_batch_size=batch, n_samples_per_prompt=n, train_batch_size=samples // parts)
+    assert made.num_samples == samples
+    assert made.optimizer_batch_size * parts == samples
+    assert TrainConfig(env="e", rollout_batch_size=batch, n_samples_per_prompt=n).optimizer_batch_size == samples
+
+
+@pytest.mark.long
+def test_staleness_is_bounded_by_the_queue_by_default():
+    assert config("--env e").staleness_bound == 0
+    assert config("--env e --async_train").staleness_bound == 1
+    assert config("--env e --async_train --async_queue_size 3").staleness_bound == 3
+    assert config("--env e --async_train --async_queue_size 3 --max_staleness 2").staleness_bound == 2
+
+
+@pytest.mark.long
+def test_the_groups_hold_the_flags_values():
+    made = config("--env e --max_turns 3 --max_length 99 --max_tokens 7 --temperature 0.5 --top_p 0.9 --eps_clip 0.1")
+    assert (made.limits.max_turns, made.limits.max_length) == (3, 99)
+    assert (made.sampling.max_tokens, made.sampling.temperature, made.sampling.top_p) == (7, 0.5, 0.9)
+    assert made.clip_range == (0.1, 0.1)
+    assert config("--env e --eps_clip_low_high 0.2 0.3").clip_range == (0.2, 0.3)
+    assert config("--env e --max_retries 5").policy.max_retries == 5
+    assert config("--env e --rollout_batch_size 4").policy.window == 200
+    assert config("--env e --rollout_batch_size 16").policy.window == 2 * 16 * 8
+    assert config("--env e --tool_role user").chat.tool_role == "user"
+
+
+@pytest.mark.long
+def test_the_class_of_the_environment_sets_limits_that_no_flag_sets():
+    class Short:
+        max_turns = 3
+        max_length = 99
+
+    limits = config("--env e").limits.for_env(Short)
+    assert (limits.max_turns, limits.max_length) == (3, 99)
+    limits = config("--env e --max_turns 16 --max_length 2048").limits.for_env(Short)
+    assert (limits.max_turns, limits.max_length) == (16, 2048)
+    limits = config("--env e").limits.for_env()
+    assert (limits.max_turns, limits.max_length) == (16, 2048)
+
+
+def test_the_written_config_has_no_api_key_and_is_json():
+    made = config("--env e --use_wandb secret-key --lora_rank 4 --target_modules a b")
+    text = json.dumps(made.to_dict())
+    assert "secret" not in text
+    assert dataclasses.replace(made, use_wandb="True") == TrainConfig.from_flags(**json.loads(text))
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("Set --prompt_key to one of them.", "Set --input_key to one of them."),
+        ("run: expected at most 20%. --resume, or raise --max_error_share.",
+         "train: expected at most 20%. --load_checkpoint, or raise --max_error_share."),
+        ("--model: a 'my--model'; --engine, --no, --outer, `agentenv run`",
+         "--pretrain: a 'my--model'; --engine, --no, --outer, `agentenv run`"),
+    ],
+)  # fmt: skip
+def test_errors_of_what_run_does_too_name_the_flags_of_train(said, expected):
+    with pytest.raises(RunStopped) as raised, with_train_flags():
+        raise RunStopped(said)
+    assert str(raised.value) == rename_flags(said) == rename_flags(expected) == expected
+    assert rename_flags("--split and --limit", split="eval_split") == "--eval_split and --max_samples"
+
+
+@pytest.mark.long
+def test_help_names_every_flag_once(capsys):
+    with pytest.raises(SystemExit):
+        config("--help")
+    out = capsys.readouterr().out
+    assert all(f"--{name}" in out for name in FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("engine", "installed", "num_gpus", "address", "backend"),
+    [
+        ("auto", True, 1, None, "vllm_local"),
+        ("auto", True, 0, None, "hf"),  # vLLM starts in minutes on a CPU
+        ("auto", True, 0, "head:6379", "vllm_local"),  # the GPUs are on other nodes
+        ("auto", False, 1, None, "hf"),
+        ("vllm", True, 0, None, "vllm_local"),
+        ("hf", True, 1, None, "hf"),
+    ],
+)
+def test_the_engine_is_vllm_where_it_is_installed_and_there_are_gpus(
+    engine, installed, num_gpus, address, backend, monkeypatch
+):
+    monkeypatch.setattr(train.importlib.util, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr(train, "_num_gpus", lambda: num_gpus)
+    config = TrainConfig.from_flags(env="e", engine=engine, ray_address=address)
+    assert train.with_engine(config).engine_backend == backend

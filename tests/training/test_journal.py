@@ -1,0 +1,409 @@
+"""The journal: a line per train step, once and without a gap, whatever kills the training; trackers never stop it."""
+
+import json
+import logging
+import math
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentenv.errors import ConfigError, DataError, MissingDependency, RunStopped
+from agentenv.training.config import TrainConfig
+from agentenv.training.logs import journal as journal_module
+from agentenv.training.logs.journal import METRICS, Journal, read_metrics
+from agentenv.training.logs.trackers import open_trackers
+
+
+def log_steps(folder, *steps, **options):
+    journal = Journal(folder, **options)
+    for step in steps:
+        journal.log(step, {"reward": float(step)})
+    journal.close()
+
+
+def steps_in(folder):
+    return [row["step"] for row in read_metrics(folder)]
+
+
+# --- the file -------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_is_a_json_object_with_the_step_first_and_null_for_what_is_not_finite(tmp_path):
+    journal = Journal(tmp_path / "made" / "here")
+    journal.log(3, {"reward": 0.1, "num": 4, "loss": math.nan, "kl": math.inf, "low": -math.inf})
+    text = (tmp_path / "made" / "here" / METRICS).read_text()  # at once, while the journal is open
+    assert text == '{"step": 3, "reward": 0.1, "num": 4, "loss": null, "kl": null, "low": null}\n'
+    assert read_metrics(tmp_path / "made" / "here")[0]["loss"] is None
+    journal.close()
+    journal.close()
+
+
+def test_numbers_that_come_late_are_in_the_line_of_the_last_step(tmp_path):
+    told = []
+
+    class Hears:
+        name, failures = "hears", ()
+
+        def log(self, step, numbers):
+            told.append((step, dict(numbers)))
+
+        def close(self):
+            pass
+
+    log_steps(tmp_path, 1, 2)
+    before = (tmp_path / METRICS).read_bytes().splitlines(keepends=True)
+    journal = Journal(tmp_path, resume_step=2, trackers=[Hears()])
+    assert not journal.has_evaluation
+    journal.amend({"eval/score": 0.5, "eval/low": -math.inf})
+    assert (journal.has_evaluation, told) == (True, [(2, {"eval/score": 0.5, "eval/low": -math.inf})])
+    journal.log(3, {"reward": 3.0})
+    assert not journal.has_evaluation
+    journal.amend({"eval/score": 0.75})
+    journal.close()
+    rows = read_metrics(tmp_path)
+    assert rows[1] == {"step": 2, "reward": 2.0, "eval/score": 0.5, "eval/low": None}
+    assert rows[2] == {"step": 3, "reward": 3.0, "eval/score": 0.75}
+    assert (tmp_path / METRICS).read_bytes().startswith(before[0])
+    assert [path.name for path in tmp_path.iterdir()] == [METRICS], "nothing else is left"
+
+
+def test_without_a_line_of_the_checkpoints_step_late_numbers_are_its_line(tmp_path, caplog):
+    log_steps(tmp_path, 1)
+    journal = Journal(tmp_path, resume_step=2)
+    journal.amend({"eval/score": 0.5})
+    journal.close()
+    assert read_metrics(tmp_path) == [{"step": 1, "reward": 1.0}, {"step": 2, "eval/score": 0.5}]
+    assert "the last line belongs to step 1" in caplog.text
+
+
+@pytest.mark.long
+def test_late_numbers_that_do_not_fit_leave_the_old_line(tmp_path):
+    code = f"""
+import resource
+from agentenv.errors import RunStopped
+from agentenv.training.logs.journal import Journal
+journal = Journal({str(tmp_path)!r})
+journal.log(1, {{"reward": 1.0}})
+resource.setrlimit(resource.RLIMIT_FSIZE, (40, 40))
+import signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+try:
+    journal.amend({{"eval/a long name": 0.5, "eval/another one": 0.25}})
+except RunStopped as error:
+    print(error)
+journal.close()
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "expected to write a line, got [Errno 27] File too large" in said
+    assert read_metrics(tmp_path) == [{"step": 1, "reward": 1.0}]
+    assert [path.name for path in tmp_path.iterdir()] == [METRICS]
+
+
+def test_numbers_of_other_libraries_are_numbers(tmp_path):
+    import torch
+
+    log_steps(tmp_path)
+    journal = Journal(tmp_path)
+    journal.log(0, {"tensor": torch.tensor(0.5), "numpy": torch.tensor(0.25).numpy()})
+    journal.close()
+    assert read_metrics(tmp_path) == [{"step": 0, "tensor": 0.5, "numpy": 0.25}]
+
+
+def test_there_are_no_metrics_where_nothing_was_logged(tmp_path):
+    assert read_metrics(tmp_path) == []
+    log_steps(tmp_path)
+    assert read_metrics(tmp_path) == []
+
+
+@pytest.mark.parametrize("step", [5, 4, 7, 0, -1])
+def test_a_step_that_is_not_the_next_is_refused(tmp_path, step):
+    journal = Journal(tmp_path)
+    journal.log(5, {})
+    with pytest.raises(ValueError, match=f"expected the step after 5 in an open journal, got {step} "):
+        journal.log(step, {})
+    journal.log(6, {})
+    journal.close()
+    assert steps_in(tmp_path) == [5, 6]
+
+
+def test_a_closed_journal_and_a_number_called_step_are_refused(tmp_path):
+    journal = Journal(tmp_path)
+    with pytest.raises(ValueError, match="Log every step once"):
+        journal.log(1, {"step": 2.0})
+    journal.close()
+    with pytest.raises(ValueError, match="in an open journal"):
+        journal.log(1, {})
+
+
+def test_a_training_that_starts_does_not_write_on_where_another_was(tmp_path):
+    log_steps(tmp_path, 0, 1, 2)
+    with pytest.raises(ConfigError, match=r"got one of 2 steps\. Resume it with --load_checkpoint"):
+        Journal(tmp_path)
+    assert steps_in(tmp_path) == [0, 1, 2]
+
+
+def test_a_training_that_continues_cuts_off_what_it_does_again(tmp_path):
+    log_steps(tmp_path, 0, 1, 2, 3, 4)
+    before = (tmp_path / METRICS).read_bytes()
+    with (tmp_path / METRICS).open("ab") as file:
+        file.write(b'{"step": 5, "rew')
+    log_steps(tmp_path, 3, resume_step=2)
+    after = (tmp_path / METRICS).read_bytes()
+    assert before.startswith(after)  # what was written before is not written anew
+    assert steps_in(tmp_path) == [0, 1, 2, 3]
+
+
+def test_a_training_that_continues_from_the_last_line_keeps_all(tmp_path):
+    log_steps(tmp_path, 1, 2)
+    log_steps(tmp_path, 3, resume_step=2)
+    assert steps_in(tmp_path) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("steps", [(), (0, 1)])
+def test_lost_lines_are_reported_and_steps_keep_their_numbers(tmp_path, caplog, steps):
+    log_steps(tmp_path, *steps)
+    with caplog.at_level(logging.WARNING):
+        journal = Journal(tmp_path, resume_step=3)
+    assert f"the last line belongs to step {steps[-1] if steps else None}, the checkpoint to step 3" in caplog.text
+    with pytest.raises(ValueError, match="the step after 3"):
+        journal.log(2, {})
+    journal.log(4, {})
+    journal.close()
+
+
+def test_a_torn_last_line_is_passed_over_and_a_damaged_or_repeated_one_is_named(tmp_path):
+    log_steps(tmp_path, 1, 2, 3)
+    path = tmp_path / METRICS
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines)[:-1])
+    assert steps_in(tmp_path) == [1, 2]
+    for damage in (b"{\n", b"7\n", b'{"reward": 1}\n', lines[0]):
+        path.write_bytes(lines[0] + damage + lines[2])
+        with pytest.raises(DataError, match=r"metrics.jsonl: expected the numbers of a train step in line 2"):
+            read_metrics(tmp_path)
+        with pytest.raises(DataError):
+            Journal(tmp_path, resume_step=1)
+    assert path.read_bytes() == lines[0] + lines[0] + lines[2]
+
+
+def test_a_folder_that_cannot_be_made_is_a_wrong_flag(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--save_path"):
+        Journal(tmp_path / "file")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from agentenv.training.logs.journal import Journal
+journal = Journal(Path(sys.argv[1]))
+for step in range(1, 6):
+    journal.log(step, {"reward": 1.0})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.long
+def test_a_kill_loses_no_line(tmp_path):
+    ran = subprocess.run([sys.executable, "-c", KILLED, tmp_path], timeout=60, check=False)
+    assert ran.returncode == -9
+    assert steps_in(tmp_path) == [1, 2, 3, 4, 5]
+
+
+def test_a_full_disk_stops_the_training_and_leaves_whole_lines(tmp_path):
+    journal = Journal(tmp_path)
+    journal.log(1, {"reward": 0.5})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / METRICS).stat().st_size + 10, hard))
+    try:
+        with pytest.raises(RunStopped, match=r"expected to write a line, got.*resume with --load_checkpoint"):
+            journal.log(2, {"reward": 0.5})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / METRICS).read_text() == '{"step": 1, "reward": 0.5}\n'
+    journal.log(2, {"reward": 0.75})
+    journal.close()
+    assert steps_in(tmp_path) == [1, 2]
+
+
+trainings = st.lists(  # of each session: how many steps it does, how far behind its end the checkpoint is, what is torn
+    st.tuples(st.integers(0, 6), st.integers(0, 4), st.binary(max_size=20).filter(lambda torn: b"\n" not in torn)),
+    min_size=1, max_size=5,
+)  # fmt: skip
+
+
+@pytest.mark.long
+@settings(deadline=None, max_examples=60)  # it waits for the disk
+@given(trainings, st.integers(0, 1))
+def test_a_training_that_is_killed_repeatedly_has_no_gap_and_no_repeat(sessions, first):
+    with tempfile.TemporaryDirectory() as name:
+        folder, resume_step, expected = Path(name), None, {}
+        for session, (num_steps, behind, torn) in enumerate(sessions):
+            journal = Journal(folder, resume_step=resume_step)
+            start = first if resume_step is None else resume_step + 1
+            for step in range(start, start + num_steps):
+                journal.log(step, {"session": session})
+                expected[step] = session
+            journal.close()
+            with (folder / METRICS).open("ab") as file:
+                file.write(torn)
+            if expected:
+                resume_step = max(first, max(expected) - behind)
+                expected = {step: wrote for step, wrote in expected.items() if step <= resume_step}
+        journal = Journal(folder, resume_step=resume_step)
+        journal.close()
+        assert {row["step"]: row["session"] for row in read_metrics(folder)} == expected
+        assert steps_in(folder) == list(range(first, first + len(expected)))
+
+
+# --- trackers -------------------------------------------------------------------------------------------------------
+
+
+class Away(Exception):
+    """What a service that cannot be reached raises."""
+
+
+class Service:
+    """A tracker whose service is away at some steps."""
+
+    name = "the service"
+    failures = (Away,)
+
+    def __init__(self, away=(), *, error=Away):
+        self.away, self.error = away, error
+        self.told, self.tries, self.is_closed = [], [], False
+
+    def log(self, step, numbers):
+        self.tries.append(step)
+        if step in self.away:
+            raise self.error("no route to host")
+        self.told.append((step, dict(numbers)))
+
+    def close(self):
+        self.is_closed = True
+        if self.away:
+            raise self.error("still away")
+
+
+def test_trackers_get_every_number_and_are_closed_once(tmp_path):
+    services = [Service(), Service()]
+    log_steps(tmp_path, 0, 1, trackers=services)
+    for service in services:
+        assert service.told == [(0, {"reward": 0.0}), (1, {"reward": 1.0})]
+        assert service.is_closed
+
+
+def test_a_tracker_that_fails_is_warned_of_once_and_the_training_continues(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(journal_module, "_RETRY_AFTER_S", 0.0)
+    away, well = Service(away=(1, 2)), Service()
+    with caplog.at_level(logging.WARNING):
+        log_steps(tmp_path, 0, 1, 2, 3, trackers=[away, well])
+    assert [step for step, _ in away.told] == [0, 3]
+    assert [step for step, _ in well.told] == steps_in(tmp_path) == [0, 1, 2, 3]
+    assert [record.getMessage().split(" (")[0] for record in caplog.records] == [
+        "the service failed at step 1",
+        "the service could not be closed: Away: still away",
+    ]
+    assert well.is_closed
+
+
+def test_a_tracker_that_failed_is_left_alone_for_a_while(tmp_path):
+    away = Service(away=(1,))
+    log_steps(tmp_path, 0, 1, 2, 3, trackers=[away])
+    assert away.tries == [0, 1]
+
+
+def test_an_error_that_is_not_a_failure_of_a_service_is_not_hidden(tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        log_steps(tmp_path, 0, trackers=[Service(away=(0,), error=ZeroDivisionError)])
+
+
+def test_trackers_are_updated_every_logging_steps_and_at_every_evaluation(tmp_path):
+    service = Service()
+    journal = Journal(tmp_path, trackers=[service], logging_steps=3)
+    for step in range(8):
+        journal.log(step, {"eval/score": 1.0} if step == 5 else {"reward": 1.0})
+    journal.close()
+    assert [step for step, _ in service.told] == [0, 3, 5, 6]
+    assert steps_in(tmp_path) == list(range(8))
+
+
+def config(**flags):
+    return TrainConfig.from_flags(env="math_retry", **flags)
+
+
+@pytest.mark.parametrize(
+    ("package", "flag", "value"),
+    [
+        ("torch.utils.tensorboard", "use_tensorboard", "logs"),
+        ("wandb", "use_wandb", "True"),
+        ("mlflow", "use_mlflow", "file:mlruns"),
+    ],
+)
+def test_a_tracker_that_is_not_installed_is_answered_with_the_command(tmp_path, monkeypatch, package, flag, value):
+    monkeypatch.setitem(sys.modules, package, None)  # as where it is absent
+    name = package.rsplit(".", 1)[-1]
+    with pytest.raises(MissingDependency, match=rf"--{flag}: expected .*pip install {name}$"):
+        open_trackers(config(**{flag: value}), tmp_path)
+
+
+def test_no_tracker_is_opened_that_was_not_asked_for(tmp_path):
+    assert open_trackers(config(), tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.long
+def test_tensorboard_gets_every_number_and_hides_what_is_done_again(tmp_path):
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    flags = config(use_tensorboard=str(tmp_path / "logs"), wandb_run_name="first")
+    log_steps(tmp_path, 0, 1, 2, 3, trackers=open_trackers(flags, tmp_path))
+    log_steps(tmp_path, 2, trackers=open_trackers(flags, tmp_path, resume_step=1), resume_step=1)
+    events = accumulators.EventAccumulator(str(tmp_path / "logs" / "first")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("reward")] == [(0, 0.0), (1, 1.0), (2, 2.0)]
+
+
+def test_a_tensorboard_folder_that_cannot_be_written_is_a_wrong_flag(tmp_path):
+    pytest.importorskip("tensorboard")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--use_tensorboard: expected a writable folder"):
+        open_trackers(config(use_tensorboard=str(tmp_path / "file")), tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")  # their own
+def test_wandb_continues_with_the_same_run_and_never_stores_the_key(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    key = "0123456789abcdef" * 2 + "01234567"
+    flags = config(use_wandb=key, wandb_project="some project", actor_learning_rate=0.125)
+    log_steps(tmp_path, 0, 1, trackers=open_trackers(flags, tmp_path))
+    log_steps(tmp_path, 2, trackers=open_trackers(flags, tmp_path, resume_step=1), resume_step=1)
+    runs = sorted((tmp_path / "wandb").glob("offline-run-*"))
+    ids = {run.name.rsplit("-", 1)[-1] for run in runs}
+    assert ids == {json.loads((tmp_path / "trackers.json").read_text())["wandb"]}
+    stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert b"actor_learning_rate" in stored
+    assert b"reward" in stored
+    assert key.encode() not in stored
+
+
+@pytest.mark.filterwarnings("ignore")  # their own
+def test_mlflow_gets_every_number_and_continues_with_the_same_run(tmp_path):
+    mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
+    flags = config(use_mlflow=f"sqlite:///{tmp_path}/mlflow.db", wandb_project="some project")
+    log_steps(tmp_path, 0, 1, trackers=open_trackers(flags, tmp_path))
+    journal = Journal(tmp_path, trackers=open_trackers(flags, tmp_path, resume_step=1), resume_step=1)
+    journal.log(2, {"reward": 2.0, "eval/pass@1": 0.5})
+    journal.close()
+    client = mlflow.MlflowClient(tracking_uri=flags.use_mlflow)
+    (run,) = client.search_runs([client.get_experiment_by_name("some project").experiment_id])
+    history = client.get_metric_history(run.info.run_id, "reward")
+    assert sorted((metric.step, metric.value) for metric in history) == [(0, 0.0), (1, 1.0), (2, 2.0)]
+    assert run.data.metrics["eval/pass_1"] == 0.5
+    assert run.data.params["actor_learning_rate"] == "1e-06"
+    assert run.info.status == "FINISHED"

@@ -1,0 +1,702 @@
+"""The loop: what happens in which order, what is written down when, and what is left when something stops it."""
+
+import asyncio
+import json
+import threading
+import time
+
+import pytest
+import torch
+
+from agentenv.chat.chat import Chat
+from agentenv.core.agent import AgentInstance
+from agentenv.core.types import Limits, SamplingParams, StepResult, Task
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode.runner import EpisodeRunner, ErrorPolicy
+from agentenv.episode.setup import EpisodeSetup
+from agentenv.episode.source import EnvSource
+from agentenv.errors import EngineError, InfraError, RunStopped
+from agentenv.runs.records.directory import RunWriter, read_trajectories
+from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.training.checkpoint import Checkpoints
+from agentenv.training.config import TrainConfig
+from agentenv.training.evaluation import Evaluation
+from agentenv.training.logs.journal import Journal, read_metrics
+from agentenv.training.logs.records import Records
+from agentenv.training.logs.screen import TrainScreen
+from agentenv.training.loop import Loop
+from agentenv.training.rollouts import RolloutOptions, Rollouts
+
+LIMIT_S = 30.0
+"""For what must happen at once; a machine that is busy may need a while."""
+
+
+class Judge(AgentInstance):
+    """One turn; the label says what it is worth, or that it fails."""
+
+    async def step(self, states):
+        if states["label"] == "raises":
+            raise InfraError("nobody there")
+        score = float(states["label"])
+        return StepResult(reward=score, score=score, terminated=True)
+
+
+class Counts:
+    """A learner whose only weight is the number of its train steps; it notes each of its calls."""
+
+    def __init__(self, events, *, wrong_at=None, during=lambda: None):
+        self.events, self.wrong_at, self.during = events, wrong_at, during
+        self.weight = torch.zeros(1)
+        self.batches, self.refused = [], []
+        self.step_completed = True
+
+    @property
+    def num_steps(self):
+        return int(self.weight)
+
+    def train_step(self, batch):
+        self.during()
+        step = int(self.weight) + 1
+        if step == self.wrong_at:
+            self.refused.append(batch)
+            raise RunStopped(f"train step {step}: expected a finite loss, got nan.")
+        self.weight = self.weight + 1
+        self.batches.append(batch)
+        self.events.append(f"train {step}")
+        return {"loss": 1.0 / step, "num_tokens": float(len(batch.token_ids_N))}
+
+    def weights(self, *, layout):
+        assert layout == "checkpoint"
+        yield "w", self.weight
+
+    def save_model(self, folder, tokenizer):
+        folder.mkdir()
+        (folder / "weight").write_text(str(float(self.weight)))
+
+    def state(self):
+        return {"weight": self.weight}
+
+    def load_state(self, state):
+        self.weight = state["weight"]
+
+
+class NotedEngine(ScriptedEngine):
+    """Notes the weights it gets, and what it is asked for."""
+
+    def __init__(self, events, tokenizer, *, refuses=None, **options):
+        super().__init__(["x"], tokenizer, **options)
+        self.events, self.refuses = events, refuses
+
+    async def generate(self, prompt_token_ids, sampling, *, request_id):
+        self.events.append(f"{'evaluate' if request_id.startswith('held') else 'sample'} {self.policy_version}")
+        return await super().generate(prompt_token_ids, sampling, request_id=request_id)
+
+    async def update_weights(self, named_tensors, policy_version):
+        ((_, weight),) = named_tensors
+        if policy_version == self.refuses:
+            raise EngineError("engine: expected to take the weights, got none. Restart it.")
+        assert float(weight) == policy_version, "the weights of that version"
+        self.events.append(f"update {policy_version}")
+        await super().update_weights(named_tensors, policy_version)
+
+
+class NotedCheckpoints(Checkpoints):
+    """Notes each checkpoint with the last line that the journal had by then."""
+
+    def __init__(self, events, folder, **options):
+        super().__init__(folder, **options)
+        self.events = events
+
+    def save(self, step, state, trajectories):
+        lines = read_metrics(self.folder.parent)
+        self.events.append(f"save {step} after line {lines[-1]['step'] if lines else None}")
+        return super().save(step, state, trajectories)
+
+
+class Scene:
+    """A loop over all real parts but the learner and the engine, and what happened in it."""
+
+    def __init__(
+        self, folder, *, labels="0101", steps=3, ahead=0, held_out="", resume=False, learner=None, engine=None,
+        rollouts=None, error_share=1.0, retry_wait_s=None, **flags,
+    ):  # fmt: skip
+        self.events, self.folder, self.tokenizer = [], folder, CharTokenizer()
+        self.config = TrainConfig.from_flags(
+            env="math_retry", rollout_batch_size=1, n_samples_per_prompt=2, progress="none",
+            **({"eval_dataset": "held", "eval_n_samples_per_prompt": 2} if held_out else {}), **flags,
+        )  # fmt: skip
+        self.learner = Counts(self.events, **(learner or {}))
+        self.engine = NotedEngine(self.events, self.tokenizer, **(engine or {}))
+        policy = ErrorPolicy(
+            max_retries=int(retry_wait_s is not None), retry_wait_s=retry_wait_s or 0.0, max_error_share=error_share,
+            min_episodes=2,
+        )  # fmt: skip
+
+        def runner():
+            return EpisodeRunner(
+                EnvSource(Judge),
+                EpisodeSetup(
+                    engine=self.engine,
+                    chat=Chat(self.tokenizer),
+                    sampling=SamplingParams(seed=0),
+                    limits=Limits(max_length=60, max_turns=3),
+                ),
+                policy=policy,
+            )
+
+        def tasks(labels, name):
+            return [Task("q", label=each, task_id=f"{name}{index}") for index, each in enumerate(labels)]
+
+        self.checkpoints = NotedCheckpoints(self.events, folder / "checkpoints", keep=2)
+        newest = self.checkpoints.newest() if resume else None
+        samples = RunWriter.open(folder, {}, resume=resume)
+        journal = Journal(folder, resume_step=None if newest is None else Checkpoints.step_of(newest))
+        options = RolloutOptions(1, 2, max_ahead=ahead, num_batches=steps, **(rollouts or {}))
+        self.loop = Loop(
+            self.config,
+            learner=self.learner,
+            rollouts=Rollouts(runner(), tasks([{"x": "raises"}.get(each, each) for each in labels], "t"), options),
+            evaluation=Evaluation(runner(), tasks(held_out, "held"), 2) if held_out else None,
+            records=Records(journal, self.checkpoints, samples, folder, newest),
+            screen=TrainScreen(self.config),
+            num_steps=steps,
+        )
+
+    async def run(self, *, resume=False):
+        """Whether it came to its end."""
+        records = self.loop.records
+        try:
+            if resume:
+                await self.loop.resume()
+            async with asyncio.timeout(LIMIT_S):
+                return await self.loop.run()
+        finally:
+            await self.loop.rollouts.close()
+            records.journal.close()
+            records.samples.close()
+
+    def lines(self, key):
+        return [line.get(key) for line in read_metrics(self.folder)]
+
+    def events_of(self, *names):
+        return [event for event in self.events if event.startswith(names)]
+
+    @property
+    def saved(self):
+        return sorted(path.name for path in (self.folder / "checkpoints").iterdir())
+
+
+async def test_without_async_each_batch_is_sampled_trained_on_and_delivered_before_the_next(tmp_path):
+    scene = Scene(tmp_path, steps=2)
+    assert await scene.run()
+    assert scene.events == [
+        "sample 0", "sample 0", "train 1", "update 1",
+        "sample 1", "sample 1", "train 2", "update 2",
+        "save 2 after line 2",
+    ]  # fmt: skip
+    assert scene.lines("rollout/staleness_max") == [0.0, 0.0]
+
+
+async def test_with_async_the_next_batch_is_sampled_while_the_learner_trains(tmp_path):
+    asked = []
+
+    def during():
+        """Wait for the samples of the next batch; only the event loop, which must not be blocked, can bring them."""
+        deadline = time.monotonic() + LIMIT_S
+        wanted = min(2 * (len(asked) + 2), 6)
+        while len(scene.engine.requests) < wanted and time.monotonic() < deadline:
+            time.sleep(0.001)
+        asked.append(len(scene.engine.requests))
+
+    scene = Scene(tmp_path, ahead=1, learner={"during": during}, async_train=True)
+    assert await scene.run()
+    assert asked == [4, 6, 6], "a batch ahead, and none after the last"
+    assert scene.events_of("train", "update") == ["train 1", "update 1", "train 2", "update 2", "train 3", "update 3"]
+    assert scene.lines("rollout/staleness_max") == [0.0, 1.0, 1.0]
+    assert scene.lines("rollout/staleness_mean") == [0.0, 1.0, 1.0]
+
+
+async def test_the_learner_trains_in_its_own_thread(tmp_path):
+    threads = set()
+    scene = Scene(tmp_path, steps=1, learner={"during": lambda: threads.add(threading.current_thread())})
+    await scene.run()
+    assert threading.main_thread() not in threads
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("every", "evaluated"), [(-1, [0, 5]), (2, [0, 2, 4, 5]), (5, [0, 5]), (100, [0, 5])], ids=str)
+async def test_evaluation_is_before_training_every_so_often_and_at_the_end(tmp_path, every, evaluated):
+    scene = Scene(tmp_path, steps=5, held_out="01", eval_steps=every)
+    assert await scene.run()
+    assert scene.lines("step") == [0, 1, 2, 3, 4, 5]
+    assert [line["step"] for line in read_metrics(tmp_path) if "eval/score" in line] == evaluated
+    assert {line for line in scene.lines("eval/score") if line is not None} == {0.5}
+    assert scene.events_of("evaluate") == [f"evaluate {step}" for step in evaluated for _ in range(4)]
+    assert "rollout/reward" not in read_metrics(tmp_path)[0], "nothing was trained yet"
+
+
+async def test_without_held_out_tasks_the_lines_begin_with_the_first_step(tmp_path):
+    scene = Scene(tmp_path)
+    await scene.run()
+    assert scene.lines("step") == [1, 2, 3]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("every", "saved"), [(-1, [5]), (2, [2, 4, 5]), (1, [1, 2, 3, 4, 5])], ids=str)
+async def test_a_checkpoint_is_written_after_the_line_of_its_step_and_never_twice(tmp_path, every, saved):
+    scene = Scene(tmp_path, steps=5, save_steps=every)
+    await scene.run()
+    assert scene.events_of("save") == [f"save {step} after line {step}" for step in saved]
+    assert scene.saved == [f"step-{step:08d}" for step in saved[-2:]]
+
+
+async def test_a_drain_finishes_the_step_and_training_resumes_from_there(tmp_path):
+    def during():
+        if len(first.learner.batches) == 1:
+            loop.call_soon_threadsafe(first.loop.rollouts.runner.drain)
+            while not first.loop.rollouts.runner.draining:
+                time.sleep(0.001)
+
+    loop = asyncio.get_running_loop()
+    first = Scene(tmp_path, steps=5, ahead=1, learner={"during": during})
+    assert not await first.run()
+    assert first.events_of("train", "save") == ["train 1", "train 2", "save 2 after line 2"]
+
+    second = Scene(tmp_path, steps=5, ahead=1, resume=True)
+    assert await second.run(resume=True)
+    assert second.events[0] == "update 2", "the engine gets the weights of the checkpoint first"
+    assert second.events_of("train") == ["train 3", "train 4", "train 5"]
+    assert second.lines("step") == [1, 2, 3, 4, 5]
+    trained_on = [i for scene in (first, second) for b in scene.learner.batches for i in b.episode_ids]
+    assert len(set(trained_on)) == len(trained_on) == 10, "no episode is trained on twice"
+
+
+async def test_a_drain_during_a_wait_for_samples_saves_and_ends(tmp_path):
+    scene = Scene(tmp_path, engine={"latency_s": 3600.0})
+    running = asyncio.ensure_future(scene.run())
+    while len(scene.engine.requests) < 2:
+        await asyncio.sleep(0.001)
+    scene.loop.rollouts.runner.drain()
+    scene.loop.rollouts.wake()
+    assert not await asyncio.wait_for(running, LIMIT_S)
+    assert scene.saved == [], "there is nothing to save before the first step"
+
+
+@pytest.mark.long
+async def test_a_group_whose_retries_were_cut_short_is_sampled_again_by_the_next_session(tmp_path):
+    def during():
+        rollouts, deadline = first.loop.rollouts, time.monotonic() + LIMIT_S
+        while rollouts.runner.num_running < 2 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        loop.call_soon_threadsafe(rollouts.runner.drain)
+        while rollouts._open and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    loop = asyncio.get_running_loop()
+    first = Scene(tmp_path, labels="1x", steps=4, ahead=1, retry_wait_s=3600.0, learner={"during": during})
+    order = [first.loop.rollouts._task_order.task(number).label for number in range(4)]
+    assert order[:2] == ["1", "raises"], "else the first step never comes"
+    assert not await first.run()
+    _, state, _ = first.checkpoints.load(first.checkpoints.newest())
+    assert state["rollouts"]["again"] == [1], "neither trained on nor given up"
+
+
+async def test_an_evaluation_that_is_cut_short_is_not_an_estimate(tmp_path):
+    scene = Scene(tmp_path, held_out="0101", eval_steps=1, engine={"latency_s": 0.01})
+    running = asyncio.ensure_future(scene.run())
+    while not scene.events_of("evaluate") and not running.done():
+        await asyncio.sleep(0.001)
+    for runner in (scene.loop.rollouts.runner, scene.loop.evaluation.runner):
+        runner.drain()
+    scene.loop.rollouts.wake()
+    assert not await running
+    assert scene.lines("eval/score") == [None]
+
+
+async def test_too_many_failures_leave_a_checkpoint_of_the_steps_before(tmp_path):
+    scene = Scene(tmp_path, labels="11111xx", steps=20, error_share=0.1)
+    order = [scene.loop.rollouts._task_order.task(number).label for number in range(7)]
+    with pytest.raises(RunStopped, match="nobody there"):
+        await scene.run()
+    done = order.index("raises")
+    assert done > 0, order
+    assert scene.lines("step") == list(range(1, done + 1))
+    assert scene.events_of("save") == [f"save {done} after line {done}"]
+
+
+async def test_a_loss_that_is_not_a_number_ends_it_and_leaves_the_last_checkpoint(tmp_path):
+    scene = Scene(tmp_path, steps=5, save_steps=1, learner={"wrong_at": 3})
+    with pytest.raises(RunStopped, match="train step 3: expected a finite loss"):
+        await scene.run()
+    assert scene.lines("step") == [1, 2]
+    assert scene.saved == ["step-00000002", "step-00000002.1"], "once more, without the batch that failed"
+    step, state, _ = scene.checkpoints.load(scene.checkpoints.newest())
+    assert (step, float(state["learner"]["weight"])) == (2, 2.0)
+    assert scene.engine.policy_version == 2
+
+
+async def test_an_engine_that_takes_no_weights_ends_it_and_what_was_learned_is_kept(tmp_path):
+    first = Scene(tmp_path, steps=4, engine={"refuses": 2})
+    with pytest.raises(RunStopped, match="expected to take the weights"):
+        await first.run()
+    assert first.events_of("train", "save") == ["train 1", "train 2", "save 2 after line 2"]
+    second = Scene(tmp_path, steps=4, resume=True)
+    assert await second.run(resume=True)
+    assert second.events[:3] == ["update 2", "sample 2", "sample 2"]
+    assert second.lines("step") == [1, 2, 3, 4]
+
+
+async def test_an_evaluation_whose_episodes_fail_ends_it_and_what_was_learned_is_kept(tmp_path):
+    scene = Scene(tmp_path, steps=4, held_out="11", eval_steps=2, error_share=0.0)
+    scene.loop.evaluation.tasks[:] = [Task("q", label="1", task_id="held0")]
+    started = asyncio.ensure_future(scene.run())
+    while not scene.events_of("train") and not started.done():
+        await asyncio.sleep(0)
+    scene.loop.evaluation.tasks[:] = [Task("q", label="raises", task_id=f"held{index}") for index in range(4)]
+    with pytest.raises(RunStopped, match="nobody there"):
+        await started
+    assert scene.events_of("save") == ["save 2 after line 2"]
+    assert scene.lines("step") == [0, 1, 2]
+
+
+@pytest.mark.long
+async def test_a_checkpoint_holds_what_was_sampled_ahead(tmp_path):
+    ready = []
+
+    def during():
+        if len(first.learner.batches) == 1:
+            deadline = time.monotonic() + LIMIT_S
+            while not ready and time.monotonic() < deadline:
+                ready[:] = [group for _, group in first.loop.rollouts._ready]
+                time.sleep(0.001)
+        if len(first.learner.batches) == 2:
+            raise RuntimeError("CUDA error")
+
+    labels = "01010101"
+    first = Scene(tmp_path, steps=4, ahead=1, save_steps=1, labels=labels, learner={"during": during})
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        await first.run()
+    _, _, waiting = first.checkpoints.load(first.checkpoints.newest())
+    assert {t.group_id for t in waiting} >= {t.group_id for group in ready for t in group.trajectories}
+    second = Scene(tmp_path, steps=4, resume=True, ahead=1, labels=labels)
+    assert await second.run(resume=True)
+    assert second.lines("step") == [1, 2, 3, 4]
+    assert second.learner.batches[0].episode_ids == tuple(t.episode_id for t in waiting[:2]), "trained on, not lost"
+    assert not {t.episode_id for t in waiting} & {r.episode_id for r in second.engine.requests}, "nor sampled again"
+
+
+async def test_groups_that_are_thrown_away_are_counted_in_the_line_of_their_step(tmp_path):
+    scene = Scene(tmp_path, labels="0001", steps=2, rollouts={"score_range": (0.0, 2.0)})
+    assert await scene.run()
+    low = [value or 0.0 for value in scene.lines("rollout/num_rejected_low")]
+    order = [scene.loop.rollouts._task_order.task(number).label for number in range(8)]
+    second = 4 + order[4:].index("1")
+    assert low == [float(order.index("1")), float(second - order.index("1") - 1)]
+    assert scene.lines("rollout/rejection_rate") == [num / (num + 1) for num in low]
+    assert scene.lines("rollout/score") == [1.0, 1.0]
+
+
+async def test_failed_episodes_are_in_no_batch_and_counted(tmp_path):
+    scene = Scene(tmp_path, labels="1x", steps=2)
+    assert await scene.run()
+    assert scene.lines("rollout/reward") == [1.0, 1.0], "groups without a reward are replaced"
+    assert sum(value or 0 for value in scene.lines("rollout/num_rejected_failed")) >= 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kept", [0, 1, 8])
+async def test_some_samples_of_each_step_are_kept(tmp_path, kept):
+    scene = Scene(tmp_path, save_samples=kept)
+    await scene.run()
+    stored = [trajectory.episode_id for trajectory in read_trajectories(tmp_path)]
+    trained_on = [batch.episode_ids[:kept] for batch in scene.learner.batches]
+    assert stored == [episode for ids in trained_on for episode in ids]
+
+
+@pytest.mark.long
+async def test_a_line_says_where_the_seconds_went_and_what_was_learned(tmp_path):
+    scene = Scene(tmp_path, held_out="1", eval_steps=1, save_steps=1, learner={"during": lambda: time.sleep(0.05)})
+    await scene.run()
+    for number, line in enumerate(read_metrics(tmp_path)):
+        parts = [line[f"time/{name}_s"] for name in ("wait", "train", "sync", "eval", "save")]
+        assert all(seconds >= 0 for seconds in parts)
+        assert sum(parts) <= line["time/wall_s"] + 1e-3
+        if number:
+            assert line["time/train_s"] >= 0.05
+            assert line["time/eval_s"] > 0
+            assert line["train/loss"] == 1.0 / number
+            assert line["throughput/samples_per_s"] == pytest.approx(2 / line["time/wall_s"])
+    saves = scene.lines("time/save_s")
+    assert saves[1] == 0.0, "a checkpoint is written after the line, so the next line has its time"
+    assert saves[2] > 0
+
+
+async def test_a_number_that_is_not_finite_is_null_in_the_line(tmp_path):
+    scene = Scene(tmp_path, steps=1)
+    scene.learner.train_step = lambda batch: {"kl": float("nan")}
+    scene.learner.weight = torch.ones(1)
+    await scene.run()
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["train/kl"] is None
+
+
+async def test_resuming_where_nothing_was_saved_begins_at_the_first_step(tmp_path):
+    scene = Scene(tmp_path, resume=True)
+    assert await scene.run(resume=True)
+    assert scene.lines("step") == [1, 2, 3]
+
+
+@pytest.mark.long
+async def test_a_training_that_ends_in_a_failure_keeps_the_steps_before_and_the_batch_that_failed(tmp_path):
+    def during():
+        if len(first.learner.batches) == 2:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    first = Scene(tmp_path, steps=4, labels="01010101", learner={"during": during})
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        await first.run()
+    assert first.events_of("save") == ["save 2 after line 2"]
+    failed = [r.episode_id for r in first.engine.requests[-2:]]
+    second = Scene(tmp_path, steps=4, labels="01010101", resume=True)
+    assert await second.run(resume=True)
+    assert second.lines("step") == [1, 2, 3, 4]
+    assert sorted(second.learner.batches[0].episode_ids) == sorted(failed), "handed out again"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("save_steps", [-1, 1])
+@pytest.mark.parametrize(("ahead", "wrong_at"), [(0, 3), (1, 3), (0, 1)])
+async def test_a_batch_that_the_learner_refuses_is_left_out_when_training_continues(
+    tmp_path, ahead, save_steps, wrong_at
+):
+    """Were it the batch's fault, and were it handed out again, no restart would ever get past it."""
+    options = {"steps": 4, "labels": "01010101", "ahead": ahead, "save_steps": save_steps}
+    first = Scene(tmp_path, **options, learner={"wrong_at": wrong_at})
+    with pytest.raises(RunStopped, match="expected a finite loss"):
+        await first.run()
+    assert first.saved[-1].startswith(f"step-{wrong_at - 1:08d}")
+    failed = first.learner.refused[0].episode_ids
+    second = Scene(tmp_path, **options, resume=True)
+    assert await second.run(resume=True)
+    assert second.lines("step") == [1, 2, 3, 4]
+    trained_on = [i for scene in (first, second) for batch in scene.learner.batches for i in batch.episode_ids]
+    assert not set(failed) & set(trained_on)
+    assert len(set(trained_on)) == len(trained_on) == 8, "others take its place"
+
+
+async def test_weights_in_the_middle_of_a_step_are_not_kept(tmp_path):
+    scene = Scene(tmp_path, steps=4, learner={"wrong_at": 3})
+    scene.learner.step_completed = False
+    with pytest.raises(RunStopped):
+        await scene.run()
+    assert scene.events_of("save") == []
+
+
+async def test_after_any_failure_of_weight_delivery_the_step_is_kept(tmp_path):
+    scene = Scene(tmp_path, steps=4)
+
+    async def update_weights(named_tensors, policy_version):
+        raise RuntimeError("out of memory")
+
+    scene.engine.update_weights = update_weights
+    with pytest.raises(RuntimeError, match="out of memory"):
+        await scene.run()
+    assert scene.lines("step") == [1]
+    assert scene.saved == ["step-00000001"]
+
+
+@pytest.mark.long
+async def test_a_tracker_that_hangs_does_not_hold_the_episodes_up(tmp_path):
+    longest = []
+
+    class Slow:
+        name, failures = "slow", ()
+
+        def log(self, step, numbers):
+            time.sleep(0.3)
+
+        def close(self):
+            pass
+
+    async def beat():
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0.01)
+            longest.append(time.monotonic() - began)
+
+    scene = Scene(tmp_path, steps=2)
+    scene.loop.records.journal._trackers.append(Slow())
+    beating = asyncio.ensure_future(beat())
+    assert await scene.run()
+    beating.cancel()
+    assert max(longest) < 0.25
+
+
+# --- cancelled, as by the second Ctrl-C ------------------------------------------------------------------------------
+
+
+async def cancelled(scene, when):
+    """Run it and cancel it, twice, as soon as `when` holds."""
+    running = asyncio.ensure_future(scene.run())
+    while not when() and not running.done():
+        await asyncio.sleep(0.001)
+    for _ in range(2):
+        running.cancel()
+        await asyncio.sleep(0.02)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def goes_on(scene, step):
+    """The training comes to its end from the step after `step`, of which it has a checkpoint, and misses no line."""
+    assert scene.saved == [f"step-{step:08d}"]
+    _, state, _ = scene.checkpoints.load(scene.checkpoints.newest())
+    assert float(state["learner"]["weight"]) == step
+    again = Scene(scene.folder, steps=scene.loop.num_steps, resume=True)
+    assert await again.run(resume=True)
+    assert again.events_of("train") == [f"train {number}" for number in range(step + 1, scene.loop.num_steps + 1)]
+    assert again.lines("step") == list(range(1, scene.loop.num_steps + 1))
+    trained_on = [i for each in (scene, again) for batch in each.learner.batches for i in batch.episode_ids]
+    assert len(set(trained_on)) == len(trained_on), "no episode is trained on twice"
+
+
+def slowly(scene, call, *, when=lambda: True):
+    """A thread of the loop's that takes its time; it says when it is in there."""
+
+    def slow(*args):
+        if when():
+            scene.events.append("in there")
+            time.sleep(0.2)
+        return call(*args)
+
+    return slow
+
+
+@pytest.mark.long
+async def test_cancelled_amid_a_train_step_it_ends_with_that_step(tmp_path):
+    def during():
+        if len(scene.learner.batches) == 3:
+            scene.events.append("in there")
+            time.sleep(0.2)
+
+    scene = Scene(tmp_path, steps=6, learner={"during": during})
+    await cancelled(scene, lambda: "in there" in scene.events)
+    assert scene.lines("step") == [1, 2, 3, 4]
+    assert scene.lines("train/loss")[-1] == 1 / 4
+    await goes_on(scene, 4)
+
+
+@pytest.mark.long
+async def test_cancelled_while_a_line_is_written_the_step_is_kept(tmp_path):
+    scene = Scene(tmp_path, steps=4)
+    journal = scene.loop.records.journal
+    journal.log = slowly(scene, journal.log, when=lambda: scene.loop.step == 3)
+    await cancelled(scene, lambda: "in there" in scene.events)
+    assert scene.lines("step") == [1, 2, 3]
+    await goes_on(scene, 3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("save_steps", [-1, 2])
+async def test_cancelled_while_a_checkpoint_is_gathered_it_is_written(tmp_path, save_steps):
+    scene = Scene(tmp_path, steps=2 if save_steps < 0 else 4, save_steps=save_steps)
+    scene.learner.state = slowly(scene, scene.learner.state)
+    await cancelled(scene, lambda: "in there" in scene.events)
+    await goes_on(scene, 2)
+
+
+@pytest.mark.long
+async def test_cancelled_in_an_evaluation_the_step_is_reported_and_kept(tmp_path):
+    scene = Scene(tmp_path, steps=4, held_out="01", eval_steps=2)
+    evaluate = scene.loop.evaluation.run
+
+    async def hang():
+        if scene.loop.step:
+            scene.events.append("in there")
+            await asyncio.sleep(3600)
+        return await evaluate()
+
+    scene.loop.evaluation = type("Hangs", (), {"run": staticmethod(hang), "runner": scene.loop.evaluation.runner})()
+    await cancelled(scene, lambda: "in there" in scene.events)
+    assert scene.lines("step") == [0, 1, 2]
+    assert scene.saved == ["step-00000002"]
+
+
+@pytest.mark.long
+async def test_a_line_that_cannot_be_written_leaves_its_step_in_a_checkpoint(tmp_path):
+    scene = Scene(tmp_path, steps=4)
+    log = scene.loop.records.journal.log
+
+    def full(step, numbers):
+        if step == 3:
+            raise RunStopped("metrics.jsonl: expected a line written, got no space left on device.")
+        log(step, numbers)
+
+    scene.loop.records.journal.log = full
+    with pytest.raises(RunStopped, match="no space left"):
+        await scene.run()
+    assert (scene.lines("step"), scene.saved) == ([1, 2], ["step-00000003"])
+
+
+@pytest.mark.long
+async def test_a_line_that_could_not_be_written_once_is_written_with_the_last_checkpoint(tmp_path):
+    scene = Scene(tmp_path, steps=4)
+    log, failures = scene.loop.records.journal.log, []
+
+    def full_once(step, numbers):
+        if step == 3 and not failures:
+            failures.append(step)
+            raise RunStopped("metrics.jsonl: expected a line written, got no space left on device.")
+        log(step, numbers)
+
+    scene.loop.records.journal.log = full_once
+    with pytest.raises(RunStopped, match="no space left"):
+        await scene.run()
+    assert (scene.lines("step"), scene.saved) == ([1, 2, 3], ["step-00000003"])
+
+
+async def test_weights_of_a_step_that_the_loop_does_not_know_of_are_not_kept_as_another(tmp_path):
+    """What fails in the learner after the weights were changed."""
+    scene = Scene(tmp_path, steps=4)
+    train_step = scene.learner.train_step
+
+    def broken(batch):
+        train_step(batch)
+        return {"loss": 1 / (len(scene.learner.batches) < 3)}
+
+    scene.learner.train_step = broken
+    with pytest.raises(ZeroDivisionError):
+        await scene.run()
+    assert scene.events_of("save") == []
+
+
+async def test_numbers_that_cannot_be_made_cost_no_step(tmp_path, monkeypatch):
+    monkeypatch.setattr("agentenv.training.loop.measure", lambda *_, **__: 1 / 0)
+    scene = Scene(tmp_path, steps=3)
+    with pytest.raises(ZeroDivisionError):
+        await scene.run()
+    assert scene.events_of("train", "save") == []
+
+
+# --- the last evaluation ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+async def test_a_last_evaluation_that_was_cut_short_is_made_when_training_is_asked_to_continue(tmp_path):
+    first = Scene(tmp_path, steps=2, held_out="01", engine={"latency_s": 0.02})
+    running = asyncio.ensure_future(first.run())
+    while first.loop.step < 2:
+        await asyncio.sleep(0.001)
+    for runner in (first.loop.rollouts.runner, first.loop.evaluation.runner):
+        runner.drain()
+    first.loop.rollouts.wake()
+    assert await running
+    assert first.lines("eval/score") == [0.5, None, None]
+    before = read_metrics(tmp_path)
+
+    second = Scene(tmp_path, steps=2, held_out="01", resume=True)
+    assert await second.run(resume=True)
+    assert second.lines("eval/score") == [0.5, None, 0.5]
+    assert [{key: line[key] for key in old} for old, line in zip(before, read_metrics(tmp_path), strict=True)] == before
+    third = Scene(tmp_path, steps=2, held_out="01", resume=True)
+    assert await third.run(resume=True)
+    assert third.events_of("evaluate") == [], "once is enough"

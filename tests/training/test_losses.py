@@ -1,0 +1,327 @@
+"""Losses against numbers worked by hand, TRL's published formulas, and splits into micro-batches."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentenv.errors import ConfigError
+from agentenv.training.algorithm.corrections import CorrectionOptions
+from agentenv.training.algorithm.losses import (
+    LossOptions,
+    PolicyInputs,
+    adapted_kl_coef,
+    clipped_surrogate,
+    kl_estimate,
+    log_ratio,
+    policy_loss,
+    sequence_log_ratio,
+    token_weights,
+    value_loss,
+)
+
+AGGREGATIONS = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+
+def logs(*numbers):
+    return torch.tensor(numbers).log()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "clipped"),
+    [
+        (1.0, 2.0, -2.0, False),
+        (1.5, 2.0, -2.4, True),  # 1.2·2
+        (0.5, 2.0, -1.0, False),  # the ratio is under the band, but the advantage pulls up
+        (1.5, -2.0, 3.0, False),
+        (0.5, -2.0, 1.6, True),  # 0.8·-2
+    ],
+)
+def test_ppo_clips_on_the_side_the_advantage_pulls_to(ratio, advantage, loss, clipped):
+    leaf = logs(ratio).requires_grad_()
+    found = clipped_surrogate(leaf, torch.tensor([advantage]))
+    found.loss_n.sum().backward()
+    assert found.loss_n.item() == pytest.approx(loss)
+    assert found.clipped_n.item() is clipped
+    assert leaf.grad.item() == pytest.approx(0.0 if clipped else -ratio * advantage)
+
+
+def test_the_two_sides_of_the_band_are_their_own():
+    found = clipped_surrogate(logs(2.0, 0.1), torch.tensor([1.0, -1.0]), low=0.3, high=0.5)
+    assert found.loss_n.tolist() == pytest.approx([-1.5, 0.7])
+
+
+def test_the_dual_clip_bounds_the_loss_of_bad_actions_that_became_likely():
+    leaf = logs(10.0, 2.0, 10.0).requires_grad_()
+    found = clipped_surrogate(leaf, torch.tensor([-1.0, -1.0, 1.0]), dual_clip=3.0)
+    found.loss_n.sum().backward()
+    assert found.loss_n.tolist() == pytest.approx([3.0, 2.0, -1.2])
+    assert found.clipped_n.tolist() == [True, False, True]
+    assert leaf.grad.tolist() == pytest.approx([0.0, 2.0, 0.0])
+
+
+def test_a_dual_clip_of_one_or_less_is_refused():
+    with pytest.raises(ConfigError, match="dual_clip"):
+        clipped_surrogate(torch.zeros(1), torch.ones(1), dual_clip=1.0)
+
+
+def test_on_policy_the_gradient_is_that_of_reinforce():
+    logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
+    found = clipped_surrogate(log_ratio(logprobs, logprobs.detach()), torch.tensor([3.0, -4.0]))
+    found.loss_n.sum().backward()
+    assert logprobs.grad.tolist() == [-3.0, 4.0]
+
+
+def test_gspo_has_one_ratio_for_a_sequence():
+    """Two tokens of ρ 2 and 8 make √16 = 4, the other sequence 0.5."""
+    new, old = logs(0.2, 0.8, 0.1).requires_grad_(), logs(0.1, 0.1, 0.2)
+    found = sequence_log_ratio(new, old, torch.tensor([0, 0, 1]))
+    assert found.exp().tolist() == pytest.approx([4.0, 4.0, 0.5])
+    found[:2].exp().mean().backward()
+    assert new.grad.tolist() == pytest.approx([2.0, 2.0, 0.0])  # s/n each
+
+
+def gspo_gradient(advantages, sequence):
+    """Of a loss that is a mean over each sequence's tokens, then over sequences, and of the paper's, unclipped."""
+    old, start = logs(0.1, 0.3, 0.2, 0.6, 0.5), logs(0.2, 0.2, 0.3, 0.5, 0.9)
+    new, again = start.clone().requires_grad_(), start.clone().requires_grad_()
+    weights = token_weights(sequence, "seq-mean-token-mean")
+    inputs = PolicyInputs(new, old, advantages, weights, sequence)
+    policy_loss(inputs, LossOptions("gspo", clip_low=0.99, clip_high=99.0))[0].backward()
+    paper = [-(again - old)[sequence == s].mean().exp() * advantages[sequence == s][0] for s in sequence.unique()]
+    torch.stack(paper).mean().backward()
+    return new.grad, again.grad
+
+
+def test_gspo_has_the_papers_gradient_where_a_sequence_has_one_advantage():
+    sequence = torch.tensor([0, 0, 0, 1, 1])
+    ours, paper = gspo_gradient(torch.tensor([2.0, -3.0])[sequence], sequence)
+    torch.testing.assert_close(ours, paper)
+    assert paper.abs().min() > 0.1
+
+
+def test_gspo_credits_each_turn_with_its_own_advantage():
+    """A sequence of a good turn and a bad one: a ratio they share would leave them no gradient at all."""
+    logprobs = torch.tensor([-1.0, -2.0, -1.5, -0.5], requires_grad=True)
+    inputs = PolicyInputs(
+        logprobs, logprobs.detach().clone(), torch.tensor([1.0, 1.0, -1.0, -1.0]), torch.full((4,), 0.25),
+        torch.zeros(4, dtype=torch.int64),
+    )  # fmt: skip
+    policy_loss(inputs, LossOptions("gspo"))[0].backward()
+    assert logprobs.grad.tolist() == pytest.approx([-0.25, -0.25, 0.25, 0.25])
+
+
+def test_ratios_that_overflow_are_cut():
+    assert log_ratio(torch.tensor([0.0]), torch.tensor([-1000.0])).item() == 20.0
+
+
+@pytest.mark.parametrize(
+    ("estimator", "value", "gradient"),
+    [("k1", 0.5, 1.0), ("k2", 0.125, 0.5), ("k3", math.exp(-0.5) - 1 + 0.5, 1 - math.exp(-0.5))],
+)
+def test_kl_estimates_are_schulmans(estimator, value, gradient):
+    leaf = torch.tensor([-1.0], requires_grad=True)
+    found = kl_estimate(leaf, torch.tensor([-1.5]), estimator)
+    found.sum().backward()
+    assert (found.item(), leaf.grad.item()) == pytest.approx((value, gradient))
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_unbiased_gradient_is_the_weighted_log_ratio_regardless_of_the_estimator(estimator):
+    leaf = torch.tensor([-1.0, -1.0], requires_grad=True)
+    old = torch.tensor([-1.0 - math.log(2), -20.0])
+    kl_estimate(
+        leaf, torch.tensor([-1.5, -1.5]), estimator, old_logprobs_n=old, unbiased_gradient=True
+    ).sum().backward()
+    assert leaf.grad.tolist() == pytest.approx([2 * 0.5, 10 * 0.5])
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("distance", [-500.0, 500.0])
+def test_kl_estimates_and_gradients_stay_finite(estimator, distance):
+    leaf = torch.tensor([distance], requires_grad=True)
+    found = kl_estimate(leaf, torch.zeros(1), estimator)
+    found.sum().backward()
+    assert abs(found.item()) <= 10
+    assert math.isfinite(leaf.grad.item())
+
+
+def test_estimates_are_the_divergence_on_average():
+    """Summed over a whole distribution of three tokens: k1 and k3 are unbiased, k2 is not."""
+    policy, reference = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.4, 0.4, 0.2])
+    exact = (policy * (policy / reference).log()).sum()
+    for estimator in ("k1", "k3"):
+        found = (policy * kl_estimate(policy.log(), reference.log(), estimator)).sum()
+        assert found.item() == pytest.approx(exact.item(), rel=1e-4)
+
+
+def test_an_unknown_estimator_is_refused():
+    with pytest.raises(ConfigError, match="kl_estimator"):
+        kl_estimate(torch.zeros(1), torch.zeros(1), "k4")
+
+
+def test_the_kl_coefficient_steers_to_its_target_by_a_fifth_at_most():
+    steered = [adapted_kl_coef(0.1, kl, target=6.0, num_samples=100, horizon=1000) for kl in (0.0, 6.6, 60.0)]
+    assert steered == pytest.approx([0.1 * 0.98, 0.1 * 1.01, 0.1 * 1.02])
+
+
+def test_the_value_loss_is_half_the_square_and_clipped_the_larger():
+    values, old, returns = torch.tensor([3.0, 0.5]), torch.tensor([1.0, 1.0]), torch.tensor([4.0, 1.0])
+    assert value_loss(values, old, returns).tolist() == [0.5, 0.125]
+    assert value_loss(values, old, returns, clip=0.2).tolist() == pytest.approx([2.8**2 / 2, 0.125])
+
+
+# --- aggregation ----------------------------------------------------------------------------------------------------
+
+
+def test_the_three_aggregations_by_hand():
+    """Losses 1, 2, 3 of one episode and 10 of another; at most 5 tokens an episode."""
+    episodes, losses = torch.tensor([4, 4, 4, 9]), torch.tensor([1.0, 2.0, 3.0, 10.0])
+    sums = [(losses * token_weights(episodes, kind, limit_tokens=5)).sum().item() for kind in AGGREGATIONS]
+    assert sums == pytest.approx([16 / 4, (2 + 10) / 2, 16 / (2 * 5)])
+
+
+@pytest.mark.parametrize("kind", AGGREGATIONS)
+def test_no_token_has_no_weight(kind):
+    assert token_weights(torch.empty(0, dtype=torch.int64), kind, limit_tokens=5).tolist() == []
+
+
+def test_aggregations_that_cannot_be_are_refused():
+    with pytest.raises(ConfigError, match="limit_tokens"):
+        token_weights(torch.zeros(1).long(), "seq-mean-token-sum-norm")
+    with pytest.raises(ConfigError, match="loss_agg_mode"):
+        token_weights(torch.zeros(1).long(), "mean")
+
+
+OPTIONS = [
+    LossOptions(entropy_coef=0.01, kl_coef=0.1),
+    LossOptions("gspo", kl_coef=0.1, kl_estimator="k2"),
+    LossOptions(dual_clip=1.5, correction=CorrectionOptions("token", "clip")),
+    LossOptions(correction=CorrectionOptions("sequence", "mask"), kl_coef=1.0, kl_unbiased_gradient=True),
+]
+
+
+def inputs_of(lengths, seed, aggregation):
+    generator = torch.Generator().manual_seed(seed)
+    sequence = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    base = -torch.rand(len(sequence), generator=generator, dtype=torch.float64) * 3
+    near = [base + torch.randn(len(sequence), generator=generator, dtype=torch.float64) * 0.3 for _ in range(4)]
+    weights = token_weights(sequence, aggregation, limit_tokens=9).double()
+    return {
+        "logprobs_n": base, "old_logprobs_n": near[0], "rollout_logprobs_n": near[1], "ref_logprobs_n": near[2],
+        "advantages_n": near[3] + 1, "entropy_n": base**2, "weights_n": weights, "sequence_n": sequence,
+    }  # fmt: skip
+
+
+@pytest.mark.long
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    st.integers(0, 1 << 20),
+    st.sampled_from(AGGREGATIONS),
+    st.sampled_from(OPTIONS),
+    st.data(),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_loss_does_not_depend_on_how_a_batch_is_split(lengths, seed, aggregation, options, data):
+    """Any sequences in any micro-batch: loss, gradient and every metric are those of the whole."""
+    everything = inputs_of(lengths, seed, aggregation)
+    part_of = data.draw(st.lists(st.integers(0, 3), min_size=len(lengths), max_size=len(lengths)))
+    whole = everything["logprobs_n"].clone().requires_grad_()
+    loss, metrics = policy_loss(PolicyInputs(**{**everything, "logprobs_n": whole}), options)
+    loss.backward()
+    pieces, total, sums = everything["logprobs_n"].clone().requires_grad_(), 0.0, dict.fromkeys(metrics, 0.0)
+    for part in set(part_of):
+        chosen = torch.tensor([part_of[s] == part for s in everything["sequence_n"].tolist()])
+        local = {name: tensor[chosen] for name, tensor in everything.items()}
+        sequence = torch.unique(local["sequence_n"], return_inverse=True)[1]
+        share, more = policy_loss(
+            PolicyInputs(**{**local, "logprobs_n": pieces[chosen], "sequence_n": sequence}), options
+        )
+        share.backward()
+        total += share.item()
+        sums = {name: value + more[name].item() for name, value in sums.items()}
+    assert total == pytest.approx(loss.item(), rel=1e-9, abs=1e-12)
+    torch.testing.assert_close(pieces.grad, whole.grad, rtol=1e-9, atol=1e-12)
+    assert sums == pytest.approx({name: value.item() for name, value in metrics.items()}, rel=1e-6, abs=1e-9)
+
+
+def test_a_mean_of_means_would_not_be_the_loss():
+    """What splitting must not do: two micro-batches of 1 and 3 tokens, each averaged by itself."""
+    losses, weights = torch.tensor([8.0, 0.0, 0.0, 0.0]), token_weights(torch.tensor([0, 1, 1, 1]), "token-mean")
+    assert (losses * weights).sum().item() == 2.0 != (losses[0] + losses[1:].mean()).item() / 2
+
+
+def test_kl_and_entropy_are_added_with_their_coefficients():
+    one = torch.zeros(1)
+    inputs = PolicyInputs(
+        one, one, torch.tensor([2.0]), torch.ones(1), one.long(),
+        ref_logprobs_n=torch.tensor([-1.0]), entropy_n=torch.tensor([3.0]),
+    )  # fmt: skip
+    options = LossOptions(kl_coef=0.1, kl_estimator="k1", entropy_coef=0.01)
+    loss, metrics = policy_loss(inputs, options)
+    assert loss.item() == pytest.approx(-2 + 0.1 * 1 - 0.01 * 3)
+    assert metrics["policy_loss"].item() == -2.0
+    assert (metrics["kl_loss"].item(), metrics["entropy"].item()) == (1.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (LossOptions(kl_coef=0.1), "ref_logprobs_n"),
+        (LossOptions(entropy_coef=0.1), "entropy_n"),
+        (LossOptions(correction=CorrectionOptions("token")), "rollout_logprobs_n"),
+    ],
+)
+def test_missing_inputs_of_an_option_are_named(options, named):
+    with pytest.raises(ConfigError, match=named):
+        policy_loss(PolicyInputs(*[torch.zeros(1)] * 4, torch.zeros(1).long()), options)
+
+
+def test_an_unknown_policy_loss_is_refused():
+    with pytest.raises(ConfigError, match="policy_loss_type"):
+        LossOptions("cispo")
+
+
+# --- TRL's published formulas ----------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_trls_grpo_with_beta_in_the_loss():
+    """-1/G Σ_i 1/|o_i| Σ_t [min(rA, clip(r)A) - β(π_ref/π - log π_ref/π - 1)], in plain numbers."""
+    p = [[0.5, 0.2], [0.9]]
+    old = [[0.4, 0.4], [0.6]]
+    ref = [[0.3, 0.25], [0.8]]
+    advantages, beta, eps = [1.5, -0.5], 0.04, 0.2
+    total = 0.0
+    for new_i, old_i, ref_i, advantage in zip(p, old, ref, advantages, strict=True):
+        terms = []
+        for new, was, base in zip(new_i, old_i, ref_i, strict=True):
+            ratio = new / was
+            clipped = min(max(ratio, 1 - eps), 1 + eps)
+            kl = base / new - math.log(base / new) - 1
+            terms.append(min(ratio * advantage, clipped * advantage) - beta * kl)
+        total -= sum(terms) / len(terms) / len(p)
+    flat = [logs(*(x for row in rows for x in row)) for rows in (p, old, ref)]
+    sequence = torch.tensor([0, 0, 1])
+    inputs = PolicyInputs(
+        flat[0], flat[1], torch.tensor(advantages)[sequence], token_weights(sequence, "seq-mean-token-mean"), sequence,
+        ref_logprobs_n=flat[2],
+    )  # fmt: skip
+    assert policy_loss(inputs, LossOptions(kl_coef=beta))[0].item() == pytest.approx(total, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "trl"),
+    [
+        ("token-mean", lambda rows: sum(map(sum, rows)) / sum(map(len, rows))),  # "dapo", "bnpo"
+        ("seq-mean-token-mean", lambda rows: sum(sum(r) / len(r) for r in rows) / len(rows)),  # "grpo"
+        ("seq-mean-token-sum-norm", lambda rows: sum(map(sum, rows)) / (len(rows) * 9)),  # "dr_grpo"
+    ],
+)
+def test_aggregations_are_trls_loss_types(aggregation, trl):
+    rows = [[1.0, -2.0, 0.5], [4.0], [0.25, 0.75]]
+    sequence = torch.tensor([0, 0, 0, 1, 2, 2])
+    losses = torch.tensor([x for row in rows for x in row])
+    found = (losses * token_weights(sequence, aggregation, limit_tokens=9)).sum().item()
+    assert found == pytest.approx(trl(rows))

@@ -1,0 +1,140 @@
+"""What a training shows: a line per train step, the same in a terminal and in a log file."""
+
+import io
+import math
+import time
+
+import pytest
+from rich.console import Console
+
+from agentenv.runs.metrics import Summary
+from agentenv.training.config import TrainConfig
+from agentenv.training.logs.screen import TrainScreen, describe, results
+
+NUMBERS = {
+    "rollout/reward": 0.61, "rollout/score": 0.58, "rollout/staleness_mean": 1.0, "train/entropy": 1.234567,
+    "train/kl": 0.01234, "train/logprob_diff": 0.00456, "throughput/samples_per_s": 8.23, "time/wait_s": 3.14,
+    "time/train_s": 120.0, "time/sync_s": 0.05, "time/eval_s": 0.0,
+}  # fmt: skip
+LINE = (
+    "reward 0.610 · score 0.580 · entropy 1.23 · kl 0.012 · logprob diff 0.0046 · stale 1.0 · 8.2 samples/s · "
+    "wait 3.1s train 120.0s sync 0.05s"
+)
+
+
+def screen(mode="auto", *, terminal=False, width=200, **flags):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=width, color_system=None, _environ={"TERM": "xterm"})
+    return TrainScreen(TrainConfig.from_flags(env="math_retry", progress=mode, **flags), console=console), out
+
+
+def ended(*, score=1.0, reward=1.0, error=None):
+    return Summary("a/0", "a", reward=reward, score=score, error_kind=error)
+
+
+def test_a_step_is_one_line_of_what_is_known():
+    assert describe(NUMBERS) == LINE
+    assert describe({"eval/score": 0.5}) == "held-out score 0.500"
+    assert describe({"rollout/rejection_rate": 0.25, "train/entropy": math.nan}) == "entropy nan · rejected 25%"
+    assert describe({}) == ""
+
+
+@pytest.mark.parametrize("mode", ["auto", "plain"])
+def test_a_log_file_gets_a_plain_line_a_step_however_long(mode):
+    shown, out = screen(mode, width=40)
+    shown.start(100, 12)
+    shown.episode(ended())
+    shown.step(12, NUMBERS)
+    shown.note("engine [1] was lost; it is started again")
+    shown.step(100, {})
+    shown.stop()
+    first, note, last = out.getvalue().splitlines()
+    assert first.startswith(f"step  12/100 · {LINE} · ETA ")
+    assert note == "engine [1] was lost; it is started again"
+    assert last == "step 100/100"
+
+
+def test_nothing_is_shown_where_nothing_was_asked_for():
+    shown, out = screen("none", terminal=True)
+    shown.start(2, 1)
+    shown.episode(ended())
+    shown.step(1, NUMBERS)
+    shown.note("a note")
+    shown.stop()
+    shown.final([{"step": 1}], {"model": "here"})
+    assert out.getvalue() == ""
+
+
+def test_a_terminal_gets_the_lines_and_a_live_line_of_the_step_that_continues():
+    shown, out = screen(terminal=True, rollout_batch_size=2, n_samples_per_prompt=4)
+    shown.start(10, 3)
+    shown.step(3, NUMBERS)
+    shown.episode(ended(score=0.5))
+    shown.episode(ended(score=None, reward=0.25))
+    shown.episode(ended(score=None, reward=None, error="env"))
+    expected = "step  4/10 · 3/8 episodes · score 0.375 so far · 1 failed · "
+    deadline = time.monotonic() + 30
+    while expected not in out.getvalue() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    shown.stop()
+    shown.stop()
+    assert expected in out.getvalue()
+    assert f"step  3/10 · {LINE}" in out.getvalue()
+
+
+def test_the_counts_of_episodes_start_again_with_each_step():
+    shown, _ = screen("plain")
+    shown.start(10, 1)
+    shown.episode(ended(error="infra"))
+    shown.step(1, {})
+    shown.episode(ended(score=0.25))
+    console = Console(file=io.StringIO(), width=200)
+    console.print(shown._draw())
+    assert "step  2/10 · 1/128 episodes · score 0.250 so far · 0s" in console.file.getvalue()
+
+
+def test_the_estimate_of_the_end_is_made_from_the_last_steps(monkeypatch):
+    now_s = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    shown, out = screen("plain")
+    shown.start(30, 0)
+    now_s += 5.0
+    shown.step(0, {"eval/score": 0.5})
+    for step in range(1, 31):
+        now_s += 1000.0 if step == 1 else 10.0
+        shown.step(step, {})
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "step  0/30 · held-out score 0.500"
+    assert lines[1].endswith("ETA 8h03m")  # 29 steps of 1000 s
+    assert lines[20].endswith("ETA 1m40s")
+    assert lines[30] == "step 30/30"
+
+
+ROWS = [
+    {"step": 0, "eval/score": 0.25, "time/wall_s": 10.0, "time/eval_s": 10.0},
+    *({"step": step, "rollout/reward": step / 4, "time/wall_s": 20.0, "time/wait_s": 5.0} for step in range(1, 5)),
+    {"step": 5, "eval/score": 0.75, "rollout/reward": None},
+    {"step": 6, "eval/score": 0.5},
+]
+
+
+def test_the_results_are_read_from_the_metrics():
+    assert results(ROWS) == {
+        "steps": "6",
+        "held-out score": "0.250 at step 0, 0.500 at step 6",
+        "best": "0.750 at step 5",
+        "training reward": "0.250 in the first quarter of the steps, 1.000 in the last",
+        "time": "1m30s  (wait 22%, eval 11%)",
+    }
+    assert results([]) == {"steps": "none"}
+    assert results([{"step": 1, "eval/reward": 2.0}])["held-out reward"] == "2.000 at step 1, 2.000 at step 1"
+
+
+def test_the_table_at_the_end_shows_results_and_what_the_caller_knows():
+    shown, out = screen("plain")
+    shown.start(6, 1)
+    shown.final(ROWS, {"model": "runs/a/model [final]"})
+    text = out.getvalue()
+    assert "Result" in text
+    assert "0.750 at step 5" in text
+    assert "runs/a/model [final]" in text

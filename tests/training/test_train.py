@@ -1,0 +1,647 @@
+"""`agentenv train` from its command line to the files it leaves: what is learned, written, resumed and refused."""
+
+import hashlib
+import json
+import logging
+import os
+import random
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentenv.episode.registry import builtin_datasets
+from agentenv.runs.records.directory import read_config, read_trajectories
+from agentenv.training.logs.journal import read_metrics
+from tests.drivers import command, forked, write_rows
+from tests.training.trainings import flags, make_place, rows, tiny_model, without_times
+
+ROOT = Path(__file__).parents[2]
+AGENT_FUNCS = ROOT / "tests/interop/agent_funcs"
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    return make_place(tmp_path, monkeypatch)
+
+
+def weights_of(folder):
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+def distance(one, other):
+    """How far two models are apart: the largest difference of a weight."""
+    a, b = weights_of(one), weights_of(other)
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def steps_of(folder):
+    return [line["step"] for line in read_metrics(folder)]
+
+
+def column(folder, key):
+    return [line.get(key) for line in read_metrics(folder)]
+
+
+# --- what a training leaves ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_a_training_leaves_a_model_that_changed_its_numbers_samples_checkpoint_and_plots(tmp_path, monkeypatch, capfd):
+    pytest.importorskip("matplotlib")
+    make_place(tmp_path, monkeypatch, plots=True)
+    write_rows(tmp_path / "held.jsonl", [{"prompt": "Say more.", "label": "ok"}])
+    assert command(flags("--eval_dataset", "held.jsonl", "--eval_steps", 2, "--chat_template_kwargs", "{}")) == 0
+    out = tmp_path / "out"
+
+    assert steps_of(out) == [0, 1, 2, 3]
+    assert [line["step"] for line in read_metrics(out) if "eval/score" in line] == [0, 2, 3]
+    assert all(norm > 0 for norm in column(out, "train/grad_norm")[1:])
+    assert all(difference < 1e-4 for difference in column(out, "train/logprob_diff")[1:]), "sampled as it is trained"
+    stored = read_config(out)["config"]
+    assert stored["flags"]["actor_learning_rate"] == 1e-2
+    assert stored["resolved"]["tasks"].startswith("8 tasks, ")
+
+    trajectories = list(read_trajectories(out))
+    assert len(trajectories) == 3 * 8
+    versions = [t.segments[0].policy_versions[-1] for t in trajectories]
+    assert versions == [step for step in range(3) for _ in range(8)], "each step's samples are of the weights before it"
+    capfd.readouterr()
+    assert command(["tokens", "show", out, trajectories[0].episode_id]) == 0
+    assert "Say" in capfd.readouterr().out
+
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000003"]
+    assert 1e-3 < distance(out / "model", tiny_model()) < 0.1
+    assert (out / "training.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.long
+def test_the_model_that_it_leaves_loads_and_runs(place):
+    from transformers import AutoModelForCausalLM
+
+    assert command(flags("--max_train_steps", 1)) == 0
+    model = AutoModelForCausalLM.from_pretrained(place / "out/model")
+    state = torch.load(place / "out/checkpoints/step-00000001/state.pt", weights_only=True)
+    assert torch.equal(model.lm_head.weight, state["learner"]["policy"]["lm_head.weight"])
+    argv = ["run", "--env", "env.py:Letters", "--data", "tasks.jsonl", "--model", "out/model", "--engine", "hf"]
+    assert command([*argv, "--n", 1, "--max_tokens", 8, "--out", "run"]) == 0
+    assert len(list(read_trajectories(place / "run"))) == 8
+
+
+@pytest.mark.long
+def test_without_matplotlib_the_training_is_whole_and_says_so(place, capfd):
+    assert command(flags("--max_train_steps", 1)) == 0
+    assert "pip install matplotlib" in capfd.readouterr().err
+    assert not (place / "out/training.png").exists()
+
+
+@pytest.mark.long
+def test_what_it_says_names_the_agent_data_model_engine_and_result(place, capfd):
+    assert command(flags()) == 0
+    said = capfd.readouterr().err
+    shown = ("env.py:Letters", "tasks.jsonl: 8 tasks", "3, each of 2 tasks × 4", "hf in this process", "step 3/3")
+    for part in (*shown, "out/metrics.jsonl"):
+        assert part in said
+
+
+@pytest.mark.long
+def test_warnings_are_on_the_screen_and_a_training_without_any_shows_its_steps_alone(place, capfd, monkeypatch):
+    monkeypatch.setattr(logging.root, "level", logging.root.level)
+    monkeypatch.setattr(logging.root, "handlers", [])  # as in a process that is not pytest's
+    assert command(flags("--max_train_steps", 1)) == 0
+    assert "WARNING" not in capfd.readouterr().err
+    env = (place / "env.py").read_text().replace(
+        "share = sum(", 'logging.getLogger("env").warning("a mishap")\n        share = sum('
+    )  # fmt: skip
+    (place / "loud.py").write_text(f"import logging\n{env}")
+    for level, shown in (("warning", True), ("error", False)):
+        monkeypatch.setattr(logging.root, "handlers", [])
+        chosen = [] if shown else ["--log_level", level]
+        argv = flags("--max_train_steps", 1, *chosen, env="loud.py:Letters", out=level)
+        assert command(argv) == 0
+        said = capfd.readouterr().err
+        assert ("WARNING env: a mishap\n" in said) == shown
+        assert "\nstep 1/1" in said
+
+
+@pytest.mark.long
+def test_a_flag_without_effect_that_openrlhfs_lines_carry_is_noted_and_another_is_refused(place, capfd):
+    harmless = ["--use_dynamic_batch", "--micro_train_batch_size", 1]
+    assert command(flags("--max_train_steps", 1, *harmless)) == 0
+    assert "agentenv: note: --micro_train_batch_size 1 has no effect here" in capfd.readouterr().err
+    assert command(flags("--lora_alpha", 64, out="other")) == 2
+    assert capfd.readouterr().err.startswith("agentenv: error: --lora_alpha: expected --lora_rank with it, got none.")
+
+
+# --- learning --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("more", [[], ["--async_train"]], ids=["sync", "async"])
+def test_the_policy_learns(place, more):
+    argv = flags("--max_train_steps", 16, "--rollout_batch_size", 4, "--n_samples_per_prompt", 8, *more)
+    assert command(argv) == 0
+    rewards = column(place / "out", "rollout/reward")
+    first, last = statistics.fmean(rewards[:4]), statistics.fmean(rewards[-4:])
+    assert last > first + 0.2, rewards
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_shipped_agent_func_learns_on_ray_and_vllm_with_async_training(place):
+    """On sixteen tasks, the same ones in every batch, of which the shipped model solves a part."""
+    pytest.importorskip("ray")
+    pytest.importorskip("vllm")
+    data = Path(builtin_datasets()["word_problems_train"]).read_text().splitlines(keepends=True)
+    (place / "sixteen.jsonl").write_text("".join(data[:16]))
+    argv = ["train", "--agent_func_path", ROOT / "agent_funcs/math_retry.py", "--async_train", "--engine", "vllm"]
+    argv += ["--partial_rollout", "--prompt_data", "sixteen.jsonl", "--rollout_batch_size", 16]
+    argv += ["--n_samples_per_prompt", 8, "--max_turns", 1, "--max_tokens", 128, "--max_length", 512]
+    argv += ["--micro_train_batch_size", 64, "--is_correction", "tis", "--actor_learning_rate", 4e-4]
+    argv += ["--max_train_steps", 12, "--seed", 1, "--enforce_eager"]
+    argv += ["--save_path", "out"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"}
+    program = [sys.executable, "-m", "agentenv.cli", *map(str, argv)]
+    done = subprocess.run(program, env=environment, cwd=place, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "vllm_local in Ray actors" in done.stderr
+    rewards = column(place / "out", "rollout/reward")
+    first, last = statistics.fmean(rewards[:4]), statistics.fmean(rewards[-4:])
+    assert last > first + 0.1, rewards  # measured: 0.25 and 0.51
+    assert max(column(place / "out", "rollout/staleness_max")) == 1
+
+
+def positive(value):
+    return value is not None and value > 0
+
+
+def some(value):
+    return value is not None and 0 < value < 1
+
+
+OFF_POLICY = "--max_epochs 3 --train_batch_size 4"
+"""The ratio is not 1 then, so that clipping it shows."""
+DISCOUNTED = "--advantage_estimator reinforce --gamma 0.5"
+ALGORITHMS = {
+    "reinforce": ("", "--advantage_estimator reinforce", {}),
+    "rloo": ("", "--advantage_estimator rloo", {}),
+    "group_norm": ("", "--advantage_estimator group_norm", {}),
+    "grpo by its paper's name": ("", "--advantage_estimator grpo", {}),
+    "dr_grpo": ("", "--advantage_estimator dr_grpo", {}),
+    "flash_reinforce": ("", "--advantage_estimator flash_reinforce", {}),
+    "gae": ("", "--advantage_estimator gae --lambd 0.95 --critic_learning_rate 1e-3", {"value_loss": positive}),
+    "kl in the reward": ("", "--init_kl_coef 0.1", {"kl": positive}),
+    "kl in the loss": (
+        "", "--init_kl_coef 0.1 --use_kl_loss --kl_estimator k3", {"kl": positive, "kl_loss": positive}
+    ),
+    "tis": ("--entropy_loss_coef 0.1", "--is_correction tis --is_correction_threshold 2 3", {}),
+    "icepop": ("", "--is_correction icepop --is_correction_threshold 1 5", {"is_rejected": some}),
+    "seq-mask-tis": ("", "--is_correction seq-mask-tis --is_correction_threshold 1 5", {"is_rejected": some}),
+    "gspo": (OFF_POLICY, "--policy_loss_type gspo", {}),
+    "dual clip": (OFF_POLICY, "--dual_clip 1.001", {}),
+    "two clip ranges": (OFF_POLICY, "--eps_clip_low_high 0.01 0.02", {"clip_ratio": positive}),
+    "entropy": ("", "--entropy_loss_coef 0.1", {"entropy": positive}),
+    "several optimiser steps": ("", "--max_epochs 2 --train_batch_size 4", {"num_optimizer_steps": (4.0).__eq__}),
+    "credit of whole episodes": ("--advantage_estimator reinforce", "--credit episode --gamma 0.9", {}),
+    "overlong": (DISCOUNTED, "--overlong_buffer_len 4", {}),
+    "schedule": ("", "--lr_scheduler cosine", {"learning_rate": (1e-2).__gt__}),
+    "warming up": ("", "--lr_warmup_ratio 1", {"learning_rate": (1e-2).__gt__}),
+    "token budget": ("", "--use_dynamic_batch --train_max_tokens_per_gpu 64", None),
+    "dynamic filtering of nothing": ("", "--dynamic_filtering --dynamic_filtering_reward_range -1 9", None),
+}  # fmt: skip
+"""What stands beside the flags, the flags, and numbers that they change; None: they change nothing that is learned."""
+
+
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory):
+    """The training without the flags, once for each line that stands beside them."""
+    done = {}
+
+    def trained(line):
+        if line not in done:
+            done[line] = tmp_path_factory.mktemp("beside") / "out"
+            assert command(turns(line, out=done[line])) == 0
+        return done[line]
+
+    return trained
+
+
+def turns(*lines, out="out"):
+    words = [word for line in lines for word in line.split()]
+    return flags("--env", "env.py:Turns", *words, "--max_train_steps", 2, env=None, out=out)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_takes_its_steps_and_they_are_others_than_without_it(place, name, beside):
+    base, line, expected = ALGORITHMS[name]
+    plain = beside(base)
+    assert command(turns(base, line)) == 0
+    last, before = (read_metrics(folder)[-1] for folder in (place / "out", plain))
+    assert last["step"] == 2
+    assert last["rollout/turns"] == 3.0
+    assert last["train/grad_norm"] > 0
+    assert distance(place / "out/model", tiny_model()) > 1e-3
+    if expected is None:
+        assert distance(place / "out/model", plain / "model") < 1e-3
+        return
+    assert distance(place / "out/model", plain / "model") > 1e-4
+    for key, holds in expected.items():
+        assert holds(last[f"train/{key}"]), (key, last[f"train/{key}"])
+        assert last[f"train/{key}"] != before.get(f"train/{key}")
+
+
+@pytest.mark.long
+def test_adapters_are_trained_and_the_model_that_is_left_has_them_in_it(place):
+    pytest.importorskip("peft")
+    assert command(flags("--lora_rank", 4, "--save_steps", 1)) == 0
+    assert weights_of(place / "out/model").keys() == weights_of(tiny_model()).keys()
+    assert distance(place / "out/model", tiny_model()) > 1e-3
+    state = torch.load(place / "out/checkpoints/step-00000003/state.pt", weights_only=True)
+    assert all("lora_" in name for name in state["learner"]["policy"]), "only they are in a checkpoint"
+    assert all(difference < 1e-4 for difference in column(place / "out", "train/logprob_diff")), "engines have them too"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("more", "most"),
+    [
+        (["--max_staleness", 1], 1),
+        (["--async_queue_size", 2, "--max_staleness", 2], 2),
+        (["--async_queue_size", 3, "--max_staleness", 1], 1),
+        (["--partial_rollout"], 1),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
+)
+def test_async_training_is_never_staler_than_allowed(place, more, most):
+    assert command(flags("--async_train", *more, "--max_train_steps", 6, "--is_correction", "tis")) == 0
+    assert steps_of(place / "out") == [1, 2, 3, 4, 5, 6]
+    ages = column(place / "out", "rollout/staleness_max")
+    assert ages[0] == 0.0
+    assert max(ages) <= most
+
+
+@pytest.mark.long
+def test_dynamic_filtering_shows_how_many_prompts_it_threw_away(place):
+    (place / "env.py").write_text((place / "env.py").read_text().replace(
+        'share = sum(each.islower() for each in text) / max(1, len(text))',
+        'share = float(int(states["observation_text"].split("Say ")[1][0]) % 2)',
+    ))  # fmt: skip
+    argv = flags("--dynamic_filtering", "--dynamic_filtering_reward_range", -1, 0.5, "--max_train_steps", 4)
+    assert command(argv) == 0
+    out = place / "out"
+    assert column(out, "rollout/score") == [0.0] * 4
+    assert 0 < statistics.fmean(column(out, "rollout/rejection_rate")) < 1
+    assert 4 <= sum(value or 0 for value in column(out, "rollout/num_rejected_high")) <= 8, "half of the tasks, twice"
+
+
+@pytest.mark.long
+def test_dotted_names_do_what_flat_ones_do(place):
+    flat = ["--n_samples_per_prompt", 4, "--advantage_estimator", "rloo", "--init_kl_coef", 0.01, "--max_length", 200]
+    dotted = [
+        "--rollout.n_samples_per_prompt", 4, "--algo.advantage.estimator", "rloo", "--algo.kl.init_coef", 0.01,
+        "--data.max_len", 200,
+    ]  # fmt: skip
+    base = [arg for arg in flags(out="a") if arg not in ("--n_samples_per_prompt", 4)]
+    assert command([*base, *flat]) == 0
+    renamed = {"a": "b", "--save_path": "--ckpt.output_dir", "--actor_learning_rate": "--actor.adam.lr"}
+    renamed["--pretrain"] = "--actor.model_name_or_path"
+    assert command([*(renamed.get(arg, arg) for arg in base), *dotted]) == 0
+    assert without_times(place / "a") == without_times(place / "b")
+
+
+# --- whose episodes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_an_agent_with_its_own_loop_trains(place):
+    pytest.importorskip("openai")
+    assert command(flags("--env", "env.py:OwnLoop", "--max_train_steps", 2, env=None)) == 0
+    assert column(place / "out", "rollout/turns") == [2.0, 2.0]
+    assert all(norm > 0 for norm in column(place / "out", "train/grad_norm"))
+
+
+@pytest.mark.long
+def test_an_agent_func_of_several_turns_trains_on_raw_text(place):
+    (place / "agent_func.py").write_text((AGENT_FUNCS / "template.py").read_text())
+    rows(place, list("aeiouaei"))
+    argv = flags("--agent_func_path", "./agent_func.py", "--no_apply_chat_template", "--max_turns", 9, env=None)
+    assert command(argv) == 0
+    assert column(place / "out", "rollout/turns") == [6.0] * 3
+    first = next(read_trajectories(place / "out"))
+    assert "<|im_start|>" not in first.prompt
+    assert not list((place / "out").glob("*.txt"))
+
+
+SEED = "71213ffa108fe6b606c0c9201c6da702fc646e6ab7b2a3561fd0fd523ffc6ec8"
+"""Of the guide's agent_func_math.py: its lines without white space, backslashes and commas before a closing bracket."""
+
+
+def test_the_guides_agent_is_unchanged_but_for_the_white_space_and_backslashes_that_its_page_lost():
+    lines = [line for line in (AGENT_FUNCS / "math_agent.py").read_text().splitlines() if line.strip()]
+    code = "".join(lines[next(i for i, line in enumerate(lines) if not line.startswith("#")) :])
+    bare = re.sub(r",([)}\]])", r"\1", re.sub(r"[\s\\]", "", code))
+    assert hashlib.sha256(bare.encode()).hexdigest() == SEED
+
+
+@pytest.mark.long
+def test_the_guides_agent_trains_with_the_guides_command_line(place):
+    (place / "agent_func_math.py").write_text((AGENT_FUNCS / "math_agent.py").read_text())
+    write_rows(place / "gsm8k.jsonl", [{"prompt": f"{n} + 1 = ?", "answers": str(n + 1)} for n in range(1, 9)])
+    as_printed = ["--async_train", "--agent_func_path", "./agent_func_math.py", "--label_key", "answers"]
+    as_printed += ["--pretrain", tiny_model(), "--prompt_data", "gsm8k.jsonl"]
+    as_printed += ["--advantage_estimator", "reinforce", "--max_steps", 3]
+    other_args = ["--engine", "hf", "--no_ray", "--rollout_batch_size", 4, "--n_samples_per_prompt", 2]
+    other_args += ["--max_tokens", 8, "--save_path", "out", "--max_train_steps", 3]
+    assert command(["train", *as_printed, *other_args]) == 0
+    out = place / "out"
+    assert steps_of(out) == [1, 2, 3]
+    assert column(out, "rollout/turns") == [3.0] * 3, "a random model answers nothing in its three attempts"
+    assert column(out, "rollout/info/attempts") == [3.0] * 3
+    assert column(out, "rollout/reward") == [-0.5] * 3
+    assert {t.task.label for t in read_trajectories(out)} <= {str(n) for n in range(2, 10)}
+
+
+# --- going on --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("more", [[], ["--max_epochs", 2, "--train_batch_size", 4, "--env", "env.py:Turns"]], ids=str)
+def test_a_resumed_training_has_the_numbers_of_one_that_was_never_interrupted(place, more):
+    base = flags(*more, env=None if more else "env.py:Letters")
+    named = [arg for index, arg in enumerate(base) if arg != "--save_path" and base[index - 1] != "--save_path"]
+    assert command([*named, "--save_path", "whole", "--max_train_steps", 6]) == 0
+    assert command([*named, "--save_path", "parts"]) == 0
+    assert steps_of(place / "parts") == [1, 2, 3]
+    assert command([*named, "--save_path", "parts", "--max_train_steps", 6, "--load_checkpoint"]) == 0
+    assert without_times(place / "parts") == without_times(place / "whole"), "bit for bit"
+    assert distance(place / "parts/model", place / "whole/model") == 0.0
+    stored = [[t.episode_id for t in read_trajectories(place / name)] for name in ("parts", "whole")]
+    assert stored[0] == stored[1]
+
+
+@pytest.mark.long
+def test_killed_at_random_moments_and_resumed_by_the_same_command_it_has_every_step_once(place):
+    """Killed again and again, with a checkpoint a step: the lines are those of a training that was never killed."""
+    draw, steps = random.Random(5), 40
+    argv = flags("--max_train_steps", steps, "--save_steps", 1, "--load_checkpoint", out="killed")
+    out = place / "killed"
+    for kill in range(5):
+        before, wanted = _last_step(out), _last_step(out) + min(kill, 1)  # the first one may come before any step
+        with forked(argv, place) as running:
+            running.until(lambda running=running, least=wanted: "agent" in running.stderr and _last_step(out) >= least)
+            time.sleep(draw.random() * 0.05)
+            running.signal(signal.SIGKILL)
+            running.process.join()
+            assert running.process.exitcode == -signal.SIGKILL, "it had not come to its end"
+            first = re.search(r"^step +(\d+)/", running.stderr, re.MULTILINE)
+            assert first is None or before <= int(first[1]) <= before + 1, "within one step of where it was"
+        assert _saved_step(out) >= _last_step(out) - 1
+    assert command(argv) == 0
+    assert steps_of(out) == list(range(1, steps + 1))
+    assert command(flags("--max_train_steps", steps, out="whole")) == 0
+    assert without_times(out) == without_times(place / "whole")
+    episodes = [t.episode_id for t in read_trajectories(out)]
+    assert len(set(episodes)) == len(episodes) == steps * 8
+
+
+def _last_step(out):
+    return read_metrics(out)[-1]["step"] if (out / "metrics.jsonl").exists() and read_metrics(out) else 0
+
+
+def _saved_step(out):
+    return max((int(path.name.split("-")[1].split(".")[0]) for path in out.glob("checkpoints/step-*")), default=0)
+
+
+@pytest.mark.long
+def test_load_checkpoint_where_there_is_none_begins_a_training(place):
+    assert command(flags("--load_checkpoint")) == 0
+    assert steps_of(place / "out") == [1, 2, 3]
+
+
+@pytest.mark.long
+def test_load_checkpoint_of_a_training_that_is_done_changes_nothing(place):
+    assert command(flags()) == 0
+    before = without_times(place / "out"), weights_of(place / "out/model")
+    assert command(flags("--load_checkpoint")) == 0
+    assert without_times(place / "out") == before[0]
+    assert all(torch.equal(before[1][name], tensor) for name, tensor in weights_of(place / "out/model").items())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kept", [8, 0], ids=lambda kept: f"{kept} samples kept")
+def test_a_training_that_is_there_is_not_written_over(place, capfd, kept):
+    assert command(flags("--save_samples", kept)) == 0
+    before = (place / "out/metrics.jsonl").read_bytes(), (place / "out/config.json").read_bytes()
+    assert command(flags("--save_samples", kept, "--actor_learning_rate", 0.5)) == 2
+    assert "--save_path" in capfd.readouterr().err
+    assert ((place / "out/metrics.jsonl").read_bytes(), (place / "out/config.json").read_bytes()) == before
+
+
+CHANGED = {
+    "another model": ["--pretrain", "other"],
+    "another environment": ["--env", "env.py:Turns"],
+    "another batch": ["--rollout_batch_size", 4],
+    "another seed": ["--seed", 7],
+    "another estimator": ["--advantage_estimator", "rloo"],
+    "other data": ["--prompt_data", "other.jsonl"],
+    "less data": ["--max_samples", 3],
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("num_samples", [0, 8], ids=["no samples kept", "samples kept"])
+def test_another_training_is_not_continued(place, capfd, num_samples):
+    assert command(flags("--max_train_steps", 1, "--save_samples", num_samples)) == 0
+    write_rows(place / "other.jsonl", [{"prompt": f"Shout {n}.", "label": "ok"} for n in range(8)])
+    (place / "other").symlink_to(tiny_model())
+    before = (place / "out/metrics.jsonl").read_bytes()
+    for change in CHANGED.values():
+        base = flags("--load_checkpoint", "--save_samples", num_samples)
+        base = [arg for index, arg in enumerate(base) if change[0] not in (arg, base[index - 1] if index else None)]
+        capfd.readouterr()
+        assert command([*base, *change]) == 2, change
+        said = capfd.readouterr().err
+        assert "expected the configuration that this run was started with" in said
+        assert said.endswith("or start a new run with another --save_path.\n")
+    assert (place / "out/metrics.jsonl").read_bytes() == before
+    assert json.loads((place / "out/config.json").read_text())["config"]["flags"]["seed"] == 42
+
+
+@pytest.mark.long
+def test_flags_that_may_change_between_two_sessions_may_change(place):
+    assert command(flags("--max_train_steps", 1)) == 0
+    more = ["--load_checkpoint", "--concurrency", 3, "--micro_train_batch_size", 2, "--save_steps", 1]
+    assert command(flags(*more, "--max_train_steps", 2)) == 0
+    assert steps_of(place / "out") == [1, 2]
+
+
+@pytest.mark.long
+def test_changes_on_resume_are_on_the_screen_and_the_directory_has_the_flags_in_use(place, capfd):
+    assert command(flags("--max_train_steps", 1)) == 0
+    assert "changed" not in json.loads((place / "out/config.json").read_text())
+    (place / "env.py").write_text((place / "env.py").read_text() + "\n")
+    more = ["--load_checkpoint", "--max_train_steps", 2, "--actor_learning_rate", 0.5, "--rollout_batch_size", 2]
+    capfd.readouterr()
+    assert command(flags(*more)) == 0
+    told = (
+        "changed on resume, from step 2 on: --max_train_steps 1 → 2, --actor_learning_rate 0.01 → 0.5, the agent's file"
+    )
+    assert told in capfd.readouterr().err.splitlines()
+    document = json.loads((place / "out/config.json").read_text())
+    assert document["config"]["flags"]["actor_learning_rate"] == 0.5
+    (change,) = document["changed"]
+    assert change["from_step"] == 2
+    assert change["was_and_is"]["actor_learning_rate"] == [0.01, 0.5]
+    assert change["was_and_is"].keys() == {"actor_learning_rate", "max_train_steps", "agent_file"}
+    assert command(flags(*more)) == 0
+    said = capfd.readouterr().err
+    assert "changed on resume" not in said
+    assert "nothing left to train: 2 of 2 steps are done" in said
+    assert json.loads((place / "out/config.json").read_text()) == document
+
+
+@pytest.mark.long
+def test_ctrl_c_is_reported_with_how_to_continue_before_the_plots_which_a_second_one_may_end(place, capfd):
+    def press():
+        while not _last_step(place / "out"):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press, daemon=True)
+    thread.start()
+    assert command(flags("--max_train_steps", 5000)) == 130
+    thread.join()
+    said = capfd.readouterr().err
+    assert "Resume with the same flags: agentenv train … --save_path out --load_checkpoint" in said
+    assert said.index("interrupted after step") < said.index("pip install matplotlib")
+
+
+@pytest.mark.long
+def test_a_model_that_an_interrupted_training_has_not_left_yet_is_answered_with_how_to_get_it(place, capfd):
+    assert command(flags("--max_train_steps", 1)) == 0
+    run = ["run", "--env", "env.py:Letters", "--data", "tasks.jsonl", "--engine", "hf", "--out", "run", "--model"]
+    assert command([*run, "out/checkpoints/step-00000001"]) == 2
+    assert "of a training run. Its model is out/model." in capfd.readouterr().err
+    shutil.rmtree(place / "out/model")
+    for model in ("out/model", "out", "out/checkpoints/step-00000001"):
+        assert command([*run, model]) == 2
+        said = capfd.readouterr().err
+        assert "out has only checkpoints. Finish it with the same flags and --load_checkpoint" in said
+    assert command([*run, "no/such/folder"]) == 2
+    assert "got 'no/such/folder': the folder does not exist." in capfd.readouterr().err
+    assert command(["tokens", "replay", "out"]) == 2
+    assert "out: expected a run of `agentenv run`, got a training run, whose weights changed." in capfd.readouterr().err
+    assert command(flags("--max_train_steps", 1, "--load_checkpoint")) == 0
+    assert (place / "out/model").is_dir()  # as the message says
+
+
+@pytest.mark.long
+def test_more_prompts_a_step_than_there_are_tasks_are_noted(place, capfd):
+    assert command(flags("--max_train_steps", 1, "--max_samples", 1)) == 0
+    assert "--rollout_batch_size 2 with 1 tasks: a train step uses some tasks more than once" in capfd.readouterr().err
+    assert command(flags("--max_train_steps", 1, "--max_samples", 2, out="other")) == 0
+    assert "more than once" not in capfd.readouterr().err
+
+
+# --- wrong flags -----------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "no source": (["--pretrain", "m"], "--agent_func_path: expected one of"),
+    "no such environment": (["--env", "nope"], "nope"),
+    "no such data": (["--env", "math_retry", "--prompt_data", "nope.jsonl"], "nope.jsonl"),
+    "no such model": (["--env", "math_retry", "--pretrain", "./nope"], "--pretrain: expected a model's folder"),
+    "no such file": (["--agent_func_path", "nope.py"], "nope.py"),
+    "no such column": (
+        ["--env", "env.py:Letters", "--prompt_data", "tasks.jsonl", "--input_key", "q"],
+        "got keys ['prompt', 'label']. Set --input_key to one of them.",
+    ),
+    "a slip": (["--env", "math_retry", "--advantage_estimater", "rloo"], "--advantage_estimator"),
+    "a value": (["--env", "math_retry", "--advantage_estimator", "ppo"], "reinforce_baseline"),
+    "staleness without async": (["--env", "math_retry", "--max_staleness", "2"], "--async_train"),
+    "held-out data": (["--env", "math_retry", "--eval_dataset", "nope.jsonl"], "nope.jsonl"),
+}
+
+
+@pytest.mark.long
+def test_a_template_that_cannot_render_is_answered_with_flags_that_the_command_has(place, capfd):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model())
+    tokenizer.chat_template = "{{ raise_exception('never') }}"
+    shutil.copytree(tiny_model(), place / "odd")
+    tokenizer.save_pretrained(place / "odd")
+    assert command(flags("--pretrain", "odd")) == 2
+    said = capfd.readouterr().err
+    assert "--pretrain: expected a chat template that renders user, assistant and user, got one of odd" in said
+    assert "--tokenizer" not in said
+    argv = ["run", "--env", "env.py:Letters", "--data", "tasks.jsonl", "--model", "odd", "--engine", "hf"]
+    assert command(argv) == 2
+    said = capfd.readouterr().err
+    assert "--model: expected a chat template" in said
+    assert "Use another model or tokenizer, or --no_apply_chat_template" in said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_flag_is_one_line_and_code_2_before_anything_is_written(place, capfd, name):
+    given, said = WRONG[name]
+    more = [] if "--pretrain" in given else ["--pretrain", tiny_model()]
+    assert command(["train", *given, *more, "--engine", "hf", "--no_ray", "--save_path", "out"]) == 2
+    err = capfd.readouterr().err
+    assert said in err
+    assert "Traceback" not in err
+    assert not (place / "out").exists()
+
+
+# --- rewards of groups ------------------------------------------------------------------------------------------------
+
+COMPARED = """
+def longest(prompt, responses, extras):
+    scores = [float(len(set(text))) for text in responses]
+    return scores, {"comparison_score": scores}
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("more", [[], ["--async_train", "--partial_rollout", "--is_correction", "tis"]], ids=str)
+def test_rewards_of_groups_train_and_their_win_rates_are_curves_of_training_and_evaluation(place, more):
+    (place / "compared.py").write_text(COMPARED)
+    write_rows(
+        place / "tasks.jsonl",
+        [{"prompt": f"Say {i}.", "label": "ok", "reference": "abc"[: 1 + i % 3]} for i in range(8)],
+    )
+    grouped = ["--group_reward", "compared.py:longest", "--reference_key", "reference"]
+    assert command(flags(*more, *grouped, "--eval_dataset", "tasks.jsonl", "--eval_steps", 2)) == 0
+    out = place / "out"
+    assert steps_of(out)[-3:] == [1, 2, 3]
+    for line in read_metrics(out):
+        for prefix in ["rollout/"] * (line["step"] > 0) + ["eval/"] * (line["step"] in (0, 2, 3)):
+            win, at_least = (line[f"{prefix}info/reference/{name}"] for name in ("win_rate", "win_or_tie_rate"))
+            assert 0.0 <= win <= at_least <= 1.0
+            assert line[f"{prefix}reward"] == pytest.approx(
+                line[f"{prefix}score"] + line[f"{prefix}info/group/reward"], abs=1e-6
+            )
+    assert all(each.turns[-1].result.info["group/reward"] >= 1.0 for each in read_trajectories(out))
+
+
+@pytest.mark.long
+def test_a_resumed_training_with_rewards_of_groups_has_the_numbers_of_one_that_was_never_interrupted(place):
+    (place / "compared.py").write_text(COMPARED)
+    base = flags("--group_reward", "compared.py:longest")
+    named = [arg for index, arg in enumerate(base) if arg != "--save_path" and base[index - 1] != "--save_path"]
+    assert command([*named, "--save_path", "whole", "--max_train_steps", 4]) == 0
+    assert command([*named, "--save_path", "parts", "--max_train_steps", 2]) == 0
+    assert command([*named, "--save_path", "parts", "--max_train_steps", 4, "--load_checkpoint"]) == 0
+    assert without_times(place / "parts") == without_times(place / "whole")

@@ -1,0 +1,104 @@
+"""A working directory in which a training takes a second: a tiny model, tasks, environments, and the flags."""
+
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+
+from agentenv.training.logs.journal import read_metrics
+from tests.drivers import write_rows
+from tests.models import make_tiny_qwen2
+
+ENV = '''
+import asyncio
+from pathlib import Path
+from agentenv import AgentInstance, StepResult
+from agentenv.errors import InfraError
+
+
+class Letters(AgentInstance):
+    """One turn, worth the share of lowercase letters; a label says how it ends instead."""
+
+    async def step(self, states):
+        label, text = states["label"], states["action_text"]
+        if label == "hang":
+            Path("hanging").touch()
+            await asyncio.sleep(3600)
+        if label == "raises" or (label == "later" and Path("later").exists()):
+            raise InfraError("nobody there")
+        share = sum(each.islower() for each in text) / max(1, len(text))
+        return StepResult(reward=share, score=share, terminated=True)
+
+
+class Turns(AgentInstance):
+    """Three turns, each with a reward of its own."""
+
+    async def reset(self, states):
+        self.turn = 0
+        return {"observation": states["observation"]}
+
+    async def step(self, states):
+        self.turn += 1
+        share = states["action_text"].count("e") / 8
+        return StepResult("Go on.", reward=share, terminated=self.turn == 3)
+
+
+class OwnLoop:
+    """Calls the model itself, twice."""
+
+    async def run(self, context):
+        from openai import AsyncOpenAI
+
+        messages, share = context.messages, 0.0
+        async with AsyncOpenAI(base_url=context.base_url, api_key=context.api_key, timeout=60) as client:
+            for _ in range(2):
+                answer = await client.chat.completions.create(model="m", messages=messages)
+                text = answer.choices[0].message.content or ""
+                share += text.count("e") / 8
+                messages = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": "More."}]
+        return share
+'''
+
+
+@cache
+def tiny_model() -> Path:
+    """One for the whole session."""
+    return make_tiny_qwen2(Path(mkdtemp(prefix="agentenv-model-")) / "tiny", layers=1)
+
+
+def make_place(path: Path, monkeypatch: pytest.MonkeyPatch, labels=("ok",) * 8, *, plots: bool = False) -> Path:
+    """The directory, from now on the working directory; plots take longer than a training here."""
+    monkeypatch.chdir(path)
+    if not plots:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+    hidden = "" if plots else 'import sys\nsys.modules["matplotlib"] = None  # in processes that are forked\n'
+    (path / "env.py").write_text(hidden + ENV)
+    rows(path, labels)
+    return path
+
+
+def rows(place: Path, labels) -> None:
+    write_rows(place / "tasks.jsonl", [{"prompt": f"Say {i}.", "label": label} for i, label in enumerate(labels)])
+
+
+def flags(*more, out="out", env="env.py:Letters") -> list[object]:
+    """A training of three steps of two prompts, four samples each; of a flag that is given twice the last one holds."""
+    source = ["--env", env] if env else []
+    return [
+        "train", *source, "--prompt_data", "tasks.jsonl", "--pretrain", tiny_model(), "--engine", "hf", "--no_ray",
+        "--max_train_steps", 3, "--rollout_batch_size", 2, "--n_samples_per_prompt", 4, "--max_tokens", 8,
+        "--actor_learning_rate", 1e-2, "--save_path", out, "--progress", "plain", *more,
+    ]  # fmt: skip
+
+
+def without_times(folder: Path) -> list[dict[str, float]]:
+    """The lines of metrics.jsonl without what a clock measured.
+
+    And without logprob_diff: its last digits depend on which episodes the engine computed together.
+    """
+    left_out = ("time/", "throughput/", "train/logprob_diff")
+    return [
+        {key: value for key, value in line.items() if not key.startswith(left_out)} for line in read_metrics(folder)
+    ]

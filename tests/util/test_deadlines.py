@@ -1,0 +1,80 @@
+"""The time limit of a method, and the waits in which it stands still."""
+
+import asyncio
+
+import pytest
+
+from agentenv._util.calls import StepTimeout, bounded, waiting
+
+
+@pytest.mark.long
+async def test_no_time_goes_by_while_a_method_waits_for_its_turn():
+    async def step():
+        with waiting():
+            await asyncio.sleep(0.3)
+        return "done"
+
+    assert await bounded(step, limit_s=0.1) == "done"
+
+
+@pytest.mark.long
+async def test_what_a_method_does_before_and_after_its_turn_counts_together():
+    async def step():
+        await asyncio.sleep(0.15)
+        with waiting():
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(60)
+
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    with pytest.raises(StepTimeout):
+        await bounded(step, limit_s=0.25)
+    assert 0.3 <= loop.time() - begun < 10
+
+
+@pytest.mark.long
+async def test_while_one_of_its_tasks_waits_the_others_are_not_timed_and_then_are_again():
+    async def wait(seconds):
+        with waiting():
+            await asyncio.sleep(seconds)
+
+    async def step():
+        await asyncio.gather(wait(0.1), wait(0.3), asyncio.sleep(0.2))
+        await asyncio.sleep(60)
+
+    with pytest.raises(StepTimeout):
+        await bounded(step, limit_s=0.1)
+
+
+@pytest.mark.long
+async def test_the_clock_of_one_method_does_not_stand_still_for_another():
+    async def waits():
+        with waiting():
+            await asyncio.sleep(0.5)
+        return "done"
+
+    async def works():
+        await asyncio.sleep(60)
+
+    first = asyncio.create_task(bounded(waits, limit_s=0.1))
+    with pytest.raises(StepTimeout):
+        await bounded(works, limit_s=0.1)
+    assert await first == "done"
+
+
+@pytest.mark.long
+async def test_a_wait_within_a_limit_within_a_limit_counts_for_neither():
+    async def waits():
+        with waiting():
+            await asyncio.sleep(0.5)
+        return "done"
+
+    async def outer():
+        return await bounded(waits, limit_s=0.2)
+
+    assert await bounded(outer, limit_s=0.2) == "done"
+
+
+def test_outside_of_a_method_there_is_nothing_to_hold():
+    with waiting():
+        pass

@@ -1,0 +1,174 @@
+"""What all servers of ours do alike: who sends half a request, or leaves, costs nothing; errors name what to set."""
+
+import asyncio
+import re
+
+import pytest
+
+from agentenv._util.http.access import MAX_HEADER_BYTES, AccessPolicy, read_token
+from agentenv.episode.endpoint.server import Endpoint
+from agentenv.errors import ConfigError
+from agentenv.rewards.serving.server import RewardServer
+from agentenv.sandbox.fusion.server import FusionServer
+from agentenv.sandbox.types import Isolation
+from tests.util.connections import connected
+
+
+class Idle:
+    """A sandbox and a scorer that are never asked."""
+
+    isolation, run_slots = Isolation.NONE, 1
+
+
+def endpoint():
+    """One with a session that is never asked."""
+    made = Endpoint()
+    made._sessions["mine"] = object()
+    return made
+
+
+SERVERS = {
+    "/run_code": lambda: FusionServer(Idle()),
+    "/get_reward": lambda: RewardServer(Idle()),
+    "/v1/chat/completions": endpoint,
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", SERVERS)
+async def test_half_a_head_is_cut_off(path):
+    server = SERVERS[path]()
+    server._header_s = 0.2
+    async with server, connected(server) as (reader, writer):
+        writer.write(b"POST %s HTTP/1.1\r\nhost: 127.0.0.1\r\nx-a: " % path.encode())
+        assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize("before", ["", "GET /health HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n\r\n"])
+@pytest.mark.parametrize("path", SERVERS)
+async def test_a_head_that_is_too_long_is_refused_even_if_it_arrives_at_once(path, before):
+    async with SERVERS[path]() as server, connected(server) as (reader, writer):
+        head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{server.port}\r\n" + "a:\r\n" * (MAX_HEADER_BYTES // 4)
+        writer.write(f"{before.format(port=server.port)}{head}\r\n".encode())
+        said = await asyncio.wait_for(reader.read(), 60)
+    assert re.findall(rb"HTTP/1.1 (\d+)", said) == [b"200"] * bool(before) + [b"400"]
+
+
+@pytest.mark.parametrize("path", SERVERS)
+async def test_trailers_that_are_too_long_are_refused_even_if_they_arrive_at_once(path, caplog):
+    async with SERVERS[path]() as server, connected(server) as (reader, writer):
+        head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{server.port}\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(f"{head}0\r\n".encode() + b"a:\r\n" * (MAX_HEADER_BYTES // 4) + b"\r\n")
+        await asyncio.wait_for(reader.read(), 60)
+    assert "Invalid HTTP request received." in caplog.text
+
+
+class CountingHeaders(list):
+    """Headers that count how often one of them is looked at."""
+
+    looks = 0
+
+    def __iter__(self):
+        for header in super().__iter__():
+            type(self).looks += 1
+            yield header
+
+
+@pytest.mark.parametrize("num", [100, 1000])
+def test_the_time_to_refuse_a_request_is_linear_in_its_headers(num, monkeypatch):
+    monkeypatch.setattr(CountingHeaders, "looks", 0)
+    headers = CountingHeaders([(b"host", b"127.0.0.1:80"), *((b"x-%d" % i, b"") for i in range(num))])
+    access = AccessPolicy("0.0.0.0", token="hush", hosts=("node7",))
+    assert access.refusal({"headers": headers, "path": "/run_code"}, 80)[0] == 401
+    assert CountingHeaders.looks <= 4 * (num + 1)
+
+
+def test_the_token_is_asked_before_anything_else():
+    access = AccessPolicy("0.0.0.0", token="hush", hosts=("node7",))
+    foreign = [(b"host", b"evil"), (b"origin", b"http://evil"), (b"sec-fetch-site", b"cross-site")]
+    assert access.refusal({"headers": foreign, "path": "/run_code"}, 80)[0] == 401
+    known = [*foreign, (b"authorization", b"Bearer hush")]
+    assert access.refusal({"headers": known, "path": "/run_code"}, 80)[0] == 400
+    assert access.refusal({"headers": foreign, "path": "/v1/ping"}, 80)[0] == 400
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", SERVERS)
+async def test_an_answer_that_is_not_read_is_dropped(path, monkeypatch):
+    monkeypatch.setattr("agentenv._util.http.server._ANSWER_S", 0.3)
+    server = SERVERS[path]()
+
+    async def send_much(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * (64 << 20)})
+
+    monkeypatch.setattr(server, "_application", lambda: send_much)
+    async with server, connected(server) as (_, writer):
+        writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+        state = server._uvicorn._server.server_state
+        for present in (True, False):
+            async with asyncio.timeout(60):
+                while bool(state.connections) is not present:
+                    await asyncio.sleep(0.01)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", SERVERS)
+async def test_half_a_body_is_cut_off(path, monkeypatch):
+    monkeypatch.setattr("agentenv._util.http.access.BODY_S", 0.2)
+    async with SERVERS[path]() as server, connected(server) as (reader, writer):
+        head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{server.port}\r\ncontent-type: application/json\r\n"
+        writer.write(f'{head}x-session-id: mine\r\ncontent-length: 100\r\n\r\n{{"query": ["a'.encode())
+        assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", SERVERS)
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_not_an_error(path, caplog):
+    async with SERVERS[path]() as server:
+        async with connected(server) as (_, writer):
+            head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{server.port}\r\ncontent-type: application/json\r\n"
+            session = "x-session-id: mine\r\n"
+            writer.write(f'{head}{session}content-length: 100\r\n\r\n{{"code": "print'.encode())
+            await writer.drain()
+        await asyncio.sleep(0.1)
+    assert caplog.text == ""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", SERVERS)
+async def test_a_server_that_was_closed_starts_again(path):
+    server = SERVERS[path]()
+    for _ in range(2):
+        async with server, connected(server) as (reader, writer):
+            writer.write(f"GET /health HTTP/1.1\r\nhost: 127.0.0.1:{server.port}\r\nconnection: close\r\n\r\n".encode())
+            said = await asyncio.wait_for(reader.read(), 60)
+            assert said.startswith(b"HTTP/1.1 200"), said
+        await server.close()
+
+
+@pytest.mark.parametrize(
+    ("access", "says"),
+    [
+        ({"variable": "MY_TOKEN"}, "--host: .* Set MY_TOKEN or --token_file; and the names .* by --allowed_hosts"),
+        ({}, r"AccessPolicy\.host: .* Set AccessPolicy\.token; and the names .* by AccessPolicy\.hosts"),
+        ({"variable": "MY_TOKEN", "token": "hush"}, "--allowed_hosts: expected the names"),
+        ({"token": "hush"}, r"AccessPolicy\.hosts: expected the names"),
+    ],
+)
+def test_others_than_this_machine_need_a_token_and_the_error_says_where_it_is_set(access, says):
+    with pytest.raises(ConfigError, match=says):
+        AccessPolicy("0.0.0.0", **access)
+
+
+def test_a_token_is_read_from_its_file_or_else_from_the_variable(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "of the variable")
+    (tmp_path / "token").write_text(" hush\n")
+    (tmp_path / "empty").write_text("\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert read_token("~/token", "MY_TOKEN") == "hush"
+    assert read_token(None, "MY_TOKEN") == "of the variable"
+    assert read_token(None, "MY_OTHER_TOKEN") is None
+    for name, says in (("empty", "expected a token, got an empty file"), ("none", "expected a file with a token")):
+        with pytest.raises(ConfigError, match=f"--token_file: {says}"):
+            read_token(str(tmp_path / name), "MY_TOKEN")
