@@ -15,23 +15,24 @@ train-demo: $(VENV)/installed-train-$(ENGINE)
 	$(BIN)/python benchmarks/train_demo.py math --engines $(ENGINE) --at_least 20
 
 # Nothing asks a hub. Threads of torch that wait leave the core to the other test processes. Bytecode is kept, whatever
-# the caller's environment says: compiling is half of the collection and of each command that a test starts.
-TESTING = HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE=
-PYTEST = $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+# the caller's environment says: compiling is half of the collection and of each command that a test starts. Workers of
+# peers' Ray clusters are not niced: beside the other test processes they would never end.
+TESTING = HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE= RAY_worker_niceness=0
+PYTEST = $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder
 
 # Less than four minutes on two cores. `make test-all` adds the long tail and real engines and trainers.
 test: $(VENV)/installed-dev
-	$(TESTING) $(PYTEST) -m "not slow and not long"
+	$(TESTING) $(PYTEST) -n 3 -m "not slow and not long"
 
-# Real vLLM on the CPU, in servers and in processes of its own. No core binding: the processes share the cores. No
+# Four processes, since tests of servers and clusters wait. Real vLLM on the CPU, in servers and in processes of its own. No core binding: the processes share the cores. No
 # compilation: it is half of a start. "01" and not "1": with that, vLLM starts one more process on a CPU, for its worker.
 VLLM_HERE = VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind TORCHDYNAMO_DISABLE=1 VLLM_USE_AOT_COMPILE=0 \
 	VLLM_ENABLE_V1_MULTIPROCESSING=01
 test-slow: $(VENV)/installed-slow
-	$(TESTING) $(VLLM_HERE) $(PYTEST) -m slow --durations=30
+	$(TESTING) $(VLLM_HERE) $(PYTEST) -n 4 -m slow --durations=30
 
 test-all: test $(VENV)/installed-slow
-	$(TESTING) $(VLLM_HERE) $(PYTEST) -m "long or slow" --durations=40
+	$(TESTING) $(VLLM_HERE) $(PYTEST) -n 4 -m "long or slow" --durations=40
 
 bench: $(VENV)/installed-slow
 	$(BIN)/python benchmarks/engines.py

@@ -230,8 +230,10 @@ def test_wrong_flags_of_the_cluster_are_refused(flags, said, tmp_path, monkeypat
 def session():
     """One Ray for the tests below, which use it as any running one."""
     pytest.importorskip("ray")
-    with ray_session(ClusterConfig(cpus=2)):
-        yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_worker_niceness", raising=False)  # of `make test-slow`
+        with ray_session(ClusterConfig(cpus=2)):
+            yield
     assert left_of_ray() == []
 
 
@@ -280,6 +282,13 @@ async def test_actors_give_the_tokens_of_one_engine_take_new_weights_once_and_en
     await engine.close()
     await other.close()
     await until(lambda: actors(os.getpid()) == [])
+
+
+@pytest.mark.slow
+async def test_an_engine_in_an_actor_is_not_starved_by_environments_in_this_process(two):
+    async with open_pool(spec(), two):
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in actors(os.getpid())] == [own] * 2
 
 
 @pytest.mark.slow

@@ -387,6 +387,7 @@ async def test_vllms_own_transfer_reaches_all_engines_of_a_group_and_a_group_of_
 
 
 @vllm
+@pytest.mark.timeout(900)  # vLLM starts in another process than that of the tests above, which still have two
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["same machine", "as if on another machine"])
 async def test_an_actor_takes_weights_from_where_it_can_reach_them(models, weights, greedy, elsewhere):
     pytest.importorskip("ray")
