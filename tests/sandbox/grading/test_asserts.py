@@ -82,13 +82,21 @@ async def test_the_tests_cannot_find_the_solution_and_the_solution_cannot_find_t
 async def test_exceptions_cross_by_their_nearest_built_in_class(sandbox):
     code = (
         "class Mine(KeyError): pass\nclass Odd(Exception): pass\n"
-        "def add(a, b):\n    raise {1: ValueError, 2: Mine, 3: Odd, 4: StopIteration}[a](b)\n"
+        "def add(a, b):\n    raise {1: ValueError, 2: Mine, 3: Odd}[a](b)\n"
     )
     source = "try:\n    add({}, 'why')\nexcept {} as error:\n    assert 'why' in str(error)\nelse:\n    assert False\n"
     tests = suite(
         *(source.format(*pair) for pair in ((1, "ValueError"), (2, "KeyError"), (3, "Exception"), (3, "OSError")))
     )
     assert await verdicts(sandbox, code, tests) == ["passed", "passed", "passed", "error"]
+
+
+@pytest.mark.parametrize("error", ["StopIteration", "StopAsyncIteration", "type('Mine', (StopIteration,), {})"])
+async def test_a_solution_that_stops_iteration_passes_no_test_that_calls_it_in_a_loop(sandbox, error):
+    tests = suite(
+        "assert all(map(lambda n: add(n, 1) == n + 1, range(3)))", "for n in iter(lambda: add(0, 1), 1): pass"
+    )
+    assert await verdicts(sandbox, f"def add(a, b): raise {error}\n", tests) == ["error", "error"]
 
 
 @pytest.mark.parametrize("how", ["os._exit(0)", "__import__('ctypes').string_at(0)", "os.close(3); os._exit(0)"])

@@ -20,7 +20,7 @@ NO_CALL = "it passed without a call of the solution, so it tests nothing"
 
 
 class CandidateError(Exception):
-    """An exception of a class that the solution defines."""
+    """An exception of a class that cannot be transferred: one of the solution, or one that ends a loop of the tests."""
 
 
 class Broken(BaseException):
@@ -70,9 +70,13 @@ class Candidates:
 
 
 def as_raised(error: dict[str, Any]) -> Exception:
-    """Return the solution's exception as its nearest built-in class, because its own class cannot be transferred."""
+    """Return the solution's exception as its nearest built-in class, because its own class cannot be transferred.
+
+    StopIteration is not transferred either: in `all(map(candidate, cases))` it would end the tests and pass them.
+    """
     kind, message = getattr(builtins, str(error.get("builtin")), None), str(error.get("message"))
-    if isinstance(kind, type) and issubclass(kind, Exception):
+    ends_loops = (StopIteration, StopAsyncIteration)
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, ends_loops):
         try:
             return kind(message)
         except TypeError:
