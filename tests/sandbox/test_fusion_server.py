@@ -15,6 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentenv._util.http.access import AccessPolicy
 from agentenv.cli.main import main
@@ -622,6 +624,19 @@ async def test_a_submission_of_which_nothing_is_known_is_not_rejected(result):
 )
 def test_the_program_is_the_first_python_block(completion, code):
     assert extract(completion) == code
+
+
+@given(text=st.lists(st.sampled_from(["```", "`", "py", "\n", " ", "\r", "a"])).map("".join))
+def test_the_program_is_the_one_that_sandbox_fusion_finds(text):
+    blocks = re.findall(r"```([^\n]*)\n(.*?)\n\s*```", text, re.DOTALL)
+    blocks = blocks or re.findall(r"```([^\n]*)\n(.*)", text, re.DOTALL)
+    named = [code for name, code in blocks if name.strip().lower() in ("python", "py", "python3")]
+    assert extract(text) == next(iter([*named, *(code for _, code in blocks)]), "")
+
+
+@pytest.mark.parametrize("unit", ["```", "```\n", "```a\n", "\n", "``` ", "a\n ", "\r"])
+def test_the_program_in_a_hostile_completion_is_found_in_linear_time(unit):
+    extract("```\n" + unit * (1_000_000 // len(unit)))  # quadratic time would take hours
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ from typing import Any
 from agentenv._util.http.access import RequestRefused
 
 MAX_CASES = 1000
-_BLOCK = re.compile(r"```([^\n]*)\n(.*?)\n\s*```", re.DOTALL)
-_OPEN_BLOCK = re.compile(r"```([^\n]*)\n(.*)", re.DOTALL)
+_CLOSE = re.compile(r"^[^\S\n]*```", re.MULTILINE)
 _PYTHON = ("python", "py", "python3")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,6})?", re.ASCII)
 _TOLERANCE = 1e-5
@@ -111,9 +110,26 @@ def _read_cases(tests: Any) -> tuple[SubmitCase, ...]:
 
 def extract(completion: str) -> str:
     """Return the program in a completion: the first Python block, else the first block, else an open block, or ""."""
-    blocks = _BLOCK.findall(completion) or _OPEN_BLOCK.findall(completion)
+    blocks = _blocks(completion)
     named = [code for name, code in blocks if name.strip().lower() in _PYTHON]
     return next(iter([*named, *(code for _, code in blocks)]), "")
+
+
+def _blocks(text: str) -> list[tuple[str, str]]:
+    r"""Return the name and code of each block, or of the open block if no block is closed.
+
+    SandboxFusion's "```([^\n]*)\n(.*?)\n\s*```" finds the same, but takes quadratic time if no block is closed.
+    """
+    blocks: list[tuple[str, str]] = []
+    end = 0
+    while (start := text.find("```", end)) >= 0 and (line_end := text.find("\n", start)) >= 0:
+        name, close = text[start + 3 : line_end], _CLOSE.search(text, line_end + 2)
+        if close is None:
+            return blocks or [(name, text[line_end + 1 :])]
+        body = text[line_end + 1 : close.start()]
+        blocks.append((name, body[: body.index("\n", len(body.rstrip()))]))
+        end = close.end()
+    return blocks
 
 
 def same_output(expected: str, got: str) -> bool:
