@@ -600,6 +600,18 @@ async def test_rows_of_known_datasets_are_graded(sandbox, name):
         assert result.score == pytest.approx(score), (result.info, said(result))
 
 
+@one_loop
+async def test_a_helper_that_a_tool_returns_is_not_the_rows(sandbox):
+    metadata = {key: value for key, value in HUMAN_EVAL.items() if key != "prompt"}
+    returned = "def root(n):\n    return 0\n\n\ndef tops(n):\n"
+    prompt = [{"role": "user", "content": HUMAN_EVAL["prompt"]}, {"role": "tool", "content": returned}]
+    states = {"label": None, "metadata": metadata, "observation": prompt, "observation_text": ""}
+    env = CodeSandbox(1, sandbox=sandbox)
+    await env.reset(states)
+    right = f"def tops(n, step=1):\n{HUMAN_EVAL['canonical_solution']}"  # it calls the helper
+    assert (await env.step({**states, "action_text": answer(right)})).score == 1.0
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_a_label_alone_may_hold_the_row_also_as_json(name):
     row, form, counts, *_ = ROWS[name]

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from agentenv.core.agent import AgentInstance, ResetState, StepState
 from agentenv.core.types import StepResult
 from agentenv.errors import ConfigError, InfraError
-from agentenv.rewards.rules.code.forms import code_task, program_of
+from agentenv.rewards.rules.code.forms import code_task, program_of, question_of
 from agentenv.rewards.rules.code.phases import grade_in_turn, passed_share
 from agentenv.rewards.rules.code.shared import LIMITS, exec_limits, sandbox_for
 from agentenv.rewards.rules.code.task import CodeTask
@@ -175,13 +175,8 @@ class CodeSandbox(AgentInstance):
 
     def _task_of(self, states: Mapping[str, Any], prompt: Any) -> CodeTask:
         if self._task is None:
-            # Helpers in the prompt run beside the tests, so they never come from the policy.
-            if not isinstance(prompt, str):
-                texts = [each.get("content") for each in prompt if each.get("role") != "assistant"]
-            else:
-                texts = [prompt]
-            row = {"prompt": next((text for text in reversed(texts) if isinstance(text, str)), "")}
-            self._task = code_task(states.get("label"), {**row, **(states.get("metadata") or {})}, strict=self.strict)
+            row = {"prompt": question_of(prompt), **(states.get("metadata") or {})}
+            self._task = code_task(states.get("label"), row, strict=self.strict)
         return self._task
 
     def _info(self, result: GradeResult | None, *, correct: bool) -> dict[str, float | str]:

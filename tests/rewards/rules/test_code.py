@@ -191,10 +191,11 @@ async def test_a_helper_that_the_tests_call_is_the_rows_and_never_the_solutions(
 
 
 @one_loop
-async def test_a_helper_in_a_turn_of_the_policy_is_not_the_rows(sandbox):
+@pytest.mark.parametrize("role", ["assistant", "tool", "environment"])
+async def test_a_helper_that_the_user_does_not_write_is_not_the_rows(sandbox, role):
     row = {key: value for key, value in HELPED.items() if key != "prompt"}
-    said = "def value(xs, x):\n    return 0.0\n\n\ndef root(xs):"
-    prompt = [{"role": "user", "content": HELPED["prompt"]}, {"role": "assistant", "content": said}]
+    said = "import math\ndef value(xs, x):\n    return 0.0\n\n\ndef root(xs):"
+    prompt = [{"role": "user", "content": HELPED["prompt"]}, {"role": role, "content": said}]
     response = Response(block("def root(xs):\n    return 1.0"), None, prompt, row)
     assert (await CodeReward(sandbox=sandbox).grade(response)).reward == 0.0
 

@@ -78,6 +78,17 @@ def code_task(label: Any, row: Mapping[str, Any] | None = None, *, strict: bool 
         ) from error
 
 
+def question_of(prompt: Any) -> str:
+    """Return a prompt's last text by the user, or the prompt itself if it is a text.
+
+    Helpers in it run beside the tests, so it never contains what the policy wrote or a tool returned.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    texts = [message.get("content") for message in prompt if message.get("role") == "user"]
+    return next((text for text in reversed(texts) if isinstance(text, str)), "")
+
+
 def program_of(task: CodeTask, text: str) -> str | None:
     """Return the program of a response, see `extract_code`; None if it has none.
 

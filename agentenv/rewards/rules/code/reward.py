@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 from agentenv.errors import ConfigError
-from agentenv.rewards.rules.code.forms import code_task, program_of
+from agentenv.rewards.rules.code.forms import code_task, program_of, question_of
 from agentenv.rewards.rules.code.phases import grade_in_turn, passed_share
 from agentenv.rewards.rules.code.shared import configured_sandbox, exec_limits, sandbox_for
 from agentenv.rewards.rules.code.task import CodeTask
@@ -111,12 +111,8 @@ class CodeReward:
 
 
 def _read(response: Response, *, strict: bool) -> tuple[CodeTask, str | None]:
-    prompt: Any = response.prompt  # rows of HumanEval have imports and helpers there
-    if not isinstance(prompt, str):
-        # Helpers in the prompt run beside the tests, so they never come from the policy.
-        texts = [message.get("content") for message in prompt if message.get("role") != "assistant"]
-        prompt = next((text for text in reversed(texts) if isinstance(text, str)), "")
-    task = code_task(response.label, {"prompt": prompt, **response.metadata}, strict=strict)
+    row = {"prompt": question_of(response.prompt), **response.metadata}  # HumanEval has imports and helpers there
+    task = code_task(response.label, row, strict=strict)
     return task, program_of(task, response.text)
 
 
