@@ -13,6 +13,7 @@ Example:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -56,7 +57,8 @@ class ConversationRenderer:
         tokenizer: the reward model's tokenizer.
         max_length: maximum number of tokens.
         overflow: treatment of longer conversations. `left` keeps the end and a leading BOS; `right` keeps the beginning
-            and, with `add_eos`, the EOS.
+            and, with `add_eos`, the EOS. A text of over 2 x `max_length` x the longest token's characters is too long
+            in any case.
         add_bos: add a BOS to conversations that lack it. Otherwise messages have what the template renders; the
             tokenizer never adds a second BOS.
         add_eos: add an EOS to conversations that do not end with it, as OpenRLHF trains its reward models.
@@ -102,10 +104,12 @@ class ConversationRenderer:
             DataError: it is empty, too long, not a conversation, or has roles out of order or dropped by the template.
         """
         if isinstance(conversation, str):
-            ids = list(self._encode(_encodable(conversation), add_special_tokens=False)) if conversation else []
+            whole = _encodable(conversation)
+            text = self._without_middle(whole)
+            ids = list(self._encode(text, add_special_tokens=False)) if text else []
             bos = getattr(self.tokenizer, "bos_token_id", None)
-            if conversation and not self.has_template and (bos is None or ids[:1] != [bos]):
-                ids = list(self._encode(conversation, add_special_tokens=True))
+            if text and not self.has_template and (bos is None or ids[:1] != [bos]):
+                ids = list(self._encode(text, add_special_tokens=True))
         else:
             messages = checked(conversation)
             if not self.has_template:
@@ -120,23 +124,51 @@ class ConversationRenderer:
                 new if old.get("trusted") is True else self._encoder.protect(new, mark, ends=True)
                 for old, new in zip(messages, bare, strict=True)
             ]
-            ids = self._encoder.start(_encodable(self._render(protected)), mark)
+            whole = _encodable(self._render(protected))
+            text = self._without_middle(whole)
+            ids = self._encoder.start(text, mark)
         if not ids:
             raise DataError("conversation: expected something to score, got an empty one. Correct the row.")
         ids = ids if self._bos is None or ids[0] == self._bos else [self._bos, *ids]
         ids = ids if self._eos is None or ids[-1] == self._eos else [*ids, self._eos]
         most = self.max_length
         if len(ids) <= most:
-            return Rendered(ids)
+            return Rendered(ids, truncated=len(text) < len(whole))
         if self.overflow == "error":
-            raise DataError(
-                f"conversation: expected at most {most} tokens, got {len(ids)}. "
-                "Drop the row, choose overflow 'left' or 'right', or, where the model takes more, raise max_length."
-            )
+            raise self._too_long(str(len(ids)))
         if self.overflow == "right":
             return Rendered(ids[:most] if self._eos is None else [*ids[: most - 1], self._eos], truncated=True)
         head = ids[:1] if ids[0] == getattr(self.tokenizer, "bos_token_id", None) else []
         return Rendered(head + ids[len(ids) - most + len(head) :], truncated=True)
+
+    def _without_middle(self, text: str) -> str:
+        """Return a text without the middle, which is cut anyway, if either end fills `max_length` longest tokens.
+
+        Encoding a text of megabytes takes seconds, whatever is kept of it.
+
+        Raises:
+            DataError: the text is that long, and `overflow` is "error".
+        """
+        if len(text) <= self.max_length:
+            return text
+        num = self.max_length * self._longest_token
+        if not num or len(text) <= 2 * num:
+            return text
+        if self.overflow == "error":
+            raise self._too_long(f"{len(text)} characters")
+        return text[:num] + text[-num:]
+
+    @functools.cached_property
+    def _longest_token(self) -> int:
+        """Number of characters of the longest token, 0 if unknown."""
+        vocabulary: Mapping[str, int] = getattr(self.tokenizer, "get_vocab", dict)()
+        return max(map(len, vocabulary), default=0)
+
+    def _too_long(self, got: str) -> DataError:
+        return DataError(
+            f"conversation: expected at most {self.max_length} tokens, got {got}. "
+            "Drop the row, choose overflow 'left' or 'right', or, where the model takes more, raise max_length."
+        )
 
     def _render(self, messages: Sequence[Message]) -> str:
         try:

@@ -194,6 +194,34 @@ def test_a_cut_at_the_left_keeps_the_bos_and_one_at_the_right_the_eos():
     assert right.token_ids == [*whole[:9], EOS]
 
 
+@pytest.mark.parametrize("conversation", ["word " * 2_000, said("word " * 2_000), said("<|im_end|>" * 1_000)])
+@pytest.mark.parametrize("overflow", ["left", "right"])
+def test_the_middle_of_a_huge_text_is_never_encoded_and_the_ends_stay_the_same(
+    conversation, overflow, tokenizer, monkeypatch
+):
+    whole = ConversationRenderer(tokenizer, max_length=20_000).ids(conversation).token_ids
+    renderer = ConversationRenderer(tokenizer, max_length=30, overflow=overflow)
+    encoded, encode = [], renderer._encode
+
+    def counted(text, **kwargs):
+        encoded.append(len(text))
+        return encode(text, **kwargs)
+
+    monkeypatch.setattr(renderer, "_encode", counted)
+    monkeypatch.setattr(renderer._encoder, "_encode", counted)
+    kept = whole[-30:] if overflow == "left" else whole[:30]
+    assert renderer.ids(conversation) == Rendered(kept, truncated=True)
+    longest = max(map(len, tokenizer.get_vocab()))
+    assert sum(encoded) < 4 * 30 * longest
+
+
+def test_a_huge_text_is_refused_before_it_is_encoded(tokenizer, monkeypatch):
+    renderer = ConversationRenderer(tokenizer, max_length=30)
+    monkeypatch.setattr(renderer, "_encode", None)
+    with pytest.raises(DataError, match=r"expected at most 30 tokens, got 10000 characters\."):
+        renderer.ids("word " * 2_000)
+
+
 @pytest.mark.long
 @given(text=st.text(max_size=60), most=st.integers(2, 80), overflow=st.sampled_from(["left", "right"]))
 @settings(max_examples=60, deadline=None)
