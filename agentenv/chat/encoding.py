@@ -21,6 +21,8 @@ _WORDS = ("role", "type")
 _NAMED = ("arguments", "properties")
 """Keys whose values are mappings with untrusted keys."""
 _PRIVATE_USE = range(0xE001, 0xF8FF)
+_MAX_UNDER_LOCK = 50_000
+"""Characters that `encode` may take: unlike `encode_batch`, it blocks all other threads, for seconds per megabyte."""
 
 
 class Encoder:
@@ -138,6 +140,8 @@ def encode_of(tokenizer: Any) -> Callable[..., list[int]]:
         backend = tokenizer.backend_tokenizer
         if backend.truncation is not None or backend.padding is not None or backend.encode_special_tokens:
             return tokenizer.encode(text, add_special_tokens=add_special_tokens)  # type: ignore[no-any-return]
+        if len(text) > _MAX_UNDER_LOCK:
+            return backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids  # type: ignore[no-any-return]
         return backend.encode(text, add_special_tokens=add_special_tokens).ids  # type: ignore[no-any-return]
 
     return encode

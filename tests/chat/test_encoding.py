@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
@@ -24,6 +25,18 @@ def test_encoding_and_decoding_are_those_of_transformers(family):
         ids = [chance.randrange(len(tokenizer)) for _ in range(chance.randrange(1, 40))]
         plain = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         assert decode(ids) == plain
+
+
+async def test_other_tasks_run_while_a_thread_encodes_a_long_text():
+    tokenizer = load(FAMILIES[0])
+    text = "word " * 20_000
+    encoding = asyncio.ensure_future(asyncio.to_thread(encode_of(tokenizer), text, add_special_tokens=False))
+    rounds = 0
+    while not encoding.done():
+        await asyncio.sleep(0.001)
+        rounds += 1
+    assert rounds > 5
+    assert await encoding == tokenizer.encode(text, add_special_tokens=False)
 
 
 def test_a_tokenizer_class_with_its_own_way_keeps_it():
