@@ -191,6 +191,7 @@ class _Relay:
         header = {
             "code": code,
             "prelude": suite.solution_prelude,
+            "names": list(suite.names),
             "max_bytes": self._grading.limits.channel_kb * 1024 // 4,
         }
         await self._solver.send(dump_line(header))

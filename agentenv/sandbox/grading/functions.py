@@ -157,7 +157,12 @@ async def _execute(
     """Run one process and return its result and answers."""
     limits = replace(grading.limits, stdout_kb=max(grading.limits.stdout_kb, grading.limits.channel_kb))
     program = guest_program("codec.py", "guest/serve.py", entry="serve(0)")
-    header = {"code": code, "prelude": suite.prelude, "max_bytes": grading.limits.channel_kb * 1024 // 4}
+    header = {
+        "code": code,
+        "prelude": suite.prelude,
+        "names": suite.entry_point.split("."),
+        "max_bytes": grading.limits.channel_kb * 1024 // 4,
+    }
     calls = [
         {
             "id": index,

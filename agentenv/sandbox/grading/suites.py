@@ -98,7 +98,8 @@ class FunctionSuite:
     checker: Checker | None = None
     """Replaces `comparison`: (argument tuple, expected, got) to a bool; runs outside the sandbox."""
     prelude: str = ""
-    """Python source that runs before the solution in its module, such as imports that a dataset assumes."""
+    """Python source that runs before the solution in its module, such as imports that a dataset assumes. What it
+    defines of `entry_point` is removed."""
     batch: int = 32
     """Calls in one execution, which share state; 1 isolates each call."""
 
@@ -134,7 +135,7 @@ class AssertSuite:
     prelude: str = ""
     """Python source that runs before each test, without access to the solution."""
     solution_prelude: str = ""
-    """Python source that runs before the solution in its module."""
+    """Python source that runs before the solution in its module. What it defines of `names` is removed."""
     in_place: bool = False
     """Transfer changes of list, dict, set and bytearray arguments back to the test. The solution then controls any
     expectation that a test computes from an argument after the call."""

@@ -365,6 +365,56 @@ async def test_a_function_that_the_prelude_has_is_not_the_solutions(sandbox):
     assert (await grade(sandbox, "x = 1", asserts)).reward == 0.0
 
 
+STARS = "from math import *\n"
+GCD = "assert gcd(4, 6) == 2"
+FROM_STARS = {
+    "humaneval": {"entry_point": "gcd", "prompt": f"{STARS}def gcd(a, b):\n",
+                  "test": f"def check(candidate):\n    {GCD}\n"},
+    "check_based": roll("check_based", {"entry_point": "gcd", "import_prefix": STARS,
+                                        "assert_code": f"def check(candidate):\n    {GCD}\n"}),
+    "mbpp": {"code": "def gcd(a, b): pass", "test_imports": [STARS.strip()], "test_list": [GCD]},
+    "mbpp without a reference": {"test_imports": [STARS.strip()], "test_list": [GCD]},
+    "mbpp with classes": {"code": "class Two: pass\ndef gcd(a, b): pass", "test_imports": [STARS.strip()],
+                          "test_setup_code": "one = 1", "test_list": ["assert gcd(4, 6) == 2 * one or Two()"]},
+    "plain": {"entry_point": "gcd", "prelude": STARS, "hidden": [{"args": [4, 6], "expected": 2}]},
+    "plain, a method": {"entry_point": "Solution.gcd", "hidden": [{"args": [4, 6], "expected": 2}],
+                        "prelude": "class Solution:\n    def gcd(self, *args): return 2\n"},
+}  # fmt: skip
+"""Rows whose imports define what is asked for."""
+
+
+@pytest.mark.parametrize("row", FROM_STARS.values(), ids=FROM_STARS)
+@one_loop
+async def test_what_the_imports_of_a_row_define_is_not_the_solutions(sandbox, row):
+    assert (await grade(sandbox, "x = 1", row)).reward == 0.0
+    right = "def gcd(*_):\n    return 2\nclass Solution:\n    gcd = gcd\nclass Two: pass\n"
+    assert (await grade(sandbox, right, row)).reward == 1.0
+
+
+def test_asserts_of_which_imports_may_define_a_function_need_a_reference():
+    row = {"test_imports": [STARS.strip()], "test_list": ["assert floor(half(3)) == 1"]}
+    with pytest.raises(DataError, match="'code'"):
+        code_task(None, row)
+    suite = code_task(None, {**row, "code": "def half(n): return n / 2"}).suite
+    assert suite.names == ("half",)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def pair(): return ''\ndef len(_): return 2",
+        "pytest_plugins = ['solution']\ndef pytest_pyfunc_call(pyfuncitem):\n"
+        "    assert 3 not in pyfuncitem.obj.__code__.co_consts\n    return True",
+    ],
+    ids=["len", "pytest_plugins"],
+)
+@one_loop
+async def test_tests_beside_the_solution_take_nothing_from_it_but_the_names_that_they_use(sandbox, code):
+    row = roll("pytest", {"assert_code": "from solution import *\ndef test_it(tmp_path):\n    assert len(pair()) == 2"})
+    assert (await grade(sandbox, "def pair(): return 'ab'", row)).reward == 1.0
+    assert (await grade(sandbox, code, row)).reward == 0.0
+
+
 # --- how the rows of a benchmark are compared -----------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ import builtins
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from agentenv.rewards.rules.code.task import TEST_PRELUDE, prelude_for
+from agentenv.rewards.rules.code.task import SOLUTION_PRELUDE, TEST_PRELUDE
 from agentenv.sandbox.grading import AssertSuite, AssertTest, PytestSuite, TestSuite
 
 _TEST_FILE = "test_row.py"
@@ -112,13 +112,20 @@ def mbpp_suite(row: Mapping[str, Any], visible: Sequence[str], hidden: Sequence[
     names = tuple(dict.fromkeys(name for name in named if not reference or name in defined(reference)))
     if not names:
         raise ValueError(f"asserts that call none of {defined(reference)}" if reference else "asserts without a call")
+    if not reference and len(names) > 1 and "*" in known:
+        raise ValueError(
+            f"{prelude!r:.80}, which may define one of {names}: name the imports, or add the column 'code'"
+        )
     visible, hidden = (with_asserts(tests, names, prelude) for tests in (visible, hidden))
     if not visible and not hidden:
         raise ValueError("tests without asserts on the solution")
     if any(isinstance(node, ast.ClassDef) and node.name in names for node in _body(reference)):
         bodies = ["\n".join(f"    {line}" for line in test.splitlines()) for test in (*visible, *hidden)]
         functions = [f"def test_{index}():\n{body}\n" for index, body in enumerate(bodies)]
-        source = "\n\n".join([f"from solution import *\n{prelude}\n", *functions])
+        setup = ast.parse(prelude).body
+        imports = [node for node in setup if isinstance(node, ast.Import | ast.ImportFrom)]
+        others = [node for node in setup if node not in imports]  # these may use classes of the solution
+        source = "\n".join([_source(imports), _import_names(defined(reference)), _source(others), *functions])
         nodes = tuple(f"{_TEST_FILE}::test_{index}" for index in range(len(functions)))
         return PytestSuite({_TEST_FILE: source.encode()}, nodes[: len(visible)], nodes[len(visible) :])
     return AssertSuite(
@@ -127,6 +134,18 @@ def mbpp_suite(row: Mapping[str, Any], visible: Sequence[str], hidden: Sequence[
         tuple(map(AssertTest, hidden)),
         prelude=prelude,
         solution_prelude=prelude,
+    )
+
+
+def _import_names(names: Iterable[str]) -> str:
+    """Return source that takes these names from the solution alone, and nothing else.
+
+    `from solution import *` would also take `pytest_plugins`, fixtures and replacements of built-in functions from it,
+    and leave a name that it lacks to an import before.
+    """
+    return (
+        f"import solution as _solution\nfor _name in {sorted(set(names))!r}:\n    globals().pop(_name, None)\n"
+        "    if hasattr(_solution, _name):\n        globals()[_name] = getattr(_solution, _name)\n"
     )
 
 
@@ -149,7 +168,7 @@ def strongest_suite(sources: Sequence[str]) -> TestSuite:
         tuple(names),
         hidden=tuple(map(AssertTest, tests)),
         prelude=TEST_PRELUDE,
-        solution_prelude=prelude_for(*names),
+        solution_prelude=SOLUTION_PRELUDE,
     )
 
 
@@ -231,14 +250,16 @@ def _pytest_suite(trees: Sequence[ast.Module]) -> PytestSuite:
     for index, tree in enumerate(trees):
         if any(isinstance(node, ast.Attribute) and node.attr == "parametrize" for node in ast.walk(tree)):
             raise ValueError("parametrized tests, whose node ids are not in the row")
+        free = _free(tree)
         if not (names := [*(node.name for node in tree.body if _is_test(node)), *_methods(tree)]):  # type: ignore[attr-defined]
-            bodies = [ast.parse(program).body for program in split_tests(ast.unparse(tree), [*_free(tree), "solution"])]
+            bodies = [ast.parse(program).body for program in split_tests(ast.unparse(tree), [*free, "solution"])]
             functions = [ast.parse(f"def test_{number}(): pass").body[0] for number in range(len(bodies))]
             for function, body in zip(functions, bodies, strict=True):
                 function.body = body  # type: ignore[attr-defined]
             tree, names = ast.Module(functions, []), [f"test_{number}" for number in range(len(bodies))]
         file = f"test_row_{index}.py"
-        files[file] = f"{TEST_PRELUDE}from solution import *\n{_source(tree.body)}\n".encode()
+        body = [node for node in tree.body if not (_imports_solution(node) and node.names[0].name == "*")]  # type: ignore[attr-defined]
+        files[file] = f"{TEST_PRELUDE}{_import_names(free)}{_source(body)}\n".encode()
         nodes += [f"{file}::{name}" for name in names]
     return PytestSuite(files, hidden=tuple(nodes))
 

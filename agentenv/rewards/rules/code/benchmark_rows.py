@@ -27,7 +27,14 @@ from typing import Any
 
 from agentenv.rewards.rules.code.assert_rows import human_eval_suite, mbpp_suite, split_tests, strongest_suite
 from agentenv.rewards.rules.code.plain import JSON_VALUES, function_suite, stdio_suite
-from agentenv.rewards.rules.code.task import TEST_PRELUDE, CodeTask, as_text, first_visible, parse_column, prelude_for
+from agentenv.rewards.rules.code.task import (
+    SOLUTION_PRELUDE,
+    TEST_PRELUDE,
+    CodeTask,
+    as_text,
+    first_visible,
+    parse_column,
+)
 from agentenv.sandbox.grading import (
     AssertSuite,
     AssertTest,
@@ -80,7 +87,7 @@ def apps(row: Mapping[str, Any], *, strict: bool = False) -> CodeTask:
     )
     entry = _in_class(name, starter)
     checker = same_or_boxed_strictly if strict else same_or_boxed
-    suite = FunctionSuite(entry, visible, hidden, checker=checker, prelude=prelude_for(entry))
+    suite = FunctionSuite(entry, visible, hidden, checker=checker, prelude=SOLUTION_PRELUDE)
     return CodeTask("apps", suite, starter_code=starter)
 
 
@@ -98,7 +105,7 @@ def live_code_bench(row: Mapping[str, Any], *, strict: bool = False) -> CodeTask
         if not name:
             raise KeyError("func_name")
         entry = _in_class(name, starter)
-        row = {"entry_point": entry, "prelude": prelude_for(entry), "comparison": {} if strict else PYTHON_NUMBERS}
+        row = {"entry_point": entry, "prelude": SOLUTION_PRELUDE, "comparison": {} if strict else PYTHON_NUMBERS}
         return CodeTask("livecodebench", function_suite(row, as_calls(visible), as_calls(hidden)), starter_code=starter)
     shown, kept = ([{"stdin": t["input"], "stdout": t["output"]} for t in tests] for tests in (visible, hidden))
     suite = stdio_suite({} if strict else {"text_mode": "livecodebench"}, shown, kept)
@@ -194,7 +201,7 @@ def roll_task(row: Mapping[str, Any]) -> CodeTask:
         if function in _NO_FUNCTION:
             rows = [{"stdin": case["stdin"], "stdout": case["expected_stdout"]} for case in cases]
             return CodeTask("roll", stdio_suite({}, [], rows))
-        how = {"entry_point": as_text(function), "prelude": prelude_for(function)}
+        how = {"entry_point": as_text(function), "prelude": SOLUTION_PRELUDE}
         return CodeTask("roll", function_suite(how, [], as_calls(cases, "stdin", "expected_stdout")))
     if kind == "check_based":
         names = {str(case["entry_point"]) for case in cases}
@@ -209,7 +216,7 @@ def roll_task(row: Mapping[str, Any]) -> CodeTask:
         hidden = tuple(test for suite in suites for test in suite.hidden)
         before = befores.pop()
         suite = AssertSuite(
-            (entry,), hidden=hidden, prelude=TEST_PRELUDE + before, solution_prelude=prelude_for(entry) + before
+            (entry,), hidden=hidden, prelude=TEST_PRELUDE + before, solution_prelude=SOLUTION_PRELUDE + before
         )
         return CodeTask("roll", suite)
     sources = [as_text(case["assert_code"] if isinstance(case, Mapping) else case) for case in cases]

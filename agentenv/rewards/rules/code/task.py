@@ -42,7 +42,7 @@ class RowForm:
 
 TEST_PRELUDE = "import bisect, collections, functools, heapq, itertools, math, operator, random, re, string\n"
 """Imports that tests of contest problems assume, none of which can be confused with the solution's names."""
-_PRELUDE = f"""\
+SOLUTION_PRELUDE = f"""\
 {TEST_PRELUDE}from bisect import *
 from collections import *
 from functools import *
@@ -51,12 +51,7 @@ from itertools import *
 from math import *
 from typing import *
 """
-
-
-def prelude_for(*names: str) -> str:
-    """Return the imports that solutions assume, without these names, so that `math.gcd` is not a solution of `gcd`."""
-    firsts = sorted({name.split(".")[0] for name in names} | {name.split(".")[-1] for name in names})
-    return f"{_PRELUDE}for _name in {firsts!r}:\n    globals().pop(_name, None)\n"
+"""Imports that solutions of contest problems assume."""
 
 
 def parse_column(name: str, value: Any) -> Any:

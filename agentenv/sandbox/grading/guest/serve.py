@@ -97,12 +97,14 @@ class Watch:
         return _WATCHED[event]
 
 
-def load(code: str, prelude: str) -> types.ModuleType:
-    """Load the solution as a module, so that its `__main__` part does not run."""
+def load(code: str, prelude: str, names: list[str]) -> types.ModuleType:
+    """Load the solution as a module, so that its `__main__` part does not run; only it can define these names."""
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
     linecache.cache[SOLUTION] = (len(code), None, code.splitlines(keepends=True), SOLUTION)
     exec(compile(prelude, "prelude.py", "exec", dont_inherit=True), module.__dict__)
+    for name in names:  # `from math import *` is not a solution of `gcd`
+        module.__dict__.pop(name, None)
     exec(compile(code, SOLUTION, "exec", dont_inherit=True), module.__dict__)
     return module
 
@@ -170,7 +172,7 @@ def serve(source: int, *, _exit: Callable[[int], Any] = os._exit) -> None:
     sys.addaudithook(watch)
     channel.send(dump_line({"begin": True}))
     try:
-        module = load(header["code"], header["prelude"])
+        module = load(header["code"], header["prelude"], header["names"])
     except BaseException as error:  # noqa: BLE001
         if isinstance(error, SystemExit):
             watch.signals.add("exit_at_import")
