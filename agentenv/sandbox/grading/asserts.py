@@ -149,9 +149,11 @@ class _MessageReader:
     def __init__(self, execution: Execution, max_bytes: int) -> None:
         self._execution = execution
         self._max_bytes = max_bytes
-        self._buffer = b""
+        self._buffer = bytearray()
         self.num_bytes = 0
         """Size of the last message."""
+        self.waited_s = 0.0
+        """Time in which the execution owed a message, without the time that parsing it took."""
 
     async def message(self) -> dict[str, Any] | None:
         """Return the next message, or None once the execution has ended.
@@ -159,14 +161,19 @@ class _MessageReader:
         Raises:
             CodecError: the output is not a message.
         """
-        while b"\n" not in self._buffer:
-            if len(self._buffer) > self._max_bytes:
+        num_searched = 0
+        while (end := self._buffer.find(b"\n", num_searched)) < 0:
+            num_searched = len(self._buffer)
+            if num_searched > self._max_bytes:
                 raise CodecError("a line that is too long")
+            started = time.monotonic()
             chunk = await self._execution.receive()
+            self.waited_s += time.monotonic() - started
             if not chunk:
                 return None
             self._buffer += chunk
-        line, _, self._buffer = self._buffer.partition(b"\n")
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
         self.num_bytes = len(line)
         return await off_loop(len(line), parse_line, line)
 
@@ -181,7 +188,7 @@ class _Relay:
         max_bytes = grading.limits.channel_kb * 1024
         self._questions = _MessageReader(examiner, max_bytes)
         self._answers = _MessageReader(solver, max_bytes)
-        self._waited_s = 0.0
+        self._started = time.monotonic()
         self._fault: tuple[Verdict, str] | None = None
         """Verdict of a failure of the solution's process, which applies to all later tests."""
         self._last_call = ""
@@ -226,14 +233,8 @@ class _Relay:
         while True:
             message = await self._questions.message()
             match message:
-                case None:  # the tests' process ended in a test, because of a slow or large value
-                    result = await self._examiner.finish()
-                    ended, detail = verdict_of(result, self._grading.limits)
-                    # No program of the policy runs there, so the host killed it.
-                    killed = (result.status, result.signal) == (ExecStatus.SIGNAL, signal.SIGKILL)
-                    if ended is Verdict.INFRA or killed:
-                        raise InfraError(f"the tests' sandbox failed: {detail}")
-                    outcome.verdicts.append((ended, f"the test itself: {detail}", self._last_call))
+                case None:
+                    outcome.verdicts.append(await self._end_verdict())
                     outcome.died = True
                     return outcome
                 case {"begin": int()}:
@@ -246,14 +247,26 @@ class _Relay:
                     outcome.verdicts.append((*(self._fault or (Verdict(verdict), detail)), self._last_call))
                 case {"end": True}:
                     break
+        outcome.died = self._fault is not None  # at the end, all calls have been answered
         if self._fault is None:
             await self._close()
-        if self._fault is not None:
-            outcome.whole = self._fault if self._fault[0] is Verdict.PROTOCOL else None
-            outcome.died = True
+        if self._fault is not None and self._fault[0] is Verdict.PROTOCOL:
+            outcome.whole = self._fault
         if not outcome.verdicts:
             raise InfraError("the tests' sandbox: expected a verdict, got none.")
         return outcome
+
+    async def _end_verdict(self) -> tuple[Verdict, str, str]:
+        """Return the verdict on a test in which the tests' process ended."""
+        if self._fault is not None:  # it was ended with the solution's
+            return (*self._fault, self._last_call)
+        result = await self._examiner.finish()
+        ended, detail = verdict_of(result, self._grading.limits)
+        # No program of the policy runs there, so the host killed it.
+        killed = (result.status, result.signal) == (ExecStatus.SIGNAL, signal.SIGKILL)
+        if ended is Verdict.INFRA or killed:
+            raise InfraError(f"the tests' sandbox failed: {detail}")
+        return ended, f"the test itself: {detail}", self._last_call  # because of a slow or large value
 
     async def _call(self, request: dict[str, Any]) -> dict[str, Any]:
         """Call the solution and return the answer for the tests."""
@@ -282,19 +295,16 @@ class _Relay:
 
     async def _answer(self) -> dict[str, Any] | None:
         """Return the solution's next message; None after a fault, which is kept in `_fault`."""
-        started = time.monotonic()
         try:
             message = await self._answers.message()
         except CodecError as error:
             self._fault = self._forged(str(error))
             return None
-        finally:
-            self._waited_s += time.monotonic() - started
         if message is not None:
             return message
         result = await self._solver.finish()
         limits = self._grading.limits
-        if result.status is ExecStatus.WALL_TIMEOUT and self._waited_s < 0.5 * limits.wall_s:
+        if result.status is ExecStatus.WALL_TIMEOUT and await self._tests_took_most():
             raise InfraError(f"the tests themselves took most of wall_s = {limits.wall_s:g} s. Raise it.")
         verdict, detail = verdict_of(result, limits)
         if verdict is Verdict.INFRA:
@@ -305,6 +315,16 @@ class _Relay:
             self._grading.signals.add("early_exit")
         self._fault = verdict, detail
         return None
+
+    async def _tests_took_most(self) -> bool:
+        """Return True if the tests kept a solution waiting for most of its time.
+
+        All other time is the solution's, such as that for handling its values. The CPU time of the tests may be due to
+        these too, and is known once their process has ended.
+        """
+        own_s = 0.5 * self._grading.limits.wall_s
+        solution_s = time.monotonic() - self._started - self._questions.waited_s
+        return solution_s < own_s and solution_s + (await self._examiner.kill()).cpu_s < own_s
 
     def _forged(self, why: str) -> tuple[Verdict, str]:
         self._grading.signals.add("broken_protocol")

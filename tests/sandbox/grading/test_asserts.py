@@ -124,6 +124,37 @@ async def test_an_endless_call_is_a_timeout_of_its_test(sandbox):
     assert await verdicts(sandbox, code, tests, limits=ExecLimits(cpu_s=0.3, wall_s=60.0)) == ["timeout", "passed"]
 
 
+KEEPS_WAITING = {
+    "closes": "import os, time\ndef add(a, b):\n    os.close(3)\n    time.sleep(60)\n",
+    "does not read": "import os, time\nos.write(3, b'{\"ready\":true}\\n')\ntime.sleep(60)\n",
+    "answers much": (
+        "import os, time\nos.write(3, b'{\"ready\":true}\\n')\n"
+        "end, value = time.monotonic() + 0.9, b'0,' * 150_000 + b'0'\n"
+        "for number in range(1, 1000):\n"
+        "    while not os.read(3, 1 << 16).endswith(b'\\n'): pass\n"
+        "    if time.monotonic() > end: time.sleep(60)\n"
+        '    os.write(3, b\'{"id":%d,"value":[%b]}\\n\' % (number, value))\n'
+    ),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", KEEPS_WAITING)
+async def test_a_solution_that_keeps_the_tests_waiting_is_timed_out_and_never_loses_its_grade(sandbox, how):
+    tests = suite(f"for n in range(1000): add('{'x' * 900_000 * (how == 'does not read')}', n)")
+    result = await grade(sandbox, KEEPS_WAITING[how], tests, limits=ExecLimits(cpu_s=4.0, wall_s=1.2))
+    busy = result.infra_detail.startswith("host:")  # a busy host is told from a program that hangs
+    assert result.tests[0].verdict is (Verdict.INFRA if busy else Verdict.TIMEOUT), result.infra_detail
+
+
+@pytest.mark.long
+async def test_tests_that_wait_themselves_are_no_timeout_of_the_solution(sandbox):
+    tests = suite("import time\ntime.sleep(6)\nassert add(1, 2) == 3")
+    result = await grade(sandbox, ADD, tests, limits=ExecLimits(cpu_s=4.0, wall_s=3.0))
+    assert result.score is None
+    assert "the tests themselves" in result.infra_detail
+
+
 @pytest.mark.long
 async def test_a_value_that_makes_the_test_itself_endless_is_not_a_pass(sandbox):
     result = await grade(
