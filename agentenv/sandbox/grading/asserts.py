@@ -84,7 +84,8 @@ async def _grade_tests(
     blamed = 0
     while len(done) < len(tests):
         try:
-            outcome = await _examine_pair(grading, code, suite=suite, tests=tests[len(done) :])
+            async with grading.turn():
+                outcome = await _examine_pair(grading, code, suite=suite, tests=tests[len(done) :])
         except InfraError as error:
             grading.infra_detail = grading.infra_detail or str(error)
             outcome = _PairOutcome(whole=(Verdict.INFRA, str(error)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import marshal
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -75,6 +76,11 @@ class GradingRun:
                 f"sandbox: expected a free slot within {_START_TIMEOUT_S:g} s, got none. "
                 "An AssertSuite needs two slots: add slots, or run fewer gradings."
             ) from error
+
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        """Hold a run slot for the duration of the block, for programs by `start`, which take none themselves."""
+        turn = getattr(self.sandbox, "turn", None)
+        return nullcontext() if turn is None else turn(self.tenant)
 
     def record(self, result: ExecResult) -> ExecResult:
         """Keep a result for the totals, with its tamper signal and sandbox failure; return it."""

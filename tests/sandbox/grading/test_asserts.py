@@ -1,5 +1,8 @@
 """Tests by proxy: they run where the solution's text is not, and reach its functions over the parent."""
 
+import asyncio
+import contextlib
+
 import pytest
 
 from agentenv.errors import ConfigError
@@ -145,6 +148,17 @@ async def test_a_solution_that_keeps_the_tests_waiting_is_timed_out_and_never_lo
     result = await grade(sandbox, KEEPS_WAITING[how], tests, limits=ExecLimits(cpu_s=4.0, wall_s=1.2))
     busy = result.infra_detail.startswith("host:")  # a busy host is told from a program that hangs
     assert result.tests[0].verdict is (Verdict.INFRA if busy else Verdict.TIMEOUT), result.infra_detail
+
+
+async def test_a_pair_of_sandboxes_waits_for_a_run_slot_as_every_program_does():
+    waiting = asyncio.Event()
+    async with await opened(run_slots=1, waiting=lambda: contextlib.nullcontext(waiting.set())) as sandbox:
+        async with sandbox.turn("another"):
+            grading = asyncio.create_task(verdicts(sandbox, ADD, suite("assert add(1, 2) == 3")))
+            waits = asyncio.create_task(waiting.wait())
+            await asyncio.wait([grading, waits], return_when="FIRST_COMPLETED")
+            assert not waits.cancel()  # it is done
+        assert await grading == ["passed"]
 
 
 @pytest.mark.long
