@@ -13,6 +13,8 @@ from agentenv.sandbox.grading.decoys import disguise
 from agentenv.sandbox.grading.executions import GradingRun, guest_program, off_loop, shorten, verdict_of
 from agentenv.sandbox.grading.results import TestResult, Verdict
 from agentenv.sandbox.grading.suites import PytestSuite
+from agentenv.sandbox.guest.files import check_names
+from agentenv.sandbox.local.sandbox import has_room
 from agentenv.sandbox.types import ExecResult, ExecStatus
 
 _CONFIGURATION = {
@@ -35,7 +37,9 @@ class _Reports:
     exit_code: int | None = None
     signals: tuple[str, ...] = ()
     started: bool = False
-    """True once pytest collects tests; an earlier end is a failure of the sandbox."""
+    """True once pytest runs, which may import the solution; an earlier end is a failure of the sandbox."""
+    missing: str = ""
+    """The error that importing pytest raised."""
     broken: str = ""
 
 
@@ -58,18 +62,9 @@ async def _grade_nodes(
     """Return the results of one run of pytest."""
     trusted, names, decoys = _prepare_tests(suite, nodes)
     has_conftest = any(PurePosixPath(name).name == "conftest.py" for name in suite.files)
-    # The policy's files without those that configure Python or pytest.
-    files = {}
-    for name, content in suite.workspace.items():
-        path = PurePosixPath(name)
-        configures = path.name in _CONFIGURATION or path.suffix in (".pth", ".pyc", ".egg-link")
-        if configures or "__pycache__" in path.parts or ".git" in path.parts:
-            grading.signals.add("configuration_submitted")
-        elif name in suite.files:
-            grading.signals.add("test_file_submitted")
-        else:
-            files[name] = content
-    files |= {suite.solution: code.encode(errors="replace"), **trusted}
+    files = _submitted_files(grading, suite) | {suite.solution: code.encode(errors="replace"), **trusted}
+    if (fault := _files_verdict(grading, files, trusted)) is not None:
+        return [TestResult(node, visible, fault[0], detail=shorten(fault[1])) for node in nodes]
     request = {
         "path": _pytest_path(),
         "options": [
@@ -97,6 +92,40 @@ async def _grade_nodes(
     if visible and reports.collection and not grading.load_error:
         grading.load_error = shorten(reports.collection, 2000)
     return results
+
+
+def _submitted_files(grading: GradingRun, suite: PytestSuite) -> dict[str, bytes]:
+    """Return the policy's files without those that configure Python or pytest."""
+    files = {}
+    for name, content in suite.workspace.items():
+        path = PurePosixPath(name)
+        configures = path.name in _CONFIGURATION or path.suffix in (".pth", ".pyc", ".egg-link")
+        if configures or "__pycache__" in path.parts or ".git" in path.parts:
+            grading.signals.add("configuration_submitted")
+        elif name in suite.files:
+            grading.signals.add("test_file_submitted")
+        else:
+            files[name] = content
+    return files
+
+
+def _files_verdict(
+    grading: GradingRun, files: dict[str, bytes], trusted: dict[str, bytes]
+) -> tuple[Verdict, str] | None:
+    """Return the verdict on a policy whose files cannot be written, or None.
+
+    Raises:
+        ConfigError: the suite's own files do not fit.
+    """
+    limits = grading.limits
+    room = f"{limits.disk_mb} MiB and {limits.num_inodes} entries"
+    if not has_room(trusted, limits):
+        raise ConfigError(f"PytestSuite.files: expected files that fit into {room}, got more. Raise the limits.")
+    try:
+        check_names(files, "workspace")
+    except ConfigError as error:
+        return Verdict.ERROR, str(error)
+    return None if has_room(files, limits) else (Verdict.LIMIT, f"its files take more than {room}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +187,8 @@ def _read_reports(channel: bytes) -> _Reports:
                     raise CodecError("a line after the last one")
                 case {"begin": True} if len(message) == 1 and not reports.started:
                     reports.started = True
+                case {"missing": str(error)} if not reports.started:
+                    reports.missing = error
                 case _ if not reports.started:
                     raise CodecError("a line before the first one")
                 case {"collect": str(), "detail": str(detail)}:
@@ -193,9 +224,10 @@ def _run_verdict(
     if execution.status is ExecStatus.INFRA:
         return verdict_of(execution, grading.limits)
     if not reports.started:
-        if "No module named 'pytest'" in execution.stderr:  # no code of the policy has run yet
+        if reports.missing:  # no code of the policy has run yet
             raise ConfigError(
-                "PytestSuite: expected a sandbox with pytest, got none. Open it with preimport=('pytest',)."
+                f"PytestSuite: expected a sandbox with pytest, got {reports.missing!r}. "
+                "Open it with preimport=('pytest',)."
             )
         return grading.never_started(execution)
     any_passed = any(_passed(reports, node) for node in reports.phases)
@@ -240,4 +272,6 @@ def _test_verdict(
     if reports.exit_code is None and execution.status in (ExecStatus.OK, ExecStatus.NONZERO):
         grading.signals.add("early_exit")
         return Verdict.MISSING, "pytest ended without reporting it"
-    return (Verdict.MISSING, "pytest did not report it") if reports.exit_code is not None else (verdict, detail)
+    if reports.exit_code is not None:
+        return Verdict.MISSING, f"pytest did not report it\n{execution.stderr[-2000:]}".strip()
+    return verdict, detail

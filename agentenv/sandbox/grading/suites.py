@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Any
 
 from agentenv.errors import ConfigError
 from agentenv.sandbox.grading.codec import CodecError, encode
 from agentenv.sandbox.grading.compare import EXACT, TEXT_MODES, Checker, Comparison, TextMode
+from agentenv.sandbox.guest.files import check_names
 
 
 def _check_plain(where: str, value: Any) -> None:
@@ -163,7 +163,7 @@ class PytestSuite:
     solution: str = "solution.py"
     """File name of the program."""
     workspace: Mapping[str, bytes] = field(default_factory=dict)
-    """Other files of the policy, untrusted."""
+    """Other files of the policy, untrusted. No test passes if they cannot be written."""
     decoys: bool = True
     """Add a copy of each test with asserts that has a wrong expectation. If both pass, the test is not passed; the
     solution tampered with it, unless all asserts are in a branch or a loop, which may not have been reached. They run
@@ -184,9 +184,7 @@ class PytestSuite:
             raise ConfigError(
                 f"PytestSuite.solution: expected a name other than those of test files, got {self.solution!r}."
             )
-        for name in (self.solution, *self.files, *self.workspace):
-            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                raise ConfigError(f"PytestSuite: expected relative file names, got {name!r}. Correct it.")
+        check_names((self.solution, *self.files), "PytestSuite")
 
 
 TestSuite = StdioSuite | FunctionSuite | AssertSuite | PytestSuite

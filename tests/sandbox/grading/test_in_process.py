@@ -127,6 +127,62 @@ async def test_a_conftest_of_the_suites_own_counts():
     assert (await graded(PlainSandbox(), SOLUTION, files=files, nodes=("test.py::test_it",))).score == 1.0
 
 
+FIXED = {
+    "conftest.py": b"import pytest\nfrom solution import add\n@pytest.fixture\ndef three(): return add(1, 2)\n",
+    "test.py": b"def test_it(three):\n    assert three == 3\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict"),
+    [
+        (SOLUTION, "passed"),
+        ("import os\nos._exit(0)\n", "missing"),
+        ("import sys\nsys.exit(0)\n", "missing"),
+        ("import os\nos.write(3, b'x\\n')\n", "protocol"),
+        ("raise ValueError('no')\n", "missing"),
+        ("import os\nos.write(2, b\"No module named 'pytest'\")\nos._exit(1)\n", "missing"),
+    ],
+)
+@pytest.mark.long
+async def test_a_solution_that_fails_in_the_conftest_of_the_suite_is_graded(sandbox_with_pytest, code, verdict):
+    result = await grade(sandbox_with_pytest, code, PytestSuite(FIXED, visible=("test.py::test_it",)), limits=LIMITS)
+    assert [test.verdict.value for test in result.tests] == [verdict], result
+    assert ("ValueError: no" in result.tests[0].detail) is ("ValueError" in code)
+
+
+MIB = b"x" * (1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("workspace", "verdict"),
+    [
+        ({"a": b"", "a/b": b""}, "error"),
+        ({"helpers.py/x": b""}, "error"),
+        ({"agentenv-pytest.ini/x": b""}, "error"),
+        ({"../x": b""}, "error"),
+        ({"/x": b""}, "error"),
+        ({"a" * 300: b""}, "error"),
+        ({f"{index}.txt": MIB for index in range(40)}, "limit"),
+        ({"a.txt": 40 * MIB}, "limit"),
+        ({"a.txt": 20 * MIB}, "passed"),
+        ({f"{index}.txt": b"" for index in range(2000)}, "limit"),
+    ],
+    ids=["file and folder", "folder of ours", "folder of pytest's", "above", "absolute", "long", "files", "file",
+         "20 MiB", "entries"],
+)  # fmt: skip
+@pytest.mark.long
+async def test_files_of_the_policy_that_cannot_be_written_fail_its_tests(sandbox_with_pytest, workspace, verdict):
+    result = await graded(sandbox_with_pytest, SOLUTION, nodes=NODES[:2], workspace=workspace)
+    assert [test.verdict.value for test in result.tests] == [verdict] * 2, result
+    assert (result.score, result.infra_detail) == (float(verdict == "passed"), "")
+
+
+async def test_test_files_that_do_not_fit_are_an_error_of_configuration():
+    with pytest.raises(ConfigError, match=r"PytestSuite\.files: expected files that fit"):
+        await graded(PlainSandbox(), SOLUTION, files={**FILES, "data": 40 * MIB})
+
+
 OVERLAP = b"""
 import pytest
 from solution import overlap
@@ -285,8 +341,8 @@ async def test_a_test_file_that_is_another_after_the_run_is_tampering(files):
         ({"hidden": ("test.py::test_it",) * 2}, "each node id once"),
         ({"hidden": ("test.py::test_it",), "visible": ("test.py::test_it",)}, "each node id once"),
         ({"hidden": ("test.py::test_it",), "solution": "test.py"}, "a name other than those of test files"),
-        ({"hidden": ("test.py::test_it",), "solution": "/etc/x.py"}, "relative file names"),
-        ({"hidden": ("test.py::test_it",), "workspace": {"../x": b""}}, "relative file names"),
+        ({"hidden": ("test.py::test_it",), "solution": "/etc/x.py"}, "relative POSIX file name"),
+        ({"hidden": ("test.py::test_it",), "solution": "test.py/x.py"}, "a file or a folder"),
     ],
 )
 async def test_a_suite_that_cannot_be_graded_is_refused_at_once(options, words):
@@ -302,5 +358,5 @@ async def test_a_test_file_that_is_not_python_is_refused():
 async def test_a_sandbox_without_pytest_is_an_error_of_configuration_and_no_failure_of_infrastructure(sandbox):
     if isinstance(sandbox, PlainSandbox):
         pytest.skip("here programs have all of this environment's packages")
-    with pytest.raises(ConfigError, match="PytestSuite: expected a sandbox with pytest, got none"):
+    with pytest.raises(ConfigError, match=r"PytestSuite: expected a sandbox with pytest, got .No module named"):
         await graded(sandbox, SOLUTION, files={"test.py": b"def test_it(): pass\n"}, nodes=("test.py::test_it",))

@@ -40,10 +40,6 @@ class Reporter:
         self._channel = channel
         self._wanted = {node: place for place, node in enumerate(wanted)}
 
-    def pytest_collection(self) -> None:
-        """Report that pytest works, before it imports the solution."""
-        self._channel.send(dump_line({"begin": True}))
-
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         """Run only the requested tests, in the requested order."""
         items[:] = sorted(
@@ -75,13 +71,13 @@ def run_pytest(*, _exit: Callable[[int], Any] = os._exit) -> None:
     try:
         import pytest
     except ImportError as error:
-        sys.stderr.write(f"{error}. Open the sandbox with preimport=('pytest',).\n")
-        sys.stderr.flush()
+        channel.send(dump_line({"missing": str(error)}))
         _exit(1)
     audit = PytestWatch(request["solution"], request["files"])
     sys.path.append(os.getcwd())  # after the libraries, so that no file of the policy shadows one
     sys.addaudithook(audit)
     reporter = Reporter(channel, request["nodes"])
+    channel.send(dump_line({"begin": True}))  # a conftest may import the solution
     code = int(pytest.main([*request["options"], *request["files"]], plugins=[reporter]))
     channel.send(dump_line({"end": True, "exit": code, "signals": sorted(audit.signals)}))
     _exit(code)
