@@ -101,6 +101,7 @@ class EpisodeRunner:
             async with asyncio.TaskGroup() as workers:
                 for _ in range(self.concurrency):
                     workers.create_task(self._work(pending, on_end))
+                    await asyncio.sleep(0)  # thousands of first prompts in one iteration would block the event loop
         except ExceptionGroup as group:
             raise group.exceptions[0] from None  # one worker ended the run; the others were only cancelled
 
