@@ -29,7 +29,7 @@ class Encoder:
     """The added tokens of a tokenizer, and its two ways to encode: from the start, and as a continuation."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._encode = encode_of(tokenizer)
+        self._tokenizer, self._encode = tokenizer, encode_of(tokenizer)
         self.added, self.special_ids = _added_tokens(tokenizer)
         """Added tokens by text, and which of their ids are special."""
         self.added_ids = frozenset(self.added.values())
@@ -48,6 +48,12 @@ class Encoder:
         for anchor, ids in self._anchors[:2]:
             if list(self._encode(anchor + "word", add_special_tokens=False)) == ids + word:
                 self._anchors = []
+
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """Number of characters of the longest token, 0 if unknown: a lower bound on the tokens of a text."""
+        vocabulary: Mapping[str, int] = getattr(self._tokenizer, "get_vocab", dict)()
+        return max(map(len, vocabulary), default=0)
 
     def start(self, text: str, mark: str = "", *, add_special_tokens: bool = False) -> list[int]:
         """Return the ids of a text that begins a sequence; with `mark`, of a rendering of protected messages."""

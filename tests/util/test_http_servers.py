@@ -1,11 +1,15 @@
 """What all servers of ours do alike: who sends half a request, or leaves, costs nothing; errors name what to set."""
 
 import asyncio
+import json
 import re
 
+import httpx
 import pytest
 
+from agentenv._util.brief import brief
 from agentenv._util.http.access import MAX_HEADER_BYTES, AccessPolicy, read_token
+from agentenv._util.http.json_bodies import MAX_AT_ONCE, MAX_LEVELS, parse_body, parse_json
 from agentenv.episode.endpoint.server import Endpoint
 from agentenv.errors import ConfigError
 from agentenv.rewards.serving.server import RewardServer
@@ -172,3 +176,56 @@ def test_a_token_is_read_from_its_file_or_else_from_the_variable(tmp_path, monke
     for name, says in (("empty", "expected a token, got an empty file"), ("none", "expected a file with a token")):
         with pytest.raises(ConfigError, match=f"--token_file: {says}"):
             read_token(str(tmp_path / name), "MY_TOKEN")
+
+
+# --- bodies in JSON -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unit", ["[],", "1,", '{"a": 1},'])
+async def test_the_event_loop_continues_while_a_large_body_is_read(unit):
+    body = b"[" + unit.encode() * (300_000 // len(unit)) + b"0]"
+    reading = asyncio.ensure_future(parse_body(body))
+    rounds = 0
+    while not reading.done():
+        await asyncio.sleep(0.001)
+        rounds += 1
+    assert rounds > 5
+    assert await reading == json.loads(body)
+
+
+@pytest.mark.parametrize("levels", [MAX_LEVELS + 1, 900, 100_000])
+@pytest.mark.parametrize("path", SERVERS)
+async def test_deep_json_is_refused(path, levels):
+    body = "[" * levels + "]" * levels
+    async with SERVERS[path]() as server, httpx.AsyncClient(timeout=60) as http:
+        headers = {"content-type": "application/json", "x-session-id": "mine"}
+        answer = await http.post(f"{server.url}{path}", content=body, headers=headers)
+    assert answer.status_code == 400
+
+
+def test_json_of_as_many_levels_as_are_taken_is_read():
+    body = b"[" * MAX_LEVELS + b"]" * MAX_LEVELS
+    assert parse_json(body) == json.loads(body)
+    padded = b" " * MAX_AT_ONCE + body
+    assert parse_json(padded) == json.loads(body)
+
+
+class Watched(list):
+    """A list that counts the items that are looked at."""
+
+    looks = 0
+
+    def __iter__(self):
+        for item in super().__iter__():
+            type(self).looks += 1
+            yield item
+
+
+def test_an_error_shows_a_large_value_without_looking_at_all_of_it(monkeypatch):
+    monkeypatch.setattr(Watched, "looks", 0)
+    Watched.__name__ = "list"
+    shown = brief({"role": "system", "content": Watched([[]] * 1000), "name": "x" * 100_000})
+    assert shown.startswith("{'content': [[], [], [], [], [], [], ...], 'name': 'xxx")
+    assert len(shown) == 200
+    assert Watched.looks < 10
+    assert brief({"role": "narrator"}) == "{'role': 'narrator'}"

@@ -7,7 +7,6 @@ import base64
 import binascii
 import contextlib
 import hmac
-import json
 import math
 import os
 import re
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentenv._util.http.json_bodies import parse_body
 from agentenv.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -200,8 +200,8 @@ async def read_json_body(request: Request, max_bytes: int) -> Any:
     if too_large or len(body) > max_bytes:
         raise RequestRefused(f"body: expected at most {max_bytes} bytes, got more. Shorten it.", 413)
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
+        return await parse_body(body)
+    except ValueError as error:
         raise RequestRefused(f"body: expected JSON, got {type(error).__name__}. Fix it.", 400) from error
 
 

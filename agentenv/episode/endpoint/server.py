@@ -12,9 +12,11 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentenv._util.http.access import RequestRefused, read_body
+from agentenv._util.http.json_bodies import parse_body, parse_json
 from agentenv._util.http.responses import json_response, until_disconnect
 from agentenv._util.http.server import Server
 from agentenv.episode.endpoint.session import Session
@@ -25,7 +27,6 @@ from agentenv.episode.endpoint.wire import (
     UnknownSession,
     chunks_of,
     error_body,
-    read_request,
 )
 from agentenv.errors import InfraError
 
@@ -98,11 +99,7 @@ class Endpoint(Server):
         body = await read_body(request, self.max_body_bytes)
         if len(body) > self.max_body_bytes:
             raise BodyTooLarge(f"body: expected at most {self.max_body_bytes} bytes, got more. Shorten it.")
-        try:
-            value = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise RequestError(f"body: expected JSON, got {body[:80]!r}: {error}. Fix it.") from error
-        read = read_request(value)
+        read = await parse_body(body, partial(_read, session))
         ended = UnknownSession("session: expected an open one, got one that has ended meanwhile. Open another.")
         response = await until_disconnect(request, session.complete(read), ended)
         if response is None:
@@ -144,6 +141,14 @@ class Endpoint(Server):
                 "of them. Use the SDK's chat completions."
             )
         return json_response(error_body(message, kind="invalid_request_error", code="http_error"), error.status_code)
+
+
+def _read(session: Session, body: bytes) -> ChatRequest:
+    try:
+        value = parse_json(body)
+    except ValueError as error:
+        raise RequestError(f"body: expected JSON, got {body[:80]!r}: {error}. Fix it.") from error
+    return session.read(value)
 
 
 def _streamed(response: Mapping[str, Any], read: ChatRequest) -> Response:

@@ -9,12 +9,14 @@ the order of their last answers; the reward belongs to the last action.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from agentenv.chat.dialogue import Dialogue, Reply
+from agentenv.chat.encoding import encoder_of
 from agentenv.chat.tool_calls.messages import assistant_message
 from agentenv.core.engine import sample
 from agentenv.core.trajectory import EpisodeError, Trajectory
@@ -111,7 +113,7 @@ class Session:
             ConfigError: the engine is configured wrongly.
         """
         self._check_open()
-        read = request if isinstance(request, ChatRequest) else read_request(request)
+        read = request if isinstance(request, ChatRequest) else self.read(request)
         if self.num_calls + self._num_busy >= self.limits.max_turns:
             self.limit = StopReason.MAX_TURNS
             raise OutOfRoom(
@@ -137,6 +139,26 @@ class Session:
             if not work.line.calls:  # the request failed; conversations without an answer are not recorded
                 self._lines.remove(work.line)
                 self._points = {key: point for key, point in self._points.items() if point.line is not work.line}
+
+    def read(self, body: Any) -> ChatRequest:
+        """Return the request in OpenAI's body; refuse what is too long for the model before it is rendered.
+
+        A message and a tool have at least one token, and no token has more characters than the longest one.
+
+        Raises:
+            RequestError: the request cannot be answered.
+        """
+        lists = [body.get(name) for name in ("messages", "tools")] if isinstance(body, Mapping) else []
+        if sum(len(items) for items in lists if isinstance(items, list)) > self.limits.max_length:
+            raise self._no_room()
+        request = read_request(body)
+        longest = encoder_of(self.chat.tokenizer).longest_token
+        num_chars = len(json.dumps(request.tools, ensure_ascii=False)) + sum(
+            len(str(message["content"])) for message in request.messages
+        )
+        if longest and num_chars > self.limits.max_length * longest:
+            raise self._no_room()
+        return request
 
     def close(self) -> None:
         """Refuse further requests, and cancel running generations."""

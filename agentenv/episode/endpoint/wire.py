@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar
 
+from agentenv._util.brief import brief
+from agentenv._util.http.json_bodies import parse_json
 from agentenv.chat.tool_calls.messages import named_results
 from agentenv.core.arguments import is_finite
 from agentenv.core.types import Completion, Message
@@ -91,11 +93,11 @@ def read_request(body: Any) -> ChatRequest:
     for name, taken in _NEUTRAL.items():
         if body.get(name) is not None and body[name] not in taken:
             raise RequestError(
-                f"{name}: expected {' or '.join(map(repr, taken))}, got {body[name]!r:.200}. Leave it out."
+                f"{name}: expected {' or '.join(map(repr, taken))}, got {brief(body[name])}. Leave it out."
             )
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise RequestError(f"messages: expected a list of at least one message, got {messages!r:.200}. Send one.")
+        raise RequestError(f"messages: expected a list of at least one message, got {brief(messages)}. Send one.")
     read = tuple(read_message(message, f"messages[{index}]") for index, message in enumerate(messages))
     if read[-1]["role"] == "assistant":
         raise RequestError(
@@ -130,7 +132,7 @@ def _number(body: Mapping[str, Any], name: str, kind: Callable[[Any], Any]) -> A
     value = body[name]
     if isinstance(value, bool) or not is_finite(value) or kind(value) != value:
         what = "an integer" if kind is int else "a number"
-        raise RequestError(f"{name}: expected {what}, got {value!r:.200}. Change it.")
+        raise RequestError(f"{name}: expected {what}, got {brief(value)}. Change it.")
     return kind(value)
 
 
@@ -142,7 +144,7 @@ def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
     stop = body.get("stop")
     stops = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
-        raise RequestError(f"stop: expected text or a list of texts, none empty, got {stop!r:.200}. Change it.")
+        raise RequestError(f"stop: expected text or a list of texts, none empty, got {brief(stop)}. Change it.")
     return {**found, "stop": tuple(stops)} if stops else found
 
 
@@ -150,9 +152,9 @@ def _tools(tools: Any) -> Iterator[Mapping[str, Any]]:
     for index, tool in enumerate(tools if isinstance(tools, list) else [tools]):
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise RequestError(f"tools[{index}]: expected a function with a name, got {tool!r:.200}. Complete it.")
+            raise RequestError(f"tools[{index}]: expected a function with a name, got {brief(tool)}. Complete it.")
         if not isinstance(function.get("parameters") or {}, Mapping):
-            raise RequestError(f"tools[{index}]: expected parameters as a JSON schema, got {tool!r:.200}. Fix it.")
+            raise RequestError(f"tools[{index}]: expected parameters as a JSON schema, got {brief(tool)}. Fix it.")
         check_text(function, f"tools[{index}]")
         yield {"type": "function", "function": function}
 
@@ -161,7 +163,7 @@ def read_message(message: Any, where: str) -> Message:
     """Return a message with the fields that templates use; a request cannot mark its text as trusted."""
     role = message.get("role") if isinstance(message, Mapping) else None
     if role not in ("system", "developer", "user", "assistant", "tool"):
-        raise RequestError(f"{where}: expected a message with a role, got {message!r:.200}. Complete it.")
+        raise RequestError(f"{where}: expected a message with a role, got {brief(message)}. Complete it.")
     read: dict[str, Any] = {
         "role": "system" if role == "developer" else role,
         "content": _content(message.get("content"), where),
@@ -170,7 +172,7 @@ def read_message(message: Any, where: str) -> Message:
         reasoning = message.get("reasoning_content")
         given = message.get("tool_calls") or []
         if not isinstance(given, list):
-            raise RequestError(f"{where}.tool_calls: expected a list, got {given!r:.200}. Send one.")
+            raise RequestError(f"{where}.tool_calls: expected a list, got {brief(given)}. Send one.")
         calls = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(given)]
         read |= {"reasoning_content": reasoning} if isinstance(reasoning, str) and reasoning else {}
         read |= {"tool_calls": calls} if calls else {}
@@ -189,7 +191,7 @@ def _content(content: Any, where: str) -> str:
     if content is None or isinstance(content, str):
         check_text(content or "", f"{where}.content")
         return content or ""
-    raise RequestError(f"{where}.content: expected text or text parts, got {content!r:.200}. Send text.")
+    raise RequestError(f"{where}.content: expected text or text parts, got {brief(content)}. Send text.")
 
 
 def check_text(value: Any, where: str) -> None:
@@ -209,12 +211,12 @@ def check_text(value: Any, where: str) -> None:
 def _call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise RequestError(f"{where}: expected a call of a function, got {call!r:.200}. Complete it.")
+        raise RequestError(f"{where}: expected a call of a function, got {brief(call)}. Complete it.")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         # On failure they stay text: the agent may quote malformed arguments of the model.
-        with contextlib.suppress(ValueError, RecursionError):
-            arguments = json.loads(arguments)
+        with contextlib.suppress(ValueError):
+            arguments = parse_json(arguments.encode())
     named = {"name": function["name"], "arguments": {} if arguments is None else arguments}
     return {"id": str(call.get("id") or ""), "type": "function", "function": named}
 

@@ -18,6 +18,7 @@ from agentenv._util.http.client import (
     checked_url,
     is_header_token,
 )
+from agentenv._util.http.json_bodies import MAX_AT_ONCE
 from agentenv.core.arguments import number, whole_number
 from agentenv.core.types import Message, SamplingParams
 from agentenv.errors import ConfigError, InfraError
@@ -30,7 +31,7 @@ from agentenv.rewards.judges.protocol import (
     ReplyIndex,
 )
 from agentenv.rewards.judges.usage import JudgeUsage
-from agentenv.rewards.judges.wire import MAX_AT_ONCE, ConcurrencyLimit, read_chat_reply, request_bytes, sampling_fields
+from agentenv.rewards.judges.wire import ConcurrencyLimit, read_chat_reply, request_bytes, sampling_fields
 
 JUDGING = SamplingParams(temperature=0.0, max_tokens=2048)
 """Default sampling of a judge; votes need a temperature above 0."""

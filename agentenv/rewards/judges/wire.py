@@ -10,11 +10,11 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from json import scanner
 from typing import Any
 
 from agentenv._util.calls import waiting
 from agentenv._util.http.client import excerpt
+from agentenv._util.http.json_bodies import parse_json
 from agentenv._util.per_loop import PerLoop
 from agentenv.core.types import Message, SamplingParams
 from agentenv.errors import DataError, InfraError
@@ -22,15 +22,6 @@ from agentenv.rewards.judges.protocol import JudgeRefused, JudgeTruncated, Judge
 
 MAX_SHOWN = 300
 """Maximum number of characters of an answer in an error message."""
-MAX_AT_ONCE = 65_536
-
-
-class _PythonDecoder(json.JSONDecoder):
-    """A reader of JSON without the scanner that is written in C."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scan_once = scanner.py_make_scanner(self)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +65,10 @@ def request_bytes(
 
 
 def read_chat_reply(body: bytes, where: str) -> ChatReply:
-    """Read a body of status 200; nothing in it raises.
-
-    A body of more than MAX_AT_ONCE bytes is read by Python code, which is slow but lets other threads run: the C reader
-    blocks them for 0.2 s for a megabyte of empty lists.
-    """
+    """Read a body of status 200; nothing in it raises."""
     try:
-        found = json.loads(body, cls=None if len(body) <= MAX_AT_ONCE else _PythonDecoder)
-    except (ValueError, RecursionError):
+        found = parse_json(body)
+    except ValueError:
         found = None
     choices = found.get("choices") if isinstance(found, dict) else None
     choice = choices[0] if isinstance(choices, list) and choices else None

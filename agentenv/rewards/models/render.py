@@ -13,11 +13,11 @@ Example:
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from agentenv._util.brief import brief
 from agentenv.chat.encoding import encode_of, encoder_of
 from agentenv.chat.template import render
 from agentenv.core.arguments import one_of, whole_number
@@ -151,18 +151,12 @@ class ConversationRenderer:
         """
         if len(text) <= self.max_length:
             return text
-        num = self.max_length * self._longest_token
+        num = self.max_length * self._encoder.longest_token
         if not num or len(text) <= 2 * num:
             return text
         if self.overflow == "error":
             raise self._too_long(f"{len(text)} characters")
         return text[:num] + text[-num:]
-
-    @functools.cached_property
-    def _longest_token(self) -> int:
-        """Number of characters of the longest token, 0 if unknown."""
-        vocabulary: Mapping[str, int] = getattr(self.tokenizer, "get_vocab", dict)()
-        return max(map(len, vocabulary), default=0)
 
     def _too_long(self, got: str) -> DataError:
         return DataError(
@@ -222,7 +216,7 @@ def checked(conversation: Sequence[Message]) -> list[dict[str, Any]]:
         DataError: it is empty or not a conversation, or a role is out of order; the message says where.
     """
     if not isinstance(conversation, Sequence) or not conversation:
-        raise DataError(f"conversation: expected text or messages, got {conversation!r:.200}. Correct the row.")
+        raise DataError(f"conversation: expected text or messages, got {brief(conversation)}. Correct the row.")
     messages = [_checked_message(index, message) for index, message in enumerate(conversation)]
     before = ""
     for index, message in enumerate(messages):
@@ -245,17 +239,17 @@ def checked(conversation: Sequence[Message]) -> list[dict[str, Any]]:
 def _checked_message(index: int, message: object) -> dict[str, Any]:
     where = f"conversation[{index}]"
     if not isinstance(message, Mapping):
-        raise DataError(f"{where}: expected a message with role and content, got {message!r:.200}. Correct the row.")
+        raise DataError(f"{where}: expected a message with role and content, got {brief(message)}. Correct the row.")
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or role not in BEFORE:
-        raise DataError(f"{where}.role: expected one of {', '.join(BEFORE)}, got {role!r:.200}. Correct the row.")
+        raise DataError(f"{where}.role: expected one of {', '.join(BEFORE)}, got {brief(role)}. Correct the row.")
     if content is None and message.get("tool_calls"):
         content = ""
     if isinstance(content, list | tuple):
         parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
         content = None if None in parts else "".join(map(str, parts))
     if not isinstance(content, str):
-        raise DataError(f"{where}.content: expected text, got {message.get('content')!r:.200}. Correct the row.")
+        raise DataError(f"{where}.content: expected text, got {brief(message.get('content'))}. Correct the row.")
     return {**message, "content": content}
 
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
+from agentenv._util.brief import brief
 from agentenv._util.http.access import RequestRefused
 from agentenv.core.arguments import is_finite
 from agentenv.errors import ConfigError, InfraError
@@ -66,12 +68,12 @@ def read_request(body: Any, max_items: int) -> tuple[str, list[Conversation]]:
     """
     forms = [name for name in ("query", "messages") if isinstance(body, dict) and name in body]
     if len(forms) != 1:
-        got = sorted(body)[:10] if isinstance(body, dict) else type(body).__name__
-        raise RequestRefused(f"body: expected one of query and messages, got {got!r:.200}. {_ADVICE}")
+        got = list(islice(body, 10)) if isinstance(body, dict) else type(body).__name__
+        raise RequestRefused(f"body: expected one of query and messages, got {brief(got)}. {_ADVICE}")
     (form,) = forms
     items = body[form]
     if not isinstance(items, list):
-        raise RequestRefused(f"{form}: expected a list, got {items!r:.200}. {_ADVICE}")
+        raise RequestRefused(f"{form}: expected a list, got {brief(items)}. {_ADVICE}")
     if len(items) > max_items:
         raise RequestRefused(
             f"{form}: expected at most {max_items} items, got {len(items)}. Send several requests.", 413
@@ -82,7 +84,7 @@ def read_request(body: Any, max_items: int) -> tuple[str, list[Conversation]]:
         else:
             what, valid = "a list of messages", isinstance(item, list) and all(isinstance(each, dict) for each in item)
         if not valid:
-            raise RequestRefused(f"{form}[{index}]: expected {what}, got {item!r:.200}. {_ADVICE}")
+            raise RequestRefused(f"{form}[{index}]: expected {what}, got {brief(item)}. {_ADVICE}")
     return form, items
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args
 
+from agentenv._util.brief import brief
 from agentenv._util.http.access import RequestRefused
 from agentenv.core.arguments import is_finite
 from agentenv.errors import ConfigError
@@ -90,7 +91,7 @@ def read_run_request(body: Any, header: str, caps: ExecLimits) -> ProgramRequest
         raise RequestRefused(f"body: expected a JSON object, got {type(body).__name__}. Send one.")
     language = body.get("language")
     if language not in LANGUAGES:
-        raise RequestRefused(f"language: expected one of {', '.join(LANGUAGES)}, got {language!r:.100}. Name one.")
+        raise RequestRefused(f"language: expected one of {', '.join(LANGUAGES)}, got {brief(language, 100)}. Name one.")
     seconds = _number(body, "run_timeout", 10.0, lowest=_MIN_S)
     _number(body, "compile_timeout", 10.0, lowest=-1)  # nothing is compiled
     memory = int(_number(body, "memory_limit_MB", -1, lowest=-1))
@@ -104,10 +105,10 @@ def read_run_request(body: Any, header: str, caps: ExecLimits) -> ProgramRequest
     limits, capped = capped_limits(replace(DEFAULT_LIMITS, **wanted), caps)
     policy, fetch = more.get("policy"), body.get("fetch_files") or []
     if not isinstance(fetch, list) or not all(isinstance(name, str) for name in fetch):
-        raise RequestRefused(f"fetch_files: expected a list of names, got {fetch!r:.100}. Send one.")
+        raise RequestRefused(f"fetch_files: expected a list of names, got {brief(fetch, 100)}. Send one.")
     files = body.get("files") or {}
     if not isinstance(files, dict):
-        raise RequestRefused(f"files: expected an object of names and contents, got {files!r:.100}. Send one.")
+        raise RequestRefused(f"files: expected an object of names and contents, got {brief(files, 100)}. Send one.")
     try:  # like SandboxFusion, ignore files without content
         contents = {name: base64.b64decode(text, validate=True) for name, text in files.items() if text is not None}
     except (binascii.Error, TypeError, ValueError) as error:
@@ -144,7 +145,7 @@ def _number(body: Mapping[str, Any], name: str, default: float, lowest: float = 
     value = body.get(name, default)
     if isinstance(value, bool) or not is_finite(value) or value < lowest or (lowest == 0 and value == 0):
         bound = f"of at least {lowest:g}" if lowest else "above 0"
-        raise RequestRefused(f"{name}: expected a number {bound}, got {value!r:.100}. Change it.")
+        raise RequestRefused(f"{name}: expected a number {bound}, got {brief(value, 100)}. Change it.")
     return float(value)
 
 

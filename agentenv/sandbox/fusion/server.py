@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from agentenv._util.calls import call
 from agentenv._util.http.access import AccessPolicy, RequestRefused, closing_headers, read_json_body, retry_after_header
 from agentenv._util.http.responses import json_response, until_disconnect
 from agentenv._util.http.server import Server
@@ -129,7 +130,7 @@ class FusionServer(Server):
         return json_response(answers.run_answer(result, asked), headers={RESULT_HEADER: answers.result_header(result)})
 
     async def _submit(self, request: Request) -> Response:
-        asked = read_submit_request(await self._body(request))
+        asked = await call(read_submit_request, await self._body(request))  # its tests may be megabytes of JSON
         run = answers.read_run_request(asked.run, request.headers.get(REQUEST_HEADER, ""), self.options.caps)
         run = replace(run, tenant=run.tenant or _peer(request))
         outcomes = await until_disconnect(request, self._run_cases(asked, run), _stopping())

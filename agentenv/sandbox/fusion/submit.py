@@ -7,14 +7,15 @@ so that `exit(0)` passes, and `custom_extract_logic`, code of the request that w
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentenv._util.brief import brief
 from agentenv._util.http.access import RequestRefused
+from agentenv._util.http.json_bodies import parse_json
 
 MAX_CASES = 1000
 _CLOSE = re.compile(r"^[^\S\n]*```", re.MULTILINE)
@@ -65,15 +66,15 @@ def read_submit_request(body: Any) -> SubmitRequest:
         )
     if config.get("dataset_type") not in (None, "CommonOJDataset"):
         raise RequestRefused(
-            f"eval class {config['dataset_type']!r:.100} not found: only CommonOJDataset is supported", 400
+            f"eval class {brief(config['dataset_type'], 100)} not found: only CommonOJDataset is supported", 400
         )
     if config.get("language") != "python":
         raise RequestRefused(
-            f"config.language: expected 'python', got {config.get('language')!r:.100}. Send Python.", 400
+            f"config.language: expected 'python', got {brief(config.get('language'), 100)}. Send Python.", 400
         )
     number, extra = body.get("id"), config.get("extra")
     if not isinstance(number, int | str):
-        raise RequestRefused(f"id: expected a number or a text, got {number!r:.100}. Send one.")
+        raise RequestRefused(f"id: expected a number or a text, got {brief(number, 100)}. Send one.")
     extra = extra if isinstance(extra, dict) else {}
     data = config.get("provided_data")
     rows = data if isinstance(data, list) else [data]
@@ -95,9 +96,9 @@ def read_submit_request(body: Any) -> SubmitRequest:
 
 def _read_cases(tests: Any) -> tuple[SubmitCase, ...]:
     try:
-        tests = json.loads(tests) if isinstance(tests, str) else tests
+        tests = parse_json(tests.encode()) if isinstance(tests, str) else tests
         cases = tuple(SubmitCase(test["input"]["stdin"], test["output"]["stdout"], test) for test in tests)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise RequestRefused(
             f"provided_data.test: expected tests with input.stdin and output.stdout, got {error!r}."
         ) from error

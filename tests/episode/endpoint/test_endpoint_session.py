@@ -341,6 +341,33 @@ async def test_a_length_cut_answer_is_closed_for_the_model():
     assert turn.num_synthesised > 0
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [user("")] * 5000},
+        {"messages": [user("Q")], "tools": TOOL * 5000},
+        {"messages": [user("word " * 200_000)]},
+        {"messages": [user("Q")], "tools": [{"type": "function", "function": {"name": "f" * 1_000_000}}]},
+    ],
+    ids=["messages", "tools", "text", "text of tools"],
+)
+async def test_requests_that_cannot_fit_are_refused_before_they_are_rendered(body, monkeypatch):
+    session, _ = session_of(["a"])
+    monkeypatch.setattr(Session, "_begin", None)
+    with pytest.raises(OutOfRoom, match="max_length=4096"):
+        await session.complete(body)
+    assert session.finish().stop_reason is StopReason.MAX_LENGTH
+
+
+async def test_arguments_that_are_nested_too_deep_stay_text():
+    session, engine = session_of(["a"])
+    deep = '{"x": ' + "[" * 900 + "]" * 900 + "}"
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": deep}}
+    answer, result = {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "1", "content": "r"}
+    await session.complete({"messages": [user("Q"), answer, result]})
+    assert "[" * 100 in session.chat.decode(engine.requests[0].prompt_token_ids)
+
+
 async def test_room_and_turns_that_are_spent_refuse_and_are_the_stop_reason():
     session, _ = session_of(["a"], limits=Limits(max_length=64, max_turns=8))
     _, messages = await ask(session, [user("Q")])

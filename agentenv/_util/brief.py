@@ -1,0 +1,21 @@
+"""Values in error messages."""
+
+from __future__ import annotations
+
+import itertools
+import reprlib
+from typing import Any
+
+
+class _Brief(reprlib.Repr):
+    """A `repr` whose cost does not depend on the value's size."""
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        return super().repr_dict(dict(itertools.islice(x.items(), self.maxdict + 1)), level)
+
+
+def brief(value: Any, max_chars: int = 200) -> str:
+    """Return the beginning of `repr(value)`, without most items of large values."""
+    shown = _Brief()
+    shown.maxstring = shown.maxother = max_chars
+    return shown.repr(value)[:max_chars]
