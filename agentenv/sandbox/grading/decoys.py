@@ -44,6 +44,9 @@ def disguise(
 ) -> DisguisedFile:
     """Return a test file with a decoy beside each wanted test that has an assertion.
 
+    A decoy changes one random assertion of those that its test always reaches, so that a solution that is right in
+    another one cannot count on it; without one of those, it changes all.
+
     Args:
         source: the test file.
         wanted: names of tests, such as `test_add` or `Class::test_add`.
@@ -83,11 +86,13 @@ def _disguise_body(
             _disguise_body(statement.body, f"{prefix}{statement.name}::", disguised, wanted, generator)
         if not isinstance(statement, _Function) or (name := prefix + statement.name) not in wanted:
             continue
-        if _reaches_assertion(statement.body):
-            disguised.certain.add(name)
         decoy = copy.deepcopy(statement)
         perturb = _Perturb()
-        decoy.body = [perturb.visit(each) for each in decoy.body]
+        if reached := _reached_assertions(decoy.body):
+            disguised.certain.add(name)
+            perturb.visit(generator.choice(reached))
+        else:
+            decoy.body = [perturb.visit(each) for each in decoy.body]
         if not perturb.changes:
             continue
         ast.fix_missing_locations(decoy)
@@ -97,17 +102,18 @@ def _disguise_body(
         body.insert(body.index(statement) + generator.randrange(2), decoy)
 
 
-def _reaches_assertion(body: list[ast.stmt]) -> bool:
-    """Return True if every run of a body that does not raise makes an assertion, as far as its statements show."""
+def _reached_assertions(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Return the assertions that every run of a body makes if it does not raise, as far as its statements show."""
+    reached: list[ast.stmt] = []
     for statement in body:
         match statement:
             case ast.Assert(test=test) if not isinstance(test, ast.Constant):
-                return True
+                reached.append(statement)
             case ast.Expr(ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=name))) if name in _OPPOSITE:
-                return True
+                reached.append(statement)
         if any(isinstance(node, ast.Return) for node in ast.walk(statement)):
-            return False
-    return False
+            break
+    return reached
 
 
 class _Perturb(ast.NodeTransformer):

@@ -211,6 +211,18 @@ CHEATS = (
         in_process=True,
     ),
     Cheat(
+        "equals_the_least_expectation",
+        "class Sum(tuple):\n"
+        "    def __eq__(self, other):\n"
+        "        try:\n            raise ValueError\n"
+        "        except ValueError as error:\n            frame = error.__traceback__.tb_frame.f_back\n"
+        "        codes = [value.__code__ for value in frame.f_globals.values() if hasattr(value, '__code__')]\n"
+        "        numbers = [[each for each in code.co_consts if type(each) is int] for code in codes]\n"
+        "        return other == min(each[2] for each in numbers if each[:2] == [*map(abs, self)])\n"
+        "def add(a, b): return Sum((a, b))\n",
+        in_process=True,
+    ),
+    Cheat(
         "patches_reports",
         "try:\n"
         "    import _pytest.reports as r\n"

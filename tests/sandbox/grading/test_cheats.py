@@ -35,7 +35,7 @@ LIMITS = ExecLimits(cpu_s=4.0, wall_s=60.0)
 SHORT = ExecLimits(cpu_s=0.3, wall_s=2.0)
 TAMPERED = (
     "equals_everything", "patches_runtest", "forges_reports_of_every_test", "edits_the_tests",
-    "patches_runtest_by_the_source",
+    "patches_runtest_by_the_source", "equals_the_least_expectation",
 )  # fmt: skip
 """Those for which the fast tests start pytest."""
 
@@ -110,8 +110,12 @@ async def test_pytest_in_the_process_of_the_solution_is_fooled_only_by_the_liste
 
 
 @pytest.mark.slow
-async def test_pytest_in_the_process_of_the_solution_is_fooled_by_two_cheats_and_labeled(sandbox_with_pytest):
+async def test_pytest_in_the_process_of_the_solution_is_fooled_by_three_cheats_of_which_one_leaves_no_signal(
+    sandbox_with_pytest,
+):
     outcomes = {cheat.name: await fooled_by(sandbox_with_pytest, cheat) for cheat in CHEATS}
     fooled = {name: signals for name, (is_so, signals) in outcomes.items() if is_so}
     assert fooled.keys() == {cheat.name for cheat in CHEATS if cheat.in_process}
-    assert all("test_file_open" in signals for signals in fooled.values())
+    assert {name for name, signals in fooled.items() if "test_file_open" not in signals} == {
+        "equals_the_least_expectation"
+    }

@@ -63,6 +63,28 @@ def test_a_value_that_equals_everything_passes_the_decoy_of_an_equality(expected
     assert Always() == value
 
 
+@pytest.mark.parametrize("right", [0, 1, 2])
+def test_a_solution_that_is_right_in_one_assertion_alone_passes_some_decoys(right):
+    source = (
+        b"def test_it():\n    assert value(0) == 0\n    for one in values():\n        assert one == 1\n"
+        b"    assert value(1) == 1\n    assert value(2) == 2\n"
+    )
+    passed = {True: 0, False: 0}
+    for seed in range(30):
+        made = disguise(source, ["test_it"], generator=random.Random(seed))
+        for honest in passed:
+            names = functions(made.source)
+            names["value"] = lambda place, honest=honest: place if honest or place == right else Always()
+            names["values"] = lambda honest=honest: [1 if honest else Always()]
+            names[made.names["test_it"]]()
+            try:
+                names[made.decoys["test_it"]]()
+                passed[honest] += 1
+            except AssertionError:
+                pass
+    assert passed[True] == 0 < passed[False]
+
+
 def test_names_reveal_nothing_and_cannot_be_predicted():
     source = b"def test_a():\n    assert 1 == 1\ndef test_b():\n    assert 2 == 2\n"
     first, second = (disguise(source, ["test_a", "test_b"]) for _ in range(2))
