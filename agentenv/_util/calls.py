@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import math
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
@@ -164,6 +165,12 @@ class _Clock:
             if not self._waits and not self.over:
                 self._timer = self._loop.call_later(max(self._left_s, 0.0), self._end, None)
 
+    @property
+    def left_s(self) -> float:
+        """Seconds until this clock or one around it ends the wait."""
+        own_s = self._left_s if self._waits else self._timer.when() - self._loop.time()
+        return own_s if self._outer is None else min(own_s, self._outer.left_s)
+
     def cancel(self) -> None:
         """Stop the timer for good."""
         self.over = True
@@ -177,6 +184,12 @@ def waiting() -> AbstractContextManager[object]:
     """Return a context in which the running method's limit is paused, for waits until it is its turn."""
     clock = _CLOCK.get()
     return nullcontext() if clock is None else clock.still()
+
+
+def seconds_left() -> float:
+    """Return the rest of the running method's limit; infinity without one."""
+    clock = _CLOCK.get()
+    return math.inf if clock is None else clock.left_s
 
 
 async def bounded(method: Callable[..., Any], *args: Any, limit_s: float, flag: str = "step_timeout_s") -> Any:

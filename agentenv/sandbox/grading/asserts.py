@@ -83,6 +83,8 @@ async def _grade_tests(
     done: list[tuple[Verdict, str, str]] = []
     blamed = 0
     while len(done) < len(tests):
+        if (late := grading.out_of_time()) is not None:
+            return done + [(*late, "")] * (len(tests) - len(done))
         try:
             async with grading.turn():
                 outcome = await _examine_pair(grading, code, suite=suite, tests=tests[len(done) :])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import marshal
+import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,10 @@ _SMALL = 1 << 15
 _TIMEOUTS = {ExecStatus.CPU_TIMEOUT: "cpu_s", ExecStatus.WALL_TIMEOUT: "wall_s"}
 _LIMITS = {ExecStatus.MEMORY: "memory_mb", ExecStatus.OUTPUT_LIMIT: "stdout_kb", ExecStatus.DISK_LIMIT: "disk_mb"}
 _START_TIMEOUT_S = 120.0
+_MIN_TEST_S = 1.0
+"""Shortest time that is worth starting a test."""
+_MIN_SHARE = 0.5
+"""Share of the time for all tests that a program must have run, so that it is its own fault that none is left."""
 Result = TypeVar("Result")
 
 
@@ -34,11 +39,16 @@ class GradingRun:
     limits: ExecLimits
     tenant: str
     stop_on_fail: bool
+    seconds_left: Callable[[], float] = lambda: math.inf
     signals: set[str] = field(default_factory=set)
     not_loaded: bool = False
     load_error: str = ""
     infra_detail: str = ""
     results: list[ExecResult] = field(default_factory=list)
+    _left_at_start_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._left_at_start_s = self.seconds_left()
 
     async def run(
         self,
@@ -76,6 +86,22 @@ class GradingRun:
                 f"sandbox: expected a free slot within {_START_TIMEOUT_S:g} s, got none. "
                 "An AssertSuite needs two slots: add slots, or run fewer gradings."
             ) from error
+
+    def out_of_time(self) -> tuple[Verdict, str] | None:
+        """Return the verdict on a test that comes after the time for all tests, or None; `wall_s` ends with that time.
+
+        Call this before each execution, so that a slow program does not take its own grade along.
+        """
+        left_s = self.seconds_left()
+        self.limits = replace(self.limits, wall_s=min(self.limits.wall_s, max(left_s, _MIN_TEST_S)))
+        if left_s >= _MIN_TEST_S:
+            return None
+        # A program also waits for its own other threads, but not longer than they run.
+        ran_s = sum(result.wall_s - max(result.run_delay_s - result.cpu_s, 0.0) for result in self.results)
+        if ran_s < _MIN_SHARE * (self._left_at_start_s - left_s):
+            self.infra_detail = self.infra_detail or "host: expected free cores for all tests, got none. Grade fewer."
+            return Verdict.INFRA, self.infra_detail
+        return Verdict.TIMEOUT, "not run: the tests before it took the time of all"
 
     def turn(self) -> AbstractAsyncContextManager[None]:
         """Hold a run slot for the duration of the block, for programs by `start`, which take none themselves."""

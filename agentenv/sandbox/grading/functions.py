@@ -114,7 +114,7 @@ async def grade_functions(grading: GradingRun, code: str, suite: FunctionSuite) 
     else:
         done = await gather_limited([_grade_batch(grading, code, suite=suite, cases=cases) for cases in batches])
         results = [result for each in done for result in each]
-    if grading.not_loaded and not suite.visible:
+    if grading.not_loaded and not suite.visible and grading.out_of_time() is None:
         # The error may be shown to the model, so it must come from a process that has no hidden tests.
         execution, answers = await _execute(grading, code, suite, ())
         _process_verdict(grading, answers, execution, visible=True)
@@ -133,6 +133,8 @@ async def _grade_batch(
     blamed = 0
     while len(results) < len(cases):
         pending = cases[len(results) :]
+        if (late := grading.out_of_time()) is not None:
+            return results + [_result(case, *late) for case in pending]
         execution, answers = await _execute(grading, code, suite, pending)
         common = _process_verdict(grading, answers, execution, visible=cases[0].visible)
         if common is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 from agentenv.errors import ConfigError
 from agentenv.sandbox.grading.asserts import grade_asserts
 from agentenv.sandbox.grading.executions import GradingRun
@@ -21,6 +24,7 @@ async def grade(
     limits: ExecLimits | None = None,
     stop_on_fail: bool = False,
     tenant: str = "",
+    seconds_left: Callable[[], float] = lambda: math.inf,
 ) -> GradeResult:
     """Run all tests of a suite on a program. The program cannot make this raise or get a pass without evidence.
 
@@ -29,17 +33,21 @@ async def grade(
         code: Python source, untrusted.
         suite: the tests.
         limits: limits of a single test; the sandbox's default if None. A test times out only if it had all of them for
-            itself.
+            itself, or the time for all tests is over.
         stop_on_fail: skip the tests after the first one that did not pass. They count as not passed, so use this only
             for `GradeResult.all_passed`.
         tenant: name of the caller, for the sandbox's queue.
+        seconds_left: returns the time that is left for all tests.
 
     Raises:
         ConfigError: `suite` is not a test suite, or the sandbox cannot run its tests.
         DataError: the tests of an AssertSuite never call the solution.
         asyncio.CancelledError: after all programs have been killed.
     """
-    grading = GradingRun(sandbox, limits or getattr(sandbox, "limits", None) or ExecLimits(), tenant, stop_on_fail)
+    grading = GradingRun(
+        sandbox, limits or getattr(sandbox, "limits", None) or ExecLimits(), tenant, stop_on_fail, seconds_left
+    )
+    grading.out_of_time()
     match suite:
         case StdioSuite():
             return grading.grade_result(await grade_stdio(grading, code, suite), Integrity.OUTSIDE)

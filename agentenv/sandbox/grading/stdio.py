@@ -47,6 +47,8 @@ async def _grade_test(
     """Run and judge one test, unless MAX_SLOW tests are in `slow`; a test that times out adds its name there."""
     if len(slow) >= MAX_SLOW:
         return TestResult(name, visible, Verdict.MISSING, detail=f"not run: {MAX_SLOW} tests timed out")
+    if (late := grading.out_of_time()) is not None:
+        return TestResult(name, visible, late[0], detail=late[1])
     stdout_kb = max(grading.limits.stdout_kb, len(test.expected.encode(errors="replace")) // 512 + 1)
     limits = replace(grading.limits, stdout_kb=stdout_kb)
     result = await grading.run(code, stdin=test.stdin.encode(errors="surrogateescape"), limits=limits)

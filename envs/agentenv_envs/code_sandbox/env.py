@@ -50,7 +50,7 @@ class CodeSandbox(AgentInstance):
     }
 
     default_limits: ClassVar[ExecLimits] = LIMITS
-    """Limits of one test. An attempt may take as long as all tests together: set `--step_timeout_s` accordingly."""
+    """Limits of one test. Tests for which `--step_timeout_s` leaves no time are timeouts: set it for all together."""
 
     def __init__(  # noqa: PLR0913 - one option for each rule
         self,

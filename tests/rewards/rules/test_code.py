@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from agentenv.errors import ConfigError, DataError, InfraError
+from agentenv.rewards.grading import grade as grade_in_time
 from agentenv.rewards.rules.code import CodeReward, code_task
 from agentenv.rewards.rules.code.assert_rows import split_tests
 from agentenv.rewards.types import Response, Status
@@ -609,3 +610,27 @@ async def test_a_text_that_is_too_long_has_no_program():
     for row in (ADD, TEXT):
         result = await CodeReward(sandbox=BrokenSandbox()).grade(Response("x = 1\n" * 200_000, None, metadata=row))
         assert (result.status, result.reward) == (Status.NO_ANSWER, 0.0)
+
+
+SLOW = """
+import time
+def add(a, b):
+    time.sleep(0.8)
+    return a + b
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("suite", ["functions", "asserts", "stdio"])
+@one_loop
+async def test_a_program_that_is_slow_within_every_limit_does_not_outlast_its_grade(sandbox, suite):
+    sums = [(n, n + 1, 2 * n + 1) for n in range(20)]
+    row = {
+        "functions": {"entry_point": "add", "hidden": [{"args": [a, b], "expected": c} for a, b, c in sums]},
+        "asserts": {"test_list": [f"assert add({a}, {b}) == {c}" for a, b, c in sums]},
+        "stdio": {"tests": [{"stdin": f"{a} {b}", "stdout": str(c)} for a, b, c in sums]},
+    }[suite]
+    code = SLOW + "print(add(*map(int, input().split())))" * (suite == "stdio")
+    reward = CodeReward(sandbox=sandbox, limits={"wall_s": 1.2})
+    result = await grade_in_time(reward, Response(block(code), None, "", row), limit_s=6.0)
+    assert (result.status, result.components["all_passed"]) == (Status.TIMEOUT, 0.0), result.detail

@@ -1,6 +1,7 @@
 """A grade: no number where the sandbox failed, and nothing of hidden tests in what a model is told."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -108,6 +109,23 @@ async def test_cancelling_leaves_no_process(kind):
         with pytest.raises(asyncio.CancelledError):
             await task
     assert all(execution.result is not None for execution in sandbox.executions)
+
+
+@pytest.mark.parametrize(("delay_s", "verdict"), [(0.0, Verdict.TIMEOUT), (13.0, Verdict.INFRA)])
+async def test_tests_after_the_time_for_all_are_timeouts_unless_the_host_took_it(delay_s, verdict):
+    left_s = 40.0
+
+    class Slow(PlainSandbox):
+        run_slots = 1
+
+        async def run(self, program, **options):
+            nonlocal left_s
+            left_s -= 14.0
+            return replace(await super().run(program, **options), wall_s=14.0, run_delay_s=delay_s)
+
+    tests = StdioSuite(hidden=(StdioTest("1", "1"),) * 5)
+    result = await grade(Slow(), "print(input())", tests, limits=LIMITS, seconds_left=lambda: left_s)
+    assert [test.verdict for test in result.tests] == [Verdict.PASSED] * 3 + [verdict] * 2
 
 
 VERDICTS = st.lists(st.tuples(st.booleans(), st.sampled_from(Verdict)), min_size=1, max_size=6)

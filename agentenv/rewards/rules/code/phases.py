@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from agentenv._util.calls import seconds_left
 from agentenv.sandbox.grading import GradeResult, TestResult, TestSuite, Verdict, grade
 from agentenv.sandbox.types import ExecLimits, Isolation, Sandbox
+
+_END_S = 5.0
+"""Time before the end of the caller's time limit, in which the last tests are judged."""
 
 
 async def grade_in_turn(
@@ -15,9 +19,15 @@ async def grade_in_turn(
     """Return the verdict of every test. Hidden tests are skipped, which is not a pass, if their outcome is known.
 
     That is the case if a visible test timed out or the program could not be loaded; and, with `all_or_nothing`, if any
-    test did not pass. See `sandbox.grading.grade`.
+    test did not pass. Tests that the caller's time limit leaves no time for are timeouts. See `sandbox.grading.grade`.
     """
-    how: dict[str, Any] = {"limits": limits, "stop_on_fail": all_or_nothing, "tenant": tenant}
+    end_s = min(_END_S, 0.1 * seconds_left())
+    how: dict[str, Any] = {
+        "limits": limits,
+        "stop_on_fail": all_or_nothing,
+        "tenant": tenant,
+        "seconds_left": lambda: seconds_left() - end_s,
+    }
     whole: Any = suite
     if not suite.visible or not suite.hidden:
         return await grade(sandbox, code, suite, **how)
