@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal, get_args
@@ -78,16 +78,23 @@ def same_value(expected: Any, got: Any, how: Comparison = EXACT) -> bool:
     if isinstance(expected, (list, tuple)):
         return _same_items(expected, got, how)
     if isinstance(expected, dict):
-        actual = {_typed(key, how): item for key, item in got.items()}
-        wanted = {_typed(key, how): item for key, item in expected.items()}
+        wanted, actual = _by_key(expected, how), _by_key(got, how)
         return actual.keys() == wanted.keys() and all(
-            same_value(item, actual[key], how) for key, item in wanted.items()
+            _same_items(items, actual[key], how) for key, items in wanted.items()
         )
     if isinstance(expected, (set, frozenset)):
-        return {_typed(item, how) for item in expected} == {_typed(item, how) for item in got}
+        return bool(_typed(frozenset(expected), how) == _typed(frozenset(got), how))
     if isinstance(expected, complex):
         return _same_number(expected.real, got.real, how) and _same_number(expected.imag, got.imag, how)
     return bool(expected == got)
+
+
+def _by_key(value: Mapping[Any, Any], how: Comparison) -> dict[Any, list[Any]]:
+    """Return the items of each key, in order; only NaN, of which each is another key, has several."""
+    items: dict[Any, list[Any]] = {}
+    for key, item in value.items():
+        items.setdefault(_typed(key, how), []).append(item)
+    return items
 
 
 def _same_items(expected: Any, got: Any, how: Comparison) -> bool:
@@ -124,7 +131,7 @@ def _typed(value: Any, how: Comparison) -> Any:
     if isinstance(value, tuple):
         return (tuple, tuple(_typed(item, how) for item in value))
     if isinstance(value, frozenset):
-        return (frozenset, frozenset(_typed(item, how) for item in value))
+        return (frozenset, frozenset(Counter(_typed(item, how) for item in value).items()))
     return (type(value), value)
 
 

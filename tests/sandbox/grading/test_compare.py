@@ -235,3 +235,14 @@ OFFICIAL_TEXTS = [
 def test_outputs_of_a_benchmark_are_compared_as_its_own_evaluator_does(expected, got, livecodebench, apps):
     assert same_text(expected, got, "livecodebench") is livecodebench
     assert same_text(expected, got, "apps") is apps
+
+
+def test_each_nan_in_a_set_or_among_the_keys_of_a_dict_counts():
+    one, two = float("nan"), float("nan")
+    assert same_value({one: 1, two: 2}, {two: 1, one: 2})
+    assert same_value({one, two, (one,)}, {two, one, (two,)})
+    for expected, got in (({one: 1}, {one: 7, two: 1}), ({one: 1, two: 2}, {one: 7, two: 2}), ({one}, {one, two})):
+        assert not same_value(expected, got)
+        assert not same_value(got, expected)
+    assert not same_value(frozenset({(one, 1)}), frozenset({(one, 1), (two, 1)}))
+    assert not same_value({frozenset({one})}, {frozenset({one, two})})
