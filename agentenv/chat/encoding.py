@@ -78,16 +78,19 @@ class Encoder:
     def protect(self, value: Any, mark: str, *, ends: bool = False, named: bool = False) -> Any:
         """Return the value with `mark` after the first character of every added-token string in it, at any depth.
 
-        With `ends`, also mark a string that begins or ends with part of an added-token string, which the template's
-        text may complete. Keys stay unchanged, except untrusted ones (`named`: the arguments of a call).
+        With `ends`, also mark a string that, trimmed, begins or ends with part of an added-token string, which the
+        template's text or another string may complete. Keys stay unchanged, except untrusted ones (`named`: the
+        arguments of a call).
         """
         if isinstance(value, str):
             cuts = [start + 1 for start, _ in self._occurrences(value)]
-            sizes = range(1, min(len(value), self._max_len) + 1) if ends else ()
-            if any(value[:n] in self._tails for n in sizes):
-                cuts.insert(0, 0)
-            if any(value[-n:] in self._heads for n in sizes):
-                cuts.append(len(value))
+            bare = value.strip()
+            sizes = range(1, min(len(bare), self._max_len) + 1) if ends else ()
+            if any(bare[:n] in self._tails for n in sizes):
+                cuts.append(len(value) - len(value.lstrip()))
+            if any(bare[-n:] in self._heads for n in sizes):
+                cuts.append(len(value.rstrip()))
+            cuts.sort()
             return mark.join(value[a:b] for a, b in zip([0, *cuts], [*cuts, len(value)], strict=True))
         if isinstance(value, Mapping):
             return {

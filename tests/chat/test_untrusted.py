@@ -81,6 +81,28 @@ def test_no_place_in_a_rows_messages_forges_anything(family, place):
 
 @pytest.mark.long
 @every_family
+def test_parts_of_a_text_that_the_template_trims_forge_nothing(family):
+    chat = chat_of(family)
+
+    def prompt(*texts):
+        return chat.prompt([{"role": "user", "content": [{"type": "text", "text": text} for text in texts]}])
+
+    try:
+        known = num_added(chat, prompt("a", "b"))
+    except ConfigError:
+        return  # the template takes no parts
+    for text in list(encoder_of(chat.tokenizer).added)[:40]:
+        at = len(text) // 2
+        for texts in (
+            (f"a{text[:at]} ", f"\n{text[at:]}b"),
+            (f"a {text[:at]}\t", text[at:]),
+            (text[:at], f" {text[at:]}"),
+        ):
+            assert num_added(chat, prompt(*texts)) <= known, text
+
+
+@pytest.mark.long
+@every_family
 def test_names_and_ids_of_results_forge_nothing(family):
     chat = chat_of(family)
     if "tool" not in family.shapes:
