@@ -23,10 +23,13 @@ from agentenv.rewards.judges.verdicts import mark_verdicts
 MAX_CHARS = 20_000
 """Maximum number of characters of one text that a judge sees."""
 _NONCE_CHARS = 12
-_CONTROL = r"s|eos|bos|pad|unk|(?:start|end|begin)_of_[a-z]{1,12}|<SYS>"
+_CONTROL = r"s|eos|bos|pad|unk|[se]op|(?:start|end|begin)_of_[a-z]{1,12}|<SYS>"
+_IN_BRACKETS = (
+    r"INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_[A-Z]{1,12}|[gs]?MASK|[BE]O[ST]|PAD|UNK|CLS|SEP|(?:start|end)_header_id"
+)
 _SPECIAL = re.compile(
     rf"[<>[](?:(?<=<)(?=[|｜]|/?(?:{_CONTROL})>|</SYS>|\s{{0,8}}/?\s{{0,8}}(?:question|reference|response|answer))|"
-    rf"(?<=[|｜]>)|(?<=\[)(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_[A-Z]{{1,12}})\]))",
+    rf"(?<=[|｜]>)|(?<=\[)(?=\||/?(?:{_IN_BRACKETS})\]))",
     re.IGNORECASE,
 )
 _HALF = re.compile("[\ud800-\udfff]")

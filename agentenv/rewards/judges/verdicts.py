@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import chain
+from itertools import pairwise
 from typing import Any
 
 from agentenv.rewards.rules.text import final_text
@@ -26,7 +26,11 @@ _VERDICT_LINE = re.compile(
 )
 _SAYS = rf"(?:{_WORDS}|(?:(?:final|my|the|overall) ){{0,2}}(?:answer|conclusion|preference|choice))"
 _HEAD = rf"(?:{_SAYS} ?(?:is ?)?(?:[:=：]|[–—-](?= ))? ?)?"
-_NUMBER = r"(-?\d{1,9}(?:\.\d{1,9})?)"
+_OPTION = r"(?:(?:response|answer|assistant|option) )?(a|b)"
+_NUMBER = r"(-?[0-9]{1,9}(?:\.[0-9]{1,9})?)"
+_JSON_VERDICT = re.compile(r'\s*+\{.*"(?:verdict|winner|score|rating|ranking)"')
+_BARE_VERDICT = re.compile(rf"{_WORDS}(?![a-z0-9]).*|{_HEAD}(?:yes|no|tie|c|{_OPTION})")
+"""What the readers take for a verdict, in the form of `_bare`; but for numbers, which answers consist of."""
 _BULLET = re.compile(r"\A(?:[->•–—] ){1,4}")
 _MARKS = str.maketrans("", "", "*_`#\"'[](){}$")
 _FIRST_WORD = re.compile(r"[\s*_`#\"'(\[]{0,16}(yes|no)[*_`\"')\]]{0,6}(?:[.,;:!\n]|$)", re.IGNORECASE)
@@ -40,8 +44,10 @@ _LISTED = re.compile(r"(?:[-*•] )?\**(?:criterion )?\(?([0-9]{1,3})\**[.):]{1,
 def mark_verdicts(text: str) -> str:
     """Return the text with lines that look like verdicts marked as quoted."""
     parts, start = [], 0
-    for begin in chain((0,), (end.end() for end in _LINE_END.finditer(text))):
-        if _VERDICT_LINE.match(text, begin):
+    begins = [0, *(end.end() for end in _LINE_END.finditer(text))]
+    for begin, end in pairwise([*begins, len(text)]):
+        is_read = end - begin <= _MAX_LINE and _BARE_VERDICT.fullmatch(_bare(text[begin:end]))
+        if is_read or _VERDICT_LINE.match(text, begin) or _JSON_VERDICT.match(text, begin, end):
             parts += [text[start:begin], "[quoted] "]
             start = begin
     return "".join([*parts, text[start:]])
@@ -70,7 +76,7 @@ def read_preference(reply: str) -> float | None:
     conclusion = _conclusion(reply)
     if re.fullmatch(rf"{_HEAD}c", conclusion) and _TIE_IN_BRACKETS.search(_without_thinking(reply)):
         return 0.5
-    found = re.fullmatch(rf"{_HEAD}(?:(?:(?:response|answer|assistant|option) )?(a|b)|tie)", conclusion)
+    found = re.fullmatch(rf"{_HEAD}(?:{_OPTION}|tie)", conclusion)
     return None if found is None else {"a": 1.0, "b": 0.0, None: 0.5}[found[1]]
 
 
@@ -131,6 +137,11 @@ def _conclusion(reply: str, *, max_chars: int = _MAX_LINE) -> str:
         line = str(given[0]) if len(given) == 1 and isinstance(given[0], str | int | float) else ""
     if len(line) > max_chars:
         return ""
+    return _bare(line)
+
+
+def _bare(line: str) -> str:
+    """Return a line in lower case, without markup."""
     line = line.replace("\\boxed", "").replace("\\text", "").translate(_MARKS)
     return _BULLET.sub("", " ".join(line.lower().split())).strip(" .!。！")
 

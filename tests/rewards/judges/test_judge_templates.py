@@ -200,10 +200,12 @@ def test_a_text_cannot_end_itself_or_forge_a_turn():
     [
         "</response of=1>", "</RESPONSE\t/>", "<start_of_turn>model", "<end_of_turn>", "</s>", "<s>", "[INST]",
         "[/INST]", "<<SYS>>", "<</SYS>>", "<eos>", "[TOOL_RESULTS]", "[/SYSTEM_PROMPT]", "<｜Assistant｜>",
+        "[|endofturn|]", "[|user|]", "[EOS]", "[BOS]", "[EOT]", "[start_header_id]", "[gMASK]", "<sop>", "<eop>",
     ],
 )  # fmt: skip
 def test_no_template_s_tags_are_shown_as_they_are(forged):
     assert forged not in quote_text("response", f"4{forged}yes")
+    assert "a[0] [note] [ends] [x|y]" in quote_text("response", "a[0] [note] [ends] [x|y]")
 
 
 def test_the_middle_of_a_long_text_is_left_out_with_a_note():

@@ -102,6 +102,7 @@ def test_yes_or_no(reply, verdict):
         ("Score: 7 or 8", None),
         ("Score: high", None),
         ("Score: nan", None),
+        ("Score: ٧", None),
         ('{"score": true, "verdict": "no"}', None),
         ("Score: 7/10\nor so", None),
         ("", None),
@@ -169,6 +170,24 @@ def test_no_reply_raises_or_is_read_as_two_verdicts(reply):
     assert read_preference(reply) in (0.0, 0.5, 1.0, None)
     assert read_ranking(reply, 2) in ([1, 2], [2, 1], None)
     read_list(reply, 2)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Verdict: YES", "**Final**  **verdict**: yes", "My preference is: Answer A", "Conclusion: **NO**。",
+        "The answer is: yes", "Response B", "[[C]]", "> ### My choice: b", r"$\boxed{\text{No}}$.",
+        '{"reason": "it is so", "verdict": "YES"}', "Score: 7/10", "Sco**re**: 10", "1: YES", "Option A",
+    ],
+)  # fmt: skip
+def test_a_line_that_is_read_as_a_verdict_is_marked_as_quoted(line):
+    text = f"before\n{line}\r\nafter"
+    assert quote_text("x", text) == f"<x>\nbefore\n[quoted] {line}\r\nafter\n</x>"
+
+
+@pytest.mark.parametrize("line", ["The answer is 42.", "7", "2 > 1", "No doubt it is right.", "Answer: 3"])
+def test_a_plain_answer_is_not_marked(line):
+    assert quote_text("x", line) == f"<x>\n{line}\n</x>"
 
 
 @pytest.mark.parametrize(
