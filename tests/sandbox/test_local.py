@@ -154,6 +154,17 @@ async def test_a_system_call_that_no_program_needs_ends_it(sandbox):
     assert (result.status, result.stdout) == (ExecStatus.POLICY, "")
 
 
+async def test_the_hosts_page_cache_can_neither_be_changed_nor_asked_for_by_hints(sandbox):
+    program = (
+        "import ctypes, os\nfd = os.open(os.__file__, os.O_RDONLY)\n"
+        "print(os.posix_fadvise(fd, 0, 0, 99), ctypes.CDLL(None).readahead(-1, ctypes.c_long(0), 0))\n"
+        "print(os.preadv(fd, [bytearray(9)], 0))\n"
+        "try:\n    os.preadv(fd, [bytearray(9)], 0, os.RWF_NOWAIT)\n"
+        "except OSError as error:\n    print(error.strerror)\n"
+    )
+    assert await ok(sandbox, program) == "None 0\n9\nOperation not supported\n"
+
+
 @pytest.mark.parametrize("program", ["import os; os.fork()", "import subprocess; subprocess.run(['/bin/true'])"])
 async def test_pure_programs_start_no_process(sandbox, program):
     result = await sandbox.run(program)
@@ -280,6 +291,16 @@ async def test_the_environment_holds_nothing_of_ours(sandbox, monkeypatch):
         "PATH", "LANG", "LC_ALL", "TZ", "HOME", "USER", "LOGNAME", "PWD", "TMPDIR", "PYTHONHASHSEED",
         "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "MALLOC_ARENA_MAX",
     }  # fmt: skip
+
+
+async def test_the_frames_around_a_program_do_not_name_what_is_hidden_from_it(sandbox):
+    walk = (
+        "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    frame = error.__traceback__.tb_frame.f_back\n"
+        "while frame:\n    print(frame.f_locals)\n    frame = frame.f_back\n"
+    )
+    shown = await ok(sandbox, walk)
+    assert str(sandbox.isolation) in shown
+    assert "agentenv_envs" not in shown
 
 
 async def test_it_is_its_own_main_module(sandbox):

@@ -22,7 +22,7 @@ OWN_PID = 0x5EC0A11D
 _ALWAYS = """
 read write close fstat stat lstat newfstatat statx lseek mmap mprotect munmap brk mremap madvise msync mincore
 rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend sigaltstack pread64 pwrite64
-readv writev preadv pwritev preadv2 pwritev2 access faccessat faccessat2 pipe pipe2 select pselect6 poll ppoll
+readv writev preadv pwritev pwritev2 access faccessat faccessat2 pipe pipe2 select pselect6 poll ppoll
 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 sched_yield dup dup2 dup3 pause nanosleep
 clock_nanosleep getitimer setitimer alarm getpid getppid gettid getuid geteuid getgid getegid getresuid getresgid
 getgroups getpgid getpgrp getsid uname flock fsync fdatasync truncate ftruncate getdents getdents64 getcwd chdir
@@ -32,7 +32,7 @@ set_tid_address set_robust_list get_robust_list futex futex_waitv sched_getaffin
 sched_get_priority_max sched_get_priority_min getcpu exit exit_group wait4 waitid
 restart_syscall open openat openat2 statfs fstatfs getrandom rseq membarrier timer_create timer_settime timer_gettime
 timer_delete timer_getoverrun timerfd_create timerfd_settime timerfd_gettime eventfd eventfd2 signalfd signalfd4
-sendfile copy_file_range fadvise64 readahead
+sendfile copy_file_range
 recvfrom sendmsg recvmsg sendmmsg recvmmsg shutdown getsockname getpeername capget close_range
 munlock munlockall setuid setgid setreuid setregid setresuid setresgid
 """
@@ -108,6 +108,9 @@ def _answers(*, processes: bool, own_signals: bool, own_groups: bool, metadata: 
     who = _if_one_of(1, [0, OWN_PID], EPERM) if own_groups else [(_RET, 0, 0, ALLOW)]
     table |= {name: [*_load_argument(0), (_JEQ, 1, 0, 0), (_RET, 0, 0, EPERM), *who] for name in _PRIORITIES.split()}
     table |= answer("fallocate", fallocate)
+    # Programs share the page cache. These hints change nothing, and no flag such as RWF_NOWAIT tells what it has.
+    table |= answer("fadvise64 readahead", ERRNO)
+    table["preadv2"] = _if_one_of(5, [0], EOPNOTSUPP)
     table["fcntl"] = _if_one_of(1, _FCNTLS, EPERM)
     table["setsockopt"] = _if_one_of(2, _SOCKET_OPTIONS, EPERM)
     table["getsockopt"] = _if_one_of(2, _READABLE_OPTIONS, ENOPROTOOPT)

@@ -141,6 +141,8 @@ def _serve(plan: dict[str, Any], control: socket.socket, proc: int, guardian: in
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         setting = _setting(plan, proc)
+        for name in plan.keys() - {"tier", "base"}:  # a program reads the frames around it
+            del plan[name]
         # Create the standard streams once for all programs, on pipes like theirs.
         reader, writer = os.pipe()
         for fd in (1, 2):
