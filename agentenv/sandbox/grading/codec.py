@@ -13,7 +13,7 @@ from typing import Any
 
 MAX_DEPTH = 64
 """Deepest nesting of a value."""
-MAX_NODES = 200_000
+MAX_NODES = 1_000_000
 """Maximum number of parts of a value."""
 MAX_SIZE = 1 << 24
 """Maximum number of characters and bytes in a value."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -157,14 +158,28 @@ async def _execute(
     grading: GradingRun, code: str, suite: FunctionSuite, cases: Sequence[_Case]
 ) -> tuple[ExecResult, ProcessAnswers]:
     """Run one process and return its result and answers."""
-    limits = replace(grading.limits, stdout_kb=max(grading.limits.stdout_kb, grading.limits.channel_kb))
     program = guest_program("codec.py", "guest/serve.py", entry="serve(0)")
-    header = {
-        "code": code,
-        "prelude": suite.prelude,
-        "names": suite.entry_point.split("."),
-        "max_bytes": grading.limits.channel_kb * 1024 // 4,
-    }
+    # Tests may have megabytes.
+    stdin, max_bytes = await asyncio.to_thread(_requests, code, suite, cases, grading.limits.channel_kb * 1024 // 4)
+    channel_kb = max(grading.limits.channel_kb, 2 * max_bytes // 1024)
+    limits = replace(grading.limits, channel_kb=channel_kb, stdout_kb=max(grading.limits.stdout_kb, channel_kb))
+    execution = await grading.run(program, stdin=stdin, limits=limits, channel=True)
+    output = execution.channel or execution.stdout.encode(errors="replace")  # a backend may have no channel
+    complete = execution.status is ExecStatus.OK and len(output) < channel_kb * 1024
+    answers = await off_loop(len(output), read_answers, output, len(cases), complete=complete)
+    answers.num_bytes = len(output)
+    grading.signals.update(answers.signals)
+    return execution, answers
+
+
+def _requests(code: str, suite: FunctionSuite, cases: Sequence[_Case], min_bytes: int) -> tuple[bytes, int]:
+    """Return the lines for one process, and the size in bytes that a value of it may have, at least `min_bytes`.
+
+    That is a power of two, at least twice the largest expected value. The process learns it, but not the value's size.
+    """
+    expected = (len(dump_line({"value": encode(case.test.expected)})) for case in cases)
+    max_bytes = max(min_bytes, 1 << (2 * max(expected, default=0)).bit_length())
+    header = {"code": code, "prelude": suite.prelude, "names": suite.entry_point.split("."), "max_bytes": max_bytes}
     calls = [
         {
             "id": index,
@@ -174,14 +189,7 @@ async def _execute(
         }
         for index, case in enumerate(cases)
     ]
-    stdin = b"".join(dump_line(message) for message in (header, *calls, {"end": True}))
-    execution = await grading.run(program, stdin=stdin, limits=limits, channel=True)
-    output = execution.channel or execution.stdout.encode(errors="replace")  # a backend may have no channel
-    complete = execution.status is ExecStatus.OK and len(output) < grading.limits.channel_kb * 1024
-    answers = await off_loop(len(output), read_answers, output, len(cases), complete=complete)
-    answers.num_bytes = len(output)
-    grading.signals.update(answers.signals)
-    return execution, answers
+    return b"".join(dump_line(message) for message in (header, *calls, {"end": True})), max_bytes
 
 
 def _process_verdict(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.sandbox.grading.codec import MAX_DEPTH, CodecError, decode, dump_line, encode, parse_line
+from agentenv.sandbox.grading.codec import MAX_DEPTH, MAX_NODES, CodecError, decode, dump_line, encode, parse_line
 
 TEXTS = st.text(st.characters(), max_size=8)
 SCALARS = (
@@ -175,7 +175,7 @@ def test_values_that_are_too_deep_circular_or_large_are_refused():
     for _ in range(MAX_DEPTH * 2):
         deep = [deep]
     circular.append(circular)
-    for value in (deep, circular, [0] * 300_000, [[0] * 1000] * 201):
+    for value in (deep, circular, [0] * (MAX_NODES + 1), [[0] * 1000] * (MAX_NODES // 1000)):
         with pytest.raises(CodecError, match="nested deeper"):
             encode(value)
     nested = 1
@@ -233,7 +233,7 @@ def test_honest_members_whose_hashes_collide_cross(value):
 
 def test_a_value_of_more_parts_than_encode_sends_is_refused():
     with pytest.raises(CodecError, match="parts"):
-        decode([[0] * 1000] * 201)
+        decode([[0] * 1000] * (MAX_NODES // 1000))
 
 
 def test_dicts_cross_as_deep_as_lists_do():

@@ -176,6 +176,17 @@ async def test_a_value_too_large_for_the_channel_is_an_error_of_its_test(sandbox
     assert await verdicts(sandbox, code, squares(3)) == ["error", "passed", "passed"]
 
 
+@pytest.mark.long
+async def test_a_right_value_of_several_megabytes_passes_and_a_wrong_one_may_not_be_larger(sandbox):
+    tests = (FunctionTest((0,), ["x" * 3_000_000, list(range(250_000))]), FunctionTest((1,), 1))
+    code = "def at(n): return [['x' * 3_000_000, list(range(250_000))], 1][n]\n"
+    limits = ExecLimits(cpu_s=20.0, wall_s=60.0)
+    assert await verdicts(sandbox, code, FunctionSuite("at", hidden=tests), limits=limits) == ["passed", "passed"]
+    assert await verdicts(sandbox, code, FunctionSuite("at", hidden=tests[1:] * 2), limits=limits) == ["passed"] * 2
+    code = "def at(n): return 'x' * 300_000\n"
+    assert await verdicts(sandbox, code, FunctionSuite("at", hidden=tests[1:]), limits=limits) == ["error"]
+
+
 async def test_large_values_that_fill_the_channel_together_are_all_judged(sandbox):
     code = "def f(n): return 'x' * 200_000\n"
     suite = FunctionSuite("f", hidden=tuple(FunctionTest((i,), "x" * 200_000) for i in range(12)))

@@ -50,13 +50,15 @@ class Lines:
         except OSError:  # without descriptor 3, the standard output; prints are redirected to standard error
             self.target = os.dup(1)
             os.dup2(2, 1)
-        self._buffer = b""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        parts: list[bytes] = []  # of a line that may have megabytes
         while chunk := os.read(self.source, 1 << 16):
-            *lines, self._buffer = (self._buffer + chunk).split(b"\n")
-            for line in lines:
-                yield parse_line(line)
+            *ends, start = chunk.split(b"\n")
+            for end in ends:
+                yield parse_line(b"".join([*parts, end]))
+                parts.clear()
+            parts.append(start)
 
     def send(self, line: bytes, *, _write: Callable[[int, Any], int] = os.write) -> None:
         """Write a complete line."""
