@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -135,7 +136,7 @@ async def _examine_pair(
             return await relay.examine(code, suite, tests)
     except CodecError as error:
         raise InfraError(
-            f"the tests' sandbox: expected a message, got {error}. Use smaller values or a larger channel_kb."
+            f"the tests' sandbox: expected a message, got {error}. Correct the tests: descriptor 3 is not theirs."
         ) from error
     except TimeoutError as error:
         raise InfraError(
@@ -188,9 +189,9 @@ class _Relay:
         self._grading = grading
         self._examiner = examiner
         self._solver = solver
-        max_bytes = grading.limits.channel_kb * 1024
-        self._questions = _MessageReader(examiner, max_bytes)
-        self._answers = _MessageReader(solver, max_bytes)
+        # Calls are as large as the codec allows, because the tests may make them of the solution's values.
+        self._questions = _MessageReader(examiner, sys.maxsize)
+        self._answers = _MessageReader(solver, grading.limits.channel_kb * 1024)
         self._started = time.monotonic()
         self._fault: tuple[Verdict, str] | None = None
         """Verdict of a failure of the solution's process, which applies to all later tests."""
@@ -275,7 +276,11 @@ class _Relay:
         """Call the solution and return the answer for the tests."""
         await self._solver.send(dump_line(request))
         answer = await self._answer()
-        self._last_call = shorten(f"{request['name']}({', '.join(show(decode(each)) for each in request['args'])})")
+        try:
+            args = await off_loop(self._questions.num_bytes, decode, request["args"])
+        except CodecError as error:  # of the solution's values; its process refuses them too
+            args = [error]
+        self._last_call = shorten(f"{request['name']}({', '.join(map(show, args))})")
         if answer is None:
             return {"gone": self._fault[1] if self._fault else "the solution's process is gone"}
         number = answer.pop("id", None)

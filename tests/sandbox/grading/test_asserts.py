@@ -231,6 +231,17 @@ async def test_an_exception_that_a_test_cannot_send_cannot_be_expected(sandbox, 
     assert await verdicts(sandbox, ADD, suite(source)) == ["error"]
 
 
+async def test_tests_may_call_the_solution_with_more_than_it_may_answer(sandbox):
+    code = "def add(a, b): return 'x' * 200_000 if a == 0 else len(a)\n"
+    assert await verdicts(sandbox, code, suite("assert add([add(0, 0)] * 8, 0) == 8")) == ["passed"]
+
+
+async def test_members_of_one_hash_that_the_tests_put_together_are_an_error(sandbox):
+    code = "def add(a, b): return {n * (2 ** 61 - 1) for n in range(a, a + 600)} if b else 1\n"
+    tests = suite("add(set().union(*(add(600 * n, 1) for n in range(1, 9))), 0)")
+    assert await verdicts(sandbox, code, tests) == ["error"]
+
+
 async def test_members_of_one_hash_break_the_protocol(sandbox):
     code = "def add(a, b): return {n * (2 ** 61 - 1) for n in range(1, 5000)}\n"
     assert await verdicts(sandbox, code, suite("add(1, 2)")) == ["protocol"]
