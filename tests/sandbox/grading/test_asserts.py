@@ -220,6 +220,15 @@ async def test_a_line_after_the_last_one_breaks_the_protocol(sandbox):
     assert await verdicts(sandbox, code, suite("assert add(1, 2) == 3")) == ["protocol"]
 
 
+async def test_a_solution_that_exits_after_the_last_test_is_not_run_again(sandbox):
+    code = ADD + (
+        "import os, sys\nLines = sys.modules['__main__'].Lines\nsend = Lines.send\n"
+        "Lines.send = lambda self, line: os._exit(0) if b'signals' in line else send(self, line)\n"
+    )
+    result = await grade(sandbox, code, suite("assert add(1, 2) == 3", "assert add(2, 2) == 4"), limits=LIMITS)
+    assert (result.score, result.num_executions, result.tamper_signals) == (1.0, 2, ("early_exit",))
+
+
 @pytest.mark.parametrize("value", ["lambda: 0", "object()", "(i for i in ())", "'x' * 10**8"])
 async def test_values_that_cannot_be_sent_are_an_error(sandbox, value):
     assert await verdicts(sandbox, f"def add(a, b): return {value}\n", suite("add(1, 2)")) == ["error"]
