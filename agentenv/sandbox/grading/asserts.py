@@ -203,7 +203,7 @@ class _Relay:
             "code": code,
             "prelude": suite.solution_prelude,
             "names": list(suite.names),
-            "max_bytes": self._grading.limits.channel_kb * 1024 // 4,
+            "max_bytes": self._grading.limits.channel_kb * 1024,
         }
         await self._solver.send(dump_line(header))
         if await self._answer() != {"begin": True}:

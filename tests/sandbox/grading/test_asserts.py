@@ -240,6 +240,12 @@ async def test_an_exception_that_a_test_cannot_send_cannot_be_expected(sandbox, 
     assert await verdicts(sandbox, ADD, suite(source)) == ["error"]
 
 
+async def test_a_value_may_be_as_large_as_the_channel(sandbox):
+    code = "def add(a, b): return 'x' * a\n"
+    tests = suite("assert add(1_000_000, 0) == 'x' * 1_000_000", "assert add(1_100_000, 0)")
+    assert await verdicts(sandbox, code, tests) == ["passed", "error"]
+
+
 async def test_tests_may_call_the_solution_with_more_than_it_may_answer(sandbox):
     code = "def add(a, b): return 'x' * 200_000 if a == 0 else len(a)\n"
     assert await verdicts(sandbox, code, suite("assert add([add(0, 0)] * 8, 0) == 8")) == ["passed"]
