@@ -134,7 +134,8 @@ def execute_page(blocks, folder, command, *, marks):
         elif block.mark in marks:
             output = execute(block, folder, command, timeout_s=280)
             if "nothing is left to do" in block.text:
-                assert output.count("64/64 episodes") == 2, output
+                assert output.count("64/64 episodes") >= 2, output  # a slow machine shows a line more before the end
+                assert "0.0 episodes/s" in output, output
             if "agentenv check" in block.text:
                 assert "no contract errors" in output
 
