@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numbers
 import re
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -36,10 +37,22 @@ _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|,?\s(?:because|since|which|so|as)\s")
 
 _CHARS = (
     {full: full - 0xFEE0 for full in range(0xFF01, 0xFF5E)}  # full-width letters, digits and signs
-    | str.maketrans({"\u2212": "-", "\u2013": "-", "\ufe63": "-", "~": " ", "\u200b": "", "\ufeff": ""})
-    | str.maketrans({"½": " 1/2", "¼": " 1/4", "¾": " 3/4"})
+    | str.maketrans({"\u2212": "-", "\u2013": "-", "\ufe63": "-", "~": " ", "\u200b": "", "\ufeff": "", "\u2044": "/"})
+    | str.maketrans(
+        {sign: " " + unicodedata.normalize("NFKC", sign).replace("\u2044", "/") for sign in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
+    )
     | str.maketrans(dict.fromkeys("\u00a0\u2002\u2003\u2007\u2009\u200a\u202f\u3000\t\r\n", " "))
 )
+_SMALL = re.compile("([⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+)|([₀-₉]+)")
+_SMALL_DIGITS = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉", "+-01234567890123456789")
+_FONTS = (
+    r"(?:bf|it|rm|sf|tt|sc|em|bfseries|itshape|(?:display|text|script)style|tiny|scriptsize|footnotesize|small"
+    r"|normalsize|large|Large|LARGE|huge|Huge)(?![A-Za-z])"
+)
+_FONT_GROUP = re.compile(rf"(?<![\^_}}A-Za-z])\{{ ?\\{_FONTS} ?([^{{}}]*)\}}")
+_INK = re.compile(r"\\(?:(?:text)?color ?(?:\[[A-Za-z]{1,8}\] ?)?|(?:tag\*?|label) ?)\{[^{}]{0,60}\}")
+"""Colors, and the names of equations."""
+_ENDLESS = re.compile(r"(?<=,) ?\.{3,}")
 _TEXT_COMMAND = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|mathit|boldsymbol|bm|underline)\s*\{([^{}]*)\}"
 )
@@ -50,9 +63,9 @@ _ONE_LETTER_TEXT = re.compile(
 )
 """A unit behind an expression, since without its `\text` it reads as a variable."""
 _SPACING = re.compile(r"(?<!\\)\\(?:[,;: ]|qquad\b|quad\b)")
-_NOISE = re.compile(r"(?<!\\)\\(?:[!()\[\]]|displaystyle\b)|\\?\$")
+_NOISE = re.compile(rf"(?<!\\)\\(?:[!()\[\]]|{_FONTS})|\\?\$")
 _BOLD = re.compile(r"^\*\*([^*]+)\*\*")
-_EDGES = "*_`\"'.,;:? "
+_EDGES = '*_`".,;:? '
 _LEADING = re.compile(r"^(?:(?:\\approx|≈|=)\s*|(-?)\s*(?:[€£¥₹₩]|(?:US|USD|EUR|GBP|INR|Rs\.?)(?=\s?[0-9]))\s*)")
 
 _DIGITS = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])|[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9])|[0-9]+)"
@@ -85,6 +98,7 @@ _NOT_UNITS = re.compile(
     r"|versus|vs|than|thousand|million|billion|trillion",
     re.IGNORECASE,
 )
+_RETRACTED = re.compile(r" (?:wrong|incorrect|false|invalid|maybe|perhaps)$", re.IGNORECASE)
 _OF_THINGS = re.compile(r" of (?:the |an? |his |her |their )?[A-Za-z]{3,24}")
 _UNIT_OF_EXPRESSION = re.compile(
     r"(?<=[0-9})πi]) (?:(?:square|cubic|sq\.?|cu\.?) )?(?:units?|[ckm]m|inch(?:es)?|ft|foot|feet|yards?|miles?"
@@ -95,8 +109,8 @@ _UNIT_OF_EXPRESSION = re.compile(
 _ONE_LETTER_UNITS = frozenset("mghsLl")
 MATH_WORDS = re.compile(r"pi|(?:arc)?(?:sin|cos|tan)|cot|sec|csc|log|exp|sqrt|gcd|lcm|max|min|det|mod|infty")
 _TEXT = re.compile(r"[^\W\d_]+(?:(?: |(?<=[^\W\d_]{3})-(?=[^\W\d_]{3}))[^\W\d_]+)*[.!]?")
-_ASSIGNMENT = re.compile(r"[A-Za-z](?:_[0-9A-Za-z])? ?= ?")
-_CHOICE = re.compile(r"\(?([A-Za-z])\)[.:]?")
+_SYMBOL = re.compile(r"[A-Za-z](?:_[0-9A-Za-z]|_\{[0-9A-Za-z]{1,9}\})?")
+_CHOICE = re.compile(r"\(?([A-Za-z])\)[.:]?|(?:[Oo]ption|[Cc]hoice) \(?([A-Z])\)?")
 _CHOICE_AND_TEXT = re.compile(r"\(?([A-J])[).:] ?[^()]{1,200}")
 
 
@@ -198,8 +212,10 @@ def clean(answer: str) -> str:
     """Return the answer without markup, delimiters, currency, units and thousands separators; may be empty."""
     if len(answer) > MAX_ANSWER_CHARS:
         return answer.strip()
-    text = without_special_tokens(answer.replace("</answer>", "")).translate(_CHARS)
+    text = _SMALL.sub(_full_size, without_special_tokens(answer.replace("</answer>", ""))).translate(_CHARS)
+    text = _ENDLESS.sub(r"\\ldots", text)
     if "\\" in text:
+        text = _FONT_GROUP.sub(r" \1", _INK.sub("", text))
         text = _ONE_LETTER_TEXT.sub("", _INVISIBLE.sub(" ", text))
         text = _GROUPS.sub("", _TEXT_COMMAND.sub(r" \1", text).replace("{,}", ",").replace("\\%", "%"))
         text = _SPACING.sub(" ", text)
@@ -208,13 +224,20 @@ def clean(answer: str) -> str:
         text = _POINT_BEFORE_SLASH.sub("", text)
     while True:
         stripped = _BOLD.sub(r"\1", text, count=1).rstrip(_EDGES + "\\").lstrip("*_`\"': ")
+        if stripped.endswith("'") and not stripped[:-1].rstrip("'").isalpha():  # f' is not f
+            stripped = stripped.rstrip("'")
         stripped = _LEADING.sub(r"\1", stripped, count=1)
         if stripped == text:
             break
         text = stripped
     if choice := _CHOICE.fullmatch(text):
-        return choice[1]
+        return choice[1] or choice[2]
     return _without_unit(_UNIT_OF_EXPRESSION.sub("", text))
+
+
+def _full_size(small: re.Match[str]) -> str:
+    digits = small[0].translate(_SMALL_DIGITS)
+    return f"^{{{digits}}}" if small[1] else f"_{digits}" if len(digits) == 1 else f"_{{{digits}}}"
 
 
 def _without_unit(text: str) -> str:
@@ -238,6 +261,8 @@ def _without_unit(text: str) -> str:
 
 
 def _is_unit(rest: str) -> bool:
+    if _RETRACTED.search(rest):
+        return False
     if _ATTACHED_UNIT.fullmatch(rest):
         return True
     if not _SPACED_UNIT.fullmatch(rest):
@@ -386,6 +411,7 @@ def _label_error(expected: str, label: object) -> DataError:
 
 
 def read_assigned_number(answer: str) -> Number | None:
-    """Return the number of `x = 5`, or None."""
-    match = _ASSIGNMENT.match(answer)
-    return read_number(answer[match.end() :]) if match else None
+    """Return the number of `x = 5` or `Area = 5 cm`, or None."""
+    name, equals, value = answer.partition("=")
+    named = equals and (_SYMBOL.fullmatch(name.strip()) or is_text(name.strip()))
+    return read_number(_without_unit(value.strip())) if named else None

@@ -3,7 +3,9 @@ r"""Compare answers with math-verify, in a worker process of `pool.py`, under it
 Errors of math-verify 0.9 that this module fixes: factorials too small to tell apart, an irrational gold matched by a
 decimal, `12.5%` against `12.5`, a gold `0.333` against `1/3`, anagrams of words, text behind the first number, `5 6`
 read as a sum, any two equations without a solution, the last side of a false equation, letters that it takes for units,
-`\phantom`, `(1,2)` for `\{1,2\}`, and what `latex.py` writes in another way. Errors that remain:
+`\phantom`, `\ldots`, `10^2^3`, `(3,\infty]`, `(1,2)` for `\{1,2\}`, and what `latex.py` writes in another way.
+
+Errors that remain:
 - accepted though different: variables in another case (`x` equals `X`), `a = 5` for a bare `5`, other units, values
   that differ by less than 1e-15 after cancellation, another order where the label has no brackets (`2, 1` for `1, 2`);
 - refused though equal: `e^{i\pi}` for `-1`, `2 to 1` for `2:1`, `1/3 \approx 0.33` for `1/3`, decimals for an
@@ -40,7 +42,9 @@ _MATHEMATICAL = re.compile(r"[0-9\\^_=+*/<>{}|√π∞]")
 _EQUALS = re.compile(r"(?<![\\<>!])=")
 _SEVERAL_NUMBERS = re.compile(r"(?<![_0-9.])[0-9.]+ +[0-9]")
 _PARTLY_READ = re.compile(
-    r"\\(?:approx|sim|simeq|to|rightarrow|Rightarrow|implies|ne|neq)\b|[≈→]|\\[hv]?phantom\b|[0-9]\s*_"
+    r"\\(?:approx|sim|simeq|to|rightarrow|Rightarrow|implies|ne|neq|[lc]?dots)\b|[≈→…]|\\[hv]?phantom\b|[0-9]\s*_"
+    r"|(?:\\infty|∞)\s*(?:\\right\s*)?\]|\[\s*-?\s*(?:\\infty|∞)"
+    r"|(?:\^|\*\*)\s*(?:\{[^{}]*\}|[0-9]+|[A-Za-z])\s*(?:\^|\*\*)|^[A-Za-z]'+$"
 )
 _WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{4,}")
 
