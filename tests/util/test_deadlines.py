@@ -1,10 +1,11 @@
 """The time limit of a method, and the waits in which it stands still."""
 
 import asyncio
+import math
 
 import pytest
 
-from agentenv._util.calls import StepTimeout, bounded, waiting
+from agentenv._util.calls import StepTimeout, bounded, seconds_left, waiting
 
 
 @pytest.mark.long
@@ -44,6 +45,21 @@ async def test_while_one_of_its_tasks_waits_the_others_are_not_timed_and_then_ar
 
     with pytest.raises(StepTimeout):
         await bounded(step, limit_s=0.1)
+
+
+async def test_a_method_can_ask_for_the_rest_of_the_shortest_limit_around_it_which_waits_leave_as_it_is():
+    async def step():
+        with waiting():
+            before = seconds_left()
+            await asyncio.sleep(0.01)
+            return before, seconds_left()
+
+    async def outer():
+        return await bounded(step, limit_s=80.0)
+
+    before, after = await bounded(outer, limit_s=50.0)
+    assert seconds_left() == math.inf
+    assert 0 < before == after <= 50
 
 
 @pytest.mark.long
