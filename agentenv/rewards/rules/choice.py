@@ -22,7 +22,7 @@ from agentenv.core.arguments import label_error, number, one_of, shown, whole_nu
 from agentenv.errors import ConfigError
 from agentenv.rewards.rules.length import Count, LengthReward
 from agentenv.rewards.rules.repetition import RepetitionReward
-from agentenv.rewards.rules.text import final_text, last_boxed
+from agentenv.rewards.rules.text import FONTS, INK, final_text, last_boxed
 from agentenv.rewards.types import Response, RewardResult, Status
 
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -35,7 +35,7 @@ _TEXT_COMMAND = re.compile(
     r"\\(?:text|textbf|textit|textrm|textsf|texttt|textnormal|mbox|mathrm|mathbf|mathsf|mathit|boxed|fbox|emph|bf|rm)"
     r"\s*\{([^{}]*)\}"
 )
-_NOISE = re.compile(r"\\(?:left|right|displaystyle)\b|\\[()\[\],;!: ]|\\?\$|[*`]|\\(?=[{}])")
+_NOISE = re.compile(rf"\\(?:left|right)\b|\\{FONTS}|\\[()\[\],;!: ]|\\?\$|[*`]|\\(?=[{{}}])")
 _EDGES = " _\"'“”‘’«»{}"
 _ARTICLE = r"(?![AI] (?!(?:is|or|and|because|since|as|but|was|which|seems)\b)[a-z])"
 _ONE = r"[(\[]?(?<![\w'])([A-Za-z])(?![\w'’])[)\]]?"
@@ -47,12 +47,13 @@ _PREFIX = re.compile(
     r"|(?:([A-Za-z])[.:]|([A-Za-z]) [-–—]) (?P<spaced>.+)|([A-Z])[.:](?![A-Za-z]\b)(?P<close>.+)"
     r"|([A-Z]) \((?P<bracketed>.+)\)\.?"
 )
+_WITH_TEXT = re.compile(r"(?P<before>.+) [(\[](?P<last>[A-Z])[)\]]\.?|(?P<first>[A-Za-z]), (?P<behind>.+)")
 _ALSO = re.compile(
     r"(?:\bor\b|/|或) ?[(\[]?([A-Z])(?= ?(?:$|[,.;:)\]]))|(?<![\w(])[(\[]?([A-Z])[)\]]|(?<=[ ,;])([A-Z])[.:] (?=\w)"
 )
 _LETTERS = rf"(?:(?:{_GAP})?[(\[]?(?<![A-Za-z0-9_'’]){_ARTICLE}(?:[A-Z]|[a-z](?=[)\].,]|$))(?![\w'’])[)\]]?){{1,12}}"
 _MARKED = re.compile(
-    r"(?i:\b(?:is|are|be|options?|choices?|answers?|letters?|alternative|select|choose|chose|pick|either)\b|[:=]|选项?|答案|是|为)"
+    r"(?i:\b(?:(?:it|that|this|answer)['’]s|is|are|be|options?|choices?|answers?|letters?|alternative|select|choose|chose|pick|either)\b|[:=]|选项?|答案|是|为)"
     rf" ?(?i:the )?(?i:option |choice |letter |answer )?(?P<letters>{_LETTERS})"
 )
 _VERDICT = re.compile(
@@ -122,6 +123,7 @@ def _members(value: Any) -> list[Any]:
 def clean(answer: str) -> str:
     """Return the answer in one line of plain characters, without markup; a very long one is cut."""
     text = unicodedata.normalize("NFKC", answer[:MAX_ANSWER_CHARS])
+    text = INK.sub("", text)
     for _ in range(4):
         text = _TEXT_COMMAND.sub(r" \1", text)
     return " ".join(_NOISE.sub("", text).split()).strip(_EDGES)
@@ -139,7 +141,9 @@ def letters_of(answer: str, options: ChoiceOptions, *, prose: bool = True) -> fr
         return frozenset(single[1].upper())
     if same := options.with_text(text):
         return same
-    if _LIST.fullmatch(text):
+    if (both := _WITH_TEXT.fullmatch(text)) and options.with_text(both["before"] or both["behind"]):
+        named = {both["last"] or both["first"].upper(), *options.with_text(both["before"] or both["behind"])}
+    elif _LIST.fullmatch(text):
         named = {letter.upper() for letter in _LETTER.findall(text)}
     elif prefix := _PREFIX.fullmatch(text):
         letter = next(filter(None, prefix.groups())).upper()

@@ -16,7 +16,7 @@ from agentenv._util.lenient_json import LiteralError, read_json
 from agentenv.core.arguments import number, one_of, shown
 from agentenv.errors import ConfigError
 from agentenv.rewards.rules.regex import MAX_CHARS, check_pattern, find
-from agentenv.rewards.rules.text import without_special_tokens
+from agentenv.rewards.rules.text import is_blank, without_special_tokens
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.rewards.workers.pool import WorkerTimeout, shared_pool
 
@@ -103,7 +103,7 @@ class ThinkFormatReward:
         rest = _behind_thought(text, self._think_opened)
         content = None
         if rest and [block.tag for block in rest] == ["<answer>", "</answer>"] and not rest[1].content.strip():
-            content = rest[0].content.strip() or None
+            content = None if is_blank(rest[0].content) else rest[0].content.strip()
         components = {"think": float("</think>" in text), "answer": float(answer)}
         return self._scale.result(content is not None, components, extracted=content and shown(content))
 
@@ -180,7 +180,7 @@ def handle(request: dict[str, Any]) -> dict[str, Any]:
     if rest is None:
         return {"wrong": "expected one thought at the beginning, in <think>…</think>", "tool_calls": 0}
     if [block.tag for block in rest] == ["<answer>", "</answer>"]:
-        valid = rest[0].content.strip() and not rest[1].content.strip()
+        valid = not is_blank(rest[0].content) and not rest[1].content.strip()
         return {"wrong": "" if valid else "expected an answer, and nothing behind it", "tool_calls": 0}
     opened, closed = rest[::2], rest[1::2]
     pairs = all(block.tag == "<tool_call>" for block in opened) and all(block.tag == "</tool_call>" for block in closed)
@@ -196,7 +196,7 @@ def _wrong_call(text: str) -> str:
         call = read_json(text)
     except LiteralError as error:
         return f"expected JSON in a tool call: {error}"
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"].strip():
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or is_blank(call["name"]):
         return "expected a name in a tool call"
     return "" if isinstance(call.get("arguments"), dict) else "expected arguments, an object, in a tool call"
 

@@ -28,16 +28,24 @@ _ARTICLES = frozenset({"a", "an", "the"})
 _CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3"
 _WORD = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+")
 _PLAIN_WORD = re.compile(rf"[{_CJK}]|[^\s{_CJK}]+")
-_PUNCTUATION = re.compile(r"(?!(?<=[0-9])[./:](?=[0-9])|(?<!\w)\.(?=[0-9])|(?<!\w)-(?=\.?[0-9]))(?:[^\w\s]|_)")
+_PUNCTUATION = re.compile(
+    r"(?!(?<=[0-9])[./:](?=[0-9])|(?<!\w)\.(?=[0-9])|(?<!\w)-(?=\.?[0-9])|(?<=\w)\^(?=[-0-9]))"
+    r"(?:[^\w\s¬±×÷°¢£¥\u20a0-\u20cf\u2190-\u22ff\u2a00-\u2aff]|_)"
+)
+"""Without the signs outside of ASCII, which SQuAD keeps too."""
+_FRACTION = re.compile("[¼½¾⅐-⅞]")
+_POWER = re.compile("[⁺⁻]?[⁰¹²³⁴-⁹]+")
 
 
 def normalize(text: str) -> list[str]:
     """Return the words that count, as in SQuAD: lower case, without punctuation and articles.
 
-    A CJK character is a word. Unlike SQuAD, it keeps points, minuses, slashes and colons in numbers: `3.14` is not
-    `314`, `1/2` is not `12`. A text of articles only keeps them, and one without words is split into characters.
+    A CJK character is a word. Unlike SQuAD, it keeps points, minuses, slashes, colons and powers in numbers: `3.14` is
+    not `314`, `1/2` and `½` are not `12`, `10²` is not `102`. As in SQuAD, `C#` is `C`, and `x<y` is `x>y`. A text of
+    articles only keeps them, and one without words is split into characters.
     """
-    text = unicodedata.normalize("NFKC", text).casefold().replace("\u2212", "-")
+    text = _POWER.sub(r"^\g<0>", _FRACTION.sub(r" \g<0>", text))
+    text = unicodedata.normalize("NFKC", text).casefold().replace("\u2212", "-").replace("\u2044", "/")
     words = _PLAIN_WORD.findall(_PUNCTUATION.sub("", text))
     return [word for word in words if word not in _ARTICLES] or words or list("".join(text.split()))
 
@@ -58,7 +66,10 @@ def token_f1(answer: str, reference: str) -> float:
 
 
 def rouge_l(answer: str, reference: str) -> float:
-    """Return F1 of the longest common subsequence of words, with articles: ROUGE-L without stemming."""
+    """Return F1 of the longest common subsequence of words, with articles: ROUGE-L without stemming.
+
+    As in Google's `rouge_score`, signs do not count: `-42` is `42`.
+    """
     a, b = (_WORD.findall(text.casefold()) or text.split() for text in (answer, reference))
     return 2.0 * _common_subsequence(a, b) / (len(a) + len(b)) if a or b else 1.0
 

@@ -7,6 +7,15 @@ from typing import NamedTuple
 
 _END_REVERSED = re.compile(r"(?:\s|>[|｜][^<>|｜\s]{1,40}[|｜]<|>(?:s|soe|sob|dap|nrut_fo_dne|txet_fo_dne)/?<)++")
 """White space and special tokens, matched from the reversed text's start in one pass."""
+_INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\ufe0f\uffa0")
+"""Fillers, joiners and a blank, which Python takes for printable."""
+FONTS = (
+    r"(?:bf|it|rm|sf|tt|sc|em|bfseries|itshape|(?:display|text|script)style|tiny|scriptsize|footnotesize|small"
+    r"|normalsize|large|Large|LARGE|huge|Huge)(?![A-Za-z])"
+)
+"""Pattern of LaTeX's commands, without the backslash, that change the font of what follows."""
+INK = re.compile(r"\\(?:(?:text)?color ?(?:\[[A-Za-z]{1,8}\] ?)?|(?:tag\*?|label) ?)\{[^{}]{0,60}\}")
+"""Colors, and the names of equations, in LaTeX."""
 _OPEN, _CLOSE = "<think>", "</think>"
 _BOXED_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 
@@ -39,6 +48,11 @@ def thought_text(text: str) -> str:
     if opened:
         return thought.strip()
     return head.strip() if closed else ""
+
+
+def is_blank(text: str) -> bool:
+    """Return True if a text has nothing to see: no characters, or only white space and zero-width ones."""
+    return all(char.isspace() or not char.isprintable() or char in _INVISIBLE for char in text)
 
 
 def without_special_tokens(text: str) -> str:

@@ -31,7 +31,8 @@ async def chosen(text, label="B", metadata=None, **options):
         "option b", "option (b)", "Choice B.", "B is correct", "B is the right answer",
         "The correct option is (B) Paris", "Answer: B", "It must be B", "选B", "答案是B", "选项 B",
         "Yes, B is correct", "It's clear: (B) is right", "B) both of them and none", "B. vitamin C",
-        "B) A or none of them",
+        "B) A or none of them", r"\bf B", r"{\bf B}", r"\large B", r"\color{red}{B}", r"\textcolor{red}{(B)}", "It's B",
+        "That’s (B).", r"B \tag{1}",
     ],
 )  # fmt: skip
 async def test_a_box_that_names_one_option(box):
@@ -47,6 +48,7 @@ async def test_a_box_that_names_one_option(box):
         "A) Paris; B) London", "B or Z", "B (or A)", "not B", "B is not correct", "It isn't B", "neither A nor B",
         "anything except B", "not A but B", "不是B", "B is wrong", "Z", "K", "Option K", "K) Kiel", "It is A boat",
         "I think so", "A man", "The answer is a boat", "The answer is vitamin B", "e.g. bananas",
+        "It's not B", "vitamin (B)", "London (B)", "B, London", "It's A boat", "Peter's B",
     ],
 )  # fmt: skip
 async def test_a_box_that_names_none_or_several_is_refused(box):
@@ -90,6 +92,16 @@ async def test_the_last_box_behind_the_thinking_counts(text, answer):
         ("D. both A and B.", "D"),
         ("B) London", "B"),
         ("B) Paris", Status.PARSE_ERROR),
+        ("London (B)", "B"),
+        ("London [B].", "B"),
+        ("B, London", "B"),
+        ("b, london", "B"),
+        ("D, both A and B", "D"),
+        ("Paris (B)", Status.PARSE_ERROR),
+        ("A, London", Status.PARSE_ERROR),
+        ("Berlin (B)", Status.PARSE_ERROR),
+        ("Paris or London (B)", Status.PARSE_ERROR),
+        ("A, B, London", Status.PARSE_ERROR),
         ("E", Status.PARSE_ERROR),
         ("Berlin", Status.PARSE_ERROR),
     ],

@@ -15,7 +15,7 @@ from fractions import Fraction
 
 from agentenv.errors import DataError
 from agentenv.rewards.rules.math.latex import kind, one_spelling, parts, readable, without_loose_spaces
-from agentenv.rewards.rules.text import boxes, final_text, last_boxed, without_special_tokens
+from agentenv.rewards.rules.text import FONTS, INK, boxes, final_text, last_boxed, without_special_tokens
 
 MAX_ANSWER_CHARS = 4096
 """Longer answers are not graded."""
@@ -45,13 +45,7 @@ _CHARS = (
 )
 _SMALL = re.compile("([⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+)|([₀-₉]+)")
 _SMALL_DIGITS = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉", "+-01234567890123456789")
-_FONTS = (
-    r"(?:bf|it|rm|sf|tt|sc|em|bfseries|itshape|(?:display|text|script)style|tiny|scriptsize|footnotesize|small"
-    r"|normalsize|large|Large|LARGE|huge|Huge)(?![A-Za-z])"
-)
-_FONT_GROUP = re.compile(rf"(?<![\^_}}A-Za-z])\{{ ?\\{_FONTS} ?([^{{}}]*)\}}")
-_INK = re.compile(r"\\(?:(?:text)?color ?(?:\[[A-Za-z]{1,8}\] ?)?|(?:tag\*?|label) ?)\{[^{}]{0,60}\}")
-"""Colors, and the names of equations."""
+_FONT_GROUP = re.compile(rf"(?<![\^_}}A-Za-z])\{{ ?\\{FONTS} ?([^{{}}]*)\}}")
 _ENDLESS = re.compile(r"(?<=,) ?\.{3,}")
 _TEXT_COMMAND = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|mathit|boldsymbol|bm|underline)\s*\{([^{}]*)\}"
@@ -63,7 +57,7 @@ _ONE_LETTER_TEXT = re.compile(
 )
 """A unit behind an expression, since without its `\text` it reads as a variable."""
 _SPACING = re.compile(r"(?<!\\)\\(?:[,;: ]|qquad\b|quad\b)")
-_NOISE = re.compile(rf"(?<!\\)\\(?:[!()\[\]]|{_FONTS})|\\?\$")
+_NOISE = re.compile(rf"(?<!\\)\\(?:[!()\[\]]|{FONTS})|\\?\$")
 _BOLD = re.compile(r"^\*\*([^*]+)\*\*")
 _EDGES = '*_`".,;:? '
 _LEADING = re.compile(r"^(?:(?:\\approx|≈|=)\s*|(-?)\s*(?:[€£¥₹₩]|(?:US|USD|EUR|GBP|INR|Rs\.?)(?=\s?[0-9]))\s*)")
@@ -215,7 +209,7 @@ def clean(answer: str) -> str:
     text = _SMALL.sub(_full_size, without_special_tokens(answer.replace("</answer>", ""))).translate(_CHARS)
     text = _ENDLESS.sub(r"\\ldots", text)
     if "\\" in text:
-        text = _FONT_GROUP.sub(r" \1", _INK.sub("", text))
+        text = _FONT_GROUP.sub(r" \1", INK.sub("", text))
         text = _ONE_LETTER_TEXT.sub("", _INVISIBLE.sub(" ", text))
         text = _GROUPS.sub("", _TEXT_COMMAND.sub(r" \1", text).replace("{,}", ",").replace("\\%", "%"))
         text = _SPACING.sub(" ", text)
