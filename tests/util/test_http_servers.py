@@ -181,9 +181,8 @@ def test_a_token_is_read_from_its_file_or_else_from_the_variable(tmp_path, monke
 # --- bodies in JSON -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("unit", ["[],", "1,", '{"a": 1},'])
-async def test_the_event_loop_continues_while_a_large_body_is_read(unit):
-    body = b"[" + unit.encode() * (300_000 // len(unit)) + b"0]"
+async def test_the_event_loop_continues_while_a_large_body_is_read():
+    body = b"[" + b"1," * 250_000 + b"0]"
     reading = asyncio.ensure_future(parse_body(body))
     rounds = 0
     while not reading.done():
