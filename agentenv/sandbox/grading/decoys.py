@@ -9,6 +9,8 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from agentenv._util.syntax import parse_source
+
 _OPPOSITE = {
     "assertEqual": "assertNotEqual",
     "assertNotEqual": "assertEqual",
@@ -56,7 +58,7 @@ def disguise(
     Raises:
         SyntaxError: the source is not Python.
     """
-    tree, disguised = ast.parse(source), DisguisedFile(source)
+    tree, disguised = parse_source(source), DisguisedFile(source)
     removed = _remove_tests(tree.body, "", set(without))
     _disguise_body(tree.body, "", disguised, set(wanted), generator or random.Random(secrets.randbits(64)))
     if disguised.names or removed:

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from agentenv._util.syntax import parse_source
 from agentenv.tools.calling import ToolError
 
 Number = int | float
@@ -40,7 +41,7 @@ def calculator(expression: str) -> str:
     if len(expression) > MAX_CHARS:
         raise ToolError(f"an expression has at most {MAX_CHARS} characters, this one has {len(expression)}.")
     try:
-        value = _value(ast.parse(expression.strip(), mode="eval").body)
+        value = _value(parse_source(expression.strip(), mode="eval").body)
     except ToolError:
         raise
     except ZeroDivisionError as error:

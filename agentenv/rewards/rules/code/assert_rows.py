@@ -7,6 +7,7 @@ import builtins
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from agentenv._util.syntax import parse_source
 from agentenv.rewards.rules.code.task import SOLUTION_PRELUDE, TEST_PRELUDE
 from agentenv.sandbox.grading import AssertSuite, AssertTest, PytestSuite, TestSuite
 
@@ -37,7 +38,7 @@ def split_check(source: str, entry: str) -> list[str]:
     Raises:
         ValueError: there is no `check` with asserts on the function `entry`.
     """
-    module = ast.parse(source)
+    module = parse_source(source)
     checks = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
     if len(checks) != 1:
         raise ValueError(f"{len(checks)} functions `check` where one is needed")
@@ -46,7 +47,7 @@ def split_check(source: str, entry: str) -> list[str]:
     sources = []
     for statements in _split_body(check.body, (entry, *(each.arg for each in check.args.args)), around):
         one = ast.FunctionDef("check", check.args, statements, [], None, None)
-        sources.append(_source([*around, one, ast.parse("check(candidate)").body[0]]))
+        sources.append(_source([*around, one, parse_source("check(candidate)").body[0]]))
     if not sources:
         raise ValueError("a `check` without asserts on the solution")
     return sources
@@ -122,7 +123,7 @@ def mbpp_suite(row: Mapping[str, Any], visible: Sequence[str], hidden: Sequence[
     if any(isinstance(node, ast.ClassDef) and node.name in names for node in _body(reference)):
         bodies = ["\n".join(f"    {line}" for line in test.splitlines()) for test in (*visible, *hidden)]
         functions = [f"def test_{index}():\n{body}\n" for index, body in enumerate(bodies)]
-        setup = ast.parse(prelude).body
+        setup = parse_source(prelude).body
         imports = [node for node in setup if isinstance(node, ast.Import | ast.ImportFrom)]
         others = [node for node in setup if node not in imports]  # these may use classes of the solution
         source = "\n".join([_source(imports), _import_names(defined(reference)), _source(others), *functions])
@@ -157,7 +158,7 @@ def strongest_suite(sources: Sequence[str]) -> TestSuite:
     Raises:
         ValueError: the sources are not Python, test nothing, or are parametrized.
     """
-    trees = [ast.parse(source) for source in sources]
+    trees = [parse_source(source) for source in sources]
     names = list(dict.fromkeys(name for tree in trees for name in _free(tree)))
     if any(map(_needs_pytest, trees)) or any(name[:1].isupper() for name in names):
         return _pytest_suite(trees)
@@ -178,7 +179,7 @@ def split_tests(source: str, names: Iterable[str]) -> list[str]:
     Raises:
         ValueError: it is not Python, or has no asserts on the functions `names` of the solution.
     """
-    body = [node for node in ast.parse(source).body if not _imports_solution(node)]
+    body = [node for node in parse_source(source).body if not _imports_solution(node)]
     tests = [node for node in body if _is_test(node)]
     if tests:
         return [_source([node for node in body if node is test or node not in tests]) for test in tests]
@@ -194,7 +195,7 @@ def with_asserts(sources: Iterable[str], names: Iterable[str], prelude: str) -> 
     Raises:
         SyntaxError: one is not Python.
     """
-    trees = {source: ast.parse(source).body for source in sources}
+    trees = {source: parse_source(source).body for source in sources}
     around = _body(prelude)
     return [
         source
@@ -252,8 +253,8 @@ def _pytest_suite(trees: Sequence[ast.Module]) -> PytestSuite:
             raise ValueError("parametrized tests, whose node ids are not in the row")
         free = _free(tree)
         if not (names := [*(node.name for node in tree.body if _is_test(node)), *_methods(tree)]):  # type: ignore[attr-defined]
-            bodies = [ast.parse(program).body for program in split_tests(ast.unparse(tree), [*free, "solution"])]
-            functions = [ast.parse(f"def test_{number}(): pass").body[0] for number in range(len(bodies))]
+            bodies = [parse_source(program).body for program in split_tests(ast.unparse(tree), [*free, "solution"])]
+            functions = [parse_source(f"def test_{number}(): pass").body[0] for number in range(len(bodies))]
             for function, body in zip(functions, bodies, strict=True):
                 function.body = body  # type: ignore[attr-defined]
             tree, names = ast.Module(functions, []), [f"test_{number}" for number in range(len(bodies))]
@@ -270,7 +271,7 @@ def called(source: str) -> list[str]:
     Raises:
         ValueError: it is not Python.
     """
-    calls = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    calls = [node.func for node in ast.walk(parse_source(source)) if isinstance(node, ast.Call)]
     plain = [node for node in calls if isinstance(node, ast.Name)]
     return list(dict.fromkeys(node.id for node in sorted(plain, key=lambda node: (node.lineno, node.col_offset))))
 
@@ -292,12 +293,12 @@ def _bound(source: str) -> list[str]:
 
 
 def _body(source: str) -> list[ast.stmt]:
-    return ast.parse(source).body if _compiles(source) else []
+    return parse_source(source).body if _compiles(source) else []
 
 
 def _compiles(source: str) -> bool:
     try:
-        ast.parse(source)
+        parse_source(source)
     except (ValueError, SyntaxError):
         return False
     return True

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentenv._util.syntax import parse_source
 from agentenv.rewards.rules.ifeval.counts import RELATIONS
 from agentenv.rewards.rules.ifeval.language import CODES, code_of
 
@@ -80,7 +81,7 @@ def _options(value: Any) -> list[str] | None:
         return _texts(value)
     if value.lstrip()[:1] in ("[", "("):
         with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            return _texts(ast.literal_eval(value.strip()))
+            return _texts(ast.literal_eval(parse_source(value.strip(), "eval")))
     separator = next((separator for separator in _SEPARATORS if separator in value), "\n")
     return _texts([option.strip() for option in value.split(separator) if option.strip()])
 
