@@ -9,7 +9,7 @@ from typing import Any
 _ONE_AT_A_TIME = threading.Lock()
 
 
-def parse_source(source: str, mode: str = "exec") -> Any:
+def parse_source(source: str | bytes, mode: str = "exec") -> Any:
     """Return what `ast.parse` returns.
 
     CPython counts the depth of the tree for all threads together, and raises SystemError if they take turns

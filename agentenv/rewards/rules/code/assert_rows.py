@@ -256,7 +256,7 @@ def _pytest_suite(trees: Sequence[ast.Module]) -> PytestSuite:
             bodies = [parse_source(program).body for program in split_tests(ast.unparse(tree), [*free, "solution"])]
             functions = [parse_source(f"def test_{number}(): pass").body[0] for number in range(len(bodies))]
             for function, body in zip(functions, bodies, strict=True):
-                function.body = body  # type: ignore[attr-defined]
+                function.body = body
             tree, names = ast.Module(functions, []), [f"test_{number}" for number in range(len(bodies))]
         file = f"test_row_{index}.py"
         body = [node for node in tree.body if not (_imports_solution(node) and node.names[0].name == "*")]  # type: ignore[attr-defined]
