@@ -3,8 +3,8 @@
 `Chat.prompt` returns the ids an episode begins with. `Chat.bridge` (and `reply`, its ids alone) returns the ids to put
 after an action. The bridge only inspects a sampled action's last ids, to see whether the turn was closed. Actions are
 never decoded and encoded again, and assistant text is never rendered: a bridge is the tail of a rendering in which a
-sentinel stands for the assistant's turn, so its cost does not depend on the history; only templates that number tool
-results over the conversation are rendered with it.
+sentinel stands for the assistant's turn, so its cost does not depend on the history; only templates that number turns
+or tool results over the conversation are rendered with it.
 
 Message contents are untrusted: added-token strings in them (`<|im_end|>`) become plain text that decodes to the same
 characters, unless the message has `"trusted": True`. Text outside messages is used unchanged, tokens included.
@@ -209,10 +209,10 @@ class Chat:
 
         The close of the assistant's turn is added if the action did not sample it (a limit or a stop string cut it off)
         and is not repeated if it did. `history` is the conversation before the action, None if unknown; it matters only
-        if the template numbers tool results over it.
+        if the template numbers turns over it.
 
         Raises:
-            ConfigError: the template refuses the messages or drops their contents, or numbers tool results over an
+            ConfigError: the template refuses the messages or drops their contents, or numbers turns over an
                 unknown history.
         """
         if isinstance(observation, str):
@@ -224,10 +224,10 @@ class Chat:
             return Bridge(self._encoder.follow("\n\n" + _plain(messages), mark), 0, "text")
         self._check_roles(messages)
         head = [_USER]
-        if self.template.numbers_results and any(message.get("role") == "tool" for message in messages):
+        if any(message.get("role") in self.template.numbered_roles for message in messages):
             if history is None:
                 raise ConfigError(
-                    "Chat.reply: expected a conversation of messages, because the chat template numbers tool results "
+                    "Chat.reply: expected a conversation of messages, because the chat template numbers turns "
                     "over the conversation, got one that is not known. Begin the episode with messages."
                 )
             head = [{key: item for key, item in message.items() if key != "trusted"} for message in history] or head

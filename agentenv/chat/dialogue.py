@@ -158,7 +158,7 @@ class Dialogue:
             new = named_results(new, [(item.call_id, item.name or "invalid") for item in answered.items])
         messages = with_known_roles(self.chat, new)
         is_rerendered = self.chat.options.history == "rerender" and bool(self._history)
-        is_numbered = self.chat.has_template and self.chat.template.numbers_results
+        is_numbered = self.chat.has_template and bool(self.chat.template.numbered_roles)
         before, history = self._history, list[Message]()
         if before and (is_rerendered or is_numbered):
             parsed = self._parsed_action

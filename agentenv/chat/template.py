@@ -97,8 +97,10 @@ class Template:
     """True if it requires content as a list of parts instead of text."""
     calls: tuple[CallForm, ...] = ()
     """The ways to render an assistant's calls before tool results; if empty, text precedes tool results."""
-    numbers_results: bool = False
-    """True if it numbers tool results over the whole conversation (Cohere)."""
+    tools_change_turns: bool = False
+    """True if it renders later turns otherwise once tools are offered (Hunyuan)."""
+    numbered_roles: tuple[str, ...] = ()
+    """Roles whose turns it numbers over the whole conversation: a tool's (Cohere), a user's (ChatGLM)."""
     text_markers: tuple[str, ...] = ()
     """Role markers that are plain text, so that content can forge them."""
     renders_bos: bool = False
@@ -270,7 +272,8 @@ class _Probe:
             renders_tools=self._renders_tools(),
             parts=self.parts,
             calls=calls,
-            numbers_results=any(self._numbers_results(form) for form in calls),
+            tools_change_turns=self._tools_change_turns(),
+            numbered_roles=self._numbered_roles(calls),
             text_markers=(rest.strip(),) if in_text and rest.strip() else (),
             generation_prompt=prompt[prompt.find(_USER) + len(_USER) :],
             reasoning=next((way for way in _REASONING if way[1] in known or way[1] in self.encoder.added), None),
@@ -404,11 +407,27 @@ class _Probe:
         found = tail.find(str(result(1)["content"]))
         return found >= 0 and not terminators.isdisjoint(self.encoder.follow(tail[:found]))
 
-    def _numbers_results(self, form: CallForm) -> bool:
-        """Return True if an earlier cycle of calls changes numbers after a later one, and nothing else."""
+    def _tools_change_turns(self) -> bool:
+        """Return True if what follows an answer differs once tools are offered, but not by the tools themselves."""
+        talk = [says("user", _USER), says("assistant", _ANSWER), says("user", _NEXT)]
+        tails = [(self._try(talk, tools=tools) or "").rpartition(_ANSWER)[2] for tools in (None, DUMMY_TOOLS)]
+        return all(tails) and tails[0] != tails[1] and DUMMY_TOOLS[0]["function"]["description"] not in tails[1]
+
+    def _numbered_roles(self, forms: Sequence[CallForm]) -> tuple[str, ...]:
+        """Return the roles after whose earlier turn a later one has other numbers, and nothing else that differs."""
         earlier, last = result(1), result(2)
-        tails = []
-        for before in ([], [calling([earlier], "x", form), earlier]):
-            text = self._try([says("user", _USER), *before, calling([last], _ANSWER, form), last])
-            tails.append((text or "").rpartition(_ANSWER)[2])
-        return tails[0] != tails[1] and re.sub(r"\d+", "", tails[0]) == re.sub(r"\d+", "", tails[1])
+        cycles = [
+            ("tool", [calling([earlier], "x", form), earlier], [calling([last], _ANSWER, form), last]) for form in forms
+        ]
+        cycles.append(
+            ("user", [says("assistant", "x"), says("user", "x")], [says("assistant", _ANSWER), FOLLOW_UPS["user"][0]])
+        )
+        found = []
+        for role, first, then in cycles:
+            tails = [
+                (self._try([says("user", _USER), *before, *then]) or "").rpartition(_ANSWER)[2]
+                for before in ([], first)
+            ]
+            if tails[0] != tails[1] and re.sub(r"\d+", "", tails[0]) == re.sub(r"\d+", "", tails[1]):
+                found.append(role)
+        return tuple(dict.fromkeys(found))

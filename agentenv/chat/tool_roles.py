@@ -20,6 +20,11 @@ def check_tools(chat: Chat, messages: Sequence[Message], tools: Any) -> None:
             f"reset: expected a list of tool schemas under 'tools', got {tools!r:.200}. "
             "Make them with agentenv.tools.schema_of(function)."
         )
+    if chat.has_template and chat.template.tools_change_turns:
+        raise ContractError(
+            f"reset: expected no tools for a chat template that renders later turns otherwise with tools, got "
+            f"{len(tools)}. Describe them in a message, or use another model."
+        )
     # A template that renders tools also renders duplicates.
     if chat.render(messages, tools) == chat.render(messages, [*tools, *tools]):
         raise ContractError(

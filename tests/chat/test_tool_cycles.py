@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 from agentenv.chat.chat import Chat
 from agentenv.chat.dialogue import Dialogue
 from agentenv.chat.tool_calls.messages import assistant_message, result_message
-from agentenv.errors import ConfigError
+from agentenv.errors import ConfigError, ContractError
 from tests.chat.families import load
 from tests.episode.endpoint.scenes import TOOL, ask, session_of
-from tests.tools.test_tools import BY_NAME, CALLING, action, format_of, stop_ids
+from tests.tools.test_tools import BY_NAME, CALLING, SUPPORTED, action, format_of, stop_ids
 
 QUESTION = [{"role": "user", "content": "Look it up."}]
 CALLS = [("get_weather", {"city": "Rome"}), ("get_time", {"zone": "CET"})]
@@ -124,10 +126,24 @@ def test_results_that_the_template_numbers_are_refused_if_the_conversation_is_un
     dialogue = Dialogue(Chat(load(family), stop_token_ids=stop_ids(family)), 4096)
     dialogue.begin("raw text")
     ids, said = act(dialogue, action(family, CALLS[:1]))
-    with pytest.raises(ConfigError, match="numbers tool results over the conversation"):
+    with pytest.raises(ConfigError, match="numbers turns over the conversation"):
         dialogue.reply_to(ids, said, [{"role": "tool", "tool_call_id": "0", "name": "f", "content": "42"}])
 
 
-def test_only_templates_that_number_results_over_the_conversation_are_rendered_with_it():
-    numbering = [family.name for family in CALLING if dialogue_of(family).chat.template.numbers_results]
-    assert numbering == ["Command-A-tools"]
+def test_only_templates_that_number_turns_over_the_conversation_are_rendered_with_it():
+    numbered = {family.name: dialogue_of(family).chat.template.numbered_roles for family in SUPPORTED}
+    assert {name: roles for name, roles in numbered.items() if roles} == {
+        "ChatGLM": ("user",),
+        "Command-A-tools": ("tool",),
+    }
+
+
+def test_tools_are_refused_if_the_template_renders_later_turns_otherwise_with_them():
+    tokenizer = copy.deepcopy(load(BY_NAME["Qwen3"]))
+    tokenizer.chat_template = (
+        "{{ '<|im_start|>system\n' ~ tools | tojson ~ '<|im_end|>\n' if tools }}{% for m in messages %}"
+        "{{ '<|im_start|>' ~ m.role ~ '\n' ~ ('Q: ' if tools and m.role == 'user') ~ m.content ~ '<|im_end|>\n' }}"
+        "{% endfor %}{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
+    )
+    with pytest.raises(ContractError, match="renders later turns otherwise"):
+        Dialogue(Chat(tokenizer), 4096).begin(QUESTION, TOOL)

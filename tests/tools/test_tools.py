@@ -50,16 +50,16 @@ BY_NAME = {family.name: family for family in FAMILIES}
 KINDS = {
     "json": [
         "Qwen2.5", "Qwen3", "Qwen3 (TRL patch)", "Qwen3-2507", "Qwen3-VL", "Hermes-2-Pro", "Hermes-3", "Llama-3.1",
-        "Llama-3.2", "Llama-4", "Mistral v0.3", "Mistral v2v3 (axolotl)", "Mistral-Nemo", "Command-A-tools",
-        "EXAONE-4", "Jamba-1.6",
+        "Llama-3.2", "Llama-4", "Mistral v0.3", "Mistral v2v3 (axolotl)", "Mistral-Nemo", "xLAM",
+        "Inkling", "Mistral-Small (no close of the user)", "Command-A-tools", "EXAONE-4", "Jamba-1.6",
     ],
     "named": [
         "Mistral-Small-3.2", "DeepSeek-V3", "DeepSeek-R1", "DeepSeek-V3.1", "gpt-oss", "Kimi-K2-Thinking",
         "Functionary-2.2",
     ],
     "markup": [
-        "Qwen3.5-think", "Qwen3.5-nothink", "Qwen3.6", "Qwen3-Coder", "DeepSeek-V3.2", "GLM-4.5", "GLM-5.1",
-        "Nemotron-3-Nano", "MiniMax-M2", "Seed-OSS",
+        "Qwen3.5-think", "Qwen3.5-nothink", "Qwen3.6", "Qwen3-Coder", "MiniCPM5", "Onyx",
+        "DeepSeek-V3.2", "GLM-4.5", "GLM-5.1", "GLM-5.1 (SentencePiece)", "Nemotron-3-Nano", "MiniMax-M2", "Seed-OSS",
     ],
     "keywords": ["MiniCPM3", "Gemma4", "Gemma4 (TRL)", "LFM2.5"],
 }  # fmt: skip
@@ -128,12 +128,47 @@ def test_every_family_that_renders_calls_has_a_known_kind():
     assert found == KINDS
 
 
-@pytest.mark.parametrize("name", ["Qwen1.5", "SmolLM3", "Llama-3", "DeepSeek-R1-Distill", "gpt2 (no roles)"])
+@pytest.mark.parametrize("name", ["Qwen1.5", "SmolLM3", "Llama-3", "gpt2 (no roles)"])
 def test_a_template_without_calls_takes_hermes_form(name):
     syntax = format_of(BY_NAME[name])
     text = f'{syntax.reasoning_close}<tool_call>\n{{"name": "f", "arguments": {{"a": 1}}}}\n</tool_call>'
     assert syntax.kind == "plain"
     assert found_in(syntax.parse(text)) == [("f", {"a": 1})]
+
+
+def test_calls_that_nothing_closes_are_read():
+    call = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": 1}\n```<｜tool▁call▁end｜>'
+    syntax = format_of(BY_NAME["DeepSeek-R1-Distill"])
+    assert found_in(syntax.parse(f"{syntax.reasoning_close}<｜tool▁calls▁begin｜>{call}")) == [("f", {"a": 1})]
+
+
+def test_an_answer_that_is_a_list_of_calls_is_read_and_another_list_is_text():
+    syntax = format_of(BY_NAME["xLAM"])
+    assert found_in(syntax.parse('[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]')) == [
+        ("f", {"a": 1}),
+        ("g", {}),
+    ]
+    for text in ("[]", "[1, 2]", '[{"name": "Rome"}]', '["f"]', "[INST]"):
+        assert syntax.parse(text) == ParsedAction(text)
+
+
+def test_an_object_is_read_by_the_key_of_its_template_behind_the_name_of_its_tool():
+    syntax = format_of(BY_NAME["Inkling"])
+    said = 'f<|invoke|>{"name":"f","args":{"a":1}}<|end_message|><|model|>g<|invoke|>{"name":"g","args":{}}'
+    assert found_in(syntax.parse(said)) == [("f", {"a": 1}), ("g", {})]
+
+
+def test_strings_with_markup_come_back_from_cdata():
+    family = BY_NAME["MiniCPM5"]
+    arguments = {"a": "x <b>\n& y", "b": "<![CDATA[", "c": "3"}
+    said = action(family, [("f", arguments)])
+    assert "<![CDATA[x <b>" in said
+    assert found_in(format_of(family).parse(said)) == [("f", {**arguments, "c": 3})]
+
+
+def test_text_that_the_template_addresses_like_a_call_is_not_a_call():
+    syntax = format_of(BY_NAME["Onyx"])
+    assert syntax.parse(" to=user<|message|>Fine.").items == ()
 
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=30) | st.sampled_from(

@@ -48,6 +48,11 @@ def markup(syntax: Syntax, text: str, at: int, schemas: Schemas) -> tuple[dict[s
             stop, close = end.start() if end else len(text), syntax.value_close.strip()
             raise Bad(f"the value of {key['key']!r} is never closed with {close!r}", stop)
         value = text[key.end() : end.start()]
+        if syntax.adds_space:
+            value = value.removeprefix(" ")
+        if syntax.cdata and value.startswith("<![CDATA[") and value.endswith("]]>"):
+            arguments[key["key"]], at = value[9:-3], end.end()
+            continue
         if syntax.key_close.endswith("\n"):
             value = value.removeprefix("\n")
         if syntax.value_close.startswith("\n"):
@@ -79,10 +84,22 @@ def keywords(syntax: Syntax, text: str, at: int, schemas: Schemas) -> tuple[dict
         if not key:
             raise LiteralError(f"expected NAME{syntax.key_close.strip()}VALUE or {close!r}", at)
         value, at = _value(syntax, text, key.end(), close)
+        value = _without_space(value) if syntax.adds_space else value
         schema = _schema(schemas, key[1])
         arguments[key[1]] = typed(value, schema) if isinstance(value, str) and schema else value
         at = skip_space(text, at)
     return arguments, at + 1
+
+
+def _without_space(value: Any) -> Any:
+    """Return a value without the first space of every string in it."""
+    if isinstance(value, str):
+        return value.removeprefix(" ")
+    if isinstance(value, list):
+        return [_without_space(item) for item in value]
+    if isinstance(value, dict):
+        return {_without_space(key): _without_space(item) for key, item in value.items()}
+    return value
 
 
 def _value(syntax: Syntax, text: str, at: int, close: str) -> tuple[Any, int]:

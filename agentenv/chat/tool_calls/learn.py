@@ -10,9 +10,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from agentenv.chat.encoding import encoder_of
-from agentenv.chat.template import DUMMY_TOOLS, CallForm, Template, as_parts, probe, render
+from agentenv.chat.template import CALL_FORMS, DUMMY_TOOLS, CallForm, Template, as_parts, probe, render
 from agentenv.chat.tool_calls.parse import ToolFormat
-from agentenv.chat.tool_calls.syntax import ANY_ID, REASONING
+from agentenv.chat.tool_calls.syntax import ANY_ID, ANY_NAME, NAME, REASONING
 from agentenv.core.engine import Tokenizer
 from agentenv.core.types import Message
 from agentenv.errors import ConfigError
@@ -67,7 +67,7 @@ class _Learner:
         opened = (end for begin, end in REASONING if prompt.rfind(begin) > prompt.rfind(end))
         base = ToolFormat(ends=self.ends, reasoning_close=next(opened, ""))
         renderings = []
-        for form in self.template.calls:
+        for form in self.template.calls or CALL_FORMS:  # calls without a close are calls too
             self.form = form
             if (text := self._render(1)) is not None:
                 # A mapping that the template writes as Python does is meant to be JSON text. If it takes both, JSON
@@ -103,6 +103,8 @@ class _Learner:
     def _json(self, base: ToolFormat, text: str, span: tuple[int, int]) -> ToolFormat:
         begin, end = span
         before, after = text[:begin], text[end:]
+        keys = [key for key, value in json.loads(text[begin:end]).items() if value == _ARGUMENTS]
+        base = replace(base, arguments_key=keys[0] if keys else base.arguments_key)
         listed = before.rstrip().endswith("[") and after.lstrip().startswith("]")
         if listed:
             before, after = before.rstrip()[:-1], after.lstrip()[1:]
@@ -149,7 +151,9 @@ class _Learner:
             base = replace(
                 base,
                 kind="markup",
-                after_name=to_key.removesuffix(key_open),
+                after_name=to_key.removesuffix(key_open).replace(_NAMES[0], ANY_NAME),
+                cdata="<![CDATA[" in (self._render(1, value="a\n<b>&") or ""),
+                adds_space=self._adds_space(to_value),
                 key_open=key_open,
                 key_close=to_value,
                 literal_key_close=literal[1] if literal and literal[1] != to_value else "",
@@ -167,18 +171,25 @@ class _Learner:
             after_name=to_key,
             key_close=to_value.removesuffix(quote),
             quote=quote,
+            adds_space=self._adds_space(quote),
             escapes=odd not in (self._render(1, value=odd) or ""),
         )
         return self._framed(base, before, tail, None if between is None else between.removeprefix(quote)[1:])
 
     def _framed(self, base: ToolFormat, before: str, after: str, between: str | None, *, gap: str = "") -> ToolFormat:
         """Return the format with the text around calls, inferred from the text between two calls if it renders two."""
-        start = len(self._shared_start(self._prompt(), before))  # an action begins after the generation prompt
+        # An action begins after the generation prompt; what precedes the user's text may change with what follows it.
+        head = before.rpartition(_USER)[2]
+        start = len(self._shared_start(self._prompt().rpartition(_USER)[2], head))
         with_content = self._render(1, content=_CONTENT) or ""
-        at, call = with_content.find(_CONTENT), with_content.find(self._marker(0))
+        find = with_content.rfind if base.kind == "json" else with_content.find  # the name is in the object
+        at, call = with_content.find(_CONTENT), find(self._marker(0))
         # The text between content and the first call, if content comes first; without the gap.
         beside = with_content[at + len(_CONTENT) : call].removesuffix(gap) if -1 < at < call else ""
-        head = before[start:]
+        if base.kind == "json":  # a tool may also be named before the object
+            head, beside = head.replace(_NAMES[0], ANY_NAME), beside.replace(_NAMES[0], ANY_NAME)
+            between = None if between is None else between.replace(_NAMES[1], ANY_NAME)
+        head = head[start:]
         head = head[max(head.rfind(end) + len(end) if end in head else 0 for _, end in REASONING) :]
         lead, not_calls = "", frozenset[str]()
         if not head.strip() and base.kind != "json" and between is not None:
@@ -186,14 +197,21 @@ class _Learner:
             lead = call_open
             section_open = ""
             # The name to which the template addresses content, if it writes content like a call.
-            name, found, _ = with_content[start:].partition(base.after_name)
+            name, found, _ = with_content.rpartition(_USER)[2][start:].partition(base.after_name)
             if found and _CONTENT not in name and name.strip():
                 not_calls = frozenset([name.strip()])
         else:
+            said = self._try([{"role": "user", "content": _USER}, {"role": "assistant", "content": _CONTENT}]) or ""
+            said = said.rpartition(_USER)[2][start:]
+            own = head[len(self._shared_start(head, said)) :]
+            if own.lstrip().startswith(("<", "[")):  # what also precedes text does not open a call
+                head = own
             if beside.strip():
                 head = self._shared_end(head, beside)
             call_open = self._shared_end(head, between) if between is not None else head
             section_open = head.removesuffix(call_open).strip()
+            if call_open.strip() and said.startswith(call_open):  # it addresses text in the same way
+                not_calls = frozenset(re.findall(NAME, said[len(call_open) :])[:1])
         after = self._until_end(after)
         call_close = self._shared_start(after, between) if between is not None else after
         return replace(
@@ -248,6 +266,15 @@ class _Learner:
 
     # --- texts
 
+    def _adds_space(self, text: str) -> bool:
+        """Return True if a text ends in an added token after which the tokenizer decodes a space."""
+        encoder = encoder_of(self.tokenizer)
+        token = next((added for added in encoder.added if text.endswith(added)), None)
+        if token is None:
+            return False
+        ids = encoder.start(f"{token}word")
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False)).endswith(f"{token} word")
+
     def _marker(self, index: int) -> str:
         return (_IDS if self.id_is_name else _NAMES)[index]
 
@@ -278,7 +305,7 @@ class _Learner:
 def _object_around(text: str, inside: Sequence[str]) -> tuple[int, int] | None:
     """Return where the outermost JSON object that contains these texts begins and ends."""
     start, decoder, found = text.rfind(_USER), json.JSONDecoder(), None
-    limit = min((text.find(word, start) for word in inside), default=-1)
+    limit = min(text.rfind(word, start) for word in inside)
     at = text.rfind("{", start, limit) if limit >= 0 else -1
     while at >= 0:
         try:

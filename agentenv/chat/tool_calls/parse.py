@@ -11,14 +11,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentenv._util.lenient_json import LiteralError, read_literal, skip_space
-from agentenv.chat.tool_calls.bodies import Bad, Schemas, call_in, is_call, keywords, mapping, markup, name_in
+from agentenv.chat.tool_calls.bodies import (
+    ARGUMENT_KEYS,
+    Bad,
+    Schemas,
+    call_in,
+    is_call,
+    keywords,
+    mapping,
+    markup,
+    name_in,
+)
 from agentenv.chat.tool_calls.calls import MalformedCall, ParsedAction, ToolCall, call_id
 from agentenv.chat.tool_calls.syntax import ANY_ID, REASONING, Syntax
 
-_BARE_START = re.compile(r"(?:<\|python_(?:tag|start|end)\|>|\s)*+(?=\{)")
+_BARE_START = re.compile(r"(?:<\|python_(?:tag|start|end)\|>|\s)*+(?=[\[{])")
 _HERMES_OPEN = re.compile(r"<tool_call>\s*+")
 _HERMES_CLOSE = re.compile(r"\s*+</tool_call>")
-_NAMED = re.compile(r'\{\s*+"(?:name|type)"\s*+:')
+_NAMED = re.compile(r'(?:\[\s*+)?\{\s*+"(?:name|type)"\s*+:')
 _ID_AS_NAME = re.compile(r"(?:functions\.)?(.+?)(?::[0-9]+)?")
 _STRICT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
@@ -230,6 +240,11 @@ class _Scan:
                 error, skip_space(self.text, at), name_in(self.text[at : min(at + 300, error.at)])
             ) from error
         values = value if isinstance(value, list) else [value]
+        if (key := self.syntax.arguments_key) not in ARGUMENT_KEYS:
+            values = [
+                {("arguments" if k == key else k): v for k, v in item.items()} if isinstance(item, dict) else item
+                for item in values
+            ]
         calls = [call_in(item, end) for item in values]
         if not calls:
             raise Bad("a list of calls with no call in it", end)
@@ -239,7 +254,7 @@ class _Scan:
         return end
 
     def _bare(self, start: int) -> bool:
-        """Read an answer that consists only of objects, in formats whose calls have no opening."""
+        """Read an answer that consists only of objects or lists of them, in formats whose calls have no opening."""
         bare = self.syntax.kind == "plain" or (self.syntax.kind == "json" and not self.syntax.call_open.strip())
         found = _BARE_START.match(self.text, start) if bare else None
         if not found:
@@ -249,11 +264,13 @@ class _Scan:
         try:
             while at < len(self.text):
                 value, end = read_literal(self.text, at)
-                if not is_call(value):
+                calls = value if isinstance(value, list) else [value]
+                if not calls or not all(map(is_call, calls)):
                     if self.items:
                         raise Bad("text after the call", at)
                     return False
-                self._add(*call_in(value, end), end)
+                for call in calls:
+                    self._add(*call_in(call, end), end)
                 at = self.begin = skip_space(self.text, end)
                 if self.text[at : at + 1] == ";":
                     at = self.begin = skip_space(self.text, at + 1)

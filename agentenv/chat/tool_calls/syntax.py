@@ -23,8 +23,8 @@ REASONING = (
 NAME = r"[\w.:/$-]{1,256}+"
 """The pattern of tool names."""
 
-ANY_ID = "\uf8fe"
-"""Stands for a call's id in the texts of a Syntax."""
+ANY_ID, ANY_NAME = "\uf8fe", "\uf8fd"
+"""They stand for a call's id, and for its repeated name, in the texts of a Syntax."""
 
 _ID = r"[\w.:-]{1,256}"
 _PIECES = re.compile(r"\s+|<[^<>\s]*>|[^\s<]+|<")
@@ -41,7 +41,7 @@ def loose(text: str) -> str:
     for piece in _PIECES.findall(text.strip()):
         is_tag = piece.startswith("<") and piece.endswith(">")
         found += r"\s*+" if piece.isspace() else rf"\s*+{re.escape(piece)}\s*+" if is_tag else re.escape(piece)
-    return found.removeprefix(r"\s*+").removesuffix(r"\s*+").replace(ANY_ID, _ID)
+    return found.removeprefix(r"\s*+").removesuffix(r"\s*+").replace(ANY_ID, _ID).replace(ANY_NAME, NAME)
 
 
 def _loose_with_id(text: str) -> str:
@@ -66,6 +66,8 @@ class Syntax:
     call_open: str = "<tool_call>"
     """Text before every call, up to its name or object."""
     call_close: str = "</tool_call>"
+    arguments_key: str = "arguments"
+    """The key of the arguments in an object, in the kind json."""
     after_name: str = ""
     """Text between a name and its arguments."""
     key_open: str = ""
@@ -74,6 +76,10 @@ class Syntax:
     literal_key_close: str = ""
     """The same before a value that is not a string, if the template makes a difference (DeepSeek V3.2)."""
     value_close: str = ""
+    cdata: bool = False
+    """True if the template writes strings with markup in them as `<![CDATA[…]]>` (MiniCPM5)."""
+    adds_space: bool = False
+    """True if the tokenizer decodes a space after the added token with which strings begin (SentencePiece)."""
     quote: str = ""
     """Text around strings, in the kind keywords."""
     escapes: bool = True

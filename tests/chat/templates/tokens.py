@@ -110,10 +110,10 @@ def cohere(name: str, template: str, close: str, **more: Any) -> Family:
     return family(name, template, "byte_bpe", COHERE, "<|END_OF_TURN_TOKEN|>", close, **more)
 
 
-def glm(name: str, template: str, codes: str) -> Family:
+def glm(name: str, template: str, codes: str, kind: Kind = "byte_bpe") -> Family:
     """A family with GLM's tokens, whose role markers it stops on."""
     stops = ("<|endoftext|>", "<|user|>", "<|observation|>")
-    return family(name, template, "byte_bpe", GLM, "<|endoftext|>", "", codes=codes, shapes=ALL, stop_tokens=stops)
+    return family(name, template, kind, GLM, "<|endoftext|>", "", codes=codes, shapes=ALL, stop_tokens=stops)
 
 
 def phi3(name: str, template: str) -> Family:
