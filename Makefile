@@ -29,10 +29,10 @@ test: $(VENV)/installed-dev
 VLLM_HERE = VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind TORCHDYNAMO_DISABLE=1 VLLM_USE_AOT_COMPILE=0 \
 	VLLM_ENABLE_V1_MULTIPROCESSING=01
 test-slow: $(VENV)/installed-slow
-	$(TESTING) $(VLLM_HERE) $(PYTEST) -n 4 -m slow --durations=30
+	$(TESTING) $(VLLM_HERE) $(PYTEST) -n 4 --timeout 900 -m slow --durations=30
 
 test-all: test $(VENV)/installed-slow
-	$(TESTING) $(VLLM_HERE) $(PYTEST) -n 4 -m "long or slow" --durations=40
+	$(TESTING) $(VLLM_HERE) $(PYTEST) -n 4 --timeout 900 -m "long or slow" --durations=40
 
 bench: $(VENV)/installed-slow
 	$(BIN)/python benchmarks/engines.py

@@ -109,7 +109,7 @@ def test_the_blocks_of_a_page_do_what_they_say(name, tmp_path, command):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", pages_with("run: long"))
 def test_the_long_blocks_of_a_page_do_what_they_say(name, tmp_path, command):
     execute_page(BLOCKS[name], tmp_path, command, marks=("run", "run: long"))
@@ -132,7 +132,7 @@ def execute_page(blocks, folder, command, *, marks):
         if block.file:
             (folder / block.file).write_text(block.text)
         elif block.mark in marks:
-            output = execute(block, folder, command, timeout_s=280)
+            output = execute(block, folder, command, timeout_s=600)
             if "nothing is left to do" in block.text:
                 assert output.count("64/64 episodes") >= 2, output  # a slow machine shows a line more before the end
                 assert "0.0 episodes/s" in output, output

@@ -192,7 +192,7 @@ def test_a_run_whose_disk_hangs_ends_after_a_signal_and_names_what_is_not_stored
     with forked([*FLAGS, "--concurrency", 1, "--grace_s", 0.2], place) as running:
         running.until((place / "stuck").exists)
         running.signal(number)
-        assert running.wait(60) == 3
+        assert running.wait(280) == 3
         last = running.stderr.splitlines()[-1]
         assert "not stored: 1 finished episodes (000003/0) and metrics.json" in last
         assert "--resume" in last
@@ -212,7 +212,7 @@ def test_a_run_whose_disk_hangs_is_stopped_by_the_watchdog_without_a_signal(plac
     os.mkfifo(place / "out/stall-1.txt")
     deadlines = ["--stall_timeout_s", 0.5, "--step_timeout_s", 0.5, "--generate_timeout_s", 0.5]
     with forked([*FLAGS, "--concurrency", 1, *deadlines], place) as running:
-        assert running.wait(60) == 3
+        assert running.wait(280) == 3
         assert "waits in runner of turn 0" in running.stderr
         assert "stall-1.txt cannot be written (the disk does not answer)" in running.stderr
         assert "not stored: 1 finished episodes (000003/0)" in running.stderr.splitlines()[-1]
@@ -223,6 +223,6 @@ def test_a_run_whose_disk_hangs_is_stopped_by_the_watchdog_without_a_signal(plac
 def test_a_run_whose_last_sync_hangs_says_so_and_ends(place):
     (place / "env.py").write_text(STUCK.format(call="fsync", file=".metrics.json.tmp"))
     with forked([*FLAGS, "--concurrency", 1], place) as running:
-        assert running.wait(60) == 3
+        assert running.wait(280) == 3
         assert "not stored: metrics.json." in running.stderr.splitlines()[-1]
     assert ids(place / "out") == [f"{i:06d}/0" for i in range(24)]

@@ -42,7 +42,7 @@ def cli(flags, **options):
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}", **options.pop("env", {})}
     argv = [sys.executable, "-m", "agentenv.cli", *map(str, flags)]
     return subprocess.run(
-        [*options.pop("prefix", []), *argv], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [*options.pop("prefix", []), *argv], env=environment, capture_output=True, text=True, timeout=280, check=False
     )
 
 
@@ -94,12 +94,12 @@ def test_a_closed_terminal_means_nothing_to_a_run_under_nohup(place):
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while len(lines(place / "out")) < 8:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         running.send_signal(signal.SIGHUP)
-        _, stderr = running.communicate(timeout=30)
+        _, stderr = running.communicate(timeout=200)
     finally:
         running.kill()
     assert running.returncode == 0, stderr
@@ -163,7 +163,7 @@ def test_a_terminal_that_closes_drains_the_run_which_records_all_the_same(place,
         reader.join(30)
         os.close(master)
         os.kill(running.pid, signal.SIGCONT)
-        assert running.wait(60) == 129
+        assert running.wait(280) == 129
     finally:
         running.kill()
         running.wait()
@@ -183,7 +183,7 @@ def drained(master):
     os.close(master)
 
 
-def wait_until(condition, running, timeout_s=120):
+def wait_until(condition, running, timeout_s=280):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert running.poll() is None, f"ended with {running.returncode}"
@@ -201,7 +201,7 @@ def test_a_run_whose_reader_left_continues_to_its_end(place, more):
     running.stdout.close()
     running.stderr.close()
     try:
-        assert running.wait(120) == 0
+        assert running.wait(280) == 0
     finally:
         running.kill()
         running.wait()
@@ -234,7 +234,7 @@ def test_a_terminal_that_hangs_up_twice_still_drains(place):
         assert running.alive
         assert "interrupted" not in running.stderr
         running.signal(signal.SIGTERM)
-        assert running.wait(60) == 129
+        assert running.wait(280) == 129
         assert "interrupted: 2 episodes are kept" in running.stderr
 
 
@@ -448,7 +448,7 @@ def test_a_run_of_500_killed_at_50_moments_ends_with_each_episode_once_in_the_or
     rows(place, [str(i) for i in range(500)])
     flags = [*FLAGS, "--concurrency", 4]
     with forked([*flags, "--out", "whole"], place) as running:
-        assert running.wait(120) == 0
+        assert running.wait(280) == 0
     (place / "order").unlink()
     run, moments, sizes, sessions = place / "out", random.Random(19), [0], []
     record = run / "trajectories.jsonl"
@@ -470,7 +470,7 @@ def test_a_run_of_500_killed_at_50_moments_ends_with_each_episode_once_in_the_or
     assert sum(before < after for before, after in pairwise(sizes)) >= 30
     assert sizes[-1] < 500, "a kill at the end of all proves nothing"
     with forked(RESUME, place) as running:
-        assert running.wait(120) == 0
+        assert running.wait(280) == 0
     assert ids(run) == [f"{i:06d}/0" for i in range(500)]
     assert without_times(lines(run)) == without_times(lines(place / "whole"))
     for session in sessions:

@@ -335,7 +335,7 @@ print(num_kills, was)
 def test_a_kill_at_any_moment_leaves_a_checkpoint_that_loads_and_steps_never_go_back(tmp_path, mode):
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", KILLS, tmp_path / "c", mode],
-        capture_output=True, text=True, timeout=200, check=False,
+        capture_output=True, text=True, timeout=800, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     num_kills, step = map(int, ran.stdout.split())

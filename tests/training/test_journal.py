@@ -211,7 +211,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.long
 def test_a_kill_loses_no_line(tmp_path):
-    ran = subprocess.run([sys.executable, "-c", KILLED, tmp_path], timeout=60, check=False)
+    ran = subprocess.run([sys.executable, "-c", KILLED, tmp_path], timeout=300, check=False)
     assert ran.returncode == -9
     assert steps_in(tmp_path) == [1, 2, 3, 4, 5]
 

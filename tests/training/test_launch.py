@@ -490,7 +490,7 @@ def asked(version, lines):
     """What a release's own parser, and its checks, make of command lines."""
     done = subprocess.run(
         [sys.executable, openrlhf_parser.__file__, folder_of(version)],
-        input=json.dumps(lines), capture_output=True, text=True, timeout=120,
+        input=json.dumps(lines), capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)

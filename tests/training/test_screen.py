@@ -73,7 +73,7 @@ def test_a_terminal_gets_the_lines_and_a_live_line_of_the_step_that_continues():
     shown.episode(ended(score=None, reward=0.25))
     shown.episode(ended(score=None, reward=None, error="env"))
     expected = "step  4/10 · 3/8 episodes · score 0.375 so far · 1 failed · "
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 200
     while expected not in out.getvalue() and time.monotonic() < deadline:
         time.sleep(0.05)
     shown.stop()

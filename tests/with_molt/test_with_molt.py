@@ -69,7 +69,7 @@ def served(model, log):
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
     try:
-        end = time.monotonic() + 300
+        end = time.monotonic() + 800
         while True:
             assert process.poll() is None, log.read_text()[-3000:]
             assert time.monotonic() < end, log.read_text()[-3000:]

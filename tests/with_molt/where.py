@@ -20,7 +20,7 @@ needs_molt = pytest.mark.skipif(
 )
 
 
-def python(*arguments, timeout=280, **variables):
+def python(*arguments, timeout=800, **variables):
     """What a Python with Molt on its path prints; its errors where it fails."""
     with tempfile.TemporaryDirectory() as alone:
         (Path(alone) / "molt").symlink_to(FOLDER / "molt")  # without the package `tests` that Molt's wheel brings

@@ -51,7 +51,7 @@ def test_files_of_both_contracts_run_by_command(installed, tmp_path):
     path = [str(ROOT), str(ROOT / "envs"), *([str(installed)] if installed else [])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, str(Path(__file__).parent / "run_files.py"), str(tmp_path), *EXPECTED]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("FILE ", "MODULE "))]
     for kind, text in lines[:-1]:
@@ -107,7 +107,7 @@ def test_a_file_loads_where_openrlhfs_own_imports_fail(tmp_path):
         "print(f.executor_cls.__mro__[1].__module__, [n for n in sys.modules if n.startswith('openrlhf')])"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path / "site")])}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=800)
     assert done.stdout.strip() == "agentenv.interop.openrlhf.executor []", done.stderr[-2000:]
 
 
@@ -136,7 +136,7 @@ except ConfigError:
     print(first, same(), issubclass(loaded.executor_cls, before.AgentExecutorBase))
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path / "site")])}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=800)
     assert done.stdout.strip() == "True True False", done.stderr[-2000:]
 
 

@@ -22,7 +22,7 @@ def test_a_file_with_its_own_server_runs_by_command(installed, tmp_path):  # noq
     path = [str(ROOT), str(ROOT / "envs"), *([str(installed)] if installed else [])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1"}
     program = [sys.executable, str(Path(__file__).parent / "run_files.py"), str(tmp_path), "openai_server"]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = [line.removeprefix("FILE ") for line in done.stdout.splitlines() if line.startswith("FILE ")]
     assert json.loads(line) == ["openai_server", 0, [[None, 2, 1.0, "terminated"]] * 2]

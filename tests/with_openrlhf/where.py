@@ -18,7 +18,7 @@ needs_openrlhf = pytest.mark.skipif(
 )
 
 
-def python(*arguments, timeout=280, **variables):
+def python(*arguments, timeout=800, **variables):
     """What a Python with OpenRLHF on its path prints; its errors where it fails."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "envs"), str(FOLDER), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", **variables}

@@ -37,7 +37,7 @@ def ran(folder, arguments, *path, **variables):
         [sys.executable, *arguments],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": first, "TOKENIZERS_PARALLELISM": "false"} | variables,
-        capture_output=True, text=True, timeout=280, check=False,
+        capture_output=True, text=True, timeout=800, check=False,
     )  # fmt: skip
     assert finished.returncode == 0, f"{finished.stdout[-2000:]}\n{finished.stderr[-4000:]}"
     return finished.stdout

@@ -98,7 +98,7 @@ async def make(kind):
         await pool.close()
 
 
-async def until(holds, timeout_s=30.0):
+async def until(holds, timeout_s=280.0):
     end = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < end, "waited in vain"
@@ -311,7 +311,7 @@ async def test_an_actor_gives_each_conversation_its_own_outcome():
 @pytest.mark.long
 def test_importing_brings_no_ray():
     code = "import sys, agentenv.rewards.models.ray_replicas; assert not {'ray', 'torch'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
 # --- real actors ------------------------------------------------------------------------------------------------------
