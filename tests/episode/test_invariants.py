@@ -414,6 +414,8 @@ def test_invariant_14_most_families_mark_where_the_assistant_begins():
         # The user's turn ends in it: [/INST].
         "Llama-2", "Mistral v0.1", "Mixtral", "Mistral v1 (axolotl)", "Mistral v0.3", "Mistral v2v3 (axolotl)",
         "Mistral-Nemo", "Mistral-Small v7", "Mistral-Small-3.2",
+        # [/INST] begins the assistant's turn, but only in the history.
+        "Mistral-Small (no close of the user)",
         # They have none, or write another end in its place.
         "gpt2 (no roles)", "CodeLlama-70B", "Phi-3", "Phi-3.5", "Phi-4-mini",
     }  # fmt: skip

@@ -26,6 +26,8 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+TALLIED = CHATML.replace("{{ m.role }}", "{{ m.role }}{{ 'x' * loop.index if m.role == 'user' }}")
+"""Its user turns depend on the length of the history, but not by a number."""
 CALLS = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{{ m.content or '' }}"
     "{% for call in m.tool_calls or [] %}"
@@ -313,8 +315,7 @@ def test_the_template_that_is_tampered_with_below_is_exact():
 
 
 def test_a_role_marker_that_depends_on_the_length_of_the_history_is_not_exact():
-    numbered = CHATML.replace("{{ m.role }}", "{{ m.role }}{{ loop.index if m.role == 'user' }}")
-    found, wrong = differing(with_template(numbered))
+    found, wrong = differing(with_template(TALLIED))
     assert {("user", "stop"), ("user", "length")} <= wrong
     assert ("prompt", "") not in wrong
     assert (found.is_exact, found.exit_code) == (False, 1)
@@ -463,8 +464,7 @@ def test_a_report_begins_with_the_verdict(family):
 
 
 def test_a_report_shows_tokens_and_what_differs():
-    numbered = CHATML.replace("{{ m.role }}", "{{ m.role }}{{ loop.index if m.role == 'user' }}")
-    tokenizer = with_template(numbered)
+    tokenizer = with_template(TALLIED)
     text = shown(certify(tokenizer, stop_token_ids=[tokenizer.eos_token_id]), color=True)
     assert "\x1b[36m<|im_start|>" in text
     assert "\x1b[37;41m" in text
