@@ -150,7 +150,7 @@ FAMILIES: tuple[Family, ...] = (
         "Mistral-Small (no close of the user)",
         "mistral_small_3_open_shape",
         tokens=MISTRAL_V3[3:],
-        codes="GM",
+        codes="HMt",
         shapes=NO_SYSTEM,
     ),
     llama2("ChatGLM", "chatglm_shape", "byte_fallback", close="", codes="ct", shapes=("user", "2xuser")),

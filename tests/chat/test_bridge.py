@@ -136,9 +136,8 @@ def test_without_knowing_the_engines_stops_the_ids_are_the_same(family, shape):
 
 def test_only_families_that_take_back_their_generation_prompt_are_compared_from_the_close_on():
     partly = {family.name for family in SUPPORTED if not oracle(family, FOLLOW_UPS["user"]).whole}
-    # CodeLlama and others of code G; Functionary and the like keep it. One adds to it: its history has the same end.
-    added = {"Mistral-Small (no close of the user)"}
-    assert partly == {family.name for family in SUPPORTED if "G" in family.codes} - added
+    # CodeLlama and others of code G; Functionary and the like keep it.
+    assert partly == {family.name for family in SUPPORTED if "G" in family.codes}
 
 
 # --- other endings --------------------------------------------------------------------------------------------------
