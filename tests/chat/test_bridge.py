@@ -302,8 +302,10 @@ def test_any_harmless_content_has_the_ids_of_the_whole_conversation(case, role):
     assert load(family).encode(whole, add_special_tokens=False)[-len(reply) :] == reply
 
 
-STABLE = [
-    family for family in SUPPORTED if not set(family.codes) - set("tcWM") and family.close.strip() == family.close
+STABLE = [  # ChatGLM numbers the user's turns: it is rendered with its history
+    family
+    for family in SUPPORTED
+    if not set(family.codes) - set("tcWM") and family.close.strip() == family.close and family.name != "ChatGLM"
 ]
 
 
