@@ -378,6 +378,7 @@ FROM_STARS = {
     "mbpp with classes": {"code": "class Two: pass\ndef gcd(a, b): pass", "test_imports": [STARS.strip()],
                           "test_setup_code": "one = 1", "test_list": ["assert gcd(4, 6) == 2 * one or Two()"]},
     "plain": {"entry_point": "gcd", "prelude": STARS, "hidden": [{"args": [4, 6], "expected": 2}]},
+    "pytest": roll("pytest", {"assert_code": f"{STARS}from solution import *\ndef test_it(tmp_path):\n    {GCD}"}),
     "plain, a method": {"entry_point": "Solution.gcd", "hidden": [{"args": [4, 6], "expected": 2}],
                         "prelude": "class Solution:\n    def gcd(self, *args): return 2\n"},
 }  # fmt: skip
@@ -414,6 +415,15 @@ async def test_tests_beside_the_solution_take_nothing_from_it_but_the_names_that
     row = roll("pytest", {"assert_code": "from solution import *\ndef test_it(tmp_path):\n    assert len(pair()) == 2"})
     assert (await grade(sandbox, "def pair(): return 'ab'", row)).reward == 1.0
     assert (await grade(sandbox, code, row)).reward == 0.0
+
+
+@one_loop
+async def test_tests_beside_the_solution_may_call_its_functions_by_other_names(sandbox):
+    row = roll(
+        "pytest", {"assert_code": "from solution import add as plus\ndef test_it():\n    assert plus(1, 1) == 2"}
+    )
+    for code, reward in ((RIGHT, 1.0), ("def add(a, b): return 3", 0.0)):
+        assert (await grade(sandbox, code, row)).reward == reward
 
 
 # --- how the rows of a benchmark are compared -----------------------------------------------------------------------

@@ -123,10 +123,7 @@ def mbpp_suite(row: Mapping[str, Any], visible: Sequence[str], hidden: Sequence[
     if any(isinstance(node, ast.ClassDef) and node.name in names for node in _body(reference)):
         bodies = ["\n".join(f"    {line}" for line in test.splitlines()) for test in (*visible, *hidden)]
         functions = [f"def test_{index}():\n{body}\n" for index, body in enumerate(bodies)]
-        setup = parse_source(prelude).body
-        imports = [node for node in setup if isinstance(node, ast.Import | ast.ImportFrom)]
-        others = [node for node in setup if node not in imports]  # these may use classes of the solution
-        source = "\n".join([_source(imports), _import_names(defined(reference)), _source(others), *functions])
+        source = "\n".join([_with_names(parse_source(prelude).body, defined(reference)), *functions])
         nodes = tuple(f"{_TEST_FILE}::test_{index}" for index in range(len(functions)))
         return PytestSuite({_TEST_FILE: source.encode()}, nodes[: len(visible)], nodes[len(visible) :])
     return AssertSuite(
@@ -136,6 +133,13 @@ def mbpp_suite(row: Mapping[str, Any], visible: Sequence[str], hidden: Sequence[
         prelude=prelude,
         solution_prelude=prelude,
     )
+
+
+def _with_names(body: Sequence[ast.stmt], names: Iterable[str]) -> str:
+    """Return the source of these statements, which take the names from the solution after their other imports."""
+    imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom) and not _imports_solution(node)]
+    others = [node for node in body if node not in imports]  # these may use what the solution defines
+    return "\n".join([_source(imports), _import_names(names), _source(others), ""])
 
 
 def _import_names(names: Iterable[str]) -> str:
@@ -260,7 +264,7 @@ def _pytest_suite(trees: Sequence[ast.Module]) -> PytestSuite:
             tree, names = ast.Module(functions, []), [f"test_{number}" for number in range(len(bodies))]
         file = f"test_row_{index}.py"
         body = [node for node in tree.body if not (_imports_solution(node) and node.names[0].name == "*")]  # type: ignore[attr-defined]
-        files[file] = f"{TEST_PRELUDE}{_import_names(free)}{_source(body)}\n".encode()
+        files[file] = (TEST_PRELUDE + _with_names(body, free)).encode()
         nodes += [f"{file}::{name}" for name in names]
     return PytestSuite(files, hidden=tuple(nodes))
 
