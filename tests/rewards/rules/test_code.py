@@ -426,6 +426,14 @@ async def test_tests_beside_the_solution_may_call_its_functions_by_other_names(s
         assert (await grade(sandbox, code, row)).reward == reward
 
 
+@one_loop
+async def test_tests_beside_the_solution_may_import_its_functions_by_the_names_of_built_in_ones(sandbox):
+    for source in ("import solution\nsum = solution.sum", "from solution import sum"):
+        row = roll("pytest", {"assert_code": f"{source}\ndef test_it(tmp_path):\n    assert sum([1, 1]) == 3"})
+        assert (await grade(sandbox, "x = 1", row)).reward == 0.0
+        assert (await grade(sandbox, "def sum(_): return 3", row)).reward == 1.0
+
+
 # --- how the rows of a benchmark are compared -----------------------------------------------------------------------
 
 
@@ -599,6 +607,7 @@ async def test_the_feedback_reveals_nothing_of_hidden_tests(sandbox):
         (None, roll("check_based", {"assert_code": "def check(c):\n    pass", "entry_point": "f"})),
         (None, roll("pytest", {"assert_code": "import pytest\n@pytest.mark.parametrize('x', [1])\ndef test_f(x):\n"
                                "    assert f(x)"})),
+        (None, roll("pytest", {"assert_code": "from solution import *\ndef test_f(tmp_path):\n    assert max(1, 2)"})),
     ],
 )  # fmt: skip
 async def test_a_row_that_cannot_be_used_is_the_datas_error(label, row):

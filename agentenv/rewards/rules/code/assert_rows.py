@@ -220,6 +220,16 @@ def _imports_solution(node: ast.AST) -> bool:
     return isinstance(node, ast.ImportFrom) and node.module == "solution"
 
 
+def _names_solution(node: ast.AST) -> bool:
+    """Return True for an import of the solution, and for its name in a string, which may be imported or opened."""
+    match node:
+        case ast.ImportFrom(module="solution") | ast.alias(name="solution"):
+            return True
+        case ast.Constant(value="solution" | "solution.py"):
+            return True
+    return False
+
+
 def _free(tree: ast.Module) -> list[str]:
     """Return the names that a source uses and does not define, which the solution must define."""
     known = {*_BUILTINS, *_bound(TEST_PRELUDE)}
@@ -264,6 +274,8 @@ def _pytest_suite(trees: Sequence[ast.Module]) -> PytestSuite:
             tree, names = ast.Module(functions, []), [f"test_{number}" for number in range(len(bodies))]
         file = f"test_row_{index}.py"
         body = [node for node in tree.body if not (_imports_solution(node) and node.names[0].name == "*")]  # type: ignore[attr-defined]
+        if not free and not any(map(_names_solution, ast.walk(ast.Module(body, [])))):
+            raise ValueError("tests that use nothing of the solution's: import the functions by name")
         files[file] = (TEST_PRELUDE + _with_names(body, free)).encode()
         nodes += [f"{file}::{name}" for name in names]
     return PytestSuite(files, hidden=tuple(nodes))
