@@ -427,11 +427,31 @@ async def test_tests_beside_the_solution_may_call_its_functions_by_other_names(s
 
 
 @one_loop
-async def test_tests_beside_the_solution_may_import_its_functions_by_the_names_of_built_in_ones(sandbox):
+async def test_tests_may_import_functions_with_the_names_of_built_in_ones(sandbox):
     for source in ("import solution\nsum = solution.sum", "from solution import sum"):
-        row = roll("pytest", {"assert_code": f"{source}\ndef test_it(tmp_path):\n    assert sum([1, 1]) == 3"})
+        row = roll("pytest", {"assert_code": f"{source}\ndef test_it():\n    assert sum([1, 1]) == 3"})
         assert (await grade(sandbox, "x = 1", row)).reward == 0.0
         assert (await grade(sandbox, "def sum(_): return 3", row)).reward == 1.0
+
+
+TWO = "def two():\n    return 2"
+SCOPES = {
+    "local": "def test_a(tmp_path):\n    assert two() == 2\ndef test_b(tmp_path):\n    two = [1]\n    assert two",
+    "parameter": "class TestIt:\n    def test_a(self):\n        assert (lambda two: two)(2) == two()",
+    "comprehension": "def test_a(tmp_path):\n    assert [two for two in (2,)] == [two()]",
+    "pattern": "def test_a():\n    match two():\n        case [one]: pass\n        case one: assert one == 2",
+    "global": "def test_a():\n    global one\n    one = two()\n    assert one == 2",
+    "import in a function": "def test_a(tmp_path):\n    from operator import add\n    assert add(two(), 0) == 2",
+}
+"""Tests whose local names are not asked of the solution, or do not hide that they are."""
+
+
+@pytest.mark.parametrize("source", SCOPES.values(), ids=SCOPES)
+@one_loop
+async def test_tests_take_from_the_solution_what_they_use_outside_the_scopes_that_define_it(sandbox, source):
+    row = roll("pytest", {"assert_code": f"from solution import *\n{source}"})
+    assert (await grade(sandbox, TWO, row)).reward == 1.0
+    assert (await grade(sandbox, "x = 1", row)).reward < 1.0
 
 
 # --- how the rows of a benchmark are compared -----------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import symtable
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -232,17 +233,22 @@ def _names_solution(node: ast.AST) -> bool:
 
 def _free(tree: ast.Module) -> list[str]:
     """Return the names that a source uses and does not define, which the solution must define."""
-    known = {*_BUILTINS, *_bound(TEST_PRELUDE)}
-    for node in ast.walk(tree):
-        match node:
-            case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name) | ast.ExceptHandler(name=str(name)):
+    scopes = [symtable.symtable(ast.unparse(tree), _TEST_FILE, "exec")]
+    for scope in scopes:  # the list grows
+        scopes += scope.get_children()
+    used, known = set[str](), {*_BUILTINS, *_bound(TEST_PRELUDE)}
+    for scope in scopes:
+        for symbol in scope.get_symbols():
+            name, at_top = symbol.get_name(), scope is scopes[0]
+            if at_top or symbol.is_global():
+                used.add(name)
+            if (at_top or symbol.is_declared_global()) and (symbol.is_assigned() or symbol.is_imported()):
                 known.add(name)
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                known.add(name)
-            case ast.Import(names=names) | ast.ImportFrom(names=names) if not _imports_solution(node):
-                known.update((alias.asname or alias.name).partition(".")[0] for alias in names)
-    used = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    return [node.id for node in sorted(used, key=lambda node: (node.lineno, node.col_offset)) if node.id not in known]
+    imports = [node for node in ast.walk(tree) if _imports_solution(node)]
+    asked = {alias.asname or alias.name for node in imports for alias in node.names}  # type: ignore[attr-defined]
+    free = used - known | asked
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    return [node.id for node in sorted(names, key=lambda node: (node.lineno, node.col_offset)) if node.id in free]
 
 
 def _needs_pytest(tree: ast.Module) -> bool:
