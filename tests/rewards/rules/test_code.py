@@ -454,6 +454,15 @@ async def test_tests_take_from_the_solution_what_they_use_outside_the_scopes_tha
     assert (await grade(sandbox, "x = 1", row)).reward < 1.0
 
 
+@pytest.mark.parametrize("imports", ["from math import *\nfrom solution import *", "from solution import two as deux"])
+@one_loop
+async def test_asserts_beside_the_solution_keep_the_imports_of_their_row(sandbox, imports):
+    name = "deux" if "deux" in imports else "two"
+    row = roll("pytest", {"assert_code": f"import pytest\n{imports}\nassert {name}() == 2\nassert {name}() < 3"})
+    for code, reward in ((TWO, 1.0), ("def two(): return 1", 0.5)):
+        assert (await grade(sandbox, code, row)).reward == reward
+
+
 # --- how the rows of a benchmark are compared -----------------------------------------------------------------------
 
 

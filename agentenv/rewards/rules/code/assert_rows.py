@@ -273,11 +273,13 @@ def _pytest_suite(trees: Sequence[ast.Module]) -> PytestSuite:
             raise ValueError("parametrized tests, whose node ids are not in the row")
         free = _free(tree)
         if not (names := [*(node.name for node in tree.body if _is_test(node)), *_methods(tree)]):  # type: ignore[attr-defined]
-            bodies = [parse_source(program).body for program in split_tests(ast.unparse(tree), [*free, "solution"])]
+            imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+            others = _source([node for node in tree.body if node not in imports])
+            bodies = [parse_source(program).body for program in split_tests(others, [*free, "solution"])]
             functions = [parse_source(f"def test_{number}(): pass").body[0] for number in range(len(bodies))]
             for function, body in zip(functions, bodies, strict=True):
                 function.body = body
-            tree, names = ast.Module(functions, []), [f"test_{number}" for number in range(len(bodies))]
+            tree, names = ast.Module([*imports, *functions], []), [f"test_{number}" for number in range(len(bodies))]
         file = f"test_row_{index}.py"
         body = [node for node in tree.body if not (_imports_solution(node) and node.names[0].name == "*")]  # type: ignore[attr-defined]
         if not free and not any(map(_names_solution, ast.walk(ast.Module(body, [])))):
