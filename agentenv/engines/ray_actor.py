@@ -18,11 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from agentenv._util.ray.cluster import (
     ActorDemand,
     ClusterConfig,
-    call_result,
+    call_actor,
     check_node,
-    describe_death,
     kill_actor,
-    missing_package_error,
     ray_session,
     reserve,
     restore_sigchld,
@@ -227,22 +225,11 @@ class RayEngine:
 
     async def _ask(self, method: str, *args: Any) -> Any:
         """Call a method of the actor; raise Ray's errors as EngineError or EngineDead."""
-        ray = import_ray()
         if self._actor is None:
             raise EngineDead("RayEngine: expected a started engine, got none or a closed one. Make a new one.")
-        try:
-            return await call_result(getattr(self._actor, method).remote(*args))
-        except ray.exceptions.RayTaskError as error:
-            cause = error.cause
-            if isinstance(cause, AgentEnvError):
-                raise cause from None
-            raise EngineError(
-                f"RayEngine.{method}: expected an answer from the actor, got {type(cause).__name__}: {cause}. Retry."
-            ) from error
-        except ray.exceptions.TaskCancelledError as error:
-            raise EngineError(f"RayEngine.{method}: expected an answer, got a cancelled call. Retry.") from error
-        except (ray.exceptions.RayError, ConnectionError) as error:
-            raise _as_death(method, error) from error
+        return await call_actor(
+            "RayEngine", "--engine ray", self._actor, method, *args, failed=EngineError, died=EngineDead
+        )
 
 
 class EngineActor:
@@ -331,8 +318,3 @@ def _engine_death() -> Iterator[None]:
         if type(error.__cause__).__name__ == "EngineDeadError":
             raise EngineDead(str(error)) from None
         raise
-
-
-def _as_death(method: str, error: Exception) -> AgentEnvError:
-    absent = missing_package_error("--engine ray", error)
-    return absent or EngineDead(f"RayEngine.{method}: expected a living actor, got {describe_death(error)}")

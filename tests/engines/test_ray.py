@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv._util.ray.cluster import ClusterConfig, _env, _init, ray_session
+from agentenv._util.ray.cluster import ClusterConfig, _env, _init, actor_death, ray_session
 from agentenv.core.engine import Scorer
 from agentenv.core.types import SamplingParams
 from agentenv.engines.factory import open_engine
@@ -25,7 +25,6 @@ from agentenv.engines.ray_actor import (
     EngineActor,
     RayConfig,
     RayEngine,
-    _as_death,
     _computing_here,
     _engine_death,
     open_pool,
@@ -157,10 +156,13 @@ def test_a_client_server_that_never_comes_up_is_reported_with_its_reason():
 
 
 def test_a_node_without_the_package_is_named():
-    error = _as_death("start", RuntimeError("x\nModuleNotFoundError: No module named 'agentenv'"))
+    def death(message):
+        return actor_death("RayEngine.start", "--engine ray", RuntimeError(message), EngineDead)
+
+    error = death("x\nModuleNotFoundError: No module named 'agentenv'")
     assert isinstance(error, ConfigError)
     assert "expected agentenv" in str(error)
-    assert isinstance(_as_death("start", RuntimeError("killed")), EngineDead)
+    assert isinstance(death("killed"), EngineDead)
 
 
 def test_the_death_of_vllm_in_a_living_actor_is_distinguished_from_a_failure():

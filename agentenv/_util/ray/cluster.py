@@ -24,7 +24,7 @@ from agentenv._util.calls import retrieve_exception
 from agentenv._util.paths import PACKAGE
 from agentenv._util.ray.library import import_ray
 from agentenv._util.version import __version__
-from agentenv.errors import ConfigError
+from agentenv.errors import AgentEnvError, ConfigError
 
 Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
@@ -210,6 +210,42 @@ async def call_result(ref: Any) -> Any:
         answer.add_done_callback(retrieve_exception)
         import_ray().cancel(ref)
         raise
+
+
+async def call_actor(
+    who: str, flag: str, actor: Any, method: str, *args: Any, failed: type[AgentEnvError], died: type[AgentEnvError]
+) -> Any:
+    """Return the result of an actor's method.
+
+    Args:
+        who: name of the caller, for messages.
+        flag: what the user asked for, for the message about a node without agentenv.
+        actor: Ray's handle.
+        method: name of the method.
+        args: its arguments.
+        failed: class of the error if the method raised, or was cancelled.
+        died: class of the error if the actor is gone.
+
+    Raises:
+        AgentEnvError: the method's own, or one of these classes; ConfigError if the node lacks agentenv.
+    """
+    ray, where = import_ray(), f"{who}.{method}"
+    try:
+        return await call_result(getattr(actor, method).remote(*args))
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, AgentEnvError):
+            raise error.cause from None
+        raise failed(f"{where}: expected an answer, got {type(error.cause).__name__}: {error.cause}. Retry.") from error
+    except ray.exceptions.TaskCancelledError as error:
+        raise failed(f"{where}: expected an answer, got a cancelled call. Retry.") from error
+    except (ray.exceptions.RayError, ConnectionError) as error:
+        raise actor_death(where, flag, error, died) from error
+
+
+def actor_death(where: str, flag: str, error: Exception, died: type[AgentEnvError]) -> AgentEnvError:
+    """Return the error to raise for Ray's `error` about an actor; see `call_actor`."""
+    absent = missing_package_error(flag, error)
+    return absent or died(f"{where}: expected a living actor, got {describe_death(error)}")
 
 
 def kill_actor(actor: Any) -> None:

@@ -23,11 +23,9 @@ from agentenv._util.ray.cluster import (
     ActorDemand,
     ClusterConfig,
     Placement,
-    call_result,
+    call_actor,
     check_node,
-    describe_death,
     kill_actor,
-    missing_package_error,
     ray_session,
     reserve,
     restore_sigchld,
@@ -124,24 +122,11 @@ class RayReplica(Replica):
 
     async def _ask(self, method: str, *args: Any) -> Any:
         """Call a method of the actor and convert Ray's errors."""
-        ray = import_ray()
         if self._actor is None:
             raise WorkerDied("RayScorer: expected a living replica, got one that was ended.")
-        try:
-            return await call_result(getattr(self._actor, method).remote(*args))
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, AgentEnvError):
-                raise error.cause from None
-            raise InfraError(
-                f"RayScorer.{method}: expected an answer, got {type(error.cause).__name__}: {error.cause}. Retry."
-            ) from error
-        except ray.exceptions.TaskCancelledError as error:
-            raise InfraError(f"RayScorer.{method}: expected an answer, got a call that was cancelled.") from error
-        except (ray.exceptions.RayError, ConnectionError) as error:
-            absent = missing_package_error("RayScorer", error)
-            raise absent or WorkerDied(
-                f"RayScorer.{method}: expected a living actor, got {describe_death(error)}"
-            ) from error
+        return await call_actor(
+            "RayScorer", "RayScorer", self._actor, method, *args, failed=InfraError, died=WorkerDied
+        )
 
 
 class ReplicaActor:

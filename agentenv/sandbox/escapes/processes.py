@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from agentenv.sandbox.escapes.cases import LIMITS, EscapeCase, case
+from agentenv.sandbox.escapes.cases import LIMITS, EscapeCase, case, thread_bomb
 from agentenv.sandbox.types import ExecResult, ExecStatus, Isolation
 
 KILLED = (ExecStatus.SIGNAL, ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT, ExecStatus.MEMORY)
@@ -215,37 +215,13 @@ while True:
     case(
         "thread_bomb",
         "processes",
-        """
-import threading, time
-say('TRYING', 'threads')
-made = 0
-for _ in range(300):
-    try:
-        threading.Thread(target=time.sleep, args=(20,), daemon=True).start()
-        made += 1
-    except (RuntimeError, MemoryError, OSError):
-        break
-say('ESCAPED' if made > 40 else 'HELD', made)
-os._exit(0)
-""",
+        thread_bomb(300),
         ends=KILLED,
     ),
     case(
         "thread_bomb_when_proc",
         "processes",
-        """
-import threading, time
-say('TRYING', 'threads')
-made = 0
-for _ in range(300):
-    try:
-        threading.Thread(target=time.sleep, args=(20,), daemon=True).start()
-        made += 1
-    except (RuntimeError, MemoryError, OSError):
-        break
-say('ESCAPED' if made > 40 else 'HELD', made)
-os._exit(0)
-""",
+        thread_bomb(300),
         "proc",
         ends=KILLED,
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from agentenv.sandbox.escapes.cases import LIMITS, EscapeCase, case
+from agentenv.sandbox.escapes.cases import LIMITS, EscapeCase, case, thread_bomb
 from agentenv.sandbox.types import ExecResult, ExecStatus, Isolation
 
 ENDED = (ExecStatus.SIGNAL, ExecStatus.MEMORY, ExecStatus.DISK_LIMIT, ExecStatus.NONZERO)
@@ -444,20 +444,7 @@ os._exit(0)
     case(
         "threads_with_small_stacks",
         "resources",
-        """
-import threading, time
-threading.stack_size(32768)
-say('TRYING', 'threads')
-made = 0
-for _ in range(2000):
-    try:
-        threading.Thread(target=time.sleep, args=(20,), daemon=True).start()
-        made += 1
-    except (RuntimeError, MemoryError, OSError):
-        break
-say('ESCAPED' if made > 40 else 'HELD', made)
-os._exit(0)
-""",
+        thread_bomb(2000, "threading.stack_size(32768)"),
         ends=(ExecStatus.SIGNAL, ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT, ExecStatus.POLICY),
     ),
     case(
