@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import walk_stack
@@ -140,18 +141,19 @@ def watched_class(
 ) -> type[Any]:
     """Return a subclass whose calls are watched and recorded in `seen`."""
 
-    def watched(name: str) -> Callable[..., Any]:
+    def watched(name: str) -> _Watched:
         method = getattr(cls, name)
         limit_s = limits.episode_timeout_s if name == "run" else limits.step_timeout_s
 
         async def recorded(self: Any, *args: Any) -> Any:
+            _CALLED.set(self)  # never reset: each call has its own task
             with watch.during(name, inspect.unwrap(method), limit_s), _raised_in(name, seen):
                 work = call(MethodType(method, self), *args)
                 value = await (work if around is None else around(self, name, args[0] if args else None, work))
             seen.append(MethodCall(name, value))
             return value
 
-        return recorded
+        return _Watched(recorded, method)
 
     async def construct(self: Any, **kwargs: Any) -> None:
         with watch.during("__init__", cls.__init__, limits.step_timeout_s), _raised_in("__init__", seen):
@@ -161,6 +163,23 @@ def watched_class(
     names = OWN_LOOP_METHODS if owns_its_loop(cls) else ENV_METHODS
     body: dict[str, Any] = {name: watched(name) for name in names if hasattr(cls, name)} | {"__init__": construct}
     return type(cls.__name__, (cls,), body | {"__signature__": inspect.signature(cls)})
+
+
+_CALLED: ContextVar[Any] = ContextVar("called", default=None)
+"""The instance whose method runs, in the task or thread of the call."""
+
+
+
+class _Watched:
+    """A method that is recorded if the loop calls it, and called as it is by the other methods of its instance."""
+
+    def __init__(self, recorded: Callable[..., Any], method: Callable[..., Any]) -> None:
+        self._recorded, self._method = recorded, method
+
+    def __get__(self, instance: Any, owner: type[Any]) -> Any:
+        if instance is None:
+            return self._method
+        return MethodType(self._method if _CALLED.get() is instance else self._recorded, instance)
 
 
 async def _constructed(cls: type[Any], instance: Any, kwargs: Mapping[str, Any]) -> None:

@@ -166,6 +166,40 @@ def test_a_failure_only_among_other_episodes_is_reported_by_its_error():
     assert problem.got.startswith("error: None alone, 'ConnectionError: too many' among 32")
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_environment_may_call_its_own_methods(is_async):
+    """A plain method that calls another must reach it, not a coroutine that nothing awaits."""
+
+    class Plain(AgentInstance):
+        num_open = 0
+
+        def reset(self, states):
+            self.num_open = 1
+            return states
+
+        def step(self, states):
+            self.close()
+            return StepResult(reward=float(self.num_open), terminated=True)
+
+        def close(self):
+            self.num_open = 0
+
+    class Async(Plain):
+        async def reset(self, states):
+            return super().reset(states)
+
+        async def step(self, states):
+            await self.close()
+            return StepResult(reward=float(self.num_open), terminated=True)
+
+        async def close(self):
+            super().close()
+
+    context = make_context(ConformanceOptions(Async if is_async else Plain))
+    outcomes = run_suite(context, only=("rewards", "ends", "close", "cancel"))
+    assert [str(one) for one in outcomes if one.state == "broken"] == []
+
+
 def test_a_property_that_takes_long_is_reported_while_it_continues(monkeypatch):
     monkeypatch.setattr("agentenv.testing.conformance.call_watch.NOTIFY_CHECK_EVERY_S", 0.0)
     told = []
