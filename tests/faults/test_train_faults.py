@@ -368,7 +368,8 @@ def engine_actors(root):
     parents, names = {}, {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            # The name of a process may hold any bytes.
+            parents[int(path.name)] = int((path / "stat").read_bytes().rpartition(b")")[2].split()[1])
             names[int(path.name)] = (path / "cmdline").read_bytes()
         except OSError:
             continue
