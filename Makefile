@@ -24,8 +24,9 @@ PYTEST = $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder
 test: $(VENV)/installed-dev
 	$(TESTING) $(PYTEST) -n 3 -m "not slow and not long"
 
-# Four processes, since tests of servers and clusters wait. Real vLLM on the CPU, in servers and in processes of its own. No core binding: the processes share the cores. No
-# compilation: it is half of a start. "01" and not "1": with that, vLLM starts one more process on a CPU, for its worker.
+# Four processes, since tests of servers and clusters mostly wait. Real vLLM on the CPU, in servers and in processes of
+# its own. No core binding: the processes share the cores. No compilation: it is half of a start. "01" and not "1": with
+# that, vLLM starts one more process on a CPU, for its worker.
 VLLM_HERE = VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind TORCHDYNAMO_DISABLE=1 VLLM_USE_AOT_COMPILE=0 \
 	VLLM_ENABLE_V1_MULTIPROCESSING=01
 test-slow: $(VENV)/installed-slow

@@ -10,7 +10,7 @@ scenarios are played through `Dialogue`, with the template's own rendering of th
 exact         the ids after every action are those of the rendering of the whole, and every call is read as it was given
 refused       agentenv refuses with a reason what the template renders
 not rendered  the template refuses the conversation, or drops part of it, and agentenv refuses too or is not comparable
-declared      code M: the template moves system messages to the newest user turn, which appending cannot
+declared      code M: the template moves system messages to the newest user turn, which appending cannot do
 fault         the template itself is at fault, for the reason in `FAULTS`
 WRONG, SILENT, CRASH: other ids or another call; a rendered call neither read nor refused; another error, or a timeout
 
@@ -179,9 +179,17 @@ class Play:
         except AgentEnvError as error:
             return "refused", str(error)
         except Judged as verdict:
-            declared = verdict.args[0] == "WRONG" and scenario.system and "M" in template.codes
+            declared = verdict.args[0] == "WRONG" and scenario.system and self.moves_system(messages)
             return ("declared" if declared else verdict.args[0]), verdict.args[1]
         return "exact", ""
+
+    def moves_system(self, messages: list[Any]) -> bool:
+        """Return True if the template writes the system message after the first user message of a longer talk."""
+        try:
+            whole = self.render([*messages, {"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}])
+        except NotRendered:
+            return False
+        return whole.find("qzbriefqz") > whole.find("qzfirstqz")
 
     def step(self, dialogue: Dialogue, messages: list[Any], answer: Any, turn: int, scenario: Scenario) -> list[Any]:
         """Act, read the calls and reply; return the longer conversation. Raise Judged if anything is not as known."""
@@ -340,13 +348,16 @@ def judged(paths: list[Path], timeout: float) -> dict[Path, list[Row]]:
             process.start()
             theirs.close()
         pipe.send(path)
+        lost = f"none within {timeout} s"
         try:
-            found[path] = pipe.recv() if pipe.poll(timeout) else [("", "", "CRASH", f"none within {timeout} s")]
+            rows = pipe.recv() if pipe.poll(timeout) else None
         except EOFError:
-            found[path] = [("", "", "CRASH", "the process died")]
-        if found[path][0][0] == "":
+            rows, lost = None, "the process died"
+        if rows is None:
+            rows = [(base, name, "CRASH", lost) for base in BASES for name in SCENARIOS]
             process.kill()
             process = None
+        found[path] = rows
     return found
 
 
@@ -404,14 +415,8 @@ def main() -> None:
     counts = Counter((base, name, verdict) for rows in found.values() for base, name, verdict, _ in rows)
     print("| base, scenario | " + " | ".join(VERDICTS) + " |\n|---|" + "---:|" * len(VERDICTS))
     for base, name in itertools.product(BASES, [*SCENARIOS, ""]):
-        of = [
-            sum(
-                n
-                for (b, s, v), n in counts.items()
-                if b == base and s in (name or s) and v == verdict and (not name or s == name)
-            )
-            for verdict in VERDICTS
-        ]
+        names = [name] if name else list(SCENARIOS)
+        of = [sum(counts[base, each, verdict] for each in names) for verdict in VERDICTS]
         print(f"| {base}, {name or 'all'} | " + " | ".join(map(str, of)) + " |")
     for path, rows in found.items():
         for base, name, verdict, details in rows:

@@ -51,7 +51,7 @@ class Encoder:
 
     @functools.cached_property
     def longest_token(self) -> int:
-        """Number of characters of the longest token, 0 if unknown: a lower bound on the tokens of a text."""
+        """Characters of the longest token, 0 if unknown: a text has at least `len(text) / longest_token` tokens."""
         vocabulary: Mapping[str, int] = getattr(self._tokenizer, "get_vocab", dict)()
         return max(map(len, vocabulary), default=0)
 

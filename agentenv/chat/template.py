@@ -98,7 +98,7 @@ class Template:
     calls: tuple[CallForm, ...] = ()
     """The ways to render an assistant's calls before tool results; if empty, text precedes tool results."""
     tools_change_turns: bool = False
-    """True if it renders later turns otherwise once tools are offered (Hunyuan)."""
+    """True if it renders later turns differently when tools are offered (Hunyuan)."""
     numbered_roles: tuple[str, ...] = ()
     """Roles whose turns it numbers over the whole conversation: a tool's (Cohere), a user's (ChatGLM)."""
     text_markers: tuple[str, ...] = ()

@@ -22,8 +22,8 @@ def check_tools(chat: Chat, messages: Sequence[Message], tools: Any) -> None:
         )
     if chat.has_template and chat.template.tools_change_turns:
         raise ContractError(
-            f"reset: expected no tools for a chat template that renders later turns otherwise with tools, got "
-            f"{len(tools)}. Describe them in a message, or use another model."
+            "reset: expected no tools, because the chat template renders later turns differently when tools are "
+            f"offered, got {len(tools)}. Describe them in a message, or use another model."
         )
     # A template that renders tools also renders duplicates.
     if chat.render(messages, tools) == chat.render(messages, [*tools, *tools]):

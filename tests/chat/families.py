@@ -18,7 +18,6 @@ from tests.chat.templates.tokens import (
     HARMONY,
     LLAMA2,
     LLAMA3,
-    MISTRAL_V3,
     NO_SYSTEM,
     THINK_TAGS,
     TOOL_TAGS,
@@ -146,12 +145,8 @@ FAMILIES: tuple[Family, ...] = (
         codes="H",
         shapes=ALL,
     ),
-    llama2(
-        "Mistral-Small (no close of the user)",
-        "mistral_small_3_open_shape",
-        tokens=MISTRAL_V3[3:],
-        codes="HMt",
-        shapes=NO_SYSTEM,
+    mistral(
+        "Mistral-Small (no close of the user)", "mistral_small_3_open_shape", "byte_bpe", codes="HM", shapes=NO_SYSTEM
     ),
     llama2("ChatGLM", "chatglm_shape", "byte_fallback", close="", codes="ct", shapes=("user", "2xuser")),
     *(

@@ -138,12 +138,12 @@ def test_only_templates_that_number_turns_over_the_conversation_are_rendered_wit
     }
 
 
-def test_tools_are_refused_if_the_template_renders_later_turns_otherwise_with_them():
+def test_tools_are_refused_if_the_template_renders_later_turns_differently_with_them():
     tokenizer = copy.deepcopy(load(BY_NAME["Qwen3"]))
     tokenizer.chat_template = (
         "{{ '<|im_start|>system\n' ~ tools | tojson ~ '<|im_end|>\n' if tools }}{% for m in messages %}"
         "{{ '<|im_start|>' ~ m.role ~ '\n' ~ ('Q: ' if tools and m.role == 'user') ~ m.content ~ '<|im_end|>\n' }}"
         "{% endfor %}{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
     )
-    with pytest.raises(ContractError, match="renders later turns otherwise"):
+    with pytest.raises(ContractError, match="renders later turns differently"):
         Dialogue(Chat(tokenizer), 4096).begin(QUESTION, TOOL)

@@ -8,6 +8,7 @@ import functools
 import gc
 import json
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, example, given, settings
@@ -150,6 +151,14 @@ def test_an_answer_that_is_a_list_of_calls_is_read_and_another_list_is_text():
     ]
     for text in ("[]", "[1, 2]", '[{"name": "Rome"}]', '["f"]', "[INST]"):
         assert syntax.parse(text) == ParsedAction(text)
+    assert found_in(syntax.parse('[{"name": "f", "arguments": {}}, {"name": "g"}]')) == [("f", {}), ("g", {})]
+    (odd,) = syntax.parse('[{"name": "f", "arguments": {}}, 3]').items
+    assert isinstance(odd, MalformedCall)
+
+
+def test_the_key_of_a_templates_arguments_is_read_where_the_answer_is_only_a_list():
+    syntax = replace(format_of(BY_NAME["xLAM"]), arguments_key="args")
+    assert found_in(syntax.parse('[{"name": "f", "args": {"a": 1}}]')) == [("f", {"a": 1})]
 
 
 def test_an_object_is_read_by_the_key_of_its_template_behind_the_name_of_its_tool():
@@ -160,15 +169,25 @@ def test_an_object_is_read_by_the_key_of_its_template_behind_the_name_of_its_too
 
 def test_strings_with_markup_come_back_from_cdata():
     family = BY_NAME["MiniCPM5"]
-    arguments = {"a": "x <b>\n& y", "b": "<![CDATA[", "c": "3"}
+    tags = 'x</param><param name="e">y</function><function name="g">'
+    arguments = {"a": "x <b>\n& y", "b": "<![CDATA[", "c": "3", "d": tags}
     said = action(family, [("f", arguments)])
     assert "<![CDATA[x <b>" in said
+    (cut,) = format_of(family).parse(said[: said.index("y</function>")]).items
+    assert isinstance(cut, MalformedCall)
     assert found_in(format_of(family).parse(said)) == [("f", {**arguments, "c": 3})]
 
 
 def test_text_that_the_template_addresses_like_a_call_is_not_a_call():
     syntax = format_of(BY_NAME["Onyx"])
-    assert syntax.parse(" to=user<|message|>Fine.").items == ()
+    for text in ("Fine.", "Copy with dd if=a to=b, or range(from=1, to=2), goto=3."):
+        assert syntax.parse(f" to=user<|message|>{text}").items == ()
+
+
+def test_the_error_about_a_call_holds_no_sign_of_its_own():
+    (malformed,) = format_of(BY_NAME["Onyx"]).parse(" to=f<|message|>x").items
+    assert "NAME" in malformed.problem
+    assert malformed.problem.isascii()
 
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=30) | st.sampled_from(

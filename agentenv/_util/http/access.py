@@ -202,7 +202,7 @@ async def read_json_body(request: Request, max_bytes: int) -> Any:
     try:
         return await parse_body(body)
     except ValueError as error:
-        raise RequestRefused(f"body: expected JSON, got {type(error).__name__}. Fix it.", 400) from error
+        raise RequestRefused(f"body: expected JSON, got an error: {error}. Fix it.", 400) from error
 
 
 def closing_headers(request: Request, error: RequestRefused, max_bytes: int) -> dict[str, str]:

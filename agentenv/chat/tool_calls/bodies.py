@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentenv._util.lenient_json import LiteralError, read_literal, read_whole_literal, skip_space
@@ -13,6 +13,7 @@ ARGUMENT_KEYS = ("arguments", "parameters")
 NAME_KEYS = ("name", "tool_name")
 _ID_KEYS = ("id", "tool_call_id")
 _BRACKETS = {"(": ")", "{": "}", "[": "]"}
+_CDATA = re.compile(r"\s*+<!\[CDATA\[")
 _NAME_IN_JSON = re.compile(rf'"name"\s*+:\s*+"({NAME})"')
 
 Schemas = Mapping[str, Any]
@@ -43,6 +44,13 @@ def markup(syntax: Syntax, text: str, at: int, schemas: Schemas) -> tuple[dict[s
     """
     arguments: dict[str, Any] = {}
     while key := syntax.patterns.key.match(text, at):
+        if syntax.cdata and (opened := _CDATA.match(text, key.end())):  # it may contain tags
+            closed = syntax.patterns.cdata_end.search(text, opened.end())
+            if not closed:
+                close = f"]]>{syntax.value_close.strip()}"
+                raise Bad(f"the value of {key['key']!r} is never closed with {close!r}", len(text))
+            arguments[key["key"]], at = text[opened.end() : closed.start()], closed.end()
+            continue
         end = syntax.patterns.value_end.search(text, key.end())
         if not end or end["ok"] is None:
             stop, close = end.start() if end else len(text), syntax.value_close.strip()
@@ -50,9 +58,6 @@ def markup(syntax: Syntax, text: str, at: int, schemas: Schemas) -> tuple[dict[s
         value = text[key.end() : end.start()]
         if syntax.adds_space:
             value = value.removeprefix(" ")
-        if syntax.cdata and value.startswith("<![CDATA[") and value.endswith("]]>"):
-            arguments[key["key"]], at = value[9:-3], end.end()
-            continue
         if syntax.key_close.endswith("\n"):
             value = value.removeprefix("\n")
         if syntax.value_close.startswith("\n"):
@@ -129,13 +134,13 @@ def name_in(text: str) -> str:
     return found[1] if found else ""
 
 
-def is_call(value: Any) -> bool:
-    """Return True if a standalone value is a call."""
-    return isinstance(value, dict) and any(k in value for k in NAME_KEYS) and any(k in value for k in ARGUMENT_KEYS)
+def is_call(value: Any, keys: Sequence[str]) -> bool:
+    """Return True if a standalone value is a call, with its arguments under one of these keys."""
+    return isinstance(value, dict) and any(k in value for k in NAME_KEYS) and any(k in value for k in keys)
 
 
-def call_in(value: Any, at: int) -> tuple[str, dict[str, Any], str]:
-    """Return the name, the arguments and the id in an object.
+def call_in(value: Any, at: int, keys: Sequence[str]) -> tuple[str, dict[str, Any], str]:
+    """Return the name, the arguments, which are under one of these keys, and the id in an object.
 
     Raises:
         Bad: it is not a call.
@@ -147,7 +152,7 @@ def call_in(value: Any, at: int) -> tuple[str, dict[str, Any], str]:
     name = next((value[key] for key in NAME_KEYS if key in value), None)
     if not isinstance(name, str) or not name:
         raise Bad('it lacks the key "name" with the name of a tool', at)
-    known = [key for key in ARGUMENT_KEYS if key in value]
+    known = [key for key in keys if key in value]
     others = sorted(set(value) - {*NAME_KEYS, *_ID_KEYS, "type"})
     if others and not known:
         raise Bad(f'it lacks the key "arguments", got {others}', at, name)

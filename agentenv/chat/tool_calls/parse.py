@@ -23,7 +23,7 @@ from agentenv.chat.tool_calls.bodies import (
     name_in,
 )
 from agentenv.chat.tool_calls.calls import MalformedCall, ParsedAction, ToolCall, call_id
-from agentenv.chat.tool_calls.syntax import ANY_ID, REASONING, Syntax
+from agentenv.chat.tool_calls.syntax import ANY_ID, ANY_NAME, REASONING, Syntax
 
 _BARE_START = re.compile(r"(?:<\|python_(?:tag|start|end)\|>|\s)*+(?=[\[{])")
 _HERMES_OPEN = re.compile(r"<tool_call>\s*+")
@@ -59,6 +59,7 @@ class _Scan:
 
     def __init__(self, syntax: Syntax, text: str, turn_index: int, schemas: Mapping[str, Schemas]) -> None:
         self.syntax, self.patterns, self.schemas, self.turn_index = syntax, syntax.patterns, schemas, turn_index
+        self.keys = (*ARGUMENT_KEYS, syntax.arguments_key)
         ended = next((end for end in syntax.ends if end and text.endswith(end)), "")
         self.text = syntax.lead + text[: len(text) - len(ended)]
         self.items: list[ToolCall | MalformedCall] = []
@@ -136,7 +137,7 @@ class _Scan:
         if hermes and self.text[hermes.end() : hermes.end() + 1] == "{":
             end = self._guarded(start, hermes.end(), lambda at: self._objects(at, _HERMES_CLOSE))
             return self._took(start, end)
-        expected = (self.syntax.call_open.strip() or self.syntax.section_open.strip()) or "<tool_call>"
+        expected = _shown(self.syntax.call_open) or _shown(self.syntax.section_open) or "<tool_call>"
         problem = f"a call begins with {expected!r}, got {self.text[at : at + 40]!r}"
         end = self._resync(max(at, start + 1))
         self._malformed(Bad(problem, at), start, end)
@@ -184,7 +185,7 @@ class _Scan:
             hermes = self.text.startswith("<tool_call>", self.begin)
             return self._objects(body, _HERMES_CLOSE if hermes else self.patterns.call_close)
         if not found:
-            between = syntax.after_name.strip().replace(ANY_ID, "ID")
+            between = _shown(syntax.after_name)
             after = f" and {between!r}" if between else ""
             raise Bad(f"expected the name of a tool{after}, got {self.text[at : at + 40]!r}", at)
         name, given = found["name"], found.groupdict().get("id") or self.opened_id
@@ -240,12 +241,7 @@ class _Scan:
                 error, skip_space(self.text, at), name_in(self.text[at : min(at + 300, error.at)])
             ) from error
         values = value if isinstance(value, list) else [value]
-        if (key := self.syntax.arguments_key) not in ARGUMENT_KEYS:
-            values = [
-                {("arguments" if k == key else k): v for k, v in item.items()} if isinstance(item, dict) else item
-                for item in values
-            ]
-        calls = [call_in(item, end) for item in values]
+        calls = [call_in(item, end, self.keys) for item in values]
         if not calls:
             raise Bad("a list of calls with no call in it", end)
         end = self._closed(end, close, calls[-1][0])
@@ -264,13 +260,13 @@ class _Scan:
         try:
             while at < len(self.text):
                 value, end = read_literal(self.text, at)
-                calls = value if isinstance(value, list) else [value]
-                if not calls or not all(map(is_call, calls)):
+                values = value if isinstance(value, list) else [value]
+                if not any(is_call(item, self.keys) for item in values):
                     if self.items:
                         raise Bad("text after the call", at)
                     return False
-                for call in calls:
-                    self._add(*call_in(call, end), end)
+                for call in [call_in(item, end, self.keys) for item in values]:  # all are read before one is added
+                    self._add(*call, end)
                 at = self.begin = skip_space(self.text, end)
                 if self.text[at : at + 1] == ";":
                     at = self.begin = skip_space(self.text, at + 1)
@@ -281,3 +277,8 @@ class _Scan:
             self._malformed(bad, self.begin, len(self.text))
         self._took(start, len(self.text))
         return True
+
+
+def _shown(text: str) -> str:
+    """Return a text of a Syntax for a message."""
+    return text.strip().replace(ANY_ID, "ID").replace(ANY_NAME, "NAME")

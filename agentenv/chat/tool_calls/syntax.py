@@ -129,13 +129,17 @@ class Patterns:
     key: re.Pattern[str]
     value_end: re.Pattern[str]
     """The end of a value in markup: the group ok, or the start of another call."""
+    cdata_end: re.Pattern[str]
 
     @classmethod
     def of(cls, syntax: Syntax) -> Patterns:
         """Return the patterns of a format."""
         opens = [text for text in (syntax.section_open, syntax.call_open) if text.strip()]
         no_call = rf"(?!\s*+(?:{'|'.join(map(re.escape, sorted(syntax.not_calls)))})\b)" if syntax.not_calls else ""
-        triggers = [loose(text if no_call else _trigger(text)) + no_call for text in opens]
+        plain = syntax.not_calls and not _FIRST_TAG.match(syntax.call_open.strip())
+        # Where plain text opens a call, the name and the tag after it must follow.
+        ahead = rf"(?=\s*+{NAME}\s*+{loose(_trigger(syntax.after_name))})" if plain else ""
+        triggers = [loose(text if no_call else _trigger(text)) + no_call + ahead for text in opens]
         call = "|".join([*triggers, r"<tool_call>\s*+(?=\{)"])
         thoughts = "|".join(re.escape(pair[0]) for pair in REASONING)
         ends = "|".join(re.escape(end) for end in dict.fromkeys(pair[1] for pair in REASONING if pair[1] != "<|end|>"))
@@ -159,6 +163,7 @@ class Patterns:
             name=re.compile(rf"\s*+(?P<name>{NAME})\s*+{between}"),
             key=re.compile(rf"\s*+{key_open}\s*+(?P<key>[^\n<>]{{1,256}}?)\s*+{key_close}"),
             value_end=re.compile(rf"(?P<ok>{value_close}(?=\s*+(?:{behind})))|{call}"),
+            cdata_end=re.compile(rf"\]\]>\s*+{value_close}"),
         )
 
 

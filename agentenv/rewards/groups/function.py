@@ -16,8 +16,6 @@ from agentenv.rewards.invalid import INVALID_REWARD
 from agentenv.rewards.types import Response, RewardResult, Status
 from agentenv.rewards.workers.threads import Threads
 
-_Lists = tuple[list[float | None], dict[str, list[float | None]], list[str]]
-
 
 class FunctionGroupReward:
     """`compute_score(prompt, responses, extras, **kwargs) -> (scores, reward_info[, details])` as a GroupReward.

@@ -22,8 +22,9 @@ from typing import Any, Literal, Protocol
 from agentenv._util.calls import StepTimeout, bounded
 from agentenv.core.arguments import number, one_of, shown, whole_number
 from agentenv.core.types import Message
-from agentenv.errors import ConfigError, ContractError, DataError
-from agentenv.rewards.groups.batch import against_reference
+from agentenv.errors import ConfigError, ContractError, InfraError
+from agentenv.rewards.groups.function import against_reference
+from agentenv.rewards.loading import failure_of
 from agentenv.rewards.rules.text import final_text
 from agentenv.rewards.types import Response, RewardResult, Status
 
@@ -169,6 +170,7 @@ class Tournament:
 
         Raises:
             DataError: the comparer cannot use the rows.
+            ContractError: the comparer raised, or returned something else.
         """
         texts = [final_text(response.text) or "" for response in responses]
         judged = final_text(reference) if reference else None
@@ -210,8 +212,10 @@ class Tournament:
         pairs = list(self._games(sorted(marks, key=marks.__getitem__), marks))
         outcomes = await asyncio.gather(*(one(a, b) for a, b in pairs), return_exceptions=True)
         for (a, b), points in zip(pairs, outcomes, strict=True):
-            if isinstance(points, DataError):
-                raise points
+            if isinstance(points, Exception) and not isinstance(points, StepTimeout):
+                failure = failure_of(points, f"{type(self.comparer).__name__}.compare")
+                if not isinstance(failure, InfraError):
+                    raise failure from points
             table.enter(a, b, points)
         if "" in texts:
             for text in {text for text in texts if text}:

@@ -7,9 +7,9 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from agentenv._util.calls import call
 from agentenv._util.http.client import (
     AttemptFailure,
     HTTPClient,
@@ -18,7 +18,7 @@ from agentenv._util.http.client import (
     checked_url,
     is_header_token,
 )
-from agentenv._util.http.json_bodies import MAX_AT_ONCE
+from agentenv._util.http.json_bodies import parse_body
 from agentenv.core.arguments import number, whole_number
 from agentenv.core.types import Message, SamplingParams
 from agentenv.errors import ConfigError, InfraError
@@ -31,7 +31,7 @@ from agentenv.rewards.judges.protocol import (
     ReplyIndex,
 )
 from agentenv.rewards.judges.usage import JudgeUsage
-from agentenv.rewards.judges.wire import ConcurrencyLimit, read_chat_reply, request_bytes, sampling_fields
+from agentenv.rewards.judges.wire import ChatReply, ConcurrencyLimit, read_chat_reply, request_bytes, sampling_fields
 
 JUDGING = SamplingParams(temperature=0.0, max_tokens=2048)
 """Default sampling of a judge; votes need a temperature above 0."""
@@ -132,7 +132,6 @@ class OpenAIJudge:
             first_pause_s=self.request_options.first_pause_s,
         )
         self._limit = ConcurrencyLimit(self.request_options.max_concurrent)
-        self._reading = ConcurrencyLimit(1)
         self._starting = ConcurrencyLimit(1)
         self._closed = False
         request_bytes(model, [], sampling, self.extra_body)
@@ -180,11 +179,7 @@ class OpenAIJudge:
         )
         if isinstance(answer, AttemptFailure):
             return replace(answer, retryable=answer.retryable and not self._closed)
-        if len(answer.body) <= MAX_AT_ONCE:
-            reply = read_chat_reply(answer.body, self.url)
-        else:
-            async with self._reading.slot():
-                reply = await call(read_chat_reply, answer.body, self.url)
+        reply: ChatReply = await parse_body(answer.body, partial(read_chat_reply, where=self.url))
         if reply.whole:
             tokens = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
             self.usage.add(replies=1, uncounted=int(not reply.counted), **tokens)

@@ -28,9 +28,10 @@ _SAYS = rf"(?:{_WORDS}|(?:(?:final|my|the|overall) ){{0,2}}(?:answer|conclusion|
 _HEAD = rf"(?:{_SAYS} ?(?:is ?)?(?:[:=：]|[–—-](?= ))? ?)?"
 _OPTION = r"(?:(?:response|answer|assistant|option) )?(a|b)"
 _NUMBER = r"(-?[0-9]{1,9}(?:\.[0-9]{1,9})?)"
-_JSON_VERDICT = re.compile(r'\s*+\{.*"(?:verdict|winner|score|rating|ranking)"')
+_JSON_VERDICT = re.compile(r'\s*+(?:```(?:json)?\s*+)?\{.*"(?:verdict|winner|score|rating|ranking|[0-9]{1,3})"')
 _BARE_VERDICT = re.compile(rf"{_WORDS}(?![a-z0-9]).*|{_HEAD}(?:yes|no|tie|c|{_OPTION})")
-"""What the readers take for a verdict, in the form of `_bare`; but for numbers, which answers consist of."""
+"""What the readers take for a verdict at the end of a reply, in the form of `_bare`; but for numbers, which answers
+consist of."""
 _BULLET = re.compile(r"\A(?:[->•–—] ){1,4}")
 _MARKS = str.maketrans("", "", "*_`#\"'[](){}$")
 _FIRST_WORD = re.compile(r"[\s*_`#\"'(\[]{0,16}(yes|no)[*_`\"')\]]{0,6}(?:[.,;:!\n]|$)", re.IGNORECASE)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
+from agentenv._util.brief import brief
 from agentenv._util.http.client import AttemptFailure, HTTPClient, checked_url
 from agentenv.core.arguments import is_finite, one_of, whole_number
 from agentenv.core.engine import Tokenizer
@@ -27,8 +28,6 @@ from agentenv.rewards.models.render import Overflow, checked, plain_messages
 from agentenv.rewards.models.render_in_batches import ThreadedRenderer
 from agentenv.rewards.models.request_queue import QueueOptionFields, QueueOptions, RequestQueue, RequestScorer
 from agentenv.rewards.models.types import Conversation, Scored
-
-_MAX_SHOWN = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +106,10 @@ def answers_of(
     """Return the answer to each query, or one failure if the answer cannot be read."""
     rows = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        return _unreadable(f"{where}: expected an object with a list 'data', got {_shown(answer)}.")
+        return _unreadable(f"{where}: expected an object with a list 'data', got {brief(answer)}.")
     by_index = {row.get("index", place): row for place, row in enumerate(rows) if _is_count(row.get("index", place))}
     if len(rows) != len(queries) or sorted(by_index) != list(range(len(queries))):
-        return _unreadable(f"{where}: expected {len(queries)} results, got {len(rows)}: {_shown(rows)}.")
+        return _unreadable(f"{where}: expected {len(queries)} results, got {len(rows)}: {brief(rows)}.")
     usage = answer.get("usage")
     counted = usage.get("prompt_tokens") if isinstance(usage, dict) else None
     total = counted if _is_count(counted) and counted else None
@@ -129,7 +128,7 @@ def answers_of(
         if numbers and all(is_finite(value) and not isinstance(value, bool) for value in numbers):
             answers.append(Answered(tuple(map(float, numbers)), num_tokens, switch))
         else:
-            answers.append(_unreadable(f"{where}: expected one finite number per label, got {_shown(values)}."))
+            answers.append(_unreadable(f"{where}: expected one finite number per label, got {brief(values)}."))
     return answers
 
 
@@ -139,7 +138,7 @@ def served_of(answer: Any, model: str | None, max_length: int | None, where: str
     rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     found = {str(row.get("id")): row for row in rows if isinstance(row.get("id"), str)}
     if not found:
-        return _unreadable(f"{where}/v1/models: expected the served models, got {_shown(answer)}.")
+        return _unreadable(f"{where}/v1/models: expected the served models, got {brief(answer)}.")
     same = len({str(row.get("root", name)) for name, row in found.items()}) == 1  # one model of several names
     name = next(iter(found)) if model is None and same else model
     if name not in found:
@@ -174,10 +173,6 @@ def _unreadable(message: str) -> AttemptFailure:
     return AttemptFailure(InfraError(f"{message} Look at the server's log."), retryable=True, suspect=True)
 
 
-def _shown(value: Any) -> str:
-    return f"{value!r:.{_MAX_SHOWN}}"
-
-
 SWITCHES = ("use_activation", "activation", "softmax")
 """Fields that turn the activation off, the newest first. Only one is sent: some versions read any `activation` as true,
 even if it is false and `use_activation` is set."""
@@ -197,10 +192,10 @@ class _Activation:
 class VLLMHTTPScorer(RequestScorer[Query, Answered]):
     """Asks a server for raw numbers: without activation, which by default makes 0.9996 of 7.9 and 0.9995 of 7.6.
 
-    With a tokenizer, conversations are rendered here (see Renderer) and sent as ids, several at once. Without one the
-    server's template renders messages, one conversation a request; then nothing that a message says is kept from
-    forging special tokens, roles that the template drops are not found, and one that has as many tokens as fit counts
-    as truncated. Text is taken as it is, and nothing put before it.
+    With a tokenizer, conversations are rendered here (see ConversationRenderer) and sent as ids, several at once.
+    Without one, the server's template renders messages, one conversation a request: then no message is kept from forging
+    special tokens, roles that the template drops are not found, and one that has as many tokens as fit counts as
+    truncated. Text is taken as it is, and nothing put before it.
 
     Where all values of a model are in 0..1, it is asked once with and once without activation, to see that the server
     knows the difference; older ones that ignore what turns it off are refused, never believed.
@@ -213,7 +208,7 @@ class VLLMHTTPScorer(RequestScorer[Query, Answered]):
         label: index of the number that is the score; needed where the model has several.
         bounded: the model's raw numbers are in 0..1 by themselves; nothing shows that they are raw then.
         max_length: maximum number of tokens; by default what the server takes.
-        overflow: see Renderer; without a tokenizer the server cuts, and drops a BOS on the left.
+        overflow: see ConversationRenderer; without a tokenizer the server cuts, and drops a BOS on the left.
         asking: see QueueOptions; with a tokenizer `max_batch` is 32 unless given, without one it is 1.
 
     Raises:

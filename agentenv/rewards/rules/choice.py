@@ -141,8 +141,8 @@ def letters_of(answer: str, options: ChoiceOptions, *, prose: bool = True) -> fr
         return frozenset(single[1].upper())
     if same := options.with_text(text):
         return same
-    if (both := _WITH_TEXT.fullmatch(text)) and options.with_text(both["before"] or both["behind"]):
-        named = {both["last"] or both["first"].upper(), *options.with_text(both["before"] or both["behind"])}
+    if (both := _WITH_TEXT.fullmatch(text)) and (same := options.with_text(both["before"] or both["behind"])):
+        named = {both["last"] or both["first"].upper(), *same}
     elif _LIST.fullmatch(text):
         named = {letter.upper() for letter in _LETTER.findall(text)}
     elif prefix := _PREFIX.fullmatch(text):

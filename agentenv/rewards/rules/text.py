@@ -7,8 +7,14 @@ from typing import NamedTuple
 
 _END_REVERSED = re.compile(r"(?:\s|>[|｜][^<>|｜\s]{1,40}[|｜]<|>(?:s|soe|sob|dap|nrut_fo_dne|txet_fo_dne)/?<)++")
 """White space and special tokens, matched from the reversed text's start in one pass."""
-_INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\ufe0f\uffa0")
-"""Fillers, joiners and a blank, which Python takes for printable."""
+_INVISIBLE = frozenset(
+    map(
+        chr,
+        (0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, *range(0x180B, 0x180E), 0x180F, 0x2800, 0x3164, 0xFFA0,
+         *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)),
+    )
+)  # fmt: skip
+"""Fillers, joiners, variation selectors and a blank, which Python takes for printable."""
 FONTS = (
     r"(?:bf|it|rm|sf|tt|sc|em|bfseries|itshape|(?:display|text|script)style|tiny|scriptsize|footnotesize|small"
     r"|normalsize|large|Large|LARGE|huge|Huge)(?![A-Za-z])"

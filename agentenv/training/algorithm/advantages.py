@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from agentenv.errors import ConfigError, DataError
+from agentenv.training.config import Estimator
 
-Estimator = Literal["reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo", "flash_reinforce", "gae"]
 Per = Literal["token", "turn"]
 Credit = Literal["episode", "turn"]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.errors import ConfigError, DataError, InfraError
+from agentenv.errors import ConfigError, ContractError, DataError, InfraError
 from agentenv.rewards.groups.batch import grade_groups
 from agentenv.rewards.groups.tournament import Tournament, bradley_terry
 from agentenv.rewards.types import Response, Status
@@ -123,7 +123,7 @@ async def test_failed_comparisons_are_not_counted():
     )
 
 
-@pytest.mark.parametrize("failure", [None, InfraError("down"), ValueError("bug"), "yes", float("nan"), 0.7])
+@pytest.mark.parametrize("failure", [None, InfraError("down"), ConnectionError("down")])
 async def test_if_all_comparisons_failed_rewards_are_missing(failure):
     """Elsewhere they all have 0.0, which cannot be told from ties."""
 
@@ -135,6 +135,19 @@ async def test_if_all_comparisons_failed_rewards_are_missing(failure):
     results, _ = await played(judged, ["a", "b"])
     assert [(result.reward, result.score, result.status) for result in results] == [(None, None, Status.INFRA)] * 2
     assert "2 of 2 comparisons failed" in results[0].detail
+
+
+@pytest.mark.parametrize("wrong", [ValueError("bug"), "yes", float("nan"), 0.7])
+async def test_an_error_of_the_comparers_author_is_no_failed_comparison(wrong):
+    def judged(a, b):
+        if "z" not in (a, b):
+            return by_length(a, b)
+        if isinstance(wrong, Exception):
+            raise wrong
+        return wrong
+
+    with pytest.raises(ContractError, match="compare: expected"):
+        await played(judged, ["aa", "b", "z"])
 
 
 @pytest.mark.parametrize(

@@ -492,6 +492,9 @@ OTHERS = boxed(
 )
 
 MARKUP = boxed(
+    ("'yes'", "yes", R),
+    ("'A'", "A", R),
+    ("``Friday''", "Friday", R),
     ("⅓", "1/3", R),
     ("2⅔", "8/3", R),
     ("⅓", "2/3", W),

@@ -217,8 +217,10 @@ def clean(answer: str) -> str:
     if "/" in text:
         text = _POINT_BEFORE_SLASH.sub("", text)
     while True:
-        stripped = _BOLD.sub(r"\1", text, count=1).rstrip(_EDGES + "\\").lstrip("*_`\"': ")
-        if stripped.endswith("'") and not stripped[:-1].rstrip("'").isalpha():  # f' is not f
+        bare = _BOLD.sub(r"\1", text, count=1).rstrip(_EDGES + "\\")
+        stripped = bare.lstrip("*_`\"': ")
+        is_quoted = bool({"'", "`"} & set(bare[: len(bare) - len(stripped)]))
+        if stripped.endswith("'") and (is_quoted or not stripped.rstrip("'").isalpha()):  # f' is not f
             stripped = stripped.rstrip("'")
         stripped = _LEADING.sub(r"\1", stripped, count=1)
         if stripped == text:
