@@ -19,7 +19,7 @@ _libc.sbrk.restype = _libc.memmem.restype = ctypes.c_void_p
 line = b'find the star by night '[::-1]
 end = _libc.sbrk(0) & ~4095
 start = end
-while _libc.mincore(ctypes.c_void_p(start - 4096), ctypes.c_size_t(4096), ctypes.create_string_buffer(1)) == 0:
+while _libc.msync(ctypes.c_void_p(start - 4096), ctypes.c_size_t(4096), 1) == 0:  # it is mapped
     start -= 4096
 def scan():
     found, place = 0, start

@@ -20,7 +20,7 @@ OWN_PID = 0x5EC0A11D
 """Placeholder for the process id, replaced by `install`."""
 
 _ALWAYS = """
-read write close fstat stat lstat newfstatat statx lseek mmap mprotect munmap brk mremap madvise msync mincore
+read write close fstat stat lstat newfstatat statx lseek mmap mprotect munmap brk mremap msync
 rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend sigaltstack pread64 pwrite64
 readv writev preadv pwritev pwritev2 access faccessat faccessat2 pipe pipe2 select pselect6 poll ppoll
 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 sched_yield dup dup2 dup3 pause nanosleep
@@ -108,8 +108,16 @@ def _answers(*, processes: bool, own_signals: bool, own_groups: bool, metadata: 
     who = _if_one_of(1, [0, OWN_PID], EPERM) if own_groups else [(_RET, 0, 0, ALLOW)]
     table |= {name: [*_load_argument(0), (_JEQ, 1, 0, 0), (_RET, 0, 0, EPERM), *who] for name in _PRIORITIES.split()}
     table |= answer("fallocate", fallocate)
-    # Programs share the page cache. These hints change nothing, and no flag such as RWF_NOWAIT tells what it has.
-    table |= answer("fadvise64 readahead", ERRNO)
+    # Programs share the page cache. These hints, with MADV_COLD and MADV_PAGEOUT, change nothing, and neither mincore
+    # nor a flag such as RWF_NOWAIT tells what it has.
+    table |= answer("fadvise64 readahead", ERRNO) | answer("mincore", EPERM)
+    table["madvise"] = [
+        *_load_argument(2),
+        (_JEQ, 1, 0, 20),
+        (_JEQ, 0, 1, 21),
+        (_RET, 0, 0, ERRNO),
+        (_RET, 0, 0, ALLOW),
+    ]
     table["preadv2"] = _if_one_of(5, [0], EOPNOTSUPP)
     table["fcntl"] = _if_one_of(1, _FCNTLS, EPERM)
     table["setsockopt"] = _if_one_of(2, _SOCKET_OPTIONS, EPERM)
