@@ -97,8 +97,10 @@ class GradingRun:
         if left_s >= _MIN_TEST_S:
             return None
         # A program also waits for its own other threads, but not longer than they run.
-        ran_s = sum(result.wall_s - max(result.run_delay_s - result.cpu_s, 0.0) for result in self.results)
-        if ran_s < _MIN_SHARE * (self._left_at_start_s - left_s):
+        waited_s = sum(max(result.run_delay_s - result.cpu_s, 0.0) for result in self.results)
+        programs_s = sum(result.wall_s for result in self.results)  # several may run at the same time
+        elapsed_s = self._left_at_start_s - left_s
+        if elapsed_s >= _MIN_TEST_S and programs_s - waited_s < _MIN_SHARE * max(programs_s, elapsed_s):
             self.infra_detail = self.infra_detail or "host: expected free cores for all tests, got none. Grade fewer."
             return Verdict.INFRA, self.infra_detail
         return Verdict.TIMEOUT, "not run: the tests before it took the time of all"

@@ -47,7 +47,6 @@ async def grade(
     grading = GradingRun(
         sandbox, limits or getattr(sandbox, "limits", None) or ExecLimits(), tenant, stop_on_fail, seconds_left
     )
-    grading.out_of_time()
     match suite:
         case StdioSuite():
             return grading.grade_result(await grade_stdio(grading, code, suite), Integrity.OUTSIDE)

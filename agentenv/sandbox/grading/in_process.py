@@ -60,6 +60,8 @@ async def _grade_nodes(
     grading: GradingRun, code: str, *, suite: PytestSuite, nodes: Sequence[str], visible: bool
 ) -> list[TestResult]:
     """Return the results of one run of pytest."""
+    if (late := grading.out_of_time()) is not None:
+        return [TestResult(node, visible, late[0], detail=late[1]) for node in nodes]
     trusted, names, decoys = _prepare_tests(suite, nodes)
     has_conftest = any(PurePosixPath(name).name == "conftest.py" for name in suite.files)
     files = _submitted_files(grading, suite) | {suite.solution: code.encode(errors="replace"), **trusted}

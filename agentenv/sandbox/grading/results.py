@@ -78,8 +78,9 @@ class GradeResult:
     """Weakest isolation of all executions."""
     num_executions: int = 0
     wall_s: float = 0.0
-    """Sum over all executions, as are `cpu_s` and `queue_s`."""
+    """Sum over all executions; the two of an AssertSuite, which take turns, count once."""
     cpu_s: float = 0.0
+    """Sum over all executions, as is `queue_s`."""
     queue_s: float = 0.0
 
     def count(self, verdict: Verdict) -> int:

@@ -22,6 +22,7 @@ from agentenv.sandbox.grading import (
     feedback,
     grade,
 )
+from agentenv.sandbox.grading.executions import GradingRun
 from agentenv.sandbox.grading.stdio import own_traceback
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, SandboxBusy
 from tests.sandbox.grading.plain import PlainSandbox
@@ -126,6 +127,44 @@ async def test_tests_after_the_time_for_all_are_timeouts_unless_the_host_took_it
     tests = StdioSuite(hidden=(StdioTest("1", "1"),) * 5)
     result = await grade(Slow(), "print(input())", tests, limits=LIMITS, seconds_left=lambda: left_s)
     assert [test.verdict for test in result.tests] == [Verdict.PASSED] * 3 + [verdict] * 2
+
+
+def _late(executions, *, elapsed_s=40.0):
+    """Return the verdict on a test after these executions (wall, run delay and CPU seconds) took the time of all."""
+    left_s = elapsed_s
+    grading = GradingRun(PlainSandbox(), LIMITS, "", stop_on_fail=False, seconds_left=lambda: left_s)
+    for wall_s, run_delay_s, cpu_s in executions:
+        result = ExecResult(ExecStatus.OK, isolation=Isolation.NONE)
+        grading.record(replace(result, wall_s=wall_s, run_delay_s=run_delay_s, cpu_s=cpu_s))
+    left_s = 0.0
+    return grading.out_of_time()[0]
+
+
+@pytest.mark.parametrize(
+    ("executions", "verdict"),
+    [
+        ([(40.0, 0.0, 1.0)], Verdict.TIMEOUT),
+        ([(40.0, 36.0, 2.0)], Verdict.INFRA),
+        ([(40.0, 18.0, 1.0), (0.0, 18.0, 1.0)], Verdict.INFRA),  # a pair, whose time counts once
+        ([(10.0, 9.0, 0.5)] * 16, Verdict.INFRA),  # four at a time
+        ([(10.0, 0.0, 0.5)] * 16, Verdict.TIMEOUT),
+        ([(5.0, 0.0, 5.0)], Verdict.INFRA),  # the rest was spent waiting for a slot
+    ],
+)
+def test_the_host_took_the_time_if_programs_waited_for_most_of_it(executions, verdict):
+    assert _late(executions) is verdict
+
+
+def test_a_program_that_leaves_no_time_for_the_hidden_tests_keeps_its_grade():
+    assert _late([], elapsed_s=0.5) is Verdict.TIMEOUT
+
+
+@pytest.mark.parametrize("kind", SUITES)
+async def test_no_kind_of_test_starts_without_time(kind):
+    sandbox = PlainSandbox()
+    result = await grade(sandbox, "def f(x): return x\n", SUITES[kind], limits=LIMITS, seconds_left=lambda: 0.5)
+    assert {test.verdict for test in result.tests} == {Verdict.TIMEOUT}
+    assert not sandbox.executions
 
 
 VERDICTS = st.lists(st.tuples(st.booleans(), st.sampled_from(Verdict)), min_size=1, max_size=6)
