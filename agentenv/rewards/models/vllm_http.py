@@ -193,9 +193,9 @@ class VLLMHTTPScorer(RequestScorer[Query, Answered]):
     """Asks a server for raw numbers: without activation, which by default makes 0.9996 of 7.9 and 0.9995 of 7.6.
 
     With a tokenizer, conversations are rendered here (see ConversationRenderer) and sent as ids, several at once.
-    Without one, the server's template renders messages, one conversation a request: then no message is kept from forging
-    special tokens, roles that the template drops are not found, and one that has as many tokens as fit counts as
-    truncated. Text is taken as it is, and nothing put before it.
+    Without one, the server's template renders messages, one conversation a request: then no message is kept from
+    forging special tokens, roles that the template drops are not found, and one that has as many tokens as fit counts
+    as truncated. Text is taken as it is, and nothing put before it.
 
     Where all values of a model are in 0..1, it is asked once with and once without activation, to see that the server
     knows the difference; older ones that ignore what turns it off are refused, never believed.

@@ -169,7 +169,6 @@ _CALLED: ContextVar[Any] = ContextVar("called", default=None)
 """The instance whose method runs, in the task or thread of the call."""
 
 
-
 class _Watched:
     """A method that is recorded if the loop calls it, and called as it is by the other methods of its instance."""
 
