@@ -169,7 +169,7 @@ def test_the_shipped_agent_func_learns_on_ray_and_vllm_with_async_training(place
     argv += ["--partial_rollout", "--prompt_data", "sixteen.jsonl", "--rollout_batch_size", 16]
     argv += ["--n_samples_per_prompt", 8, "--max_turns", 1, "--max_tokens", 128, "--max_length", 512]
     argv += ["--micro_train_batch_size", 64, "--is_correction", "tis", "--actor_learning_rate", 4e-4]
-    argv += ["--max_train_steps", 12, "--seed", 1, "--enforce_eager"]
+    argv += ["--max_train_steps", 20, "--seed", 1, "--enforce_eager"]
     argv += ["--save_path", "out"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"}
     program = [sys.executable, "-m", "agentenv.cli", *map(str, argv)]
@@ -178,7 +178,7 @@ def test_the_shipped_agent_func_learns_on_ray_and_vllm_with_async_training(place
     assert "vllm_local in Ray actors" in done.stderr
     rewards = column(place / "out", "rollout/reward")
     first, last = statistics.fmean(rewards[:4]), statistics.fmean(rewards[-4:])
-    assert last > first + 0.1, rewards  # measured: 0.25 and 0.51
+    assert last > first + 0.1, rewards  # measured at step 16 with five seeds: +0.25 to +0.35
     assert max(column(place / "out", "rollout/staleness_max")) == 1
 
 
