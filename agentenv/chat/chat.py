@@ -426,7 +426,7 @@ class Chat:
         """
         if max(token_ids, default=0) >= self._num_ids:
             raise EngineError(
-                f"generate: expected ids of the tokenizer's vocabulary, got {max(token_ids)}. "
+                f"action: expected ids of the tokenizer's vocabulary, got {max(token_ids)}. "
                 "Check that the engine serves the tokenizer's model."
             )
         end = len(token_ids) - self._num_closing(token_ids, stop_token_ids)

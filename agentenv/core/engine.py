@@ -48,6 +48,11 @@ MAX_LOGPROB = 1e-3
 """Maximum positive log-probability that is accepted as a rounding error of the engine."""
 
 
+def place_of_engine(engine: Engine) -> str:
+    """Return what errors about an engine's completions name: its server's address where it has one."""
+    return str(getattr(engine, "base_url", "generate"))
+
+
 async def sample(
     engine: Engine, prompt: Sequence[int], sampling: SamplingParams, *, request_id: str, limit_s: float
 ) -> Completion:
@@ -56,6 +61,7 @@ async def sample(
     Raises:
         EngineError: the engine failed, timed out, or returned a completion that cannot be recorded.
     """
+    where = place_of_engine(engine)
     try:
         async with asyncio.timeout(limit_s) as deadline:
             completion = await engine.generate(prompt, sampling, request_id=request_id)
@@ -63,25 +69,25 @@ async def sample(
         if not deadline.expired():
             raise
         raise EngineError(
-            f"generate: expected a completion within {limit_s:g} s, got none. "
+            f"{where}: expected a completion within {limit_s:g} s, got none. "
             "Look at the engine, or raise generate_timeout_s."
         ) from error
     num, logprobs = len(completion.token_ids), completion.logprobs or ()
     if completion.finish_reason == "error":
-        raise EngineError("generate: expected a completion, got finish reason 'error'. Look at the engine's log.")
+        raise EngineError(f"{where}: expected a completion, got finish reason 'error'. Look at the engine's log.")
     if sampling.max_tokens is not None and num > sampling.max_tokens:
         raise EngineError(
-            f"generate: expected at most max_tokens={sampling.max_tokens} tokens, got {num}. Fix the engine."
+            f"{where}: expected at most max_tokens={sampling.max_tokens} tokens, got {num}. Fix the engine."
         )
     # Fast path in C: if the sum is finite, no value is NaN or infinite, and `max` is right.
     if not math.isfinite(sum(logprobs)) or max(logprobs, default=0.0) > MAX_LOGPROB:
         wrong = [x for x in logprobs if x > MAX_LOGPROB or x == -math.inf]
         if wrong:
             raise EngineError(
-                f"generate: expected log-probabilities, finite and at most 0, got {wrong[0]!r}. Fix the engine."
+                f"{where}: expected log-probabilities, finite and at most 0, got {wrong[0]!r}. Fix the engine."
             )
     if completion.logprobs is not None and len(logprobs) != num:
-        raise EngineError(f"generate: expected {num} log-probabilities, got {len(logprobs)}. Fix the engine.")
+        raise EngineError(f"{where}: expected {num} log-probabilities, got {len(logprobs)}. Fix the engine.")
     return completion
 
 

@@ -19,7 +19,7 @@ from agentenv._util.calls import bounded, create, time_limit
 from agentenv.chat.chat import Chat
 from agentenv.chat.dialogue import Dialogue
 from agentenv.core.agent import AgentInstance, StepState
-from agentenv.core.engine import Engine, Tokenizer, sample
+from agentenv.core.engine import Engine, Tokenizer, place_of_engine, sample
 from agentenv.core.step_dict import FeedbackKind, feedback_kind, parse_reset, parse_step
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
@@ -178,18 +178,18 @@ class Episode:
         progress, prompt, turn_index = self.progress, self.dialogue.ids, len(self.trajectory.turns)
         progress.stage, progress.turn_index, progress.num_tokens = Stage.GENERATE, turn_index, len(prompt)
         sampling = self.sampling.for_turn(turn_index, self.limits.max_length - len(prompt))
-        started = time.perf_counter()
+        started, where = time.perf_counter(), place_of_engine(self.setup.engine)
         request_id, limit_s = f"{self.key.episode_id}/{turn_index}", self.limits.generate_timeout_s
         completion = await sample(self.setup.engine, prompt, sampling, request_id=request_id, limit_s=limit_s)
         generate_s, is_aborted = time.perf_counter() - started, completion.finish_reason == "abort"
         if completion.token_ids or not is_aborted:
-            action, self.closing = self.setup.chat.split_action(completion.token_ids, sampling.stop_token_ids)
             try:
+                action, self.closing = self.setup.chat.split_action(completion.token_ids, sampling.stop_token_ids)
                 self.trajectory.append_turn(completion, action, generate_s)
-            except ValueError as error:
-                raise EngineError(f"generate: {error}") from error
+            except (EngineError, ValueError) as error:
+                raise EngineError(f"{where}: {error}") from error
         if is_aborted:
-            raise Aborted("generate: expected a completion, got finish reason 'abort'. Run the episode again.")
+            raise Aborted(f"{where}: expected a completion, got finish reason 'abort'. Run the episode again.")
         return completion
 
     async def step(self, completion: Completion) -> StepResult:

@@ -267,6 +267,7 @@ async def test_processed_logprobs_are_silent(caplog):
 BAD_ANSWERS = {
     "garbage": (httpx.Response(200, text="<html>nginx</html>"), "JSON object.*nginx"),
     "a list": (httpx.Response(200, json=[1]), "JSON object"),
+    "an error with status 200": ({"error": {"message": "CUDA out of memory"}}, "without an error, got .*CUDA out of"),
     "no choices": ({}, "choices to be a list"),
     "empty choices": ({"choices": []}, "one choice"),
     "two choices": ({"choices": [{}, {}]}, "one choice"),

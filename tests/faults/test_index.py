@@ -17,8 +17,9 @@ OUTBOX = "runs/test_outbox.py"
 HTTP, VLLM, HF = "engines/test_vllm_http.py", "engines/test_vllm_real.py", "engines/test_hf.py"
 POOL = "rewards/workers/test_worker_pool.py"
 RAY, ENGINE_POOL = "engines/test_ray.py", "engines/test_pool.py"
-ENGINES, LOG, RUNS, STALLS = (
+ENGINES, LOG, RUNS, STALLS, POLICY = (
     "faults/test_engine_faults.py", "faults/test_log_faults.py", "faults/test_run_faults.py", "faults/test_stalls.py",
+    "faults/test_policy_server_faults.py",
 )  # fmt: skip
 
 
@@ -52,6 +53,7 @@ FAULTS = {
                 "test_a_server_that_answers_badly_costs_attempts_and_no_episode",
                 "test_chaos_loses_and_doubles_no_episode",
             ],
+            POLICY: ["test_each_mode_of_the_server_is_a_record_of_what_it_sent_or_a_line_that_names_it"],
         },
     ),
     3: Fault(
@@ -88,6 +90,7 @@ FAULTS = {
     6: Fault(
         "log-probabilities and tokens of different length",
         {
+            POLICY: ["test_each_mode_of_the_server_is_a_record_of_what_it_sent_or_a_line_that_names_it"],
             EPISODE: ["test_an_engine_that_fails_or_lies_is_infrastructure_and_returns_no_reward"],
             HTTP: ["test_logprobs_of_other_tokens_are_refused"],
             ENGINES: ["test_a_server_that_answers_badly_costs_attempts_and_no_episode"],
@@ -310,6 +313,7 @@ FAULTS = {
                 "test_a_server_that_answers_badly_costs_attempts_and_no_episode",
             ],
             HTTP: ["test_reset_connection_is_retried", "test_slow_trickle_meets_the_deadline"],
+            POLICY: ["test_each_mode_of_the_server_is_a_record_of_what_it_sent_or_a_line_that_names_it"],
         },
     ),
     28: Fault("sandbox down at the start and in the middle", {}, "Sandbox: issue 6."),

@@ -8,8 +8,8 @@ import logging
 import math
 import os
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
@@ -150,7 +150,8 @@ class VLLMHTTPEngine:
             scored = ids[:-1] if full else ids
             body = {"model": self.model, **score_body(scored)}
             answer = await self._request_object("/v1/completions", body, request_id="score", num_tokens=len(ids))
-        return scores_of(answer, scored) + [math.nan] * full
+        with self._naming("/v1/completions"):
+            return scores_of(answer, scored) + [math.nan] * full
 
     @asynccontextmanager
     async def _deadline(self) -> AsyncIterator[None]:
@@ -162,6 +163,14 @@ class VLLMHTTPEngine:
                 f"{self.base_url}: expected an answer within {self.timeout_s:g} s, got none. "
                 "Look at the server's load, or raise timeout_s."
             ) from error
+
+    @contextmanager
+    def _naming(self, path: str) -> Iterator[None]:
+        """Put the address before errors about the content of an answer."""
+        try:
+            yield
+        except (ConfigError, EngineError) as error:
+            raise type(error)(f"{self.base_url}{path}: {error}") from error
 
     async def close(self) -> None:
         """Close all connections; calling it again does nothing."""
@@ -182,13 +191,14 @@ class VLLMHTTPEngine:
         """Find the model, the endpoint and the log-prob mode."""
         if self.model is None:
             listed = await self._request_object("/v1/models")
-            models = [entry for entry in field_of(listed, "data", list) if isinstance(entry, dict)]
+            with self._naming("/v1/models"):
+                models = [entry for entry in field_of(listed, "data", list) if isinstance(entry, dict)]
+                length = models[0].get("max_model_len") if models else None
+                self.max_model_len = None if length is None else whole(length, "max_model_len")
             if not models or not isinstance(models[0].get("id"), str):
                 raise ConfigError(f"{self.base_url}/v1/models: expected a model, got {shown(listed)}. Pass its name.")
             self.model = models[0]["id"]
             self.served_names = tuple(name for key in ("id", "root") if isinstance(name := models[0].get(key), str))
-            length = models[0].get("max_model_len")
-            self.max_model_len = None if length is None else whole(length, "max_model_len")
         # An empty request costs nothing: 400 or 422 where the endpoint is on, 403 or 404 where it is not.
         answer = await self._request("/inference/v1/generate", {}, may_refuse=True)
         self._tokens_endpoint = answer.status in (400, 422)
@@ -211,7 +221,8 @@ class VLLMHTTPEngine:
         num_tokens = len(prompt) + (MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens)
         answer = await self._request_object(path, body, headers=headers, request_id=request_id, num_tokens=num_tokens)
         try:
-            completion = completion_of(answer, prompt, tokens_endpoint=self._tokens_endpoint)
+            with self._naming(path):
+                completion = completion_of(answer, prompt, tokens_endpoint=self._tokens_endpoint)
         except ConfigError as error:
             if self.logprobs_mode is None:  # the look at the server
                 raise
@@ -233,9 +244,10 @@ class VLLMHTTPEngine:
         """Return the JSON object that the server answers, which may speak of so many tokens."""
         answer = await self._request(path, body, headers=headers, request_id=request_id, num_tokens=num_tokens)
         parsed = self._http.parse_json(answer, path)
-        if not isinstance(parsed, dict):
+        if not isinstance(parsed, dict) or parsed.get("error"):
             raise EngineError(
-                f"{self.base_url}{path}: expected a JSON object, got {answer.excerpt}. Is it a vLLM server?"
+                f"{self.base_url}{path}: expected a JSON object without an error, got {answer.excerpt}. "
+                "Is it a vLLM server?"
             )
         return parsed
 

@@ -1,0 +1,476 @@
+"""A policy server in its own process, which answers as vLLM does or breaks in one of the ways of MODES.
+
+It speaks HTTP over raw sockets, so that it can break HTTP too. The address chooses the fault,
+`http://127.0.0.1:PORT/ENDPOINT/WHEN/MODE`:
+
+- ENDPOINT is `text` (/v1/completions) or `ids` (/inference/v1/generate).
+- WHEN is `always` (every generation), `once` (the first generation of each episode) or `start` (every request, also
+  those of the look at the server).
+
+It prints its port and a port on which nothing listens, and ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import email.utils
+import functools
+import gzip
+import json
+import socket
+import struct
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+KEEP, CLOSE, RESET, HANG = "keep", "close", "reset", "hang"
+"""What becomes of the connection after a reply."""
+UNKNOWN_ID = 0x110000 + 100_000
+"""Beyond the vocabulary of CharTokenizer."""
+DRIP_S = 0.1
+
+
+def right(body: dict[str, Any], endpoint: str) -> dict[str, Any]:
+    """Return a right completion, which depends on the prompt alone."""
+    prompt = body["token_ids" if endpoint == "ids" else "prompt"]
+    seed = sum(place * token for place, token in enumerate(prompt, 1))
+    ids = [97 + (seed + place) % 26 for place in range(3 + seed % 3)]
+    greedy = body.get("sampling_params", body).get("top_k") == 1  # only one token is left: its probability is 1
+    logprobs = [0.0 if greedy else -0.25 * (1 + token % 7) for token in ids]
+    choice = {"index": 0, "token_ids": ids, "finish_reason": "stop", "stop_reason": None}
+    answer = {"id": f"cmpl-{body.get('request_id')}", "model": body.get("model"), "choices": [choice]}
+    if endpoint == "ids":
+        content = [{"token_id": token, "logprob": p} for token, p in zip(ids, logprobs, strict=True)]
+        choice["logprobs"] = {"content": content}
+        return {**answer, "prompt_token_ids": prompt}
+    names = [f"token_id:{token}" for token in ids]
+    choice |= {"text": "".join(map(chr, ids)), "prompt_token_ids": prompt}
+    choice["logprobs"] = {"tokens": names, "token_logprobs": logprobs}
+    return answer
+
+
+@dataclass
+class Exchange:
+    """One request, and the connection to answer it on."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    endpoint: str
+    path: str
+    body: dict[str, Any]
+    memory: dict[str, Any]
+    """What the mode keeps from one request to the next."""
+
+    @property
+    def is_generation(self) -> bool:
+        return bool(self.body)
+
+    @property
+    def right(self) -> tuple[int, dict[str, Any]]:
+        """Status and content of the right answer."""
+        if self.path == "v1/models":
+            return 200, {"data": [{"id": "the-model", "max_model_len": 4096}]}
+        if self.is_generation:
+            return 200, right(self.body, self.endpoint)
+        return (400 if self.endpoint == "ids" else 404), {"error": {"message": "no prompt, or no such endpoint"}}
+
+    async def send(self, data: bytes, then: str = KEEP) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+        if then == HANG:
+            await self.reader.read()  # until the client goes
+        if then == RESET:
+            linger = struct.pack("ii", 1, 0)
+            self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            self.writer.transport.abort()
+        if then != KEEP:
+            raise ConnectionError
+
+    async def answer(self) -> None:
+        """Answer right."""
+        status, content = self.right
+        await self.send(http(as_json(content), str(status)))
+
+
+def as_json(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def http(body: bytes, status: str = "200 OK", *headers: str, length: bool = True, version: str = "HTTP/1.1") -> bytes:
+    """Return an answer as bytes."""
+    lines = [f"{version} {status}", *headers, *([f"content-length: {len(body)}"] if length else [])]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def chunked(body: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
+    half = len(body) // 2
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:half], body[half:]))
+    return http(b"", "200 OK", "transfer-encoding: chunked", length=False) + chunks + end
+
+
+@functools.cache
+def bomb() -> bytes:
+    """Return a gigabyte."""
+    return gzip.compress(gzip.compress(b" " * (1 << 20)) * 1000)
+
+
+Serve = Callable[[Exchange], Awaitable[None]]
+Change = Callable[[dict[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way to answer. `change` is there where it is another completion and nothing else."""
+
+    expected: Literal["succeeds", "fails", "stops"]
+    """Of its episodes, or the whole run: "stops" is a ConfigError."""
+    serve: Serve
+    change: Change | None = None
+
+
+def raw(make: Callable[[bytes], bytes], then: str = KEEP) -> Serve:
+    """Return a mode that sends bytes made of the right body."""
+
+    async def serve(exchange: Exchange) -> None:
+        await exchange.send(make(as_json(exchange.right[1])), then)
+
+    return serve
+
+
+def status(line: str, *headers: str, body: bytes = b'{"error": {"message": "scripted"}}') -> Serve:
+    return raw(lambda _: http(body, line, *headers))
+
+
+def content(make: Callable[[bytes], bytes]) -> Serve:
+    return raw(lambda body: http(make(body)))
+
+
+def changed(expected: Any, change: Change) -> Mode:
+    """Return a mode that changes completions and answers everything else right."""
+
+    async def serve(exchange: Exchange) -> None:
+        if not exchange.is_generation:
+            return await exchange.answer()
+        answer = change(exchange.right[1])
+        await exchange.send(http(as_json(answer)))
+
+    return Mode(expected, serve, change)
+
+
+def choice(expected: Any, **fields: Any) -> Mode:
+    return changed(expected, lambda answer: {**answer, "choices": [{**answer["choices"][0], **fields}]})
+
+
+def without(*names: str) -> Change:
+    def change(answer: dict[str, Any]) -> Any:
+        kept = {name: value for name, value in answer["choices"][0].items() if name not in names}
+        return {**answer, "choices": [kept]}
+
+    return change
+
+
+def ids(expected: Any, make: Callable[[list[int]], list[Any]]) -> Mode:
+    """Return a mode with other token ids, whose log-probabilities are named after them."""
+
+    def change(answer: dict[str, Any]) -> Any:
+        old, new = answer["choices"][0], make(answer["choices"][0]["token_ids"])
+        if "content" in old["logprobs"]:
+            logprobs: Any = {"content": [{"token_id": token, "logprob": -1.0} for token in new]}
+        else:
+            names = [f"token_id:{token}" for token in new]
+            logprobs = {"tokens": names, "token_logprobs": [-1.0] * len(new)}
+        return {**answer, "choices": [{**old, "token_ids": new, "logprobs": logprobs}]}
+
+    return changed(expected, change)
+
+
+def logprobs(expected: Any, make: Callable[[list[float]], list[Any]]) -> Mode:
+    """Return a mode with other log-probabilities, or more or fewer of them."""
+
+    def change(answer: dict[str, Any]) -> Any:
+        old = answer["choices"][0]
+        if "content" in old["logprobs"]:
+            entries = old["logprobs"]["content"]
+            values = make([entry["logprob"] for entry in entries])
+            names = [entry["token_id"] for entry in entries] + [0] * len(values)
+            new: Any = {"content": [{"token_id": n, "logprob": v} for n, v in zip(names, values, strict=False)]}
+        else:
+            values = make(old["logprobs"]["token_logprobs"])
+            names = old["logprobs"]["tokens"] + ["token_id:0"] * len(values)
+            new = {"tokens": names[: len(values)], "token_logprobs": values}
+        return {**answer, "choices": [{**old, "logprobs": new}]}
+
+    return changed(expected, change)
+
+
+async def drip(exchange: Exchange) -> None:
+    for byte in http(as_json(exchange.right[1])):
+        await exchange.send(bytes([byte]))
+        await asyncio.sleep(DRIP_S)
+
+
+async def endless(exchange: Exchange) -> None:
+    await exchange.send(http(b"", "200 OK", "transfer-encoding: chunked", length=False))
+    while True:
+        await exchange.send(b"10000\r\n" + b" " * (1 << 16) + b"\r\n")
+
+
+async def another(exchange: Exchange) -> None:
+    """Answer for the prompt of the request before."""
+    if not exchange.is_generation:
+        return await exchange.answer()
+    name = "token_ids" if exchange.endpoint == "ids" else "prompt"
+    before = exchange.memory.get("prompt", [1, 2, 3])
+    if before == exchange.body[name]:
+        before = [*before, 1]
+    exchange.memory["prompt"] = exchange.body[name]
+    await exchange.send(http(as_json(right({**exchange.body, name: before}, exchange.endpoint))))
+
+
+async def swapped(exchange: Exchange) -> None:
+    """Answer two requests with each other's answers; one that stays alone is not answered."""
+    if not exchange.is_generation:
+        return await exchange.answer()
+    mine, other = as_json(exchange.right[1]), exchange.memory.pop("waits", None)
+    if other is None:
+        other = exchange.memory["waits"] = asyncio.get_running_loop().create_future()
+        body, partner = await other
+        partner.set_result(mine)
+    else:
+        partner = asyncio.get_running_loop().create_future()
+        other.set_result((mine, partner))
+        body = await partner
+    await exchange.send(http(body))
+
+
+def after(num: int, bad: Serve) -> Serve:
+    """Return a mode that answers right from request `num` on, whatever asks."""
+
+    async def serve(exchange: Exchange) -> None:
+        exchange.memory["num"] = exchange.memory.get("num", 0) + 1
+        await (bad(exchange) if exchange.memory["num"] <= num else exchange.answer())
+
+    return serve
+
+
+def ok(serve: Serve) -> Mode:
+    return Mode("succeeds", serve)
+
+
+def fails(serve: Serve) -> Mode:
+    return Mode("fails", serve)
+
+
+def stops(serve: Serve) -> Mode:
+    return Mode("stops", serve)
+
+
+CONNECTION = {
+    "right": ok(Exchange.answer),
+    "refused": fails(Exchange.answer),  # at the port on which nothing listens
+    "reset-before-the-head": fails(raw(lambda _: b"", RESET)),
+    "reset-in-the-head": fails(raw(lambda _: b"HTTP/1.1 200 OK\r\ncontent-", RESET)),
+    "reset-in-the-body": fails(raw(lambda body: http(body)[:-20], RESET)),
+    "closed-without-a-byte": fails(raw(lambda _: b"", CLOSE)),
+    "closed-in-the-head": fails(raw(lambda _: b"HTTP/1.1 200 OK\r\ncontent-", CLOSE)),
+    "closed-in-the-body": fails(raw(lambda body: http(body)[:-20], CLOSE)),
+    "closed-after-each-answer": ok(raw(lambda body: http(body), CLOSE)),
+    "says-that-it-closes": ok(raw(lambda body: http(body, "200 OK", "connection: close"), CLOSE)),
+    "says-that-it-closes-and-does-not": ok(raw(lambda body: http(body, "200 OK", "connection: close"), HANG)),
+    "never-answers": fails(raw(lambda _: b"", HANG)),
+    "head-then-silence": fails(raw(lambda body: http(body)[: -len(body)], HANG)),
+    "half-of-the-body-then-silence": fails(raw(lambda body: http(body)[:-20], HANG)),
+    "byte-by-byte-too-slow": fails(drip),
+    "two-faults-then-right": ok(after(2, raw(lambda _: b"", RESET))),
+}
+
+HEAD = {
+    "status-line-of-words": fails(raw(lambda body: http(body, "fine"))),
+    "status-line-without-reason": ok(raw(lambda body: http(body, "200"))),
+    "status-line-of-four-digits": fails(raw(lambda body: http(body, "2000 OK"))),
+    "not-http": fails(raw(lambda _: b"220 mail.example ESMTP\r\n\r\n", CLOSE)),
+    "http-2-preface": fails(raw(lambda _: b"\x00\x00\x12\x04\x00\x00\x00\x00\x00" + b"\x00" * 18, CLOSE)),
+    "http-1.0": ok(raw(lambda body: http(body, version="HTTP/1.0"), CLOSE)),
+    "http-3.0": ok(raw(lambda body: http(body, version="HTTP/3.0"), CLOSE)),
+    "no-content-length-then-close": ok(raw(lambda body: http(body, length=False), CLOSE)),
+    "no-content-length-then-silence": fails(raw(lambda body: http(body, length=False), HANG)),
+    "no-content-length-cut": fails(raw(lambda body: http(body[:-20], length=False), CLOSE)),
+    "content-length-too-long-then-close": fails(
+        raw(lambda body: http(body, "200 OK", f"content-length: {len(body) + 9}", length=False), CLOSE)
+    ),
+    "content-length-too-long-then-silence": fails(
+        raw(lambda body: http(body, "200 OK", f"content-length: {len(body) + 9}", length=False), HANG)
+    ),
+    "content-length-too-short": fails(
+        raw(lambda body: http(body, "200 OK", f"content-length: {len(body) - 9}", length=False))
+    ),
+    "content-length-negative": fails(raw(lambda body: http(body, "200 OK", "content-length: -1", length=False))),
+    "content-length-of-words": fails(raw(lambda body: http(body, "200 OK", "content-length: all", length=False))),
+    "content-length-enormous": fails(
+        raw(lambda body: http(body, "200 OK", f"content-length: {10**19}", length=False), HANG)
+    ),
+    "two-content-lengths": fails(raw(lambda body: http(body, "200 OK", "content-length: 3"))),
+    "content-length-twice": ok(raw(lambda body: http(body, "200 OK", f"content-length: {len(body)}"))),
+    "chunked": ok(raw(chunked)),
+    "chunked-with-a-trailer": ok(raw(lambda body: chunked(body, b"0\r\nx-sum: 3\r\n\r\n"))),
+    "chunked-without-end-then-close": fails(raw(lambda body: chunked(body, b""), CLOSE)),
+    "chunked-without-end-then-silence": fails(raw(lambda body: chunked(body, b""), HANG)),
+    "chunked-with-a-size-of-words": fails(raw(lambda body: chunked(body, b"zz\r\nwhat\r\n0\r\n\r\n"))),
+    "chunked-without-end-of-data": fails(endless),
+    "unknown-transfer-encoding": fails(raw(lambda body: http(body, "200 OK", "transfer-encoding: rot13"))),
+    "gzip": fails(raw(lambda body: http(gzip.compress(body), "200 OK", "content-encoding: gzip"))),
+    "gzip-that-is-none": ok(raw(lambda body: http(body, "200 OK", "content-encoding: gzip"))),
+    "gzip-bomb": fails(raw(lambda _: http(bomb(), "200 OK", "content-encoding: gzip"))),
+    "head-of-64-kib": ok(raw(lambda body: http(body, "200 OK", "x-padding: " + "x" * (64 << 10)))),
+    "head-of-1-mib": fails(raw(lambda body: http(body, "200 OK", "x-padding: " + "x" * (1 << 20)))),
+    "head-of-latin-letters": ok(raw(lambda body: http(body, "200 OK", "x-name: Überschreitung"))),
+    "head-with-nul": fails(raw(lambda body: http(body, "200 OK", "x-name: a\0b"))),
+    "head-with-line-breaks-alone": ok(raw(lambda body: http(body).replace(b"\r\n", b"\n", 2))),
+    "head-without-colon": fails(raw(lambda body: http(body, "200 OK", "what is this"))),
+    "wrong-content-type": ok(raw(lambda body: http(body, "200 OK", "content-type: image/png"))),
+    "continue-then-right": ok(raw(lambda body: b"HTTP/1.1 100 Continue\r\n\r\n" * 3 + http(body))),
+    "early-hints-then-right": ok(raw(lambda body: b"HTTP/1.1 103 Hints\r\nlink: x\r\n\r\n" + http(body))),
+    "continue-then-silence": fails(raw(lambda _: b"HTTP/1.1 100 Continue\r\n\r\n", HANG)),
+    "switching-protocols": fails(raw(lambda _: b"HTTP/1.1 101 Switching\r\nupgrade: h2c\r\n\r\n", CLOSE)),
+}
+
+LATER = email.utils.formatdate(time.time() + 3600, usegmt=True)
+
+STATUS = {
+    "201": stops(status("201 Created")),
+    "204": stops(raw(lambda _: b"HTTP/1.1 204 No Content\r\n\r\n")),
+    "206": stops(status("206 Partial Content")),
+    "301-to-itself": stops(status("301 Moved", "location: ")),
+    "302-to-another-host": stops(status("302 Found", "location: http://no-such-host.invalid/v1/completions")),
+    "307-to-nowhere": stops(status("307 Temporary Redirect")),
+    "400-too-long": fails(status("400 Bad Request", body=b'{"error": {"message": "maximum context length is 9"}}')),
+    "400-of-megabytes": fails(status("400 Bad Request", body=b"<br>\n" * 500_000)),
+    "401": stops(status("401 Unauthorized")),
+    "403": stops(status("403 Forbidden")),
+    "404": stops(status("404 Not Found")),
+    "405": stops(status("405 Method Not Allowed")),
+    "408": fails(status("408 Request Timeout", "connection: close")),
+    "409": fails(status("409 Conflict")),
+    "413": fails(status("413 Content Too Large")),
+    "422": fails(status("422 Unprocessable Content")),
+    "425": fails(status("425 Too Early")),
+    "429": fails(status("429 Too Many Requests")),
+    "429-for-a-moment": fails(status("429 Too Many Requests", "retry-after: 0.1")),
+    "429-until-a-date": fails(status("429 Too Many Requests", f"retry-after: {LATER}")),
+    "429-until-nonsense": fails(status("429 Too Many Requests", "retry-after: ½ of NaN")),
+    "429-until-the-end": fails(status("429 Too Many Requests", f"retry-after: {10**400}")),
+    "429-until-year-9999": fails(status("429 Too Many Requests", "retry-after: Fri, 31 Dec 9999 23:59:59 -2359")),
+    "500": fails(status("500 Internal Server Error")),
+    "500-without-body": fails(status("500 Internal Server Error", body=b"")),
+    "502-of-html": fails(status("502 Bad Gateway", body=b"<html>\r\n<body>nginx</body>\r\n</html>")),
+    "503": fails(status("503 Service Unavailable", "retry-after: 1")),
+    "504": fails(status("504 Gateway Timeout")),
+    "599": fails(status("599 \xe9")),
+    "999": fails(status("999 What")),
+    "503-twice-then-right": ok(after(2, status("503 Service Unavailable"))),
+}
+
+BODY = {
+    "body-empty": fails(content(lambda _: b"")),
+    "body-of-html": fails(content(lambda _: b"<html>\n<title>Sign in</title>\n</html>")),
+    "body-cut": fails(content(lambda body: body[:-20])),
+    "body-twice": fails(content(lambda body: body + body)),
+    "body-nan": fails(content(lambda _: b"NaN")),
+    "body-null": fails(content(lambda _: b"null")),
+    "body-list": fails(content(lambda body: b"[" + body + b"]")),
+    "body-text": fails(content(lambda body: as_json(body.decode()))),
+    "body-deep": fails(content(lambda body: b"[" * 200_000)),
+    "body-deep-inside": fails(content(lambda _: b'{"choices": ' + b'{"a": ' * 900 + b"1" + b"}" * 901)),
+    "body-huge": fails(content(lambda body: b" " * (20 << 20) + body)),
+    "body-large": ok(content(lambda body: b" " * (4 << 20) + body)),
+    "body-huge-number": fails(content(lambda _: b'{"choices": ' + b"9" * 100_000 + b"}")),
+    "body-of-megabytes-inside": fails(content(lambda _: as_json({"choices": "x\n" * (2 << 20)}))),
+    "body-duplicate-keys": ok(content(lambda body: b'{"choices": [], ' + body[1:])),
+    "body-utf-16": ok(content(lambda body: body.decode().encode("utf-16"))),
+    "body-bom": ok(content(lambda body: b"\xef\xbb\xbf" + body)),
+    "body-not-utf-8": fails(content(lambda body: b'{"id": "\xff\xfe", ' + body[1:])),
+    "body-lone-surrogate": fails(content(lambda _: b'{"choices": "\\ud800"}')),
+    "body-after-an-error": fails(content(lambda _: b'{"error": {"message": "CUDA out of memory"}}')),
+    "body-error-as-text": fails(content(lambda _: b'{"error": "CUDA out of memory"}')),
+    "body-event-stream": fails(content(lambda body: b"data: " + body + b"\n\ndata: [DONE]\n\n")),
+}
+
+COMPLETION = {
+    "no-choices": changed("fails", lambda answer: {**answer, "choices": []}),
+    "choices-missing": changed("fails", lambda answer: {"id": answer["id"]}),
+    "choices-null": changed("fails", lambda answer: {**answer, "choices": None}),
+    "choice-of-text": changed("fails", lambda answer: {**answer, "choices": ["hello"]}),
+    "two-choices": changed("fails", lambda answer: {**answer, "choices": answer["choices"] * 2}),
+    "choice-index-wrong": choice("succeeds", index=7),  # there is only one
+    "ids-missing": changed("fails", without("token_ids")),
+    "ids-null": choice("fails", token_ids=None),
+    "ids-as-text": ids("fails", lambda old: [str(token) for token in old]),
+    "ids-as-floats": ids("fails", lambda old: [float(token) for token in old]),
+    "ids-as-booleans": ids("fails", lambda old: [True for _ in old]),
+    "ids-as-one-text": choice("fails", token_ids="abc"),
+    "ids-nested": ids("fails", lambda old: [old]),
+    "ids-negative": ids("fails", lambda old: [-token for token in old]),
+    "ids-beyond-the-vocabulary": ids("fails", lambda old: [*old, UNKNOWN_ID]),
+    "ids-beyond-32-bits": ids("fails", lambda old: [2**31, *old]),
+    "ids-more-than-asked": ids("fails", lambda old: old * 1000),
+    "ids-none": ids("fails", lambda old: []),
+    "ids-that-do-not-fit-the-text": choice("succeeds", text="something else"),
+    "logprobs-missing": changed("fails", without("logprobs")),
+    "logprobs-null": choice("fails", logprobs=None),
+    "logprobs-empty": logprobs("fails", lambda old: []),
+    "logprobs-fewer": logprobs("fails", lambda old: old[:-1]),
+    "logprobs-more": logprobs("fails", lambda old: [*old, -1.0]),
+    "logprobs-of-other-tokens": logprobs("fails", lambda old: [-1.0] * 9),
+    "logprobs-positive": logprobs("fails", lambda old: [*old[:-1], 0.5]),
+    "logprobs-infinite": logprobs("fails", lambda old: [*old[:-1], float("inf")]),
+    "logprobs-as-text": logprobs("fails", lambda old: [str(value) for value in old]),
+    "logprobs-as-booleans": logprobs("fails", lambda old: [False for _ in old]),
+    "logprob-nan": logprobs("succeeds", lambda old: [*old[:-1], float("nan")]),  # missing, as null is
+    "logprob-minus-infinity": logprobs("succeeds", lambda old: [*old[:-1], float("-inf")]),
+    "logprob-null": logprobs("succeeds", lambda old: [*old[:-1], None]),
+    "finish-reason-missing": changed("fails", without("finish_reason")),
+    "finish-reason-unknown": choice("fails", finish_reason="content_filter"),
+    "finish-reason-a-list": choice("fails", finish_reason=["stop"]),
+    "finish-reason-error": choice("fails", finish_reason="error"),
+    "finish-reason-abort": choice("fails", finish_reason="abort"),
+    "length-with-fewer-tokens": choice("succeeds", finish_reason="length"),  # the server's context may be full
+    "stop-without-a-stop-token": choice("succeeds", stop_reason=None),
+    "stop-reason-an-object": choice("fails", stop_reason={"a": 1}),
+    "answer-to-another-request": fails(another),
+    "two-answers-swapped": fails(swapped),
+    "model-of-another-name": changed("succeeds", lambda answer: {**answer, "model": "not-ours"}),  # a name may be alias
+}
+
+MODES = CONNECTION | HEAD | STATUS | BODY | COMPLETION
+
+
+async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, memory: dict[str, Any]) -> None:
+    """Answer the requests of one connection."""
+    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            size = next((int(line[15:]) for line in head.split(b"\r\n") if line.lower()[:15] == b"content-length:"), 0)
+            body = json.loads(await reader.readexactly(size)) if size else {}
+            _, endpoint, when, name, path = head.split()[1].decode().split("/", 4)
+            episode = body.get("request_id", "agentenv-look/").rpartition("/")[0]
+            kept = memory.setdefault(f"{endpoint}/{when}/{name}", {"seen": set()})
+            exchange = Exchange(reader, writer, endpoint, path, body, kept)
+            is_right = (when == "once" and episode in kept["seen"]) or (when != "start" and episode == "agentenv-look")
+            kept["seen"].add(episode)
+            await (exchange.answer() if is_right else MODES[name].serve(exchange))
+
+
+async def main() -> None:
+    memory: dict[str, Any] = {}
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        server = await asyncio.start_server(lambda r, w: serve(r, w, memory), "127.0.0.1", 0, limit=1 << 24)
+        print(server.sockets[0].getsockname()[1], taken.getsockname()[1], flush=True)
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,146 @@
+"""Episodes against a policy server in another process that breaks in each way of `policy_server.MODES`."""
+
+import asyncio
+import contextlib
+import math
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from agentenv.core.types import StepResult
+from agentenv.engines.vllm.http import VLLMHTTPEngine
+from agentenv.episode.runner import ErrorPolicy, plan
+from agentenv.errors import ConfigError
+from agentenv.testing.tokenizers import CharTokenizer
+from tests.episode.test_runner import END, make_runner, make_tasks
+from tests.faults import policy_server
+from tests.faults.policy_server import COMPLETION, MODES
+
+QUICK = ("right", "reset-in-the-body", "404", "body-after-an-error", "ids-beyond-the-vocabulary", "logprobs-fewer")
+"""Modes of the fast suite."""
+TIMEOUT_S = 1.0
+"""Deadline of a generation where the server fails: the modes that hang wait so long."""
+
+
+class SizedTokenizer(CharTokenizer):
+    """Knows which ids it does not have, as real ones do."""
+
+    def __len__(self):
+        return self.vocab_size
+
+
+@pytest.fixture(scope="module")
+def ports():
+    """The port of the server, and one on which nothing listens."""
+    command = [sys.executable, policy_server.__file__]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield [int(port) for port in process.stdout.readline().split()]
+        process.stdin.close()
+
+
+def cases():
+    for name in MODES:
+        for endpoint in ("text", "ids") if name in COMPLETION else ("text",):
+            marks = () if name in QUICK and endpoint == "text" else pytest.mark.long
+            yield pytest.param(name, endpoint, marks=marks, id=f"{name}-{endpoint}")
+
+
+def sockets():
+    links = (Path("/proc/self/fd") / fd for fd in os.listdir("/proc/self/fd"))
+    return {os.readlink(link) for link in links if link.is_symlink() and "socket:" in os.readlink(link)}
+
+
+def two_turns(states):
+    return END if states["turn_index"] else StepResult("and then?")
+
+
+@contextlib.asynccontextmanager
+async def nothing_left():
+    before, threads = sockets(), set(threading.enumerate())
+    yield
+    async with asyncio.timeout(60):
+        while sockets() - before or asyncio.all_tasks() != {asyncio.current_task()}:
+            await asyncio.sleep(0.01)
+    assert {t for t in set(threading.enumerate()) - threads if not t.name.startswith("asyncio_")} == set()
+
+
+async def run_at(base_url, *, timeout_s, max_retries):
+    """Run three episodes; return their records and the error that stopped the run."""
+    ended, stop = [], None
+    engine = VLLMHTTPEngine(base_url, max_retries=2, timeout_s=timeout_s)
+    policy = ErrorPolicy(max_retries=max_retries, retry_wait_s=0.0)
+    try:
+        async with asyncio.timeout(200):
+            await make_runner(two_turns, engine=engine, policy=policy).run(plan(make_tasks(3), 1), ended.append)
+    except ConfigError as error:
+        stop = error
+    finally:
+        await engine.close()
+    return ended, stop
+
+
+def check_text(text, base_url):
+    assert base_url in text
+    assert "expected" in text
+    assert len(text.splitlines()) == 1
+    assert len(text) < 1500
+
+
+def check_record(trajectory, name, endpoint):
+    """Assert that the record has the tokens and log-probabilities that the server sent, in a right completion."""
+    assert (trajectory.error, trajectory.reward, len(trajectory.turns)) == (None, 1.0, 2)
+    (segment,) = trajectory.segments
+    for turn in trajectory.turns:
+        prompt = list(segment.token_ids[: turn.start])
+        answer = policy_server.right({"prompt": prompt, "token_ids": prompt}, endpoint)
+        sent = (MODES[name].change or (lambda same: same))(answer)["choices"][0]
+        values = sent["logprobs"].get("token_logprobs") or [entry["logprob"] for entry in sent["logprobs"]["content"]]
+        assert list(segment.token_ids[turn.start : turn.end]) == sent["token_ids"]
+        recorded = list(segment.logprobs[turn.start : turn.end])
+        assert len(recorded) == len(values)
+        for one, value in zip(recorded, values, strict=True):
+            assert one == value if value is not None and math.isfinite(value) else math.isnan(one)
+
+
+@pytest.mark.parametrize(("name", "endpoint"), list(cases()))
+async def test_each_mode_of_the_server_is_a_record_of_what_it_sent_or_a_line_that_names_it(
+    ports, name, endpoint, monkeypatch
+):
+    monkeypatch.setattr("agentenv.engines.vllm.http.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("tests.episode.test_runner.CharTokenizer", SizedTokenizer)
+    base_url, expected = f"http://127.0.0.1:{ports[name == 'refused']}/{endpoint}", MODES[name].expected
+
+    async def check(when):
+        url = f"{base_url}/{when}/{name}"
+        succeeds = expected == "succeeds" or (when == "once" and expected == "fails" and name != "refused")
+        timeout_s = 60 if expected == "succeeds" else TIMEOUT_S
+        ended, stop = await run_at(url, timeout_s=timeout_s, max_retries=5 if succeeds else 0)
+        if succeeds:
+            assert (len(ended), stop) == (3, None)
+            for trajectory in ended:
+                check_record(trajectory, "right" if when == "once" else name, endpoint)
+            return
+        assert {trajectory.reward for trajectory in ended} <= {None}
+        texts = [trajectory.error.message for trajectory in ended] + ([str(stop)] if stop else [])
+        assert texts
+        for text in texts:
+            check_text(text, url)
+        if stop is None:
+            assert {trajectory.error.kind for trajectory in ended} == {"infra"}
+            assert len(ended) == 3
+        else:  # what the look finds stops a run, too
+            assert expected == "stops" or when == "start"
+
+    async with nothing_left():
+        await asyncio.gather(
+            *map(check, ("always", "start") if expected == "succeeds" else ("always", "once", "start"))
+        )
+
+
+def test_no_two_modes_have_one_name():
+    assert len(MODES) == sum(map(len, (policy_server.CONNECTION, policy_server.HEAD, policy_server.STATUS,
+                                       policy_server.BODY, COMPLETION)))  # fmt: skip
