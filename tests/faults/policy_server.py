@@ -41,15 +41,15 @@ def right(body: dict[str, Any], endpoint: str) -> dict[str, Any]:
     greedy = body.get("sampling_params", body).get("top_k") == 1  # only one token is left: its probability is 1
     logprobs = [0.0 if greedy else -0.25 * (1 + token % 7) for token in ids]
     choice = {"index": 0, "token_ids": ids, "finish_reason": "stop", "stop_reason": None}
-    answer = {"id": f"cmpl-{body.get('request_id')}", "model": body.get("model"), "choices": [choice]}
+    answer: dict[str, Any] = {"model": body.get("model"), "choices": [choice]}
     if endpoint == "ids":
         content = [{"token_id": token, "logprob": p} for token, p in zip(ids, logprobs, strict=True)]
         choice["logprobs"] = {"content": content}
-        return {**answer, "prompt_token_ids": prompt}
+        return {**answer, "request_id": body.get("request_id"), "prompt_token_ids": prompt}
     names = [f"token_id:{token}" for token in ids]
     choice |= {"text": "".join(map(chr, ids)), "prompt_token_ids": prompt}
     choice["logprobs"] = {"tokens": names, "token_logprobs": logprobs}
-    return answer
+    return {**answer, "id": f"cmpl-{body.get('request_id')}"}
 
 
 @dataclass
@@ -230,6 +230,14 @@ async def another(exchange: Exchange) -> None:
     await exchange.send(http(as_json(right({**exchange.body, name: before}, exchange.endpoint))))
 
 
+async def cached(exchange: Exchange) -> None:
+    """Answer as if the first request of all had been this one."""
+    if not exchange.is_generation:
+        return await exchange.answer()
+    body = {**exchange.body, "request_id": exchange.memory["first"]}
+    await exchange.send(http(as_json(right(body, exchange.endpoint))))
+
+
 async def swapped(exchange: Exchange) -> None:
     """Answer two requests with each other's answers; one that stays alone is not answered."""
     if not exchange.is_generation:
@@ -400,7 +408,7 @@ BODY = {
 
 COMPLETION = {
     "no-choices": changed("fails", lambda answer: {**answer, "choices": []}),
-    "choices-missing": changed("fails", lambda answer: {"id": answer["id"]}),
+    "choices-missing": changed("fails", lambda answer: {"model": answer["model"]}),
     "choices-null": changed("fails", lambda answer: {**answer, "choices": None}),
     "choice-of-text": changed("fails", lambda answer: {**answer, "choices": ["hello"]}),
     "two-choices": changed("fails", lambda answer: {**answer, "choices": answer["choices"] * 2}),
@@ -440,6 +448,9 @@ COMPLETION = {
     "stop-without-a-stop-token": choice("succeeds", stop_reason=None),
     "stop-reason-an-object": choice("fails", stop_reason={"a": 1}),
     "answer-to-another-request": fails(another),
+    "answer-to-another-request-with-its-prompt": fails(cached),
+    "id-of-a-proxy": changed("succeeds", lambda answer: {**answer, "id": "b3c1", "request_id": "b3c1"}),
+    "id-of-a-list": changed("succeeds", lambda answer: {**answer, "id": [1], "request_id": {"a": 1}}),
     "two-answers-swapped": fails(swapped),
     "model-of-another-name": changed("succeeds", lambda answer: {**answer, "model": "not-ours"}),  # a name may be alias
 }
@@ -460,6 +471,8 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, memo
             exchange = Exchange(reader, writer, endpoint, path, body, kept)
             is_right = (when == "once" and episode in kept["seen"]) or (when != "start" and episode == "agentenv-look")
             kept["seen"].add(episode)
+            if body:
+                kept.setdefault("first", body["request_id"])
             await (exchange.answer() if is_right else MODES[name].serve(exchange))
 
 

@@ -20,7 +20,14 @@ from tests.episode.test_runner import END, make_runner, make_tasks
 from tests.faults import policy_server
 from tests.faults.policy_server import COMPLETION, MODES
 
-QUICK = ("right", "reset-in-the-body", "404", "body-after-an-error", "ids-beyond-the-vocabulary", "logprobs-fewer")
+QUICK = (
+    "right",
+    "reset-in-the-body",
+    "404",
+    "body-after-an-error",
+    "logprobs-fewer",
+    "answer-to-another-request-with-its-prompt",
+)
 """Modes of the fast suite."""
 TIMEOUT_S = 1.0
 """Deadline of a generation where the server fails: the modes that hang wait so long."""

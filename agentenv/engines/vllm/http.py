@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import re
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -40,6 +41,9 @@ MAX_TOKENS = 1 << 18
 """Assumed of a request without a maximum."""
 KEEPALIVE_S = 4.0
 """Idle connections are dropped before vLLM's server drops them (5 s), which would cost a retry."""
+
+_CALL = re.compile("agentenv-([0-9a-f]{8})")
+"""The part of a request's id that tells this library's calls apart."""
 
 
 class VLLMHTTPEngine:
@@ -242,12 +246,22 @@ class VLLMHTTPEngine:
         num_tokens: int = 0,
     ) -> dict[str, Any]:
         """Return the JSON object that the server answers, which may speak of so many tokens."""
+        call = uuid.uuid4().hex[:8]
+        request_id = request_id and f"{request_id}-agentenv-{call}"
         answer = await self._request(path, body, headers=headers, request_id=request_id, num_tokens=num_tokens)
         parsed = self._http.parse_json(answer, path)
         if not isinstance(parsed, dict) or parsed.get("error"):
             raise EngineError(
                 f"{self.base_url}{path}: expected a JSON object without an error, got {answer.excerpt}. "
                 "Is it a vLLM server?"
+            )
+        # Proxies may name an answer otherwise, but not as another call of this library: that answer is a copy.
+        named = " ".join(name for key in ("id", "request_id") if isinstance(name := parsed.get(key), str))
+        calls = _CALL.findall(named)
+        if calls and call not in calls:
+            raise EngineError(
+                f"{self.base_url}{path}: expected the answer to {request_id[-200:]!r}, got that to {named[-200:]!r}. "
+                "Switch off caches of answers between here and the model."
             )
         return parsed
 
@@ -268,7 +282,7 @@ class VLLMHTTPEngine:
             if self._closed:
                 raise EngineError(f"{self.base_url}{path}: expected an open engine, got a closed one. Make another.")
             # The server may still hold the id of a failed attempt.
-            unique = {"request_id": f"{request_id}-{uuid.uuid4().hex[:8]}"} if request_id else {}
+            unique = {"request_id": f"{request_id}-{number}"} if request_id else {}
             content = None if body is None else json.dumps({**body, **unique}, separators=(",", ":")).encode()
             return await self._http.attempt(path, content, headers=headers, max_bytes=max_bytes, may_refuse=may_refuse)
 
