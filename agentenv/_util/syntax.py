@@ -19,4 +19,7 @@ def parse_source(source: str | bytes, mode: str = "exec") -> Any:
         SyntaxError, ValueError, RecursionError: it is not Python.
     """
     with _ONE_AT_A_TIME:
-        return ast.parse(source, mode=mode)
+        try:
+            return ast.parse(source, mode=mode)
+        except MemoryError as error:  # what CPython's parser raises for source that is nested too deep for its stack
+            raise RecursionError("source that is nested too deep to parse") from error

@@ -677,7 +677,7 @@ UNREADABLE = {
     "asserts that are no Python": ({"test_list": ["assert f(1) ="]}, "invalid syntax"),
     "functional without a name": ({**LCB_CALL, "metadata": "{}"}, "func_name"),
     "packed tests that import": ({**LCB_STDIO, "private_test_cases": base64.b64encode(
-        zlib.compress(pickle.dumps(_Imports()))).decode()}, "names builtins.print"),
+        zlib.compress(pickle.dumps(_Imports()))).decode()}, "a pickle with STACK_GLOBAL"),
     "packed tests that are cut": (
         {**LCB_STDIO, "private_test_cases": LCB_STDIO["private_test_cases"][:40]}, "unpacked"
     ),

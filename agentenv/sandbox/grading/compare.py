@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,10 +49,13 @@ class Comparison:
     def __post_init__(self) -> None:
         for name in ("rel_tol", "abs_tol"):
             value = getattr(self, name)
-            if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= sys.float_info.max:
                 raise ConfigError(
-                    f"Comparison.{name}: expected a finite number of at least 0, got {value!r}. Correct it."
+                    f"Comparison.{name}: expected a finite number of at least 0, got {value!r:.200}. Correct it."
                 )
+        for name in ("int_as_float", "bool_as_int", "tuple_as_list", "nan_equal", "signed_zero"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigError(f"Comparison.{name}: expected True or False, got {value!r:.200}. Correct it.")
 
     @property
     def tolerant(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from keyword import iskeyword
 from typing import Any
 
 from agentenv.errors import ConfigError
@@ -20,6 +21,11 @@ def _check_plain(where: str, value: Any) -> None:
         raise ConfigError(
             f"{where}: expected plain values, got {value!r:.200}: {error}. Use an AssertSuite for other objects."
         ) from error
+
+
+def _is_name(name: Any) -> bool:
+    """Return True for what can name a function."""
+    return isinstance(name, str) and name.isidentifier() and not iskeyword(name)
 
 
 def _check_tests(suite: Any, kind: type[Any], visible: tuple[Any, ...], hidden: tuple[Any, ...]) -> None:
@@ -46,6 +52,16 @@ class StdioTest:
     stdin: str
     expected: str
     """Lines end in a newline, as Python prints them."""
+
+    def __post_init__(self) -> None:
+        for name in ("stdin", "expected"):
+            try:
+                getattr(self, name).encode(errors="surrogateescape")
+            except (AttributeError, UnicodeEncodeError) as error:
+                raise ConfigError(
+                    f"StdioTest.{name}: expected text that UTF-8 can encode, got {getattr(self, name)!r:.200}. "
+                    "Correct it."
+                ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +100,10 @@ class FunctionTest:
         for name in ("args", "expected"):
             _check_plain(f"FunctionTest.{name}", getattr(self, name))
         _check_plain("FunctionTest.kwargs", dict(self.kwargs))
+        if not all(isinstance(key, str) for key in self.kwargs):
+            raise ConfigError(
+                f"FunctionTest.kwargs: expected names as keys, got {dict(self.kwargs)!r:.200}. Correct it."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +127,7 @@ class FunctionSuite:
         _check_tests(self, FunctionTest, self.visible, self.hidden)
         if self.batch < 1:
             raise ConfigError(f"FunctionSuite.batch: expected 1 or more, got {self.batch!r}. Raise it.")
-        if not all(name.isidentifier() for name in self.entry_point.split(".")):
+        if not all(map(_is_name, self.entry_point.split("."))):
             raise ConfigError(
                 f"FunctionSuite.entry_point: expected the name of a function, got {self.entry_point!r}. Correct it."
             )
@@ -142,7 +162,7 @@ class AssertSuite:
 
     def __post_init__(self) -> None:
         _check_tests(self, AssertTest, self.visible, self.hidden)
-        if not isinstance(self.names, tuple) or not self.names or not all(name.isidentifier() for name in self.names):
+        if not isinstance(self.names, tuple) or not self.names or not all(map(_is_name, self.names)):
             raise ConfigError(f"AssertSuite.names: expected a tuple of function names, got {self.names!r}. Correct it.")
 
 

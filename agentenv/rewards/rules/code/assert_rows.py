@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from agentenv._util.syntax import parse_source
-from agentenv.rewards.rules.code.task import SOLUTION_PRELUDE, TEST_PRELUDE
+from agentenv.rewards.rules.code.task import SOLUTION_PRELUDE, TEST_PRELUDE, as_items, as_text, parse_column
 from agentenv.sandbox.grading import AssertSuite, AssertTest, PytestSuite, TestSuite
 
 _TEST_FILE = "test_row.py"
@@ -106,8 +106,8 @@ def mbpp_suite(row: Mapping[str, Any], visible: Sequence[str], hidden: Sequence[
     Raises:
         ValueError: the asserts are not Python, or call nothing of the solution.
     """
-    imports = row.get("test_imports") or []
-    prelude = "\n".join([*imports, str(row.get("test_setup_code") or "")]).strip()
+    imports = as_items(parse_column("test_imports", row.get("test_imports") or []))
+    prelude = "\n".join([*map(as_text, imports), as_text(row.get("test_setup_code") or "")]).strip()
     reference = str(row.get("code") or "")
     known = {*_BUILTINS, *_bound(prelude)}
     named = [name for test in (*visible, *hidden) for name in called(test) if name not in known]

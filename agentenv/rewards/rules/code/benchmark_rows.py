@@ -17,9 +17,8 @@ an exit before the asserts, and a text with quotation marks pass; here every pas
 from __future__ import annotations
 
 import base64
-import io
 import json
-import pickle
+import pickletools
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -31,6 +30,7 @@ from agentenv.rewards.rules.code.task import (
     SOLUTION_PRELUDE,
     TEST_PRELUDE,
     CodeTask,
+    as_items,
     as_text,
     first_visible,
     parse_column,
@@ -58,8 +58,9 @@ def human_eval(row: Mapping[str, Any]) -> CodeTask:
 
 def mbpp(row: Mapping[str, Any]) -> CodeTask:
     """Return the asserts of a row of MBPP."""
-    visible, hidden = first_visible([str(test) for test in parse_column("test_list", row["test_list"])])
-    hidden += [str(test) for test in parse_column("challenge_test_list", row.get("challenge_test_list") or [])]
+    visible, hidden = first_visible(list(map(str, as_items(parse_column("test_list", row["test_list"])))))
+    challenges = parse_column("challenge_test_list", row.get("challenge_test_list") or [])
+    hidden += map(str, as_items(challenges))
     return CodeTask("mbpp", mbpp_suite(row, visible, hidden), tuple(visible))
 
 
@@ -71,7 +72,8 @@ def apps(row: Mapping[str, Any], *, strict: bool = False) -> CodeTask:
     accepted for all.
     """
     pairs = parse_column("input_output", row.get("input_output") or {key: row.get(key) for key in APPS_COLUMNS})
-    inputs, outputs, name = pairs["inputs"], pairs["outputs"], pairs.get("fn_name") or row.get("fn_name")
+    inputs, outputs = as_items(pairs["inputs"]), as_items(pairs["outputs"])
+    name = pairs.get("fn_name") or row.get("fn_name")
     if len(inputs) != len(outputs):
         raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs")
     starter = str(row.get("starter_code") or "")
@@ -132,18 +134,25 @@ def _tests(name: str, row: Mapping[str, Any]) -> list[Any]:
             content = unzip.decompress(base64.b64decode(value), MAX_TESTS_BYTES)
             if unzip.unconsumed_tail:
                 raise ValueError(f"tests of more than {MAX_TESTS_BYTES} bytes")
-            value = content.decode() if content[:1] in b"[{" else _PlainUnpickler(io.BytesIO(content)).load()
-        except (zlib.error, pickle.UnpicklingError, EOFError) as error:
+            value = content.decode() if content[:1] in b"[{" else _unpickled_text(content)
+        except (zlib.error, ValueError) as error:
             raise ValueError(f"tests that cannot be unpacked ({error})") from error
-    return list(parse_column(name, value))
+    return as_items(parse_column(name, value))
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """An unpickler of plain values only: a pickle that imports anything is rejected."""
+def _unpickled_text(content: bytes) -> str:
+    """Return the text of a pickle that holds only a text; other pickles import, or allocate without bounds.
 
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        """Raise UnpicklingError."""
-        raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")
+    Raises:
+        ValueError: it is another pickle, or none.
+    """
+    text = ""
+    for code, argument, _ in pickletools.genops(content):
+        if "UNICODE" in code.name:
+            text = str(argument)
+        elif code.name not in ("PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"):
+            raise ValueError(f"a pickle with {code.name} where only a text is allowed")
+    return text
 
 
 def same_or_boxed(given: Any, expected: Any, got: Any) -> bool:
@@ -165,7 +174,7 @@ def _with_int_keys(value: Any) -> Any:
     """Return a value in which an object, also the only one of a list, has the integer keys that JSON made text."""
     if isinstance(value, list) and len(value) == 1:
         return [_with_int_keys(each) if isinstance(each, dict) else each for each in value]
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         return value
     try:
         return {int(key): each for key, each in value.items()}
@@ -205,7 +214,7 @@ def roll_task(row: Mapping[str, Any]) -> CodeTask:
         return CodeTask("roll", function_suite(how, [], as_calls(cases, "stdin", "expected_stdout")))
     if kind == "check_based":
         names = {str(case["entry_point"]) for case in cases}
-        befores = {str(case.get("import_prefix") or "") for case in cases}
+        befores = {as_text(case.get("import_prefix") or "") for case in cases}
         if len(names) > 1 or len(befores) > 1:
             raise ValueError(f"cases of several functions, {sorted(names)!r:.80}, or import prefixes")
         entry = names.pop()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from agentenv._util.syntax import parse_source
 from agentenv.errors import DataError
 from agentenv.rewards.rules.code.benchmark_rows import (
     APPS_COLUMNS,
@@ -21,6 +22,7 @@ from agentenv.rewards.rules.code.extract import MAX_CODE_CHARS, extract_code
 from agentenv.rewards.rules.code.plain import plain_task
 from agentenv.rewards.rules.code.task import CodeTask, RowForm, parse_column
 from agentenv.rewards.rules.text import final_text
+from agentenv.sandbox.grading import TestSuite
 
 _EXAMPLES = (
     'as {"entry_point": "add", "visible": [{"args": [1, 2], "expected": 3}], "hidden": [...]}, '
@@ -65,17 +67,31 @@ def code_task(label: Any, row: Mapping[str, Any] | None = None, *, strict: bool 
     own = _label_columns(label)
     columns = {**(row or {}), **own}
     name = _marked(own) or form_of(columns)
+    form = FORMS[name]
     try:
-        form = FORMS[name]
-        return (form.read_strictly if strict and form.read_strictly else form.read)(columns)
+        task = (form.read_strictly if strict and form.read_strictly else form.read)(columns)
+        _check_preludes(task.suite)
+        return task
     except DataError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, SyntaxError, RecursionError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, SyntaxError, TypeError, ValueError) as error:
         problem = f"no {error}" if isinstance(error, KeyError) else str(error)
+        given = [f"{column}: {type(columns[column]).__name__}" for column in form.columns if column in columns]
         raise DataError(
-            f"code_task: expected a row of the form {name} ({', '.join(FORMS[name].columns)}), got {problem:.400}. "
+            f"code_task: expected a row of the form {name} ({', '.join(FORMS[name].columns)}), got {problem:.400} "
+            f"({', '.join(given)}). "
             f"Fix or remove the row{f'; a label is {_EXAMPLES}' * (name == 'plain')}."
         ) from error
+
+
+def _check_preludes(suite: TestSuite) -> None:
+    """Raise ValueError if source of the row that precedes every solution is not Python: no solution could pass."""
+    for field in ("prelude", "solution_prelude"):
+        source = getattr(suite, field, "")
+        try:
+            parse_source(source)
+        except (SyntaxError, ValueError) as error:
+            raise ValueError(f"{source[-80:]!r} before the solution where Python is needed ({error})") from error
 
 
 def question_of(prompt: Any) -> str:

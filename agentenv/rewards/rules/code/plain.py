@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentenv.rewards.rules.code.assert_rows import with_asserts
-from agentenv.rewards.rules.code.task import CodeTask, as_text, first_visible
+from agentenv.rewards.rules.code.task import CodeTask, as_items, as_text, first_visible
 from agentenv.rewards.rules.code.texts import example_text
 from agentenv.sandbox.grading import (
     AssertSuite,
@@ -32,9 +32,9 @@ JSON_VALUES = {"tuple_as_list": True}
 def plain_task(row: Mapping[str, Any]) -> CodeTask:
     """Return the tests of a row of this form."""
     if "tests" in row:
-        visible, hidden = first_visible(list(row["tests"]))
+        visible, hidden = first_visible(as_items(row["tests"]))
     else:
-        visible, hidden = list(row.get("visible") or []), list(row.get("hidden") or [])
+        visible, hidden = as_items(row.get("visible") or []), as_items(row.get("hidden") or [])
     first = (visible + hidden)[0] if visible or hidden else None
     mode = row.get("mode") or (
         "assert" if isinstance(first, str) else "function" if "args" in (first or {}) else "stdio"
@@ -54,10 +54,12 @@ def function_suite(row: Mapping[str, Any], visible: Sequence[Any], hidden: Seque
     """Return tests that are calls of `entry_point`, with their values."""
 
     def tests(rows: Sequence[Any]) -> tuple[FunctionTest, ...]:
-        return tuple(FunctionTest(tuple(one["args"]), one["expected"], dict(one.get("kwargs") or {})) for one in rows)
+        return tuple(
+            FunctionTest(tuple(as_items(one["args"])), one["expected"], dict(one.get("kwargs") or {})) for one in rows
+        )
 
     how = Comparison(**{**JSON_VALUES, **(row.get("comparison") or {})})
-    prelude = str(row.get("prelude") or "")
+    prelude = as_text(row.get("prelude") or "")
     return FunctionSuite(row["entry_point"], tests(visible), tests(hidden), comparison=how, prelude=prelude)
 
 
@@ -79,7 +81,7 @@ def _either(test: Mapping[str, Any], name: str, alias: str) -> Any:
 
 
 def _assert_suite(row: Mapping[str, Any], visible: Sequence[Any], hidden: Sequence[Any]) -> TestSuite:
-    names, prelude = tuple(row.get("names") or [row["entry_point"]]), str(row.get("prelude") or "")
+    names, prelude = tuple(as_items(row.get("names") or [row["entry_point"]])), as_text(row.get("prelude") or "")
 
     def tests(rows: Sequence[Any]) -> tuple[AssertTest, ...]:
         return tuple(map(AssertTest, with_asserts(map(as_text, rows), names, prelude)))

@@ -35,7 +35,7 @@ class RowForm:
     columns: tuple[str, ...]
     """All columns that it reads."""
     read: Callable[[Mapping[str, Any]], CodeTask]
-    """Raises KeyError, TypeError, ValueError (including DataError and ConfigError) or AttributeError if it cannot."""
+    """Raises an error of those that `code_task` makes a DataError if it cannot."""
     read_strictly: Callable[[Mapping[str, Any]], CodeTask] | None = None
     """Reads it with types and text that count, where the form's own evaluator is more lenient."""
 
@@ -77,6 +77,17 @@ def as_text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r:.80} where text is needed")
     return value
+
+
+def as_items(value: Any) -> list[Any]:
+    """Return the members of a list, or of an array.
+
+    Raises:
+        TypeError: it is a text or an object, whose characters or keys are not meant, or has no members.
+    """
+    if isinstance(value, str | bytes | Mapping):
+        raise TypeError(f"{value!r:.80} where a list is needed")
+    return list(value)
 
 
 def first_visible(tests: Sequence[Any]) -> tuple[list[Any], list[Any]]:
