@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection
 from typing import Any
 
+from agentenv._util.brief import brief
 from agentenv.core.types import MAX_REWARD
 from agentenv.errors import ConfigError, DataError
 
@@ -68,7 +69,7 @@ def is_reward(where: str, value: object, method: str) -> None:
 
 def label_error(expected: str, label: object, *, where: str = "label") -> DataError:
     """Return the error for a row that this reward cannot use."""
-    return DataError(f"{where}: expected {expected}, got {shown(repr(label), 200)}. Correct the row.")
+    return DataError(f"{where}: expected {expected}, got {brief(label)}. Correct the row.")
 
 
 def shown(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:

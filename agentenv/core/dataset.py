@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from agentenv._util.brief import brief
 from agentenv._util.suggest import did_you_mean
 from agentenv.core.types import Message, Task
 from agentenv.errors import ConfigError, DataError, MissingDependency
@@ -182,7 +183,7 @@ def _task_id(row: Any, index: int, taken: set[str]) -> str:
 
 def _task(where: str, row: Any, prompt_key: str, label_key: str | None, task_id: str) -> Task:
     if not isinstance(row, Mapping):
-        raise DataError(f'{where}: expected a JSON object, got {row!r:.60}. Write a row as {{"prompt": ...}}.')
+        raise DataError(f'{where}: expected a JSON object, got {brief(row, 60)}. Write a row as {{"prompt": ...}}.')
     if prompt_key not in row:
         raise DataError(_lacks(where, row, prompt_key, "Set --prompt_key to one of them."))
     label: Any = None
@@ -217,14 +218,14 @@ def _prompt(where: str, value: Any) -> str | list[Message]:
             raise DataError(f"{where}: expected a prompt, got {value!r}. Remove the row, or set --prompt_key.")
         return value
     if not isinstance(value, list | tuple) or not value:
-        raise DataError(f"{where}: expected a prompt, got {value!r:.60}. {advice}")
+        raise DataError(f"{where}: expected a prompt, got {brief(value, 60)}. {advice}")
     for index, message in enumerate(value):
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-            got = f"keys {list(message)}" if isinstance(message, Mapping) else f"{message!r:.60}"
+            got = f"keys {brief(list(message))}" if isinstance(message, Mapping) else brief(message, 60)
             raise DataError(f"{where}, message {index}: expected role and content, got {got}. {advice}")
         role, content = message["role"], message["content"]
         if not isinstance(role, str) or not role or not isinstance(content, str | list | None):
-            got = f"role {role!r:.40} and content {content!r:.60}"
+            got = f"role {brief(role, 40)} and content {brief(content, 60)}"
             raise DataError(
                 f"{where}, message {index}: expected a role and text or parts as content, got {got}. {advice}"
             )

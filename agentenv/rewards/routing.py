@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+from agentenv._util.brief import brief
 from agentenv.core.arguments import is_reward, number
 from agentenv.errors import ConfigError, DataError
 from agentenv.rewards.grading import check_row, patience_s
@@ -74,7 +75,7 @@ class Router:
         if isinstance(tag, str) and tag in self._domains:
             return self._domains[tag]
         raise DataError(
-            f"{self.key}: expected one of {', '.join(sorted(self._domains))}, got {tag!r:.200}. "
+            f"{self.key}: expected one of {', '.join(sorted(self._domains))}, got {brief(tag)}. "
             "Correct the row, or add a reward for its domain."
         )
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from agentenv._util.brief import brief
 from agentenv.core.dataset import read_rows
 from agentenv.core.types import Message
 from agentenv.errors import ConfigError, DataError
@@ -91,7 +92,7 @@ def item_of(row: Any, *, where: str, index: int = 0, subset: str = "") -> Item:
         DataError: the row has another form.
     """
     if not isinstance(row, Mapping) or not {"chosen", "rejected"} <= row.keys():
-        got = f"keys {list(row)}" if isinstance(row, Mapping) else f"{row!r:.60}"
+        got = f"keys {brief(list(row))}" if isinstance(row, Mapping) else brief(row, 60)
         raise DataError(f"{where}: expected chosen and rejected, got {got}. Rename the columns.")
     prompt: tuple[Message, ...] | None = None
     given = row.get("prompt")
@@ -100,7 +101,7 @@ def item_of(row: Any, *, where: str, index: int = 0, subset: str = "") -> Item:
     elif isinstance(given, Sequence) and not isinstance(given, str) and given:
         prompt = _messages(f"{where}, 'prompt'", given)
     elif given is not None:
-        raise DataError(f"{where}, 'prompt': expected text or messages, got {given!r:.60}. Correct the row.")
+        raise DataError(f"{where}, 'prompt': expected text or messages, got {brief(given, 60)}. Correct the row.")
     chosen = _candidates(f"{where}, 'chosen'", row["chosen"], prompt)
     rejected = _candidates(f"{where}, 'rejected'", row["rejected"], prompt)
     return Item(
@@ -124,10 +125,12 @@ def _candidate(where: str, value: Any, prompt: tuple[Message, ...] | None) -> Ca
     if isinstance(value, str):
         return transcript(value, where=where) if prompt is None else Candidate(prompt, value)
     if not isinstance(value, Sequence) or not value:
-        raise DataError(f"{where}: expected text or messages, got {value!r:.60}. Correct the row.")
+        raise DataError(f"{where}: expected text or messages, got {brief(value, 60)}. Correct the row.")
     *before, answer = _messages(where, value)
     if answer["role"] != "assistant" or not isinstance(answer["content"], str):
-        raise DataError(f"{where}: expected messages that end with an assistant's text, got {answer!r:.60}. Fix it.")
+        raise DataError(
+            f"{where}: expected messages that end with an assistant's text, got {brief(answer, 60)}. Fix it."
+        )
     # Messages that start with an assistant's turn continue the prompt; others are the complete conversation.
     continues = prompt is not None and (not before or before[0]["role"] == "assistant")
     if not continues and not before:
@@ -138,7 +141,9 @@ def _candidate(where: str, value: Any, prompt: tuple[Message, ...] | None) -> Ca
 def _messages(where: str, value: Sequence[Any]) -> tuple[Message, ...]:
     for place, message in enumerate(value):
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-            raise DataError(f"{where}, message {place}: expected role and content, got {message!r:.60}. Correct it.")
+            raise DataError(
+                f"{where}, message {place}: expected role and content, got {brief(message, 60)}. Correct it."
+            )
     return tuple({key: each for key, each in message.items() if each is not None} for message in value)
 
 
@@ -158,7 +163,7 @@ def transcript(text: str, *, where: str) -> Candidate:
     roles = [message["role"] for message in messages]
     if head.strip() or roles[:1] != ["user"] or roles[-1] != "assistant":
         raise DataError(
-            f"{where}: expected a transcript from 'Human:' to a last 'Assistant:', got {text!r:.60}. "
+            f"{where}: expected a transcript from 'Human:' to a last 'Assistant:', got {brief(text, 60)}. "
             "Add a column 'prompt' if these are only answers."
         )
     return Candidate(tuple(messages[:-1]), messages[-1]["content"])

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Self
 
+from agentenv._util.brief import brief
 from agentenv.core.types import Message
 from agentenv.errors import DataError
 from agentenv.rewards.judges.verdicts import mark_verdicts
@@ -160,7 +161,7 @@ def prompt_text(prompt: str | Sequence[Message]) -> str:
         return prompt
     messages: list[Any] = list(prompt) if isinstance(prompt, Iterable) else [None]
     if not all(isinstance(message, Mapping) for message in messages):
-        raise DataError(f"prompt: expected text or messages, got {prompt!r:.200}. Correct the row.")
+        raise DataError(f"prompt: expected text or messages, got {brief(prompt)}. Correct the row.")
     shown = []
     for message in messages:
         content = message.get("content")
@@ -183,7 +184,7 @@ def reference_text(label: Any, *, required: bool) -> str:
     try:
         return label if isinstance(label, str) else json.dumps(label, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"label: expected text or JSON, got {label!r:.200}. Correct the row.") from error
+        raise DataError(f"label: expected text or JSON, got {brief(label)}. Correct the row.") from error
 
 
 def _nonce(texts: Sequence[str]) -> str:

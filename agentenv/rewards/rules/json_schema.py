@@ -117,7 +117,7 @@ def _schema_text(schema: Any, where: str) -> str:
         if isinstance(schema, Mapping):
             return json.dumps(dict(schema), allow_nan=False, sort_keys=True)
     except (TypeError, ValueError, RecursionError) as error:
-        raise label_error(f"a JSON schema ({error})", schema, where=where) from error
+        raise label_error(f"a JSON schema ({shown(str(error), 300)})", schema, where=where) from error
     raise label_error("a JSON schema, an object", schema, where=where)
 
 
@@ -171,7 +171,7 @@ def _validator(schema_text: str) -> Any:
     try:
         kind.check_schema(schema)
     except jsonschema.SchemaError as error:
-        raise label_error(f"a JSON schema ({error.message})", schema, where="schema") from error
+        raise label_error(f"a JSON schema ({shown(error.message, 300)})", schema, where="schema") from error
     return kind(schema, registry=referencing.Registry())
 
 
@@ -185,7 +185,9 @@ def _first_error(validator: Any, value: Any) -> str | None:
     try:
         error = next(validator.iter_errors(value), None)
     except (unresolvable, re.error, RecursionError) as reason:
-        raise label_error(f"a JSON schema that can be used ({reason})", validator.schema, where="schema") from reason
+        raise label_error(
+            f"a JSON schema that can be used ({shown(str(reason), 300)})", validator.schema, where="schema"
+        ) from reason
     return None if error is None else shown(f"{error.json_path}: it breaks the rule {error.validator!r}", 300)
 
 

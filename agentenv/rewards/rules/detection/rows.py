@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agentenv._util.brief import brief
 from agentenv.core.arguments import is_finite
 from agentenv.errors import AgentEnvError, DataError
 from agentenv.rewards.rules.detection.answers import Box, Boxes, answer_block, boxes_of, read_boxes
@@ -41,16 +42,18 @@ def check_rules(rules: Rules, where: str, error: type[AgentEnvError]) -> Rules:
     """
     ratios = rules.ratios
     if not isinstance(ratios, Mapping) or not ratios.keys() <= set(RATIOS):
-        raise error(f"{where}: expected ratios of {', '.join(RATIOS)}, got {ratios!r:.200}. Change them.")
+        raise error(f"{where}: expected ratios of {', '.join(RATIOS)}, got {brief(ratios)}. Change them.")
     if not all(is_finite(value) and 0 <= value <= 1 for value in ratios.values()):
-        raise error(f"{where}: expected ratios from 0 to 1, got {dict(ratios)!r:.200}. Change them.")
+        raise error(f"{where}: expected ratios from 0 to 1, got {brief(dict(ratios))}. Change them.")
     if not any(ratios.get(name) for name in METRICS):
-        raise error(f"{where}: expected a ratio above 0 of {', '.join(METRICS)}, got {dict(ratios)!r:.200}. Set one.")
+        raise error(f"{where}: expected a ratio above 0 of {', '.join(METRICS)}, got {brief(dict(ratios))}. Set one.")
     parts = (rules.format_ratio, rules.accuracy_ratio)
     if not all(is_finite(part) and part >= 0 for part in parts) or sum(parts) <= 0:
-        raise error(f"{where}: expected format_ratio and accuracy_ratio >= 0, not both 0, got {parts!r}. Change it.")
+        raise error(
+            f"{where}: expected format_ratio and accuracy_ratio >= 0, not both 0, got {brief(parts)}. Change it."
+        )
     if not isinstance(rules.in_pixels, bool):
-        raise error(f"{where}: expected true or false for pixels, got {rules.in_pixels!r:.80}. Change it.")
+        raise error(f"{where}: expected true or false for pixels, got {brief(rules.in_pixels, 80)}. Change it.")
     return rules
 
 
@@ -173,4 +176,4 @@ def _json(name: str, value: Any) -> Mapping[str, Any]:
 
 
 def _row_error(name: str, expected: str, got: Any) -> DataError:
-    return DataError(f"DetectionReward: {name}: expected {expected}, got {got!r:.200}. Fix or remove the row.")
+    return DataError(f"DetectionReward: {name}: expected {expected}, got {brief(got)}. Fix or remove the row.")

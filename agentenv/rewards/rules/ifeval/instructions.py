@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentenv.core.arguments import shown
+from agentenv._util.brief import brief
 from agentenv.errors import DataError, MissingDependency
 from agentenv.rewards.rules.ifeval.functions import RULES as _BY_NAME
 from agentenv.rewards.rules.ifeval.official import RULES as _BY_ID
@@ -93,7 +93,7 @@ def instructions_of(label: object, columns: Mapping[str, Any]) -> list[Instructi
             return instructions
     raise DataError(
         "label: expected IFEval's {'func_name': …} or {'instruction_id_list': […], 'kwargs': […]}, in the label or the "
-        f"row's columns, got {shown(repr(label), _MAX_SHOWN_CHARS)}. Correct the row."
+        f"row's columns, got {brief(label, _MAX_SHOWN_CHARS)}. Correct the row."
     )
 
 
@@ -114,7 +114,7 @@ def _instructions(spec: Mapping[str, Any]) -> list[Instruction]:
     names, params = items_of(_decoded(spec["instruction_id_list"])), items_of(_decoded(spec.get("kwargs")))
     params = params or ([{} for _ in names] if names else None)
     if not names or params is None or len(names) != len(params):
-        got = shown(repr((spec["instruction_id_list"], spec.get("kwargs"))), 2 * _MAX_SHOWN_CHARS)
+        got = brief((spec["instruction_id_list"], spec.get("kwargs")), 2 * _MAX_SHOWN_CHARS)
         raise DataError(f"kwargs: expected one entry for each of instruction_id_list, got {got}. Correct the row.")
     return [_instruction(name, _decoded(each)) for name, each in zip(names, params, strict=True)]
 
@@ -122,11 +122,11 @@ def _instructions(spec: Mapping[str, Any]) -> list[Instruction]:
 def _instruction(name: object, params: object) -> Instruction:
     if not isinstance(name, str) or name not in RULES:
         known = ", ".join(RULES)
-        got = shown(repr(name), _MAX_SHOWN_CHARS)
+        got = brief(name, _MAX_SHOWN_CHARS)
         raise DataError(f"instruction: expected one of {known}, got {got}. Correct the row.")
     given = {} if params is None else params
     if not isinstance(given, Mapping):
-        got = shown(repr(params), _MAX_SHOWN_CHARS)
+        got = brief(params, _MAX_SHOWN_CHARS)
         raise DataError(f"{name}: expected its parameters by name, got {got}. Correct the row.")
     rule = RULES[name]
     optional = {key: kind for key, kind in rule.optional.items() if given.get(key) is not None}
@@ -134,7 +134,7 @@ def _instruction(name: object, params: object) -> Instruction:
     for key, kind in {**rule.params, **optional}.items():
         values[key] = kind.read(given.get(key))
         if values[key] is None:
-            got = shown(repr(given.get(key)), _MAX_SHOWN_CHARS)
+            got = brief(given.get(key), _MAX_SHOWN_CHARS)
             raise DataError(f"{name}.{key}: expected {kind.expected}, got {got}. Correct the row.")
     return Instruction(name, values)
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
+from agentenv._util.brief import brief
 from agentenv.errors import DataError
 from agentenv.rewards.rules.math.latex import kind, one_spelling, parts, readable, without_loose_spaces
 from agentenv.rewards.rules.text import FONTS, INK, boxes, final_text, last_boxed, without_special_tokens
@@ -373,7 +374,10 @@ def parse_label(label: object) -> tuple[str, ...]:
     Raises:
         DataError: the label is empty, or contains something that is not an answer.
     """
-    golds = tuple(dict.fromkeys(_golds(label)))
+    try:
+        golds = tuple(dict.fromkeys(_golds(label)))
+    except RecursionError as error:
+        raise _label_error("a list of fewer levels", label) from error
     if not golds:
         raise _label_error("at least one answer", label)
     if sum(map(len, golds)) > 8 * MAX_ANSWER_CHARS:
@@ -401,9 +405,7 @@ def _golds(label: object) -> Iterator[str]:
 
 
 def _label_error(expected: str, label: object) -> DataError:
-    shown = repr(label)
-    shown = shown if len(shown) <= 200 else f"{shown[:200]}…"
-    return DataError(f"label: expected {expected}, got {shown}. Write the gold answer in the row's label field.")
+    return DataError(f"label: expected {expected}, got {brief(label)}. Write the gold answer in the row's label field.")
 
 
 def read_assigned_number(answer: str) -> Number | None:
