@@ -152,7 +152,7 @@ def trajectory_from_dict(values: Mapping[str, Any]) -> Trajectory:
         )
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise DataError(
-            f"trajectory_from_dict: expected the values of a trajectory, got {type(error).__name__}: {error}. "
+            f"trajectory_from_dict: expected the values of a trajectory, got {error!r:.300}. "
             "Read records with the agentenv version that wrote them."
         ) from error
 

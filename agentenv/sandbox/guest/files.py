@@ -56,7 +56,7 @@ def check_name(name: str, where: str) -> None:
         invalid = True
     if invalid or "\0" in name or sum(sizes) + len(sizes) > MAX_PATH_BYTES or len(parts) > MAX_DEPTH:
         raise ConfigError(
-            f"{where}: expected a relative POSIX file name, got {name!r}. Use its path in the working folder"
+            f"{where}: expected a relative POSIX file name, got {name!r:.200}. Use its path in the working folder"
         )
 
 
@@ -72,7 +72,7 @@ def check_names(names: Iterable[str], where: str) -> None:
     folders = {"/".join(parts[:end]) for parts in (name.split("/") for name in names) for end in range(1, len(parts))}
     if clash := folders.intersection(names):
         raise ConfigError(
-            f"{where}: expected each name to be a file or a folder, got {sorted(clash)} as both. Rename one"
+            f"{where}: expected each name to be a file or a folder, got {sorted(clash)!r:.200} as both. Rename one"
         )
 
 

@@ -45,6 +45,12 @@ class Splitter:
             ValueError: the bytes are not a message, or the message is too large.
         """
         self._buffer += data
+        try:
+            yield from self._messages()
+        except (OverflowError, RecursionError) as error:
+            raise ValueError(f"a message with a number too large, or too many levels: {error}") from error
+
+    def _messages(self) -> Iterator[dict[str, Any]]:
         while len(self._buffer) >= self._needed:
             size = int.from_bytes(self._buffer[:4], "little")
             if not 2 <= size <= MAX_BYTES:
