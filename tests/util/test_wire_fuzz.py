@@ -216,7 +216,8 @@ def test_a_damaged_line_of_a_record_is_counted_and_said_and_costs_nothing_else(t
     path.write_bytes(b"".join([*LINES[:place], line, *LINES[place + 1 :]]))
     report = ReadReport()
     found = [each.episode_id for each in read_trajectories(path, report=report)]
-    kept = [name for at, name in enumerate("abc") if at != place or line.strip() == LINES[place].strip()]
+    same = line.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n") == LINES[place].rstrip(b"\n")
+    kept = [name for at, name in enumerate("abc") if at != place or same]
     assert found == kept
     assert report.corrupt_lines == ([] if len(kept) == 3 or not line.strip() else [place + 1])
     assert (str(place + 1) in report.damage) == bool(report.corrupt_lines)

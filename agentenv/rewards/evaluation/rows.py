@@ -127,7 +127,7 @@ def _candidate(where: str, value: Any, prompt: tuple[Message, ...] | None) -> Ca
     if not isinstance(value, Sequence) or not value:
         raise DataError(f"{where}: expected text or messages, got {brief(value, 60)}. Correct the row.")
     *before, answer = _messages(where, value)
-    if answer["role"] != "assistant" or not isinstance(answer["content"], str):
+    if answer["role"] != "assistant" or not isinstance(answer.get("content"), str):
         raise DataError(
             f"{where}: expected messages that end with an assistant's text, got {brief(answer, 60)}. Fix it."
         )
@@ -140,7 +140,7 @@ def _candidate(where: str, value: Any, prompt: tuple[Message, ...] | None) -> Ca
 
 def _messages(where: str, value: Sequence[Any]) -> tuple[Message, ...]:
     for place, message in enumerate(value):
-        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+        if not isinstance(message, Mapping) or message.get("role") is None or "content" not in message:
             raise DataError(
                 f"{where}, message {place}: expected role and content, got {brief(message, 60)}. Correct it."
             )

@@ -109,7 +109,7 @@ def read_options(value: Any, default_letters: str) -> ChoiceOptions:
         labels = list(ALPHABET[: len(texts)])
     letters = [label.strip().upper() if isinstance(label, str) else "" for label in labels]
     valid = all(len(letter) == 1 and letter in ALPHABET for letter in letters) and len(set(letters)) == len(texts)
-    if not texts or not valid or not all(isinstance(text, str) for text in texts):
+    if not texts or len(letters) != len(texts) or not valid or not all(isinstance(text, str) for text in texts):
         raise label_error("a list of option texts, or a dict from letter to text", value, where="options")
     return ChoiceOptions("".join(letters), dict(zip(letters, map(fold, texts), strict=True)))
 

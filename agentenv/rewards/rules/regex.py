@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
+from agentenv._util.brief import brief
 from agentenv.core.arguments import label_error, number, one_of, shown, whole_number
 from agentenv.errors import ConfigError
 from agentenv.rewards.rules.length import PARTS, part_of
@@ -44,7 +45,9 @@ def check_pattern(where: str, pattern: object) -> str:
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise ConfigError(f"{where}: expected a regular expression, got {pattern!r}: {error}. Correct it.") from error
+        raise ConfigError(
+            f"{where}: expected a regular expression, got {pattern!r:.200}: {brief(str(error))}. Correct it."
+        ) from error
     return pattern
 
 
@@ -70,7 +73,7 @@ def search_in_worker(request: dict[str, Any]) -> dict[str, Any]:
     try:
         pattern = re.compile(request["pattern"])
     except (re.error, RecursionError, OverflowError) as error:
-        raise label_error(f"a regular expression ({error})", request["pattern"]) from error
+        raise label_error(f"a regular expression ({brief(str(error))})", request["pattern"]) from error
     text = request["text"]
     first = pattern.fullmatch(text) if request["how"] == "fullmatch" else pattern.search(text)
     if first is None:

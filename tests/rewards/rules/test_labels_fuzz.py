@@ -90,13 +90,15 @@ FOUND = [
     ({"func_name": "validate_word_constraint", "N": DEEP, "quantifier": "at least"}, "ifeval"),
     ({"label": [BOX], "image_size": DEEP}, "detection"),
     ({"schema": {"type": "x" * 3000}}, "json_schema"),
+    ({"label": "(?\n)"}, "regex"),
+    ({"label": "A", "options": {"label": ["A", "B", "A", "B"], "text": ["Rome", "Paris"]}}, "choice"),
     ({"schema": {"a": DEEP}}, "json_schema"),
 ]
 """Rows that the fuzzer found."""
 
 
 @pytest.mark.parametrize(("row", "name"), FOUND, ids=[name for _, name in FOUND])
-def test_a_row_that_is_too_deep_or_long_to_show_is_the_datas_error(run, row, name):
+def test_a_row_that_the_fuzzer_found_is_graded_or_is_the_datas_error(run, row, name):
     is_graded_or_refused(run, name, row, TEXTS[0])
 
 
@@ -133,6 +135,15 @@ def test_a_damaged_pair_is_an_item_or_is_the_datas_error(row):
     is_an_item_or_refused(row)
 
 
-@pytest.mark.parametrize("row", [{"prompt": DEEP, "chosen": "a", "rejected": "b"}, {"chosen": [DEEP], "rejected": "b"}])
-def test_a_pair_that_is_too_deep_to_show_is_the_datas_error(row):
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": DEEP, "chosen": "a", "rejected": "b"},
+        {"chosen": [DEEP], "rejected": "b"},
+        {"prompt": "Hi?", "chosen": [{**ANSWER, "role": None}], "rejected": "b"},
+        {"prompt": "Hi?", "chosen": [{**ANSWER, "content": None}], "rejected": "b"},
+    ],
+    ids=["deep prompt", "deep answer", "no role", "no content"],
+)
+def test_a_pair_that_the_fuzzer_found_is_the_datas_error(row):
     is_an_item_or_refused(row)
