@@ -55,8 +55,9 @@ class TrainConfig(SourceConfig):
     """Model to train: a shipped model, a folder, or a Hugging Face id."""
     critic_pretrain: str | None = None
     """Model to initialize the critic from, for gae. None uses --pretrain."""
-    prompt_data: str = "word_problems_train"
-    """Tasks: FILE.jsonl, FILE.parquet, a Hugging Face dataset id, or a built-in name."""
+    prompt_data: str | None = None
+    """Tasks: FILE.jsonl, FILE.parquet, a Hugging Face dataset id, or a built-in name. None: the environment's own, the
+    first whose name ends in _train, else the first; for an agent or reward file, word_problems_train."""
     prompt_split: str | None = None
     """Split of a Hugging Face dataset."""
     input_key: str = "prompt"

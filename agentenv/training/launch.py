@@ -51,6 +51,8 @@ SHIPPED = ("math_retry", "guess_number", "code_sandbox", "verify")
 class LaunchConfig(TrainConfig):
     """Print the OpenRLHF command for the same training. Arguments after -- are appended unchanged."""
 
+    prompt_data: str = "word_problems_train"
+    """Tasks: FILE.jsonl, FILE.parquet, a Hugging Face dataset id, or a built-in name."""
     version: str = VERSIONS[-1]
     """OpenRLHF's version: 0.11.0, 0.11.1 or 0.11.2."""
     actor_num_nodes: int = 1

@@ -17,13 +17,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from agentenv._util.calls import create
 from agentenv._util.ray.cluster import ray_session
 from agentenv.core.engine import Engine
 from agentenv.core.types import Task
 from agentenv.engines.ray_actor import EngineBackend
 from agentenv.episode.endpoint.agent import ChatAgentSource
 from agentenv.episode.runner import EpisodeRunner
-from agentenv.errors import ConfigError, DataError, MissingDependency, RunStopped
+from agentenv.episode.source import EnvSource, EpisodeSource
+from agentenv.episode.stepping import SteppedEpisode
+from agentenv.errors import ConfigError, DataError, EpisodeFailed, MissingDependency, RunStopped
 from agentenv.runs.config import RunConfig
 from agentenv.runs.display.report import LastingStream, quiet_transformers
 from agentenv.runs.prepare import Job, limits_of, load_source, load_tasks, open_runner, prepare
@@ -50,6 +53,8 @@ _SHARE_BESIDE_LEARNER = 0.45
 """Share of GPU memory for an engine on the learner's GPU."""
 _GRACE_S = 600.0
 """Time after a signal to finish the current train step and its checkpoint."""
+_NUM_CHECKED = 8
+"""Tasks to look at before engines start."""
 _STALL_S = 600.0
 """If no episode makes progress for this long, a report of what they wait for goes to the run directory."""
 
@@ -154,9 +159,12 @@ async def prepare_training(config: TrainConfig, rank_group: RankGroup | None = N
         # Requests of its SDK may set a temperature; in training the flags decide.
         source = replace(source, options=replace(source.options, request_sampling=False))
     limits = limits_of(config.limits, source)
-    complete = config.with_flags(max_length=limits.max_length, max_turns=limits.max_turns)
+    complete = config.with_flags(
+        max_length=limits.max_length, max_turns=limits.max_turns, prompt_data=config.prompt_data or own_data(source)
+    )
     validate(complete)
-    job = await prepare(with_engine(config), source=source)
+    job = await prepare(with_engine(complete), source=source)
+    await check_rows(job, complete)
     held_out: list[Task] = []
     if config.eval_dataset is not None:
         held_out_config = job.config.with_flags(data=config.eval_dataset, split=config.eval_split, limit=None)
@@ -167,6 +175,41 @@ async def prepare_training(config: TrainConfig, rank_group: RankGroup | None = N
     name = Path(config.source).stem.replace(":", "-")
     default = f"runs/train-{name}-{Path(config.pretrain).name}-{time.strftime('%Y%m%d-%H%M%S')}"
     return TrainJob(complete, job, held_out, Path(config.save_path or default), rank_group)
+
+
+def own_data(source: EpisodeSource) -> str | None:
+    """Return the name of the data to train on by default; None if an environment has none."""
+    names = list(getattr(source, "datasets", {}))
+    if not names and not isinstance(source, EnvSource | ChatAgentSource):
+        return "word_problems_train"
+    return next((name for name in names if name.endswith("_train")), next(iter(names), None))
+
+
+async def check_rows(job: Job, config: TrainConfig) -> None:
+    """Reset the environment with the first tasks: data of another environment is reported before engines start.
+
+    Raises:
+        DataError: it refuses more of them than --max_error_share.
+    """
+    source, tasks = job.source, job.tasks[:_NUM_CHECKED]
+    if not isinstance(source, EnvSource):
+        return
+
+    async def refusal(task: Task) -> str:
+        make = partial(create, source.cls, source.kwargs)
+        async with SteppedEpisode(make, task, chat=job.chat, limits=job.limits) as episode:
+            with contextlib.suppress(EpisodeFailed):
+                await episode.begin()
+            error = episode.trajectory.error
+        return error.message if error is not None and error.type == "DataError" else ""
+
+    refusals = list(filter(None, await asyncio.gather(*map(refusal, tasks))))
+    if len(refusals) > config.errors.max_error_share * len(tasks):
+        raise DataError(
+            f"--prompt_data {config.prompt_data}: expected rows that {source.cls.__name__} can use, got "
+            f"{len(refusals)} of {len(tasks)} that it refuses: {refusals[0]} The columns are --input_key "
+            f"{config.input_key} and --label_key {config.label_key}."
+        )
 
 
 def _num_gpus() -> int:

@@ -6,19 +6,28 @@ import math
 import re
 import shlex
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.cli.train import configured
+from agentenv.core.agent import AgentInstance
+from agentenv.episode.registry import builtin_datasets
+from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError, RunStopped
+from agentenv.interop.agent_files import load_agent_func
+from agentenv.runs.config import RunConfig
 from agentenv.runs.flat_config import flag_fields
+from agentenv.runs.prepare import load_source
 from agentenv.training import config_checks, train
 from agentenv.training.config import TrainConfig
 from agentenv.training.config_checks import validate
 from agentenv.training.flags import ALIASES, CORRECTION, rename_flags, resolve, with_train_flags
 from agentenv.training.openrlhf_flags import DOTTED, NO_COUNTERPART
+from agentenv_envs.guess_number import GuessNumber
+from agentenv_envs.math_retry import MathRetry
 from tests.training.openrlhf_parser import DATA
 
 ROOT = Path(__file__).parents[2]
@@ -86,13 +95,35 @@ def test_every_training_that_the_documentation_shows_is_taken():
         assert config_checks.notes(configured(words)) == []
 
 
-def test_model_and_data_are_those_that_ship_by_default():
+def test_the_model_ships_by_default():
     from agentenv.engines.models import shipped_models
-    from agentenv.episode.registry import builtin_datasets
 
-    plain = config(AGENT)
-    assert plain.pretrain in shipped_models()
-    assert plain.prompt_data in builtin_datasets()
+    assert config(AGENT).pretrain in shipped_models()
+
+
+class Brought(AgentInstance):
+    datasets: ClassVar[dict[str, str]] = {"b": "b.jsonl", "c_train": "c.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("source", "data"),
+    [
+        (EnvSource(MathRetry), "word_problems_train"),
+        (EnvSource(GuessNumber), "guess_number"),
+        (EnvSource(Brought), "c_train"),
+        (EnvSource(AgentInstance), None),
+        (load_agent_func(ROOT / "agent_funcs/math_retry.py"), "word_problems_train"),
+        (load_agent_func(ROOT / "agent_funcs/guess_number.py"), "guess_number"),
+    ],
+)
+def test_an_environment_is_trained_on_its_own_data_by_default(source, data):
+    assert train.own_data(source) == data
+
+
+def test_a_file_without_data_is_trained_on_data_that_ships(tmp_path):
+    (tmp_path / "reward.py").write_text("def reward_func(queries, prompts, labels):\n    return [0.0]\n")
+    source = load_source(RunConfig(remote_rm_url=str(tmp_path / "reward.py")))
+    assert train.own_data(source) in builtin_datasets()
 
 
 # --- names --------------------------------------------------------------------------------------------------------

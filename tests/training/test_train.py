@@ -567,6 +567,12 @@ WRONG = {
         ["--env", "env.py:Letters", "--prompt_data", "tasks.jsonl", "--input_key", "q"],
         "got keys ['prompt', 'label']. Set --input_key to one of them.",
     ),
+    "data of another environment": (
+        ["--env", "guess_number", "--prompt_data", "word_problems_train"],
+        "--prompt_data word_problems_train: expected rows that GuessNumber can use, got 6 of 8 that it refuses: "
+        "GuessNumber: label: expected a whole number from 1 to 15, got '#### 216'.",
+    ),
+    "an environment without data": (["--env", "env.py:Letters"], "--prompt_data: expected tasks, got none."),
     "a slip": (["--env", "math_retry", "--advantage_estimater", "rloo"], "--advantage_estimator"),
     "a value": (["--env", "math_retry", "--advantage_estimator", "ppo"], "reinforce_baseline"),
     "staleness without async": (["--env", "math_retry", "--max_staleness", "2"], "--async_train"),

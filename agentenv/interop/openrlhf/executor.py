@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 from uuid import uuid4
 from zlib import crc32
@@ -336,6 +337,12 @@ class AgentFunc:
         self._executor: Any = None
         self._agent_cls: type[AgentInstance] | None = None
         self._server_failures: deque[EngineError] = deque(maxlen=1)
+
+    @property
+    def datasets(self) -> Mapping[str, str | Path]:
+        """Data that ships with the file's environment class, by name."""
+        found: Mapping[str, str | Path] = getattr(getattr(self.executor_cls, "agent_cls", None), "datasets", {})
+        return found
 
     async def run(self, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:
         """Run one episode; an exception of the file's code is recorded like an environment's error.
