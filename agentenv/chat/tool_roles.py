@@ -10,6 +10,9 @@ from agentenv.chat.chat import Bridge, Chat, text_of
 from agentenv.core.types import Message
 from agentenv.errors import ConfigError, ContractError
 
+REFUSED_TOOLS = "reset: expected no tools for a chat template that renders none"
+"""The start of the error for tools that the template would drop."""
+
 
 def check_tools(chat: Chat, messages: Sequence[Message], tools: Any) -> None:
     """Raise ContractError if the tools are not schemas, or if the chat template does not render them."""
@@ -28,8 +31,8 @@ def check_tools(chat: Chat, messages: Sequence[Message], tools: Any) -> None:
     # A template that renders tools also renders duplicates.
     if chat.render(messages, tools) == chat.render(messages, [*tools, *tools]):
         raise ContractError(
-            f"reset: expected no tools for a chat template that renders none, got {len(tools)}. Describe them in a "
-            "message: states['tool_calls'] reads <tool_call>{…}</tool_call> then; or use another model."
+            f"{REFUSED_TOOLS}, got {len(tools)}. If states['renders_tools'] is False, describe them in a message: "
+            "states['tool_calls'] reads <tool_call>{…}</tool_call> then; or use another model."
         )
 
 

@@ -52,6 +52,7 @@ class CheckConfig:
 def check(args: Sequence[str]) -> int:
     """Check an agent and return the exit code: 0, or 1 if the contract is broken."""
     config = parse(CheckConfig, "check", args)
+    from agentenv.runs.display.report import quiet_transformers
     from agentenv.testing.conformance.cases import task_from_flags
     from agentenv.testing.conformance.context import ConformanceOptions
     from agentenv.testing.conformance.suite import make_context, run_suite
@@ -71,6 +72,7 @@ def check(args: Sequence[str]) -> int:
         step_timeout_s=config.step_timeout_s,
         max_turns=config.max_turns,
     )
+    quiet_transformers()
     out, err, is_quiet = sys.stdout, sys.stderr, config.json or config.quick
     with contextlib.redirect_stdout(err):  # what the agent prints, also in a thread that is left behind
         context = make_context(options, lambda line: _write_line(err, f"agentenv check: {line}"))

@@ -29,7 +29,7 @@ from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.episode.source import EnvSource, EpisodeSource
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError
-from agentenv.testing.conformance.chats import plain
+from agentenv.testing.chats import plain
 
 Policy = Sequence[Any] | Callable[[Request], Any] | Engine
 """The policy: a list (item i is the action of turn i, the last repeats), a function of the request, or an engine."""

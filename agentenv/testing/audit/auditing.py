@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +14,12 @@ from agentenv._util.calls import create
 from agentenv.chat.chat import Chat
 from agentenv.core.engine import Tokenizer
 from agentenv.core.types import Limits, SamplingParams, Task
+from agentenv.episode.loop import AgentFactory
 from agentenv.episode.runner import derive_seed
 from agentenv.episode.source import EnvSource
-from agentenv.errors import ConfigError
+from agentenv.episode.stepping import SteppedEpisode
+from agentenv.errors import ConfigError, EpisodeFailed
+from agentenv.testing import chats
 from agentenv.testing.audit.cases import AuditCase, play_cases
 from agentenv.testing.audit.episodes import Play, PolicyRunner, play_all, replay_all
 from agentenv.testing.audit.findings import AuditFinding, apply_allowances
@@ -25,7 +29,6 @@ from agentenv.testing.audit.nondeterminism import find_flaky
 from agentenv.testing.audit.policies import all_policies, select_policies
 from agentenv.testing.audit.report import Audit, Times, policy_rows
 from agentenv.testing.hacks import hacks_of
-from agentenv.testing.tokenizers import CharTokenizer
 
 LIMITS = Limits(max_length=200_000, max_turns=8, step_timeout_s=60.0)
 SHOWN_GOLD = frozenset({"gold", "wrong", "hedge"})
@@ -85,10 +88,11 @@ async def audit_env(
     drawn = _draw_tasks(tasks, options)
     everyone = all_policies(hacks_of(source.cls))
     policies = select_policies(everyone, options.policies)
+    make = partial(create, source.cls, source.kwargs)
+    chat = Chat(tokenizer) if tokenizer is not None else await _chat_for(make, drawn[0], options.limits)
     runner = PolicyRunner(
-        partial(create, source.cls, source.kwargs), tasks, Chat(tokenizer or CharTokenizer()), options.limits,
-        SamplingParams(max_tokens=options.max_tokens), options.seed,
-    )  # fmt: skip
+        make, tasks, chat, options.limits, SamplingParams(max_tokens=options.max_tokens), options.seed
+    )
     pairs = [(policy, task) for task in drawn for policy in policies]
     cases = await play_cases(runner, options.cases, concurrency=options.concurrency)
     plays = await play_all(
@@ -114,6 +118,14 @@ async def audit_env(
         name, options.seed, tuple(by_id), len(plays), tuple(marked), tuple(policy_rows(facts, policies)),
         tuple(unused), Times.from_plays(plays, time.perf_counter() - started), tuple(plays), options.policies,
     )  # fmt: skip
+
+
+async def _chat_for(make: AgentFactory, task: Task, limits: Limits) -> Chat:
+    """Return a chat that needs no download, and renders tools if the environment offers any."""
+    async with SteppedEpisode(make, task, chat=chats.with_tools(), limits=limits) as episode:
+        with contextlib.suppress(EpisodeFailed):  # the audit reports it
+            await episode.begin()
+        return chats.with_tools() if episode.trajectory.tools else chats.plain()
 
 
 def _draw_tasks(tasks: Sequence[Task], options: AuditOptions) -> list[Task]:

@@ -110,7 +110,8 @@ class PolicyRunner:
             gold = await _gold_action(episode) if policy.sees_gold else None
             room = (episode.asked.sampling.max_tokens if episode.asked else None) or self.limits.max_length
             turn_index = len(episode.trajectory.turns)
-            action = policy.act(View(prompt, feedback, turn_index, rng, room - 1, others, gold))
+            tools = episode.trajectory.tools
+            action = policy.act(View(prompt, feedback, turn_index, rng, room - 1, others, gold, tools))
             return None if action is None else _SURROGATE.sub("\ufffd", action)  # as a tokenizer's decode would
 
         limits = self.limits

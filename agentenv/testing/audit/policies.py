@@ -12,11 +12,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any, Literal
 
 from agentenv.errors import ConfigError
 from agentenv.testing.audit.hacks import FAMILIES, INJECTIONS, ROLE_MARKS, UNICODE
+from agentenv.testing.tool_calls import right_calls, wrong_calls
 
 Kind = Literal["empty", "blind", "attack", "robust", "wrong", "gold"]
 """empty: an empty action; blind: right only by chance; attack: aimed at the grader; robust: text that breaks parsers;
@@ -38,6 +40,7 @@ FORMS: Mapping[str, str] = {
 }
 _ALL_FORMS = "The answer is {0}.\n\\boxed{{{0}}}\n<answer>{0}</answer>\n#### {0}"
 _BOMB_TOKENS = 20_000
+_WRONG_CALLS = tuple(wrong_calls([{"name": "any"}]))
 _WORD = re.compile(r"\w+")
 _FUNCTION = re.compile(r"(?:def\s+|`)([A-Za-z_]\w*)\s*\(")
 _NUMBER = re.compile(r"\d+")
@@ -64,6 +67,8 @@ class View:
     """Labels of the other rows."""
     gold: str | None = None
     """The environment's gold action; only for policies of the kinds gold and wrong."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """The tools that the environment offers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,8 @@ def all_policies(hacks: Mapping[str, str] | None = None) -> list[AuditPolicy]:
         *[AuditPolicy("length_bomb", name, "robust", act) for name, act in _BOMBS.items()],
         *text_policies("unicode", "robust", UNICODE),
         *[policy for family in FAMILIES for policy in _family(family)],
+        AuditPolicy("calls", "each_tool", "attack", _call_in_turn),
+        *[AuditPolicy("calls", name, "robust", partial(_wrong_call, name)) for name in _WRONG_CALLS],
         *text_policies("hacks", "attack", hacks or {}),
         AuditPolicy("gold", "", "gold", lambda view: view.gold),
         AuditPolicy("wrong", "changed", "wrong", lambda view: change_answer(view.gold)),
@@ -191,6 +198,15 @@ def _common_label(view: View) -> str | None:
 def _other_labels(view: View) -> str:
     labels = dict.fromkeys(text for text in map(label_text, view.others) if 0 < len(text) <= 40)
     return f"The answer is {', or '.join(list(labels)[:200])}."
+
+
+def _call_in_turn(view: View) -> str | None:
+    calls = list(right_calls(view.tools).values())
+    return calls[view.turn_index % len(calls)] if calls else None
+
+
+def _wrong_call(name: str, view: View) -> str | None:
+    return wrong_calls(view.tools).get(name)
 
 
 def _random_words(view: View) -> str:

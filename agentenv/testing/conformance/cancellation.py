@@ -103,7 +103,8 @@ def cancel(context: ConformanceContext) -> list[Problem]:
 
 
 async def _at_every_wait(context: ConformanceContext) -> list[Problem]:
-    file, case = place_of_method(context.agent_cls, "step")[0], context.cases[1]
+    file, cases = place_of_method(context.agent_cls, "step")[0], context.cases
+    case = next((each for each in cases if each.policy == "calls"), cases[1])
     with record_events(TEMP_EVENTS, file) as temps:
         num_waits = 0
         for _ in range(2):  # resources that all episodes share exist after the first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -24,10 +24,12 @@ from agentenv.episode.source import EnvSource, EpisodeSource
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import AgentEnvError, ConfigError, EpisodeFailed
 from agentenv.interop.openrlhf.executor import AgentFunc
-from agentenv.testing.conformance import chats
+from agentenv.testing import chats
 from agentenv.testing.conformance.call_watch import Around, CallWatch, MethodCall, watched_class
 from agentenv.testing.conformance.cases import FORGED, LABEL, ODD_ACTIONS, PROMPT, EpisodeCase, Policy, script
 from agentenv.testing.conformance.target import load_target
+from agentenv.testing.hacks import hacks_of
+from agentenv.testing.tool_calls import right_calls, wrong_calls
 
 IMPORT_LIMITS = 10
 """An import may take this many times as long as a step, since it may load a model."""
@@ -205,11 +207,15 @@ class ConformanceContext:
         return read
 
     @cached_property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """The tools that the environment offers if the chat template renders tools."""
+        case, limits = EpisodeCase(self.tasks[0], "probe", lambda request: ""), replace(self.limits, max_turns=1)
+        return self.run(self.episode(case, limits=limits, on=chats.with_tools())).tools
+
+    @property
     def chat(self) -> Chat:
         """The chat that renders messages: tiny-math's, whose template has tools, if the environment offers tools."""
-        case, limits = EpisodeCase(self.tasks[0], "probe", lambda request: ""), replace(self.limits, max_turns=1)
-        probed = self.run(self.episode(case, limits=limits, on=chats.with_tools()))
-        return chats.with_tools() if probed.tools else chats.plain()
+        return chats.with_tools() if self.tools else chats.plain()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -219,7 +225,8 @@ class ConformanceContext:
     @cached_property
     def cases(self) -> list[EpisodeCase]:
         """The episodes to examine: of uninformed policies, the label, gold, and the policy of the options."""
-        _, cases = self.chat, []  # computed first, since it runs the event loop
+        tools, cases = self.tools, []  # computed first, since it runs the event loop
+        calls = {"calls": list(right_calls(tools).values()), "wrong calls": list(wrong_calls(tools).values())}
         for index, task in enumerate(self.tasks):
             policies: dict[str, Policy] = {
                 "silent": [""],
@@ -231,6 +238,8 @@ class ConformanceContext:
             }
             first = 1_000 * index if task.seed is None else task.seed
             gold = [] if isinstance(self.source, AgentFunc) else self.gold(task, first)[0]
+            policies |= {name: [*texts, str(task.label)] for name, texts in calls.items() if texts}
+            policies |= {f"hack {name!r}": [text] for name, text in hacks_of(self.agent_cls).items()}
             if gold:
                 policies["gold"] = gold
             if self.options.policy is not None:
@@ -238,6 +247,8 @@ class ConformanceContext:
             for number, (name, policy) in enumerate(policies.items()):
                 seed = first + (number if task.seed is None and name != "gold" else 0)
                 turns = len(gold) if name == "gold" else 0
+                if name in calls:  # a turn each, before those of an answer
+                    turns = len(calls[name]) + self.limits.max_turns
                 cases.append(EpisodeCase(task, name, script(policy), seed, turns))
         return cases
 
@@ -266,7 +277,7 @@ class ConformanceContext:
         """Return an episode of the class that is driven by one action at a time."""
         make = partial(create, self.agent_cls, self.kwargs)
         sampling, key = SamplingParams(max_tokens=_MAX_TOKENS), EpisodeKey("check", seed=seed)
-        chat = chats.plain() if "chat" not in vars(self) else self.chat
+        chat = chats.plain() if "tools" not in vars(self) else self.chat
         return SteppedEpisode(make, task, chat=chat, sampling=sampling, limits=limits or self.limits, key=key)
 
     def recording_source(self, seen: list[MethodCall], around: Around | None = None) -> EpisodeSource:

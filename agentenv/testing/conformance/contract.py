@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from agentenv.chat.chat import Chat
+from agentenv.chat.tool_roles import REFUSED_TOOLS
 from agentenv.core.agent import AgentInstance
 from agentenv.core.step_dict import parse_step
 from agentenv.core.trajectory import Trajectory
@@ -17,7 +19,7 @@ from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.errors import ConfigError, ContractError
 from agentenv.interop.molt.files import Env as MoltEnv
 from agentenv.interop.openrlhf.executor import AgentFunc
-from agentenv.testing.conformance import chats
+from agentenv.testing import chats
 from agentenv.testing.conformance.call_watch import Hung, MethodCall
 from agentenv.testing.conformance.cases import CALL_OF_NOTHING, LABEL, ODD_ACTIONS
 from agentenv.testing.conformance.context import ConformanceContext
@@ -32,6 +34,7 @@ from agentenv.testing.conformance.problems import (
     unique,
 )
 from agentenv.testing.hacks import hacks_of
+from agentenv.testing.tool_calls import right_calls, wrong_calls
 
 
 def contract(context: ConformanceContext) -> list[Problem]:
@@ -40,7 +43,11 @@ def contract(context: ConformanceContext) -> list[Problem]:
     problems = _static(context)
     if problems:
         return problems  # a run would only repeat them
-    problems = _Trial(context).run()
+    # The template of tiny-math supports tools.
+    trial = _Trial(context, chats.with_tools() if context.own_loop else chats.plain())
+    problems = trial.run()
+    if not problems and not context.own_loop and (trial.tools_refused or context.tools):
+        problems = _Trial(context, chats.with_tools(), context.tools).run()
     if not problems and not context.own_loop and not isinstance(context.source, AgentFunc):
         for index, task in enumerate(context.tasks):
             error = context.gold(task, 1_000 * index if task.seed is None else task.seed)[1]
@@ -76,10 +83,14 @@ def hung_problem(context: ConformanceContext, hung: Hung) -> Problem:
 
 
 class _Trial:
-    """Episodes of odd actions, in which each action comes first once."""
+    """Episodes of odd actions, in which each action and each call of a tool comes first once."""
 
-    def __init__(self, context: ConformanceContext) -> None:
+    def __init__(self, context: ConformanceContext, chat: Chat, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         self.context = context
+        self.chat = chat
+        self.calls = [*right_calls(tools).values(), *wrong_calls(tools).values()]
+        self.tools_refused = False
+        """The environment needs a chat template that renders tools."""
         self.watch = context.watch
         self.limits = replace(context.limits, max_length=200_000)
         if context.own_loop:
@@ -89,10 +100,15 @@ class _Trial:
         """Run the episodes and return their problems."""
         context, cls, problems = self.context, self.context.agent_cls, []
         label = context.tasks[0].label
-        actions = (*ODD_ACTIONS, str(label), f"#### {label}", *([CALL_OF_NOTHING] if context.own_loop else ()))
-        for first in range(len(actions)):
+        actions = [*ODD_ACTIONS, str(label), f"#### {label}", *([CALL_OF_NOTHING] if context.own_loop else ())]
+        scripts = [[*actions[first:], *actions[:first]] for first in range(len(actions))]
+        scripts += [[action, *actions] for action in (*self.calls, *hacks_of(cls).values())]
+        for actions in scripts:
             seen: list[MethodCall] = []
-            trajectory = context.run(self.episode([*actions[first:], *actions[:first]], seen))
+            trajectory = context.run(self.episode(actions, seen))
+            if trajectory.error is not None and trajectory.error.message.startswith(REFUSED_TOOLS):
+                self.tools_refused = True
+                return []
             problems += self.judge_run(cls, trajectory) if context.own_loop else self.judge(cls, seen, trajectory)
             if trajectory.stop_reason in (StopReason.STEP_TIMEOUT, StopReason.EPISODE_TIMEOUT):
                 break  # each further episode would hang as long
@@ -100,13 +116,11 @@ class _Trial:
 
     async def episode(self, actions: list[str], seen: list[MethodCall]) -> Trajectory:
         """Run one episode of these actions."""
-        # The template of tiny-math supports tools.
-        chat = chats.with_tools() if self.context.own_loop else chats.plain()
         return await self.context.recording_source(seen).run(
             self.context.tasks[0],
             EpisodeSetup(
-                engine=ScriptedEngine(actions * 3, chat.tokenizer),
-                chat=chat,
+                engine=ScriptedEngine(actions * 3, self.chat.tokenizer),
+                chat=self.chat,
                 sampling=SamplingParams(max_tokens=max(map(len, actions)) + 1),
                 limits=self.limits,
             ),

@@ -12,7 +12,7 @@ from agentenv.chat.chat import Chat, text_of
 from agentenv.core.agent import AgentInstance
 from agentenv.core.types import Message
 from agentenv.errors import AgentEnvError
-from agentenv.testing.conformance import chats
+from agentenv.testing import chats
 from agentenv.testing.conformance.cases import FORGED
 from agentenv.testing.conformance.context import ConformanceContext
 from agentenv.testing.conformance.problems import Problem, problem_at, unique

@@ -57,7 +57,7 @@ class _Watched:
         previous, self.messages = self.messages, [dict(message) for message in observation]
         if (
             method == "step"
-            and previous
+            and any(message.get("role") != "tool" for message in previous)  # results of tools may be the same again
             and self.messages[: len(previous)] == previous
             and len(self.messages) > len(previous)
         ):

@@ -14,6 +14,21 @@ class Two(AgentInstance):
         if self.turns == 2:
             return StepResult(reward=1.0, score=1.0, terminated=True)
         return StepResult([{"role": "user", "content": "Again."}])
+
+ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {
+    "type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}}
+
+class WithTool(Two):
+    # Answers every call.
+    async def reset(self, states):
+        return {**states, "tools": [ADD]}
+    async def step(self, states):
+        if states["tool_calls"].items:
+            answers = [{"role": "tool", "content": self.answer(item)} for item in states["tool_calls"].items]
+            return StepResult(answers)
+        return await super().step(states)
+    def answer(self, call):
+        return "1"
 """
 
 # Property, body, method or attribute, and what the problem says it expected.
@@ -126,6 +141,45 @@ BROKEN = {
                 shutil.rmtree(folder)
                 return await super().step(states)
         """, "step", "nothing left behind by an episode"),
+    "a file of a tool": ("cancel", """
+        OPEN_CACHE = []
+        class Agent(WithTool):
+            async def step(self, states):  # HERE
+                return await super().step(states)
+            def answer(self, call):
+                OPEN_CACHE.append(open(os.devnull))
+                return "1"
+        """, "step", "nothing left behind by an episode"),
+    "a file of a tool in words": ("cancel", """
+        OPEN_CACHE = []
+        class Agent(WithTool):
+            async def reset(self, states):
+                return await super().reset(states) if states["renders_tools"] else states
+            async def step(self, states):  # HERE
+                return await super().step(states)
+            def answer(self, call):
+                OPEN_CACHE.append(open(os.devnull))
+                return "1"
+        """, "step", "nothing left behind by an episode"),
+    "a call without its argument": ("contract", """
+        class Agent(WithTool):
+            def answer(self, call):
+                return str(call.arguments["a"])  # HERE
+        """, "step", "no exception"),
+    "an argument of another type": ("contract", """
+        class Agent(WithTool):
+            def answer(self, call):
+                a = getattr(call, "arguments", {}).get("a", 0)
+                return str(a + 1)  # HERE
+        """, "step", "no exception"),
+    "a hack that raises": ("contract", """
+        class Agent(Two):
+            hacks = {"divides": "1/0"}
+            async def step(self, states):
+                if states["action_text"] == "1/0":
+                    raise ZeroDivisionError  # HERE
+                return await super().step(states)
+        """, "step", "no exception"),
     "a file": ("cancel", """
         OPEN_CACHE = []
         class Agent(Two):

@@ -22,6 +22,7 @@ from agentenv.errors import ConfigError
 from agentenv.testing.conformance.context import ConformanceOptions
 from agentenv.testing.conformance.records import same_number
 from agentenv.testing.conformance.suite import PROPERTIES, check_property, make_context, run_suite
+from agentenv.tools import answer_calls, schema_of
 from tests.testing.conformance.broken_envs import ALSO, BROKEN, HEAD, SLOW
 
 ROWS = "".join(f'{{"prompt": "Say {n}.", "label": "{label}"}}\n' for n, label in enumerate(["a", "b", "c", "bad", "d"]))
@@ -32,6 +33,15 @@ def write(folder, body):
     (folder / "agent.py").write_text(text)
     (folder / "agent.py.jsonl").write_text(ROWS)
     return next((number for number, line in enumerate(text.splitlines(), 1) if line.endswith("# HERE")), None)
+
+
+def double(n: int) -> int:
+    """Double a number.
+
+    Args:
+        n: The number.
+    """
+    return 2 * n
 
 
 def end_processes(pids):
@@ -164,6 +174,31 @@ class Crowded(AgentInstance):
 def test_a_failure_only_among_other_episodes_is_reported_by_its_error():
     (problem,) = check_property(make_context(ConformanceOptions(Crowded)), "isolation").problems
     assert problem.got.startswith("error: None alone, 'ConnectionError: too many' among 32")
+
+
+@pytest.mark.parametrize("renders", [True, False])
+def test_tools_are_called_whether_or_not_the_template_renders_them(renders):
+    """An environment may need a template that renders tools, or describe them in words for another."""
+    seen, schema = [], schema_of(double)
+
+    class Tools(AgentInstance):
+        async def reset(self, states):
+            if not (renders or states["renders_tools"]):
+                return states
+            return {**states, "tools": [schema]}
+
+        async def step(self, states):
+            if states["tool_calls"].items:
+                seen.extend(states["tool_calls"].items)
+                return StepResult(await answer_calls(states["tool_calls"], {"double": double}))
+            return StepResult(score=0.0, terminated=True)
+
+    others = [name for name in PROPERTIES if name not in ("portability", "pickling", "data")]  # of a class in a module
+    outcomes = run_suite(make_context(ConformanceOptions(Tools)), only=others)
+    assert [str(one) for one in outcomes if one.state != "held"] == []
+    names = {call.name for call in seen}
+    assert {"double", "no_such_tool"} <= names
+    assert {"n": 1} in [getattr(call, "arguments", None) for call in seen]
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -1,4 +1,4 @@
-"""The chats of a check, each created once per process, since probing a template is slow."""
+"""The chats of checks and audits, each created once per process, since probing a template is slow."""
 
 from __future__ import annotations
 

@@ -1,0 +1,94 @@
+"""Answers with tool calls, right and wrong ones, made from the schemas of the tools that an environment offers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_MAX_TOOLS = 8
+"""Maximum number of tools that get a call; the wrong calls are of the first."""
+_MAX_DEPTH = 6
+"""Depth at which the example of a schema that contains itself ends."""
+_OTHER: Mapping[str, Any] = {"string": [1, {"a": None}], "boolean": "maybe"}
+"""Values of a wrong type, by the right one; those of the others are text."""
+
+
+def right_calls(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return an answer with one call of each tool, whose arguments fit its schema, by the tool's name."""
+    functions = [tool.get("function", tool) for tool in tools[:_MAX_TOOLS]]
+    return {str(each.get("name")): call_text(str(each.get("name")), example(_parameters(each))) for each in functions}
+
+
+def wrong_calls(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return answers with calls that a policy may write and a tool must survive, by what is wrong with them."""
+    if not tools:
+        return {}
+    function = tools[0].get("function", tools[0])
+    name, schema = str(function.get("name")), _parameters(function)
+    right, properties = example(schema), dict(schema.get("properties") or {})
+    wrong = {key: _OTHER.get(str(part.get("type")), "seven") for key, part in properties.items()}
+    nested: Any = "x"
+    for _ in range(30):
+        nested = [nested]
+    call = call_text(name, right)
+    return {
+        "unknown_tool": call_text("no_such_tool", right),
+        "no_arguments": call_text(name, {}),
+        "unknown_argument": call_text(name, {**right, "no_such_argument": 1}),
+        "null_arguments": call_text(name, dict.fromkeys(properties)),
+        "wrong_types": call_text(name, wrong),
+        "nested_arguments": call_text(name, dict.fromkeys(properties or ["x"], nested)),
+        "huge_arguments": call_text(name, dict.fromkeys(properties or ["x"], "9" * 5_000)),
+        "arguments_as_a_list": call_text(name, list(right.values())),
+        "no_json": "<tool_call>\n{'name': " + name + "\n</tool_call>",
+        "cut": call[: len(call) // 2],
+        "many_at_once": "\n".join([call] * 20),
+        "between_words": f"I call it now.\n{call}\nThat is all.",
+    }
+
+
+def call_text(name: str, arguments: Any) -> str:
+    """Return a call in the form that every dialogue reads."""
+    text = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{text}\n</tool_call>"
+
+
+def example(schema: Mapping[str, Any], root: Mapping[str, Any] | None = None, depth: int = 0) -> Any:
+    """Return a small value that fits a JSON schema: its example if it has one, required properties only."""
+    root = schema if root is None else root
+    values = [schema[key] for key in ("const", "default") if key in schema]
+    values += [schema[key][0] for key in ("enum", "examples") if schema.get(key)]
+    if values or depth > _MAX_DEPTH:
+        return values[0] if values else None
+    parts = [schema[key][0] for key in ("anyOf", "oneOf", "allOf") if schema.get(key)]
+    if str(schema.get("$ref", "")).startswith("#/"):
+        part: Any = root
+        for key in schema["$ref"][2:].split("/"):
+            part = part.get(key, {}) if isinstance(part, Mapping) else {}
+        parts.append(part)
+    return example(parts[0], root, depth + 1) if parts else _of_type(schema, root, depth)
+
+
+def _of_type(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Any:
+    kinds = schema.get("type", "object" if "properties" in schema else "string")
+    kind = kinds if isinstance(kinds, str) else next((each for each in kinds if each != "null"), "null")
+    match kind:
+        case "object":
+            properties = schema.get("properties") or {}
+            required = schema.get("required") or []
+            return {key: example(properties.get(key, {}), root, depth + 1) for key in required}
+        case "array":
+            return [example(schema.get("items") or {}, root, depth + 1)] * max(1, int(schema.get("minItems", 1)))
+        case "integer" | "number":
+            low = schema.get("minimum", schema.get("exclusiveMinimum", 0))
+            return low + 1 if schema.get("maximum", low + 1) >= low + 1 else low
+        case "boolean":
+            return True
+        case "null":
+            return None
+    return "text".ljust(int(schema.get("minLength", 0)), "x")[: schema.get("maxLength")]
+
+
+def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"type": "object", **(function.get("parameters") or {})}

@@ -1,0 +1,47 @@
+"""Calls made from schemas: the right ones fit, and the wrong ones are each wrong in their own way."""
+
+import json
+
+import jsonschema
+import pytest
+
+from agentenv.testing.tool_calls import call_text, example, right_calls, wrong_calls
+
+SCHEMAS = [
+    {"type": "object"},
+    {"type": "object", "properties": {"a": {"type": "integer"}, "b": {}}, "required": ["a", "b"]},
+    {"properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]},
+    {"type": "object", "properties": {"a": {"anyOf": [{"type": "integer", "minimum": 5}, {"type": "null"}]}}},
+    {"type": "array", "items": {"type": "number", "exclusiveMinimum": 0.5}, "minItems": 3},
+    {"type": "integer", "minimum": 7, "maximum": 7},
+    {"type": "string", "minLength": 10},
+    {"type": "string", "maxLength": 2},
+    {"type": ["null", "boolean"]},
+    {"type": "null"},
+    {"const": {"a": [1]}},
+    {"type": "string", "examples": ["Oslo"], "pattern": "^O"},
+    {
+        "$ref": "#/$defs/p",
+        "$defs": {"p": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}},
+    },
+]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=json.dumps)
+def test_the_example_of_a_schema_fits_it(schema):
+    jsonschema.validate(example(schema), schema)
+
+
+def test_a_schema_that_contains_itself_has_an_example_that_ends():
+    node = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
+    assert json.dumps(example(node)).count("next") < 20
+
+
+@pytest.mark.parametrize("function", [{}, {"parameters": None}, {"name": "f", "parameters": {"type": "object"}}])
+def test_a_tool_without_parameters_is_called_too(function):
+    assert list(right_calls([{"function": function}]).values()) == [call_text(str(function.get("name")), {})]
+    assert len(set(wrong_calls([{"function": function}]).values())) > 8
+
+
+def test_without_tools_there_are_no_calls():
+    assert right_calls([]) == wrong_calls([]) == {}
