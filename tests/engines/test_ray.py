@@ -132,27 +132,40 @@ async def test_an_address_where_nothing_listens_fails_at_once(scheme):
                     pytest.fail("opened")
 
 
-class BusyHead:
-    """A head node whose client servers come up too late for the first ones that ask."""
+NO_SERVER = ConnectionAbortedError("Initialization failure from server:\nTraceback\nRuntimeError: no server\n")
+NO_NODE = Exception("The current node timed out during startup. This could happen because some of the raylet failed")
 
-    def __init__(self, late):
-        self.late, self.asked = late, 0
+
+class BusyHead:
+    """A node whose servers come up too late for the first ones that ask."""
+
+    def __init__(self, late, error):
+        self.late, self.error, self.asked = late, error, 0
 
     def init(self, address, **options):
         self.asked += 1
         if self.asked <= self.late:
-            raise ConnectionAbortedError("Initialization failure from server:\nTraceback\nRuntimeError: no server\n")
+            raise self.error
 
 
-def test_a_client_server_that_is_late_is_asked_again():
-    head = BusyHead(late=2)
+@pytest.mark.parametrize("error", [NO_SERVER, NO_NODE])
+def test_a_server_that_is_late_is_asked_again(error):
+    head = BusyHead(2, error)
     _init(head, "ray://a:1", {})
     assert head.asked == 3
 
 
-def test_a_client_server_that_never_comes_up_is_reported_with_its_reason():
-    with pytest.raises(ConnectionAbortedError, match=r"^RuntimeError: no server$"):
-        _init(BusyHead(late=9), "ray://a:1", {})
+@pytest.mark.parametrize(
+    ("error", "reason"), [(NO_SERVER, "^RuntimeError: no server$"), (NO_NODE, "^The current node timed out")]
+)
+def test_a_server_that_never_comes_up_is_reported_with_its_reason(error, reason):
+    with pytest.raises(ConnectionAbortedError, match=reason):
+        _init(BusyHead(9, error), "ray://a:1", {})
+
+
+def test_other_errors_of_ray_are_its_own():
+    with pytest.raises(Exception, match="^out of memory$"):
+        _init(BusyHead(1, Exception("out of memory")), "local", {})
 
 
 def test_a_node_without_the_package_is_named():

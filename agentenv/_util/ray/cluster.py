@@ -177,7 +177,7 @@ def _resource_text(resources: Mapping[str, float]) -> str:
 
 
 def _init(ray: Any, address: str, options: Mapping[str, Any]) -> None:
-    """Connect, with a few attempts, since the client server of a busy head node may start late.
+    """Connect, with a few attempts, since the client server of a busy head node may start late, and so may a local node.
 
     Raises:
         ConnectionAbortedError: every attempt failed; with the last line of Ray's message.
@@ -190,6 +190,12 @@ def _init(ray: Any, address: str, options: Mapping[str, Any]) -> None:
             if attempt + 1 == _CLIENT_ATTEMPTS:
                 # The first line only says that the server's traceback follows.
                 raise ConnectionAbortedError(str(error).strip().rpartition("\n")[2]) from error
+        except Exception as error:
+            # Ray waits 30 s for a node that it starts, and has no type for this error.
+            if type(error) is not Exception or "timed out during startup" not in str(error):
+                raise
+            if attempt + 1 == _CLIENT_ATTEMPTS:
+                raise ConnectionAbortedError(str(error)) from error
 
 
 def _first_line(error: Exception) -> str:
