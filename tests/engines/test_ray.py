@@ -164,7 +164,7 @@ def test_a_server_that_never_comes_up_is_reported_with_its_reason(error, reason)
 
 
 def test_other_errors_of_ray_are_its_own():
-    with pytest.raises(Exception, match="^out of memory$"):
+    with pytest.raises(Exception, match=r"^out of memory$"):
         _init(BusyHead(1, Exception("out of memory")), "local", {})
 
 

@@ -177,7 +177,7 @@ def _resource_text(resources: Mapping[str, float]) -> str:
 
 
 def _init(ray: Any, address: str, options: Mapping[str, Any]) -> None:
-    """Connect, with a few attempts, since the client server of a busy head node may start late, and so may a local node.
+    """Connect, with a few attempts: on a busy machine a client server or a local node may start late.
 
     Raises:
         ConnectionAbortedError: every attempt failed; with the last line of Ray's message.
