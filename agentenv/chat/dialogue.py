@@ -205,7 +205,8 @@ class Dialogue:
         if kind is FeedbackKind.MAY_BE_RENDERED:
             # Authors of raw text see actions without the close of the turn and write it; the action may already have
             # it.
-            text = text.removeprefix(self.chat.split_action(action_ids)[1])
+            close = action_ids[len(self.chat.without_close(action_ids)) :]
+            text = text.removeprefix(self.chat.decode(close))
         if text:  # after raw text, the conversation cannot be rendered again
             self._history = []
         if len(text) > CHARS_PER_TOKEN * max(self._room, 0):

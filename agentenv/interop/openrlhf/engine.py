@@ -126,11 +126,11 @@ def _completion(out: Any, prompt: list[int]) -> Completion:
                 f"llm_engine.generate: expected {len(token_ids)} log-probabilities, got {len(entries)}. "
                 "A shifted log-probability would spoil training: look at the engine."
             )
-        pairs = list(zip(entries, token_ids, strict=True))
         try:
-            logprobs = tuple([entry[token_id].logprob for entry, token_id in pairs])
+            logprobs = tuple([entry[i].logprob for entry, i in zip(entries, token_ids, strict=True)])
         except KeyError:  # rare: a sampled token is missing among the candidates
-            logprobs = tuple(entry[token_id].logprob if token_id in entry else math.nan for entry, token_id in pairs)
+            pairs = zip(entries, token_ids, strict=True)
+            logprobs = tuple(entry[i].logprob if i in entry else math.nan for entry, i in pairs)
     spans = [(span.version, span.start, span.end) for span in getattr(output, "weight_versions", None) or ()]
     return Completion(
         token_ids=token_ids,
