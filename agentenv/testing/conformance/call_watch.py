@@ -141,7 +141,7 @@ def watched_class(
 ) -> type[Any]:
     """Return a subclass whose calls are watched and recorded in `seen`."""
 
-    def watched(name: str) -> _Watched:
+    def watched(name: str) -> _RecordedMethod:
         method = getattr(cls, name)
         limit_s = limits.episode_timeout_s if name == "run" else limits.step_timeout_s
 
@@ -153,7 +153,7 @@ def watched_class(
             seen.append(MethodCall(name, value))
             return value
 
-        return _Watched(recorded, method)
+        return _RecordedMethod(recorded, method)
 
     async def construct(self: Any, **kwargs: Any) -> None:
         with watch.during("__init__", cls.__init__, limits.step_timeout_s), _raised_in("__init__", seen):
@@ -169,7 +169,7 @@ _CALLED: ContextVar[Any] = ContextVar("called", default=None)
 """The instance whose method runs, in the task or thread of the call."""
 
 
-class _Watched:
+class _RecordedMethod:
     """A method that is recorded if the loop calls it, and called as it is by the other methods of its instance."""
 
     def __init__(self, recorded: Callable[..., Any], method: Callable[..., Any]) -> None:
