@@ -92,10 +92,11 @@ class AuditConfig:
 def audit(args: Sequence[str]) -> int:
     """Play an environment with policies that solve nothing, cheat and break things, and report what they earn."""
     config = parse(AuditConfig, "audit", args)
-    from agentenv.runs.display.report import wide_console
+    from agentenv.runs.display.report import quiet_transformers, wide_console
     from agentenv.testing.audit.auditing import audit_env as audited
     from agentenv.testing.audit.report import screen, write
 
+    quiet_transformers()
     source = _source(config)
     from agentenv.runs.config import RunConfig
     from agentenv.runs.prepare import load_tasks

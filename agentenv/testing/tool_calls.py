@@ -17,7 +17,7 @@ _OTHER: Mapping[str, Any] = {"string": [1, {"a": None}], "boolean": "maybe"}
 def right_calls(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return an answer with one call of each tool, whose arguments fit its schema, by the tool's name."""
     functions = [tool.get("function", tool) for tool in tools[:_MAX_TOOLS]]
-    return {str(each.get("name")): call_text(str(each.get("name")), example(_parameters(each))) for each in functions}
+    return {str(each.get("name")): call_text(str(each.get("name")), _arguments(each)) for each in functions}
 
 
 def wrong_calls(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -25,9 +25,8 @@ def wrong_calls(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     if not tools:
         return {}
     function = tools[0].get("function", tools[0])
-    name, schema = str(function.get("name")), _parameters(function)
-    right, properties = example(schema), dict(schema.get("properties") or {})
-    wrong = {key: _OTHER.get(str(part.get("type")), "seven") for key, part in properties.items()}
+    name, right, properties = str(function.get("name")), _arguments(function), _properties(function.get("parameters"))
+    wrong = {key: _OTHER.get(str(_mapping(part).get("type")), "seven") for key, part in properties.items()}
     nested: Any = "x"
     for _ in range(30):
         nested = [nested]
@@ -54,13 +53,16 @@ def call_text(name: str, arguments: Any) -> str:
     return f"<tool_call>\n{text}\n</tool_call>"
 
 
-def example(schema: Mapping[str, Any], root: Mapping[str, Any] | None = None, depth: int = 0) -> Any:
+def example(schema: Any, root: Any = None, depth: int = 0) -> Any:
     """Return a small value that fits a JSON schema: its example if it has one, required properties only."""
+    schema = _mapping(schema)
     root = schema if root is None else root
     values = [schema[key] for key in ("const", "default") if key in schema]
-    values += [schema[key][0] for key in ("enum", "examples") if schema.get(key)]
+    values += [schema[key][0] for key in ("enum", "examples") if schema.get(key) and isinstance(schema[key], list)]
     if values or depth > _MAX_DEPTH:
         return values[0] if values else None
+    if schema.get("properties"):  # next to them, anyOf and the like only say which of them go together
+        return _of_type(schema, root, depth)
     parts = [schema[key][0] for key in ("anyOf", "oneOf", "allOf") if schema.get(key)]
     if str(schema.get("$ref", "")).startswith("#/"):
         part: Any = root
@@ -75,20 +77,33 @@ def _of_type(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> 
     kind = kinds if isinstance(kinds, str) else next((each for each in kinds if each != "null"), "null")
     match kind:
         case "object":
-            properties = schema.get("properties") or {}
-            required = schema.get("required") or []
-            return {key: example(properties.get(key, {}), root, depth + 1) for key in required}
+            properties = _properties(schema)
+            return {key: example(properties.get(key), root, depth + 1) for key in schema.get("required") or []}
         case "array":
-            return [example(schema.get("items") or {}, root, depth + 1)] * max(1, int(schema.get("minItems", 1)))
+            items = schema.get("items")
+            if isinstance(items, list):
+                return [example(each, root, depth + 1) for each in items]
+            return [example(items, root, depth + 1)] * max(1, schema.get("minItems") or 1)
         case "integer" | "number":
-            low = schema.get("minimum", schema.get("exclusiveMinimum", 0))
-            return low + 1 if schema.get("maximum", low + 1) >= low + 1 else low
+            low = schema.get("minimum") or schema.get("exclusiveMinimum") or 0
+            high = schema.get("maximum")
+            return low + 1 if high is None or high >= low + 1 else low
         case "boolean":
             return True
         case "null":
             return None
-    return "text".ljust(int(schema.get("minLength", 0)), "x")[: schema.get("maxLength")]
+    return "text".ljust(schema.get("minLength") or 0, "x")[: schema.get("maxLength")]
 
 
-def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"type": "object", **(function.get("parameters") or {})}
+def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:
+    made = example({"type": "object", **_mapping(function.get("parameters"))})
+    return made if isinstance(made, dict) else {}
+
+
+def _properties(schema: Any) -> Mapping[str, Any]:
+    return _mapping(_mapping(schema).get("properties"))
+
+
+def _mapping(part: Any) -> Mapping[str, Any]:
+    """Return a part of a schema; an empty one if it is a bool, or something else that says nothing of values."""
+    return part if isinstance(part, Mapping) else {}

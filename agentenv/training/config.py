@@ -57,7 +57,7 @@ class TrainConfig(SourceConfig):
     """Model to initialize the critic from, for gae. None uses --pretrain."""
     prompt_data: str | None = None
     """Tasks: FILE.jsonl, FILE.parquet, a Hugging Face dataset id, or a built-in name. None: the environment's own, the
-    first whose name ends in _train, else the first; for an agent or reward file, word_problems_train."""
+    first whose name ends in _train, else the first; word_problems_train for an agent or reward file that has none."""
     prompt_split: str | None = None
     """Split of a Hugging Face dataset."""
     input_key: str = "prompt"

@@ -52,7 +52,8 @@ class LaunchConfig(TrainConfig):
     """Print the OpenRLHF command for the same training. Arguments after -- are appended unchanged."""
 
     prompt_data: str = "word_problems_train"
-    """Tasks: FILE.jsonl, FILE.parquet, a Hugging Face dataset id, or a built-in name."""
+    """Tasks: FILE.jsonl, FILE.parquet, a Hugging Face dataset id, or a built-in name. The file, which is not loaded
+    here, does not change the default."""
     version: str = VERSIONS[-1]
     """OpenRLHF's version: 0.11.0, 0.11.1 or 0.11.2."""
     actor_num_nodes: int = 1

@@ -159,11 +159,10 @@ async def prepare_training(config: TrainConfig, rank_group: RankGroup | None = N
         # Requests of its SDK may set a temperature; in training the flags decide.
         source = replace(source, options=replace(source.options, request_sampling=False))
     limits = limits_of(config.limits, source)
-    complete = config.with_flags(
-        max_length=limits.max_length, max_turns=limits.max_turns, prompt_data=config.prompt_data or own_data(source)
-    )
+    config = config.with_flags(prompt_data=config.prompt_data or own_data(source))
+    complete = config.with_flags(max_length=limits.max_length, max_turns=limits.max_turns)
     validate(complete)
-    job = await prepare(with_engine(complete), source=source)
+    job = await prepare(with_engine(config), source=source)
     await check_rows(job, complete)
     held_out: list[Task] = []
     if config.eval_dataset is not None:
@@ -189,22 +188,23 @@ async def check_rows(job: Job, config: TrainConfig) -> None:
     """Reset the environment with the first tasks: data of another environment is reported before engines start.
 
     Raises:
-        DataError: it refuses more of them than --max_error_share.
+        DataError: it refuses more than half of them, and more than --max_error_share.
     """
     source, tasks = job.source, job.tasks[:_NUM_CHECKED]
-    if not isinstance(source, EnvSource):
+    if not isinstance(source, EnvSource) or config.actors.env_actors:  # which may have what this process lacks
         return
+    places = asyncio.Semaphore(config.concurrency)
 
     async def refusal(task: Task) -> str:
         make = partial(create, source.cls, source.kwargs)
-        async with SteppedEpisode(make, task, chat=job.chat, limits=job.limits) as episode:
+        async with places, SteppedEpisode(make, task, chat=job.chat, limits=job.limits) as episode:
             with contextlib.suppress(EpisodeFailed):
                 await episode.begin()
             error = episode.trajectory.error
         return error.message if error is not None and error.type == "DataError" else ""
 
     refusals = list(filter(None, await asyncio.gather(*map(refusal, tasks))))
-    if len(refusals) > config.errors.max_error_share * len(tasks):
+    if len(refusals) > max(0.5, config.errors.max_error_share) * len(tasks):
         raise DataError(
             f"--prompt_data {config.prompt_data}: expected rows that {source.cls.__name__} can use, got "
             f"{len(refusals)} of {len(tasks)} that it refuses: {refusals[0]} The columns are --input_key "

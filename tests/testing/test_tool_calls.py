@@ -20,6 +20,13 @@ SCHEMAS = [
     {"type": "null"},
     {"const": {"a": [1]}},
     {"type": "string", "examples": ["Oslo"], "pattern": "^O"},
+    {"properties": {"a": True}, "required": ["a"]},
+    {
+        "type": "object",
+        "properties": {"a": {"type": "string"}},
+        "anyOf": [{"required": ["a"]}, {"required": ["b"]}],
+        "required": ["a"],
+    },
     {
         "$ref": "#/$defs/p",
         "$defs": {"p": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}},
@@ -35,6 +42,23 @@ def test_the_example_of_a_schema_fits_it(schema):
 def test_a_schema_that_contains_itself_has_an_example_that_ends():
     node = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
     assert json.dumps(example(node)).count("next") < 20
+
+
+ODD = [
+    {"$ref": "#/nowhere"},
+    {"properties": True},
+    {"properties": {"a": {"minimum": None, "type": "integer"}, "b": {"examples": {"x": 1}}}, "required": ["a", "b"]},
+    {"properties": {"a": {"type": "array", "items": [{"type": "string"}]}}, "required": ["a"]},
+    {"type": "string"},
+]
+
+
+@pytest.mark.parametrize("parameters", [*ODD, *SCHEMAS], ids=json.dumps)
+def test_every_schema_has_calls_with_an_object_as_arguments(parameters):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    (call,) = right_calls(tools).values()
+    assert isinstance(json.loads(call.splitlines()[1])["arguments"], dict)
+    assert len(set(wrong_calls(tools).values())) > 8
 
 
 @pytest.mark.parametrize("function", [{}, {"parameters": None}, {"name": "f", "parameters": {"type": "object"}}])

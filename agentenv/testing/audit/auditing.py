@@ -89,7 +89,7 @@ async def audit_env(
     everyone = all_policies(hacks_of(source.cls))
     policies = select_policies(everyone, options.policies)
     make = partial(create, source.cls, source.kwargs)
-    chat = Chat(tokenizer) if tokenizer is not None else await _chat_for(make, drawn[0], options.limits)
+    chat = Chat(tokenizer) if tokenizer is not None else await _chat_for(make, drawn, options.limits)
     runner = PolicyRunner(
         make, tasks, chat, options.limits, SamplingParams(max_tokens=options.max_tokens), options.seed
     )
@@ -120,12 +120,15 @@ async def audit_env(
     )  # fmt: skip
 
 
-async def _chat_for(make: AgentFactory, task: Task, limits: Limits) -> Chat:
-    """Return a chat that needs no download, and renders tools if the environment offers any."""
-    async with SteppedEpisode(make, task, chat=chats.with_tools(), limits=limits) as episode:
-        with contextlib.suppress(EpisodeFailed):  # the audit reports it
-            await episode.begin()
-        return chats.with_tools() if episode.trajectory.tools else chats.plain()
+async def _chat_for(make: AgentFactory, tasks: Sequence[Task], limits: Limits) -> Chat:
+    """Return a chat that needs no download, and renders tools if the environment offers any for one of the tasks."""
+    for task in tasks:
+        async with SteppedEpisode(make, task, chat=chats.with_tools(), limits=limits) as episode:
+            with contextlib.suppress(EpisodeFailed):  # the audit reports it
+                await episode.begin()
+        if episode.trajectory.tools:
+            return chats.with_tools()
+    return chats.plain()
 
 
 def _draw_tasks(tasks: Sequence[Task], options: AuditOptions) -> list[Task]:

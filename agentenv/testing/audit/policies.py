@@ -124,8 +124,9 @@ def all_policies(hacks: Mapping[str, str] | None = None) -> list[AuditPolicy]:
         *[AuditPolicy("length_bomb", name, "robust", act) for name, act in _BOMBS.items()],
         *text_policies("unicode", "robust", UNICODE),
         *[policy for family in FAMILIES for policy in _family(family)],
-        AuditPolicy("calls", "each_tool", "attack", _call_in_turn),
-        *[AuditPolicy("calls", name, "robust", partial(_wrong_call, name)) for name in _WRONG_CALLS],
+        # A right call may be the answer, by chance.
+        AuditPolicy("calls", "each_tool", "blind", _call_in_turn),
+        *[AuditPolicy("calls", name, "blind", partial(_wrong_call, name)) for name in _WRONG_CALLS],
         *text_policies("hacks", "attack", hacks or {}),
         AuditPolicy("gold", "", "gold", lambda view: view.gold),
         AuditPolicy("wrong", "changed", "wrong", lambda view: change_answer(view.gold)),
