@@ -1,6 +1,8 @@
 """What one execution on this machine gives: statuses, limits, files, output, and what a program finds around it."""
 
 import asyncio
+import contextlib
+import gc
 import json
 import os
 import signal
@@ -10,6 +12,7 @@ import pytest
 
 from agentenv.errors import ConfigError
 from agentenv.sandbox import ExecLimits, ExecStatus, Isolation, LocalSandbox, SandboxBusy, SandboxUnavailable
+from tests.sandbox.backends import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 QUICK = ExecLimits(cpu_s=0.3, wall_s=0.6)
@@ -147,6 +150,34 @@ time.sleep(60)
 )
 async def test_disk_is_limited(sandbox, program):
     assert (await sandbox.run(program)).status is ExecStatus.DISK_LIMIT
+
+
+async def test_a_start_that_is_cancelled_at_any_wait_leaves_no_socket(sandbox):
+    await (await sandbox.start("pass")).kill()  # opens what all programs share
+    before = len(os.listdir("/proc/self/fd"))
+    for num_waits in range(20):
+        task = asyncio.create_task(sandbox.start("import time; time.sleep(60)"))
+        for _ in range(num_waits):
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await (await task).kill()
+        del task
+        gc.collect()  # a socket that nobody closed is a warning, and so an error
+    await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+
+
+async def test_a_kill_that_is_cancelled_leaves_no_socket(sandbox):
+    execution = await sandbox.start("import time; time.sleep(60)")
+    task = asyncio.create_task(execution.kill())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await execution.ended
+    del execution, task
+    await asyncio.sleep(0)
+    gc.collect()  # a socket that nobody closed is a warning, and so an error
 
 
 async def test_a_system_call_that_no_program_needs_ends_it(sandbox):

@@ -196,8 +196,9 @@ def _init(ray: Any, address: str, options: Mapping[str, Any]) -> None:
             if type(error) is not Exception or "timed out during startup" not in str(error):
                 raise
             _end_node(error)
-            if attempt + 1 == _CLIENT_ATTEMPTS:
-                raise ConnectionAbortedError(str(error)) from error
+            if attempt + 1 < _CLIENT_ATTEMPTS:
+                continue
+            raise ConnectionAbortedError(str(error)) from error
 
 
 def _end_node(error: Exception) -> None:

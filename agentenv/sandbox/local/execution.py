@@ -225,6 +225,7 @@ class LocalExecution:
             report = await zygote.submit(request, [fds[name] for name in names])
         except BaseException:
             self._close()
+            self.close_streams()
             raise
         finally:
             for fd in fds.values():
@@ -264,7 +265,10 @@ class LocalExecution:
     async def kill(self) -> ExecResult:
         """Kill the program and wait until it and its processes are gone."""
         self.release()
-        return await self.finish()
+        try:
+            return await self.finish()
+        finally:
+            self.close_streams()  # also if this is cancelled
 
     def close_streams(self) -> None:
         """Close this side of the program's descriptor 3."""
