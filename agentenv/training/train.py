@@ -201,7 +201,7 @@ async def check_rows(job: Job, config: TrainConfig) -> None:
             with contextlib.suppress(EpisodeFailed):
                 await episode.begin()
             error = episode.trajectory.error
-        return error.message if error is not None and error.type == "DataError" else ""
+        return error.message if error is not None and error.kind == "data" else ""
 
     refusals = list(filter(None, await asyncio.gather(*map(refusal, tasks))))
     if len(refusals) > max(0.5, config.errors.max_error_share) * len(tasks):
