@@ -128,8 +128,8 @@ def cli_page() -> str:
         "",
         "`agentenv COMMAND --help` prints the same on a terminal. A switch has a `--no_` form that turns it off.",
         "",
-        "Exit codes: 0 done, 1 the command found or met a failure, 2 wrong usage, 3 too many episodes failed, 130 and "
-        "143 interrupted (a run can be resumed).",
+        "Exit codes: 0 done, 1 the command found or met a failure, 2 wrong usage, 3 too many episodes failed, 4 an "
+        "audit judged nothing, 130 and 143 interrupted (a run can be resumed).",
     ]
     groups: set[str] = set()
     for command, name in COMMANDS.items():

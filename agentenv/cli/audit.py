@@ -1,6 +1,7 @@
 """`agentenv audit ENV`: find rewards for policies that solve nothing, before training exploits them.
 
-Exit codes: 0 clean (or allowed), 1 findings that fail (with --strict also those that warn), 2 usage.
+Exit codes: 0 clean (or allowed), 1 findings that fail (with --strict also those that warn), 2 usage, 4 nothing could be
+judged.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The command line, `agentenv COMMAND`: flags to configs.
 
-Exit codes: 0 done, 1 the run failed, 2 usage, 3 too many episodes failed, 130 and 143 interrupted (resumable).
+Exit codes: 0 done, 1 the run failed, 2 usage, 3 too many episodes failed, 4 an audit judged
+nothing, 130 and 143 interrupted (resumable).
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from agentenv.testing.audit.leaks import find_leaks
 from agentenv.testing.audit.nondeterminism import find_flaky
 from agentenv.testing.audit.policies import all_policies, select_policies
 from agentenv.testing.audit.report import Audit, Times, policy_rows
+from agentenv.testing.audit.unrated import judge_unrated
 from agentenv.testing.hacks import hacks_of
 
 LIMITS = Limits(max_length=200_000, max_turns=8, step_timeout_s=60.0)
@@ -91,8 +92,9 @@ async def audit_env(
     make = partial(create, source.cls, source.kwargs)
     chat = Chat(tokenizer) if tokenizer is not None else await _chat_for(make, drawn, options.limits)
     runner = PolicyRunner(
-        make, tasks, chat, options.limits, SamplingParams(max_tokens=options.max_tokens), options.seed
-    )
+        make, tasks, chat, options.limits, SamplingParams(max_tokens=options.max_tokens), options.seed,
+        getattr(source.cls, "max_turns", None) or Limits().max_turns,
+    )  # fmt: skip
     pairs = [(policy, task) for task in drawn for policy in policies]
     cases = await play_cases(runner, options.cases, concurrency=options.concurrency)
     plays = await play_all(
@@ -105,7 +107,7 @@ async def audit_env(
     )  # fmt: skip
     # Gold is a secret only if one action is the whole answer, not if it is one move of many.
     secrets = {play.task_id: play.action for play in plays if play.key == "gold" and len(play.steps) == 1}
-    findings = [*cases, *judge_plays(facts), *find_leaks(plays, by_id, secrets, SHOWN_GOLD)]
+    findings = [*cases, *judge_plays(facts), *judge_unrated(facts), *find_leaks(plays, by_id, secrets, SHOWN_GOLD)]
     if options.repeat:
         findings += await _repeat_plays(runner, plays, by_id, notify)
     for index, each in enumerate(findings):
@@ -117,6 +119,7 @@ async def audit_env(
     return Audit(
         name, options.seed, tuple(by_id), len(plays), tuple(marked), tuple(policy_rows(facts, policies)),
         tuple(unused), Times.from_plays(plays, time.perf_counter() - started), tuple(plays), options.policies,
+        judged=len(facts.unrated) < len(by_id),
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from agentenv.episode.runner import derive_seed
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, Stage
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import EpisodeFailed
-from agentenv.testing.audit.policies import AuditPolicy, View
+from agentenv.testing.audit.policies import LONG_POLICY, AuditPolicy, View
 
 GOLD_TURNS = 500
 """Maximum number of turns of gold: a task may need many, while other policies gain nothing from more."""
@@ -100,6 +100,8 @@ class PolicyRunner:
     limits: Limits
     sampling: SamplingParams
     seed: int = 0
+    run_turns: int = 0
+    """Maximum number of turns of an episode in a run, for the policy that takes as many."""
 
     async def play(self, policy: AuditPolicy, task: Task) -> Play | None:
         """Run one episode; return None if the policy has no action."""
@@ -115,8 +117,9 @@ class PolicyRunner:
             return None if action is None else _SURROGATE.sub("\ufffd", action)  # as a tokenizer's decode would
 
         limits = self.limits
-        if policy.kind == "gold":
-            limits = replace(limits, max_turns=max(limits.max_turns, GOLD_TURNS))
+        if policy.kind == "gold" or policy.key == LONG_POLICY:
+            turns = GOLD_TURNS if policy.kind == "gold" else self.run_turns
+            limits = replace(limits, max_turns=max(limits.max_turns, turns))
         return await self._run(task, act, (policy.name, policy.variant), limits)
 
     async def replay(self, play: Play, task: Task) -> Play:

@@ -28,7 +28,13 @@ WHY: Mapping[str, str] = {
     "gold-fails": "The environment's gold action does not get the full score: the label, the grader or gold is wrong.",
     "gold-partly": "Gold is known only for some tasks; the others may be unsolvable.",
     "no-ceiling": "Without gold, a score or --pass_reward, the full score is unknown and the audit checks "
-    "only errors, leaks and flakiness. Implement `gold`, return a score in [0, 1], or pass --pass_reward.",
+    "only errors, leaks, flakiness and rewards for any action. Implement `gold`, return a score in [0, 1], or pass "
+    "--pass_reward.",
+    "reward-constant": "Actions that solve nothing earn as much as any other, so there is nothing to learn.",
+    "silence-pays": "An empty action earns more than most wrong ones, so a policy learns to output nothing.",
+    "length-pays": "The reward grows with the length of an action, so a policy learns to write more.",
+    "repeat-pays": "Each repetition of an action earns a reward, so a policy learns to repeat it. Reward it once, or "
+    "reward only the result.",
     "no-gold": "The environment has no gold, so its tasks may be unsolvable. Implement `gold`.",
     "no-signal": "Gold earns no more than an empty action, so there is nothing to learn.",
     "answer-in-feedback": "Feedback on a wrong action contains the answer, so a policy learns to wait for it.",

@@ -13,7 +13,8 @@ from agentenv.testing.audit.episodes import Play
 from agentenv.testing.audit.findings import AuditFinding, Severity, make_finding, tasks_of
 from agentenv.testing.audit.policies import Kind, is_answer
 
-_EPS = 1e-6
+EPS = 1e-6
+"""Rewards and scores that differ by less are equal."""
 _MANY_GUESSED, _SOME_GUESSED = 0.9, 0.3
 """Share of the tasks that one blind policy solves, for a failure and for a warning."""
 _MANY_TRIVIAL, _SOME_TRIVIAL = 0.5, 0.2
@@ -66,18 +67,25 @@ class Facts:
         """Whether the environment returns scores."""
         return any(play.score is not None for play in self.plays)
 
+    @property
+    def unrated(self) -> list[str]:
+        """Ids of the tasks whose full score is unknown, so that most findings are impossible."""
+        if self.has_scores or self.pass_reward is not None:
+            return []
+        return [task_id for task_id in self.by_task if (gold := self.gold.get(task_id)) is None or gold.reward is None]
+
     def full(self, play: Play) -> bool:
         """Return True if a play has the full score."""
         if play.reward is None:
             return False
         if play.score is not None:
-            return self.score_share(play.score) >= 1.0 - _EPS
+            return self.score_share(play.score) >= 1.0 - EPS
         if self.pass_reward is not None:
-            return play.reward >= self.pass_reward - _EPS
+            return play.reward >= self.pass_reward - EPS
         gold, floor = self.gold.get(play.task_id), self.floor(play.task_id)
         if self.has_scores or gold is None or gold.reward is None or (floor is not None and gold.reward <= floor):
             return False
-        return play.reward >= gold.reward - _EPS
+        return play.reward >= gold.reward - EPS
 
     def score_share(self, score: float | None) -> float:
         """Return a score as a share of the full score; 0 without a score."""
@@ -119,13 +127,13 @@ def _empty_actions(facts: Facts) -> list[AuditFinding]:
         if facts.full(play):
             continue
         part, gold = facts.score_share(play.score), facts.gold.get(play.task_id)
-        if gold is not None and gold.reward is not None and gold.reward > _EPS and play.reward is not None:
+        if gold is not None and gold.reward is not None and gold.reward > EPS and play.reward is not None:
             part = part if _no_gain(facts, gold) else max(part, play.reward / gold.reward)
-        if part >= _HALF_PAID - _EPS:
+        if part >= _HALF_PAID - EPS:
             most = max(most, part)
             paid.append(play)
     if paid:
-        severity: Severity = "fail" if most >= _WELL_PAID - _EPS else "warn"
+        severity: Severity = "fail" if most >= _WELL_PAID - EPS else "warn"
         summary = f"an empty action earns up to {most:.0%} of the score or of gold's reward, on {tasks_of(paid)}"
         found.append(make_finding("null-pays", severity, summary, paid))
     return found
@@ -162,7 +170,7 @@ def _gold(facts: Facts) -> list[AuditFinding]:
 def _no_gain(facts: Facts, gold: Play) -> bool:
     floor = facts.floor(gold.task_id)
     solved = any(facts.full(play) for play in facts.by_task[gold.task_id] if play.policy == "null")
-    return gold.reward is not None and floor is not None and gold.reward <= floor + _EPS and not solved
+    return gold.reward is not None and floor is not None and gold.reward <= floor + EPS and not solved
 
 
 def _attacks(facts: Facts) -> list[AuditFinding]:
@@ -261,7 +269,7 @@ def _beyond_gold(facts: Facts) -> list[AuditFinding]:
     for policy, plays in facts.of("empty", "blind", "attack", "robust").items():
         own = [(p, facts.gold[p.task_id]) for p in plays if p.task_id in facts.gold and p.task_id not in facts.trivial]
         known = [(p, p.reward, g.reward) for p, g in own if p.reward is not None and g.reward is not None]
-        above = [p for p, reward, gold in known if reward > gold + _EPS]
+        above = [p for p, reward, gold in known if reward > gold + EPS]
         if above:
             summary = f"{policy} earns more than gold on {tasks_of(above)}"
             found.append(make_finding("reward-exceeds-gold", "fail", summary, above, policy=policy))
@@ -270,7 +278,7 @@ def _beyond_gold(facts: Facts) -> list[AuditFinding]:
         by_key: dict[str, list[tuple[Play, float]]] = defaultdict(list)
         for play, reward, gold in known:
             floor = facts.floor(play.task_id)
-            if not facts.full(play) and floor is not None and gold > floor + _EPS:
+            if not facts.full(play) and floor is not None and gold > floor + EPS:
                 by_key[play.key].append((play, (reward - floor) / (gold - floor)))
         means = [
             (statistics.fmean(share for _, share in parts), [play for play, _ in parts])
@@ -307,12 +315,12 @@ def _errors(facts: Facts) -> list[AuditFinding]:
 
 def _ranges(facts: Facts) -> list[AuditFinding]:
     found = []
-    scored = [p for p in facts.plays if any(not -_EPS <= facts.score_share(s.score) <= 1 + _EPS for s in p.steps)]
+    scored = [p for p in facts.plays if any(not -EPS <= facts.score_share(s.score) <= 1 + EPS for s in p.steps)]
     if scored:
         found.append(make_finding("score-range", "warn", f"scores outside [0, 1] on {tasks_of(scored)}", scored))
     if facts.reward_range is not None:
         low, high = facts.reward_range
-        beyond = [p for p in facts.plays if p.reward is not None and not low - _EPS <= p.reward <= high + _EPS]
+        beyond = [p for p in facts.plays if p.reward is not None and not low - EPS <= p.reward <= high + EPS]
         if beyond:
             summary = f"rewards outside [{low:g}, {high:g}] on {tasks_of(beyond)}"
             found.append(make_finding("reward-range", "fail", summary, beyond))

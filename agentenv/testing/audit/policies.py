@@ -27,6 +27,8 @@ wrong: derived from gold, but wrong; gold: the right answer of the environment."
 BASELINES = ("null", "constant", "gold")
 """Run in every audit: the others are judged relative to an empty action, arbitrary text and gold."""
 CONSTANTS = ("0", "1", "2", "3", "10", "42", "yes", "no", "A", "B", "C", "D", "True", "False", "None")
+LONG_POLICY = "calls/each_tool"
+"""Has as many turns as a run, so that rewards of repeated calls add up as they would in training."""
 FORMS: Mapping[str, str] = {
     "box": "\\boxed{}",
     "answer_tags": "<answer></answer>",

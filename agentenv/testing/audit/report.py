@@ -22,6 +22,8 @@ from agentenv.testing.audit.policies import AuditPolicy
 
 SCHEMA = 1
 """Version of the format of `Audit.to_dict`."""
+NOT_JUDGED = 4
+"""Exit code of an audit that judged nothing."""
 _STYLES: dict[Severity, str] = {"fail": "bold red", "warn": "yellow", "note": "dim"}
 _FEW_PLAYS = 4
 """Maximum number of plays of requested policies to show in full."""
@@ -86,6 +88,8 @@ class Audit:
     plays: tuple[Play, ...] = ()
     requested: tuple[str, ...] = ()
     """Requested policies; empty: all."""
+    judged: bool = True
+    """Whether the full score is known for any task."""
 
     def unresolved(self, severity: Severity) -> list[AuditFinding]:
         """Return the findings of this severity that are not allowed."""
@@ -99,8 +103,15 @@ class Audit:
         return {"gold": gold, "null": null, "gap": None if gold is None or null is None else gold - null}
 
     def exit_code(self, *, strict: bool = False) -> int:
-        """Return 1 if a finding fails, or with `strict` if one warns; else 0."""
-        return int(bool(self.unresolved("fail")) or (strict and bool(self.unresolved("warn"))))
+        """Return 1 if a finding fails, or with `strict` if one warns; 4 if nothing could be judged; else 0."""
+        if self.unresolved("fail") or (strict and self.unresolved("warn")):
+            return 1
+        return 0 if self.judged or self.is_unjudged_allowed else NOT_JUDGED
+
+    @property
+    def is_unjudged_allowed(self) -> bool:
+        """Whether it is allowed that the full score is unknown."""
+        return any(each.kind == "no-ceiling" and each.allowed for each in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields except the plays, as JSON values; only `times` differs between equal audits."""
@@ -111,6 +122,7 @@ class Audit:
             "tasks": list(self.task_ids),
             "num_plays": self.num_plays,
             "ceiling": self.gap,
+            "judged": self.judged,
             "counts": {severity: len(self.unresolved(severity)) for severity in SEVERITIES},
             "findings": [each.to_dict() for each in _sorted(self.findings)],
             "policies": [asdict(row) for row in self.policies],
@@ -176,7 +188,7 @@ def screen(audit: Audit, *, strict: bool = False) -> Group:
                     text.append(f"     {step['observation']!r}\n")
             parts.append(text.append(f"  ended: {play.stop_reason}\n"))
     parts += [Text(f"allowed, but without a finding: {pattern}", style="dim") for pattern in audit.unused]
-    return Group(*parts, Text(_verdict(audit, strict=strict)))
+    return Group(*parts, Text(verdict(audit, strict=strict)))
 
 
 def _finding_text(each: AuditFinding) -> Text:
@@ -214,11 +226,19 @@ def _shown(estimate: Estimate, *, interval: bool = True) -> str:
     return f"{estimate.mean:.3f} [{estimate.ci95_low:.3f}, {estimate.ci95_high:.3f}]"
 
 
-def _verdict(audit: Audit, *, strict: bool) -> str:
+def verdict(audit: Audit, *, strict: bool = False) -> str:
+    """Return the meaning of the exit code, and the number of findings."""
     counts = ", ".join(f"{len(audit.unresolved(severity))} {severity}" for severity in SEVERITIES)
     allowed = sum(bool(each.allowed) for each in audit.findings)
-    verdict = "failed" if audit.exit_code(strict=strict) else "passed"
-    return f"{verdict}: {counts}{f', {allowed} allowed' if allowed else ''}"
+    counts += f", {allowed} allowed" if allowed else ""
+    if audit.exit_code(strict=strict) == 1:
+        return f"failed: {counts}"
+    if audit.judged:
+        return f"passed: {counts}"
+    return (
+        f"nothing could be judged{' (allowed)' if audit.is_unjudged_allowed else ''}: the full score is unknown. "
+        f"Return `score`, implement `gold` or pass --pass_reward. Errors, leaks and flakiness: {counts}"
+    )
 
 
 # --- the card ---------------------------------------------------------------------------------------------------------
@@ -228,7 +248,7 @@ def card(audit: Audit, *, strict: bool = False) -> str:
     """Return the report in Markdown, for an environment's page."""
     lines = [
         f"# Audit of {audit.env}", "",
-        f"**{_verdict(audit, strict=strict)}** · {audit.num_plays} episodes on {len(audit.task_ids)} tasks, seed "
+        f"**{verdict(audit, strict=strict)}** · {audit.num_plays} episodes on {len(audit.task_ids)} tasks, seed "
         f"{audit.seed}.", "",
         "| policy | kind | variants | reward, mean [95 %] | max (variant) | score | full score | failed |",
         "|---|---|--:|--:|--:|--:|--:|--:|",

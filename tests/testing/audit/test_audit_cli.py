@@ -75,7 +75,9 @@ def test_an_allowed_finding_no_longer_fails(target, tmp_path, capsys):
 
 @pytest.mark.long
 def test_strict_fails_for_warnings_too(target, tmp_path):
-    (tmp_path / "sums.py").write_text(ENV.replace("score=float(right), ", "").replace("gold", "silver"))
+    (tmp_path / "sums.py").write_text(
+        ENV.replace("score=float", "score=50 * float").replace("    def", "    score_range = None\n\n    def", 1)
+    )
     assert main(["audit", *target, *POLICIES[:2]]) == 0
     assert main(["audit", *target, *POLICIES[:2], "--strict"]) == 1
 

@@ -63,7 +63,6 @@ async def test_a_fault_fails_and_nothing_else_is_reported(cls, policies, found):
     ("cls", "policies", "found", "severity"),
     [
         (envs.PaysForm, (*CORE, "constant_in_forms"), "partial-credit:constant_in_forms", "warn"),
-        (envs.NoCeiling, CORE, "no-ceiling", "warn"),
         (envs.ChangesItsWords, CORE, "flaky-observation", "warn"),
         (envs.NoGold, CORE, "no-gold", "note"),
         (envs.HalfGold, CORE, "gold-partly", "note"),

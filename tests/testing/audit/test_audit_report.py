@@ -35,7 +35,7 @@ async def test_the_form_of_the_data_is_known():
     result = await audited(envs.PaysEnumeration, *FEW, on=tasks(2))
     data = json.loads(json.dumps(result.to_dict()))
     assert list(data) == [
-        "schema", "env", "seed", "tasks", "num_plays", "ceiling", "counts", "findings", "policies",
+        "schema", "env", "seed", "tasks", "num_plays", "ceiling", "judged", "counts", "findings", "policies",
         "unused_allowances", "times",
     ]  # fmt: skip
     assert data["schema"] == 1

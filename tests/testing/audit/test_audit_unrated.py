@@ -1,0 +1,146 @@
+"""What an audit finds if the full score is unknown; it never says "passed" if it judged nothing."""
+
+import pytest
+
+from agentenv.cli.main import main
+from agentenv.core.agent import AgentInstance
+from agentenv.core.types import StepResult
+from agentenv.testing.audit.report import verdict
+from tests.testing.audit import audited as envs
+from tests.testing.audit.audited import audited, ids
+
+ANY = ("null", "constant", "random", "length_bomb", "enumeration", "unicode")
+SEARCH = {"type": "function", "function": {"name": "search", "parameters": {
+    "type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}}}  # fmt: skip
+
+
+def paying(pay, num_turns=1):
+    """An environment without `score` and `gold` whose reward is a function of the action."""
+
+    class Pays(AgentInstance):
+        async def step(self, states):
+            last = states["turn_index"] == num_turns - 1
+            return StepResult("Go on.", reward=float(pay(states["action_text"])), terminated=last)
+
+    return Pays
+
+
+@pytest.mark.parametrize(
+    ("pay", "num_turns", "found"),
+    [
+        (lambda text: 1, 1, {"reward-constant"}),
+        (lambda text: 1 if text.strip() else 0, 1, {"reward-constant"}),
+        (lambda text: 0 if text.strip() else 0.5, 1, {"silence-pays"}),
+        (lambda text: len(text) / 1000, 1, {"length-pays"}),
+        (lambda text: min(1, len(text) / 400), 1, {"length-pays"}),
+        (lambda text: 0.1 if text in ("yes", "no") else 0, 4, {"repeat-pays:constant"}),
+        (lambda text: 0, 4, set()),
+        (lambda text: -1, 1, set()),
+        (lambda text: text == "yes", 1, set()),
+        (lambda text: len(set(text)) % 7 / 7, 1, set()),
+    ],
+)
+async def test_rewards_for_nothing_are_found_without_a_full_score(pay, num_turns, found):
+    result = await audited(paying(pay, num_turns), *ANY)
+    assert ids(result) == {"no-ceiling", *found}
+    assert all(each.evidence for each in result.findings if each.kind != "no-ceiling")
+
+
+async def test_silence_that_pays_more_than_a_wrong_answer_but_no_reward_is_a_warning():
+    result = await audited(paying(lambda text: -1 if text.strip() else 0), *ANY)
+    assert (ids(result, "fail"), ids(result, "warn")) == (set(), {"no-ceiling", "silence-pays"})
+
+
+@pytest.mark.parametrize("known", ["score", "gold", "pass_reward"])
+async def test_with_a_full_score_the_rewards_are_judged_by_it_alone(known):
+    class Pays(envs.NoCeiling):
+        def reward(self, right, states):
+            return len(states["action_text"]) / 1000
+
+        def score(self, right):
+            return float(right) if known == "score" else None
+
+        if known == "gold":
+            gold = envs.Sound.gold
+
+    result = await audited(Pays, *ANY, pass_reward=1000.0 if known == "pass_reward" else None)
+    assert not ids(result) & {"reward-constant", "silence-pays", "length-pays", "no-ceiling"}
+
+
+def calling(pay, full=1.0):
+    """An environment with a tool, which pays for a call."""
+
+    class Calls(envs.Sound):
+        calls = 0
+
+        async def reset(self, states):
+            return {**states, "tools": [SEARCH]}
+
+        async def step(self, states):
+            if not states["tool_calls"].items:
+                return await super().step(states)
+            self.calls += 1
+            return StepResult([{"role": "tool", "content": "Nothing."}], reward=pay(self.calls), score=0.0)
+
+        def reward(self, right, states):
+            return full * right
+
+    return Calls
+
+
+@pytest.mark.long
+async def test_a_reward_for_each_repetition_of_a_call_is_found_with_and_without_a_full_score():
+    policies = ("null", "constant", "gold", "calls")
+    result = await audited(calling(lambda num: 0.02), *policies)
+    assert (ids(result, "fail"), ids(result, "warn")) == (set(), {"repeat-pays:calls"})
+    (found,) = result.findings
+    assert "16 turns" in found.summary, "as many turns as a run has, not only those of the audit"
+    assert ids(await audited(calling(lambda num: 0.1), *policies), "fail") == {"reward-exceeds-gold:calls"}
+    assert ids(await audited(calling(lambda num: 0.1 * (num == 1)), *policies)) == set()
+
+    class Unrated(calling(lambda num: 0.02)):
+        gold = AgentInstance.gold
+
+        async def step(self, states):
+            result = await super().step(states)
+            return StepResult(result.observation, reward=result.reward, terminated=result.terminated)
+
+    assert ids(await audited(Unrated, *policies), "fail") == {"repeat-pays:calls"}
+
+
+async def test_nothing_judged_is_not_a_pass():
+    result = await audited(envs.NoCeiling, *ANY)
+    assert result.exit_code() == 4
+    assert verdict(result) == (
+        "nothing could be judged: the full score is unknown. Return `score`, implement `gold` or pass --pass_reward. "
+        "Errors, leaks and flakiness: 0 fail, 1 warn, 0 note"
+    )
+    assert result.to_dict()["judged"] is False
+    assert result.exit_code(strict=True) == 1
+    allowed = await audited(envs.NoCeiling, *ANY, allowed={"no-ceiling": "a reward model"})
+    assert allowed.exit_code(strict=True) == 0
+    assert verdict(allowed).startswith("nothing could be judged (allowed): ")
+    judged = await audited(envs.NoScore, "null", "constant", "gold")
+    assert (judged.exit_code(), judged.to_dict()["judged"]) == (0, True)
+    assert verdict(judged) == "passed: 0 fail, 0 warn, 0 note"
+
+
+async def test_a_finding_that_fails_outweighs_that_the_rest_was_not_judged():
+    result = await audited(paying(lambda text: 1), *ANY)
+    assert result.exit_code() == 1
+    assert verdict(result) == "failed: 1 fail, 1 warn, 0 note"
+
+
+@pytest.mark.long
+def test_the_command_exits_with_4_if_nothing_was_judged(tmp_path, capsys):
+    (tmp_path / "own.py").write_text(
+        "from agentenv import AgentInstance, StepResult\n\n\n"
+        "class Own(AgentInstance):\n"
+        "    async def step(self, states):\n"
+        "        return StepResult(reward=float(states['action_text'] == 'Lisbon'), terminated=True)\n"
+    )
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Capital of Portugal?", "label": "Lisbon"}\n')
+    asked = ["audit", str(tmp_path / "own.py"), "--data", str(tmp_path / "rows.jsonl"), "--policies", "null"]
+    assert main(asked) == 4
+    assert "nothing could be judged: " in capsys.readouterr().out
+    assert main([*asked, "--pass_reward", "1"]) == 0
