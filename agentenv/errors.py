@@ -7,7 +7,7 @@ AgentEnvError
 ├── MissingDependency ImportError  an optional package is missing; the message contains the pip command
 ├── InfraError       RuntimeError  something outside the policy and the task failed: retried, then counted, never scored
 │   └── EngineError                the engine could not sample
-├── EpisodeFailed    RuntimeError  an episode driven step by step by the caller failed: its record has the kind of error
+├── EpisodeFailed    RuntimeError  an episode that the caller drives or awaits failed: its record has the kind of error
 └── RunStopped       RuntimeError  more episodes are useless: too many failed, the disk is full, or the code that raises
                                    it (also an environment) knows that all would fail; exit code 3
 
@@ -52,7 +52,7 @@ class EngineError(InfraError):
 
 
 class EpisodeFailed(AgentEnvError, RuntimeError):
-    """An episode driven step by step by the caller failed: the reward of its last turn is unknown."""
+    """An episode that the caller drives step by step, or a test asked for, failed: its reward is unknown."""
 
 
 class RunStopped(AgentEnvError, RuntimeError):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 import traceback
+from itertools import dropwhile
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -17,3 +19,36 @@ def place_of(error: BaseException) -> str:
     libraries = (str(PACKAGE), sys.base_prefix, sys.prefix, "<")
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(libraries)]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
+MAX_TRACEBACK_CHARS = 4000
+"""Bound of `traceback_of`: its middle is left out beyond it."""
+_STDLIB = sysconfig.get_path("stdlib")
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback of an error and its causes, each from the first frame outside agentenv and the library.
+
+    It is empty if only agentenv's frames would remain. Errors of actors carry their own.
+    """
+    if (told := getattr(error, "traceback", None)) is not None:
+        return str(told)
+    found = traceback.TracebackException.from_exception(error, compact=True)
+    chain: traceback.TracebackException | None = found
+    has_frame = False
+    while chain is not None:
+        kept = list(dropwhile(_is_caller, chain.stack))
+        chain.stack = traceback.StackSummary.from_list(kept)
+        has_frame = has_frame or bool(kept)
+        chain = chain.__cause__ or (None if chain.__suppress_context__ else chain.__context__)
+    if not has_frame:
+        return ""
+    text = "".join(found.format()).rstrip("\n")
+    half = MAX_TRACEBACK_CHARS // 2
+    return text if len(text) <= MAX_TRACEBACK_CHARS else f"{text[:half]}\n  …\n{text[-half:]}"
+
+
+def _is_caller(frame: traceback.FrameSummary) -> bool:
+    """Return True for a frame of agentenv or of the standard library, which called the code that failed."""
+    name = frame.filename
+    return name.startswith((str(PACKAGE), "<")) or (name.startswith(_STDLIB) and "-packages" not in name)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from agentenv._util.brief import brief
 from agentenv.core.types import BridgeKind, Completion, FinishReason, Message, StepResult, StopReason, Task
 
 NO_VERSION = -1
@@ -38,6 +39,8 @@ class EpisodeError:
     """create, reset, prompt, generate, step, on_truncate, execute, record or group_reward."""
     place: str = ""
     """File and line in the environment's code, if the failure occurred there."""
+    traceback: str = ""
+    """Traceback from the first frame outside agentenv on, at most 4,000 characters; empty without such a frame."""
 
 
 @dataclass(slots=True)
@@ -71,6 +74,11 @@ class Turn:
     observation_cut: bool = False
     """True if the middle of the reply's content was cut out because it did not fit."""
 
+    def __repr__(self) -> str:
+        """Return one line of bounded length."""
+        reward = None if self.result is None else self.result.reward
+        return f"Turn({brief(self.action, 60)}, reward={reward}, {self.finish_reason}, {self.end - self.start} tokens)"
+
 
 @dataclass(slots=True, eq=False)
 class Segment:
@@ -97,6 +105,10 @@ class Segment:
     def __len__(self) -> int:
         """Return T, the number of tokens."""
         return len(self.token_ids)
+
+    def __repr__(self) -> str:
+        """Return one line of bounded length."""
+        return f"Segment({len(self)} tokens, {self.action_mask.count(1)} of actions)"
 
     def append_observation(self, token_ids: Sequence[int]) -> None:
         """Add tokens that the policy did not sample."""
@@ -166,6 +178,14 @@ class Trajectory:
     """The first observation, as `reset` returned it; empty before that."""
     tools: Sequence[Mapping[str, Any]] = ()
     """Schemas of the tools that `reset` offered to the model."""
+
+    def __repr__(self) -> str:
+        """Return one line of bounded length."""
+        error = f", {self.error.type} in {self.error.where}" if self.error else ""
+        return (
+            f"Trajectory({brief(self.episode_id, 60)}, reward={self.reward}, {self.stop_reason or 'unfinished'}{error}"
+            f", {len(self.turns)} turns, {self.num_tokens} tokens)"
+        )
 
     @property
     def token_ids(self) -> array[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from agentenv._util.calls import StepTimeout
-from agentenv._util.paths import place_of
+from agentenv._util.paths import place_of, traceback_of
 from agentenv.core.trajectory import EpisodeError, ErrorKind, Trajectory
 from agentenv.core.types import StopReason
 from agentenv.episode.setup import Stage
@@ -34,4 +34,5 @@ def record_failure(trajectory: Trajectory, error: BaseException, stage: Stage) -
     reason = StopReason.ERROR
     if isinstance(error, StepTimeout | Aborted):
         reason = StopReason.STEP_TIMEOUT if isinstance(error, StepTimeout) else StopReason.ABORTED
-    trajectory.finish(reason, EpisodeError(kind, name, str(error) or repr(error), stage.value, place_of(error)))
+    text, place = str(error) or repr(error), place_of(error)
+    trajectory.finish(reason, EpisodeError(kind, name, text, stage.value, place, traceback_of(error)))

@@ -13,7 +13,7 @@ from agentenv.core.trajectory import Group, Trajectory
 from agentenv.core.types import Task
 from agentenv.engines.scripted import Script, ScriptedEngine
 from agentenv.episode.stepping import SteppedEpisode
-from agentenv.errors import ConfigError
+from agentenv.errors import ConfigError, EpisodeFailed
 from agentenv.testing.clock import VirtualClock
 from agentenv.testing.episodes import Setup, play, play_all, stepped
 
@@ -34,10 +34,12 @@ class Bench:
         self,
         setup: Setup | None = None,
         *,
+        expects_error: bool = False,
         clock: VirtualClock | None = None,
         remember: Callable[[Tokenizer], None] = lambda tokenizer: None,
     ) -> None:
         self._setup, self._clock, self._remember = setup, clock, remember
+        self._expects_error = expects_error
         self.tokenizer: Tokenizer = (setup or Setup("")).chat().tokenizer
         self._coroutines: list[Coroutine[Any, Any, Any]] = []
         """Coroutines that async tests must await."""
@@ -47,7 +49,7 @@ class Bench:
         """Return a bench with the arguments of a test's marker; `marker` is None if there is none.
 
         Raises:
-            ConfigError: the marker's arguments are not those of `Setup`.
+            ConfigError: the marker's arguments are not `expects_error` and those of `Setup`.
         """
         if marker is None:
             return cls(None, **options)
@@ -57,12 +59,14 @@ class Bench:
                 "others: data=…, env_kwargs=…."
             )
         try:
-            setup = Setup(*marker[0], **marker[1])
+            values = dict(marker[1])
+            expects_error = bool(values.pop("expects_error", False))
+            setup = Setup(*marker[0], **values)
         except TypeError as error:
             raise ConfigError(
                 f"pytest.mark.agentenv: expected the arguments of agentenv.testing.Setup, got {error}. Change the mark."
             ) from error
-        return cls(setup, **options)
+        return cls(setup, expects_error=expects_error, **options)
 
     def scripted_engine(self, script: Script, tokenizer: Tokenizer | None = None, **options: Any) -> ScriptedEngine:
         """Return a ScriptedEngine with this test's tokenizer."""
@@ -94,10 +98,18 @@ class Bench:
 
         Raises:
             ConfigError: the test has no marker.
+            EpisodeFailed: the episode failed, and the marker does not have `expects_error=True`.
         """
         if self._setup is None:
             raise _no_marker("episode")
-        return self._run(play(self._make_setup((), {})))
+        trajectory = self._run(play(self._make_setup((), {})))
+        if (error := trajectory.error) is not None and not self._expects_error:
+            place = f" at {error.place}" if error.place else ""
+            raise EpisodeFailed(
+                f"episode: expected an episode without an error, got {error.type} in {error.where}{place}: "
+                f"{error.message}\nFix it, or mark the test with expects_error=True.\n{error.traceback}".rstrip()
+            )
+        return trajectory
 
     def marked_env(self) -> MarkedEnv:
         """Return the environment of the marker.

@@ -123,7 +123,7 @@ def _completion(trajectory: Trajectory, turn: Any) -> Completion:
 
 def _kept(trajectory: Trajectory) -> dict[str, Any]:
     """Return the record to write, without the values that differ between runs."""
-    error = trajectory.error and replace(trajectory.error, place="")
+    error = trajectory.error and replace(trajectory.error, place="", traceback="")
     values = trajectory_to_dict(replace(trajectory, wait_s=0.0, attempt=0, error=error))
     turns = [{key: value for key, value in turn.items() if key not in _TIMES} for turn in values["turns"]]
     return {**values, "turns": turns}

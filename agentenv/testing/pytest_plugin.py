@@ -16,6 +16,7 @@ Example::
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
     from agentenv.testing.golden import Golden
 
 _MARKER = (
-    "agentenv(env, policy=('',), **setup): the environment of the fixtures `env`, `episode` and `run_episode`; "
-    "the arguments are those of agentenv.testing.Setup"
+    "agentenv(env, policy=('',), *, expects_error=False, **setup): the environment of the fixtures `env`, `episode` "
+    "and `run_episode`; the arguments are those of agentenv.testing.Setup. `episode` fails if the episode failed, "
+    "unless expects_error is True"
 )
 _TOKENIZER = pytest.StashKey[Any]()
 """The tokenizer of the running test, once it used a fixture of the plugin; it decodes tokens in failed assertions."""
@@ -199,10 +201,9 @@ def run_episodes(agentenv_bench: Bench) -> Callable[..., Any]:
 
 def _others(request: pytest.FixtureRequest, ours: Callable[[Bench], Any]) -> Any:
     """Return the value of another plugin's fixture of this name if there is one, or else the value of `ours`."""
-    try:
+    with contextlib.suppress(pytest.FixtureLookupError):
         return request.getfixturevalue(str(request.fixturename))
-    except pytest.FixtureLookupError:
-        return ours(request.getfixturevalue("agentenv_bench"))
+    return ours(request.getfixturevalue("agentenv_bench"))  # outside the handler, which errors of ours would name
 
 
 @pytest.fixture
@@ -213,7 +214,10 @@ def env(request: pytest.FixtureRequest) -> MarkedEnv:
 
 @pytest.fixture
 def episode(request: pytest.FixtureRequest) -> Trajectory:
-    """Return an episode of the marker's policy on the first task of the marker's environment."""
+    """Return an episode of the marker's policy on the first task of the marker's environment.
+
+    It fails with the error of an episode that failed, unless the marker has `expects_error=True`.
+    """
     return _others(request, lambda bench: bench.marked_episode())  # type: ignore[no-any-return]
 
 

@@ -65,6 +65,21 @@ def apply(trajectory, name, argument):
     getattr(trajectory, name)(*arguments)
 
 
+def test_a_record_of_any_size_is_one_bounded_line():
+    trajectory = Trajectory(Task("Q", task_id="7"), 10**6, episode_id="7/0" * 100)
+    trajectory.append_observation([1] * 5000)
+    trajectory.append_turn(Completion((2,) * 5000), "say\n\x1b[2J" * 5000)
+    trajectory.set_result(StepResult(reward=0.5))
+    trajectory.finish(StopReason.ERROR, EpisodeError("env", "KeyError", "'x'" * 5000, "step", "/e.py:3", "Trace" * 800))
+    for record in (trajectory, trajectory.turns[0], trajectory.segments[0]):
+        shown = repr(record)
+        assert shown.isprintable()
+        assert len(shown) < 250
+    assert "KeyError in step" in repr(trajectory)
+    assert "reward=0.5, stop, 5000 tokens" in repr(trajectory.turns[0])
+    assert repr(trajectory.segments[0]) == "Segment(10000 tokens, 5000 of actions)"
+
+
 def picture(trajectory):
     """Everything in the record, NaN included, as comparable values."""
     segment = trajectory.segments[0]

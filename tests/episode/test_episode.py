@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentenv._util.calls import create
+from agentenv._util.paths import PACKAGE
 from agentenv.chat.chat import Chat
 from agentenv.core.agent import AgentInstance
 from agentenv.core.trajectory import NO_VERSION
@@ -743,6 +744,7 @@ class Hard(BaseException):
 )
 @pytest.mark.parametrize("where", ["reset", "step"])
 async def test_an_exception_of_an_environment_is_recorded_and_it_is_closed_once(where, error, kind):
+    error.__traceback__ = None  # of the same object in another test
     agent = Scripted(error) if where == "step" else Scripted(END, prompt=error)
     agent.prompt = error if where == "reset" else None
     if where == "reset":
@@ -752,6 +754,8 @@ async def test_an_exception_of_an_environment_is_recorded_and_it_is_closed_once(
     recorded = trajectory.error
     assert (recorded.kind, recorded.type, recorded.where) == (kind, type(error).__name__, where)
     assert recorded.message
+    assert f'File "{__file__}", line {recorded.place.rpartition(":")[2]}, in answer' in recorded.traceback
+    assert f"{PACKAGE}/" not in recorded.traceback
     assert (trajectory.reward, trajectory.score, agent.num_closed) == (None, None, 1)
 
 

@@ -220,6 +220,15 @@ def test_numpy_values_become_numbers_and_lists():
     assert json.loads(json.dumps(jsonable(value))) == {"a": 3, "b": 0.5, "c": [0, 1, 2], "d": True, "e": "nan"}
 
 
+def test_a_record_from_before_tracebacks_is_readable():
+    trajectory = Trajectory(Task("Q"), 9, "t/0")
+    trajectory.finish(StopReason.ERROR, EpisodeError("env", "KeyError", "'x'", "step", "e.py:3", "Traceback …"))
+    values = trajectory_to_dict(trajectory)
+    assert trajectory_from_dict(values).error == trajectory.error
+    del values["error"]["traceback"]
+    assert trajectory_from_dict(values).error == replace(trajectory.error, traceback="")
+
+
 def test_values_that_no_line_can_hold_are_a_data_error_that_names_the_episode():
     endless = []
     endless.append(endless)

@@ -265,6 +265,34 @@ def test_one_episode_of_the_first_task_is_run(run_episode, scripted_engine):
     assert {request.episode_id for request in engine.requests} == {"000000/0"}
 
 
+FAILING = """
+    import pytest
+    from agentenv import AgentInstance
+
+    class Lost(AgentInstance):
+        async def step(self, states):
+            return states["no such key"]
+
+    @pytest.mark.agentenv(Lost, ["go"])
+    def test_unexpected(episode):
+        raise AssertionError("set-up let a failed episode pass")
+
+    @pytest.mark.agentenv(Lost, ["go"], expects_error=True)
+    def test_expected(episode):
+        assert episode.error.type == "KeyError"
+"""
+
+
+def test_an_episode_that_failed_fails_the_test_in_set_up_unless_the_marker_expects_an_error(project):
+    project.makepyfile(test_lost=FAILING)
+    result = project.runpytest_inprocess()
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(
+        ["*EpisodeFailed: episode: expected an episode without an error, got KeyError in step at *test_lost.py:6: *",
+         "*expects_error=True*", '*return states?"no such key"?*']
+    )  # fmt: skip
+
+
 def test_seeds_are_those_of_a_run(run_episode):
     one, again, other = (run_episode("guess_number", ["8"], seed=seed) for seed in (1, 1, 2))
     assert one.seed == again.seed != other.seed

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv._util.calls import call, create
-from agentenv._util.paths import place_of
+from agentenv._util.paths import place_of, traceback_of
 from agentenv._util.ray.cluster import restore_sigchld
 from agentenv._util.version import __version__
 from agentenv.core.agent import AgentInstance
@@ -76,7 +76,10 @@ class Failure:
     message: str
     place: str
     """file:line in the user's code."""
+    traceback: str
+    """As in the record: `traceback_of`."""
     trace: str
+    """The whole traceback, for logs."""
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
@@ -85,11 +88,12 @@ class Failure:
         plain = (each for each in known if issubclass(each, Exception) and not issubclass(each, BaseExceptionGroup))
         base = next(plain, Exception)
         trace = "".join(traceback.format_exception(error))
-        return cls(type(error).__name__, base, str(error) or repr(error), place_of(error), trace)
+        return cls(type(error).__name__, base, str(error) or repr(error), place_of(error), traceback_of(error), trace)
 
     def error(self) -> Exception:
-        """Return an exception with the same name, base class, message and place."""
-        cls = type(self.name, (self.base,), {"__str__": lambda _: self.message, "place": self.place})
+        """Return an exception with the same name, base class, message, place and traceback."""
+        known = {"place": self.place, "traceback": self.traceback}
+        cls = type(self.name, (self.base,), {"__str__": lambda _: self.message, **known})
         error: Exception = self.base.__new__(cls)
         error.add_note(f"In the environment's actor:\n{self.trace}")
         return error

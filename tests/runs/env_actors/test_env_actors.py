@@ -16,6 +16,7 @@ from zlib import crc32
 
 import pytest
 
+from agentenv._util.paths import traceback_of
 from agentenv._util.ray.cluster import ClusterConfig, ray_session
 from agentenv.chat.chat import Chat
 from agentenv.core.types import Limits, SamplingParams, StopReason, Task
@@ -102,6 +103,7 @@ def test_an_exception_that_crossed_is_of_the_same_name_kind_message_and_place(er
     assert str(made) == (str(error) or repr(error))
     assert made.place.startswith(f"{__file__}:")
     assert "Traceback" in made.__notes__[0]
+    assert f'File "{__file__}"' in traceback_of(made)
 
 
 def test_an_exception_of_a_users_own_class_crosses_as_its_builtin_base():
