@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from agentenv.chat.dialogue import Dialogue, Reply
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Message, StepResult
-from agentenv.episode.endpoint.history import MISMATCH, Mismatch, chain, message_fingerprint
+from agentenv.episode.endpoint.history import MISMATCH, Mismatch, chain, message_fingerprints
 from agentenv.episode.endpoint.wire import ChatRequest
 
 
@@ -36,7 +36,7 @@ class Asked:
 
 def asked(request: ChatRequest) -> Asked:
     """Return the request with its fingerprints."""
-    prints = [message_fingerprint(message) for message in request.messages]
+    prints = message_fingerprints(request.messages)
     return Asked(request, prints, chain(request.tools, prints))
 
 
@@ -82,6 +82,36 @@ class Point:
     num_ids: int
     action: tuple[list[int], str] | None
     """Ids and text of the answer; None after a prompt."""
+
+    def is_end_for(self, asked: Asked) -> bool:
+        """Return True if a request that continues from here is the next of the conversation."""
+        line = self.line
+        is_last = self.action is not None and self.num_messages == len(line.messages) and not line.is_busy
+        return is_last and (line.pending is None or line.pending[0] == asked.key)
+
+    def has_ids_of(self, asked: Asked) -> bool:
+        """Return True if a request has the recorded ids of the last answer's calls."""
+        last = self.num_messages - 1
+        return call_ids(self.line.messages[last]) == call_ids(asked.request.messages[last])
+
+
+def call_ids(message: Message) -> list[str]:
+    """Return the ids of a message's calls."""
+    return [call["id"] for call in message.get("tool_calls", ())]
+
+
+def continued(asked: Asked, point: Point) -> Asked:
+    """Return a request with the messages recorded up to a point, and their ids in the results of calls after it."""
+    num = point.num_messages
+    known, given = point.line.messages[:num], asked.request.messages
+    own = dict(zip(call_ids(given[num - 1]), call_ids(known[-1]), strict=True))
+    following = [
+        {**message, "tool_call_id": own.get(message["tool_call_id"], message["tool_call_id"])}
+        if message["role"] == "tool"
+        else message
+        for message in given[num:]
+    ]
+    return replace(asked, request=replace(asked.request, messages=(*known, *following)))
 
 
 @dataclass(frozen=True, slots=True)

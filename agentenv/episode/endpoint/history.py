@@ -1,7 +1,7 @@
 """Decide whether a request continues a conversation, and if not, what the agent changed.
 
-Messages are compared by role, content, and calls (id, name, arguments as values), so spacing, JSON key order and
-whitespace around an answer make no difference.
+Messages are compared by role, content, and calls (name, arguments as values), so spacing, JSON key order, whitespace
+around an answer, a name of the assistant, and ids renamed in call and result make no difference.
 """
 
 from __future__ import annotations
@@ -39,14 +39,33 @@ def fingerprint(value: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def message_fingerprint(message: Message) -> str:
-    """Return the fingerprint of a message, without its reasoning, which agents need not send back."""
+def message_fingerprint(message: Message, places: Mapping[str, int] | None = None) -> str:
+    """Return the fingerprint of a message, without its reasoning, which agents need not send back.
+
+    Args:
+        message: as `read_message` returns it.
+        places: the calls that a tool result can answer: id to place.
+    """
     content = {
         key: value for key, value in message.items() if key != "reasoning_content" and value not in (None, "", [])
     }
     if message["role"] == "assistant":
+        content.pop("name", None)
         content["content"] = str(message.get("content") or "").strip()
+        content["tool_calls"] = [call["function"] for call in message.get("tool_calls", ())]
+    elif "tool_call_id" in content:
+        content["tool_call_id"] = (places or {}).get(content["tool_call_id"], content["tool_call_id"])
     return fingerprint(content)
+
+
+def message_fingerprints(messages: Sequence[Message]) -> list[str]:
+    """Return the fingerprint of each message of a conversation."""
+    prints, places = [], dict[str, int]()
+    for message in messages:
+        if message["role"] == "assistant":
+            places = {call["id"]: place for place, call in enumerate(message.get("tool_calls", ()))}
+        prints.append(message_fingerprint(message, places))
+    return prints
 
 
 def chain(tools: Sequence[Mapping[str, Any]], prints: Sequence[str]) -> list[str]:
@@ -66,15 +85,12 @@ def classify(
     old: Sequence[Message],
     new: Sequence[Message],
     *,
-    same_tools: bool,
     old_prints: Sequence[str],
     prints: Sequence[str],
 ) -> Mismatch:
-    """Return why `new` does not continue `old`, a conversation that ends with an answer."""
+    """Return why `new` does not continue `old`, a conversation with the same tools that ends with an answer."""
     num = num_shared(old_prints, prints)
     if num == len(old):
-        if not same_tools:
-            return "tools"
         return "edited" if any(message["role"] == "assistant" for message in new[num:]) else "branch"
     old_head, new_head = _num_system(old), _num_system(new)
     rest, new_rest = list(old_prints[old_head:]), list(prints[new_head:])

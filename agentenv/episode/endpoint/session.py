@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -21,11 +21,12 @@ from agentenv.chat.tool_calls.messages import assistant_message
 from agentenv.core.engine import sample
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Message, SamplingParams, StepResult, StopReason, Task
-from agentenv.episode.endpoint.conversations import Asked, Call, Line, Point, Work, asked, record
+from agentenv.episode.endpoint.conversations import Asked, Call, Line, Point, Work, asked, call_ids, continued, record
 from agentenv.episode.endpoint.history import Mismatch, chain, classify, link, message_fingerprint, num_shared
 from agentenv.episode.endpoint.wire import (
     ChatRequest,
     OutOfRoom,
+    OutOfTurns,
     RequestError,
     UnknownSession,
     answer_message,
@@ -85,8 +86,8 @@ class Session:
         self.fatal: ConfigError | RunStopped | None = None
         """The error of a wrongly configured engine, which the episode's source raises again."""
         self._lines: list[Line] = []
-        self._points: dict[str, Point] = {}
-        self._answers: dict[str, Message] = {}
+        self._points: dict[str, list[Point]] = {}
+        self._answers: dict[str, tuple[Message, Message]] = {}  # as the agent got it, and for the template
         self._failures: dict[str, EpisodeError] = {}
         self.num_requests = 0
         self._running: set[asyncio.Task[Any]] = set()
@@ -116,7 +117,7 @@ class Session:
         read = request if isinstance(request, ChatRequest) else self.read(request)
         if self.num_calls + self._num_busy >= self.limits.max_turns:
             self.limit = StopReason.MAX_TURNS
-            raise OutOfRoom(
+            raise OutOfTurns(
                 f"session: expected at most max_turns={self.limits.max_turns} requests, got more. End here."
             )
         work = self._begin(asked(read))
@@ -138,7 +139,8 @@ class Session:
             self._num_busy -= 1
             if not work.line.calls:  # the request failed; conversations without an answer are not recorded
                 self._lines.remove(work.line)
-                self._points = {key: point for key, point in self._points.items() if point.line is not work.line}
+                for points in self._points.values():
+                    points[:] = [point for point in points if point.line is not work.line]
 
     def read(self, body: Any) -> ChatRequest:
         """Return the request in OpenAI's body; refuse what is too long for the model before it is rendered.
@@ -200,6 +202,9 @@ class Session:
             mismatch=work.line.mismatch if is_first else None,
         )
         message = self._take(work, call)
+        num = len(work.prompt) + len(completion.token_ids)
+        if completion.finish_reason == "length" and num >= self.limits.max_length:
+            self.limit = StopReason.MAX_LENGTH
         self._failures.pop(work.asked.key, None)
         return chat_completion(
             completion,
@@ -218,28 +223,16 @@ class Session:
         At the end of a conversation, its segment grows. At an earlier point, a segment begins with the recorded ids up
         to there; otherwise with the messages, rendered from the beginning.
         """
-        messages = asked.request.messages
-        point = next((self._points[link] for link in reversed(asked.links) if link in self._points), None)
-        following = messages[point.num_messages :] if point else ()
-        if point is not None and (point.action is None) == bool(following):
-            point = None  # nothing may follow a prompt; something must follow an answer
-        if point is None or any(message["role"] == "assistant" for message in following):
+        point = self._point(asked, asked.links)
+        if point is None:
             dialogue = Dialogue(self.chat, self.limits.max_length)
             try:
                 dialogue.begin(self._shown(asked), list(asked.request.tools) or None)
             except (ConfigError, ContractError) as error:
                 raise RequestError(f"messages: {error}") from error
-            mismatch = None  # how the request differs from the most similar conversation, if there is one
-            if self._lines:
-                old = max(reversed(self._lines), key=lambda line: num_shared(line.prints, asked.prints))
-                same_tools = chain(old.dialogue.tools or (), ())[0] == asked.links[0]
-                mismatch = classify(
-                    old.messages, messages, same_tools=same_tools, old_prints=old.prints, prints=asked.prints
-                )
-            return self._opened(asked, Line(dialogue, mismatch))
-        line = point.line
-        at_end = point.num_messages == len(line.messages) and point.action is not None and not line.is_busy
-        if not at_end or (line.pending is not None and line.pending[0] != asked.key):
+            return self._opened(asked, Line(dialogue, self._mismatch(asked)))
+        line, asked = point.line, continued(asked, point)
+        if not point.is_end_for(asked):
             dialogue = Dialogue(self.chat, self.limits.max_length)
             history = self._shown(asked)[: point.num_messages - (point.action is not None)]
             dialogue.begin_at(line.dialogue.ids[: point.num_ids], history, list(asked.request.tools) or None)
@@ -249,6 +242,26 @@ class Session:
         reply = line.pending[1] if line.pending else self._reply(line.dialogue, asked, point)
         line.pending = (asked.key, reply)
         return self._work(asked, line, reply, [*line.dialogue.ids, *reply.ids], opens=False)
+
+    def _point(self, asked: Asked, links: Sequence[str]) -> Point | None:
+        """Return the point from which messages with these links continue: the end of a conversation if there is one."""
+        points = next((points for link in reversed(links) if (points := self._points.get(link))), None)
+        if points is None:
+            return None
+        following = asked.request.messages[points[0].num_messages :]
+        # Nothing may follow a prompt; something other than an answer must follow an answer.
+        if (points[0].action is None) == bool(following) or any(m["role"] == "assistant" for m in following):
+            return None
+        return max(points, key=lambda point: (point.is_end_for(asked), point.has_ids_of(asked)))
+
+    def _mismatch(self, asked: Asked) -> Mismatch | None:
+        """Return how a request differs from the most similar conversation, None if it is the first."""
+        if not self._lines:
+            return None
+        old = max(reversed(self._lines), key=lambda line: num_shared(line.prints, asked.prints))
+        if self._point(asked, chain(old.dialogue.tools or (), asked.prints)) is not None:
+            return "tools"  # with the old tools it would continue
+        return classify(old.messages, asked.request.messages, old_prints=old.prints, prints=asked.prints)
 
     def _work(self, asked: Asked, line: Line, reply: Reply, prompt: list[int], *, opens: bool) -> Work:
         if len(prompt) >= self.limits.max_length:
@@ -260,7 +273,8 @@ class Session:
     def _no_room(self) -> OutOfRoom:
         self.limit = StopReason.MAX_LENGTH
         return OutOfRoom(
-            f"messages: expected fewer than max_length={self.limits.max_length} tokens, got more. Shorten them."
+            f"messages: expected fewer than max_length={self.limits.max_length} tokens, got more. "
+            f"This model's maximum context length is {self.limits.max_length} tokens. Shorten them."
         )
 
     def _reply(self, dialogue: Dialogue, asked: Asked, point: Point) -> Reply:
@@ -279,15 +293,18 @@ class Session:
         work = self._work(asked, line, Reply(ids, "rerendered"), ids, opens=True)
         line.messages, line.prints, line.num_first = list(asked.request.messages), asked.prints, len(asked.prints)
         self._lines.append(line)
-        self._points.setdefault(asked.key, Point(line, len(line.messages), len(ids), None))
+        self._points.setdefault(asked.key, []).append(Point(line, len(line.messages), len(ids), None))
         return work
 
     def _shown(self, asked: Asked) -> list[Message]:
         """Return the messages of a request in the form that the template takes."""
-        shown = []
+        shown: list[Message] = []
         for message, one in zip(asked.request.messages, asked.prints, strict=True):
-            if one in self._answers:  # sampled here: unchanged
-                shown.append(self._answers[one])
+            if one in self._answers:  # sampled here: unchanged, except for the ids of its calls
+                answer, own = self._answers[one]
+                ids = dict(zip(call_ids(answer), call_ids(message), strict=True))
+                calls = [{**call, "id": ids.get(call["id"], call["id"])} for call in own.get("tool_calls", ())]
+                shown.append({**own, **({"tool_calls": calls} if calls else {})})
                 continue
             bare = {key: value for key, value in message.items() if key != "reasoning_content"}
             if "tool_calls" in bare:
@@ -336,12 +353,11 @@ class Session:
         own: Message = {"role": "assistant", "content": call.action}
         if parsed is not None and parsed.items:
             own = assistant_message(parsed, as_json=self.chat.tool_format.arguments_as_json)
-        self._answers[one] = {**own, "trusted": True}
+        self._answers[one] = answer, {**own, "trusted": True}
         line.messages, line.prints = [*request.messages, answer], [*work.asked.prints, one]
         line.calls.append(call)
-        self._points[link(work.asked.key, one)] = Point(
-            line, len(line.messages), len(line.dialogue.ids), (ids, call.action)
-        )
+        point = Point(line, len(line.messages), len(line.dialogue.ids), (ids, call.action))
+        self._points.setdefault(link(work.asked.key, one), []).append(point)
         return message
 
     def _worded(self, call: Call, parsed: ParsedAction | None) -> dict[str, Any]:

@@ -45,9 +45,15 @@ class RequestError(DataError):
 
 
 class OutOfRoom(RequestError):
-    """The session's budget of tokens or turns is exhausted."""
+    """The session's budget of tokens is exhausted. Clients know it by the code, or by "maximum context length is"."""
 
     code = "context_length_exceeded"
+
+
+class OutOfTurns(RequestError):
+    """The session's budget of turns is exhausted. No client sends a request again after 403, as some do after 400."""
+
+    status, code = 403, "max_turns_exceeded"
 
 
 class UnknownSession(RequestError):

@@ -14,7 +14,7 @@ from agentenv.chat.chat import Chat, ChatOptions
 from agentenv.core.types import Completion, Limits, SamplingParams, StopReason
 from agentenv.core.views import messages_of, spans_of
 from agentenv.episode.endpoint.session import Session, SessionOptions
-from agentenv.episode.endpoint.wire import OutOfRoom, RequestError, UnknownSession
+from agentenv.episode.endpoint.wire import OutOfRoom, OutOfTurns, RequestError, UnknownSession
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.errors import ConfigError, EngineError
 from agentenv.runs.records.lines import trajectory_from_dict, trajectory_to_dict
@@ -25,6 +25,7 @@ from tests.episode.endpoint.scenes import (
     ask,
     assert_exact,
     chat_of,
+    sent_back,
     session_of,
     system,
     until,
@@ -154,11 +155,66 @@ async def test_every_rewrite_of_history_has_a_name_and_a_segment(name, kind):
     assert_exact(trajectory, engine)
 
 
-async def test_other_tools_are_their_own_mismatch():
+@pytest.mark.parametrize("num", [1, 3], ids=["the same messages", "an answer and more"])
+async def test_other_tools_are_their_own_mismatch(num):
     session, _ = session_of(["a", "b"])
     _, messages = await ask(session, [user("Q")], tools=TOOL)
-    await ask(session, [*messages, user("Q2")])
+    await ask(session, [*messages, user("Q2")][:num])
     assert session.mismatches == ["tools"]
+
+
+async def test_a_name_of_the_assistant_is_no_rewrite():
+    session, engine = session_of([CALLS["Qwen3"], "42", "ok"])
+    _, messages = await ask(session, [user("Q")], tools=TOOL)
+    result = {"role": "tool", "tool_call_id": messages[-1]["tool_calls"][0]["id"], "content": "42"}
+    messages = [user("Q"), {**messages[-1], "name": "math_agent"}, result]
+    response, _ = await ask(session, messages, tools=TOOL)
+    await ask(session, [*messages, {**sent_back(response), "name": "math_agent"}, user("More.")], tools=TOOL)
+    assert session.mismatches == []
+    assert_exact(session.finish(1.0), engine)
+
+
+@pytest.mark.parametrize("name", ["Qwen3", "Mistral v0.3"])
+async def test_ids_of_calls_may_be_renamed_in_call_and_result(name):
+    call = CALLS.get(name) or '[TOOL_CALLS] [{"name": "lookup", "arguments": {"query": "6 x 7"}, "id": "abcdefghi"}]'
+    session, engine = session_of([call, call, "ok"], name)
+    messages = [user("Q")]
+    for number in range(2):
+        _, messages = await ask(session, messages, tools=TOOL)
+        messages[-1]["tool_calls"][0]["id"] = f"renamed{number}"
+        messages.append({"role": "tool", "tool_call_id": f"renamed{number}", "content": f"R{number}"})
+    await ask(session, messages, tools=TOOL)
+    assert session.mismatches == []
+    trajectory = session.finish(1.0)
+    assert "renamed" not in engine.requests[-1].prompt
+    assert "renamed" not in str(messages_of(trajectory))
+    assert_exact(trajectory, engine)
+
+
+async def test_results_that_are_told_of_other_calls_are_a_rewrite():
+    session, _ = session_of([f"{CALLS['Qwen3']}\n{CALLS['Qwen3'].replace('7', '8')}", "a", "b"])
+    _, messages = await ask(session, [user("Q")], tools=TOOL)
+    ids = [call["id"] for call in messages[-1]["tool_calls"]]
+
+    def results(*ids):
+        return [{"role": "tool", "tool_call_id": one, "content": f"R{place}"} for place, one in enumerate(ids)]
+
+    _, messages = await ask(session, [*messages, *results(*ids)], tools=TOOL)
+    await ask(session, [*messages[:2], *results(*reversed(ids)), *messages[4:], user("More.")], tools=TOOL)
+    assert session.mismatches == ["edited"]
+
+
+async def test_two_conversations_with_the_same_prompt_and_answers_stay_two():
+    session, engine = session_of(["a"])
+    one = two = [user("Q")]
+    for number in range(3):
+        _, one = await ask(session, one)
+        _, two = await ask(session, two)
+        one, two = [*one, user(f"next {number}")], [*two, user(f"next {number}")]
+    assert session.mismatches == ["branch"]
+    trajectory = session.finish(1.0)
+    assert [turn.segment for turn in trajectory.turns] == [0, 0, 0, 1, 1, 1]
+    assert_exact(trajectory, engine)
 
 
 async def test_a_foreign_answer_put_in_is_an_edit():
@@ -330,6 +386,26 @@ async def test_half_of_a_surrogate_pair_that_the_model_wrote_goes_back_as_it_was
     assert_exact(session.finish(1.0), engine)
 
 
+async def test_an_answer_that_the_room_cut_ends_the_episode_as_max_length_unless_the_agent_continues():
+    def make(room):
+        return session_of(["one two three four five six seven eight nine ten"], limits=Limits(max_length=room))[0]
+
+    session = make(4096)
+    response, _ = await ask(session, [user("Q")], max_tokens=3)
+    assert response["choices"][0]["finish_reason"] == "length"
+    assert session.finish(1.0).stop_reason is StopReason.TERMINATED
+    room = response["usage"]["prompt_tokens"] + 4
+    session = make(room)
+    response, _ = await ask(session, [user("Q")], max_tokens=30)
+    assert (response["choices"][0]["finish_reason"], response["usage"]["completion_tokens"]) == ("length", 4)
+    trajectory = session.finish(1.0)
+    assert (trajectory.stop_reason, trajectory.reward) == (StopReason.MAX_LENGTH, 1.0)
+    session = make(room)
+    await ask(session, [user("Q")])
+    await ask(session, [user("R")], max_tokens=3)
+    assert session.finish(1.0).stop_reason is StopReason.TERMINATED
+
+
 async def test_a_length_cut_answer_is_closed_for_the_model():
     session, _ = session_of(["one two three four five six seven eight nine ten", "b"])
     response, messages = await ask(session, [user("Q")], max_tokens=3)
@@ -371,13 +447,16 @@ async def test_arguments_that_are_nested_too_deep_stay_text():
 async def test_room_and_turns_that_are_spent_refuse_and_are_the_stop_reason():
     session, _ = session_of(["a"], limits=Limits(max_length=64, max_turns=8))
     _, messages = await ask(session, [user("Q")])
-    with pytest.raises(OutOfRoom, match="max_length=64"):
+    with pytest.raises(OutOfRoom, match="max_length=64") as refused:
         await ask(session, [*messages, user("long " * 100)])
+    assert "This model's maximum context length is 64 tokens" in str(refused.value)  # what litellm looks for
     assert session.finish(0.5).stop_reason is StopReason.MAX_LENGTH
     session, _ = session_of(["a"], limits=Limits(max_length=640, max_turns=1))
     _, messages = await ask(session, [user("Q")])
-    with pytest.raises(OutOfRoom, match="max_turns=1"):
+    with pytest.raises(OutOfTurns, match="max_turns=1") as refused:
         await ask(session, [*messages, user("more")])
+    assert "context" not in f"{refused.value} {refused.value.code}"  # clients would trim their history and ask again
+    assert refused.value.status not in {400, 408, 409, 429, *range(500, 600)}  # clients ask again
     trajectory = session.finish(0.5)
     assert (trajectory.stop_reason, trajectory.reward) == (StopReason.MAX_TURNS, 0.5)
 
