@@ -42,7 +42,8 @@ class ShowConfig:
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run directory."""
     episode: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="EPISODE")]
-    """Id of the episode, a prefix of the id, or the index in the record: 0 is the first that ended, -1 the last."""
+    """Id of the episode, a prefix that no other id has, or a number, which is an index: 0 is the first episode that
+    ended, -1 the last."""
     logprobs: bool = False
     """Also show the log-probability, mask and policy version of each token."""
     segment: int | None = None
@@ -62,7 +63,8 @@ class DiffConfig:
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run directory."""
     episode: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="EPISODE")]
-    """Id of the episode, a prefix of the id, or the index in the record: 0 is the first that ended, -1 the last."""
+    """Id of the episode, a prefix that no other id has, or a number, which is an index: 0 is the first episode that
+    ended, -1 the last."""
     tokenizer: str | None = None
     """Folder or Hugging Face id of the tokenizer. Default: the run's."""
     json: bool = False

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
@@ -236,7 +236,8 @@ class _Counts:
     """The running counts behind Metrics. The episodes of a task are folded in and dropped when all are there."""
 
     def __init__(self, pass_score: float | None, group_size: int | None) -> None:
-        self.group_size, self.passes, self.scores_in_range = group_size, Passes(pass_score), True
+        self.group_size, self.passes = group_size, Passes(pass_score)
+        self.rewards_in_range = self.scores_in_range = True
         self.num_episodes = self.num_truncated = self.num_retries = self.turns = self.turns_max = 0
         self.tokens: Counter[str] = Counter()
         self.seconds = {name: Moments() for name in _TIMED}
@@ -281,6 +282,7 @@ class _Counts:
     def _fold(self, group: _Group) -> None:
         if group.rewards:
             self.task_rewards.add(fmean(group.rewards))
+            self.rewards_in_range &= 0.0 <= min(group.rewards) <= max(group.rewards) <= 1.0
             self.hygiene.add_group(group.rewards, group.styles)
             self.passes.add(len(group.rewards), group.num_passed)
         if group.scores:
@@ -296,10 +298,6 @@ class _Counts:
         num_infra = sum(times for name, times in self.error_types.items() if name.startswith("infra:"))
         at_least_one, all_of = self.passes.estimates(num_samples)
         prompt, action, observation, sent, cached = (self.tokens[name] for name in _COUNTED)
-        if self.scores_in_range:  # the mean is then a share
-            score = share_over_tasks(self.task_scores, self.scores.num)
-        else:
-            score = mean_over_tasks(self.task_scores)
         return Metrics(
             num_tasks=num_tasks,
             num_samples=num_samples,
@@ -313,8 +311,8 @@ class _Counts:
             error_types=dict(self.error_types.most_common()),
             stop_reasons=dict(self.stop_reasons.most_common()),
             truncated_share=_ratio(self.num_truncated, num),
-            reward=mean_over_tasks(self.task_rewards),
-            score=score,
+            reward=_over_tasks(self.task_rewards, self.rewards.num, in_range=self.rewards_in_range),
+            score=_over_tasks(self.task_scores, self.scores.num, in_range=self.scores_in_range),
             num_scored=self.scores.num,
             pass_score=self.passes.pass_score,
             pass_at_k=at_least_one,
@@ -345,8 +343,19 @@ class _Counts:
         )
 
 
+def _over_tasks(values: Moments, num_samples: int, *, in_range: bool) -> Estimate:
+    """Return the mean of one value per task; where all are in 0..1, it is a share, whose interval stays there too."""
+    return share_over_tasks(values, num_samples) if in_range else mean_over_tasks(values)
+
+
 def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole > 0 else None
+
+
+def _mean(folded: Moments, others: Iterable[Sequence[float]]) -> float | None:
+    means = [fmean(values) for values in others if values]
+    num = folded.num + len(means)
+    return (folded.total + math.fsum(means)) / num if num else None
 
 
 class Tally:
@@ -381,9 +390,14 @@ class Tally:
     def __len__(self) -> int:
         return len(self.finished) + len(self.failed)
 
-    def values(self) -> tuple[Moments, Moments]:
-        """Return the rewards and the scores of the finished episodes that have one."""
-        return self._counts.rewards, self._counts.scores
+    def means(self) -> tuple[float | None, float | None]:
+        """Return the mean reward and the mean score so far, over tasks as in Metrics; may be called from any thread."""
+        counts = self._counts
+        groups = list(counts.open.values())
+        return (
+            _mean(counts.task_rewards, [group.rewards for group in groups]),
+            _mean(counts.task_scores, [group.scores for group in groups]),
+        )
 
     def metrics(self, *, num_tasks: int, num_samples: int, wall_s: float) -> Metrics:
         """Return the Metrics of a run that planned `num_samples` episodes for each of `num_tasks` tasks."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from agentenv._util.estimates import Moments, mean_over_tasks, pass_all_k, pass_at_k, share_over_tasks
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Completion, StepResult, StopReason, Task
+from agentenv.runs.display.progress import Stats
 from agentenv.runs.metrics import Summary, Tally, aggregate, summarize
 
 
@@ -169,6 +170,30 @@ def test_shares_and_their_intervals_stay_in_the_unit_interval(values, num_sample
     else:
         assert estimate.ci95_low is estimate.ci95_high is None
         assert estimate.mean == (values[0] if values else None)
+
+
+@pytest.mark.parametrize("rewards", [[1.0] * 9 + [0.0], [1.0] * 10, [0.9, 1.0, 0.95]])
+def test_the_interval_of_rewards_that_are_all_in_0_to_1_stays_there(rewards):
+    found = aggregate([episode(str(i), 0, r) for i, r in enumerate(rewards)], num_tasks=10, num_samples=1, wall_s=1.0)
+    assert 0.0 <= found.reward.ci95_low < found.reward.mean <= found.reward.ci95_high <= 1.0
+
+
+def test_the_interval_of_rewards_outside_0_to_1_is_students_even_if_the_means_of_tasks_are_inside():
+    summaries = [episode(task, index, reward) for task in "ab" for index, reward in enumerate([1.5, -0.5])]
+    found = aggregate([*summaries, episode("c", 0, 1.0)], num_tasks=3, num_samples=2, wall_s=1.0)
+    assert found.reward.ci95_low == pytest.approx(mean_over_tasks([0.5, 0.5, 1.0]).ci95_low)
+
+
+def test_the_progress_line_and_the_table_show_the_same_mean():
+    tally = Tally(2)
+    tally.add(episode("earlier", 0, 1.0))
+    stats = Stats(6, tally)
+    # The mean over episodes is 0.5; over tasks it is a third, as task a has a reward for one of its episodes only.
+    for each in (episode("earlier", 1, 1.0), episode("a", 0, 0.0), episode("a", 1, None), episode("b", 0, 0.0)):
+        tally.add(each)
+        stats.add(each)
+    assert (stats.facts()["reward"], stats.facts()["done"]) == (pytest.approx(1 / 3), 5)
+    assert tally.metrics(num_tasks=3, num_samples=2, wall_s=1.0).reward.mean == pytest.approx(stats.facts()["reward"])
 
 
 def test_tasks_that_agree_by_chance_do_not_shrink_the_interval_to_nothing():

@@ -20,17 +20,14 @@ _LINE_EVERY_S = 5.0
 
 
 class Stats:
-    """Running counts of a run."""
+    """Running counts of a run; the means are over tasks, as in the final table."""
 
-    def __init__(self, total: int, earlier: Tally | None = None) -> None:
-        """Start with the finished episodes of an earlier session, if any."""
-        earlier = earlier if earlier is not None else Tally()
-        rewards, scores = earlier.values()
+    def __init__(self, total: int, tally: Tally) -> None:
+        """Start with the finished episodes of an earlier session; the run adds its episodes to `tally` itself."""
         self.total = total
-        self.num_earlier = len(earlier.finished)
+        self.num_earlier = len(tally.finished)
         self.num_done = self.num_errors = self.num_infra = self.num_tokens = 0
-        self._rewards, self._num_rewards = rewards.total, rewards.num
-        self._scores, self._num_scores = scores.total, scores.num
+        self._tally = tally
         self._started = time.monotonic()
 
     def begin(self) -> None:
@@ -43,21 +40,18 @@ class Stats:
         self.num_tokens += summary.num_action_tokens
         self.num_infra += summary.error_kind == "infra"
         self.num_errors += summary.error_kind not in (None, "infra")
-        if summary.reward is not None:
-            self._rewards, self._num_rewards = self._rewards + summary.reward, self._num_rewards + 1
-        if summary.score is not None:
-            self._scores, self._num_scores = self._scores + summary.score, self._num_scores + 1
 
     def facts(self) -> dict[str, Any]:
         """Return the counts, means, rates and times; None where nothing is known yet."""
         elapsed_s = time.monotonic() - self._started
         rate = self.num_done / elapsed_s if elapsed_s > 0 else 0.0
         left = self.total - self.num_earlier - self.num_done
+        reward, score = self._tally.means()
         return {
             "done": self.num_earlier + self.num_done,
             "total": self.total,
-            "reward": self._rewards / self._num_rewards if self._num_rewards else None,
-            "score": self._scores / self._num_scores if self._num_scores else None,
+            "reward": reward,
+            "score": score,
             "env_errors": self.num_errors,
             "infra_errors": self.num_infra,
             "episodes_per_s": rate,

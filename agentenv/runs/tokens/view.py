@@ -42,7 +42,7 @@ _SHADES = ("green", "bright_green", "yellow", "dark_orange", "red")
 def load_episode(run: str | Path, episode: str | int, *, report: ReadReport | None = None) -> Trajectory:
     """Return an episode of a run directory by its id, its index in the record (-1 is the last) or a unique prefix.
 
-    `report` counts the lines, as in `read_trajectories`.
+    A number is an index, also where it is the prefix of an id. `report` counts the lines, as in `read_trajectories`.
 
     Raises:
         ConfigError: the run or the episode does not exist, or the prefix is ambiguous; the message lists similar ids.
@@ -65,7 +65,7 @@ def load_episode(run: str | Path, episode: str | int, *, report: ReadReport | No
         return last[0]
     if at_index is not None:
         return at_index
-    matches = [key for key in ids if key.startswith(wanted)] if wanted else []
+    matches = [key for key in ids if key.startswith(wanted)] if wanted and index is None else []
     if begins is not None and len(matches) == 1:
         return begins
     if not ids:

@@ -95,6 +95,14 @@ def test_an_id_that_is_the_beginning_of_another_is_itself(tmp_path):
     assert load_episode(run, "0").turns[0].action == "Answer 2", "an id goes before an index"
 
 
+def test_a_number_is_an_index_and_never_the_prefix_of_an_id(tmp_path):
+    run = write_run(tmp_path / "run", ["1/0", "0/0", "7/0"])
+    assert load_episode(run, "0").episode_id == "1/0"
+    assert load_episode(run, "7/").episode_id == "7/0"
+    with pytest.raises(ConfigError, match=r"index from -3 to 2, got '7'. Similar ids: 7/0"):
+        load_episode(run, "7")
+
+
 @pytest.mark.parametrize(
     ("episode", "message"),
     [
