@@ -7,6 +7,7 @@ AgentEnvError
 ├── MissingDependency ImportError  an optional package is missing; the message contains the pip command
 ├── InfraError       RuntimeError  something outside the policy and the task failed: retried, then counted, never scored
 │   └── EngineError                the engine could not sample
+│       └── PromptTooLong          the prompt leaves no room in the engine's context
 ├── EpisodeFailed    RuntimeError  an episode that the caller drives or awaits failed: its record has the kind of error
 └── RunStopped       RuntimeError  more episodes are useless: too many failed, the disk is full, or the code that raises
                                    it (also an environment) knows that all would fail; exit code 3
@@ -49,6 +50,10 @@ class InfraError(AgentEnvError, RuntimeError):
 
 class EngineError(InfraError):
     """The engine could not sample."""
+
+
+class PromptTooLong(EngineError):
+    """The prompt leaves no room for a token in the engine's context."""
 
 
 class EpisodeFailed(AgentEnvError, RuntimeError):

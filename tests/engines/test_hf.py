@@ -28,7 +28,7 @@ from transformers import (
 from agentenv.core.types import Completion, SamplingParams
 from agentenv.engines.hf import engine as hf
 from agentenv.engines.hf.engine import HFEngine
-from agentenv.errors import ConfigError, EngineError, MissingDependency
+from agentenv.errors import ConfigError, EngineError, MissingDependency, PromptTooLong
 from tests.models import make_tiny_qwen2
 
 PROMPTS = [[40 + i, *range(50, 50 + 7 * i), 60 + i] for i in range(6)]
@@ -363,6 +363,11 @@ async def test_stop_strings_need_a_tokenizer() -> None:
 async def test_prompts_that_cannot_be_followed_are_refused(engine: HFEngine, prompt: list[int], words: str) -> None:
     with pytest.raises(EngineError, match=words):
         await engine.generate(prompt, GREEDY, request_id="e/0")
+
+
+async def test_a_prompt_that_is_too_long_is_told_as_that(engine: HFEngine) -> None:
+    with pytest.raises(PromptTooLong):
+        await engine.generate([1] * 512, GREEDY, request_id="e/0")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import SamplingParams, StopReason, Task
 from agentenv.engines.vllm.http import VLLMHTTPEngine
 from agentenv.engines.vllm.wire import completion_of
-from agentenv.errors import ConfigError, EngineError
+from agentenv.errors import ConfigError, EngineError, PromptTooLong
 from agentenv.runs.metrics import Tally, summarize
 from agentenv.runs.records.lines import decode_line, encode_line, trajectory_from_dict
 from tests.engines.streamed import StreamedTransport
@@ -240,6 +240,16 @@ async def test_start_reads_what_the_server_serves():
         await engine.start()
         assert (engine.served_names, engine.max_model_len) == (("the-model", "org/the-model"), 4096)
         assert engine.logprobs_mode == "processed"
+
+
+async def test_a_prompt_over_the_servers_context_is_told_as_that_and_not_sent():
+    fake = Fake(lambda body: completion())
+    async with engine_over(fake) as engine:
+        await engine.start()
+        num = len(fake.requests)
+        with pytest.raises(PromptTooLong, match="4096"):
+            await engine.generate([1] * 4096, SamplingParams(), request_id="e/0")
+    assert len(fake.requests) == num
 
 
 async def test_start_says_in_one_line_that_nothing_answers():

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _CLOSE_S = 5.0
 """Longest wait for connections when closing, after the grace period."""
+_KEEP_ALIVE_S = 75
+"""Seconds that a connection may be idle: longer than clients keep one, so that no request meets its end."""
 _ANSWER_S = 30.0
 """Deadline for a client to read what was written to it, beyond what the kernel holds."""
 _REQUEST_TIMEOUT = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -85,6 +87,7 @@ class Server(ABC):
             self._application(),
             http=_bounded_h11(self._header_s),
             server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=math.ceil(self._grace_s),
         )
         self.port = await self._uvicorn.start(self._host, self._requested_port)

@@ -23,7 +23,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from agentenv.core.engine import Tokenizer
-from agentenv.errors import ConfigError, EngineError
+from agentenv.errors import ConfigError, EngineError, PromptTooLong
 
 KeyValues = list[tuple[Tensor, Tensor]]
 """Per layer: keys and values [H, length, D] of one sequence."""
@@ -223,13 +223,14 @@ class SlotModel:
         """Check a prompt.
 
         Raises:
-            EngineError: it is empty, leaves no room for `room` tokens, or has ids that the model does not have.
+            PromptTooLong: it leaves no room for `room` tokens.
+            EngineError: it is empty, or has ids that the model does not have.
         """
         if not prompt:
             raise EngineError(f"{where}: expected at least one prompt token, got none. Pass a prompt.")
         if len(prompt) + room > self.max_length:
             expected = "a prompt shorter than" if room else "at most"
-            raise EngineError(
+            raise PromptTooLong(
                 f"{where}: expected {expected} max_length={self.max_length}, got {len(prompt)} tokens. "
                 "Shorten it or raise max_length."
             )

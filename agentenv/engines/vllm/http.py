@@ -27,7 +27,7 @@ from agentenv._util.http.client import (
 from agentenv.core.engine import is_plain
 from agentenv.core.types import Completion, SamplingParams
 from agentenv.engines.vllm.wire import completion_of, field_of, request_body, score_body, scores_of, shown, whole
-from agentenv.errors import ConfigError, EngineError
+from agentenv.errors import ConfigError, EngineError, PromptTooLong
 
 if TYPE_CHECKING:
     import httpx
@@ -130,12 +130,18 @@ class VLLMHTTPEngine:
         """Sample one action; see `agentenv.core.engine.Engine`. Cancelling it closes the connection: the server aborts.
 
         Raises:
+            PromptTooLong: the prompt leaves no room in the server's context.
             EngineError: no valid answer within `timeout_s` and `max_retries`.
             ConfigError: the address, key, model or version of the server is wrong; retrying cannot help.
         """
         prompt = list(prompt_token_ids)
         async with self._deadline():
             await self._look_once()
+            if self.max_model_len is not None and len(prompt) >= self.max_model_len:
+                raise PromptTooLong(
+                    f"{self.base_url}: expected a prompt shorter than the server's context of {self.max_model_len} "
+                    f"tokens, got {len(prompt)} tokens. Shorten it, or start the server with a larger --max-model-len."
+                )
             return await self._sample(prompt, sampling, request_id)
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:

@@ -15,7 +15,7 @@ from agentenv.core.types import Completion, SamplingParams
 from agentenv.engines.vllm.wire import completion_of_output, scores_of_output, vllm_sampling, vllm_scoring
 from agentenv.engines.weights.shared import SharedWeights, WeightFile
 from agentenv.engines.weights.transfer import Offer, WeightSender
-from agentenv.errors import ConfigError, EngineError
+from agentenv.errors import ConfigError, EngineError, PromptTooLong
 
 if TYPE_CHECKING:
     import torch
@@ -175,7 +175,8 @@ class VLLMEngine:
             return await self._while_alive(sample())
         except (VLLMValidationError, EngineGenerateError, ValueError) as error:
             cause = error.__cause__ or error
-            raise EngineError(
+            is_long = len(prompt) >= self._llm.model_config.max_model_len
+            raise (PromptTooLong if is_long else EngineError)(
                 f"VLLMEngine: expected a request that vLLM can serve, got {type(cause).__name__} for "
                 f"{len(prompt)} prompt tokens: {cause} Change the prompt, the limits or `max_model_len`."
             ) from error

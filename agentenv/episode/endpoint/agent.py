@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from copy import deepcopy
@@ -71,8 +72,15 @@ class AgentContext:
 
     @property
     def environ(self) -> dict[str, str]:
-        """The environment variables with which OpenAI's SDKs in another process find the session."""
-        return {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": self.api_key}
+        """The environment variables with which OpenAI's SDKs in another process find the session, past any proxy."""
+        known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+        direct = ",".join([*([known] if known else []), "127.0.0.1"])
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "NO_PROXY": direct,
+            "no_proxy": direct,
+        }
 
 
 @dataclass

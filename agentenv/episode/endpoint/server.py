@@ -1,8 +1,8 @@
 """Endpoint: sessions served over HTTP on 127.0.0.1, in OpenAI's form, on the engine's event loop.
 
-Routes: `/s/SESSION/v1/chat/completions`, `/s/SESSION/v1/models`, `/health`; without `/s/SESSION`, the session is the
-`x-session-id` header or the API key. A stream starts after the generation is complete: its chunks are parts of the
-finished response, so an error still gets its HTTP status.
+Routes: `/s/SESSION/v1/chat/completions`, `/s/SESSION/v1/models[/MODEL]`, `/health`; without `/s/SESSION`, the session
+is the `x-session-id` header or the API key. A stream starts after the generation is complete: its chunks are parts of
+the finished response, so an error still gets its HTTP status.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from starlette.routing import Route
 
 _MAX_BODY_BYTES = 32 * 1024 * 1024
+_MAX_ENDED = 10_000
+"""Ids of ended sessions that the server keeps, to tell late calls the reason."""
 _CLOSE_S = 1.0
 """Seconds that requests in progress have when the server closes."""
 
@@ -64,6 +67,7 @@ class Endpoint(Server):
         super().__init__("endpoint", None, grace_s=_CLOSE_S)
         self.max_body_bytes = max_body_bytes
         self._sessions: dict[str, Session] = {}
+        self._ended = deque[str](maxlen=_MAX_ENDED)
 
     @contextlib.contextmanager
     def open(self, session: Session) -> Iterator[Address]:
@@ -74,6 +78,7 @@ class Endpoint(Server):
             yield Address(f"{self.url}/s/{name}/v1", name)
         finally:
             del self._sessions[name]
+            self._ended.append(name)
             session.close()
 
     def _routes(self) -> list[Route]:
@@ -83,6 +88,7 @@ class Endpoint(Server):
         for prefix in ("", "/s/{session}"):
             routes += [
                 Route(f"{prefix}/v1/models", self._models),
+                Route(f"{prefix}/v1/models/{{model:path}}", self._model),
                 Route(f"{prefix}/v1/chat/completions", self._completions, methods=["POST"]),
             ]
         return routes
@@ -91,8 +97,11 @@ class Endpoint(Server):
         return json_response({"status": "ok", "sessions": len(self._sessions)})
 
     async def _models(self, request: Request) -> Response:
-        model = {"id": self._session(request).options.model, "object": "model", "created": 0, "owned_by": "agentenv"}
-        return json_response({"object": "list", "data": [model]})
+        return json_response({"object": "list", "data": [_model(self._session(request).options.model)]})
+
+    async def _model(self, request: Request) -> Response:
+        self._session(request)
+        return json_response(_model(request.path_params["model"]))  # requests may use any name
 
     async def _completions(self, request: Request) -> Response:
         session = self._session(request)
@@ -111,6 +120,10 @@ class Endpoint(Server):
         named = request.path_params.get("session") or request.headers.get("x-session-id")
         name = named or (key.strip() if scheme.lower() == "bearer" else "")
         session = self._sessions.get(name)
+        if session is None and name in self._ended:
+            raise UnknownSession(
+                "session: expected an open one, got one that has ended: its episode is over. End here."
+            )
         if session is None:
             raise UnknownSession(
                 f"session: expected the id of an open session, got {name!r:.80}. Use the given base URL."
@@ -141,6 +154,10 @@ class Endpoint(Server):
                 "of them. Use the SDK's chat completions."
             )
         return json_response(error_body(message, kind="invalid_request_error", code="http_error"), error.status_code)
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "agentenv"}
 
 
 def _read(session: Session, body: bytes) -> ChatRequest:

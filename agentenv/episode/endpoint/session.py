@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from agentenv._util.brief import brief
 from agentenv.chat.dialogue import Dialogue, Reply
 from agentenv.chat.encoding import encoder_of
 from agentenv.chat.tool_calls.messages import assistant_message
@@ -38,7 +39,15 @@ from agentenv.episode.endpoint.wire import (
     shaped_call,
 )
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
-from agentenv.errors import AgentEnvError, ConfigError, ContractError, EngineError, InfraError, RunStopped
+from agentenv.errors import (
+    AgentEnvError,
+    ConfigError,
+    ContractError,
+    EngineError,
+    InfraError,
+    PromptTooLong,
+    RunStopped,
+)
 from agentenv.tools.calling import ParsedAction
 
 _HOW_TO_SAMPLE = ("temperature", "top_p", "top_k", "min_p", "seed")
@@ -130,6 +139,8 @@ class Session:
         except (ConfigError, RunStopped) as error:
             self.fatal = error
             raise
+        except PromptTooLong as error:
+            raise self._no_room(error) from error
         except InfraError as error:
             self._failures[work.asked.key] = EpisodeError("infra", type(error).__name__, str(error), "generate")
             raise
@@ -153,6 +164,15 @@ class Session:
         lists = [body.get(name) for name in ("messages", "tools")] if isinstance(body, Mapping) else []
         if sum(len(items) for items in lists if isinstance(items, list)) > self.limits.max_length:
             raise self._no_room()
+        variables = dict(self.chat.options.chat_template_kwargs)
+        wanted = body.get("chat_template_kwargs") if isinstance(body, Mapping) else None
+        if isinstance(wanted, Mapping):
+            if any(name not in variables or variables[name] != value for name, value in wanted.items()):
+                raise RequestError(
+                    f"chat_template_kwargs: expected the run's {variables}, got {brief(wanted)}. "
+                    "Leave it out, and set --chat_template_kwargs of the run."
+                )
+            body = {**body, "chat_template_kwargs": None}
         request = read_request(body)
         longest = encoder_of(self.chat.tokenizer).longest_token
         num_chars = len(json.dumps(request.tools, ensure_ascii=False)) + sum(
@@ -270,11 +290,15 @@ class Session:
         self.progress.turn_index = self.num_requests
         return Work(asked, line, reply, opens, self.num_requests - 1, prompt)
 
-    def _no_room(self) -> OutOfRoom:
+    def _no_room(self, error: PromptTooLong | None = None) -> OutOfRoom:
+        """Return the refusal of a prompt that is too long for the episode, or for the engine."""
         self.limit = StopReason.MAX_LENGTH
+        if error is not None:
+            return OutOfRoom(f"{error} This model's maximum context length is exceeded.")
+        num = self.limits.max_length
         return OutOfRoom(
-            f"messages: expected fewer than max_length={self.limits.max_length} tokens, got more. "
-            f"This model's maximum context length is {self.limits.max_length} tokens. Shorten them."
+            f"messages: expected fewer than max_length={num} tokens, got more. Shorten them. "
+            f"This model's maximum context length is {num} tokens."
         )
 
     def _reply(self, dialogue: Dialogue, asked: Asked, point: Point) -> Reply:

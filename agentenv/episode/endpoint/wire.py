@@ -33,6 +33,25 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "tool_choice": ("auto", "none"),
     "functions": ([],),
     "function_call": ("auto", "none"),
+    "chat_template_kwargs": ({},),
+    "top_logprobs": (0,),
+    "reasoning_effort": (),
+    "prediction": (),
+    "web_search_options": (),
+    "modalities": (["text"],),
+    "audio": (),
+    "repetition_penalty": (1, 1.0),
+    "length_penalty": (1, 1.0),
+    "ignore_eos": (False,),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "stop_token_ids": ([],),
+    "truncate_prompt_tokens": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
 }
 """Fields that are accepted only with neutral values, because no engine here supports the others."""
 
@@ -98,9 +117,10 @@ def read_request(body: Any) -> ChatRequest:
         raise RequestError(f"request: expected a JSON object, got {type(body).__name__}. Send one.")
     for name, taken in _NEUTRAL.items():
         if body.get(name) is not None and body[name] not in taken:
-            raise RequestError(
-                f"{name}: expected {' or '.join(map(repr, taken))}, got {brief(body[name])}. Leave it out."
-            )
+            expected = " or ".join(map(repr, taken)) or "none"
+            raise RequestError(f"{name}: expected {expected}, got {brief(body[name])}. Leave it out.")
+    if body.get("parallel_tool_calls") is False and body.get("tools"):
+        raise RequestError("parallel_tool_calls: expected True with tools, got False. Leave it out.")
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError(f"messages: expected a list of at least one message, got {brief(messages)}. Send one.")

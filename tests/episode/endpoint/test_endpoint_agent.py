@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import urllib.request
 
 import httpx
 import pytest
 
 from agentenv.core.types import Limits, SamplingParams, StepResult, StopReason, Task
 from agentenv.engines.scripted import ScriptedEngine
-from agentenv.episode.endpoint.agent import ChatAgentSource
+from agentenv.episode.endpoint.agent import AgentContext, ChatAgentSource
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.errors import ConfigError, InfraError, RunStopped
 from tests.episode.endpoint.scenes import assert_exact, chat_of, until, user
@@ -311,6 +312,23 @@ async def test_episodes_at_the_same_time_share_one_server():
     trajectories = await asyncio.gather(*(one(number) for number in range(24)))
     assert [t.reward for t in trajectories] == [1.0] * 24
     assert source._endpoint is None
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [({}, "127.0.0.1"), ({"NO_PROXY": "a,b"}, "a,b,127.0.0.1"), ({"no_proxy": "c", "NO_PROXY": "d"}, "c,127.0.0.1")],
+)
+def test_another_process_reaches_the_endpoint_past_the_proxy_of_a_cluster(monkeypatch, own, told):
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    context = AgentContext("http://127.0.0.1:1/v1", "key", "m", "Q", None, {}, None, SamplingParams())
+    assert (context.environ["NO_PROXY"], context.environ["no_proxy"]) == (told, told)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:2")
+    for name, value in context.environ.items():
+        monkeypatch.setenv(name, value)
+    assert urllib.request.proxy_bypass("127.0.0.1")
 
 
 def test_a_class_without_run_and_wrong_arguments_are_refused():

@@ -96,6 +96,8 @@ async def test_a_session_is_named_by_path_header_or_key():
             assert answer.status_code == 200
         models = await http.get(f"/s/{address.api_key}/v1/models")
         assert [model["id"] for model in models.json()["data"]] == ["tiny"]
+        model = await http.get(f"/s/{address.api_key}/v1/models/org/any")
+        assert (model.json()["id"], model.json()["object"]) == ("org/any", "model")
         assert (await http.get("/health")).json() == {"status": "ok", "sessions": 1}
 
 
@@ -111,6 +113,7 @@ async def test_errors_have_openais_form_and_their_own_status():
             (http.post("/s/nobody/v1/chat/completions", json={}), 404, "unknown_session"),
             (http.post("/v1/chat/completions", json={}), 404, "unknown_session"),
             (http.get("/v2"), 404, "http_error"),
+            (http.get("/s/nobody/v1/models/m"), 404, "unknown_session"),
             (http.get(route), 405, "http_error"),
             (http.post(route, content=b"{"), 400, "invalid_request"),
             (http.post(route, content=b"[" * 9_000), 400, "invalid_request"),
@@ -162,6 +165,25 @@ async def test_a_generation_ends_with_its_session_also_where_the_client_stays():
         answer = await asked
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_session")
     assert engine.num_cancelled == 1
+
+
+async def test_a_call_after_the_end_is_told_so_while_other_episodes_run():
+    session, _ = session_of(["a"])
+    async with Endpoint() as endpoint, httpx.AsyncClient(timeout=30) as http:
+        with endpoint.open(session) as address:
+            pass
+        answer = await http.post(f"{address.base_url}/chat/completions", json={"messages": [user("Q")]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_session")
+    assert "has ended" in answer.json()["error"]["message"]
+
+
+async def test_a_connection_outlives_the_idle_time_of_every_client():
+    """httpx closes idle connections after 5 s, aiohttp after 15 s; if the server is first, a request may be lost."""
+    session, _ = session_of(["a"])
+    async with served(session) as (endpoint, address, _), httpx.AsyncClient(timeout=30) as http:
+        await http.post(f"{address.base_url}/chat/completions", json={"messages": [user("Q")]})
+        (connection,) = endpoint._uvicorn._server.server_state.connections
+        assert connection.timeout_keep_alive > 60
 
 
 async def test_text_that_utf_8_cannot_encode_is_answered_escaped():

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from agentenv.chat.chat import Chat, ChatOptions
 from agentenv.core.types import Completion, Limits, SamplingParams, StopReason
 from agentenv.core.views import messages_of, spans_of
+from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.endpoint.session import Session, SessionOptions
 from agentenv.episode.endpoint.wire import OutOfRoom, OutOfTurns, RequestError, UnknownSession
 from agentenv.episode.setup import EpisodeSetup
-from agentenv.errors import ConfigError, EngineError
+from agentenv.errors import ConfigError, EngineError, PromptTooLong
 from agentenv.runs.records.lines import trajectory_from_dict, trajectory_to_dict
 from tests.episode.endpoint.scenes import (
     CALLS,
@@ -562,6 +563,19 @@ async def test_untrusted_text_forges_no_token():
         {"messages": [user("Q")], "tool_choice": "required"},
         {"messages": [user("Q")], "response_format": {"type": "json_object"}},
         {"messages": [user("Q")], "tools": [{"type": "web_search"}]},
+        {"messages": [user("Q")], "tools": TOOL, "parallel_tool_calls": False},
+        {"messages": [user("Q")], "chat_template_kwargs": {"enable_thinking": False}},
+        {"messages": [user("Q")], "chat_template_kwargs": 5},
+        {"messages": [user("Q")], "logprobs": True, "top_logprobs": 3},
+        {"messages": [user("Q")], "repetition_penalty": 1.1},
+        {"messages": [user("Q")], "guided_json": {"type": "object"}},
+        {"messages": [user("Q")], "structured_outputs": {"choice": ["a", "b"]}},
+        {"messages": [user("Q")], "ignore_eos": True},
+        {"messages": [user("Q")], "stop_token_ids": [5]},
+        {"messages": [user("Q")], "reasoning_effort": "high"},
+        {"messages": [user("Q")], "prediction": {"type": "content", "content": "a"}},
+        {"messages": [user("Q")], "web_search_options": {}},
+        {"messages": [user("Q")], "modalities": ["text", "audio"]},
         {"messages": [user("Q")], "stop": [""]},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
     ],
@@ -574,6 +588,35 @@ async def test_requests_that_cannot_be_answered_say_why_and_leave_nothing(body):
     await ask(session, [user("Q")])
     assert session.mismatches == []
     assert session.finish(1.0).reward == 1.0
+
+
+async def test_fields_that_change_nothing_are_accepted():
+    session, engine = session_of(["a"])
+    await ask(
+        session, [user("Q")], parallel_tool_calls=True, top_logprobs=0, repetition_penalty=1, guided_json=None,
+        ignore_eos=False, reasoning_effort=None, modalities=["text"], chat_template_kwargs={}, stop_token_ids=[],
+        user="me", metadata={}, store=False, service_tier="auto", n=1, tool_choice="auto",
+    )  # fmt: skip
+    await ask(session, [user("R")], parallel_tool_calls=False)  # without tools there is nothing to call
+    assert len(engine.requests) == 2
+
+
+async def test_template_variables_are_accepted_where_they_are_the_runs():
+    chat = Chat(chat_of("Qwen3").tokenizer, options=ChatOptions(chat_template_kwargs={"enable_thinking": False}))
+    engine = ScriptedEngine(["a"], chat.tokenizer)
+    session = Session(EpisodeSetup(engine, chat, SamplingParams(), Limits(max_length=4096)))
+    await ask(session, [user("Q")], chat_template_kwargs={"enable_thinking": False})
+    with pytest.raises(RequestError, match="--chat_template_kwargs"):
+        await ask(session, [user("Q")], chat_template_kwargs={"enable_thinking": True})
+    assert len(engine.requests) == 1
+
+
+async def test_a_prompt_over_the_engines_own_length_is_the_requests_fault():
+    session, _ = session_of([PromptTooLong("engine: expected at most 8 tokens, got 9. Shorten it."), "a"])
+    with pytest.raises(OutOfRoom, match=r"at most 8 tokens, got 9.*maximum context length is"):
+        await ask(session, [user("Q")])
+    trajectory = session.finish()
+    assert (trajectory.stop_reason, trajectory.error) == (StopReason.MAX_LENGTH, None)
 
 
 async def test_a_closed_session_answers_nothing():
