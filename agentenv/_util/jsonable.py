@@ -1,4 +1,4 @@
-"""Values as JSON."""
+"""Values as JSON, and arrays as lists."""
 
 from __future__ import annotations
 
@@ -27,3 +27,14 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, bytes | bytearray):
         return value.decode("utf-8", "backslashreplace") if len(value) <= 1024 else f"<{len(value)} bytes>"
     return jsonable(value.tolist()) if callable(getattr(value, "tolist", None)) else str(value)
+
+
+def arrays_as_lists(value: Any) -> Any:
+    """Return `value` with the arrays in it as lists, at every depth: pandas reads lists in Parquet as arrays."""
+    if isinstance(value, Mapping):
+        return {key: arrays_as_lists(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(arrays_as_lists, value)) if type(value) in (list, tuple) else value
+    if callable(getattr(value, "tolist", None)) and getattr(value, "shape", ()):
+        return arrays_as_lists(value.tolist())
+    return value

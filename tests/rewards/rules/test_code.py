@@ -4,6 +4,7 @@ import asyncio
 import copy
 import json
 
+import numpy as np
 import pytest
 import pytest_asyncio
 
@@ -145,6 +146,40 @@ def test_each_function_or_assert_of_a_source_is_a_separate_test():
         "sum = f(1)\nassert f(2)",
     ]
     assert len(split_tests("max(f(1), 2)\nassert max(1, 2) == 2\nassert f(2)", "f")) == 1
+
+
+def as_arrays(value):
+    """The value as pandas reads it from Parquet: each list is an array."""
+    if isinstance(value, dict):
+        return {key: as_arrays(each) for key, each in value.items()}
+    if not isinstance(value, list):
+        return value
+    array = np.empty(len(value), dtype=object)
+    array[:] = [as_arrays(each) for each in value]
+    return array
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ADD | {"hidden": []},
+        {"test_list": ["assert add(1, 2) == 3"], "test_imports": [], "challenge_test_list": []},
+        {"test_list": ["assert add(1, 2) == 3", "assert add(2, 2) == 4"], "test_imports": ["import re", "import os"]},
+        {"inputs": [[1, 2], [2, 2]], "outputs": [3, 4], "fn_name": "add"},
+        {"input_output": {"inputs": ["1 2"], "outputs": ["3"]}},
+        {"public_test_cases": [], "private_test_cases": [{"input": "1 2", "output": "3", "testtype": "stdin"}]},
+        roll("assert") | {"test_cases": [{"assert_code": "assert add(1, 2) == 3"}]},
+    ],
+    ids=["plain", "mbpp empty", "mbpp", "apps call", "apps", "livecodebench", "roll"],
+)
+def test_a_row_may_hold_arrays_where_it_holds_lists(row):
+    assert code_task(None, as_arrays(row)) == code_task(None, row)
+
+
+def test_a_label_may_be_an_array_of_tests():
+    assert code_task(as_arrays(ADD["hidden"]), {"entry_point": "add"}) == code_task(
+        ADD["hidden"], {"entry_point": "add"}
+    )
 
 
 def test_the_tests_of_a_label_go_before_those_of_its_row():

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from agentenv._util.jsonable import arrays_as_lists
 from agentenv._util.syntax import parse_source
 from agentenv.errors import DataError
 from agentenv.rewards.rules.code.benchmark_rows import (
@@ -64,10 +65,11 @@ def code_task(label: Any, row: Mapping[str, Any] | None = None, *, strict: bool 
     Raises:
         DataError: they have no known form, lack what the form needs, or have no test.
     """
-    own = _label_columns(label)
+    own = _label_columns(arrays_as_lists(label))
     columns = {**(row or {}), **own}
     name = _marked(own) or form_of(columns)
     form = FORMS[name]
+    columns |= {column: arrays_as_lists(columns[column]) for column in form.columns if column in columns}
     try:
         task = (form.read_strictly if strict and form.read_strictly else form.read)(columns)
         _check_preludes(task.suite)
