@@ -35,6 +35,6 @@ def arrays_as_lists(value: Any) -> Any:
         return {key: arrays_as_lists(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(map(arrays_as_lists, value)) if type(value) in (list, tuple) else value
-    if callable(getattr(value, "tolist", None)) and getattr(value, "shape", ()):
+    if callable(getattr(value, "tolist", None)) and getattr(value, "ndim", 0):
         return arrays_as_lists(value.tolist())
     return value

@@ -308,7 +308,8 @@ class EnginePool:
             except BaseException:
                 await close_engine(engine, self.policy.close_timeout_s)
                 raise
-        logger.warning("EnginePool: engine %d is back", slot.index)
+        where = f", on node {node}" if (node := getattr(slot.engine, "node", "")) else ""
+        logger.warning("EnginePool: engine %d is back%s", slot.index, where)
         self._dispatch.wake()
 
     async def _join(self, slot: EngineSlot, engine: Any) -> None:

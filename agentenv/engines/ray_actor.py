@@ -145,6 +145,8 @@ class RayEngine:
         """Process id of the actor on its machine."""
         self.devices: tuple[str, ...] = ()
         """The GPU of each of vLLM's workers, or "cpu"."""
+        self.node = ""
+        """Address and id of the actor's node."""
         self._place = ""
 
     async def start(self) -> None:
@@ -156,6 +158,7 @@ class RayEngine:
         self.pid, self.policy_version, version, *where = await self._ask("start")
         check_node("--engine ray", version)
         self._place, self.devices = where
+        self.node = await self._ask("node")
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
@@ -252,6 +255,11 @@ class EngineActor:
             await self._engine.start()
         devices = getattr(self._engine, "devices", ("cpu",))
         return os.getpid(), self._engine.policy_version, __version__, here(), devices
+
+    async def node(self) -> str:
+        """Return the address and id of the node on which this actor runs."""
+        ray = import_ray()
+        return f"{ray.util.get_node_ip_address()} ({ray.get_runtime_context().get_node_id()[:8]})"
 
     async def generate(self, prompt: array[int], sampling: SamplingParams, request_id: str) -> Completion:
         """Sample one action."""

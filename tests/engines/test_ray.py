@@ -594,6 +594,54 @@ def listens(port):
         return each.connect_ex(("127.0.0.1", port)) == 0
 
 
+LOST_NODE = """
+import asyncio, json, logging, sys
+from ray.cluster_utils import Cluster
+from agentenv._util.ray.cluster import ClusterConfig
+from agentenv.engines.pool import PoolPolicy
+from agentenv.engines.ray_actor import RayConfig, open_pool
+from tests.engines.test_ray import GREEDY, PROMPT, spec, until
+
+async def main():
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    nodes = {}
+    try:
+        lost = cluster.add_node(num_cpus=1)
+        config = RayConfig(num_engines=2, cpus=1.0, cluster=ClusterConfig(cluster.address, placement="STRICT_SPREAD"),
+                           pool=PoolPolicy(restart_wait_s=0.01, max_restarts=50, close_timeout_s=5))
+        async with open_pool(spec(script=["ok"], latency_s=2.0), config) as pool:
+            engines = [slot.engine for slot in pool._slots]
+            calls = [asyncio.ensure_future(pool.generate(PROMPT, GREEDY, request_id=f"{i}/0")) for i in range(8)]
+            await asyncio.sleep(0.5)
+            cluster.remove_node(lost, allow_graceful=False)
+            await until(lambda: pool.num_alive == 1, 120)
+            cluster.add_node(num_cpus=1)
+            await until(lambda: pool.num_alive == 2, 120)
+            before, after = {e.node for e in engines}, {slot.engine.node for slot in pool._slots}
+            print(json.dumps([len(await asyncio.gather(*calls)), sorted(before), sorted(after)]))
+    finally:
+        cluster.shutdown()
+
+logging.basicConfig(level="WARNING")
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_an_engine_whose_node_is_lost_comes_back_on_another_and_says_where():
+    pytest.importorskip("ray")
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}", "RAY_AUTH_MODE": "disabled"}
+    result = subprocess.run(
+        [sys.executable, "-c", LOST_NODE], capture_output=True, text=True, env=env, timeout=600, check=False
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    num_served, before, after = json.loads(result.stdout.splitlines()[-1])
+    assert num_served == 8
+    (new,) = set(after) - set(before)
+    assert len(before) == len(after) == 2
+    assert f"is back, on node {new}" in result.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["auto", "ray://"])
 def test_a_cluster_is_reached_by_its_address_with_a_token(cluster, kind, tmp_path):
