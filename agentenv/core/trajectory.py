@@ -178,6 +178,8 @@ class Trajectory:
     """The first observation, as `reset` returned it; empty before that."""
     tools: Sequence[Mapping[str, Any]] = ()
     """Schemas of the tools that `reset` offered to the model."""
+    refusals: Mapping[str, int] = field(default_factory=dict)
+    """Requests of an agent with its own loop that got no answer, by the code of the error."""
 
     def __repr__(self) -> str:
         """Return one line of bounded length."""

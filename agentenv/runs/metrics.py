@@ -59,6 +59,8 @@ class Summary:
     """Input tokens that the engine had cached."""
     bridges: Mapping[str, int] = field(default_factory=dict)
     """Replies by how their tokens were joined to the action (`Turn.bridge`), and "cut": those with a part left out."""
+    refusals: Mapping[str, int] = field(default_factory=dict)
+    """As `Trajectory.refusals`."""
     generate_s: float = 0.0
     step_s: float = 0.0
     wait_s: float = 0.0
@@ -104,6 +106,7 @@ def summarize(trajectory: Trajectory) -> Summary:
         bridges=Counter(
             [t.bridge for t in turns if t.bridge is not None] + ["cut" for t in turns if t.observation_cut]
         ),
+        refusals=trajectory.refusals,
         generate_s=math.fsum(turn.generate_s for turn in turns),
         step_s=math.fsum(turn.step_s for turn in turns),
         wait_s=trajectory.wait_s,
@@ -204,6 +207,8 @@ class Metrics:
     turns_max: int
     bridges: dict[str, int]
     """Replies by how their tokens were joined to the action, and "cut": those with a part left out."""
+    refusals: dict[str, int]
+    """Requests of agents with their own loop that got no answer, by the code of the error, the most frequent first."""
     tokens: TokenCounts
     time: Time
     info: dict[str, dict[str, float]]
@@ -242,6 +247,7 @@ class _Counts:
         self.tokens: Counter[str] = Counter()
         self.seconds = {name: Moments() for name in _TIMED}
         self.error_types, self.stop_reasons, self.bridges = Counter[str](), Counter[str](), Counter[str]()
+        self.refusals = Counter[str]()
         self.info: dict[str, tuple[Moments, Moments]] = {}
         self.rewards, self.scores, self.task_rewards, self.task_scores = (Moments() for _ in range(4))
         self.hygiene = HygieneCounts()
@@ -256,6 +262,7 @@ class _Counts:
         if e.error_kind:
             self.error_types[f"{e.error_kind}:{e.error_type}"] += 1
         self.bridges.update(e.bridges)
+        self.refusals.update(e.refusals)
         self.tokens.update({name: getattr(e, name) for name in _COUNTED})
         for name, seconds in self.seconds.items():
             seconds.add(getattr(e, name))
@@ -321,6 +328,7 @@ class _Counts:
             turns_mean=_ratio(self.turns, num_rewarded),
             turns_max=self.turns_max,
             bridges=dict(self.bridges.most_common()),
+            refusals=dict(self.refusals.most_common()),
             tokens=TokenCounts(prompt, action, observation, sent, cached_share=_ratio(cached, sent)),
             time=self._time(wall_s),
             info={

@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Message, SamplingParams, StepResult, StopReason, Task
 from agentenv.episode.endpoint.server import Endpoint
 from agentenv.episode.endpoint.session import Session, SessionOptions
+from agentenv.episode.endpoint.wire import OutOfRoom, OutOfTurns
 from agentenv.episode.factory import check_arguments
 from agentenv.episode.loop import recording_errors
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup, Stage
@@ -98,6 +99,7 @@ class ChatAgentSource:
     _endpoint: asyncio.Task[Endpoint] | None = field(default=None, init=False, repr=False)
     _num_users: int = field(default=0, init=False, repr=False)
     _has_hinted: bool = field(default=False, init=False, repr=False)
+    _codes_told: set[str] = field(default_factory=set, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Raise if the class has no `run`, its arguments do not fit, or the server's libraries are missing."""
@@ -140,6 +142,7 @@ class ChatAgentSource:
                 trajectory = await _Run(self, session, context).trajectory()
         if session.fatal is not None:
             raise session.fatal
+        self.tell_refusals(session)
         worked = sum(turn.generate_s + turn.step_s for turn in trajectory.turns)
         trajectory.wait_s = max(0.0, time.perf_counter() - started - worked)
         return trajectory
@@ -154,6 +157,18 @@ class ChatAgentSource:
                 self.cls.__name__,
                 reason,
             )
+
+    def tell_refusals(self, session: Session) -> None:
+        """Log once for each code why a request was refused, except for the limits of an episode."""
+        for code, reason in session.refusal_reasons.items():
+            if code not in {OutOfRoom.code, OutOfTurns.code, *self._codes_told}:
+                self._codes_told.add(code)
+                logger.warning(
+                    "%s: a request was refused (%s); more of this code are only counted, as `refusals`: %s",
+                    self.cls.__name__,
+                    code,
+                    reason,
+                )
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[Endpoint]:
@@ -198,6 +213,8 @@ class _Run:
             if error is not None and self.session.limit is not None and self.progress.stage is Stage.RUN:
                 # The agent raised the error that the endpoint returned.
                 error, self.stop_reason = None, self.session.limit
+            if error is not None and self.session.num_calls == 0 and self.session.refusals:
+                error = replace(error, message=f"{error.message.rstrip()} ({self.session.last_refusal})")
             if error is None and self.stop_reason not in (None, StopReason.TRUNCATED_BY_ENV):
                 error = await self._guarded(self._last_word())
         finally:
@@ -236,7 +253,8 @@ class _Run:
         self.result = self._parse(value, "run")
         if self.session.num_calls == 0 and self.session.limit is None:
             raise ContractError(
-                f"{self.source.cls.__name__}.run: expected a chat completion or more, got none. Use context.base_url."
+                f"{self.source.cls.__name__}.run: expected a chat completion or more, got none. "
+                + ("" if self.session.refusals else "Use context.base_url.")
             )
         if self.result.truncated:
             self.stop_reason = StopReason.TRUNCATED_BY_ENV

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _MAX_BODY_BYTES = 32 * 1024 * 1024
 _MAX_ENDED = 10_000
 """Ids of ended sessions that the server keeps, to tell late calls the reason."""
+_SESSION_PATH = re.compile("/s/([^/]*)/")
 _CLOSE_S = 1.0
 """Seconds that requests in progress have when the server closes."""
 
@@ -116,9 +118,7 @@ class Endpoint(Server):
         return _streamed(response, read) if read.stream else json_response(response)
 
     def _session(self, request: Request) -> Session:
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        named = request.path_params.get("session") or request.headers.get("x-session-id")
-        name = named or (key.strip() if scheme.lower() == "bearer" else "")
+        name = _session_name(request)
         session = self._sessions.get(name)
         if session is None and name in self._ended:
             raise UnknownSession(
@@ -134,14 +134,30 @@ class Endpoint(Server):
 
     async def _failed(self, request: Request, error: Any) -> Response:
         """Return the response to an error: 4xx for a bad request, 503 for infrastructure, 500 for a wrong setup."""
+        headers = {"connection": "close"} if isinstance(error, RequestRefused) else {}
         if isinstance(error, RequestRefused):
-            body = error_body(str(error), kind="invalid_request_error", code="body_too_slow")
-            return json_response(body, error.status, {"connection": "close"})
-        if isinstance(error, RequestError):
-            return json_response(error_body(str(error), kind="invalid_request_error", code=error.code), error.status)
-        if isinstance(error, InfraError):
-            return json_response(error_body(str(error), kind="server_error", code="engine_failed"), 503)
-        return json_response(error_body(str(error), kind="server_error", code="set_up_wrongly"), 500)
+            status, kind, code = error.status, "invalid_request_error", "body_too_slow"
+        elif isinstance(error, RequestError):
+            status, kind, code = error.status, "invalid_request_error", error.code
+        elif isinstance(error, InfraError):
+            status, kind, code = 503, "server_error", "engine_failed"
+        else:
+            status, kind, code = 500, "server_error", "set_up_wrongly"
+        self._count(request, code, str(error))
+        return json_response(error_body(str(error), kind=kind, code=code), status, headers)
+
+    def _count(self, request: Request, code: str, reason: str) -> None:
+        session = self._sessions.get(_session_name(request))
+        if session is not None:
+            session.count_refusal(code, reason)
+
+    async def _client_left(self, request: Request, error: Any = None) -> Response:
+        self._count(request, "cancelled", "the client closed the request before its answer.")
+        return await super()._client_left(request, error)
+
+    async def _unexpected(self, request: Request, error: Exception) -> Response:
+        self._count(request, "internal", f"{type(error).__name__}: {error}")
+        return await super()._unexpected(request, error)
 
     def _error_body(self, text: str, kind: str) -> Any:
         return error_body(text, kind="server_error" if kind == "internal" else kind, code=kind)
@@ -153,7 +169,16 @@ class Endpoint(Server):
                 f"{request.method} {request.url.path}: expected one of /v1/chat/completions and /v1/models, got none "
                 "of them. Use the SDK's chat completions."
             )
+        self._count(request, "http_error", message)
         return json_response(error_body(message, kind="invalid_request_error", code="http_error"), error.status_code)
+
+
+def _session_name(request: Request) -> str:
+    """Return the id of the session that a request names, "" if it names none."""
+    in_path = _SESSION_PATH.match(request.url.path)
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    named = in_path[1] if in_path else request.headers.get("x-session-id")
+    return named or (key.strip() if scheme.lower() == "bearer" else "")
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -92,6 +93,10 @@ class Session:
         self.is_closed = False
         self.limit: StopReason | None = None
         """The budget because of which a request was refused."""
+        self.refusals = Counter[str]()
+        """Requests that got no answer, by the code of the error."""
+        self.refusal_reasons: dict[str, str] = {}
+        """The last reason for each code, the latest at the end."""
         self.fatal: ConfigError | RunStopped | None = None
         """The error of a wrongly configured engine, which the episode's source raises again."""
         self._lines: list[Line] = []
@@ -181,6 +186,20 @@ class Session:
         if longest and num_chars > self.limits.max_length * longest:
             raise self._no_room()
         return request
+
+    @property
+    def last_refusal(self) -> str:
+        """How many requests got no answer, and the reason of the last one; empty if all did."""
+        if not self.refusals:
+            return ""
+        reason = next(reversed(self.refusal_reasons.values()))
+        return f"the last of {self.refusals.total()} requests without an answer: {reason}"
+
+    def count_refusal(self, code: str, reason: str) -> None:
+        """Count a request that got no answer."""
+        self.refusals[code] += 1
+        self.refusal_reasons.pop(code, None)
+        self.refusal_reasons[code] = reason
 
     def close(self) -> None:
         """Refuse further requests, and cancel running generations."""
@@ -427,8 +446,9 @@ class Session:
         reason = stop_reason or (StopReason.ERROR if error else self.limit or StopReason.TERMINATED)
         key = self.key
         trajectory = Trajectory(
-            self.task, self.limits.max_length, key.episode_id, key.group_id, attempt=key.attempt, seed=key.seed
-        )
+            self.task, self.limits.max_length, key.episode_id, key.group_id, attempt=key.attempt, seed=key.seed,
+            refusals=dict(self.refusals),
+        )  # fmt: skip
         calls = record(self._lines, trajectory)
         if calls and reward is not None:
             result = StepResult(

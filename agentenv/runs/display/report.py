@@ -82,6 +82,8 @@ def _rows(m: Metrics) -> list[tuple[str, str]]:
     rows += [(f"info {key}", f"last turn {value['last']:.3f}, sum {value['sum']:.3f}") for key, value in m.info.items()]
     failed = m.num_infra_errors + m.num_env_errors
     rows.append(("errors", f"{m.num_infra_errors} infrastructure, {m.num_env_errors} environment"))
+    if m.refusals:
+        rows.append(("refused requests", _histogram(m.refusals)))
     if m.num_retries:
         rows.append(("retries", f"{m.num_retries} attempts failed and were retried"))
     if failed:

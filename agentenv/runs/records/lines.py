@@ -50,6 +50,7 @@ def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
         "wait_s": trajectory.wait_s,
         "prompt": None if trajectory.prompt == task.prompt else jsonable(trajectory.prompt),
         "tools": jsonable(trajectory.tools),
+        "refusals": dict(trajectory.refusals),
         "task": {
             "prompt": jsonable(task.prompt),
             "label": jsonable(task.label),
@@ -149,6 +150,7 @@ def trajectory_from_dict(values: Mapping[str, Any]) -> Trajectory:
             wait_s=values["wait_s"],
             prompt=task["prompt"] if values["prompt"] is None else values["prompt"],
             tools=tuple(values["tools"]),
+            refusals=dict(values.get("refusals", {})),
         )
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise DataError(

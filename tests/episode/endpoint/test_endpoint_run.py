@@ -94,6 +94,17 @@ class Broken(Careless):
         raise KeyError("broken")  # HERE
 
 
+class Swallowing(Careless):
+    def run(self, context):
+        self.reward = super().run(context)
+        for n in (2, 3):
+            try:
+                self.client.chat.completions.create(model="m", messages=context.messages, n=n)
+            except Exception:
+                pass
+        return self.reward
+
+
 class Hanging(Careless):
     async def run(self, context):
         await asyncio.to_thread(super().run, context)
@@ -210,6 +221,15 @@ def test_an_exception_of_an_agent_is_the_error_of_the_episode_with_its_place(pla
         error = trajectory.error
         assert (error.kind, error.type, error.place) == ("env", "KeyError", f"{place / 'agents.py'}:{line}")
         assert (trajectory.reward, len(trajectory.turns)) == (None, 1)
+
+
+@pytest.mark.long
+def test_refused_requests_that_an_agent_swallows_are_in_the_record_the_metrics_and_the_table(place, capsys):
+    assert command(flags("Swallowing", *scripted("five"))) == 0
+    assert "refused requests" in (told := capsys.readouterr().out)
+    assert "invalid_request 16" in told
+    assert json.loads((place / "Swallowing/metrics.json").read_text())["refusals"] == {"invalid_request": 16}
+    assert {t.refusals["invalid_request"] for t in read_trajectories("Swallowing")} == {2}
 
 
 @pytest.mark.long

@@ -129,6 +129,34 @@ async def test_errors_have_openais_form_and_their_own_status():
 
 
 @pytest.mark.long
+async def test_every_request_without_an_answer_is_counted_by_its_code_in_the_record():
+    session, engine = session_of(["a", "b"], crash_at=[1], limits=Limits(max_turns=1, max_length=512))
+    async with (
+        served(session, max_body_bytes=10_000) as (endpoint, address, client),
+        httpx.AsyncClient(base_url=address.base_url + "/") as http,
+    ):
+        await http.post("chat/completions", json={"messages": [user("Q")]})
+        await http.post("chat/completions", json={"messages": [user("Q")], "n": 2})
+        await http.post("embeddings", json={})
+        await http.get("chat/completions")
+        await http.post("chat/completions", json={"messages": [user("more")]})
+        await http.post(f"{endpoint.url}/v1/nothing", headers={"x-session-id": address.api_key})
+        await http.post(f"{endpoint.url}/v1/nothing", headers={"x-session-id": "another"})
+    trajectory = session.finish(1.0)
+    assert trajectory.refusals == {"invalid_request": 1, "http_error": 3, "max_turns_exceeded": 1}
+    assert "expected one of" in session.last_refusal
+    session, engine = session_of(["a"], crash_at=[0], latency_s=0.001)
+    async with served(session) as (_, _, client):
+        with pytest.raises(openai.InternalServerError):
+            await client.chat.completions.create(model="m", messages=[user("Q")])
+        engine.latency_s = 60
+        with pytest.raises(openai.APITimeoutError):
+            await client.with_options(timeout=0.2).chat.completions.create(model="m", messages=[user("Q")])
+        await until(lambda: session.refusals.total() == 2)
+    assert session.finish().refusals == {"engine_failed": 1, "cancelled": 1}
+
+
+@pytest.mark.long
 async def test_a_failure_of_the_engine_is_retried_by_the_sdk_and_recorded_if_it_stays():
     session, engine = session_of(["a"], crash_at=[0])
     async with served(session) as (_, _, client):
