@@ -33,8 +33,8 @@ def arrays_as_lists(value: Any) -> Any:
     """Return `value` with the arrays in it as lists, at every depth: pandas reads lists in Parquet as arrays."""
     if isinstance(value, Mapping):
         return {key: arrays_as_lists(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(map(arrays_as_lists, value)) if type(value) in (list, tuple) else value
-    if callable(getattr(value, "tolist", None)) and getattr(value, "ndim", 0):
+    if isinstance(value, list):
+        return [arrays_as_lists(item) for item in value]
+    if getattr(value, "ndim", None):
         return arrays_as_lists(value.tolist())
     return value
