@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agentenv._util.estimates import Moments
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
 from agentenv.episode.runner import EpisodeRunner, plan
@@ -71,9 +73,16 @@ def numbers_of(metrics: Metrics) -> dict[str, float]:
             if int(k) & (int(k) - 1) == 0 or int(k) == metrics.num_samples  # powers of two, and the last
         },
         **{f"reward/{name}": value for name, value in metrics.hygiene.numbers().items()},
+        **{f"stop/{reason}": num / metrics.num_episodes for reason, num in metrics.stop_reasons.items()},
         **{f"info/{key}": values["last"] for key, values in metrics.info.items()},
     }
     return {key: float(value) for key, value in numbers.items() if value is not None}
+
+
+def spread_of(summaries: Sequence[Summary]) -> dict[str, float]:
+    """Return the standard deviation of the rewards of a batch, exactly 0 if all are equal; empty for fewer than two."""
+    rewards = [each.reward for each in summaries if each.reward is not None]
+    return {"reward_std": math.sqrt(Moments(rewards).variance)} if len(rewards) > 1 else {}
 
 
 def shares_of(metrics: Metrics) -> dict[str, float]:

@@ -20,10 +20,20 @@ from agentenv.core.trajectory import Group
 from agentenv.errors import EngineError, RunStopped
 from agentenv.runs.metrics import summarize
 from agentenv.training.config import TrainConfig
-from agentenv.training.evaluation import Evaluation, ages_of, measure, numbers_of, rejections_of, shares_of, speed_of
+from agentenv.training.evaluation import (
+    Evaluation,
+    ages_of,
+    measure,
+    numbers_of,
+    rejections_of,
+    shares_of,
+    speed_of,
+    spread_of,
+)
 from agentenv.training.flags import rename_flags
 from agentenv.training.logs.records import Records
 from agentenv.training.logs.screen import TrainScreen
+from agentenv.training.logs.step_warnings import RepeatedWarnings, check_step
 from agentenv.training.rollouts import Rollouts
 
 if TYPE_CHECKING:
@@ -85,6 +95,7 @@ class Loop:
         self._saved_step = 0
         self._logged_step = 0
         self._numbers: dict[str, float] = {}
+        self._warnings = RepeatedWarnings()
         self._seconds: dict[str, float] = {}
         self._step_began = time.monotonic()
 
@@ -175,7 +186,7 @@ class Loop:
         with self._timed("train_s"):
             batch = await asyncio.to_thread(build, trajectories, need_logprobs=needs_rollout_logprobs(self.config))
             numbers = {f"time/{key}": value for key, value in shares_of(metrics).items()}
-            rolled = numbers_of(metrics) | ages_of(batch, self.step)
+            rolled = numbers_of(metrics) | spread_of(summaries) | ages_of(batch, self.step)
             numbers |= {f"rollout/{key}": value for key, value in rolled.items()}
             await run_to_completion(self._train_step(batch, numbers, num_groups=len(groups)))
 
@@ -236,11 +247,14 @@ class Loop:
         times = {"wall_s": wall_s, "wait_s": 0.0, "train_s": 0.0, "sync_s": 0.0, "eval_s": 0.0, "save_s": 0.0}
         speed = speed_of(numbers, wall_s) if step and wall_s > 0 else {}
         line = {**numbers, **{f"time/{key}": value for key, value in (times | self._seconds).items()}, **speed}
+        warnings = check_step(line, self.config) if step else []  # step 0 is an evaluation
 
         def write() -> None:  # in a thread, because trackers may be slow
-            self.records.journal.log(step, line)
+            self.records.journal.log(step, line, [each.name for each in warnings])
             self._logged_step = step
 
         await run_to_completion(asyncio.to_thread(write))
         self.screen.step(step, line)
+        for each in self._warnings.due(warnings):
+            self.screen.warn(step, each, self.records.folder)
         self._seconds, self._step_began = {}, now

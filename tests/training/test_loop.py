@@ -626,10 +626,10 @@ async def test_a_line_that_cannot_be_written_leaves_its_step_in_a_checkpoint(tmp
     scene = Scene(tmp_path, steps=4)
     log = scene.loop.records.journal.log
 
-    def full(step, numbers):
+    def full(step, *rest):
         if step == 3:
             raise RunStopped("metrics.jsonl: expected a line written, got no space left on device.")
-        log(step, numbers)
+        log(step, *rest)
 
     scene.loop.records.journal.log = full
     with pytest.raises(RunStopped, match="no space left"):
@@ -642,11 +642,11 @@ async def test_a_line_that_could_not_be_written_once_is_written_with_the_last_ch
     scene = Scene(tmp_path, steps=4)
     log, failures = scene.loop.records.journal.log, []
 
-    def full_once(step, numbers):
+    def full_once(step, *rest):
         if step == 3 and not failures:
             failures.append(step)
             raise RunStopped("metrics.jsonl: expected a line written, got no space left on device.")
-        log(step, numbers)
+        log(step, *rest)
 
     scene.loop.records.journal.log = full_once
     with pytest.raises(RunStopped, match="no space left"):

@@ -17,7 +17,9 @@ EVERYTHING = {
     "rollout/rejection_rate": 0.4, "train/kl": 0.01, "train/approx_kl": 0.001, "train/logprob_diff": 0.002,
     "train/entropy": 1.5, "time/wall_s": 8.0, "time/wait_s": 3.0, "time/train_s": 2.0, "time/sync_s": 0.5,
     "time/eval_s": 1.0, "time/save_s": 0.25, "throughput/samples_per_s": 8.0, "throughput/tokens_per_s": 900.0,
-    "eval/score": 0.5, "eval/pass@1": 0.25, "eval/reward": 0.6, "time/generate_share": 0.5, "time/step_share": 0.25,
+    "rollout/pass@1": 0.25, "rollout/pass@8": 0.75, "rollout/action_tokens": 90.0, "rollout/turns": 2.5,
+    "train/grad_norm": 0.4, "eval/score": 0.5, "eval/pass@1": 0.25, "eval/reward": 0.6,
+    "time/generate_share": 0.5, "time/step_share": 0.25,
 }  # fmt: skip
 
 
@@ -48,7 +50,7 @@ def test_one_picture_shows_all(tmp_path):
     assert path == tmp_path / "training.png"
     assert path.read_bytes().startswith(PNG)
     width, height = (int.from_bytes(path.read_bytes()[at : at + 4]) for at in (16, 20))
-    assert (width, height) == (3 * 624, 2 * 420), "six panels, three in a row"
+    assert (width, height) == (3 * 624, 4 * 420), "ten panels, three in a row"
     assert sorted(tmp_path.iterdir()) == sorted([path, tmp_path / "metrics.jsonl"])
 
 
@@ -111,3 +113,24 @@ def test_curves_are_the_finite_numbers_by_their_steps():
     axes = panel("Score", {"eval/score": 0.1}, {"rollout/score": 0.2}, {"rollout/score": math.nan, "eval/score": 0.4})
     assert curves(axes) == {"training": [(2, 0.2)], "held-out": [(1, 0.1), (3, 0.4)]}
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["training", "held-out"]
+
+
+def test_every_k_of_pass_at_k_is_a_curve():
+    axes = panel("Pass@k", EVERYTHING, EVERYTHING | {"rollout/pass@16": 1.0})
+    assert list(curves(axes)) == ["training, k = 1", "training, k = 8", "training, k = 16", "held-out, k = 1"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scale", [1e-7, 0.4, 1e5])
+def test_labels_of_axes_are_inside_the_picture(tmp_path, monkeypatch, scale):
+    from matplotlib.figure import Figure
+
+    figures, savefig = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **kw: (figures.append(self), savefig(self, *args, **kw)))
+    plots.draw(training(tmp_path, *[dict.fromkeys(EVERYTHING, -scale * step) for step in (1, 2, 3)]))
+    (figure,) = figures
+    for axes in figure.axes:
+        box = axes.get_tightbbox()
+        assert min(box.x0, box.y0) > 0
+        assert box.x1 < figure.bbox.width
+        assert box.y1 < figure.bbox.height

@@ -13,12 +13,13 @@ from agentenv.training.logs.screen import TrainScreen, describe, results
 
 NUMBERS = {
     "rollout/reward": 0.61, "rollout/score": 0.58, "rollout/staleness_mean": 1.0, "train/entropy": 1.234567,
-    "train/kl": 0.01234, "train/logprob_diff": 0.00456, "throughput/samples_per_s": 8.23, "time/wait_s": 3.14,
+    "rollout/reward/zero_spread_share": 0.125, "train/grad_norm": 0.3456, "train/kl": 0.01234,
+    "train/logprob_diff": 0.00456, "throughput/samples_per_s": 8.23, "time/wait_s": 3.14,
     "time/train_s": 120.0, "time/sync_s": 0.05, "time/eval_s": 0.0,
 }  # fmt: skip
 LINE = (
-    "reward 0.610 · score 0.580 · entropy 1.23 · kl 0.012 · logprob diff 0.0046 · stale 1.0 · 8.2 samples/s · "
-    "wait 3.1s train 120.0s sync 0.05s"
+    "reward 0.610 · score 0.580 · no spread 12% · grad norm 0.35 · entropy 1.23 · kl 0.012 · logprob diff 0.0046 · "
+    "stale 1.0 · 8.2 samples/s · wait 3.1s train 120.0s sync 0.05s"
 )
 
 

@@ -80,8 +80,8 @@ class Journal:
                 f"{self.path}: expected a writable file, got {error}. Fix it, or use another --save_path."
             ) from error
 
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Add the line of the next train step. Numbers that are not finite become null.
+    def log(self, step: int, numbers: Mapping[str, float], warnings: Sequence[str] = ()) -> None:
+        """Add the line of the next train step. Numbers that are not finite become null; without `warnings` no key.
 
         A tracker that fails causes one warning and is retried later.
 
@@ -95,6 +95,7 @@ class Journal:
                 f"{len(numbers)} numbers. Log every step once, in order."
             )
         start, last = self._size, {"step": step, **{key: _number(value) for key, value in numbers.items()}}
+        last |= {"warnings": list(warnings)} if warnings else {}
         try:
             rest = memoryview(_line(last))
             size = self._size + len(rest)

@@ -14,6 +14,10 @@ Rows = Sequence[Mapping[str, Any]]
 PANELS: dict[str, tuple[str, dict[str, str]]] = {
     "Reward": ("mean reward of an episode", {"rollout/reward": "training", "eval/reward": "held-out"}),
     "Score": ("mean score of an episode (0–1)", {"rollout/score": "training", "eval/score": "held-out"}),
+    "Pass@k": ("share of tasks", {"rollout/pass@": "training, k = ", "eval/pass@": "held-out, k = "}),
+    "Length": ("sampled tokens per episode", {"rollout/action_tokens": "training", "eval/action_tokens": "held-out"}),
+    "Turns": ("turns per episode", {"rollout/turns": "training", "eval/turns": "held-out"}),
+    "Gradient": ("norm before clipping", {"train/grad_norm": "policy", "train/critic_grad_norm": "critic"}),
     "Time": (
         "seconds of a train step",
         {f"time/{name}_s": name for name in ("wall", "wait", "train", "sync", "eval", "save")},
@@ -29,7 +33,8 @@ PANELS: dict[str, tuple[str, dict[str, str]]] = {
     "Entropy": ("nats per token", {"train/entropy": "policy"}),
     "Staleness": ("policy updates", {"rollout/staleness_mean": "mean", "rollout/staleness_max": "max"}),
 }
-"""Panels by title: the label of the y axis, and the label of each key of metrics.jsonl."""
+"""Panels by title: the label of the y axis, and the label of each key of metrics.jsonl. A key that ends with @ stands
+for all keys that begin with it, one for each k."""
 
 
 def draw(folder: Path) -> Path | None:
@@ -49,7 +54,7 @@ def draw(folder: Path) -> Path | None:
         raise MissingDependency(
             f"plots: expected matplotlib, got {error}. Install it: pip install matplotlib"
         ) from error
-    titles = [title for title, (_, keys) in PANELS.items() if any(_points(rows, key) for key in keys)]
+    titles = [title for title, (_, keys) in PANELS.items() if any(_points(rows, key) for key in _labels(rows, keys))]
     if not titles:
         return None
     columns = min(3, len(titles))
@@ -70,7 +75,7 @@ def draw(folder: Path) -> Path | None:
 
 def _panel(axes: Any, rows: Rows, title: str) -> None:
     label, keys = PANELS[title]
-    for key, name in keys.items():
+    for key, name in _labels(rows, keys).items():
         if points := _points(rows, key):
             marker = "o" if len(points) < 4 or key.startswith("eval/") else ""
             axes.plot(*zip(*points, strict=True), label=name, marker=marker, markersize=4)
@@ -78,6 +83,18 @@ def _panel(axes: Any, rows: Rows, title: str) -> None:
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(color="#E6E6E6")
     axes.legend(frameon=False)
+
+
+def _labels(rows: Rows, keys: Mapping[str, str]) -> dict[str, str]:
+    """Return the label of each key, with the keys of all k in the place of one that ends with @."""
+    labels: dict[str, str] = {}
+    for key, name in keys.items():
+        if key.endswith("@"):
+            ks = sorted({int(each.removeprefix(key)) for row in rows for each in row if each.startswith(key)})
+            labels |= {f"{key}{k}": f"{name}{k}" for k in ks}
+        else:
+            labels[key] = name
+    return labels
 
 
 def _points(rows: Rows, key: str) -> list[tuple[int, float]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -17,12 +19,15 @@ from agentenv.runs.display.progress import clock
 from agentenv.runs.display.report import wide_console
 from agentenv.runs.metrics import Summary
 from agentenv.training.config import TrainConfig
+from agentenv.training.logs.step_warnings import StepWarning
 
 _ETA_STEPS = 8
 """Number of last steps for the estimate of the remaining time; the first steps are slower."""
 _PARTS = (
     ("reward", "rollout/reward", ".3f"),
     ("score", "rollout/score", ".3f"),
+    ("no spread", "rollout/reward/zero_spread_share", ".0%"),
+    ("grad norm", "train/grad_norm", ".2g"),
     ("entropy", "train/entropy", ".3g"),
     ("kl", "train/kl", ".2g"),
     ("logprob diff", "train/logprob_diff", ".2g"),
@@ -77,6 +82,11 @@ class TrainScreen:
         seconds, num, left = self._ends_s[-1] - self._ends_s[0], len(self._ends_s) - 1, self._num_steps - step
         eta = f"ETA {clock(left * seconds / num)}" if left > 0 and num else ""
         self.note(" · ".join(filter(None, (self._head(step), describe(numbers), eta))))
+
+    def warn(self, step: int, warning: StepWarning, folder: Path) -> None:
+        """Show a warning about a train step, with the command that shows its episodes."""
+        show = f"agentenv show {shlex.quote(str(folder))} {warning.show}"
+        self.note(f"warning: step {step}: {warning.text}. Episodes: {show}")
 
     def note(self, text: str) -> None:
         """Show a line of text above the live line."""
