@@ -94,8 +94,10 @@ class Journal:
                 f"Journal.log: expected the step after {self.last_step} in an open journal, got {step} with "
                 f"{len(numbers)} numbers. Log every step once, in order."
             )
-        start, last = self._size, {"step": step, **{key: _number(value) for key, value in numbers.items()}}
-        last |= {"warnings": list(warnings)} if warnings else {}
+        start = self._size
+        last: dict[str, Any] = {"step": step, **{key: _number(value) for key, value in numbers.items()}}
+        if warnings:
+            last["warnings"] = list(warnings)
         try:
             rest = memoryview(_line(last))
             size = self._size + len(rest)

@@ -86,7 +86,7 @@ def _panel(axes: Any, rows: Rows, title: str) -> None:
 
 
 def _labels(rows: Rows, keys: Mapping[str, str]) -> dict[str, str]:
-    """Return the label of each key, with the keys of all k in the place of one that ends with @."""
+    """Return the label of each key, with the keys of all k instead of one that ends with @."""
     labels: dict[str, str] = {}
     for key, name in keys.items():
         if key.endswith("@"):

@@ -17,7 +17,7 @@ Check = Callable[[Numbers, TrainConfig], str]
 _REPEAT_AFTER = 10
 """Steps in a row after which a condition is reported again."""
 _MAX_KL = 1.0
-"""Nats per token. A policy at this divergence gives its tokens e times the probability of the reference."""
+"""Nats per token. At this divergence the policy samples its tokens e times as often as the reference."""
 _MAX_LOGPROB_DIFF = 0.1
 """Nats per token. bfloat16 and different kernels cause about 0.01."""
 _MIN_ENTROPY = 0.005
