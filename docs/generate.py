@@ -27,6 +27,7 @@ COMMANDS = {
     "audit": "AuditConfig",
     "new": "NewConfig",
     "play": "PlayConfig",
+    "show": "ShowRunConfig",
     "tokens certify": "CertifyConfig",
     "tokens show": "ShowConfig",
     "tokens diff": "DiffConfig",
@@ -255,11 +256,26 @@ def errors_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def tables_page() -> str:
+    """Return the page on the tables of a run and the filters over their columns."""
+    from agentenv.runs.records import filters, tables
+
+    lines = ["# Tables of a run", "", summary(tables), "", "[How to use them](../how-to/read-a-run.md)"]
+    for title, columns in (("Episodes", tables.EPISODE_COLUMNS), ("Turns", tables.TURN_COLUMNS)):
+        lines += ["", f"## {title}", "", "| column | |", "|---|---|"]
+        lines += [f"| `{name}` | {cell(text)} |" for name, text in columns.items()]
+        lines += ["| `info.KEY` | each key of `StepResult.info`; of episodes, from the last turn that has it |"]
+    lines += ["", "## Filters", "", "```text", summary(filters), "```", "", "Short names of columns in filters:"]
+    lines += ["", *(f"- `{short}`: `{name}`" for short, name in filters.ALIASES.items())]
+    return "\n".join(lines) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli_page,
     "environment.md": environment_page,
     "rewards.md": rewards_page,
     "errors.md": errors_page,
+    "tables.md": tables_page,
 }
 """Each generated page and the function that renders it."""
 

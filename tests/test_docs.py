@@ -32,7 +32,7 @@ from agentenv.episode.registry import builtin_datasets
 from agentenv.runs.config import RunConfig
 
 ROOT = Path(__file__).parents[1]
-GENERATED = {"cli.md", "environment.md", "rewards.md", "errors.md"}
+GENERATED = {"cli.md", "environment.md", "rewards.md", "errors.md", "tables.md"}
 PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.name not in GENERATED or
          p.parent.name != "reference")]  # fmt: skip
 TEXTS = {str(page.relative_to(ROOT)): page.read_text() for page in PAGES}
@@ -280,6 +280,7 @@ def test_the_generated_pages_hold_all_flags_rewards_and_errors(generate, tmp_pat
     assert all(f"`{name}`" in pages["rewards.md"] for name in (*REWARDS, *GROUP_REWARDS))
     assert "`tokens_left`" in pages["environment.md"]
     assert "InfraError" in pages["errors.md"]
+    assert "`num_action_tokens`" in pages["tables.md"]
 
 
 @pytest.mark.long

@@ -22,6 +22,7 @@ from agentenv.cli.play import play
 from agentenv.cli.rm import rm
 from agentenv.cli.run import run
 from agentenv.cli.sandbox import sandbox
+from agentenv.cli.show import ShowRunConfig, show
 from agentenv.cli.tokens import tokens
 from agentenv.cli.train import train
 from agentenv.errors import AgentEnvError
@@ -36,6 +37,7 @@ COMMANDS: Commands = {
     "audit": (audit, audit),
     "new": (new, new),
     "play": (play, play),
+    "show": (ShowRunConfig, show),
     "tokens": (tokens, tokens),
     "rm": (rm, rm),
     "sandbox": (sandbox, sandbox),

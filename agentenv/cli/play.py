@@ -6,7 +6,6 @@ The episode runs in the same loop as a model's (`SteppedEpisode`), so its record
 from __future__ import annotations
 
 import asyncio
-import re
 import signal
 import sys
 import threading
@@ -22,6 +21,7 @@ from rich.console import Console
 from rich.text import Text
 
 from agentenv._util.calls import create
+from agentenv._util.terminal import safe
 from agentenv.chat.chat import Chat, text_of
 from agentenv.cli.flags import parse
 from agentenv.core.trajectory import Trajectory
@@ -46,7 +46,6 @@ A line is an action. For several lines: """ on its own line, the lines, and """ 
 /restart  end this episode and start the same task again
 /quit     quit; so do Ctrl-D and Ctrl-C
 Write // for a / at the beginning of an action.'''
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _RUN_FLAGS = (
     "env", "env_kwargs", "data", "prompt_key", "label_key", "max_length", "max_turns", "step_timeout_s", "out",
 )  # fmt: skip
@@ -80,7 +79,7 @@ class PlayConfig:
     """Model whose tokens are counted and recorded: a model that ships with the package, a folder or a Hugging Face id.
     Default: tiny-math with --out; otherwise none, and each character counts as a token."""
     out: str | None = None
-    """Run directory to write; `agentenv tokens show` reads it."""
+    """Run directory to write; `agentenv show` and `agentenv tokens show` read it."""
     max_length: int = 1_000_000
     """Maximum number of tokens of an episode."""
     max_turns: int = 1_000
@@ -336,11 +335,6 @@ class Screen:
 
     def _print(self, text: str, style: str) -> None:
         self.console.print(Text(safe(text), style=style), soft_wrap=True)
-
-
-def safe(text: str) -> str:
-    """Return the text with control, escape and direction characters escaped, so that a terminal ignores them."""
-    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
 
 
 def _value(value: float | str) -> str:

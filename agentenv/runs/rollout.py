@@ -24,6 +24,7 @@ from agentenv.runs.metrics import Metrics
 from agentenv.runs.prepare import open_runner, prepare
 from agentenv.runs.records.async_writer import Outbox
 from agentenv.runs.records.directory import ReadReport, read_trajectories
+from agentenv.runs.records.tables import episode_row, turn_rows
 from agentenv.runs.run import open_run, report_changed_files, run_missing
 
 if TYPE_CHECKING:
@@ -59,57 +60,12 @@ class Run:
         return self.trajectories[index]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one row per episode."""
-        rows = []
-        for trajectory in self.trajectories:
-            task, error = trajectory.task, trajectory.error
-            prompt = task.prompt
-            if not isinstance(prompt, str):
-                prompt = "\n\n".join(str(message["content"]) for message in prompt)
-            rows.append(
-                {
-                    "episode_id": trajectory.episode_id,
-                    "task_id": task.task_id,
-                    "prompt": prompt,
-                    "label": None if task.label is None else str(task.label),
-                    "reward": trajectory.reward,
-                    "score": trajectory.score,
-                    "stop_reason": None if trajectory.stop_reason is None else trajectory.stop_reason.value,
-                    "num_turns": len(trajectory.turns),
-                    "num_tokens": trajectory.num_tokens,
-                    "num_action_tokens": sum(turn.end - turn.start for turn in trajectory.turns),
-                    "last_action": trajectory.turns[-1].action if trajectory.turns else None,
-                    "error": None if error is None else f"{error.type}: {error.message}",
-                }
-            )
-        return rows
+        """Return one row per episode; the columns are in docs/reference/tables.md."""
+        return [episode_row(trajectory) for trajectory in self.trajectories]
 
     def turn_rows(self) -> list[dict[str, Any]]:
-        """Return one row per turn."""
-        rows: list[dict[str, Any]] = []
-        for trajectory in self.trajectories:
-            for index, turn in enumerate(trajectory.turns):
-                result = turn.result
-                observation = result.observation if result else ""
-                if not isinstance(observation, str):
-                    observation = str([dict(each) for each in observation])
-                rows.append(
-                    {
-                        "episode_id": trajectory.episode_id,
-                        "task_id": trajectory.task.task_id,
-                        "turn_index": index,
-                        "action": turn.action,
-                        "observation": observation,
-                        "reward": result.reward if result else None,
-                        "score": result.score if result else None,
-                        "finish_reason": turn.finish_reason,
-                        "num_action_tokens": turn.end - turn.start,
-                        "generate_s": turn.generate_s,
-                        "step_s": turn.step_s,
-                        **{f"info.{key}": value for key, value in (result.info.items() if result else ())},
-                    }
-                )
-        return rows
+        """Return one row per turn; the columns are in docs/reference/tables.md."""
+        return [row for trajectory in self.trajectories for row in turn_rows(trajectory)]
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a DataFrame with one row per episode.

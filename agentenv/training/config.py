@@ -244,7 +244,7 @@ class TrainConfig(SourceConfig):
     load_checkpoint: bool = False
     """Resume from the newest checkpoint if one exists."""
     save_samples: int = 8
-    """Episodes of each train step to keep in trajectories.jsonl, for `agentenv tokens show`."""
+    """Episodes of each train step to keep in trajectories.jsonl, for `agentenv show` and `agentenv tokens show`."""
     logging_steps: int = 1
     """Train steps between updates of W&B, TensorBoard and MLflow. metrics.jsonl has every train step."""
     use_wandb: str | None = None

@@ -210,7 +210,8 @@ def test_help_names_every_command(argv, capsys):
     assert command(argv) == 0
     captured = capsys.readouterr()
     assert re.findall(r"^  (\w+)", captured.out, re.MULTILINE) == [
-        "run", "train", "list", "doctor", "check", "audit", "new", "play", "tokens", "rm", "sandbox", "launch",
+        "run", "train", "list", "doctor", "check", "audit", "new", "play", "show", "tokens", "rm", "sandbox",
+        "launch",
     ]  # fmt: skip
     assert captured.err == ""
 

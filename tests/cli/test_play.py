@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from agentenv._util.terminal import safe
 from agentenv.cli import main as cli
-from agentenv.cli.play import Screen, safe
+from agentenv.cli.play import Screen
 from agentenv.core.types import StopReason
 from agentenv.runs.records.directory import read_trajectories
 

@@ -15,14 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentenv._util.terminal import safe
 from agentenv.chat.encoding import encoder_of
-from agentenv.chat.token_text import escaped, token_texts, visible
+from agentenv.chat.token_text import token_texts, visible
 from agentenv.core.arguments import parse_json_object
 from agentenv.core.engine import Tokenizer
 from agentenv.core.trajectory import Segment, Trajectory
 from agentenv.core.views import Span, spans_of
 from agentenv.engines.models import load_stop_token_ids, load_tokenizer, resolve_model
 from agentenv.errors import ConfigError
+from agentenv.runs.display.conversation import episode_line, number_text
 from agentenv.runs.records.directory import ReadReport, read_config, read_trajectories
 
 if TYPE_CHECKING:
@@ -227,7 +229,11 @@ class _EpisodeView:
         color = console.color_system is not None and not console.no_color
         added = encoder_of(self.tokenizer).added_ids | set(self.tokenizer.all_special_ids)
         trajectory = self.trajectory
-        yield Text(_episode_line(trajectory), style="bold" if color else "")
+        error = trajectory.error
+        line = episode_line(trajectory)
+        if error is not None:
+            line += safe(f" · error in {error.where or '?'}: {error.type}: {error.message}").replace("\n", " ")
+        yield Text(line, style="bold" if color else "")
         for index in _segments(trajectory, self.segment):
             segment = trajectory.segments[index]
             if len(trajectory.segments) > 1:
@@ -290,27 +296,9 @@ class _EpisodeView:
             logprob = segment.logprobs[at]
             table.add_row(
                 str(at), str(segment.token_ids[at]), Text(visible(texts[at]).rstrip("\n")),
-                str(segment.action_mask[at]), _number(logprob), str(segment.policy_versions[at]),
+                str(segment.action_mask[at]), number_text(logprob), str(segment.policy_versions[at]),
             )  # fmt: skip
         return table
-
-
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else "missing" if math.isnan(value) else f"{value:.4g}"
-
-
-def _episode_line(trajectory: Trajectory) -> str:
-    parts = [
-        f"episode {trajectory.episode_id}",
-        f"stop reason {'none' if trajectory.stop_reason is None else trajectory.stop_reason.value}",
-        f"reward {_number(trajectory.reward)}",
-        *([] if trajectory.score is None else [f"score {_number(trajectory.score)}"]),
-        f"{len(trajectory.turns)} turns",
-        f"{trajectory.num_tokens} tokens",
-    ]
-    if trajectory.error is not None:
-        parts.append(f"error in {trajectory.error.where or '?'}: {trajectory.error.type}: {trajectory.error.message}")
-    return escaped(" · ".join(parts)).replace("\n", " ")
 
 
 def _span_line(trajectory: Trajectory, segment: Segment, span: Span, texts: Sequence[str]) -> str:
@@ -325,10 +313,10 @@ def _span_line(trajectory: Trajectory, segment: Segment, span: Span, texts: Sequ
             stop = texts[turn.end - 1] if last else turn.stop_reason
             parts.append(f"stop reason {visible(str(stop)).replace(chr(10), '')}")
         logprobs = segment.logprobs[turn.start : turn.end]
-        parts.append(f"mean log-prob {_number(math.fsum(logprobs) / len(logprobs))}")
-        parts.append(f"reward {'unknown' if turn.result is None else _number(turn.result.reward)}")
+        parts.append(f"mean log-prob {number_text(math.fsum(logprobs) / len(logprobs))}")
+        parts.append(f"reward {'unknown' if turn.result is None else number_text(turn.result.reward)}")
         if turn.result is not None and turn.result.score is not None:
-            parts.append(f"score {_number(turn.result.score)}")
+            parts.append(f"score {number_text(turn.result.score)}")
     elif turn is not None:
         parts.append(f"bridge {turn.bridge or 'none'}")
         if turn.num_synthesised:

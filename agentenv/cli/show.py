@@ -1,0 +1,111 @@
+"""`agentenv show`: episodes of a run as conversations."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from agentenv.cli.flags import parse
+from agentenv.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ShowRunConfig:
+    """Read the episodes of a run as conversations: roles, texts, tool calls, rewards, errors with their traceback.
+
+    All conditions must hold. On a terminal the text is paged by $PAGER, or else `less`. A run or a training that still
+    continues can be read.
+    """
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run directory, of `run` or `train`."""
+    failed: bool = False
+    """Only episodes that failed."""
+    worst: int | None = None
+    """Only the N episodes with the lowest rewards, the lowest first."""
+    best: int | None = None
+    """Only the N episodes with the highest rewards, the highest first."""
+    task: str | None = None
+    """Only episodes of this task: its id, or its number if the data has no ids."""
+    episode: str | None = None
+    """Only this episode: its id, a prefix that no other id has, or a number, which is an index: 0 is the first episode
+    that ended, -1 the last."""
+    where: str | None = None
+    """Only episodes for which a filter holds, such as 'reward<1 -stop=terminated info.outcome=wrong "apples"'."""
+    grep: str | None = None
+    """Only episodes in whose prompt, actions or observations this regular expression is found."""
+
+
+def show(args: Sequence[str]) -> int:
+    """Read the episodes of a run as conversations."""
+    config = parse(ShowRunConfig, "show", args)
+    from agentenv.core.trajectory import Trajectory
+    from agentenv.runs.display.conversation import conversation
+    from agentenv.runs.records.directory import ReadReport, read_config
+    from agentenv.runs.records.filters import parse_filter
+    from agentenv.runs.records.selection import Selection, select
+    from agentenv.runs.tokens.view import load_episode
+
+    for name, num in (("worst", config.worst), ("best", config.best)):
+        if num is not None and num < 1:
+            raise ConfigError(f"--{name}: expected a number of episodes >= 1, got {num}. Change the value.")
+    if config.worst is not None and config.best is not None:
+        raise ConfigError(f"--worst: expected no --best with it, got --best {config.best}. Leave one out.")
+    try:
+        grep = None if config.grep is None else re.compile(config.grep, re.MULTILINE)
+    except re.error as error:
+        raise ConfigError(f"--grep: expected a regular expression, got {config.grep!r}: {error}. Fix it.") from error
+    where = None if config.where is None else parse_filter(config.where)
+    selection = Selection(config.failed, config.task, where, grep, config.worst, config.best)
+    if config.episode is not None and selection != Selection():
+        raise ConfigError(f"--episode: expected no other condition, got {shlex.join(args)}. Leave the others out.")
+    report, is_empty = ReadReport(), True
+    with _paged_console() as console:
+        chosen: Iterable[Trajectory] = select(config.run, selection, report=report)
+        if config.episode is not None:
+            chosen = [load_episode(config.run, config.episode, report=report)]
+        for trajectory in chosen:
+            console.print(conversation(trajectory), soft_wrap=True)
+            is_empty = False
+    if is_empty:
+        found = report.num_lines - report.num_superseded
+        if not found and Path(config.run).is_dir():
+            read_config(config.run)  # its error names a folder that holds no run
+        sys.stderr.write(f"agentenv show: none of the {found} episodes of {config.run} is shown\n")
+    if report.damage:
+        sys.stderr.write(f"agentenv: {config.run}: {report.damage}\n")
+    return int(bool(report.damage))
+
+
+@contextlib.contextmanager
+def _paged_console() -> Iterator[Console]:
+    """Yield a console that writes to a pager on a terminal, else to stdout; the end of the pager ends the block."""
+    console = Console(highlight=False)
+    words = shlex.split(os.environ.get("PAGER", "less"))
+    if not sys.stdout.isatty() or not words:
+        yield console
+        return
+    environment = {"LESS": "FRX", **os.environ}
+    try:
+        pager = subprocess.Popen(words, stdin=subprocess.PIPE, text=True, errors="replace", env=environment)
+    except OSError:  # it is not installed
+        yield console
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the pager
+    try:
+        with contextlib.suppress(BrokenPipeError), pager:  # the reader quit
+            yield Console(file=pager.stdin, force_terminal=True, highlight=False, width=console.width)
+    finally:
+        signal.signal(signal.SIGINT, before)

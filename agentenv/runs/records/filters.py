@@ -1,0 +1,170 @@
+"""The language in which episodes are chosen: `reward<1 -stop=terminated info.outcome=wrong "apples" task:0004*`.
+
+    filter   terms, all of which must hold; `or` between two terms: one of them must hold
+    term     an optional `-`, which negates, then one of
+             "TEXT"          text in the prompt, an action or an observation; i:"TEXT" ignores case
+             COLUMN=VALUE    also !=, and for numbers <, <=, >, >=; `none` stands for no value
+             COLUMN:PATTERN  text with the wildcards * and ?
+    COLUMN   a column of episodes (`tables.EPISODE_COLUMNS`) or a name of `ALIASES`; info.KEY; turn.COLUMN, which must
+             hold for one of the turns; group.reward and group.spread, mean and standard deviation of the task's rewards
+
+Values and patterns with spaces are quoted; in quotes, a backslash escapes a quote and a backslash.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from statistics import fmean, pstdev
+from typing import Any
+
+from agentenv._util.brief import brief
+from agentenv._util.suggest import did_you_mean
+from agentenv.core.trajectory import Trajectory
+from agentenv.errors import ConfigError
+from agentenv.runs.records.tables import EPISODE_COLUMNS, TURN_COLUMNS, episode_row, observation_text, turn_rows
+
+ALIASES = {
+    "act": "num_action_tokens", "episode": "episode_id", "finish": "finish_reason", "group": "group_id",
+    "stop": "stop_reason", "task": "task_id", "tokens": "num_tokens", "turns": "num_turns", "version": "policy_version",
+}  # fmt: skip
+"""Short names of columns in filters."""
+GROUP_COLUMNS = ("group.reward", "group.spread")
+
+_QUOTED = r'"((?:[^"\\]|\\.)*)"'
+_TERM = re.compile(
+    rf'\s*(-?)(?:(i:)?{_QUOTED}|([A-Za-z_][^\s"=!<>:]*)(!=|<=|>=|[=<>:])(?:{_QUOTED}|([^\s"]+)))(?=\s|$)', re.DOTALL
+)
+_OR = re.compile(r"\s+or(?=\s)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    negated: bool
+    column: str
+    """Empty for text."""
+    operator: str
+    value: str
+
+    def holds(self, cells: Iterable[Any]) -> bool:
+        """Return True if one of the cells matches, or none if the term is negated."""
+        return self.negated != any(map(self._matches, cells))
+
+    def _matches(self, cell: Any) -> bool:
+        if not self.column:
+            return self.value in (cell.casefold() if self.operator == "i:" else cell)
+        if self.operator in ("=", "!="):
+            return (self.operator == "=") == self._equals(cell)
+        if self.operator == ":":
+            return cell is not None and fnmatchcase(str(cell), self.value)
+        if not _is_number(cell):
+            return False
+        number, value = float(self.value), float(cell)
+        return {"<": value < number, "<=": value <= number, ">": value > number, ">=": value >= number}[self.operator]
+
+    def _equals(self, cell: Any) -> bool:
+        if cell is None:
+            return self.value == "none"
+        return _as_number(self.value) == cell if _is_number(cell) else self.value == str(cell)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _as_number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A parsed filter; `parse_filter` makes it."""
+
+    terms: tuple[tuple[_Term, ...], ...]
+    """All of the outer, one of the inner must hold."""
+
+    @property
+    def columns(self) -> set[str]:
+        """The columns that it reads."""
+        return {term.column for choice in self.terms for term in choice if term.column}
+
+    def matches(self, trajectory: Trajectory, group_rewards: Sequence[float] = ()) -> bool:
+        """Return True for an episode that the filter keeps; `group_rewards` are the rewards of its group."""
+        row = episode_row(trajectory)
+        turns = turn_rows(trajectory) if any(column.startswith("turn.") for column in self.columns) else []
+
+        def cells(column: str) -> Iterable[Any]:
+            if not column:
+                return conversation_texts(trajectory)
+            if column.startswith("turn."):
+                return [turn.get(column.removeprefix("turn.")) for turn in turns]
+            if column in GROUP_COLUMNS:
+                fact = fmean if column == "group.reward" else pstdev
+                return [fact(group_rewards) if group_rewards else None]
+            return [row.get(column)]
+
+        return all(any(term.holds(cells(term.column)) for term in choice) for choice in self.terms)
+
+
+def conversation_texts(trajectory: Trajectory) -> list[str]:
+    """Return the texts of an episode in which filters and `--grep` search: prompt, actions and observations."""
+    texts = [episode_row(trajectory)["prompt"]]
+    return texts + [text for turn in trajectory.turns for text in (turn.action, observation_text(turn))]
+
+
+def parse_filter(text: str, where: str = "--where") -> Filter:
+    """Return the filter that a text describes.
+
+    Raises:
+        ConfigError: the text is not a filter, or names an unknown column.
+    """
+    terms: list[tuple[_Term, ...]] = []
+    at, joins = 0, False
+    while text[at:].strip():
+        if terms and not joins and (found := _OR.match(text, at)):
+            at, joins = found.end(), True
+            continue
+        match = _TERM.match(text, at)
+        if match is None:
+            raise ConfigError(
+                f'{where}: expected a term such as reward<1, -stop=terminated or "text", got '
+                f"{brief(text[at:].strip(), 60)}. Quote values that contain spaces."
+            )
+        term = _term(match, where)
+        terms = [*terms[:-1], (*terms[-1], term)] if joins else [*terms, (term,)]
+        at, joins = match.end(), False
+    if joins or not terms:
+        raise ConfigError(f"{where}: expected a term{' after `or`' if joins else ''}, got none. Add one.")
+    return Filter(tuple(terms))
+
+
+def _term(match: re.Match[str], where: str) -> _Term:
+    minus, fold, quoted, column, operator, quoted_value, bare = match.groups()
+    if column is None:
+        text = _unquoted(quoted)
+        return _Term(bool(minus), "", "i:" if fold else '"', text.casefold() if fold else text)
+    value = bare if quoted_value is None else _unquoted(quoted_value)
+    if operator in ("<", "<=", ">", ">=") and _as_number(value) is None:
+        raise ConfigError(f"{where}: expected a number after {column}{operator}, got {brief(value, 60)}. Change it.")
+    return _Term(bool(minus), _column(column, where), operator, value)
+
+
+def _unquoted(text: str) -> str:
+    return re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL)
+
+
+def _column(name: str, where: str) -> str:
+    """Return the full name of a column."""
+    scope, known = ("turn.", TURN_COLUMNS) if name.startswith("turn.") else ("", EPISODE_COLUMNS)
+    plain = name.removeprefix(scope)
+    plain = ALIASES.get(plain, plain)
+    if plain in known or plain.startswith("info.") or name in GROUP_COLUMNS:
+        return scope + plain
+    names = [*EPISODE_COLUMNS, *ALIASES, "info.KEY", *GROUP_COLUMNS, *(f"turn.{each}" for each in TURN_COLUMNS)]
+    advice = did_you_mean(name, names, f"Use one of {', '.join(EPISODE_COLUMNS)}, info.KEY, turn.COLUMN.")
+    raise ConfigError(f"{where}: expected a column, got {name!r}.{advice}")

@@ -1,0 +1,123 @@
+"""A run as flat tables: one row per episode, one row per turn; for `agentenv export`, `Run` and filters."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from agentenv._util.jsonable import jsonable
+from agentenv.chat.chat import text_of
+from agentenv.core.trajectory import Trajectory, Turn
+
+Row = dict[str, Any]
+
+EPISODE_COLUMNS = {
+    "episode_id": "the episode",
+    "task_id": "its task",
+    "group_id": "shared by the episodes of a task",
+    "prompt": "the first observation; messages are joined by empty lines",
+    "label": "the task's label as text",
+    "reward": "sum over the turns; empty if unknown",
+    "score": "the last score of a turn",
+    "stop_reason": "why the episode ended",
+    "num_turns": "number of turns",
+    "num_tokens": "number of tokens in all segments",
+    "num_action_tokens": "number of sampled tokens",
+    "policy_version": "newest version of the weights that sampled a token",
+    "attempt": "number of earlier attempts that failed",
+    "seed": "seed of the environment",
+    "generate_s": "seconds in the engine",
+    "step_s": "seconds in the environment's `step`",
+    "last_action": "the last action",
+    "error": "class and message of the failure",
+    "error_kind": "what failed: `infra`, `env`, `contract` or `data`",
+    "error_place": "file and line of the failure in the environment",
+}
+"""Columns of episodes and their meaning; `info.KEY` follows for each key of `StepResult.info`, from its last turn."""
+
+TURN_COLUMNS = {
+    "episode_id": "the episode",
+    "task_id": "its task",
+    "turn_index": "index of the turn, from 0",
+    "action": "the action",
+    "observation": "the reply; messages are JSON",
+    "reward": "reward of the turn; empty if its step failed",
+    "score": "score of the turn",
+    "finish_reason": "why the generation ended",
+    "num_action_tokens": "number of sampled tokens",
+    "policy_version": "newest version of the weights that sampled a token",
+    "generate_s": "seconds in the engine",
+    "step_s": "seconds in the environment's `step`",
+}
+"""Columns of turns and their meaning; `info.KEY` follows for each key of `StepResult.info`."""
+
+
+def episode_row(trajectory: Trajectory) -> Row:
+    """Return the row of an episode: `EPISODE_COLUMNS`, then `info.KEY`."""
+    task, error, turns = trajectory.task, trajectory.error, trajectory.turns
+    prompt = trajectory.prompt or task.prompt
+    versions = [_version(trajectory, turn) for turn in turns]
+    info = {key: value for turn in turns for key, value in _info(turn).items()}
+    return {
+        "episode_id": trajectory.episode_id,
+        "task_id": task.task_id,
+        "group_id": trajectory.group_id,
+        "prompt": prompt if isinstance(prompt, str) else "\n\n".join(map(text_of, prompt)),
+        "label": None if task.label is None else str(task.label),
+        "reward": trajectory.reward,
+        "score": trajectory.score,
+        "stop_reason": None if trajectory.stop_reason is None else trajectory.stop_reason.value,
+        "num_turns": len(turns),
+        "num_tokens": trajectory.num_tokens,
+        "num_action_tokens": sum(turn.end - turn.start for turn in turns),
+        "policy_version": max(versions, default=None),
+        "attempt": trajectory.attempt,
+        "seed": trajectory.seed,
+        "generate_s": math.fsum(turn.generate_s for turn in turns),
+        "step_s": math.fsum(turn.step_s for turn in turns),
+        "last_action": turns[-1].action if turns else None,
+        "error": None if error is None else f"{error.type}: {error.message}",
+        "error_kind": None if error is None else error.kind,
+        "error_place": None if error is None else error.place,
+        **info,
+    }
+
+
+def turn_rows(trajectory: Trajectory) -> list[Row]:
+    """Return a row for each turn: `TURN_COLUMNS`, then `info.KEY`."""
+    return [
+        {
+            "episode_id": trajectory.episode_id,
+            "task_id": trajectory.task.task_id,
+            "turn_index": index,
+            "action": turn.action,
+            "observation": observation_text(turn),
+            "reward": turn.result.reward if turn.result else None,
+            "score": turn.result.score if turn.result else None,
+            "finish_reason": turn.finish_reason,
+            "num_action_tokens": turn.end - turn.start,
+            "policy_version": _version(trajectory, turn),
+            "generate_s": turn.generate_s,
+            "step_s": turn.step_s,
+            **_info(turn),
+        }
+        for index, turn in enumerate(trajectory.turns)
+    ]
+
+
+def observation_text(turn: Turn) -> str:
+    """Return the reply to an action as text; messages are JSON."""
+    observation = turn.result.observation if turn.result else ""
+    if isinstance(observation, str):
+        return observation
+    return json.dumps(jsonable(observation), ensure_ascii=False)
+
+
+def _version(trajectory: Trajectory, turn: Turn) -> int:
+    return max(trajectory.segments[turn.segment].policy_versions[turn.start : turn.end])
+
+
+def _info(turn: Turn) -> Mapping[str, Any]:
+    return {} if turn.result is None else {f"info.{key}": value for key, value in turn.result.info.items()}

@@ -1,0 +1,105 @@
+"""Episodes that are chosen: every filter of filters.json, the extremes, tasks, and a record that is never in memory."""
+
+import json
+import re
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from agentenv.core.trajectory import EpisodeError, Trajectory
+from agentenv.core.types import Completion, StepResult, StopReason, Task
+from agentenv.errors import ConfigError
+from agentenv.runs.records.directory import RunWriter
+from agentenv.runs.records.filters import parse_filter
+from agentenv.runs.records.selection import Selection, select
+
+LANGUAGE = json.loads((Path(__file__).parent / "filters.json").read_text())
+
+
+def episode(episode_id, prompt, *turns, stop=StopReason.TERMINATED, error=None, version=1):
+    """An episode with (action, reward, info) for each turn; a reward of None is a step that failed."""
+    task = episode_id.split("/")[0]
+    trajectory = Trajectory(Task([{"role": "user", "content": prompt}], task_id=task), 10**6, episode_id, task)
+    trajectory.prompt = trajectory.task.prompt
+    trajectory.append_observation([1, 2])
+    for number, (action, reward, info) in enumerate(turns):
+        finish = "length" if number == 1 else "stop"
+        trajectory.append_turn(Completion((3, 4), finish, logprobs=(0.0, 0.0), policy_version=version), action)
+        if reward is not None:
+            trajectory.set_result(StepResult(reward=reward, info=info))
+    trajectory.finish(stop, error)
+    return trajectory
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("run")
+    error = EpisodeError("env", "KeyError", "'x'", "step", "env.py:3")
+    with RunWriter.open(path, {}) as writer:
+        writer.append(episode("a/0", "How many apples?", ("3", 1.0, {"outcome": "right"}), version=13))
+        writer.append(episode("a/1", "How many apples?", ("4", 0.0, {"outcome": "wrong"})))
+        turns = ("hm", -0.25, {"n": 1}), ("My final answer", 0.5, {"n": 2, "outcome": "wrong"})
+        writer.append(episode("b/0", "How many pears?", *turns, stop=StopReason.MAX_TURNS))
+        writer.append(episode("b/1", "How many pears?", ('a "quote"', 1.0, {})))
+        writer.append(episode("c/0", "?", ("boom", None, {}), stop=StopReason.ERROR, error=error))
+    return path
+
+
+def ids(run, **selection):
+    return [trajectory.episode_id for trajectory in select(run, Selection(**selection))]
+
+
+@pytest.mark.parametrize(("text", "expected"), LANGUAGE["cases"])
+def test_a_filter_keeps_these_episodes(run, text, expected):
+    assert ids(run, where=parse_filter(text)) == expected
+
+
+@pytest.mark.parametrize(("text", "message"), LANGUAGE["errors"])
+def test_a_wrong_filter_is_refused(run, text, message):
+    with pytest.raises(ConfigError, match=f"^--where: .*{re.escape(message)}"):
+        ids(run, where=parse_filter(text))
+
+
+def test_a_key_of_info_that_a_run_does_not_have_is_no_error_where_no_episode_has_info(tmp_path):
+    with RunWriter.open(tmp_path, {}) as writer:
+        writer.append(episode("a/0", "?", ("x", 1.0, {})))
+    assert ids(tmp_path, where=parse_filter("info.n=1")) == []
+
+
+def test_the_worst_and_the_best_are_in_order_and_have_a_reward(run):
+    assert ids(run, worst=2) == ["a/1", "b/0"]
+    assert ids(run, best=3) == ["a/0", "b/1", "b/0"]
+    assert ids(run, best=9) == ["a/0", "b/1", "b/0", "a/1"]
+    assert ids(run, worst=1, where=parse_filter("task=b")) == ["b/0"]
+
+
+def test_failed_episodes_tasks_and_texts_are_found(run):
+    assert ids(run, failed=True) == ["c/0"]
+    assert ids(run, task="b") == ["b/0", "b/1"]
+    assert ids(run, grep=re.compile(r"final \w+$")) == ["b/0"]
+    with pytest.raises(ConfigError, match=r"--task: expected the id of a task of .*, got 'd'"):
+        ids(run, task="d")
+
+
+def test_a_task_is_named_by_its_number_and_without_the_pass_of_a_training(tmp_path):
+    with RunWriter.open(tmp_path, {}) as writer:
+        for episode_id in ("000003/0", "000003@1/0", "000004/0"):
+            writer.append(episode(episode_id, "?", ("x", 1.0, {})))
+    assert ids(tmp_path, task="3") == ids(tmp_path, task="000003") == ["000003/0", "000003@1/0"]
+    assert ids(tmp_path, task="000003@1") == ["000003@1/0"]
+
+
+def test_a_search_holds_one_episode_at_a_time(tmp_path):
+    text, num = "word " * 20_000, 60
+    with RunWriter.open(tmp_path, {}) as writer:
+        for number in range(num):
+            writer.append(episode(f"{number}/0", text, (f"needle {number}", 1.0, {})))
+    found = 0
+    tracemalloc.start()
+    for _ in select(tmp_path, Selection(grep=re.compile("needle"), where=parse_filter("reward=1"))):
+        found += 1
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found == num
+    assert peak < num * len(text) / 4
