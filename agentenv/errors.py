@@ -45,7 +45,18 @@ class MissingDependency(AgentEnvError, ImportError):
 
 
 class InfraError(AgentEnvError, RuntimeError):
-    """Infrastructure failed (a grader, a sandbox, a service): the episode has no reward and may be retried."""
+    """Infrastructure failed (a grader, a sandbox, a service): the episode has no reward and may be retried.
+
+    If `step` raises it with `retry_step=True`, `step` is called again with equal states, a bounded number of times. Set
+    it only if the step has not changed the environment.
+    """
+
+    retry_step: bool = False
+    """Whether to call `step` again."""
+
+    def __init__(self, *args: object, retry_step: bool = False) -> None:
+        super().__init__(*args)
+        self.retry_step = retry_step
 
 
 class EngineError(InfraError):

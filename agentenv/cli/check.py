@@ -50,7 +50,7 @@ class CheckConfig:
 
 
 def check(args: Sequence[str]) -> int:
-    """Check an agent and return the exit code: 0, or 1 if the contract is broken."""
+    """Check an agent and return the exit code: 0, 1 if the contract is broken, or 3 if only infrastructure failed."""
     config = parse(CheckConfig, "check", args)
     from agentenv.runs.display.report import quiet_transformers
     from agentenv.testing.conformance.cases import task_from_flags
@@ -83,6 +83,8 @@ def check(args: Sequence[str]) -> int:
             on_outcome=lambda outcome: None if is_quiet else _write_line(out, outcome),
         )
         problems = [problem for outcome in outcomes for problem in outcome.problems]
+        outages = [outcome for outcome in outcomes if outcome.state == "outside"]
+        exit_code = 1 if problems else 3 if outages else 0
         if config.json:
             document: Any = [replace(problem, property="").to_dict() for problem in problems]
             if not config.quick:
@@ -94,13 +96,16 @@ def check(args: Sequence[str]) -> int:
                     "properties": properties,
                 }
             out.write(json.dumps(document, indent=2) + "\n")
-            return int(bool(problems))
+            return exit_code
         name = config.target if len(config.target) < 60 else Path(config.target).name
         total = f"{name}: {len(problems) or 'no'} contract error{'s' if len(problems) != 1 else ''}"
         if config.max_turns is None and getattr(context.agent_cls, "max_turns", None) is not None:
             total += f"; max_turns {context.limits.max_turns} (the environment's)"
-        out.write("".join(f"{line}\n" for line in (*(problems if config.quick else ()), total)))
-    return int(bool(problems))
+        if outages:
+            num = f"{len(outages)} {'property' if len(outages) == 1 else 'properties'}"
+            total += f"; the outside failed in {num}: run it again"
+        out.write("".join(f"{line}\n" for line in (*((*problems, *outages) if config.quick else ()), total)))
+    return exit_code
 
 
 def _write_line(stream: TextIO, line: object) -> None:

@@ -73,6 +73,8 @@ class Turn:
     """Number of tokens after `end` that close the turn for the model: the first of the reply, masked like the rest."""
     observation_cut: bool = False
     """True if the middle of the reply's content was cut out because it did not fit."""
+    num_retries: int = 0
+    """How often `step` was called again because infrastructure failed."""
 
     def __repr__(self) -> str:
         """Return one line of bounded length."""
@@ -286,6 +288,10 @@ class Trajectory:
         turn = self.turns[-1]
         turn.result, turn.step_s = result, turn.step_s + step_s
         self.segments[turn.segment].rewards[turn.end - 1] = result.reward
+
+    def count_retry(self) -> None:
+        """Count one more call of the last turn's step."""
+        self.turns[-1].num_retries += 1
 
     def finish(self, stop_reason: StopReason, error: EpisodeError | None = None) -> None:
         """Close the record; the first stop reason is kept."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -25,7 +26,9 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
 from agentenv.episode.failures import Aborted, record_failure
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage
-from agentenv.errors import ConfigError, DataError, EngineError, RunStopped
+from agentenv.errors import ConfigError, DataError, EngineError, InfraError, RunStopped
+
+logger = logging.getLogger(__name__)
 
 AgentFactory = Callable[[], Awaitable[AgentInstance]]
 """Makes the agent instance of one episode."""
@@ -196,29 +199,42 @@ class Episode:
         """Pass the action to the environment and record its result."""
         self.progress.stage = Stage.STEP
         turn, action_ids = self.trajectory.turns[-1], list(completion.token_ids)
-        self.states = {
+        states: StepState = {
             "observation_text": self.dialogue.text,
             "action_text": turn.action,
             "label": self.label,
             "sampling_params": self.sampling,
-            "action_ids": action_ids,
             "finish_reason": turn.finish_reason,
             "turn_index": self.progress.turn_index,
             "tokens_left": self.limits.max_length - len(self.dialogue.ids) - len(action_ids),
             "metadata": self.metadata,
             "seed": self.key.seed,
         }
-        if not self.dialogue.is_raw:
-            self.states["tool_calls"] = self.dialogue.parse_calls(turn.action, self.progress.turn_index)
         self.dialogue.append_action(action_ids, turn.action + self.closing)
         started = time.perf_counter()
-        value = await bounded(self.agent.step, self.states, limit_s=self.limits.step_timeout_s)
+        value = await self.call_step(states, action_ids)
         result = parse_step(value, f"{type(self.agent).__name__}.step", getattr(self.agent, "score_range", None))
         self.feedback_kind = feedback_kind(value)
         if not isinstance(result.observation, str):  # a copy: an environment may write into its messages later
             result = replace(result, observation=deepcopy(result.observation))
         self.trajectory.set_result(result, time.perf_counter() - started)
         return result
+
+    async def call_step(self, states: StepState, action_ids: Sequence[int]) -> Any:
+        """Call `step`, and call it again with equal states where an InfraError asks for it; return its value."""
+        turn, retries = self.trajectory.turns[-1], self.setup.step_retries
+        while True:
+            self.states = {**states, "action_ids": list(action_ids)}
+            if not self.dialogue.is_raw:
+                self.states["tool_calls"] = self.dialogue.parse_calls(turn.action, self.progress.turn_index)
+            try:
+                return await bounded(self.agent.step, self.states, limit_s=self.limits.step_timeout_s)
+            except InfraError as error:
+                if not error.retry_step or turn.num_retries == retries.max_retries:
+                    raise
+                logger.info("episode %s: step failed and is called again: %s", self.key.episode_id, error)
+            await asyncio.sleep(retries.wait_s * 2**turn.num_retries)
+            self.trajectory.count_retry()
 
     def append_observation(self, completion: Completion, result: StepResult) -> StopReason | None:
         """Append the observation; return the limit that leaves no room for a further turn, or None."""

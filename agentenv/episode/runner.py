@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import StopReason, Task
-from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage
+from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage, StepRetries
 from agentenv.episode.source import EpisodeSource
 from agentenv.errors import DataError, RunStopped
 
@@ -29,6 +29,8 @@ class ErrorPolicy:
 
     max_retries: int = 2
     """How often an episode is run again after an infrastructure error; other errors would only repeat."""
+    max_step_retries: int | None = None
+    """How often a step that asks for it is called again; None: `max_retries`."""
     retry_wait_s: float = 1.0
     """Wait before the first retry; doubled for each one after it."""
     max_error_share: float = 0.2
@@ -80,6 +82,8 @@ class EpisodeRunner:
         self.setup = setup
         self.concurrency = concurrency
         self.policy = policy
+        num = policy.max_retries if policy.max_step_retries is None else policy.max_step_retries
+        self.step_retries = StepRetries(num, policy.retry_wait_s)
         self.num_running = 0
         self.num_done = 0
         self.num_failed = 0
@@ -155,7 +159,12 @@ class EpisodeRunner:
                     # Siblings share the environment's seed; no two attempts share that of tokens.
                     attempt = planned.first_attempt + num_retries
                     seed = None if run_seed is None else derive_seed(run_seed, planned.episode_id, attempt)
-                    setup = replace(self.setup, sampling=replace(self.setup.sampling, seed=seed), progress=progress)
+                    setup = replace(
+                        self.setup,
+                        sampling=replace(self.setup.sampling, seed=seed),
+                        progress=progress,
+                        step_retries=self.step_retries,
+                    )
                     key = EpisodeKey(planned.episode_id, task.task_id, attempt, env_seed)
                     trajectory = await self.source.run(task, setup, key)
                     progress.stage = Stage.QUEUED

@@ -58,6 +58,15 @@ class EpisodeKey:
 
 
 @dataclass(frozen=True, slots=True)
+class StepRetries:
+    """How often a step is called again after an InfraError with `retry_step`."""
+
+    max_retries: int = 2
+    wait_s: float = 1.0
+    """Wait before the first retry; doubled for each one after it."""
+
+
+@dataclass(frozen=True, slots=True)
 class EpisodeSetup:
     """What an episode runs with; all episodes of a run share the engine, the chat and the limits."""
 
@@ -67,3 +76,4 @@ class EpisodeSetup:
     limits: Limits = field(default_factory=Limits)
     progress: EpisodeProgress = field(default_factory=EpisodeProgress, compare=False)
     """The loop publishes here how far the episode is; the runner puts a new one into each episode's setup."""
+    step_retries: StepRetries = field(default_factory=StepRetries)

@@ -1,11 +1,20 @@
-"""The chats of checks and audits, each created once per process, since probing a template is slow."""
+"""The chats of checks and audits, each created once per process, since probing a template is slow; offered tools."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import Any
 
 from agentenv.chat.chat import Chat
+from agentenv.core.types import Limits, Task
 from agentenv.engines.models import load_tokenizer, resolve_model
+from agentenv.episode.loop import AgentFactory
+from agentenv.episode.setup import EpisodeKey
+from agentenv.episode.stepping import SteppedEpisode
+from agentenv.errors import EpisodeFailed
 from agentenv.testing.tokenizers import (
     BosTokenizer,
     ByteFallbackTokenizer,
@@ -31,6 +40,20 @@ def plain() -> Chat:
 def with_tools() -> Chat:
     """Return the chat of tiny-math, whose template has tools."""
     return Chat(load_tokenizer(resolve_model("tiny-math")))
+
+
+async def offered_tools(make: AgentFactory, tasks: Sequence[Task], limits: Limits) -> Sequence[Mapping[str, Any]]:
+    """Return the tools that an environment offers for any of the tasks if the chat template renders tools."""
+
+    async def of(task: Task) -> Sequence[Mapping[str, Any]]:
+        key = EpisodeKey("tools", seed=task.seed or 0)
+        async with SteppedEpisode(make, task, chat=with_tools(), limits=limits, key=key) as episode:
+            with contextlib.suppress(EpisodeFailed):  # what examines the environment reports it
+                await episode.begin()
+        return episode.trajectory.tools
+
+    offered = await asyncio.gather(*map(of, tasks))
+    return list({repr(tool): tool for tools in offered for tool in tools}.values())
 
 
 @cache

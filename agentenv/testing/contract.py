@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from agentenv.core.types import Task
-from agentenv.errors import ConfigError
+from agentenv.errors import ConfigError, InfraError
 from agentenv.testing.conformance.cases import Policy
 from agentenv.testing.conformance.context import ConformanceContext, ConformanceOptions
 from agentenv.testing.conformance.problems import Problem
@@ -46,9 +46,15 @@ def check_env(
 
     Raises:
         ConfigError: the target cannot be loaded.
+        InfraError: infrastructure failed in every attempt, and no problem was found.
     """
     context = make_context(ConformanceOptions(target, env_kwargs or {}, task, **more))
-    return [problem for outcome in run_suite(context) for problem in outcome.problems]
+    outcomes = run_suite(context)
+    problems = [problem for outcome in outcomes for problem in outcome.problems]
+    outage = next((outcome.reason for outcome in outcomes if outcome.state == "outside"), None)
+    if outage is not None and not problems:
+        raise InfraError(f"{context.name}: {outage}")
+    return problems
 
 
 class EnvContract:
@@ -155,6 +161,8 @@ def _test_of(name: str) -> Callable[[EnvContract], None]:
         outcome = check_property(_context(cls), name)
         if outcome.state == "skipped":
             pytest.skip(_in_class(outcome.reason))
+        if outcome.state == "outside":
+            pytest.fail(f"{name}: {outcome.reason}", pytrace=False)
         if outcome.problems:
             if blocks_others(outcome):
                 _STOPPED[cls] = name

@@ -33,7 +33,7 @@ from agentenv.testing.chats import plain
 
 Policy = Sequence[Any] | Callable[[Request], Any] | Engine
 """The policy: a list (item i is the action of turn i, the last repeats), a function of the request, or an engine."""
-_NO_RETRIES = ErrorPolicy(max_retries=0, max_error_share=1.0)
+_NO_RETRIES = ErrorPolicy(max_retries=0, max_step_retries=2, max_error_share=1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Limits, SamplingParams, StopReason, Task
 from agentenv.episode.factory import as_agent
 from agentenv.episode.loop import Episode, recording_errors
-from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage
+from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage, StepRetries
 from agentenv.errors import ConfigError, ContractError, EngineError, InfraError, RunStopped
 from agentenv.interop.openrlhf.engine import LLMEngine, VLLMStyleSampling, as_engine, last_of
 from agentenv.interop.openrlhf.response import (
@@ -53,6 +53,7 @@ class _EpisodeCall:
     limits: Limits
     key: EpisodeKey
     progress: EpisodeProgress = field(default_factory=EpisodeProgress)
+    step_retries: StepRetries = field(default_factory=StepRetries)
     trajectory: Trajectory | None = None
     llm_engine: Any = None
     """One engine for all generations of the episode: it numbers them."""
@@ -202,7 +203,9 @@ class AgentExecutor:
                 "Set it in the class, or pass the class to super().__init__."
             )
         task, sampling = replace(call.task, prompt=prompt, label=label), to_sampling(sampling_params)
-        setup = EpisodeSetup(call.engine, call.chat, sampling or SamplingParams(), call.limits, call.progress)
+        setup = EpisodeSetup(
+            call.engine, call.chat, sampling or SamplingParams(), call.limits, call.progress, call.step_retries
+        )
         call.progress.error = None
         try:
             call.trajectory = await self._play(task, setup, call.key)
@@ -352,7 +355,7 @@ class AgentFunc:
         """
         known = [*self._server_failures]
         limits = setup.limits
-        call = _EpisodeCall(task, setup.engine, setup.chat, limits, key, progress=setup.progress)
+        call = _EpisodeCall(task, setup.engine, setup.chat, limits, key, setup.progress, setup.step_retries)
         setup.progress.stage, setup.progress.attempt = Stage.EXECUTE, key.attempt
         record = Trajectory(task, limits.max_length, key.episode_id, key.group_id, attempt=key.attempt, seed=key.seed)
         token = _CALL.set(call)

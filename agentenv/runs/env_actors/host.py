@@ -19,7 +19,7 @@ from agentenv.core.agent import AgentInstance
 from agentenv.core.engine import Tokenizer
 from agentenv.episode.factory import as_agent
 from agentenv.episode.registry import load_env
-from agentenv.errors import ConfigError
+from agentenv.errors import ConfigError, InfraError
 from agentenv.interop.agent_files import load_agent_func
 
 
@@ -80,6 +80,8 @@ class Failure:
     """As in the record: `traceback_of`."""
     trace: str
     """The whole traceback, for logs."""
+    retry_step: bool
+    """Of an InfraError."""
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
@@ -88,11 +90,14 @@ class Failure:
         plain = (each for each in known if issubclass(each, Exception) and not issubclass(each, BaseExceptionGroup))
         base = next(plain, Exception)
         trace = "".join(traceback.format_exception(error))
-        return cls(type(error).__name__, base, str(error) or repr(error), place_of(error), traceback_of(error), trace)
+        return cls(
+            type(error).__name__, base, str(error) or repr(error), place_of(error), traceback_of(error), trace,
+            isinstance(error, InfraError) and error.retry_step,
+        )  # fmt: skip
 
     def error(self) -> Exception:
         """Return an exception with the same name, base class, message, place and traceback."""
-        known = {"place": self.place, "traceback": self.traceback}
+        known = {"place": self.place, "traceback": self.traceback, "retry_step": self.retry_step}
         cls = type(self.name, (self.base,), {"__str__": lambda _: self.message, **known})
         error: Exception = self.base.__new__(cls)
         error.add_note(f"In the environment's actor:\n{self.trace}")

@@ -69,7 +69,7 @@ def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
 
 def _turn_to_dict(turn: Turn) -> dict[str, Any]:
     names = ("segment", "start", "end", "action", "finish_reason", "stop_reason")
-    numbers = ("generate_s", "step_s", "num_cached_tokens")
+    numbers = ("generate_s", "step_s", "num_cached_tokens", "num_retries")
     reply = ("bridge", "num_synthesised", "observation_cut")
     values: dict[str, Any] = {name: getattr(turn, name) for name in names + numbers + reply}
     result = turn.result

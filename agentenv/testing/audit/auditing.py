@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +13,9 @@ from agentenv._util.calls import create
 from agentenv.chat.chat import Chat
 from agentenv.core.engine import Tokenizer
 from agentenv.core.types import Limits, SamplingParams, Task
-from agentenv.episode.loop import AgentFactory
 from agentenv.episode.runner import derive_seed
 from agentenv.episode.source import EnvSource
-from agentenv.episode.stepping import SteppedEpisode
-from agentenv.errors import ConfigError, EpisodeFailed
+from agentenv.errors import ConfigError
 from agentenv.testing import chats
 from agentenv.testing.audit.cases import AuditCase, play_cases
 from agentenv.testing.audit.episodes import Play, PolicyRunner, play_all, replay_all
@@ -90,7 +87,8 @@ async def audit_env(
     everyone = all_policies(hacks_of(source.cls))
     policies = select_policies(everyone, options.policies)
     make = partial(create, source.cls, source.kwargs)
-    chat = Chat(tokenizer) if tokenizer is not None else await _chat_for(make, drawn, options.limits)
+    offers_tools = tokenizer is None and await chats.offered_tools(make, drawn, options.limits)
+    chat = Chat(tokenizer) if tokenizer is not None else chats.with_tools() if offers_tools else chats.plain()
     runner = PolicyRunner(
         make, tasks, chat, options.limits, SamplingParams(max_tokens=options.max_tokens), options.seed,
         getattr(source.cls, "max_turns", None) or Limits().max_turns,
@@ -121,17 +119,6 @@ async def audit_env(
         tuple(unused), Times.from_plays(plays, time.perf_counter() - started), tuple(plays), options.policies,
         judged=len(facts.unrated) < len(by_id),
     )  # fmt: skip
-
-
-async def _chat_for(make: AgentFactory, tasks: Sequence[Task], limits: Limits) -> Chat:
-    """Return a chat that needs no download, and renders tools if the environment offers any for one of the tasks."""
-    for task in tasks:
-        async with SteppedEpisode(make, task, chat=chats.with_tools(), limits=limits) as episode:
-            with contextlib.suppress(EpisodeFailed):  # the audit reports it
-                await episode.begin()
-        if episode.trajectory.tools:
-            return chats.with_tools()
-    return chats.plain()
 
 
 def _draw_tasks(tasks: Sequence[Task], options: AuditOptions) -> list[Task]:

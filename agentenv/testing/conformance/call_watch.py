@@ -21,6 +21,7 @@ from typing import Any
 from agentenv._util.calls import call
 from agentenv.core.types import Limits
 from agentenv.episode.endpoint.agent import owns_its_loop
+from agentenv.errors import InfraError
 from agentenv.runs.watchdog import frames_of
 
 ENV_METHODS = ("reset", "step", "on_truncate", "close")
@@ -191,6 +192,8 @@ async def _constructed(cls: type[Any], instance: Any, kwargs: Mapping[str, Any])
 def _raised_in(method: str, seen: list[MethodCall]) -> Iterator[None]:
     try:
         yield
+    except InfraError:
+        raise  # the outside failed, not the method
     except BaseException as error:
         seen.append(MethodCall(method, error=error))
         raise

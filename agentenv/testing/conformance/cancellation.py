@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agentenv.errors import InfraError
 from agentenv.testing.conformance.call_watch import MethodCall
 from agentenv.testing.conformance.cases import EpisodeCase
 from agentenv.testing.conformance.context import ConformanceContext
@@ -56,6 +57,8 @@ class _Cancelled:
         self.task = asyncio.get_running_loop().create_task(InstrumentedCoroutine(episode, on_wait=self._waits))
         _, still = await asyncio.wait({self.task}, timeout=limits.step_timeout_s)
         self.ended = not still
+        if self.ended and not self.task.cancelled() and isinstance(error := self.task.exception(), InfraError):
+            raise error
 
     def _waits(self) -> None:
         self.num_waits += 1
@@ -71,7 +74,12 @@ class _Cancelled:
         else:
             self.method = method
         before = inventory(self.temps)
-        value = await InstrumentedCoroutine(work, on_wait=self._waits)
+        try:
+            value = await InstrumentedCoroutine(work, on_wait=self._waits)
+        except InfraError:
+            if method == "__init__":
+                self.made.remove(agent)
+            raise
         for kind in inventory(self.temps).grown(before):
             self.holds.setdefault(kind, method)
         return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -19,18 +19,21 @@ from agentenv.core.types import Limits, SamplingParams, Task
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.endpoint.agent import ChatAgentSource
 from agentenv.episode.registry import builtin_datasets
-from agentenv.episode.setup import EpisodeKey, EpisodeSetup
+from agentenv.episode.setup import EpisodeKey, EpisodeSetup, StepRetries
 from agentenv.episode.source import EnvSource, EpisodeSource
 from agentenv.episode.stepping import SteppedEpisode
-from agentenv.errors import AgentEnvError, ConfigError, EpisodeFailed
+from agentenv.errors import AgentEnvError, ConfigError, EpisodeFailed, InfraError
 from agentenv.interop.openrlhf.executor import AgentFunc
 from agentenv.testing import chats
 from agentenv.testing.conformance.call_watch import Around, CallWatch, MethodCall, watched_class
 from agentenv.testing.conformance.cases import FORGED, LABEL, ODD_ACTIONS, PROMPT, EpisodeCase, Policy, script
+from agentenv.testing.conformance.problems import relative_path
 from agentenv.testing.conformance.target import load_target
 from agentenv.testing.hacks import hacks_of
 from agentenv.testing.tool_calls import right_calls, wrong_calls
 
+NUM_ATTEMPTS, RETRY_WAIT_S = 3, 0.2
+"""Attempts of an episode in which infrastructure fails, as many as in a run, and the wait before the second."""
 IMPORT_LIMITS = 10
 """An import may take this many times as long as a step, since it may load a model."""
 _MAX_TOKENS, _MAX_LENGTH, _MAX_TURNS = 8_000, 1_000_000, 12
@@ -208,9 +211,9 @@ class ConformanceContext:
 
     @cached_property
     def tools(self) -> Sequence[Mapping[str, Any]]:
-        """The tools that the environment offers if the chat template renders tools."""
-        case, limits = EpisodeCase(self.tasks[0], "probe", lambda request: ""), replace(self.limits, max_turns=1)
-        return self.run(self.episode(case, limits=limits, on=chats.with_tools())).tools
+        """The tools that the environment offers for any of the tasks if the chat template renders tools."""
+        make, tasks = partial(create, self.agent_cls, self.kwargs), self.tasks
+        return self.run(chats.offered_tools(make, tasks, self.limits))
 
     @property
     def chat(self) -> Chat:
@@ -298,24 +301,66 @@ class ConformanceContext:
         limits: Limits | None = None,
         on: Chat | None = None,
     ) -> Trajectory:
-        """Run one episode of a case."""
+        """Run one episode of a case; see `run_episode`."""
         chat = on or self.chat
-        return await (source or self.source).run(
-            case.task,
-            EpisodeSetup(
-                engine=engine or ScriptedEngine(case.say, chat.tokenizer),
-                chat=chat,
-                sampling=SamplingParams(max_tokens=_MAX_TOKENS),
-                limits=limits or replace(self.limits, max_turns=max(self.limits.max_turns, case.num_turns)),
-            ),
-            EpisodeKey(f"{case.task.task_id}/{case.policy}", seed=case.seed),
+        setup = EpisodeSetup(
+            engine=engine or ScriptedEngine(case.say, chat.tokenizer),
+            chat=chat,
+            sampling=SamplingParams(max_tokens=_MAX_TOKENS),
+            limits=limits or replace(self.limits, max_turns=max(self.limits.max_turns, case.num_turns)),
         )
+        key = EpisodeKey(f"{case.task.task_id}/{case.policy}", seed=case.seed)
+        return await self.run_episode(source or self.source, case.task, setup, key)
+
+    async def run_episode(self, source: EpisodeSource, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:
+        """Run an episode, again where infrastructure failed.
+
+        Raises:
+            InfraError: infrastructure failed each time.
+        """
+        setup = replace(setup, step_retries=StepRetries(NUM_ATTEMPTS - 1, RETRY_WAIT_S))
+
+        async def run() -> Trajectory:
+            trajectory = await source.run(task, setup, key)
+            raise_outage(trajectory)
+            return trajectory
+
+        return await self.retried(run)
+
+    async def retried(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of `work`, which is called again after an InfraError, as a run does.
+
+        Raises:
+            InfraError: each call raised one.
+        """
+        failed: InfraError | None = None
+        for attempt in range(NUM_ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(RETRY_WAIT_S * 2 ** (attempt - 1))
+            try:
+                return await work()
+            except InfraError as error:
+                failed = error
+        raise InfraError(f"the outside failed in {NUM_ATTEMPTS} attempts, {failed}") from failed
 
     def cached(self, name: str, make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Return the result of `make`, computed once for all properties that need it."""
         if name not in self._cache:
             self._cache[name] = self.run(make())
         return self._cache[name]
+
+
+def raise_outage(trajectory: Trajectory) -> None:
+    """Raise if an episode failed because of infrastructure.
+
+    Raises:
+        InfraError: with the place and the message of the error.
+    """
+    error = trajectory.error
+    if error is not None and error.kind == "infra":
+        path, colon, line = error.place.rpartition(":")
+        at = f" at {relative_path(path)}{colon}{line}" if path else ""
+        raise InfraError(f"{error.where}{at}: {error.type}: {error.message}")
 
 
 def _close_idle(loop: asyncio.AbstractEventLoop) -> None:

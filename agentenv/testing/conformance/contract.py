@@ -16,7 +16,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import SamplingParams, StopReason
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
-from agentenv.errors import ConfigError, ContractError
+from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.interop.molt.files import Env as MoltEnv
 from agentenv.interop.openrlhf.executor import AgentFunc
 from agentenv.testing import chats
@@ -98,14 +98,19 @@ class _Trial:
 
     def run(self) -> list[Problem]:
         """Run the episodes and return their problems."""
-        context, cls, problems = self.context, self.context.agent_cls, []
+        context, cls, problems = self.context, self.context.agent_cls, list[Problem]()
         label = context.tasks[0].label
         actions = [*ODD_ACTIONS, str(label), f"#### {label}", *([CALL_OF_NOTHING] if context.own_loop else ())]
         scripts = [[*actions[first:], *actions[:first]] for first in range(len(actions))]
         scripts += [[action, *actions] for action in (*self.calls, *hacks_of(cls).values())]
         for actions in scripts:
             seen: list[MethodCall] = []
-            trajectory = context.run(self.episode(actions, seen))
+            try:
+                trajectory = context.run(self.episode(actions, seen))
+            except InfraError:
+                if not problems:
+                    raise
+                break
             if trajectory.error is not None and trajectory.error.message.startswith(REFUSED_TOOLS):
                 self.tools_refused = True
                 return []
@@ -116,7 +121,8 @@ class _Trial:
 
     async def episode(self, actions: list[str], seen: list[MethodCall]) -> Trajectory:
         """Run one episode of these actions."""
-        return await self.context.recording_source(seen).run(
+        return await self.context.run_episode(
+            self.context.recording_source(seen),
             self.context.tasks[0],
             EpisodeSetup(
                 engine=ScriptedEngine(actions * 3, self.chat.tokenizer),
@@ -179,7 +185,7 @@ class _Trial:
             problems.append(
                 problem_at(cls, method, "an episode without an error", f"{error.type}: {error.message}", "Fix it.")
             )
-        if error is None and len([one for one in seen if one.method == "step"]) >= self.limits.max_turns:
+        if error is None and len(trajectory.turns) >= self.limits.max_turns:
             problems.append(
                 problem_at(
                     cls, "step", f"an end within {self.limits.max_turns} turns", "none",

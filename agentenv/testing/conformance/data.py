@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from agentenv.core.types import Task
-from agentenv.errors import AgentEnvError, EpisodeFailed
-from agentenv.testing.conformance.context import ConformanceContext, NotApplicable
+from agentenv.errors import AgentEnvError
+from agentenv.testing.conformance.context import ConformanceContext, NotApplicable, raise_outage
 from agentenv.testing.conformance.problems import Problem, problem_at, relative_path, unique
 
 
@@ -32,14 +33,22 @@ def data(context: ConformanceContext) -> list[Problem]:
 async def _problems_of_rows(context: ConformanceContext, name: str, tasks: list[Task]) -> list[Problem]:
     step = max(1, len(tasks) // context.options.num_rows)
     for number in range(0, len(tasks), step):
-        async with context.stepped(tasks[number], seed=number) as episode:
-            try:
-                await episode.begin()
-            except (EpisodeFailed, AgentEnvError) as error:
-                expected = f"`reset` to accept every row of {name!r}"
-                got = f"an error at row {number + 1} ({tasks[number].task_id!r}): {error}"
-                return [_problem(context, expected, got, "Fix the row, or make `reset` accept it.")]
+        error = await context.retried(partial(_error_of_reset, context, tasks[number], number))
+        if error is not None:
+            expected = f"`reset` to accept every row of {name!r}"
+            got = f"an error at row {number + 1} ({tasks[number].task_id!r}): {error}"
+            return [_problem(context, expected, got, "Fix the row, or make `reset` accept it.")]
     return []
+
+
+async def _error_of_reset(context: ConformanceContext, task: Task, seed: int) -> AgentEnvError | None:
+    async with context.stepped(task, seed) as episode:
+        try:
+            await episode.begin()
+        except AgentEnvError as error:
+            raise_outage(episode.trajectory)
+            return error
+    return None
 
 
 def _problem(context: ConformanceContext, expected: str, got: str, fix: str) -> Problem:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 from agentenv._util.calls import bounded, create
 from agentenv.core.agent import AgentInstance
+from agentenv.errors import InfraError
 from agentenv.testing.conformance.context import ConformanceContext
 from agentenv.testing.conformance.problems import Problem, exception_problem, place_of_method, problem_at, unique
 from agentenv.testing.conformance.system_calls import IO_EVENTS, record_events
@@ -30,7 +30,7 @@ def constructor(context: ConformanceContext) -> list[Problem]:
     for _ in range(_NUM_TRIES):
         with record_events(IO_EVENTS, file, this_thread=True) as events:
             started = time.perf_counter()
-            instance = context.run(create(cls, context.kwargs))
+            instance = context.run(context.retried(lambda: create(cls, context.kwargs)))
             seconds.append(time.perf_counter() - started)
         context.run(_closed(context, instance))
     own = [event for event in events if event.line]
@@ -45,7 +45,13 @@ def constructor(context: ConformanceContext) -> list[Problem]:
 
 
 async def _closed(context: ConformanceContext, instance: AgentInstance) -> list[Problem]:
-    return await _problems_of_call(context, "close", bounded(instance.close, limit_s=context.limits.step_timeout_s))
+    limit_s = context.limits.step_timeout_s
+    task = asyncio.ensure_future(context.retried(lambda: bounded(instance.close, limit_s=limit_s)))
+    await asyncio.wait({task})
+    error = task.exception()
+    if isinstance(error, InfraError):
+        raise error
+    return [] if error is None else [exception_problem(context.agent_cls, "close", error)]
 
 
 def close(context: ConformanceContext) -> list[Problem]:
@@ -62,10 +68,10 @@ def close(context: ConformanceContext) -> list[Problem]:
             "after a `reset` that failed": {},
         }
         for when, given in resets.items():
-            instance = await create(context.agent_cls, context.kwargs)
+            instance = await context.retried(lambda: create(context.agent_cls, context.kwargs))
             if given is not None:
-                work = bounded(instance.reset, given, limit_s=context.limits.step_timeout_s)
-                await _problems_of_call(context, "reset", work)
+                reset = bounded(instance.reset, given, limit_s=context.limits.step_timeout_s)
+                await asyncio.wait({asyncio.ensure_future(reset)})  # its errors are those of other properties
             for again in ("", " again"):
                 problems = await _closed(context, instance)
                 if problems:
@@ -75,10 +81,3 @@ def close(context: ConformanceContext) -> list[Problem]:
         return []
 
     return unique(context.run(run()))
-
-
-async def _problems_of_call(context: ConformanceContext, method: str, work: Coroutine[Any, Any, Any]) -> list[Problem]:
-    task = asyncio.ensure_future(work)
-    await asyncio.wait({task})
-    error = task.exception()
-    return [] if error is None else [exception_problem(context.agent_cls, method, error)]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from agentenv.errors import InfraError
 from agentenv.testing.conformance.call_watch import CallWatch
 from agentenv.testing.conformance.context import (
     IMPORT_LIMITS,
@@ -131,7 +132,9 @@ def _run(
             last = f"no end within {limit_s:g} s"
         if not answer.exists():
             return _Elsewhere([], {}, last)
-        episodes, reads = pickle.loads(answer.read_bytes())
+        episodes, reads, outage = pickle.loads(answer.read_bytes())
+        if outage is not None:
+            raise InfraError(outage)
         return _Elsewhere(episodes, reads)
 
 
@@ -157,10 +160,14 @@ def run_elsewhere(options: ConformanceOptions, answer: str) -> None:
     """Run the episodes of all cases in this process and write what they show to the file `answer`."""
     with _recorded_reads() as reads:
         context = ConformanceContext(options, CallWatch(lambda line: None))
-        context.require_steps()
-        episodes = [facts_of(trajectory) for trajectory in separate_episodes(context)]
+        episodes, outage = [], None
+        try:
+            context.require_steps()
+            episodes = [facts_of(trajectory) for trajectory in separate_episodes(context)]
+        except InfraError as error:
+            outage = str(error)
     part = Path(f"{answer}.part")
-    part.write_bytes(pickle.dumps((episodes, reads)))
+    part.write_bytes(pickle.dumps((episodes, reads, outage)))
     part.rename(answer)
     context.close()
 

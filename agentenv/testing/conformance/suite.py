@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Literal
 
 from agentenv._util.suggest import did_you_mean
-from agentenv.errors import ConfigError
+from agentenv.errors import ConfigError, InfraError
 from agentenv.testing.conformance.blocking import blocking
 from agentenv.testing.conformance.call_watch import CallWatch, Hung
 from agentenv.testing.conformance.cancellation import cancel
@@ -53,16 +53,17 @@ class PropertyOutcome:
     """The result of checking one property."""
 
     name: str
-    state: Literal["held", "broken", "skipped"]
+    state: Literal["held", "broken", "skipped", "outside"]
+    """`outside`: infrastructure failed, so the property is unknown."""
     problems: Sequence[Problem] = ()
     reason: str = ""
-    """Why the property was skipped."""
+    """Why the property was skipped, or what failed outside."""
     seconds: float = 0.0
 
     def __str__(self) -> str:
         """Return one line, and one for each problem."""
-        mark = {"held": "✓", "broken": "✗", "skipped": "–"}[self.state]
-        text = f"skipped: {self.reason}" if self.state == "skipped" else meaning(self.name)
+        mark = {"held": "✓", "broken": "✗", "skipped": "–", "outside": "!"}[self.state]
+        text = {"skipped": f"skipped: {self.reason}", "outside": self.reason}.get(self.state) or meaning(self.name)
         return "\n".join([f"{mark} {self.name:12} {text}", *(f"  {problem}" for problem in self.problems)])
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,6 +127,8 @@ def check_property(context: ConformanceContext, name: str) -> PropertyOutcome:
         problems = asyncio.run(context.watch.run(partial(PROPERTIES[name], context), name))
     except NotApplicable as reason:
         return PropertyOutcome(name, "skipped", reason=str(reason), seconds=time.perf_counter() - started)
+    except InfraError as error:
+        return PropertyOutcome(name, "outside", reason=str(error), seconds=time.perf_counter() - started)
     except Hung as hung:
         problems = [hung_problem(context, hung)]
     named = [replace(problem, property=name) for problem in problems]

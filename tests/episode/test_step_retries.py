@@ -1,0 +1,143 @@
+"""A step that asks for it is called again with the same states, everywhere that episodes run."""
+
+import pickle
+
+import pytest
+
+from agentenv.chat.chat import Chat
+from agentenv.core.agent import AgentInstance
+from agentenv.core.types import Limits, SamplingParams, StepResult, Task
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, plan
+from agentenv.episode.setup import EpisodeSetup
+from agentenv.episode.source import EnvSource
+from agentenv.errors import InfraError
+from agentenv.gym.env import AgentEnv
+from agentenv.interop.agent_files import load_agent_func
+from agentenv.runs.env_actors.host import Failure
+from agentenv.runs.records.lines import trajectory_from_dict, trajectory_to_dict
+from agentenv.testing.episodes import Setup
+from agentenv.testing.simulation import simulate
+from agentenv.testing.tokenizers import CharTokenizer
+
+
+class Service:
+    """A service in whose list of calls every `one_in`-th fails."""
+
+    def __init__(self, one_in=0):
+        self.num_calls, self.one_in, self.seen = 0, one_in, []
+
+    def call(self, states, **error):
+        self.num_calls += 1
+        self.seen.append({name: repr(value) for name, value in states.items()})
+        states["label"] = states["action_ids"][:] = None, None  # a step may write into what it gets
+        if self.one_in and self.num_calls % self.one_in == 0:
+            raise InfraError("service: expected an answer, got none. Try again.", **error)
+
+
+class Asks(AgentInstance):
+    """Three turns, each of which asks the service."""
+
+    def __init__(self, service, retry_step=True):
+        self.service, self.error = service, {"retry_step": True} if retry_step else {}
+
+    async def step(self, states):
+        turn = states["turn_index"]
+        self.service.call(states, **self.error)
+        return StepResult("Go on.", reward=1.0, terminated=turn == 2)
+
+
+QUICK = ErrorPolicy(retry_wait_s=0.0)
+
+
+async def run(service, *, num_tasks=20, policy=QUICK, source=None, **kwargs):
+    tokenizer, ended = CharTokenizer(), []
+    setup = EpisodeSetup(ScriptedEngine(["hi"], tokenizer), Chat(tokenizer), SamplingParams(), Limits(max_length=400))
+    source = source or EnvSource(Asks, {"service": service, **kwargs})
+    runner = EpisodeRunner(source, setup, concurrency=1, policy=policy)
+    await runner.run(plan([Task("Hello.", "x", task_id=f"t{n}") for n in range(num_tasks)], 1), ended.append)
+    return runner, ended
+
+
+async def test_a_service_that_fails_one_call_in_five_costs_no_episode():
+    service = Service(one_in=5)
+    runner, ended = await run(service)
+    assert [each.reward for each in ended] == [3.0] * 20
+    assert (runner.num_retries, runner.num_failed, service.num_calls) == (0, 0, 74)
+    assert sum(turn.num_retries for each in ended for turn in each.turns) == 14
+    without, failed = await run(Service(one_in=5), retry_step=False)
+    assert without.num_retries > 5
+    assert {turn.num_retries for each in failed for turn in each.turns} == {0}
+
+
+async def test_the_second_call_sees_the_states_of_the_first():
+    service = Service(one_in=3)
+    _, (ended,) = await run(service, num_tasks=1)
+    first, _, again, _ = service.seen
+    assert ended.reward == 3.0
+    assert [turn.num_retries for turn in ended.turns] == [0, 0, 1]
+    assert first["label"] == again["label"] == "'x'"
+    service = Service(one_in=2)
+    await run(service, num_tasks=1)
+    assert service.seen[1] == service.seen[2]
+
+
+@pytest.mark.parametrize(("max_retries", "calls"), [(0, 1), (1, 4), (2, 9)])
+async def test_retries_of_a_step_and_of_its_episode_are_bounded_by_max_retries(max_retries, calls):
+    service = Service(one_in=1)
+    policy = ErrorPolicy(max_retries=max_retries, retry_wait_s=0.0, max_error_share=1.0)
+    _, (ended,) = await run(service, num_tasks=1, policy=policy)
+    assert (service.num_calls, ended.attempt, ended.reward) == (calls, max_retries, None)
+    assert ended.error.kind == "infra"
+    assert ended.turns[0].num_retries == max_retries
+    assert trajectory_from_dict(trajectory_to_dict(ended)).turns[0].num_retries == max_retries
+
+
+def test_a_simulation_retries_in_virtual_time():
+    simulation = simulate(
+        Setup(Asks, ["hi"], env_kwargs={"service": Service(one_in=3)}, data=Task("Hello.", "x", task_id="t"))
+    )
+    (ended,) = simulation.trajectories
+    assert (ended.reward, ended.turns[2].num_retries, simulation.elapsed_s) == (3.0, 1, 1.0)
+
+
+class Second(Asks):
+    """The second call fails."""
+
+    def __init__(self):
+        super().__init__(Service())
+
+    async def step(self, states):
+        self.service.one_in = 2 if self.service.num_calls < 2 else 0
+        return await super().step(states)
+
+
+@pytest.mark.long
+def test_an_environment_of_gymnasium_retries(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Hello.", "label": "x"}')
+    env = AgentEnv(f"{__file__}:Second", data=str(tmp_path / "rows.jsonl"))
+    env.reset(seed=0)
+    rewards = [env.step("hi")[1] for _ in range(3)]
+    env.close()
+    assert rewards == [1.0] * 3
+
+
+async def test_an_agent_func_file_retries_as_often_as_the_run_says(tmp_path):
+    (tmp_path / "agent_func.py").write_text(
+        "from agentenv import AgentExecutor\n"
+        f"from {__name__} import Asks\n\n\n"
+        "class AgentExecutor(AgentExecutor):\n    agent_cls = Asks\n"
+    )
+    func, service = load_agent_func(tmp_path / "agent_func.py"), Service(one_in=1)
+    func.executor_cls.agent_kwargs = {"service": service}
+    await run(service, num_tasks=1, policy=ErrorPolicy(1, retry_wait_s=0.0, max_error_share=1.0), source=func)
+    assert service.num_calls == 4
+
+
+@pytest.mark.parametrize("retry_step", [False, True])
+def test_the_wish_for_a_retry_crosses_processes(retry_step):
+    error = InfraError("service: gone", retry_step=retry_step)
+    assert pickle.loads(pickle.dumps(error)).retry_step is retry_step
+    there = pickle.loads(pickle.dumps(Failure.of(error))).error()
+    assert isinstance(there, InfraError)
+    assert there.retry_step is retry_step
