@@ -111,13 +111,28 @@ CHATS = [
      "tools": [TOOL], "stream": True, "stream_options": {"include_usage": True}, "tool_choice": "auto"},
 ]  # fmt: skip
 CHAT = dumped(CHATS)
+RESPONSES = [
+    {"model": "m", "input": "Q", "instructions": "Be brief.", "max_output_tokens": 5, "stream": True},
+    {
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "Q"}]},
+            {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+            {"type": "function_call", "call_id": "c", "name": "lookup", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "42"},
+        ],
+        "tools": [{"type": "function", "name": "lookup", "parameters": {"type": "object"}, "strict": False}],
+        "tool_choice": "auto", "text": {"format": {"type": "text"}}, "reasoning": {"effort": None}, "include": [],
+    },
+]  # fmt: skip
+RESPONSE = dumped(RESPONSES)
 
 
-def is_completed_or_refused(run, content):
+def is_completed_or_refused(run, content, path="chat/completions"):
     session, _ = session_of(["4", "4"])
     endpoint = Endpoint()
     endpoint._sessions["s"] = session
-    answer = run(answered(endpoint, "/s/s/v1/chat/completions", content))
+    answer = run(answered(endpoint, f"/s/s/v1/{path}", content))
     if answer.status_code != 200:
         assert 400 <= answer.status_code < 500, answer.text
         check_message(answer.json()["error"]["message"])
@@ -129,6 +144,8 @@ def is_completed_or_refused(run, content):
 def test_right_requests_are_answered(run):
     for body in CHATS:
         is_completed_or_refused(run, json.dumps(body).encode())
+    for body in RESPONSES:
+        is_completed_or_refused(run, json.dumps(body).encode(), "responses")
     is_served_or_refused(run, "/run_code", json.dumps(HELLO), json.dumps(ASK).encode())
     is_served_or_refused(run, "/submit", json.dumps(SUBMIT), b"")
 
@@ -144,6 +161,19 @@ def test_a_damaged_chat_request_is_answered_or_refused_with_a_reason(run, conten
 @settings(max_examples=250)
 def test_many_damaged_chat_requests_are_answered_or_refused_with_a_reason(run, content):
     is_completed_or_refused(run, content)
+
+
+@given(RESPONSE)
+@settings(max_examples=30)
+def test_a_damaged_response_request_is_answered_or_refused_with_a_reason(run, content):
+    is_completed_or_refused(run, content, "responses")
+
+
+@pytest.mark.long
+@given(RESPONSE)
+@settings(max_examples=250)
+def test_many_damaged_response_requests_are_answered_or_refused_with_a_reason(run, content):
+    is_completed_or_refused(run, content, "responses")
 
 
 # --- replies and records ------------------------------------------------------------------------------------------

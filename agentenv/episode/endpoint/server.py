@@ -1,36 +1,40 @@
 """Endpoint: sessions served over HTTP on 127.0.0.1, in OpenAI's form, on the engine's event loop.
 
-Routes: `/s/SESSION/v1/chat/completions`, `/s/SESSION/v1/models[/MODEL]`, `/health`; without `/s/SESSION`, the session
-is the `x-session-id` header or the API key. A stream starts after the generation is complete: its chunks are parts of
-the finished response, so an error still gets its HTTP status.
+Routes: `/s/SESSION/v1/chat/completions`, `…/v1/responses`, `…/v1/models[/MODEL]`, `/health`; without `/s/SESSION`, the
+session is the `x-session-id` header or the API key. A stream starts with the answer, or after a second with comments
+that keep the connection alive; an error within that second has its HTTP status. The chunks are parts of the finished
+response.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import json
 import re
 import secrets
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from agentenv._util.http.access import RequestRefused, read_body
 from agentenv._util.http.json_bodies import parse_body, parse_json
 from agentenv._util.http.responses import json_response, until_disconnect
 from agentenv._util.http.server import Server
+from agentenv.episode.endpoint.responses import ResponseForm, ResponseLog
 from agentenv.episode.endpoint.session import Session
 from agentenv.episode.endpoint.wire import (
     BodyTooLarge,
+    ChatForm,
     ChatRequest,
     RequestError,
     UnknownSession,
-    chunks_of,
     error_body,
 )
-from agentenv.errors import InfraError
+from agentenv.errors import AgentEnvError, InfraError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -41,6 +45,11 @@ _MAX_BODY_BYTES = 32 * 1024 * 1024
 _MAX_ENDED = 10_000
 """Ids of ended sessions that the server keeps, to tell late calls the reason."""
 _SESSION_PATH = re.compile("/s/([^/]*)/")
+_CLIENT_LEFT = "the client closed the request before its answer."
+_STATUS_S = 1.0
+"""Seconds for which a stream waits for its answer before it starts."""
+_PING_S = 2.0
+"""Seconds between the comments in a stream without an answer; clients that wait for bytes give up after more."""
 _CLOSE_S = 1.0
 """Seconds that requests in progress have when the server closes."""
 
@@ -69,6 +78,7 @@ class Endpoint(Server):
         super().__init__("endpoint", None, grace_s=_CLOSE_S)
         self.max_body_bytes = max_body_bytes
         self._sessions: dict[str, Session] = {}
+        self._logs = WeakKeyDictionary[Session, ResponseLog]()
         self._ended = deque[str](maxlen=_MAX_ENDED)
 
     @contextlib.contextmanager
@@ -92,6 +102,7 @@ class Endpoint(Server):
                 Route(f"{prefix}/v1/models", self._models),
                 Route(f"{prefix}/v1/models/{{model:path}}", self._model),
                 Route(f"{prefix}/v1/chat/completions", self._completions, methods=["POST"]),
+                Route(f"{prefix}/v1/responses", self._responses, methods=["POST"]),
             ]
         return routes
 
@@ -105,17 +116,66 @@ class Endpoint(Server):
         self._session(request)
         return json_response(_model(request.path_params["model"]))  # requests may use any name
 
-    async def _completions(self, request: Request) -> Response:
-        session = self._session(request)
+    async def _body(self, request: Request) -> bytes:
         body = await read_body(request, self.max_body_bytes)
         if len(body) > self.max_body_bytes:
             raise BodyTooLarge(f"body: expected at most {self.max_body_bytes} bytes, got more. Shorten it.")
-        read = await parse_body(body, partial(_read, session))
-        ended = UnknownSession("session: expected an open one, got one that has ended meanwhile. Open another.")
-        response = await until_disconnect(request, session.complete(read), ended)
-        if response is None:
+        return body
+
+    async def _completions(self, request: Request) -> Response:
+        session = self._session(request)
+        read = await parse_body(await self._body(request), partial(_read, session))
+        return await self._answer(request, session, read, ChatForm(read, _base(session, read)))
+
+    async def _responses(self, request: Request) -> Response:
+        session = self._session(request)
+        log = self._logs.setdefault(session, ResponseLog())
+        body, read = await parse_body(await self._body(request), partial(_read_response, session, log))
+        return await self._answer(request, session, read, ResponseForm(log, body, read, _base(session, read)))
+
+    async def _answer(
+        self, request: Request, session: Session, read: ChatRequest, form: ChatForm | ResponseForm
+    ) -> Response:
+        work = asyncio.ensure_future(session.complete(read))
+        if not read.stream:
+            response = await until_disconnect(request, work, _ended())
+            return await self._client_left(request) if response is None else json_response(form.whole(response))
+        arrived = None
+        try:
+            arrived = await until_disconnect(request, asyncio.wait({work}, timeout=_STATUS_S), _ended())
+        finally:
+            if arrived is None:
+                work.cancel()
+        if arrived is None:
             return await self._client_left(request)
-        return _streamed(response, read) if read.stream else json_response(response)
+        if work.done():
+            _result(work)  # an error has its status
+        from starlette.responses import StreamingResponse
+
+        events, headers = self._events(request, work, form), {"cache-control": "no-cache"}
+        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+    async def _events(
+        self, request: Request, work: asyncio.Future[dict[str, Any]], form: ChatForm | ResponseForm
+    ) -> AsyncIterator[str]:
+        """Yield the events of a stream; the client's leaving cancels the work."""
+        try:
+            for event in form.opening():
+                yield event
+            while not work.done():
+                await asyncio.wait({work}, timeout=_PING_S)
+                if not work.done():
+                    yield ": no answer yet\n\n"
+            for event in form.closing(_result(work)):
+                yield event
+        except AgentEnvError as error:
+            _, kind, code = _refusal(error)
+            self._count(request, code, str(error))
+            yield form.failure(error_body(str(error), kind=kind, code=code))
+        finally:
+            if not work.done():
+                work.cancel()
+                self._count(request, "cancelled", _CLIENT_LEFT)
 
     def _session(self, request: Request) -> Session:
         name = _session_name(request)
@@ -133,16 +193,8 @@ class Endpoint(Server):
     # --- errors -------------------------------------------------------------------------------------------------------
 
     async def _failed(self, request: Request, error: Any) -> Response:
-        """Return the response to an error: 4xx for a bad request, 503 for infrastructure, 500 for a wrong setup."""
         headers = {"connection": "close"} if isinstance(error, RequestRefused) else {}
-        if isinstance(error, RequestRefused):
-            status, kind, code = error.status, "invalid_request_error", "body_too_slow"
-        elif isinstance(error, RequestError):
-            status, kind, code = error.status, "invalid_request_error", error.code
-        elif isinstance(error, InfraError):
-            status, kind, code = 503, "server_error", "engine_failed"
-        else:
-            status, kind, code = 500, "server_error", "set_up_wrongly"
+        status, kind, code = _refusal(error)
         self._count(request, code, str(error))
         return json_response(error_body(str(error), kind=kind, code=code), status, headers)
 
@@ -152,7 +204,7 @@ class Endpoint(Server):
             session.count_refusal(code, reason)
 
     async def _client_left(self, request: Request, error: Any = None) -> Response:
-        self._count(request, "cancelled", "the client closed the request before its answer.")
+        self._count(request, "cancelled", _CLIENT_LEFT)
         return await super()._client_left(request, error)
 
     async def _unexpected(self, request: Request, error: Exception) -> Response:
@@ -166,8 +218,8 @@ class Endpoint(Server):
         message = str(error.detail)
         if error.status_code == 404:
             message = (
-                f"{request.method} {request.url.path}: expected one of /v1/chat/completions and /v1/models, got none "
-                "of them. Use the SDK's chat completions."
+                f"{request.method} {request.url.path}: expected one of /v1/chat/completions, /v1/responses and "
+                "/v1/models, got none of them. Use the SDK's chat completions."
             )
         self._count(request, "http_error", message)
         return json_response(error_body(message, kind="invalid_request_error", code="http_error"), error.status_code)
@@ -185,20 +237,45 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "agentenv"}
 
 
-def _read(session: Session, body: bytes) -> ChatRequest:
+def _base(session: Session, read: ChatRequest) -> dict[str, Any]:
+    """Return what identifies an answer before it is known."""
+    name = f"{session.key.episode_id}-{secrets.token_hex(4)}"
+    return {"id": name, "created": int(time.time()), "model": read.model or session.options.model}
+
+
+def _ended() -> UnknownSession:
+    return UnknownSession("session: expected an open one, got one that has ended meanwhile. Open another.")
+
+
+def _result(work: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+    """Return the result of work that is done; it is cancelled with its session."""
+    if work.cancelled():
+        raise _ended()
+    return work.result()
+
+
+def _refusal(error: AgentEnvError) -> tuple[int, str, str]:
+    """Return an error's status, type and code: 4xx for a bad request, 503 for infrastructure, 500 for a wrong setup."""
+    if isinstance(error, RequestRefused):
+        return error.status, "invalid_request_error", "body_too_slow"
+    if isinstance(error, RequestError):
+        return error.status, "invalid_request_error", error.code
+    if isinstance(error, InfraError):
+        return 503, "server_error", "engine_failed"
+    return 500, "server_error", "set_up_wrongly"
+
+
+def _json(body: bytes) -> Any:
     try:
-        value = parse_json(body)
+        return parse_json(body)
     except ValueError as error:
         raise RequestError(f"body: expected JSON, got {body[:80]!r}: {error}. Fix it.") from error
-    return session.read(value)
 
 
-def _streamed(response: Mapping[str, Any], read: ChatRequest) -> Response:
-    from starlette.responses import StreamingResponse
+def _read(session: Session, body: bytes) -> ChatRequest:
+    return session.read(_json(body))
 
-    async def events() -> AsyncIterator[str]:
-        for chunk in chunks_of(response, include_usage=read.include_usage):
-            yield f"data: {json.dumps(chunk)}\n\n"
-        yield "data: [DONE]\n\n"
 
-    return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
+def _read_response(session: Session, log: ResponseLog, body: bytes) -> tuple[dict[str, Any], ChatRequest]:
+    value = _json(body)
+    return value, session.read(log.chat_body(value))

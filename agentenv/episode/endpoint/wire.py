@@ -36,6 +36,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "chat_template_kwargs": ({},),
     "top_logprobs": (0,),
     "reasoning_effort": (),
+    "verbosity": ("medium",),
     "prediction": (),
     "web_search_options": (),
     "modalities": (["text"],),
@@ -115,10 +116,7 @@ def read_request(body: Any) -> ChatRequest:
     """
     if not isinstance(body, Mapping):
         raise RequestError(f"request: expected a JSON object, got {type(body).__name__}. Send one.")
-    for name, taken in _NEUTRAL.items():
-        if body.get(name) is not None and body[name] not in taken:
-            expected = " or ".join(map(repr, taken)) or "none"
-            raise RequestError(f"{name}: expected {expected}, got {brief(body[name])}. Leave it out.")
+    check_neutral(body, _NEUTRAL)
     if body.get("parallel_tool_calls") is False and body.get("tools"):
         raise RequestError("parallel_tool_calls: expected True with tools, got False. Leave it out.")
     messages = body.get("messages")
@@ -142,6 +140,18 @@ def read_request(body: Any) -> ChatRequest:
         include_usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
         model=str(body.get("model") or ""),
     )
+
+
+def check_neutral(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuse fields that are neither absent nor neutral.
+
+    Raises:
+        RequestError: there is one.
+    """
+    for name, taken in neutral.items():
+        if body.get(name) is not None and body[name] not in taken:
+            expected = " or ".join(map(repr, taken)) or "none"
+            raise RequestError(f"{name}: expected {expected}, got {brief(body[name])}. Leave it out.")
 
 
 def _named(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -323,26 +333,48 @@ def chat_completion(
     return {**identity, "object": "chat.completion", "choices": [choice], "usage": usage}
 
 
-def chunks_of(response: Mapping[str, Any], *, include_usage: bool) -> Iterator[dict[str, Any]]:
-    """Yield a response as the chunks of a stream: role, content, each call, the end, and usage if requested."""
-    base = {key: response[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
-    (choice,) = response["choices"]
-    message, end = choice["message"], {"usage": None} if include_usage else {}
+class ChatForm:
+    """How a chat completion is sent: whole, or as the events of a stream."""
 
-    def chunk(delta: Mapping[str, Any], finish: str | None = None, logprobs: Any = None) -> dict[str, Any]:
+    def __init__(self, request: ChatRequest, base: Mapping[str, Any]) -> None:
+        self._request = request
+        self._base = {**base, "id": f"chatcmpl-{base['id']}", "object": "chat.completion.chunk"}
+
+    def whole(self, completion: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return OpenAI's response object."""
+        return completion
+
+    def opening(self) -> Iterator[str]:
+        """Yield the event before the answer is known: the role."""
+        yield self._chunk({"role": "assistant", "content": ""})
+
+    def closing(self, completion: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the events of an answer: reasoning, content, each call, the end, and usage if requested."""
+        (choice,) = completion["choices"]
+        message = choice["message"]
+        if message.get("reasoning_content"):
+            yield self._chunk({"reasoning_content": message["reasoning_content"]})
+        if message["content"] or choice["logprobs"]:
+            yield self._chunk({"content": message["content"] or ""}, logprobs=choice["logprobs"])
+        for index, call in enumerate(message.get("tool_calls", ())):
+            yield self._chunk({"tool_calls": [{"index": index, **call}]})
+        yield self._chunk({}, choice["finish_reason"])
+        if self._request.include_usage:
+            yield _event({**self._base, "choices": [], "usage": completion["usage"]})
+        yield "data: [DONE]\n\n"
+
+    def failure(self, error: Mapping[str, Any]) -> str:
+        """Return the event of an error after the stream began."""
+        return _event(error)
+
+    def _chunk(self, delta: Mapping[str, Any], finish: str | None = None, logprobs: Any = None) -> str:
+        end = {"usage": None} if self._request.include_usage else {}
         choices = [{"index": 0, "delta": dict(delta), "finish_reason": finish, "logprobs": logprobs}]
-        return {**base, "choices": choices, **end}
+        return _event({**self._base, "choices": choices, **end})
 
-    yield chunk({"role": "assistant", "content": ""})
-    if message.get("reasoning_content"):
-        yield chunk({"reasoning_content": message["reasoning_content"]})
-    if message["content"] or choice["logprobs"]:
-        yield chunk({"content": message["content"] or ""}, logprobs=choice["logprobs"])
-    for index, call in enumerate(message.get("tool_calls", ())):
-        yield chunk({"tool_calls": [{"index": index, **call}]})
-    yield chunk({}, choice["finish_reason"])
-    if include_usage:
-        yield {**base, "choices": [], "usage": response["usage"]}
+
+def _event(data: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(data)}\n\n"
 
 
 def error_body(message: str, *, kind: str, code: str) -> dict[str, Any]:

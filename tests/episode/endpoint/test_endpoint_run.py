@@ -117,10 +117,10 @@ class Elsewhere:
             client.chat.completions.create(model="m", messages=context.messages)
 
 
-class Responding:
+class Embedding:
     def run(self, context):
         with client_of(context, OpenAI, max_retries=0) as client:
-            client.responses.create(model="m", input="hello")
+            client.embeddings.create(model="m", input="hello")
 '''
 
 
@@ -241,7 +241,7 @@ def test_an_agent_that_hangs_is_given_up_and_keeps_its_turns(place):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("agent", "told"), [("Elsewhere", "Use the given base URL"), ("Responding", "chat/completions")]
+    ("agent", "told"), [("Elsewhere", "Use the given base URL"), ("Embedding", "chat/completions")]
 )
 def test_a_missing_name_is_reported_with_the_available_ones(place, agent, told):
     assert command(flags(agent, *scripted("five"))) == 0

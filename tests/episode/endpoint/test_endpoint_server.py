@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from agentenv.core.types import Limits, StopReason
+from agentenv.episode.endpoint import server
 from agentenv.episode.endpoint.server import Endpoint
 from agentenv.episode.endpoint.session import SessionOptions
 from agentenv.errors import ConfigError, RunStopped
@@ -126,6 +127,86 @@ async def test_errors_have_openais_form_and_their_own_status():
             answer = await request
             assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
             assert answer.json()["error"]["message"]
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Start streams before their answer at once."""
+    monkeypatch.setattr(server, "_STATUS_S", 0.01)
+    monkeypatch.setattr(server, "_PING_S", 0.01)
+
+
+@pytest.mark.parametrize("api", ["chat/completions", "responses"])
+async def test_a_stream_starts_before_its_answer_and_is_kept_alive(impatient, api):
+    may_answer = asyncio.Event()
+
+    async def script(request):
+        await may_answer.wait()
+        return "hello"
+
+    session, _ = session_of(script)
+    seen = []
+    async with served(session) as (_, address, _), httpx.AsyncClient(timeout=30) as http:
+        body = {"messages": [user("Q")], "input": "Q", "stream": True}
+        async with http.stream("POST", f"{address.base_url}/{api}", json=body) as answer:
+            assert answer.status_code == 200
+            async for line in answer.aiter_lines():
+                seen.append(line)
+                if line.startswith(":"):
+                    may_answer.set()
+    first = next(json.loads(line.removeprefix("data: ")) for line in seen if line.startswith("data: "))
+    assert first.get("type") == "response.created" or first["choices"][0]["delta"]["role"] == "assistant"
+    assert seen.index(": no answer yet") < min(index for index, line in enumerate(seen) if "hello" in line)
+    assert session.finish(1.0).refusals == {}
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+async def test_an_error_after_the_start_of_a_stream_is_an_error_of_the_sdk_and_counted(impatient, api):
+    async def script(request):
+        await asyncio.sleep(0.1)
+        raise ValueError("a bug")
+
+    session, _ = session_of(script)
+    async with served(session) as (_, _, client):
+        if api == "chat":
+            stream = await client.chat.completions.create(model="m", messages=[user("Q")], stream=True)
+        else:
+            stream = await client.responses.create(model="m", input="Q", stream=True)
+        with pytest.raises(openai.APIError, match="ValueError: a bug"):
+            [event async for event in stream]
+    trajectory = session.finish(1.0)
+    assert (trajectory.error.kind, trajectory.refusals) == ("infra", {"engine_failed": 1})
+
+
+async def test_an_error_before_the_start_of_a_stream_has_its_status():
+    session, _ = session_of(["a"], crash_at=[0])
+    async with served(session) as (_, _, client):
+        with pytest.raises(openai.InternalServerError):
+            await client.chat.completions.create(model="m", messages=[user("Q")], stream=True)
+
+
+async def test_a_client_that_leaves_a_stream_cancels_its_generation(impatient):
+    session, engine = session_of(["a"], latency_s=60)
+    async with served(session) as (_, _, client):
+        stream = await client.chat.completions.create(model="m", messages=[user("Q")], stream=True)
+        await stream.close()
+        await until(lambda: engine.num_cancelled)
+        await until(lambda: session.refusals)
+    trajectory = session.finish()
+    assert (trajectory.error, trajectory.refusals) == (None, {"cancelled": 1})
+
+
+async def test_a_stream_ends_with_its_session(impatient):
+    session, engine = session_of(["a"], latency_s=60)
+    async with Endpoint() as endpoint, httpx.AsyncClient(timeout=30) as http:
+        with endpoint.open(session) as address:
+            url, body = f"{address.base_url}/chat/completions", {"messages": [user("Q")], "stream": True}
+            asked = asyncio.ensure_future(http.post(url, json=body))
+            await until(lambda: engine.requests)
+            await asyncio.sleep(0.1)
+        answer = await asked
+    assert "has ended meanwhile" in answer.text
+    assert engine.num_cancelled == 1
 
 
 @pytest.mark.long
