@@ -34,7 +34,7 @@ from agentenv._util.version import __version__
 if TYPE_CHECKING:
     from agentenv import errors
     from agentenv.chat.chat import Chat, ChatOptions
-    from agentenv.core.agent import AgentInstance
+    from agentenv.core.agent import AgentInstance, ResetState, StepState
     from agentenv.core.trajectory import Group, Segment, Trajectory, Turn
     from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
     from agentenv.engines.scripted import ScriptedEngine
@@ -52,11 +52,13 @@ __all__ = [
     "Completion",
     "Group",
     "Limits",
+    "ResetState",
     "Run",
     "SamplingParams",
     "ScriptedEngine",
     "Segment",
     "StepResult",
+    "StepState",
     "StopReason",
     "Task",
     "Trajectory",
@@ -74,7 +76,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "AgentExecutor": "agentenv.interop.openrlhf.executor",
-        "AgentInstance": "agentenv.core.agent",
+        **dict.fromkeys(("AgentInstance", "ResetState", "StepState"), "agentenv.core.agent"),
         **dict.fromkeys(("Chat", "ChatOptions"), "agentenv.chat.chat"),
         **dict.fromkeys(_TYPES, "agentenv.core.types"),
         **dict.fromkeys(("Group", "Segment", "Trajectory", "Turn"), "agentenv.core.trajectory"),

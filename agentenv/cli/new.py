@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import tyro
 
 from agentenv.cli.flags import parse, print_json
+from agentenv.cli.scaffold.plugin import PluginKind, make_plugin
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,8 @@ class NewConfig:
 
     name: tyro.conf.Positional[str]
     """Name of the environment: lowercase letters, digits and underscores, at most 64 of them."""
+    template: PluginKind = "multi_turn"
+    """The environment that it begins with: attempts with feedback, one answer, a tool, or a game with an opponent."""
     out: str | None = None
     """Folder to create. Default: NAME in the current folder."""
     json: bool = False
@@ -26,9 +29,7 @@ class NewConfig:
 def new(args: Sequence[str]) -> int:
     """Make a plugin: an environment with its data and tests, ready to install."""
     config = parse(NewConfig, "new", args)
-    from agentenv.cli.scaffold.plugin import make_plugin
-
-    plugin = make_plugin(config.name, config.out)
+    plugin = make_plugin(config.name, config.out, kind=config.template)
     files = [str(path) for path in plugin.files]
     if config.json:
         print_json({"folder": str(plugin.folder), "env": plugin.name, "class": plugin.class_name, "files": files})

@@ -1,7 +1,8 @@
 """Write a plugin distribution: an environment, its data, its tests and an agent_func.py, ready to install and change.
 
-`template/` has its files. Their names end in `.tmpl`, so that no tool treats them as our code. `@package@`, `@Class@`
-and `@dist@` in them, and the folder `package`, are placeholders for the new names.
+`template/common/` has the files of every plugin, and `template/KIND/` the environment, its data and its tests. Their
+names end in `.tmpl`, so that no tool treats them as our code. `@package@`, `@Class@`, `@dist@`, `@about@` and `@logs@`
+in them, and the folder `package`, are placeholders.
 """
 
 from __future__ import annotations
@@ -12,12 +13,21 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 import agentenv
 from agentenv.episode.registry import installed_envs
 from agentenv.errors import ConfigError
 
 _TEMPLATE = Path(__file__).parent / "template"
+PluginKind = Literal["multi_turn", "single_turn", "tools", "game"]
+_LOGS: dict[PluginKind, str] = {
+    "multi_turn": '"in_place": "last", "attempts": "last"',
+    "single_turn": '"is_number": "last"',
+    "tools": '"calls": "last"',
+    "game": '"stones": "last", "allowed": "last"',
+}
+"""Which values of `info` the trainers' logs show."""
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _MAX_CHARS = 64
 """Longest name: file systems allow 255 characters, including prefixes and suffixes."""
@@ -35,35 +45,57 @@ class Plugin:
     """Paths relative to `folder`, in order."""
 
 
-def make_plugin(name: str, out: str | Path | None = None) -> Plugin:
+def make_plugin(name: str, out: str | Path | None = None, *, kind: PluginKind = "multi_turn") -> Plugin:
     """Write a plugin into a new or empty folder; existing files are never changed.
 
     Args:
         name: the environment's name: lower-case letters, digits and underscores (or dashes), at most 64 characters.
         out: the folder; by default one of that name in the current folder.
+        kind: the environment that it begins with.
 
     Raises:
         ConfigError: the name is invalid or already taken, or the folder is not empty.
     """
+    if kind not in get_args(PluginKind):
+        kinds = ", ".join(get_args(PluginKind))
+        raise ConfigError(f"agentenv new --template: expected one of {kinds}, got {kind!r}. Change it.")
     package = _package_name(name)
     folder = Path(out).expanduser() if out is not None else Path(package)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
             f"agentenv new: expected a new or empty folder, got {str(folder)!r}. Name another with --out."
         )
-    words = {"@package@": package, "@Class@": _class_name(package), "@dist@": package.replace("_", "-")}
+    words = _words(package, kind)
     files = []
-    for source in sorted(path for path in _TEMPLATE.rglob("*.tmpl")):
-        file_name = source.name.removesuffix(".tmpl").replace("dot-", ".").replace("test_package", f"test_{package}")
-        parents = source.relative_to(_TEMPLATE).parent.parts
-        target = folder.joinpath(*(package if part == "package" else part for part in parents), file_name)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        text = source.read_text("utf-8")
-        for placeholder, word in words.items():
-            text = text.replace(placeholder, word)
-        target.write_text(text, "utf-8")
-        files.append(target.relative_to(folder))
-    return Plugin(folder, package, words["@Class@"], tuple(files))
+    for root in (_TEMPLATE / "common", _TEMPLATE / kind):
+        for source in root.rglob("*.tmpl"):
+            target = folder / _target(source.relative_to(root), package)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            text = source.read_text("utf-8")
+            for placeholder, word in words.items():
+                text = text.replace(placeholder, word)
+            target.write_text(text, "utf-8")
+            files.append(target.relative_to(folder))
+    return Plugin(folder, package, words["@Class@"], tuple(sorted(files)))
+
+
+def _words(package: str, kind: PluginKind) -> dict[str, str]:
+    """Return each placeholder and its replacement."""
+    first_line = (_TEMPLATE / kind / "src/package/env.py.tmpl").read_text("utf-8").partition("\n")[0]
+    about = first_line.strip('"').partition(": ")[2]
+    return {
+        "@about@": about,
+        "@logs@": _LOGS[kind],
+        "@package@": package,
+        "@Class@": _class_name(package),
+        "@dist@": package.replace("_", "-"),
+    }
+
+
+def _target(source: Path, package: str) -> Path:
+    """Return where the file of a template goes in a plugin."""
+    name = source.name.removesuffix(".tmpl").replace("dot-", ".").replace("test_package", f"test_{package}")
+    return Path(*(package if part == "package" else part for part in source.parent.parts), name)
 
 
 def _package_name(name: str) -> str:

@@ -1,18 +1,25 @@
 """`agentenv new`: what it writes is a whole plugin. That it passes its own tests once installed is `.ci/wheel`'s."""
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from agentenv.cli.main import main
-from agentenv.cli.scaffold.plugin import make_plugin
+from agentenv.cli.scaffold.plugin import PluginKind, make_plugin
 from agentenv.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(params=get_args(PluginKind))
+def any_plugin(request, tmp_path):
+    return make_plugin("word-sort", tmp_path / "word_sort", kind=request.param)
 
 
 @pytest.fixture
@@ -20,11 +27,12 @@ def plugin(tmp_path):
     return make_plugin("word-sort", tmp_path / "word_sort")
 
 
-def test_every_placeholder_is_filled_and_no_name_of_the_template_is_left(plugin):
+def test_every_placeholder_is_filled_and_no_name_of_the_template_is_left(any_plugin):
+    plugin = any_plugin
     assert len(plugin.files) == 9
     for path in plugin.files:
         text = (plugin.folder / path).read_text()
-        assert not any(word in text for word in ("@package@", "@Class@", "@dist@")), path
+        assert not any(word in text for word in ("@package@", "@Class@", "@dist@", "@about@", "@logs@")), path
         assert not any(word in str(path) for word in (".tmpl", "dot-", "package/", "test_package")), path
     assert {".gitignore", "src/word_sort/py.typed", "tests/test_word_sort.py"} <= set(map(str, plugin.files))
     assert (plugin.name, plugin.class_name) == ("word_sort", "WordSort")
@@ -36,7 +44,8 @@ def test_a_name_like_one_of_the_template_is_a_name_like_others(name, tmp_path):
     assert {f"src/{name}/env.py", f"src/{name}/data/tasks.jsonl", f"tests/test_{name}.py", ".gitignore"} <= found
 
 
-def test_its_entry_point_names_its_class_and_its_packages_are_there(plugin):
+def test_its_entry_point_names_its_class_and_its_packages_are_there(any_plugin):
+    plugin = any_plugin
     project = tomllib.loads((plugin.folder / "pyproject.toml").read_text())
     assert project["project"]["entry-points"]["agentenv.envs"] == {"word_sort": "word_sort:WordSort"}
     assert project["project"]["dependencies"] == ["agentenv-rl>=0.1"]
@@ -53,7 +62,8 @@ def test_its_rows_are_in_disorder_and_their_labels_in_order(plugin):
 
 
 @pytest.mark.long
-def test_it_is_clean_to_the_linter_and_the_type_checker_of_this_project(plugin):
+def test_it_is_clean_to_the_linter_and_the_type_checker_of_this_project(any_plugin):
+    plugin = any_plugin
     src, settings = str(plugin.folder / "src"), ["--config", "pyproject.toml"]
     for tool in (
         ["ruff", "check", *settings, "--config", f"src=['{src}']", "--ignore", "D,ANN", str(plugin.folder)],
@@ -74,6 +84,31 @@ def test_the_command_says_what_it_made_and_what_comes_next(tmp_path, monkeypatch
     made = json.loads(capsys.readouterr().out)
     assert (made["folder"], made["env"], made["class"]) == ("elsewhere", "word_sort", "WordSort")
     assert all((tmp_path / "elsewhere" / path).is_file() for path in made["files"])
+
+
+@pytest.mark.long
+def test_it_passes_its_own_tests_its_check_and_its_audit(any_plugin):
+    path = f"{any_plugin.folder / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    entry = any_plugin.folder / "src" / "word_sort-0.1.0.dist-info"  # as pip would install it
+    entry.mkdir()
+    (entry / "METADATA").write_text("Metadata-Version: 2.1\nName: word-sort\nVersion: 0.1.0\n")
+    (entry / "entry_points.txt").write_text("[agentenv.envs]\nword_sort = word_sort:WordSort\n")
+    for command in (
+        ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"],
+        ["-m", "agentenv.cli", "check", "word_sort"],
+        ["-m", "agentenv.cli", "audit", "word_sort"],
+        ["-m", "agentenv.cli", "check", "agent_func.py"],
+    ):
+        done = subprocess.run(
+            [sys.executable, *command], cwd=any_plugin.folder, capture_output=True, text=True, check=False,
+            env=os.environ | {"PYTHONPATH": path},
+        )  # fmt: skip
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+
+
+def test_a_template_that_does_not_exist_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="expected one of multi_turn, single_turn, tools, game, got 'chess'"):
+        make_plugin("word_sort", tmp_path / "new", kind="chess")
 
 
 @pytest.mark.parametrize(
