@@ -101,11 +101,11 @@ def flags_of(way: str, args: argparse.Namespace, out: Path) -> list[str]:
     """Return the command line of `agentenv train`."""
     flags = {
         "env": f"{Path(__file__).resolve()}:Waits", "env_kwargs": json.dumps({"speed": args.speed}),
-        "prompt_data": "word_problems", "max_train_steps": args.steps, "rollout_batch_size": args.groups,
-        "n_samples_per_prompt": args.samples, "concurrency": args.concurrency, "max_turns": MAX_TURNS,
+        "data": "word_problems", "max_train_steps": args.steps, "rollout_batch_size": args.groups,
+        "n": args.samples, "concurrency": args.concurrency, "max_turns": MAX_TURNS,
         "max_tokens": args.tokens, "engine": args.engine, "max_epochs": args.epochs,
         "advantage_estimator": "group_norm", "actor_learning_rate": 1e-6, "micro_train_batch_size": 16,
-        "save_samples": 0, "save_path": out, "progress": "none",
+        "save_samples": 0, "out": out, "progress": "none",
     }  # fmt: skip
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     words += ["--no_ray"] if args.in_process else []

@@ -31,20 +31,24 @@ from common import machine
 from agentenv.training.logs.journal import read_metrics
 
 MATH = (
-    "--env math_retry --pretrain tiny-math --prompt_data word_problems_train --eval_dataset word_problems "
-    "--max_turns 3 --max_tokens 128 --max_length 512 --rollout_batch_size 12 --n_samples_per_prompt 8 "
+    "--env math_retry --model tiny-math --data word_problems_train --eval_dataset word_problems "
+    "--max_turns 3 --max_tokens 128 --max_length 512 --rollout_batch_size 12 --n 8 "
     "--actor_learning_rate 3e-4 --lr_warmup_ratio 0.1 --micro_train_batch_size 32 --max_train_steps 60 "
     "--eval_steps 15 --eval_temperature 1.0 --eval_n_samples_per_prompt 4 --no_ray "
     """--env_kwargs '{"retry_discount": 0.3}'"""
 )
 GUESS = (
-    "--env guess_number --prompt_data guess_number --eval_dataset guess_number --max_tokens 1 --max_length 256 "
-    "--rollout_batch_size 15 --n_samples_per_prompt 16 --actor_learning_rate 3e-3 --micro_train_batch_size 240 "
+    "--env guess_number --data guess_number --eval_dataset guess_number --max_tokens 1 --max_length 256 "
+    "--rollout_batch_size 15 --n 16 --actor_learning_rate 3e-3 --micro_train_batch_size 240 "
     "--eval_temperature 1.0 --eval_n_samples_per_prompt 32 --eval_steps 25 --max_train_steps 250 "
-    "--entropy_loss_coef 0.04 --gamma 0 --max_turns 4 --engine hf --no_ray "
+    "--entropy_loss_coef 0.04 --engine hf --no_ray "
     """--env_kwargs '{"information_reward": 1.0}'"""
 )
-GUESS_VARIANTS = {"turns": "", "episode": "--credit episode --gamma 1", "single": "--max_turns 1"}
+GUESS_VARIANTS = {
+    "turns": "--gamma 0 --max_turns 4",
+    "episode": "--gamma 1 --max_turns 4 --credit episode",
+    "single": "--gamma 0 --max_turns 1",
+}
 KEYS = {"math": "eval/info/first_correct", "guess": "eval/score"}
 LABELS = {"math": "right first attempts, held-out tasks", "guess": "numbers found within four guesses"}
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00")
@@ -112,8 +116,8 @@ def command(demo: str, name: str, seed: int, out: Path) -> list[str]:
     """Return the `agentenv train` flags for a demo; `name` is the engine for math, the variant for guess."""
     own = [*shlex.split(MATH), "--engine", name]
     if demo == "guess":
-        own = [*shlex.split(GUESS), "--pretrain", str(out / "untrained"), *shlex.split(GUESS_VARIANTS[name])]
-    return ["train", *own, "--seed", str(seed), "--save_path", str(out / "train")]
+        own = [*shlex.split(GUESS), "--model", str(out / "untrained"), *shlex.split(GUESS_VARIANTS[name])]
+    return ["train", *own, "--seed", str(seed), "--out", str(out / "train")]
 
 
 def _trained(demo: str, name: str, seed: int, out: Path) -> Curve:

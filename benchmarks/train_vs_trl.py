@@ -99,11 +99,11 @@ def prepare(folder: Path, *, num_prompts: int) -> None:
 def our_command(way: Way, args: argparse.Namespace, folder: Path, out: Path) -> list[str]:
     """Return the command of synchronous `agentenv train` in one process."""
     flags = {
-        "env": f"{folder}/digits.py:Digits", "pretrain": folder / "model", "prompt_data": folder / "prompts.jsonl",
-        "rollout_batch_size": args.prompts, "n_samples_per_prompt": args.samples, "max_train_steps": args.steps,
+        "env": f"{folder}/digits.py:Digits", "model": folder / "model", "data": folder / "prompts.jsonl",
+        "rollout_batch_size": args.prompts, "n": args.samples, "max_train_steps": args.steps,
         "max_tokens": args.tokens, "max_turns": 1, "concurrency": args.prompts * args.samples, "engine": "hf",
         "advantage_estimator": "group_norm", "actor_learning_rate": 1e-6, "micro_train_batch_size": way.micro,
-        "save_path": out, "save_samples": 0, "progress": "none",
+        "out": out, "save_samples": 0, "progress": "none",
     }  # fmt: skip
     listed = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     return [sys.executable, "-m", "agentenv.cli", "train", *listed, "--no_ray", "--no_apply_chat_template"]

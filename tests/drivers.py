@@ -24,11 +24,23 @@ _FORK.set_forkserver_preload(["transformers.models.auto.tokenization_auto", "age
 
 
 def command(argv: Iterable[object]) -> int:
-    """Run a command in this process; `--help` exits, which counts as its code."""
+    """Run a command in this process; `--help` exits, which counts as its code. The last of equal flags holds."""
     try:
-        return main([str(arg) for arg in argv])
+        return main(overriding(*argv))
     except SystemExit as stopped:
         return int(stopped.code or 0)
+
+
+def overriding(*argv: object) -> list[str]:
+    """Return a command line in which the last of equal flags replaces the others, which `agentenv` refuses."""
+    flags: dict[str, list[str]] = {}
+    place = ""
+    for word in map(str, argv):
+        if word.startswith("--"):
+            place = word.partition("=")[0]
+            flags.pop(place, None)
+        flags.setdefault(place, []).append(word)
+    return [word for words in flags.values() for word in words]
 
 
 @dataclass
@@ -83,7 +95,7 @@ def forked(argv: Iterable[object], cwd: Path) -> Iterator[Running]:
     running = Running(None, cwd / f"stdout-{number}", cwd / f"stderr-{number}")
     for path in (running.stdout_path, running.stderr_path):
         path.touch()
-    arguments = ([str(arg) for arg in argv], str(cwd), str(running.stdout_path), str(running.stderr_path))
+    arguments = (overriding(*argv), str(cwd), str(running.stdout_path), str(running.stderr_path))
     running.process = _FORK.Process(target=_in_child, args=arguments)
     running.process.start()
     try:

@@ -1,26 +1,24 @@
-"""Parse flags into frozen configs with tyro, with each error in one line; choose subcommands; print JSON."""
+"""Parse flags, and files of flags, into frozen configs with tyro, with each error in one line; choose subcommands."""
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import difflib
-import inspect
 import json
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from types import MappingProxyType, NoneType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin
 
 import tyro
 
 from agentenv._util.suggest import did_you_mean
+from agentenv.cli.help import CONFIG_FLAG, full_help, is_repeatable, short_help
 from agentenv.core.arguments import parse_json_object
 from agentenv.errors import ConfigError
-from agentenv.runs.flat_config import ALIASES, FlatConfig, flag_fields, flag_message
+from agentenv.runs.config_file import Given, read_flags
+from agentenv.runs.flat_config import FlatConfig, flag_fields, flag_message
 
 try:  # private in tyro, which has no public way to read an error. Without it tyro prints the error itself and exits.
     from tyro._errors import on_parse_error
@@ -47,89 +45,112 @@ def _json_object(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors
     )
 
 
-def parse(config: type[T], name: str, args: Sequence[str], default: T | None = None) -> T:
+def parse(
+    config: type[T],
+    name: str,
+    args: Sequence[str],
+    default: T | None = None,
+    *,
+    translate: Callable[[list[Given]], list[Given]] = list,
+) -> T:
     """Return the config that the flags of `agentenv NAME` describe; flags that are left out are those of `default`.
 
+    `translate` replaces flags that are not fields of the config by flags that are.
+
     Raises:
-        ConfigError: a flag is unknown or has a wrong value.
+        ConfigError: a flag is unknown, is given twice, or has a wrong value.
     """
 
     def refuse(event: Any) -> None:
-        raise ConfigError(_message(event, config, name, args))
+        raise ConfigError(_message(event, config, name, words))
 
-    # Flags that have another name get their field's.
-    names: dict[str, str] = {}
-    words: list[str] = []
-    for arg in args:
-        dashed, equals, value = arg.partition("=")
-        flag = dashed.removeprefix("--").replace("-", "_")
-        field = ALIASES.get(flag, flag)
-        if arg.startswith("--") and names.setdefault(field, flag) != flag:
-            raise ConfigError(
-                f"--{flag}: expected one name, got --{names[field]} as well, which means the same. Leave one out."
-            )
-        words.append(f"--{field}{equals}{value}" if arg.startswith("--") and flag in ALIASES else arg)
-    if "-h" in words and issubclass(config, FlatConfig) and config.FIRST_FLAGS:
-        sys.stdout.write(short_help(config, name))
+    if asked := next((arg for arg in args if arg == "-h" or arg.replace("_", "-") in ("--help", "--help-all")), None):
+        if asked == "-h" and issubclass(config, FlatConfig) and config.FIRST_FLAGS:
+            sys.stdout.write(short_help(config, name))
+        else:
+            sys.stdout.write(full_help(config, name))
         raise SystemExit(0)
-    words = ["--help" if word.replace("_", "-") == "--help-all" else word for word in words]
-    if "-h" in words or "--help" in words:
-        _fill_help(config)
+    words, given = _given(args)
+    given = _canonical(config, given)
+    of_file: list[Given] = []
+    path = next((values for flag, values in given if flag == CONFIG_FLAG), None)
+    if path is not None and issubclass(config, FlatConfig):
+        if len(path) != 1:
+            raise ConfigError(f"--{CONFIG_FLAG}: expected a file, got {' '.join(path) or 'none'!r}. Name one.")
+        given = [each for each in given if each[0] != CONFIG_FLAG]
+        known = {_field(config, flag) for flag, _ in given}
+        of_file = [each for each in read_flags(config, path[0]) if _field(config, each[0]) not in known]
     more: dict[str, Any] = {} if default is None else {"default": default}
-    with on_parse_error(refuse):
-        parsed: T = tyro.cli(
-            config,
-            prog=f"agentenv {name}",
-            args=words,
-            use_underscores=True,
-            config=(tyro.conf.OmitArgPrefixes,),
-            registry=_REGISTRY,
-            **more,
-        )
+    try:
+        for flag, values in translate([*of_file, *given]):
+            flag = flag if flag.startswith("--") else f"--{flag}"
+            is_dashed = len(values) == 1 and values[0].startswith("-")  # which could be taken for a flag
+            words += [f"{flag}={values[0]}"] if is_dashed else [flag, *values]
+        with on_parse_error(refuse):
+            parsed: T = tyro.cli(
+                config,
+                prog=f"agentenv {name}",
+                args=words,
+                use_underscores=True,
+                config=(tyro.conf.OmitArgPrefixes,),
+                registry=_REGISTRY,
+                **more,
+            )
+    except ConfigError as error:
+        if path is not None and any(f"--{flag}:" in str(error) for flag, _ in of_file):
+            raise ConfigError(f"{path[0]}: {error}") from error
+        raise
     return parsed
 
 
-def _fill_help(config: type[Any]) -> None:
-    """Set the docstrings of fields as their help. tyro's own reading of them breaks the text at each source line."""
-    texts, hints = field_texts(config), get_type_hints(config)
-    for field in fields(config):
-        if text := texts.get(field.name):
-            field.metadata = MappingProxyType({**field.metadata, "help": text})
-        if is_dataclass(hints[field.name]):
-            _fill_help(hints[field.name])
+def _given(args: Sequence[str]) -> tuple[list[str], list[Given]]:
+    """Return the words before the first flag, and each flag with the words after it."""
+    head: list[str] = []
+    given: list[Given] = []
+    for arg in args:
+        if arg.startswith("--"):
+            flag, equals, value = arg.partition("=")
+            given.append((flag, [value] if equals else []))
+        else:
+            (given[-1][1] if given else head).append(arg)
+    return head, given
 
 
-def short_help(config: type[FlatConfig], name: str) -> str:
-    """Return the help of `-h`: the flags of a first run, in groups, each with the first sentence of its docstring."""
-    lines = [f"usage: agentenv {name} [flags]", "", (config.__doc__ or "").splitlines()[0]]
-    flags = flag_fields(config)
-    hints = get_type_hints(config)
-    for title, names in config.FIRST_FLAGS.items():
-        lines += ["", f"{title}:"]
-        for each in names:
-            group = flags[each][0]
-            text = field_texts(hints[group] if group else config)[each]
-            first = re.split(r"(?<=\.) ", text, maxsplit=1)[0]
-            lines.append(f"  --{each:20} {first}")
-    lines += ["", f"`agentenv {name} --help` shows all {len(flags)} flags with their defaults."]
-    return "\n".join(lines) + "\n"
+def _canonical(config: type[Any], given: Sequence[Given]) -> list[Given]:
+    """Return the flags under the names of their fields, with the values of a repeated flag in one place.
+
+    Flags that the config does not have keep the form in which they were given.
+
+    Raises:
+        ConfigError: a flag is given twice, and it takes one value, or has two names.
+    """
+    kinds = {name: kind for name, (_, kind) in flag_fields(config).items()}
+    aliases: Mapping[str, str] = getattr(config, "ALIASES", {})
+    found: dict[str, Given] = {}
+    names: dict[str, str] = {}
+    for flag, values in given:
+        typed = flag[2:].replace("-", "_")
+        name = aliases.get(typed, typed)
+        field = _field(config, name)
+        if field not in found:
+            is_known = field in kinds or (field == CONFIG_FLAG and issubclass(config, FlatConfig))
+            found[field], names[field] = (name if is_known else flag, list(values)), typed
+        elif typed != names[field]:
+            same = "one name, got --{}, which means the same" if name == found[field][0] else "one of the two, got --{}"
+            raise ConfigError(f"--{typed}: expected {same.format(names[field])}. Leave one out.")
+        elif is_repeatable(kinds.get(field)):
+            found[field][1].extend(values)
+        else:
+            both = f": {' '.join(found[field][1])!r} and {' '.join(values)!r}" if values else ""
+            raise ConfigError(f"--{typed}: expected it once, got it twice{both}. Leave one out.")
+    return list(found.values())
 
 
-def field_texts(config: type[Any]) -> dict[str, str]:
-    """Return the docstrings under the fields of a class and of its bases, by the name of the field."""
-    texts: dict[str, str] = {}
-    for base in reversed(config.__mro__):
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
-        except (OSError, TypeError):
-            continue
-        body = next((node.body for node in tree.body if isinstance(node, ast.ClassDef)), [])
-        for node, after in zip(body, [*body[1:], None], strict=True):
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                texts[node.target.id] = ""
-                if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-                    texts[node.target.id] = " ".join(str(after.value.value).split())
-    return texts
+def _field(config: type[Any], flag: str) -> str:
+    """Return the field of a flag's name: `ray` for `no_ray`."""
+    known = flag_fields(config)
+    rest = flag.removeprefix("no_")
+    return rest if flag not in known and rest in known and known[rest][1] is bool else flag
 
 
 def _message(event: Any, config: type[Any], name: str, args: Sequence[str]) -> str:
@@ -142,11 +163,12 @@ def _message(event: Any, config: type[Any], name: str, args: Sequence[str]) -> s
         if flag is None:
             return f"{command}: expected flags, got {unknown[0]!r}. {advice}"
         slip = flag.split("=")[0].lstrip("-").replace("-", "_")
-        near = next(iter(difflib.get_close_matches(slip, flag_fields(config), n=1)), None)
-        if name == "run":
-            from agentenv.training.flags import FLAT, RUN_NAMES
-
-            near = ({theirs: ours for ours, theirs in RUN_NAMES.items()} | FLAT).get(slip, near)
+        names = [
+            *flag_fields(config),
+            *getattr(config, "ALIASES", ()),
+            *([CONFIG_FLAG] if issubclass(config, FlatConfig) else []),
+        ]
+        near = next(iter(difflib.get_close_matches(slip, names, n=1)), None)
         return f"{command}: expected one of its flags, got {flag}. {f'Did you mean --{near}?' if near else advice}"
     if kind == "MissingArgs":
         fields = [(each.arg, each.arg.field.helptext) for each in event.missing_arguments]

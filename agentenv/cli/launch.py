@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from agentenv.cli.flags import parse
 from agentenv.errors import ConfigError
@@ -14,7 +15,7 @@ FRAMEWORKS = ("openrlhf",)
 def launch(args: Sequence[str]) -> int:
     """Print the command for the same training with another trainer."""
     from agentenv.training.config_checks import validate
-    from agentenv.training.flags import resolve
+    from agentenv.training.flags import translate
     from agentenv.training.launch import LaunchConfig, check_launch, shell, warnings
 
     if not args or args[0] in ("-h", "--help"):
@@ -26,12 +27,16 @@ def launch(args: Sequence[str]) -> int:
     more = args[end + 1 :]
     if more and not more[0].startswith("--"):
         raise ConfigError(f"agentenv launch: expected flags after --, got {more[0]!r}. Write --flag VALUE.")
-    flags = resolve(args[1:end], LaunchConfig, command="launch openrlhf")
-    config = parse(LaunchConfig, "launch openrlhf", flags)
+    name, flags = "launch openrlhf", args[1:end]
+    config = parse(LaunchConfig, name, flags, translate=partial(translate, config=LaunchConfig, command=name))
     validate(config)
     check_launch(config)
     lines = warnings(config)
-    if "--credit" not in flags and config.agent_func_path and config.limits.for_env().max_turns > 1:
+    if (
+        not any(flag.startswith("--credit") for flag in flags)
+        and config.agent_func_path
+        and config.limits.for_env().max_turns > 1
+    ):
         lines.append("--credit: the default of `agentenv train` is turn; OpenRLHF supports only episode.")
     for warning in lines:
         sys.stderr.write(f"agentenv: warning: {warning}\n")

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from agentenv._util.version import __version__
 from agentenv.cli.audit import audit
 from agentenv.cli.check import CheckConfig, check
+from agentenv.cli.config import config
 from agentenv.cli.doctor import DoctorConfig, doctor
 from agentenv.cli.flags import Commands, subcommand
 from agentenv.cli.launch import launch
@@ -42,6 +43,7 @@ COMMANDS: Commands = {
     "rm": (rm, rm),
     "sandbox": (sandbox, sandbox),
     "launch": (launch, launch),
+    "config": (config, config),
 }
 
 

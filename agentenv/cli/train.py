@@ -6,12 +6,13 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TextIO
 
 from agentenv.cli.flags import parse
 from agentenv.training.config import TrainConfig
 from agentenv.training.config_checks import check_effective, notes, validate
-from agentenv.training.flags import resolve
+from agentenv.training.flags import translate
 
 
 def train(args: Sequence[str]) -> int:
@@ -33,7 +34,7 @@ def configured(args: Sequence[str]) -> TrainConfig:
     Raises:
         ConfigError: a flag is wrong, or has no effect.
     """
-    config = parse(TrainConfig, "train", resolve(args, TrainConfig))
+    config = parse(TrainConfig, "train", args, translate=partial(translate, config=TrainConfig))
     validate(config)
     check_effective(config)
     return config

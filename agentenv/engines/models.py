@@ -53,7 +53,7 @@ def _training(path: Path) -> str | None:
             return None if path == folder / "model" else f"of a training run. Its model is {folder / 'model'}."
         return (
             f"of a training run that was interrupted: {folder} has only checkpoints. Finish it with the same flags and "
-            "--load_checkpoint; with --max_train_steps 1 as well, that leaves the model of the steps so far."
+            "--resume; with --max_train_steps 1 as well, that leaves the model of the steps so far."
         )
     return None
 

@@ -26,6 +26,24 @@ FREE_ON_RESUME = (
 """Flags that may differ when a run is resumed: they change how it runs, not what it measures."""
 
 
+OPENRLHF_NAMES = {
+    "reward_func_path": "remote_rm_url",
+    "pretrain": "model",
+    "prompt_data": "data",
+    "prompt_split": "split",
+    "input_key": "prompt_key",
+    "max_samples": "limit",
+    "n_samples_per_prompt": "n",
+    "max_new_tokens": "max_tokens",
+    "max_steps": "max_turns",
+    "max_len": "max_length",
+    "vllm_num_engines": "num_engines",
+    "save_path": "out",
+    "load_checkpoint": "resume",
+}
+"""OpenRLHF's flat names of flags, which `run` and `train` take too, and the field that each stands for."""
+
+
 def _check(flag: str, value: object, holds: bool, expected: str) -> None:
     if not holds:
         raise ConfigError(f"--{flag}: expected {expected}, got {value!r}. Change the value.")
@@ -203,6 +221,8 @@ class OutputOptions(ScreenOptions):
 class SourceConfig(FlatConfig):
     """What runs and rewards the episodes: flags of `run` and of `train`."""
 
+    ALIASES: ClassVar[Mapping[str, str]] = OPENRLHF_NAMES
+
     env: str | None = None
     """Environment: an installed name (`agentenv list`), module:Attr or path/file.py[:Attr]. The class has `reset` and
     `step`, or `run`: an agent with its own loop over an OpenAI client."""
@@ -211,7 +231,7 @@ class SourceConfig(FlatConfig):
     agent_func_path: str | None = None
     """An OpenRLHF agent_func.py, instead of --env."""
     remote_rm_url: str | None = None
-    """Also --reward_func_path. Instead of --env, for single-turn episodes: a file with reward_func(queries, prompts,
+    """Instead of --env, for single-turn episodes: a file with reward_func(queries, prompts,
     labels), or the URLs of reward servers, separated by commas."""
     reward_batch_size: int = 1
     """Maximum number of answers per call of reward_func. With 1, as in OpenRLHF, no reward depends on other answers."""
@@ -248,6 +268,12 @@ class RunConfig(SourceConfig):
         "Sampling": ("temperature", "top_p", "max_tokens", "seed"),
         "Limits": ("max_turns", "max_length", "step_timeout_s"),
         "Output": ("out", "resume", "progress", "json"),
+    }
+    SECTIONS: ClassVar[Mapping[str, str]] = {
+        "env": "What to run",
+        "data": "Tasks",
+        "model": "Model and engine",
+        "pass_score": "Report",
     }
 
     data: str | None = None

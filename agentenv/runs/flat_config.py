@@ -11,9 +11,6 @@ from agentenv._util.suggest import did_you_mean
 from agentenv.core.arguments import parse_json_object
 from agentenv.errors import ConfigError
 
-ALIASES = {"reward_func_path": "remote_rm_url"}
-"""Other names of flags, and the field that each stands for."""
-
 C = TypeVar("C", bound="FlatConfig")
 
 
@@ -24,8 +21,12 @@ class FlatConfig:
     `config.limits.max_turns` is the flag `--max_turns` and the key `max_turns` of config.json.
     """
 
+    ALIASES: ClassVar[Mapping[str, str]] = {}
+    """Other names of flags, and the field that each stands for."""
     FIRST_FLAGS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """The flags of a first run, which `-h` shows, in groups. Without any, `-h` shows all flags."""
+    SECTIONS: ClassVar[Mapping[str, str]] = {}
+    """Titles in the help, each by the field above which it stands. Flags of a group stand under its docstring."""
 
     @classmethod
     def from_flags(cls, **flags: Any) -> Self:
@@ -82,11 +83,13 @@ def _rebuilt(cls: type[C], base: C | None, flags: Mapping[str, Any]) -> C:
     top: dict[str, Any] = {}
     groups: dict[str, dict[str, Any]] = {}
     for given, value in flags.items():
-        name = ALIASES.get(given, given)
+        name = cls.ALIASES.get(given, given)
         if name not in known:
             raise ConfigError(
                 f"{given}: expected a flag's name.{did_you_mean(given, known) or ' Run `agentenv run --help`.'}"
             )
+        if name != given and name in flags:
+            raise ConfigError(f"{given}: expected one name, got {name} as well, which means the same. Leave one out.")
         group, kind = known[name]
         kinds = {get_origin(each) or each for each in (kind, *get_args(kind))}
         if isinstance(value, str) and Mapping in kinds:

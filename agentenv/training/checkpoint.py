@@ -87,7 +87,7 @@ class Checkpoints:
         except OSError as error:
             raise RunStopped(
                 f"{path}: expected to write a checkpoint, got {error}. Earlier ones are kept. Make room or lower "
-                "--max_ckpt_num, then resume with --load_checkpoint."
+                "--max_ckpt_num, then resume with --resume."
             ) from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -1,7 +1,7 @@
 """TrainConfig: the flags of `agentenv train`.
 
-Settings that `agentenv run` has too are its fields and groups; the others have OpenRLHF's flat names. `flags.py`
-accepts OpenRLHF's other spellings.
+Settings that `agentenv run` has too are its fields and groups; the others have OpenRLHF's flat names. All of OpenRLHF's
+names are accepted: `ALIASES` has the names of one field, and `flags.py` translates what is more than a name.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
+
+import tyro
 
 from agentenv.chat.chat import ChatOptions
 from agentenv.core.types import SamplingParams
@@ -22,6 +24,7 @@ from agentenv.runs.config import (
     SourceConfig,
     StopOptions,
 )
+from agentenv.training.openrlhf_flags import DOTTED
 
 Estimator = Literal["reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo", "flash_reinforce", "gae"]
 Correction = Literal["off", "tis", "icepop", "seq-mask-tis"]
@@ -41,47 +44,60 @@ class OneSequenceOptions(ChatOptions):
 class TrainConfig(SourceConfig):
     """Train a model on the episodes of an agent."""
 
+    ALIASES: ClassVar[Mapping[str, str]] = {
+        **SourceConfig.ALIASES,
+        **{dotted: name for name, dotted in DOTTED.items()},
+    }
     FIRST_FLAGS: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "What to train on": ("agent_func_path", "env", "prompt_data", "max_samples"),
-        "Model and engine": ("pretrain", "engine", "vllm_num_engines"),
-        "Sizes": ("max_train_steps", "num_episodes", "rollout_batch_size", "n_samples_per_prompt", "max_tokens"),
+        "What to train on": ("agent_func_path", "env", "data", "limit"),
+        "Model and engine": ("model", "engine", "num_engines"),
+        "Sizes": ("max_train_steps", "num_episodes", "rollout_batch_size", "n", "max_tokens"),
         "Limits": ("max_turns", "max_length"),
         "Algorithm": ("advantage_estimator", "init_kl_coef", "actor_learning_rate", "seed"),
-        "Evaluation and output": ("eval_dataset", "eval_steps", "save_path", "save_steps", "load_checkpoint"),
+        "Evaluation and output": ("eval_dataset", "eval_steps", "out", "save_steps", "resume"),
+    }
+    SECTIONS: ClassVar[Mapping[str, str]] = {
+        "env": "What to train on",
+        "model": "Model and data",
+        "num_episodes": "Sizes",
+        "max_tokens": "Sampling",
+        "async_train": "Asynchronous training",
+        "dynamic_filtering": "Rewards",
+        "advantage_estimator": "Algorithm",
+        "actor_learning_rate": "Learner",
+        "engine": "Engines",
+        "eval_dataset": "Evaluation, files and logs",
     }
 
-    # The model and the data.
-    pretrain: str = "tiny-math"
+    model: str = "tiny-math"
     """Model to train: a shipped model, a folder, or a Hugging Face id."""
     critic_pretrain: str | None = None
-    """Model to initialize the critic from, for gae. None uses --pretrain."""
-    prompt_data: str | None = None
+    """Model to initialize the critic from, for gae. None uses --model."""
+    data: str | None = None
     """Tasks: FILE.jsonl, FILE.parquet, a Hugging Face dataset id, or a built-in name. None: the environment's own, the
     first whose name ends in _train, else the first; word_problems_train for an agent or reward file that has none."""
-    prompt_split: str | None = None
+    split: str | None = None
     """Split of a Hugging Face dataset."""
-    input_key: str = "prompt"
+    prompt_key: str = "prompt"
     """Column with the prompt: text or chat messages."""
-    max_samples: int | None = None
-    """Use only this many tasks, from the first."""
+    limit: int | None = None
+    """Use only the first LIMIT tasks."""
     chat: OneSequenceOptions = field(default_factory=OneSequenceOptions)
     """How messages become tokens."""
 
-    # Sizes.
     num_episodes: int = 1
-    """Passes over --prompt_data. The name is OpenRLHF's; elsewhere an episode is one conversation."""
+    """Passes over --data. The name is OpenRLHF's; elsewhere an episode is one conversation."""
     max_train_steps: int | None = None
     """Train steps, each on a batch of --rollout_batch_size prompts. None derives them from --num_episodes."""
     rollout_batch_size: int = 16
     """Prompts per train step."""
-    n_samples_per_prompt: int = 8
+    n: int = 8
     """Episodes per prompt."""
     train_batch_size: int | None = None
     """Samples per optimizer step. None uses all samples of a train step."""
     max_epochs: int = 1
     """Passes over the samples of a train step."""
 
-    # Episodes.
     limits: LimitOptions = field(default_factory=LimitOptions)
     """Budgets of one episode. An episode that runs out of one is truncated."""
     errors: ErrorOptions = field(default_factory=ErrorOptions)
@@ -93,7 +109,6 @@ class TrainConfig(SourceConfig):
     top_p: float = 1.0
     """Sample from the most likely tokens with this total probability."""
 
-    # Asynchronous training.
     async_train: bool = False
     """Sample the next batch during training on the last one."""
     async_queue_size: int = 1
@@ -105,7 +120,6 @@ class TrainConfig(SourceConfig):
     vllm_generate_batch_size: int | None = None
     """Prompts to sample together. Use more than --rollout_batch_size if --dynamic_filtering drops many."""
 
-    # Rewards.
     dynamic_filtering: bool = False
     """Train only on prompts with a mean score inside --dynamic_filtering_reward_range, and sample others instead."""
     dynamic_filtering_reward_range: tuple[float, float] = (0.0, 1.0)
@@ -121,7 +135,6 @@ class TrainConfig(SourceConfig):
     stop_properly_penalty_coef: float | None = None
     """For truncated samples: a factor for their reward, in [0, 1], or a negative number that replaces it."""
 
-    # The algorithm.
     advantage_estimator: Estimator = "reinforce_baseline"
     """Estimator of the advantages."""
     credit: Literal["turn", "episode"] = "turn"
@@ -130,7 +143,7 @@ class TrainConfig(SourceConfig):
     """Discount of later rewards."""
     lambd: float = 1.0
     """Lambda of gae."""
-    no_advantage_std_norm: bool = False
+    no_advantage_std_norm: tyro.conf.FlagCreatePairsOff[bool] = False
     """Subtract the mean from advantages but do not divide them by their standard deviation."""
     policy_loss_type: Literal["ppo", "gspo"] = "ppo"
     """`ppo`: one ratio per token. `gspo`: one ratio per sample, and the mean over samples with any --loss_agg_mode."""
@@ -160,7 +173,6 @@ class TrainConfig(SourceConfig):
     is_correction_threshold: tuple[float, float] = (0.5, 5.0)
     """Low and high bound of that ratio."""
 
-    # The learner.
     actor_learning_rate: float = 1e-6
     """Learning rate of the model."""
     critic_learning_rate: float = 9e-6
@@ -202,10 +214,9 @@ class TrainConfig(SourceConfig):
     full_determinism: bool = False
     """Use deterministic kernels."""
 
-    # Engines and the cluster.
     engine: Literal["auto", "vllm", "hf"] = "auto"
     """Engine for sampling. `auto` uses vLLM if it is installed and there are GPUs, otherwise transformers."""
-    vllm_num_engines: int = 1
+    num_engines: int = 1
     """Number of engines."""
     vllm_tensor_parallel_size: int = 1
     """GPUs that share the weights of an engine."""
@@ -222,9 +233,8 @@ class TrainConfig(SourceConfig):
     actors: RayOptions = field(default_factory=RayOptions)
     """Engines and environments in Ray actors, on this machine or a cluster."""
 
-    # Evaluation, files and logs.
     eval_dataset: str | None = None
-    """Held-out tasks, in the forms of --prompt_data."""
+    """Held-out tasks, in the forms of --data."""
     eval_split: str | None = None
     """Split of a Hugging Face dataset with held-out tasks."""
     eval_steps: int = -1
@@ -233,16 +243,16 @@ class TrainConfig(SourceConfig):
     """Sampling temperature of evaluations."""
     eval_n_samples_per_prompt: int = 4
     """Episodes per held-out task."""
-    save_path: str | None = None
+    out: str | None = None
     """Folder for the model, metrics and the plot. Default: runs/train-<agent>-<model>-<time>."""
     save_steps: int = -1
     """Train steps between checkpoints. -1 writes one only at the end and on interruption."""
     ckpt_path: str | None = None
-    """Folder for checkpoints. None uses `checkpoints` in --save_path."""
+    """Folder for checkpoints. None uses `checkpoints` in --out."""
     max_ckpt_num: int = 3
     """Number of checkpoints to keep."""
-    load_checkpoint: bool = False
-    """Resume from the newest checkpoint if one exists."""
+    resume: bool = False
+    """Continue the training in --out from its newest checkpoint, if one exists."""
     save_samples: int = 8
     """Episodes of each train step to keep in trajectories.jsonl, for `agentenv show` and `agentenv tokens show`."""
     logging_steps: int = 1
@@ -281,13 +291,13 @@ class TrainConfig(SourceConfig):
         """The flags about episodes as a RunConfig. `train` chooses the engine later."""
         return RunConfig(
             **{each.name: getattr(self, each.name) for each in fields(SourceConfig)},
-            data=self.prompt_data,
-            split=self.prompt_split,
-            prompt_key=self.input_key,
-            limit=self.max_samples,
-            n=self.n_samples_per_prompt,
-            model=self.pretrain,
-            num_engines=self.vllm_num_engines,
+            data=self.data,
+            split=self.split,
+            prompt_key=self.prompt_key,
+            limit=self.limit,
+            n=self.n,
+            model=self.model,
+            num_engines=self.num_engines,
             sampling=self.sampling,
             limits=self.limits,
             errors=StopOptions(self.errors.max_retries, self.errors.max_error_share),
@@ -298,7 +308,7 @@ class TrainConfig(SourceConfig):
     @property
     def num_samples(self) -> int:
         """Samples per train step."""
-        return self.rollout_batch_size * self.n_samples_per_prompt
+        return self.rollout_batch_size * self.n
 
     @property
     def optimizer_batch_size(self) -> int:

@@ -12,10 +12,10 @@ from agentenv.training.config import TrainConfig
 GROUP_ESTIMATORS = ("reinforce_baseline", "rloo", "group_norm", "dr_grpo")
 """Estimators that compare the samples of a prompt: with one sample every advantage would be 0."""
 COUNTS = (
-    "num_episodes", "rollout_batch_size", "n_samples_per_prompt", "max_epochs", "async_queue_size", "concurrency",
+    "num_episodes", "rollout_batch_size", "n", "max_epochs", "async_queue_size", "concurrency",
     "micro_train_batch_size", "micro_rollout_batch_size", "train_max_tokens_per_gpu", "lora_alpha",
-    "vllm_num_engines", "vllm_tensor_parallel_size", "eval_n_samples_per_prompt", "max_ckpt_num", "logging_steps",
-    "max_samples", "max_train_steps", "train_batch_size", "vllm_generate_batch_size", "overlong_buffer_len",
+    "num_engines", "vllm_tensor_parallel_size", "eval_n_samples_per_prompt", "max_ckpt_num", "logging_steps",
+    "limit", "max_train_steps", "train_batch_size", "vllm_generate_batch_size", "overlong_buffer_len",
     "reward_batch_size",
 )  # fmt: skip
 """Integers >= 1, or None for flags that are optional."""
@@ -139,7 +139,7 @@ def _source(config: TrainConfig) -> _Problems:
 
 def _sizes(config: TrainConfig) -> _Problems:
     batch, samples = config.optimizer_batch_size, config.num_samples
-    product = f"--rollout_batch_size x --n_samples_per_prompt = {samples}"
+    product = f"--rollout_batch_size x --n = {samples}"
     if batch > samples:
         yield "train_batch_size", f"at most {product}", str(batch), "Lower it, or sample more."
     elif samples % batch:
@@ -153,8 +153,8 @@ def _sizes(config: TrainConfig) -> _Problems:
     if generated is not None and generated < config.rollout_batch_size:
         expected = f"at least --rollout_batch_size {config.rollout_batch_size}"
         yield "vllm_generate_batch_size", expected, str(generated), "Raise it, or leave it out."
-    if not config.ray and (config.vllm_num_engines > 1 or config.actors.env_actors or config.actors.ray_address):
-        flags = "--vllm_num_engines 1, no --env_actors and no --ray_address"
+    if not config.ray and (config.num_engines > 1 or config.actors.env_actors or config.actors.ray_address):
+        flags = "--num_engines 1, no --env_actors and no --ray_address"
         yield "no_ray", flags, "flags that use Ray", "Leave --no_ray out."
     if config.vllm_enable_sleep and config.engine == "hf":
         yield "vllm_enable_sleep", "--engine vllm or auto", "hf", "Only vLLM engines can sleep; leave the flag out."
@@ -183,13 +183,13 @@ def _asynchronous(config: TrainConfig) -> _Problems:
 
 
 def _algorithm(config: TrainConfig) -> _Problems:
-    alone = config.n_samples_per_prompt == 1
+    alone = config.n == 1
     if config.advantage_estimator in GROUP_ESTIMATORS and alone:
         remedy = "It compares the samples of a prompt; use more, or --advantage_estimator reinforce."
-        yield "n_samples_per_prompt", f"at least 2 for {config.advantage_estimator}", "1", remedy
+        yield "n", f"at least 2 for {config.advantage_estimator}", "1", remedy
     if config.dynamic_filtering and alone:
         yield (
-            "n_samples_per_prompt",
+            "n",
             "at least 2 with --dynamic_filtering",
             "1",
             "It compares the samples of a prompt; use more.",

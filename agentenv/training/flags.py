@@ -1,44 +1,21 @@
-"""Translate every accepted spelling of a flag to its field in TrainConfig.
-
-Accepted are the names of `agentenv run`, OpenRLHF's flat names and the dotted names of OpenRLHF 0.11.x.
-"""
+"""Translate OpenRLHF's flags that are more than another name of a field of TrainConfig; refuse those without one."""
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from agentenv.errors import AgentEnvError, ConfigError
-from agentenv.runs.flat_config import ALIASES as RUN_ALIASES
+from agentenv.errors import ConfigError
+from agentenv.runs.config_file import Given
 from agentenv.runs.flat_config import flag_fields
-from agentenv.training.openrlhf_flags import DOTTED, NO_COUNTERPART, PLACEMENT
+from agentenv.training.config import TrainConfig
+from agentenv.training.openrlhf_flags import NO_COUNTERPART
 
-RUN_NAMES = {
-    "prompt_key": "input_key",
-    "model": "pretrain",
-    "data": "prompt_data",
-    "split": "prompt_split",
-    "limit": "max_samples",
-    "n": "n_samples_per_prompt",
-    "out": "save_path",
-    "resume": "load_checkpoint",
-    "num_engines": "vllm_num_engines",
-}
-"""Flags of `agentenv run` that are named differently here."""
-FLAT = {"max_steps": "max_turns", "max_len": "max_length", "max_new_tokens": "max_tokens"}
-"""OpenRLHF's flat names that differ from the names of the fields."""
-ALIASES: Mapping[str, str] = (
-    {dotted: name for name, dotted in (DOTTED | PLACEMENT).items()} | FLAT | RUN_NAMES | RUN_ALIASES
-)
-"""Other names of the fields."""
 SUGGESTIONS = {
     "lr": "actor_learning_rate",
     "batch_size": "train_batch_size",
     "kl_coef": "init_kl_coef",
-    "num_generations": "n_samples_per_prompt",
+    "num_generations": "n",
     "epochs": "num_episodes",
 }
 """Fields to suggest for flag names of other trainers."""
@@ -54,62 +31,30 @@ CORRECTION = (SWITCH, KIND, THRESHOLD, LEVEL, MODE, GATING)
 BY_LEVEL = {("token", "clip"): "tis", ("token", "mask"): "icepop", ("seq", "mask"): "seq-mask-tis"}
 """Values of is_correction for each level and mode."""
 
-_Group = tuple[str, list[str]]
 
-
-def resolve(args: Sequence[str], config: type[Any], *, command: str = "train") -> list[str]:
-    """Return the arguments with each flag replaced by the name of its field in `config`.
+def translate(given: Sequence[Given], config: type[TrainConfig], *, command: str = "train") -> list[Given]:
+    """Return the flags with each one under the name of its field in `config`.
 
     Raises:
-        ConfigError: a flag is unknown, has no counterpart here, or is given under two names.
+        ConfigError: a flag is unknown, or has no counterpart here.
     """
-    head: list[str] = []
-    groups: list[_Group] = []
-    for arg in args:
-        if arg.startswith("--"):
-            flag, equals, value = arg[2:].partition("=")
-            groups.append((flag.replace("-", "_"), [value] if equals else []))
-        else:
-            (groups[-1][1] if groups else head).append(arg)
-    for flag, _ in groups:
+    for flag, _ in given:
         _check_known(flag, config, command)
-    names: dict[str, str] = {}
-    resolved = list(head)
-    for flag, values in _translate_correction(groups):
-        name = ALIASES.get(flag, flag)
-        if names.setdefault(name, flag) != flag:
-            raise ConfigError(
-                f"--{flag}: expected one name, got --{names[name]} as well, which means the same. Leave one out."
-            )
-        if name == "advantage_estimator":
+    translated: list[Given] = []
+    for flag, values in _translate_correction([(flag.removeprefix("--"), values) for flag, values in given]):
+        if flag == "advantage_estimator":
             values = [VALUES.get(value, value) for value in values]
-        resolved += [f"--{name}", *(values or (["True"] if name == "use_wandb" else []))]
-    return resolved
+        translated.append((flag, values or (["True"] if flag == "use_wandb" else [])))
+    return translated
 
 
-@contextlib.contextmanager
-def with_train_flags(**more: str) -> Iterator[None]:
-    """Replace flag names of `agentenv run` in errors by those of `train`; `more` adds names."""
-    try:
-        yield
-    except AgentEnvError as error:
-        error.args = (rename_flags(str(error), **more),)
-        raise
-
-
-def rename_flags(message: str, **more: str) -> str:
-    """Return a message with the flags of `agentenv run` replaced by those of `train`."""
-    names = RUN_NAMES | more
-    message = re.sub(r"(?<![\w-])--(\w+)", lambda match: f"--{names.get(match[1], match[1])}", message)
-    return re.sub(r"^run: ", "train: ", message)
-
-
-def _check_known(flag: str, config: type[Any], command: str) -> None:
+def _check_known(given: str, config: type[TrainConfig], command: str) -> None:
     """Raise ConfigError with a suggestion if a flag is unknown."""
+    flag = given.removeprefix("--").replace("-", "_")
     kinds = {name: kind for name, (_, kind) in flag_fields(config).items()}
-    own = kinds.keys() | {f"no_{name}" for name, kind in kinds.items() if kind is bool}
-    others = {name for name, field in ALIASES.items() if field in own} | set(CORRECTION)
-    if flag in own | others | {"help", "help_all"}:
+    own = kinds.keys() | {f"no_{name}" for name, kind in kinds.items() if kind is bool and not name.startswith("no_")}
+    others = config.ALIASES.keys() | set(CORRECTION)
+    if flag in own | others:
         return
     if flag in NO_COUNTERPART:
         remedy = "Put it after --, which passes it on." if command.startswith("launch") else "Leave it out."
@@ -120,10 +65,10 @@ def _check_known(flag: str, config: type[Any], command: str) -> None:
     raise ConfigError(f"agentenv {command}: expected one of its flags, got --{flag}. {remedy}")
 
 
-def _translate_correction(groups: list[_Group]) -> list[_Group]:
+def _translate_correction(flags: list[Given]) -> list[Given]:
     """Return the flags with OpenRLHF's correction flags replaced by `is_correction` and its threshold."""
-    given = {flag: values for flag, values in groups if flag in CORRECTION}
-    rest = [group for group in groups if group[0] not in CORRECTION]
+    given = {flag: values for flag, values in flags if flag in CORRECTION}
+    rest = [each for each in flags if each[0] not in CORRECTION]
     if not given:
         return rest
     for flag, _ in rest:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import ast
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from agentenv.errors import ConfigError
 from agentenv.training.config import TrainConfig
@@ -51,7 +51,12 @@ SHIPPED = ("math_retry", "guess_number", "code_sandbox", "verify")
 class LaunchConfig(TrainConfig):
     """Print the OpenRLHF command for the same training. Arguments after -- are appended unchanged."""
 
-    prompt_data: str = "word_problems_train"
+    ALIASES: ClassVar[Mapping[str, str]] = {
+        **TrainConfig.ALIASES,
+        **{dotted: name for name, dotted in PLACEMENT.items()},
+    }
+
+    data: str = "word_problems_train"
     """Tasks: FILE.jsonl, FILE.parquet, a Hugging Face dataset id, or a built-in name. The file, which is not loaded
     here, does not change the default."""
     version: str = VERSIONS[-1]
@@ -135,7 +140,7 @@ def _value(config: LaunchConfig, name: str) -> Any:
         return None
     if name == "lr_scheduler" and value == "constant" and config.lr_warmup_ratio > 0:
         return "constant_with_warmup"
-    if name in ("prompt_data", "eval_dataset", "pretrain", "critic_pretrain"):
+    if name in ("data", "eval_dataset", "model", "critic_pretrain"):
         from agentenv.engines.models import resolve_model, shipped_models
         from agentenv.episode.registry import builtin_datasets
 
@@ -143,7 +148,7 @@ def _value(config: LaunchConfig, name: str) -> Any:
         return _path(config, resolve_model(value) if is_model else str(builtin_datasets().get(value, value)))
     if name in ("agent_func_path", "remote_rm_url"):
         return _path(config, value)
-    if name in ("save_path", "ckpt_path", "use_tensorboard"):
+    if name in ("out", "ckpt_path", "use_tensorboard"):
         return str(Path(value).expanduser().absolute())  # a relative path would end in the job's temporary folder
     return value
 
@@ -206,7 +211,7 @@ def _all_releases(config: LaunchConfig) -> tuple[_Rule, ...]:
     passes = config.rollout_batch_size * (config.max_train_steps or 0)
     groups = config.num_samples // config.micro_rollout_batch_size
     gpus = config.actor_num_nodes * config.actor_num_gpus_per_node
-    engines = config.vllm_num_engines * config.vllm_tensor_parallel_size
+    engines = config.num_engines * config.vllm_tensor_parallel_size
     shared = config.colocate_all_models and not config.async_train
     agent_func = f", such as agent_funcs/{env}.py in agentenv's repository" if env in SHIPPED else ""
     return (
@@ -221,13 +226,13 @@ def _all_releases(config: LaunchConfig) -> tuple[_Rule, ...]:
             "Its agents see one episode; use `agentenv train`, or verl with agentenv's reward manager."),
         (config.use_mlflow, "use_mlflow", "--use_wandb or --use_tensorboard", "MLflow", "Use one of those."),
         (config.max_train_steps is not None, "max_train_steps", "none", config.max_train_steps,
-            f"It counts tasks and passes: use --max_samples {passes} --num_episodes 1."),
+            f"It counts tasks and passes: use --limit {passes} --num_episodes 1."),
         (stale is not None and stale < config.async_queue_size, "max_staleness", "at least --async_queue_size",
             stale, "Only the length of the queue bounds staleness; shorten the queue."),
         (groups < gpus, "micro_rollout_batch_size", f"at most {config.num_samples // gpus} with {gpus} training GPUs",
             config.micro_rollout_batch_size, "Lower it, or use fewer GPUs, so that every GPU gets samples."),
         (shared and gpus != engines, "colocate_all_models", "as many GPUs for engines as for training",
-            f"{engines} and {gpus}", "Change --vllm_num_engines or --actor_num_gpus_per_node."),
+            f"{engines} and {gpus}", "Change --num_engines or --actor_num_gpus_per_node."),
         (config.vllm_enable_sleep and not config.colocate_all_models, "vllm_enable_sleep",
             "--colocate_all_models with it", "none", "Add it."),
     )  # fmt: skip
@@ -250,7 +255,7 @@ def warnings(config: LaunchConfig) -> list[str]:
         for name, attribute in IN_THE_FILE.items()
         if flags[name] != defaults[name]
     ]
-    paths = {name: flags[name] for name in ("agent_func_path", "remote_rm_url", "prompt_data", "eval_dataset")}
+    paths = {name: flags[name] for name in ("agent_func_path", "remote_rm_url", "data", "eval_dataset")}
     missing = [
         f"--{name}: {path} does not exist here; the job needs it where it runs."
         for name, path in paths.items()

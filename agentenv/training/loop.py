@@ -30,7 +30,6 @@ from agentenv.training.evaluation import (
     speed_of,
     spread_of,
 )
-from agentenv.training.flags import rename_flags
 from agentenv.training.logs.records import Records
 from agentenv.training.logs.screen import TrainScreen
 from agentenv.training.logs.step_warnings import RepeatedWarnings, check_step
@@ -170,7 +169,7 @@ class Loop:
             finally:
                 await self._save()
         except RunStopped as error:  # the caller raises the first error, which a full disk may have caused too
-            self.screen.note(rename_flags(str(error)))
+            self.screen.note(str(error))
 
     async def _learn(self, groups: Sequence[Group]) -> None:
         """Take one train step on the groups and collect its numbers and theirs."""
@@ -180,7 +179,7 @@ class Loop:
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         for trajectory in trajectories[: self.config.save_samples]:
             await asyncio.to_thread(self.records.samples.append, trajectory)
-        num_samples = self.config.n_samples_per_prompt
+        num_samples = self.config.n
         summaries = await asyncio.to_thread(lambda: list(map(summarize, trajectories)))
         metrics = await asyncio.to_thread(measure, summaries, num_samples=num_samples)
         with self._timed("train_s"):

@@ -111,7 +111,7 @@ class Rollouts:
         grader: GroupGrader | None = None,
     ) -> None:
         if not tasks:
-            raise ConfigError("--prompt_data: expected at least one task, got none. Check the data.")
+            raise ConfigError("--data: expected at least one task, got none. Check the data.")
         self.runner = runner
         self.options = options
         self.engine = cast(UpdatableEngine, runner.setup.engine)
@@ -293,7 +293,7 @@ class Rollouts:
                 }
                 raise RunStopped(
                     f"rollouts: expected groups to train on, got {self._rejected_in_a_row} in a row without one. "
-                    f"{why[reason]}. Fix the environment, use other --prompt_data, or widen "
+                    f"{why[reason]}. Fix the environment, use other --data, or widen "
                     "--dynamic_filtering_reward_range."
                 )
 

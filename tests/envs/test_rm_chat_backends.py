@@ -225,8 +225,8 @@ def test_a_policy_is_trained_on_it_and_what_its_rewards_go_by_is_logged(tmp_path
     kwargs = json.dumps(
         {"reward": {"model": {"rm": f"hf:{tiny_rm()}", "clip": [-1, 1]}}, "max_turns": 2, "when": "gain"}
     )
-    flags = {"--env_kwargs": kwargs, "--prompt_data": DATA, "--engine": "hf", "--save_path": str(tmp_path / "out"),
-             "--rollout_batch_size": "2", "--n_samples_per_prompt": "4", "--max_tokens": "20",
+    flags = {"--env_kwargs": kwargs, "--data": DATA, "--engine": "hf", "--out": str(tmp_path / "out"),
+             "--rollout_batch_size": "2", "--n": "4", "--max_tokens": "20",
              "--max_train_steps": "2"}  # fmt: skip
     asked = [part for flag in flags.items() for part in flag]
     run = agentenv("train", "--env", "agentenv_envs.rm_chat:RMChat", "--no_ray", *asked, stderr=subprocess.PIPE)

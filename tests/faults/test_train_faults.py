@@ -51,7 +51,7 @@ def goes_on(place, *more, after=None):
     before = read_metrics(place / "out") if num_lines(place) else []
     last = before[-1]["step"] if before else 0
     after = last if after is None else after
-    assert command(flags(*more, "--max_train_steps", last + 1, "--load_checkpoint")) == 0
+    assert command(flags(*more, "--max_train_steps", last + 1, "--resume")) == 0
     assert steps(place) == list(range(1, last + 2))
     untouched = [new == old for new, old in zip(read_metrics(place / "out"), before, strict=False)]
     assert untouched == [line["step"] <= after for line in before], "lines have seconds: no two are alike"
@@ -135,7 +135,7 @@ def test_the_second_signal_amid_a_train_step_ends_it_with_that_step_and_loses_no
 @pytest.mark.long
 def test_a_hung_step_times_out_and_training_continues(place):
     rows(place, ["ok"] * 7 + ["hang"])
-    more = ["--step_timeout_s", 1, "--max_error_share", 0.5, "--max_train_steps", 5, "--n_samples_per_prompt", 2]
+    more = ["--step_timeout_s", 1, "--max_error_share", 0.5, "--max_train_steps", 5, "--n", 2]
     began = time.monotonic()
     assert command(flags(*more, "--async_train")) == 0
     assert time.monotonic() - began < 30
@@ -175,7 +175,7 @@ def test_too_many_failing_episodes_stop_it_with_code_3_and_a_checkpoint(place):
 
 @pytest.mark.long
 def test_a_micro_batch_that_does_not_fit_is_halved_and_the_losses_are_the_same(place, monkeypatch, caplog):
-    assert command(flags("--save_path", "roomy")) == 0
+    assert command(flags("--out", "roomy")) == 0
     score, sizes = Policy.score, []
 
     def cramped(self, micro, **options):
@@ -200,7 +200,7 @@ def test_a_micro_batch_that_does_not_fit_is_halved_and_the_losses_are_the_same(p
 
 @pytest.mark.long
 def test_a_loss_that_is_not_a_number_stops_it_with_the_batch_saved_and_the_checkpoint_whole(place, monkeypatch, capfd):
-    assert command(flags("--max_train_steps", 4, "--save_path", "whole")) == 0
+    assert command(flags("--max_train_steps", 4, "--out", "whole")) == 0
     score, calls = Policy.score, []
 
     def broken(self, micro, **options):
@@ -225,7 +225,7 @@ def test_a_loss_that_is_not_a_number_stops_it_with_the_batch_saved_and_the_check
     kept = [path for path in (place / "out/checkpoints").iterdir() if path.name.startswith("step-00000002")]
     states = [torch.load(path / "state.pt", weights_only=True)["learner"]["policy"] for path in kept]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0]), "no weight was changed by it"
-    assert command(flags("--max_train_steps", 4, "--load_checkpoint")) == 0
+    assert command(flags("--max_train_steps", 4, "--resume")) == 0
     told, undisturbed = without_times(place / "out"), without_times(place / "whole")
     assert told[:2] == undisturbed[:2]
     assert [line["step"] for line in told] == [1, 2, 3, 4]
@@ -291,7 +291,7 @@ def test_missing_or_damaged_checkpoints_are_reported_and_earlier_files_are_kept(
     for path in (place / "out/checkpoints").glob("*/state.pt"):
         path.write_bytes(path.read_bytes()[:-1])
     capfd.readouterr()
-    assert command(flags("--max_train_steps", 1, "--load_checkpoint")) == 0
+    assert command(flags("--max_train_steps", 1, "--resume")) == 0
     said = " ".join(capfd.readouterr().err.split())
     assert "got none in out/checkpoints but 1 damaged ones; starting at step 1" in said
     assert "kept in out: metrics.jsonl.1, trajectories.jsonl.1" in said
@@ -303,18 +303,18 @@ def test_missing_or_damaged_checkpoints_are_reported_and_earlier_files_are_kept(
 
 @pytest.mark.long
 def test_checkpoints_of_another_training_are_refused_no_matter_what_folder_it_writes_to(place, capfd):
-    base = without("--save_path", flags("--ckpt_path", "checkpoints", "--max_train_steps", 1))
-    assert command([*base, "--save_path", "out"]) == 0
-    more = [*base, "--load_checkpoint", "--max_train_steps", 2]
+    base = without("--out", flags("--ckpt_path", "checkpoints", "--max_train_steps", 1))
+    assert command([*base, "--out", "out"]) == 0
+    more = [*base, "--resume", "--max_train_steps", 2]
     for changed, said in (
         (["--seed", 7], "seed was 42, is now 7"),
-        (["--max_samples", 3], "tasks was '8 tasks, "),
+        (["--limit", 3], "tasks was '8 tasks, "),
         (["--advantage_estimator", "rloo"], "advantage_estimator was 'reinforce_baseline', is now 'rloo'"),
     ):
         capfd.readouterr()
         assert command([*more, *changed]) == 2, changed
         assert said in capfd.readouterr().err
-    assert command([*more, "--save_path", "elsewhere"]) == 0
+    assert command([*more, "--out", "elsewhere"]) == 0
     assert [line["step"] for line in read_metrics(place / "elsewhere")] == [2]
 
 
@@ -391,7 +391,7 @@ def test_an_engine_actor_that_is_killed_comes_back_with_the_newest_weights(place
         )
     )
     (place / "env.py").write_text(slow)  # else it has ended before the engine is back
-    more = ["--vllm_num_engines", 2, "--max_train_steps", 16, "--max_tokens", 32, "--async_train"]
+    more = ["--num_engines", 2, "--max_train_steps", 16, "--max_tokens", 32, "--async_train"]
     argv = [arg for arg in flags(*more) if arg != "--no_ray"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"}
     program = [sys.executable, "-m", "agentenv.cli", *map(str, argv)]

@@ -16,7 +16,6 @@ import pytest
 from agentenv.cli.flags import parse
 from agentenv.core.agent import ResetState
 from agentenv.training.config import TrainConfig
-from agentenv.training.flags import resolve
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -33,7 +32,7 @@ def load(name: str) -> ModuleType:
 
 
 def config_of(flags: list[str]) -> TrainConfig:
-    return parse(TrainConfig, "train", resolve(flags, TrainConfig))
+    return parse(TrainConfig, "train", flags)
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +107,9 @@ def test_both_sides_do_the_same_work(train_vs_trl: ModuleType, tmp_path: Path) -
     config = config_of(ours[ours.index("train") + 1 :])
     theirs: dict[str, Any] = json.loads(train_vs_trl.trl_command(way, args, tmp_path, tmp_path / "out")[-1])
     same = {
-        "num_prompts": config.rollout_batch_size, "samples": config.n_samples_per_prompt, "micro": 8,
-        "tokens": config.max_tokens, "steps": config.max_train_steps, "model": config.pretrain,
-        "prompts": config.prompt_data,
+        "num_prompts": config.rollout_batch_size, "samples": config.n, "micro": 8,
+        "tokens": config.max_tokens, "steps": config.max_train_steps, "model": config.model,
+        "prompts": config.data,
     }  # fmt: skip
     assert {name: theirs[name] for name in same} == {name: str(value) for name, value in same.items()}
     assert (config.micro_train_batch_size, config.limits.max_turns, config.ray) == (8, 1, False)

@@ -16,15 +16,17 @@ from agentenv.cli.train import configured
 from agentenv.core.agent import AgentInstance
 from agentenv.episode.registry import builtin_datasets
 from agentenv.episode.source import EnvSource
-from agentenv.errors import ConfigError, RunStopped
+from agentenv.errors import ConfigError
 from agentenv.interop.agent_files import load_agent_func
 from agentenv.runs.config import RunConfig
 from agentenv.runs.flat_config import flag_fields
 from agentenv.runs.prepare import load_source
+from agentenv.runs.records.directory import read_config
+from agentenv.runs.records.lines import SCHEMA_VERSION
 from agentenv.training import config_checks, train
 from agentenv.training.config import TrainConfig
 from agentenv.training.config_checks import validate
-from agentenv.training.flags import ALIASES, CORRECTION, rename_flags, resolve, with_train_flags
+from agentenv.training.flags import CORRECTION
 from agentenv.training.openrlhf_flags import DOTTED, NO_COUNTERPART
 from agentenv_envs.guess_number import GuessNumber
 from agentenv_envs.math_retry import MathRetry
@@ -33,6 +35,7 @@ from tests.training.openrlhf_parser import DATA
 ROOT = Path(__file__).parents[2]
 AGENT = "--agent_func_path a.py "
 OPENRLHF = json.loads(DATA.read_text())
+ALIASES = TrainConfig.ALIASES
 FIELDS = {name: kind for name, (_, kind) in flag_fields(TrainConfig).items()}
 DEFAULTS = TrainConfig().flags()
 
@@ -98,7 +101,7 @@ def test_every_training_that_the_documentation_shows_is_taken():
 def test_the_model_ships_by_default():
     from agentenv.engines.models import shipped_models
 
-    assert config(AGENT).pretrain in shipped_models()
+    assert config(AGENT).model in shipped_models()
 
 
 class Brought(AgentInstance):
@@ -138,26 +141,62 @@ def test_every_flag_of_every_version_of_openrlhf_is_known_or_refused_by_name():
 
 
 def test_every_other_name_is_of_a_field():
-    launch_only = {"actor_num_nodes", "actor_num_gpus_per_node", "colocate_all_models"}
-    assert set(ALIASES.values()) <= FIELDS.keys() | launch_only
+    assert set(ALIASES.values()) <= FIELDS.keys()
     assert set(DOTTED) <= FIELDS.keys()
 
 
 @pytest.mark.parametrize("name", DOTTED)
 def test_a_dotted_name_sets_what_the_flat_one_sets(name):
-    flat, dotted = (resolve(["--env", "e", f"--{given}", "4"], TrainConfig) for given in (name, DOTTED[name]))
+    flat, dotted = (TrainConfig.from_flags(**{given: 4}).flags() for given in (name, DOTTED[name]))
     assert flat == dotted
-    assert flat == ["--env", "e", f"--{name}", "4"]
+    assert flat[name] == 4
+
+
+def test_run_and_train_have_the_same_names_for_the_same_flags():
+    old = {"pretrain", "prompt_data", "prompt_split", "input_key", "max_samples", "n_samples_per_prompt", "save_path"}
+    assert old.isdisjoint(FIELDS)
+    assert RunConfig.ALIASES.items() <= TrainConfig.ALIASES.items()
+    assert set(RunConfig.ALIASES.values()) <= flag_fields(RunConfig).keys() & FIELDS.keys()
+
+
+def test_the_config_of_an_earlier_training_is_read(tmp_path):
+    flags = {"pretrain": "m", "prompt_data": "d", "n_samples_per_prompt": 4, "max_train_steps": 3}
+    document = {"schema_version": SCHEMA_VERSION, "versions": {}, "config": {"flags": flags}}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    read = read_config(tmp_path)["config"]["flags"]
+    assert read == {"model": "m", "data": "d", "n": 4, "max_train_steps": 3}
+    assert TrainConfig.from_flags(**flags) == TrainConfig.from_flags(**read)
+
+
+def test_a_setting_given_under_both_of_its_names_is_refused_in_python_too():
+    with pytest.raises(ConfigError, match=r"^pretrain: expected one name, got model as well"):
+        TrainConfig.from_flags(pretrain="a", model="b")
+
+
+@pytest.mark.parametrize("line", ["--target_modules a b", "--target_modules a --target_modules b"])
+def test_a_flag_of_any_number_of_values_may_be_repeated(line):
+    assert config(f"{AGENT}--lora_rank 4 {line}").target_modules == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    "line", ["--seed 1 --seed 2", "--adam_betas 0.9 0.9 --adam_betas 0.8 0.9", "--no_ray --no_ray"]
+)
+def test_a_flag_of_one_value_is_refused_twice(line):
+    assert "expected it once, got it twice" in wrong(AGENT + line)
+
+
+def test_a_flag_that_turns_something_off_has_no_negation():
+    assert "got --no_no_advantage_std_norm" in wrong(AGENT + "--no_no_advantage_std_norm")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("--prompt_key question", {"input_key": "question"}),
+        ("--input_key question", {"prompt_key": "question"}),
         ("--max-steps=3", {"max_turns": 3}),
         ("--max_len 99 --max_new_tokens 9", {"max_length": 99, "max_tokens": 9}),
-        ("--model m --data d --n 4", {"pretrain": "m", "prompt_data": "d", "n_samples_per_prompt": 4}),
+        ("--pretrain m --prompt_data d --n_samples_per_prompt 4", {"model": "m", "data": "d", "n": 4}),
         ("--use_wandb", {"use_wandb": "True"}),
         ("--use_wandb --seed 1", {"use_wandb": "True", "seed": 1}),
         ("--no_ray", {"ray": False}),
@@ -190,11 +229,11 @@ WRONG = {
     "slip": ("--n_sample_per_prompt 4", "got --n_sample_per_prompt. Did you mean --n_samples_per_prompt?"),
     "slip in a dotted name": ("--train.agent_path x", "Did you mean --train.agent_func_path?"),
     "half a name": ("--learning_rate 1", "Did you mean --actor_learning_rate?"),
-    "another trainer's": ("--num_generations 4", "Did you mean --n_samples_per_prompt?"),
+    "another trainer's": ("--num_generations 4", "Did you mean --n?"),
     "nobody's": ("--zzzzzz 1", "got --zzzzzz. Run `agentenv train --help` for the flags."),
     "only OpenRLHF's": ("--ds.zero_stage 3", "--ds.zero_stage: expected a flag of agentenv train, got one that only"),
     "stray": ("--seed 1 word", "agentenv train: expected flags, got 'word'"),
-    "two names": ("--input_key a --prompt_key b", "got --input_key as well, which means the same"),
+    "two names": ("--input_key a --prompt_key b", "got --input_key, which means the same"),
     "correction twice": ("--is_correction tis --algo.advantage.is_correction_enable", "They set the same"),
     "gating": ("--algo.advantage.is_correction_gating tv", "expected 'ratio', got 'tv'"),
     "clip of sequences": (
@@ -207,12 +246,12 @@ WRONG = {
     "estimator": ("--advantage_estimator ppo2", "--advantage_estimator: expected one of reinforce, reinforce_baseline"),
     "a pair of one": ("--adam_betas 0.9", "--adam_betas: expected 2 values, got '0.9'. Add all of them."),
     "no number": ("--dual_clip q", "--dual_clip: expected a number or None, got 'q'. Change the value."),
-    "group of one": ("--n_samples_per_prompt 1", "expected at least 2 for reinforce_baseline, got 1"),
+    "group of one": ("--n 1", "--n: expected at least 2 for reinforce_baseline, got 1"),
     "filter of one": (
         "--advantage_estimator reinforce --n_samples_per_prompt 1 --dynamic_filtering", "at least 2 with --dynamic_fil",
     ),
     "range reversed": ("--dynamic_filtering_reward_range 1 0", "expected LOW HIGH with LOW < HIGH, got (1.0, 0.0)"),
-    "batch too large": ("--train_batch_size 256", "x --n_samples_per_prompt = 128, got 256"),
+    "batch too large": ("--train_batch_size 256", "x --n = 128, got 256"),
     "batch no divisor": ("--train_batch_size 100", "expected a divisor of"),
     "switch with a value": ("--algo.advantage.is_correction_enable False", "expected no value, got 'False'"),
     "kind of no correction": (
@@ -251,7 +290,7 @@ WRONG = {
     "no turn": ("--max_steps 0", "--max_turns: expected an integer >= 1"),
     "no tokens": ("--max_length 1", "--max_length: expected an integer >= 2"),
     "greedy": ("--temperature 0", "--temperature: expected a number > 0, got 0.0"),
-    "no process": ("--no_ray --vllm_num_engines 2", "Leave --no_ray out"),
+    "no process": ("--no_ray --num_engines 2", "Leave --no_ray out"),
     "dual clip": ("--dual_clip 1", "--dual_clip: expected a number > 1"),
     "clip pair": ("--eps_clip_low_high 0 0.2", "--eps_clip_low_high: expected two numbers > 0"),
     "penalty": ("--stop_properly_penalty_coef 2", "expected a number <= 1"),
@@ -436,10 +475,10 @@ def test_an_optimiser_step_takes_a_part_of_a_train_step(batch, n, parts):
     samples = batch * n
     if samples % parts:
         return
-    made = TrainConfig(env="e", rollout_batch_size=batch, n_samples_per_prompt=n, train_batch_size=samples // parts)
+    made = TrainConfig(env="e", rollout_batch_size=batch, n=n, train_batch_size=samples // parts)
     assert made.num_samples == samples
     assert made.optimizer_batch_size * parts == samples
-    assert TrainConfig(env="e", rollout_batch_size=batch, n_samples_per_prompt=n).optimizer_batch_size == samples
+    assert TrainConfig(env="e", rollout_batch_size=batch, n=n).optimizer_batch_size == samples
 
 
 @pytest.mark.long
@@ -482,23 +521,6 @@ def test_the_written_config_has_no_api_key_and_is_json():
     text = json.dumps(made.to_dict())
     assert "secret" not in text
     assert dataclasses.replace(made, use_wandb="True") == TrainConfig.from_flags(**json.loads(text))
-
-
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        ("Set --prompt_key to one of them.", "Set --input_key to one of them."),
-        ("run: expected at most 20%. --resume, or raise --max_error_share.",
-         "train: expected at most 20%. --load_checkpoint, or raise --max_error_share."),
-        ("--model: a 'my--model'; --engine, --no, --outer, `agentenv run`",
-         "--pretrain: a 'my--model'; --engine, --no, --outer, `agentenv run`"),
-    ],
-)  # fmt: skip
-def test_errors_of_what_run_does_too_name_the_flags_of_train(said, expected):
-    with pytest.raises(RunStopped) as raised, with_train_flags():
-        raise RunStopped(said)
-    assert str(raised.value) == rename_flags(said) == rename_flags(expected) == expected
-    assert rename_flags("--split and --limit", split="eval_split") == "--eval_split and --max_samples"
 
 
 @pytest.mark.long

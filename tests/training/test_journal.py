@@ -143,7 +143,7 @@ def test_a_closed_journal_and_a_number_called_step_are_refused(tmp_path):
 
 def test_a_training_that_starts_does_not_write_on_where_another_was(tmp_path):
     log_steps(tmp_path, 0, 1, 2)
-    with pytest.raises(ConfigError, match=r"got one of 2 steps\. Resume it with --load_checkpoint"):
+    with pytest.raises(ConfigError, match=r"got one of 2 steps\. Resume it with --resume"):
         Journal(tmp_path)
     assert steps_in(tmp_path) == [0, 1, 2]
 
@@ -194,7 +194,7 @@ def test_a_torn_last_line_is_passed_over_and_a_damaged_or_repeated_one_is_named(
 
 def test_a_folder_that_cannot_be_made_is_a_wrong_flag(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="--save_path"):
+    with pytest.raises(ConfigError, match="--out"):
         Journal(tmp_path / "file")
 
 
@@ -222,7 +222,7 @@ def test_a_full_disk_stops_the_training_and_leaves_whole_lines(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / METRICS).stat().st_size + 10, hard))
     try:
-        with pytest.raises(RunStopped, match=r"expected to write a line, got.*resume with --load_checkpoint"):
+        with pytest.raises(RunStopped, match=r"expected to write a line, got.*resume with --resume"):
             journal.log(2, {"reward": 0.5})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

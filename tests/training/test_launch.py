@@ -21,7 +21,7 @@ from agentenv.errors import ConfigError
 from agentenv.runs.flat_config import flag_fields
 from agentenv.training import launch
 from agentenv.training.config_checks import FOR_GAE, validate
-from agentenv.training.flags import resolve
+from agentenv.training.flags import translate
 from agentenv.training.launch import ONLY_WITH, LaunchConfig, check_launch, command, shell, warnings
 from agentenv.training.openrlhf_flags import DEFAULTS, DOTTED, PLACEMENT, VERSIONS
 from tests.drivers import command as agentenv
@@ -85,8 +85,12 @@ FIRST = {"penalty of agents": "0.11.1", "flash": "0.11.2", "samples weigh the sa
 
 @functools.cache
 def parsed(line):
-    flags = resolve(shlex.split(line), LaunchConfig, command="launch openrlhf")
-    return parse(LaunchConfig, "launch openrlhf", flags)
+    return parse_launch(shlex.split(line))
+
+
+def parse_launch(words):
+    name = "launch openrlhf"
+    return parse(LaunchConfig, name, words, translate=functools.partial(translate, config=LaunchConfig, command=name))
 
 
 def config(line, version="0.11.2"):
@@ -142,15 +146,13 @@ def assert_means(made, values):
             expected = made.limits.for_env().max_length
         else:
             expected = made.optimizer_batch_size if name == "train_batch_size" else getattr(made, name)
-        if expected is None or (
-            name in ("pretrain", "prompt_data") and expected in ("tiny-math", "word_problems_train")
-        ):
+        if expected is None or (name in ("model", "data") and expected in ("tiny-math", "word_problems_train")):
             continue
         if name == "lr_scheduler" and expected == "constant" and made.lr_warmup_ratio:
             expected = "constant_with_warmup"
         if name == "eps_clip" and made.eps_clip_low_high:
             continue
-        if name in ("save_path", "ckpt_path", "use_tensorboard"):
+        if name in ("out", "ckpt_path", "use_tensorboard"):
             expected = os.path.abspath(expected)
         assert plain(values[flag]) == plain(expected), name
 
@@ -216,8 +218,8 @@ def test_no_field_is_lost_in_silence():
 def test_a_correction_is_written_in_each_versions_words_and_read_back(case, version, expected):
     made = config(LINES[case], version)
     assert expected in " ".join(command(made))
-    back = resolve([*command(config(LINES["defaults"], version))[:2], *expected.split()], LaunchConfig)
-    again = parse(LaunchConfig, "launch openrlhf", ["--version", version, *back])
+    back = [*command(config(LINES["defaults"], version))[:2], *expected.split()]
+    again = parse_launch(["--version", version, *back])
     assert (again.is_correction, again.is_correction_threshold) == (made.is_correction, made.is_correction_threshold)
 
 
@@ -251,7 +253,7 @@ def test_other_versions_are_refused(text):
         ("--agent_func_path a.py --engine hf", "It samples with vLLM only"),
         ("--agent_func_path a.py --no_ray", "--no_ray: expected Ray"),
         ("--agent_func_path a.py --use_mlflow u", "expected --use_wandb or --use_tensorboard for OpenRLHF, got MLflow"),
-        ("--agent_func_path a.py --max_train_steps 10", "use --max_samples 160 --num_episodes 1"),
+        ("--agent_func_path a.py --max_train_steps 10", "use --limit 160 --num_episodes 1"),
         ("--agent_func_path a.py --async_train --async_queue_size 3 --max_staleness 2", "shorten the queue"),
         (
             "--agent_func_path a.py --actor_num_gpus_per_node 64",
@@ -357,13 +359,13 @@ def test_images_are_warned_of_only_where_the_files_execute_lacks_them(case, tmp_
 @pytest.mark.parametrize("name", ["x.jsonl", "x.parquet"])
 def test_data_that_is_not_here_is_noted_and_a_dataset_of_the_hub_is_not(name, tmp_path):
     path = tmp_path / name
-    note = f"--prompt_data: {path} does not exist here; the job needs it where it runs."
+    note = f"--data: {path} does not exist here; the job needs it where it runs."
     assert note in warnings(config(f"--agent_func_path a.py --prompt_data {path}"))
     path.touch()
     assert note not in warnings(config(f"--agent_func_path a.py --prompt_data {path}"))
     for hub in ("openai/gsm8k", "word_problems_train"):
         made = config(f"--agent_func_path a.py --prompt_data {hub}")
-        assert not any("--prompt_data" in each for each in warnings(made))
+        assert not any("--data" in each for each in warnings(made))
 
 
 @pytest.mark.long

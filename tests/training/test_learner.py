@@ -102,7 +102,7 @@ SETTINGS = {
 @pytest.mark.long
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_the_gradient_does_not_depend_on_how_a_batch_is_split(path, setting):
-    size = {"rollout_batch_size": 3, "n_samples_per_prompt": 2}
+    size = {"rollout_batch_size": 3, "n": 2}
     whole, metrics = gradients_of(path, batch_of(), micro_train_batch_size=8, **size, **SETTINGS[setting])
     largest = max(float(g.abs().max()) for g in whole[0].values())
     assert largest > 1e-3
@@ -127,7 +127,7 @@ def test_the_record_between_actions_changes_no_bit(path, poison, packed, setting
                 made.segments[0].logprobs[place] = poison
                 made.segments[0].rewards[place] = poison
                 made.segments[0].policy_versions[place] = 99
-    options = SETTINGS[setting] | {"packing_samples": packed, "rollout_batch_size": 2, "n_samples_per_prompt": 2}
+    options = SETTINGS[setting] | {"packing_samples": packed, "rollout_batch_size": 2, "n": 2}
     (one, first), (two, second) = (gradients_of(path, build(made), **options) for made in (clean, dirty))
     assert first == second
     assert all(same(a, b) for a, b in zip(one, two, strict=True))
@@ -227,7 +227,7 @@ def test_old_log_probabilities_of_a_separate_pass_are_those_of_the_only_forward_
 
 @pytest.mark.long
 def test_parts_of_a_step_are_its_episodes_shuffled_again_in_every_pass(path):
-    learner = learner_of(path, max_epochs=2, train_batch_size=2, rollout_batch_size=3, n_samples_per_prompt=2)
+    learner = learner_of(path, max_epochs=2, train_batch_size=2, rollout_batch_size=3, n=2)
     parts = list(learner._parts(batch_of()))
     assert [len(part) for part in parts] == [2] * 6
     assert sorted(torch.cat(parts[:3]).tolist()) == sorted(torch.cat(parts[3:]).tolist()) == list(range(6))
@@ -238,7 +238,7 @@ def test_parts_of_a_step_are_its_episodes_shuffled_again_in_every_pass(path):
 @pytest.mark.long
 @pytest.mark.parametrize("sizes", [[1], [5], [3, 3], [4, 3], [5, 4]])
 def test_samples_left_by_failed_episodes_are_shared_evenly_without_a_step_on_a_remainder(path, sizes):
-    learner = learner_of(path, train_batch_size=4, rollout_batch_size=4, n_samples_per_prompt=2)
+    learner = learner_of(path, train_batch_size=4, rollout_batch_size=4, n=2)
     batch = batch_of([[(2, 0.0)]] * sum(sizes))
     assert [len(part) for part in learner._parts(batch)] == sizes
 
@@ -495,7 +495,7 @@ def test_float16_that_overflows_skips_the_step_and_scales_less(path):
 
 @pytest.mark.long
 def test_numbers_are_means_over_the_steps_that_were_taken(path):
-    options = {"param_dtype": "fp16", "rollout_batch_size": 3, "n_samples_per_prompt": 2, "train_batch_size": 3}
+    options = {"param_dtype": "fp16", "rollout_batch_size": 3, "n": 2, "train_batch_size": 3}
     told, skipping = (learner_of(path, actor_learning_rate=1e-9, **options) for _ in range(2))
     norms = [math.inf]
     norm = skipping._adam.norm
@@ -525,7 +525,7 @@ def test_float16_and_bfloat16_have_nearly_the_gradient_of_float32(path):
     "changes",
     [
         {},
-        {"max_epochs": 2, "train_batch_size": 2, "rollout_batch_size": 3, "n_samples_per_prompt": 2},
+        {"max_epochs": 2, "train_batch_size": 2, "rollout_batch_size": 3, "n": 2},
         {"advantage_estimator": "gae", "lr_scheduler": "cosine"},
         {"lora_rank": 2, "lora_dropout": 0.3, "init_kl_coef": 0.1},
     ],

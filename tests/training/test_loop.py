@@ -122,7 +122,7 @@ class Scene:
     ):  # fmt: skip
         self.events, self.folder, self.tokenizer = [], folder, CharTokenizer()
         self.config = TrainConfig.from_flags(
-            env="math_retry", rollout_batch_size=1, n_samples_per_prompt=2, progress="none",
+            env="math_retry", rollout_batch_size=1, n=2, progress="none",
             **({"eval_dataset": "held", "eval_n_samples_per_prompt": 2} if held_out else {}), **flags,
         )  # fmt: skip
         self.learner = Counts(self.events, **(learner or {}))

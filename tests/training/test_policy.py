@@ -136,7 +136,7 @@ def test_auto_is_bfloat16_on_a_gpu_only():
 
 
 def test_a_model_that_does_not_exist_is_a_config_error(tmp_path):
-    with pytest.raises(ConfigError, match="--pretrain: expected a causal language model"):
+    with pytest.raises(ConfigError, match="--model: expected a causal language model"):
         policy_of(str(tmp_path / "nowhere"))
 
 

@@ -23,7 +23,7 @@ from agentenv.training.learner.micro_batches import MicroBatchRunner
 from agentenv.training.learner.ranks import Launch, RankGroup, run_ranks
 from agentenv.training.learner.sharding import Ranks
 from agentenv.training.logs.journal import read_metrics
-from tests.drivers import command
+from tests.drivers import command, overriding
 from tests.training.trainings import flags as command_line
 from tests.training.trainings import make_place, tiny_model, without_times
 from tests.training.worlds import batch_of, episode, flags, make_model
@@ -112,7 +112,7 @@ def assert_same(found, expected, tolerance=1e-5):
         torch.testing.assert_close(weights[name], weight, rtol=tolerance, atol=tolerance)
 
 
-SIZE = {"rollout_batch_size": 3, "n_samples_per_prompt": 2, "actor_learning_rate": 1e-4, "critic_learning_rate": 1e-4}
+SIZE = {"rollout_batch_size": 3, "n": 2, "actor_learning_rate": 1e-4, "critic_learning_rate": 1e-4}
 SETTINGS = {
     "padded": {"micro_train_batch_size": 2},
     "odd number of micro-batches": {"micro_train_batch_size": 1},
@@ -397,7 +397,7 @@ def torchrun(place, argv):
         file.write('\nimport atexit, os\nif "ABORT_AT_EXIT" in os.environ:\n    atexit.register(os.abort)\n')
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}", "OMP_NUM_THREADS": "1", "ABORT_AT_EXIT": "1"}
     return subprocess.Popen(
-        [*TORCHRUN, "-m", "agentenv.cli", *map(str, argv)],
+        [*TORCHRUN, "-m", "agentenv.cli", *overriding(*argv)],
         cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -406,8 +406,8 @@ def torchrun(place, argv):
 def test_torchrun_writes_what_one_process_does(tmp_path, monkeypatch):
     place = make_place(tmp_path, monkeypatch)
     argv = command_line("--init_kl_coef", 0.1, "--micro_train_batch_size", 3)
-    assert command([*argv, "--save_path", "one"]) == 0
-    process = torchrun(place, [*argv, "--save_path", "two"])
+    assert command([*argv, "--out", "one"]) == 0
+    process = torchrun(place, [*argv, "--out", "two"])
     _, stderr = process.communicate(timeout=800)
     assert process.returncode == 0, stderr
     assert stderr.count("step 3/3") == 1
@@ -416,7 +416,7 @@ def test_torchrun_writes_what_one_process_does(tmp_path, monkeypatch):
     assert all(line["train/grad_norm"] > 0 for line in two)
     for line, line_1 in zip(two, one, strict=True):
         assert line == pytest.approx(line_1, rel=1e-4, abs=1e-4)
-    assert command([*argv, "--save_path", "two", "--load_checkpoint", "--max_train_steps", 4]) == 0, "one goes on"
+    assert command([*argv, "--out", "two", "--resume", "--max_train_steps", 4]) == 0, "one goes on"
     assert read_metrics(place / "two")[-1]["step"] == 4
 
 

@@ -238,7 +238,7 @@ async def test_a_checkpoint_keeps_what_is_finished_and_samples_again_what_was_in
 
 
 async def test_no_task_is_an_error():
-    with pytest.raises(ConfigError, match="--prompt_data: expected at least one task"):
+    with pytest.raises(ConfigError, match="--data: expected at least one task"):
         make_rollouts([])
 
 

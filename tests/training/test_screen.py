@@ -67,7 +67,7 @@ def test_nothing_is_shown_where_nothing_was_asked_for():
 
 
 def test_a_terminal_gets_the_lines_and_a_live_line_of_the_step_that_continues():
-    shown, out = screen(terminal=True, rollout_batch_size=2, n_samples_per_prompt=4)
+    shown, out = screen(terminal=True, rollout_batch_size=2, n=4)
     shown.start(10, 3)
     shown.step(3, NUMBERS)
     shown.episode(ended(score=0.5))

@@ -150,7 +150,7 @@ def test_a_flag_without_effect_that_openrlhfs_lines_carry_is_noted_and_another_i
 @pytest.mark.long
 @pytest.mark.parametrize("more", [[], ["--async_train"]], ids=["sync", "async"])
 def test_the_policy_learns(place, more):
-    argv = flags("--max_train_steps", 16, "--rollout_batch_size", 4, "--n_samples_per_prompt", 8, *more)
+    argv = flags("--max_train_steps", 16, "--rollout_batch_size", 4, "--n", 8, *more)
     assert command(argv) == 0
     rewards = column(place / "out", "rollout/reward")
     first, last = statistics.fmean(rewards[:4]), statistics.fmean(rewards[-4:])
@@ -166,11 +166,11 @@ def test_the_shipped_agent_func_learns_on_ray_and_vllm_with_async_training(place
     data = Path(builtin_datasets()["word_problems_train"]).read_text().splitlines(keepends=True)
     (place / "sixteen.jsonl").write_text("".join(data[:16]))
     argv = ["train", "--agent_func_path", ROOT / "agent_funcs/math_retry.py", "--async_train", "--engine", "vllm"]
-    argv += ["--partial_rollout", "--prompt_data", "sixteen.jsonl", "--rollout_batch_size", 16]
-    argv += ["--n_samples_per_prompt", 8, "--max_turns", 1, "--max_tokens", 128, "--max_length", 512]
+    argv += ["--partial_rollout", "--data", "sixteen.jsonl", "--rollout_batch_size", 16]
+    argv += ["--n", 8, "--max_turns", 1, "--max_tokens", 128, "--max_length", 512]
     argv += ["--micro_train_batch_size", 64, "--is_correction", "tis", "--actor_learning_rate", 4e-4]
     argv += ["--max_train_steps", 20, "--seed", 1, "--enforce_eager"]
-    argv += ["--save_path", "out"]
+    argv += ["--out", "out"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"}
     program = [sys.executable, "-m", "agentenv.cli", *map(str, argv)]
     done = subprocess.run(program, env=environment, cwd=place, capture_output=True, text=True, timeout=800)
@@ -308,15 +308,15 @@ def test_dynamic_filtering_shows_how_many_prompts_it_threw_away(place):
 
 @pytest.mark.long
 def test_dotted_names_do_what_flat_ones_do(place):
-    flat = ["--n_samples_per_prompt", 4, "--advantage_estimator", "rloo", "--init_kl_coef", 0.01, "--max_length", 200]
+    flat = ["--n", 4, "--advantage_estimator", "rloo", "--init_kl_coef", 0.01, "--max_length", 200]
     dotted = [
         "--rollout.n_samples_per_prompt", 4, "--algo.advantage.estimator", "rloo", "--algo.kl.init_coef", 0.01,
         "--data.max_len", 200,
     ]  # fmt: skip
-    base = [arg for arg in flags(out="a") if arg not in ("--n_samples_per_prompt", 4)]
+    base = [arg for arg in flags(out="a") if arg not in ("--n", 4)]
     assert command([*base, *flat]) == 0
-    renamed = {"a": "b", "--save_path": "--ckpt.output_dir", "--actor_learning_rate": "--actor.adam.lr"}
-    renamed["--pretrain"] = "--actor.model_name_or_path"
+    renamed = {"a": "b", "--out": "--ckpt.output_dir", "--actor_learning_rate": "--actor.adam.lr"}
+    renamed["--model"] = "--actor.model_name_or_path"
     assert command([*(renamed.get(arg, arg) for arg in base), *dotted]) == 0
     assert without_times(place / "a") == without_times(place / "b")
 
@@ -360,10 +360,10 @@ def test_the_guides_agent_trains_with_the_guides_command_line(place):
     (place / "agent_func_math.py").write_text((AGENT_FUNCS / "math_agent.py").read_text())
     write_rows(place / "gsm8k.jsonl", [{"prompt": f"{n} + 1 = ?", "answers": str(n + 1)} for n in range(1, 9)])
     as_printed = ["--async_train", "--agent_func_path", "./agent_func_math.py", "--label_key", "answers"]
-    as_printed += ["--pretrain", tiny_model(), "--prompt_data", "gsm8k.jsonl"]
+    as_printed += ["--model", tiny_model(), "--data", "gsm8k.jsonl"]
     as_printed += ["--advantage_estimator", "reinforce", "--max_steps", 3]
-    other_args = ["--engine", "hf", "--no_ray", "--rollout_batch_size", 4, "--n_samples_per_prompt", 2]
-    other_args += ["--max_tokens", 8, "--save_path", "out", "--max_train_steps", 3]
+    other_args = ["--engine", "hf", "--no_ray", "--rollout_batch_size", 4, "--n", 2]
+    other_args += ["--max_tokens", 8, "--out", "out", "--max_train_steps", 3]
     assert command(["train", *as_printed, *other_args]) == 0
     out = place / "out"
     assert steps_of(out) == [1, 2, 3]
@@ -380,11 +380,11 @@ def test_the_guides_agent_trains_with_the_guides_command_line(place):
 @pytest.mark.parametrize("more", [[], ["--max_epochs", 2, "--train_batch_size", 4, "--env", "env.py:Turns"]], ids=str)
 def test_a_resumed_training_has_the_numbers_of_one_that_was_never_interrupted(place, more):
     base = flags(*more, env=None if more else "env.py:Letters")
-    named = [arg for index, arg in enumerate(base) if arg != "--save_path" and base[index - 1] != "--save_path"]
-    assert command([*named, "--save_path", "whole", "--max_train_steps", 6]) == 0
-    assert command([*named, "--save_path", "parts"]) == 0
+    named = [arg for index, arg in enumerate(base) if arg != "--out" and base[index - 1] != "--out"]
+    assert command([*named, "--out", "whole", "--max_train_steps", 6]) == 0
+    assert command([*named, "--out", "parts"]) == 0
     assert steps_of(place / "parts") == [1, 2, 3]
-    assert command([*named, "--save_path", "parts", "--max_train_steps", 6, "--load_checkpoint"]) == 0
+    assert command([*named, "--out", "parts", "--max_train_steps", 6, "--resume"]) == 0
     assert without_times(place / "parts") == without_times(place / "whole"), "bit for bit"
     assert distance(place / "parts/model", place / "whole/model") == 0.0
     stored = [[t.episode_id for t in read_trajectories(place / name)] for name in ("parts", "whole")]
@@ -395,7 +395,7 @@ def test_a_resumed_training_has_the_numbers_of_one_that_was_never_interrupted(pl
 def test_killed_at_random_moments_and_resumed_by_the_same_command_it_has_every_step_once(place):
     """Killed again and again, with a checkpoint a step: the lines are those of a training that was never killed."""
     draw, steps = random.Random(5), 40
-    argv = flags("--max_train_steps", steps, "--save_steps", 1, "--load_checkpoint", out="killed")
+    argv = flags("--max_train_steps", steps, "--save_steps", 1, "--resume", out="killed")
     out = place / "killed"
     for kill in range(5):
         before, wanted = _last_step(out), _last_step(out) + min(kill, 1)  # the first one may come before any step
@@ -426,7 +426,7 @@ def _saved_step(out):
 
 @pytest.mark.long
 def test_load_checkpoint_where_there_is_none_begins_a_training(place):
-    assert command(flags("--load_checkpoint")) == 0
+    assert command(flags("--resume")) == 0
     assert steps_of(place / "out") == [1, 2, 3]
 
 
@@ -434,7 +434,7 @@ def test_load_checkpoint_where_there_is_none_begins_a_training(place):
 def test_load_checkpoint_of_a_training_that_is_done_changes_nothing(place):
     assert command(flags()) == 0
     before = without_times(place / "out"), weights_of(place / "out/model")
-    assert command(flags("--load_checkpoint")) == 0
+    assert command(flags("--resume")) == 0
     assert without_times(place / "out") == before[0]
     assert all(torch.equal(before[1][name], tensor) for name, tensor in weights_of(place / "out/model").items())
 
@@ -445,18 +445,18 @@ def test_a_training_that_is_there_is_not_written_over(place, capfd, kept):
     assert command(flags("--save_samples", kept)) == 0
     before = (place / "out/metrics.jsonl").read_bytes(), (place / "out/config.json").read_bytes()
     assert command(flags("--save_samples", kept, "--actor_learning_rate", 0.5)) == 2
-    assert "--save_path" in capfd.readouterr().err
+    assert "--out" in capfd.readouterr().err
     assert ((place / "out/metrics.jsonl").read_bytes(), (place / "out/config.json").read_bytes()) == before
 
 
 CHANGED = {
-    "another model": ["--pretrain", "other"],
+    "another model": ["--model", "other"],
     "another environment": ["--env", "env.py:Turns"],
     "another batch": ["--rollout_batch_size", 4],
     "another seed": ["--seed", 7],
     "another estimator": ["--advantage_estimator", "rloo"],
-    "other data": ["--prompt_data", "other.jsonl"],
-    "less data": ["--max_samples", 3],
+    "other data": ["--data", "other.jsonl"],
+    "less data": ["--limit", 3],
 }
 
 
@@ -468,13 +468,13 @@ def test_another_training_is_not_continued(place, capfd, num_samples):
     (place / "other").symlink_to(tiny_model())
     before = (place / "out/metrics.jsonl").read_bytes()
     for change in CHANGED.values():
-        base = flags("--load_checkpoint", "--save_samples", num_samples)
+        base = flags("--resume", "--save_samples", num_samples)
         base = [arg for index, arg in enumerate(base) if change[0] not in (arg, base[index - 1] if index else None)]
         capfd.readouterr()
         assert command([*base, *change]) == 2, change
         said = capfd.readouterr().err
         assert "expected the configuration that this run was started with" in said
-        assert said.endswith("or start a new run with another --save_path.\n")
+        assert said.endswith("or start a new run with another --out.\n")
     assert (place / "out/metrics.jsonl").read_bytes() == before
     assert json.loads((place / "out/config.json").read_text())["config"]["flags"]["seed"] == 42
 
@@ -482,7 +482,7 @@ def test_another_training_is_not_continued(place, capfd, num_samples):
 @pytest.mark.long
 def test_flags_that_may_change_between_two_sessions_may_change(place):
     assert command(flags("--max_train_steps", 1)) == 0
-    more = ["--load_checkpoint", "--concurrency", 3, "--micro_train_batch_size", 2, "--save_steps", 1]
+    more = ["--resume", "--concurrency", 3, "--micro_train_batch_size", 2, "--save_steps", 1]
     assert command(flags(*more, "--max_train_steps", 2)) == 0
     assert steps_of(place / "out") == [1, 2]
 
@@ -492,7 +492,7 @@ def test_changes_on_resume_are_on_the_screen_and_the_directory_has_the_flags_in_
     assert command(flags("--max_train_steps", 1)) == 0
     assert "changed" not in json.loads((place / "out/config.json").read_text())
     (place / "env.py").write_text((place / "env.py").read_text() + "\n")
-    more = ["--load_checkpoint", "--max_train_steps", 2, "--actor_learning_rate", 0.5, "--rollout_batch_size", 2]
+    more = ["--resume", "--max_train_steps", 2, "--actor_learning_rate", 0.5, "--rollout_batch_size", 2]
     capfd.readouterr()
     assert command(flags(*more)) == 0
     told = (
@@ -524,7 +524,7 @@ def test_ctrl_c_is_reported_with_how_to_continue_before_the_plots_which_a_second
     assert command(flags("--max_train_steps", 5000)) == 130
     thread.join()
     said = capfd.readouterr().err
-    assert "Resume with the same flags: agentenv train … --save_path out --load_checkpoint" in said
+    assert "Resume with the same flags: agentenv train … --out out --resume" in said
     assert said.index("interrupted after step") < said.index("pip install matplotlib")
 
 
@@ -538,41 +538,41 @@ def test_a_model_that_an_interrupted_training_has_not_left_yet_is_answered_with_
     for model in ("out/model", "out", "out/checkpoints/step-00000001"):
         assert command([*run, model]) == 2
         said = capfd.readouterr().err
-        assert "out has only checkpoints. Finish it with the same flags and --load_checkpoint" in said
+        assert "out has only checkpoints. Finish it with the same flags and --resume" in said
     assert command([*run, "no/such/folder"]) == 2
     assert "got 'no/such/folder': the folder does not exist." in capfd.readouterr().err
     assert command(["tokens", "replay", "out"]) == 2
     assert "out: expected a run of `agentenv run`, got a training run, whose weights changed." in capfd.readouterr().err
-    assert command(flags("--max_train_steps", 1, "--load_checkpoint")) == 0
+    assert command(flags("--max_train_steps", 1, "--resume")) == 0
     assert (place / "out/model").is_dir()  # as the message says
 
 
 @pytest.mark.long
 def test_more_prompts_a_step_than_there_are_tasks_are_noted(place, capfd):
-    assert command(flags("--max_train_steps", 1, "--max_samples", 1)) == 0
+    assert command(flags("--max_train_steps", 1, "--limit", 1)) == 0
     assert "--rollout_batch_size 2 with 1 tasks: a train step uses some tasks more than once" in capfd.readouterr().err
-    assert command(flags("--max_train_steps", 1, "--max_samples", 2, out="other")) == 0
+    assert command(flags("--max_train_steps", 1, "--limit", 2, out="other")) == 0
     assert "more than once" not in capfd.readouterr().err
 
 
 # --- wrong flags -----------------------------------------------------------------------------------------------------
 
 WRONG = {
-    "no source": (["--pretrain", "m"], "--agent_func_path: expected one of"),
+    "no source": (["--model", "m"], "--agent_func_path: expected one of"),
     "no such environment": (["--env", "nope"], "nope"),
-    "no such data": (["--env", "math_retry", "--prompt_data", "nope.jsonl"], "nope.jsonl"),
-    "no such model": (["--env", "math_retry", "--pretrain", "./nope"], "--pretrain: expected a model's folder"),
+    "no such data": (["--env", "math_retry", "--data", "nope.jsonl"], "nope.jsonl"),
+    "no such model": (["--env", "math_retry", "--model", "./nope"], "--model: expected a model's folder"),
     "no such file": (["--agent_func_path", "nope.py"], "nope.py"),
     "no such column": (
-        ["--env", "env.py:Letters", "--prompt_data", "tasks.jsonl", "--input_key", "q"],
-        "got keys ['prompt', 'label']. Set --input_key to one of them.",
+        ["--env", "env.py:Letters", "--data", "tasks.jsonl", "--prompt_key", "q"],
+        "got keys ['prompt', 'label']. Set --prompt_key to one of them.",
     ),
     "data of another environment": (
-        ["--env", "guess_number", "--prompt_data", "word_problems_train"],
-        "--prompt_data word_problems_train: expected rows that GuessNumber can use, got 6 of 8 that it refuses: "
+        ["--env", "guess_number", "--data", "word_problems_train"],
+        "--data word_problems_train: expected rows that GuessNumber can use, got 6 of 8 that it refuses: "
         "GuessNumber: label: expected a whole number from 1 to 15, got '#### 216'.",
     ),
-    "an environment without data": (["--env", "env.py:Letters"], "--prompt_data: expected tasks, got none."),
+    "an environment without data": (["--env", "env.py:Letters"], "--data: expected tasks, got none."),
     "a slip": (["--env", "math_retry", "--advantage_estimater", "rloo"], "--advantage_estimator"),
     "a value": (["--env", "math_retry", "--advantage_estimator", "ppo"], "reinforce_baseline"),
     "staleness without async": (["--env", "math_retry", "--max_staleness", "2"], "--async_train"),
@@ -588,9 +588,9 @@ def test_a_template_that_cannot_render_is_answered_with_flags_that_the_command_h
     tokenizer.chat_template = "{{ raise_exception('never') }}"
     shutil.copytree(tiny_model(), place / "odd")
     tokenizer.save_pretrained(place / "odd")
-    assert command(flags("--pretrain", "odd")) == 2
+    assert command(flags("--model", "odd")) == 2
     said = capfd.readouterr().err
-    assert "--pretrain: expected a chat template that renders user, assistant and user, got one of odd" in said
+    assert "--model: expected a chat template that renders user, assistant and user, got one of odd" in said
     assert "--tokenizer" not in said
     argv = ["run", "--env", "env.py:Letters", "--data", "tasks.jsonl", "--model", "odd", "--engine", "hf"]
     assert command(argv) == 2
@@ -603,8 +603,8 @@ def test_a_template_that_cannot_render_is_answered_with_flags_that_the_command_h
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_flag_is_one_line_and_code_2_before_anything_is_written(place, capfd, name):
     given, said = WRONG[name]
-    more = [] if "--pretrain" in given else ["--pretrain", tiny_model()]
-    assert command(["train", *given, *more, "--engine", "hf", "--no_ray", "--save_path", "out"]) == 2
+    more = [] if "--model" in given else ["--model", tiny_model()]
+    assert command(["train", *given, *more, "--engine", "hf", "--no_ray", "--out", "out"]) == 2
     err = capfd.readouterr().err
     assert said in err
     assert "Traceback" not in err
@@ -646,8 +646,8 @@ def test_rewards_of_groups_train_and_their_win_rates_are_curves_of_training_and_
 def test_a_resumed_training_with_rewards_of_groups_has_the_numbers_of_one_that_was_never_interrupted(place):
     (place / "compared.py").write_text(COMPARED)
     base = flags("--group_reward", "compared.py:longest")
-    named = [arg for index, arg in enumerate(base) if arg != "--save_path" and base[index - 1] != "--save_path"]
-    assert command([*named, "--save_path", "whole", "--max_train_steps", 4]) == 0
-    assert command([*named, "--save_path", "parts", "--max_train_steps", 2]) == 0
-    assert command([*named, "--save_path", "parts", "--max_train_steps", 4, "--load_checkpoint"]) == 0
+    named = [arg for index, arg in enumerate(base) if arg != "--out" and base[index - 1] != "--out"]
+    assert command([*named, "--out", "whole", "--max_train_steps", 4]) == 0
+    assert command([*named, "--out", "parts", "--max_train_steps", 2]) == 0
+    assert command([*named, "--out", "parts", "--max_train_steps", 4, "--resume"]) == 0
     assert without_times(place / "parts") == without_times(place / "whole")

@@ -87,9 +87,9 @@ def flags(*more, out="out", env="env.py:Letters") -> list[object]:
     """A training of three steps of two prompts, four samples each; of a flag that is given twice the last one holds."""
     source = ["--env", env] if env else []
     return [
-        "train", *source, "--prompt_data", "tasks.jsonl", "--pretrain", tiny_model(), "--engine", "hf", "--no_ray",
-        "--max_train_steps", 3, "--rollout_batch_size", 2, "--n_samples_per_prompt", 4, "--max_tokens", 8,
-        "--actor_learning_rate", 1e-2, "--save_path", out, "--progress", "plain", *more,
+        "train", *source, "--data", "tasks.jsonl", "--model", tiny_model(), "--engine", "hf", "--no_ray",
+        "--max_train_steps", 3, "--rollout_batch_size", 2, "--n", 4, "--max_tokens", 8,
+        "--actor_learning_rate", 1e-2, "--out", out, "--progress", "plain", *more,
     ]  # fmt: skip
 
 

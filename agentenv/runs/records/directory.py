@@ -31,6 +31,7 @@ from agentenv._util.jsonable import jsonable
 from agentenv._util.version import __version__
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigError, DataError, RunStopped
+from agentenv.runs.config import OPENRLHF_NAMES
 from agentenv.runs.metrics import Summary, Tally, summarize
 from agentenv.runs.records.lines import MAX_LINE_BYTES, SCHEMA_VERSION, decode_episode, decode_line, encode_line
 
@@ -128,6 +129,8 @@ def _scan(file: BinaryIO, report: ReadReport) -> dict[bytes, int]:
 def read_config(path: str | Path) -> dict[str, Any]:
     """Return the content of a run directory's `config.json`: `schema_version`, `versions` and `config`.
 
+    Flags have the names of today.
+
     Raises:
         ConfigError: the file is missing, is not from agentenv, or has another schema.
     """
@@ -146,7 +149,15 @@ def read_config(path: str | Path) -> dict[str, Any]:
             f"{file_path}: expected schema version {SCHEMA_VERSION}, got {version}. "
             "Use the agentenv that wrote it, or another --out."
         )
+    flags = document["config"].get("flags")
+    if isinstance(flags, dict):
+        document["config"]["flags"] = today(flags)
     return dict(document)
+
+
+def today(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return stored flags under their names of today: those of `train` were OpenRLHF's."""
+    return {OPENRLHF_NAMES.get(name, name): value for name, value in flags.items()}
 
 
 class RunWriter:

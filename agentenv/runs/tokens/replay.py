@@ -317,7 +317,7 @@ async def replay_run(
 def _flags(path: str | Path) -> tuple[RunConfig, EngineName]:
     """Return the flags of a run and its engine."""
     stored: Mapping[str, Any] = read_config(path)["config"]
-    if "load_checkpoint" in stored.get("flags", {}):
+    if "max_train_steps" in stored.get("flags", {}):
         raise ConfigError(
             f"{path}: expected a run of `agentenv run`, got a training run, whose weights changed. "
             "Replay a run of its model: `agentenv run --model` with the model folder in it."

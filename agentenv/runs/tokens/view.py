@@ -91,7 +91,7 @@ def load_run_tokenizer(run: str | Path, override: str | None = None) -> tuple[To
         ConfigError: the run's config.json names no model, or the tokenizer cannot be loaded.
     """
     flags = _flags(run)
-    model = flags.get("model") or flags.get("pretrain")  # of a run, of a training run
+    model = flags.get("model")
     name = override or flags.get("tokenizer") or model
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{run}: expected a model in config.json, got {model!r}. Pass --tokenizer.")

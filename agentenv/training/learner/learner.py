@@ -298,7 +298,7 @@ class Learner:
         got = ", ".join(f"{name} {number}" for name, number in wrong.items())
         raise RunStopped(
             f"train step {self.num_steps + 1}: expected a finite loss and gradient, got {got}.{where} It changed no "
-            "weight. Resume with --load_checkpoint, which leaves this batch out; if it happens again, lower the "
+            "weight. Resume with --resume, which leaves this batch out; if it happens again, lower the "
             "learning rate."
         )
 

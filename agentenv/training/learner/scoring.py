@@ -79,7 +79,7 @@ def open_model(
         model = kind.from_pretrained(path, config=config, dtype=dtype, attn_implementation=attention)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ConfigError(
-            f"--pretrain: expected a causal language model in {path!r}, got {error} Change the model."
+            f"--model: expected a causal language model in {path!r}, got {error} Change the model."
         ) from error
     model.checkpoint_dtype = getattr(torch, stored) if isinstance(stored, str) else stored
     return model.to(device)

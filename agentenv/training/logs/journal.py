@@ -56,7 +56,7 @@ class Journal:
             if rows and resume_step is None:
                 raise ConfigError(
                     f"{self.path}: expected no training there, got one of {rows[-1][0]['step']} steps. "
-                    "Resume it with --load_checkpoint, or use another --save_path."
+                    "Resume it with --resume, or use another --out."
                 )
             kept = [row for row in rows if resume_step is not None and row[0]["step"] <= resume_step]
             self.last_step = resume_step
@@ -77,7 +77,7 @@ class Journal:
             os.fsync(self._fd)
         except OSError as error:
             raise ConfigError(
-                f"{self.path}: expected a writable file, got {error}. Fix it, or use another --save_path."
+                f"{self.path}: expected a writable file, got {error}. Fix it, or use another --out."
             ) from error
 
     def log(self, step: int, numbers: Mapping[str, float], warnings: Sequence[str] = ()) -> None:
@@ -160,7 +160,7 @@ class Journal:
     def _stopped(self, error: OSError) -> RunStopped:
         return RunStopped(
             f"{self.path}: expected to write a line, got {error}. Earlier lines are kept. Make room, then resume with "
-            "--load_checkpoint."
+            "--resume."
         )
 
     def _track(self, step: int, numbers: Mapping[str, float]) -> None:

@@ -12,19 +12,19 @@ from agentenv._util.jsonable import jsonable
 from agentenv.errors import ConfigError
 from agentenv.runs.metrics import Tally
 from agentenv.runs.prepare import code_digest
-from agentenv.runs.records.directory import CONFIG, TRAJECTORIES, RunWriter, read_config, write_json
+from agentenv.runs.records.directory import CONFIG, TRAJECTORIES, RunWriter, read_config, today, write_json
 from agentenv.training.checkpoint import Checkpoints
 from agentenv.training.config import TrainConfig
 from agentenv.training.logs.journal import METRICS, Journal
 from agentenv.training.logs.trackers import open_trackers
 
 FIXED_ON_RESUME = (
-    "pretrain", "critic_pretrain", "agent_func_path", "env", "env_kwargs", "remote_rm_url", "group_reward",
-    "reference_key", "incomplete_groups", "n_samples_per_prompt", "rollout_batch_size", "train_batch_size", "seed",
+    "model", "critic_pretrain", "agent_func_path", "env", "env_kwargs", "remote_rm_url", "group_reward",
+    "reference_key", "incomplete_groups", "n", "rollout_batch_size", "train_batch_size", "seed",
     "advantage_estimator", "lora_rank", "lora_alpha", "target_modules",
 )  # fmt: skip
 """Flags that must not change when a training run is resumed."""
-UNREPORTED = ("load_checkpoint", "save_path", "progress", "log_level")
+UNREPORTED = ("resume", "out", "progress", "log_level")
 """Flags whose change is not reported, because they do not affect learning."""
 
 
@@ -48,20 +48,18 @@ def open_records(
     """Open `out` with a lock, at the checkpoint to resume from. `resolved` identifies data that flags do not determine.
 
     Raises:
-        ConfigError: the folder holds a training run without --load_checkpoint, or another training run.
+        ConfigError: the folder holds a training run without --resume, or another training run.
     """
     flags = config.to_dict()
     stored = {"flags": flags, "resolved": dict(resolved), "agent_file": code_digest(config.episodes)}
     free = ["agent_file", *(f"flags.{name}" for name in flags if name not in FIXED_ON_RESUME)]
-    if (out / METRICS).exists() and not config.load_checkpoint:
-        raise ConfigError(
-            f"{out}: expected no training there, got one. Resume it with --load_checkpoint, or use another --save_path."
-        )
+    if (out / METRICS).exists() and not config.resume:
+        raise ConfigError(f"{out}: expected no training there, got one. Resume it with --resume, or use another --out.")
 
     def opened() -> RunWriter:
         has_metrics = (out / METRICS).exists()
         return RunWriter.open(
-            out, stored, resume=config.load_checkpoint, may_differ=free, tally=Tally(1), is_started=has_metrics
+            out, stored, resume=config.resume, may_differ=free, tally=Tally(1), is_started=has_metrics
         )
 
     with contextlib.ExitStack() as stack:
@@ -75,7 +73,7 @@ def open_records(
         if newest is not None:
             _check(config, newest, training)
             _report_changes(out, jsonable(stored), checkpoints.step_of(newest), note)
-        is_restart = config.load_checkpoint and newest is None
+        is_restart = config.resume and newest is None
         if is_restart:
             samples.close()
             _set_aside(out, checkpoints, note)
@@ -88,13 +86,13 @@ def open_records(
 
 
 def _check(config: TrainConfig, newest: Path, training: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a checkpoint exists without --load_checkpoint, or belongs to another training run."""
-    if not config.load_checkpoint:
+    """Raise ConfigError if a checkpoint exists without --resume, or belongs to another training run."""
+    if not config.resume:
         raise ConfigError(
             f"--ckpt_path: expected no checkpoints, got some in {newest.parent}. "
-            "Resume from them with --load_checkpoint, or name another folder."
+            "Resume from them with --resume, or name another folder."
         )
-    facts = Checkpoints.facts_of(newest)
+    facts = today(Checkpoints.facts_of(newest))
     changed = [
         f"{name} was {facts[name]!r:.80}, is now {now!r:.80}"
         for name, now in training.items()
@@ -141,7 +139,7 @@ def _set_aside(out: Path, checkpoints: Checkpoints, note: Callable[[str], None])
     """Rename the files of a training without a checkpoint, so that it can start again. Nothing is deleted."""
     damaged = checkpoints.num_damaged
     found = f"none in {checkpoints.folder}" + (f" but {damaged} damaged ones" if damaged else "")
-    message = f"--load_checkpoint: expected a checkpoint, got {found}; starting at step 1."
+    message = f"--resume: expected a checkpoint, got {found}; starting at step 1."
     names = [name for name in (METRICS, TRAJECTORIES) if (out / name).exists() and (out / name).stat().st_size]
     number = 1
     while any((out / f"{name}.{number}").exists() for name in names):

@@ -108,7 +108,7 @@ def _no_spread(numbers: Numbers, config: TrainConfig) -> str:
         return ""
     return (
         "no task has two episodes with different rewards, so nothing is learned. "
-        "Use tasks that the model solves sometimes, or more --n_samples_per_prompt"
+        "Use tasks that the model solves sometimes, or more --n"
     )
 
 

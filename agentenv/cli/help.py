@@ -1,0 +1,179 @@
+"""The help of a command, and the table of its flags that the help, the reference and shell completion are made from."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from agentenv.runs.flat_config import FlatConfig
+
+CONFIG_FLAG = "config"
+"""The flag of every FlatConfig that names a file with flags; it is not a field, because a config is not a setting."""
+CONFIG_TEXT = (
+    "Read flags from this YAML, TOML or JSON file; the config.json of a run is one. Flags of the command line override "
+    "those of the file. `agentenv config` writes such a file."
+)
+_NAME_COLUMNS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag of a command, as its config class declares it."""
+
+    name: str
+    kind: Any
+    """The type of its values."""
+    default: Any
+    """MISSING if the flag is required."""
+    text: str
+    section: str = ""
+    """Title of the flags among which it is shown."""
+    is_positional: bool = False
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words that a Literal allows, () for other types."""
+        for kind in (self.kind, *get_args(self.kind)):
+            if get_origin(kind) is Literal:
+                return tuple(map(str, get_args(kind)))
+        return ()
+
+    @property
+    def usage(self) -> str:
+        """The flag with a word for its value, as in `--n INT`."""
+        if self.is_positional:
+            return self.name.upper()
+        if self.kind is bool:
+            return f"--{self.name}, --no_{self.name}" if self.default is True else f"--{self.name}"
+        return f"--{self.name} {'|'.join(self.choices) or _metavar(self.kind)}"
+
+
+def flags_of(config: type[Any], defaults: Any = None, section: str = "") -> Iterator[Flag]:
+    """Yield the flags of a config class; those of a nested config, with its `defaults`, follow in its place."""
+    texts, hints = field_texts(config), get_type_hints(config, include_extras=True)
+    sections: Mapping[str, str] = getattr(config, "SECTIONS", {})
+    for field in fields(config):
+        hint, text = hints[field.name], texts.get(field.name, "")
+        marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+        kind = get_args(hint)[0] if marks else hint
+        if is_dataclass(kind) and isinstance(kind, type):
+            assert field.default_factory is not MISSING
+            yield from flags_of(kind, field.default_factory(), re.split(r"[.(]", text)[0].strip())
+            continue
+        section = sections.get(field.name, section)
+        if not field.init:
+            continue
+        default = getattr(defaults, field.name, field.default)
+        if default is MISSING and field.default_factory is not MISSING:
+            default = field.default_factory()
+        is_positional = any("positional" in str(mark).lower() for mark in marks)
+        yield Flag(field.name, kind, default, text, section, is_positional)
+
+
+def field_texts(config: type[Any]) -> dict[str, str]:
+    """Return the docstrings under the fields of a class and of its bases, by the name of the field."""
+    texts: dict[str, str] = {}
+    for base in reversed(config.__mro__):
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
+        except (OSError, TypeError):
+            continue
+        body = next((node.body for node in tree.body if isinstance(node, ast.ClassDef)), [])
+        for node, after in zip(body, [*body[1:], None], strict=True):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                texts[node.target.id] = ""
+                if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                    texts[node.target.id] = " ".join(str(after.value.value).split())
+    return texts
+
+
+def other_names(config: type[Any]) -> dict[str, list[str]]:
+    """Return the other names of each flag that has some."""
+    names: dict[str, list[str]] = {}
+    for other, name in getattr(config, "ALIASES", {}).items():
+        names.setdefault(name, []).append(other)
+    return names
+
+
+def short_help(config: type[FlatConfig], name: str) -> str:
+    """Return the help of `-h`: the flags of a first run, in groups, each with the first sentence of its docstring."""
+    flags = {flag.name: flag for flag in flags_of(config)}
+    lines = [f"usage: agentenv {name} [flags]", "", (config.__doc__ or "").splitlines()[0]]
+    for title, names in config.FIRST_FLAGS.items():
+        lines += ["", f"{title}:"]
+        for each in names:
+            first = re.split(r"(?<=\.) ", flags[each].text, maxsplit=1)[0]
+            lines.append(f"  --{each:20} {first}")
+    lines += ["", f"`agentenv {name} --help` shows all {len(flags)} flags with their defaults."]
+    return "\n".join(lines) + "\n"
+
+
+def full_help(config: type[Any], name: str) -> str:
+    """Return the help of `--help`: every flag by section, with its values, docstring, other names and default."""
+    flags = list(flags_of(config))
+    columns = max(60, shutil.get_terminal_size().columns)
+    words = [flag.usage for flag in flags if flag.is_positional]
+    lines = [f"usage: agentenv {' '.join([name, *words])} [flags]", ""]
+    lines += textwrap.wrap(inspect.cleandoc(config.__doc__ or ""), columns)
+    others = other_names(config)
+    entries: dict[str, list[tuple[str, str]]] = {}
+    for flag in flags:
+        flat = [f"--{other}" for other in others.get(flag.name, ()) if "." not in other]
+        text = " ".join([flag.text, f"Also {', '.join(flat)}." if flat else "", _default(flag)])
+        entries.setdefault(flag.section or "Flags", []).append((flag.usage, " ".join(text.split())))
+    if issubclass(config, FlatConfig):
+        entries["More"] = [(f"--{CONFIG_FLAG} FILE", CONFIG_TEXT), ("-h", "Show the flags of a first run.")]
+    for title, rows in entries.items():
+        lines += ["", f"{title}:"]
+        for usage, text in rows:
+            wrapped = textwrap.wrap(text, columns - _NAME_COLUMNS, break_long_words=False, break_on_hyphens=False)
+            head = f"  {usage}"
+            if len(head) >= _NAME_COLUMNS or not wrapped:
+                lines.append(head)
+            else:
+                lines.append(f"{head:{_NAME_COLUMNS}}{wrapped.pop(0)}")
+            lines += [" " * _NAME_COLUMNS + line for line in wrapped]
+    if any("." in other for names in others.values() for other in names):
+        lines += ["", "OpenRLHF's dotted names, such as --actor.adam.lr, are accepted too."]
+    return "\n".join(lines) + "\n"
+
+
+def _metavar(kind: Any) -> str:
+    if get_origin(kind) in (Union, UnionType):
+        kind = next(each for each in get_args(kind) if each is not NoneType)
+    origin = get_origin(kind)
+    if origin is Mapping:
+        return "JSON"
+    if origin in (tuple, list):
+        inner = [each for each in get_args(kind) if each is not Ellipsis]
+        return " ".join(map(_metavar, inner)) + (" ..." if is_repeatable(kind) else "")
+    return {int: "INT", float: "NUMBER"}.get(kind, "TEXT")
+
+
+def is_repeatable(kind: Any) -> bool:
+    """Return True if a flag of this type takes any number of values: a tuple without a fixed length, or a list."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return any(
+        get_origin(each) is list or (get_origin(each) is tuple and get_args(each)[-1:] == (Ellipsis,)) for each in kinds
+    )
+
+
+def _default(flag: Flag) -> str:
+    if flag.default is MISSING:
+        return "Required."
+    if flag.kind is bool:
+        return "(default: on)" if flag.default else ""
+    if flag.default in (None, "", (), {}):
+        return ""
+    value = flag.default
+    if isinstance(value, tuple | list):
+        return f"(default: {' '.join(map(str, value))})"
+    return f"(default: {json.dumps(dict(value)) if isinstance(value, Mapping) else value})"
