@@ -7,9 +7,11 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TextIO
 
 from agentenv.cli.flags import parse
+from agentenv.errors import ConfigError
 from agentenv.training.config import TrainConfig
 from agentenv.training.config_checks import check_effective, notes, validate
 from agentenv.training.flags import translate
@@ -18,7 +20,10 @@ from agentenv.training.flags import translate
 def train(args: Sequence[str]) -> int:
     """Train a model on the episodes of an agent, here or with engines on a Ray cluster."""
     config = configured(args)
-    logging.basicConfig(level=config.screen.log_level.upper(), handlers=[_OnScreen()])
+    handler = _OnScreen()
+    if config.screen.log_level == "warning":  # the screen shows one line for each kind of failure
+        handler.addFilter(lambda record: record.name != "agentenv.episode.failures")
+    logging.basicConfig(level=config.screen.log_level.upper(), handlers=[handler])
     if config.screen.log_level == "warning":  # until vLLM sets up its own logging, it warns about the machine
         logging.getLogger("vllm").setLevel(logging.ERROR)
     if config.screen.progress != "none" and os.environ.get("RANK", "0") == "0":
@@ -34,10 +39,40 @@ def configured(args: Sequence[str]) -> TrainConfig:
     Raises:
         ConfigError: a flag is wrong, or has no effect.
     """
-    config = parse(TrainConfig, "train", args, translate=partial(translate, config=TrainConfig))
+    names = partial(translate, config=TrainConfig)
+    config = parse(TrainConfig, "train", args, translate=names)
+    stored = stored_config(config) if config.resume else None
+    if stored is not None:
+        config = parse(TrainConfig, "train", args, default=stored, translate=names)
     validate(config)
     check_effective(config)
     return config
+
+
+def stored_config(config: TrainConfig) -> TrainConfig | None:
+    """Return the config of the training in --out, so that --resume needs no other flag.
+
+    None if no training has started there and the flags name one: the same command then starts it and resumes it.
+
+    Raises:
+        ConfigError: --out does not hold a training of this version, and no flag says what to train on.
+    """
+    from agentenv.runs.records.directory import CONFIG, read_config
+
+    out = Path(config.out or "")
+    if config.out is None or not (out / CONFIG).is_file():
+        if config.source:
+            return None
+        raise ConfigError(
+            f"--resume: expected the folder of a training in --out, got {config.out!r}. "
+            "Check the path, or pass the flags of a new training."
+        )
+    try:
+        return TrainConfig.from_flags(**read_config(out)["config"]["flags"])
+    except ConfigError as error:
+        raise ConfigError(
+            f"--resume: expected a training of this version in {out}, got {error} Check the path."
+        ) from error
 
 
 class _OnScreen(logging.StreamHandler[TextIO]):

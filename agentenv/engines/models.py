@@ -52,8 +52,8 @@ def _training(path: Path) -> str | None:
         if (folder / "model").is_dir():
             return None if path == folder / "model" else f"of a training run. Its model is {folder / 'model'}."
         return (
-            f"of a training run that was interrupted: {folder} has only checkpoints. Finish it with the same flags and "
-            "--resume; with --max_train_steps 1 as well, that leaves the model of the steps so far."
+            f"of a training run that was interrupted: {folder} has only checkpoints. Finish it: agentenv train "
+            f"--resume --out {folder}; --max_train_steps 1 with it leaves the model of the steps so far."
         )
     return None
 

@@ -203,6 +203,8 @@ class ScreenOptions:
     """How to show progress. `auto` is live on a terminal, else plain lines."""
     log_level: Literal["debug", "info", "warning", "error"] = "error"
     """Lowest level of log records to show on stderr."""
+    json: bool = False
+    """Print JSON lines on stdout and nothing else."""
 
 
 @dataclass(frozen=True)
@@ -213,8 +215,6 @@ class OutputOptions(ScreenOptions):
     """Run directory. Default: runs/<env>-<model>-<time>."""
     resume: bool = False
     """Continue the run in --out with its flags: keep finished episodes and run the rest."""
-    json: bool = False
-    """Print JSON lines on stdout and nothing else."""
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,8 @@ class Summary:
     error_type: str = ""
     """Class name of the exception."""
     error_message: str = ""
+    error_place: str = ""
+    """file:line of the innermost frame of the environment's own code."""
     num_turns: int = 0
     num_prompt_tokens: int = 0
     """Tokens before the first action of each segment."""
@@ -95,6 +97,7 @@ def summarize(trajectory: Trajectory) -> Summary:
         error_kind=error.kind if error else None,
         error_type=error.type if error else "",
         error_message=error.message if error else "",
+        error_place=error.place if error else "",
         num_turns=len(turns),
         num_prompt_tokens=num_prompt,
         num_action_tokens=num_actions,

@@ -32,6 +32,7 @@ from agentenv.episode.source import EnvSource, EpisodeSource
 from agentenv.errors import AgentEnvError, ConfigError, MissingDependency
 from agentenv.interop.agent_files import load_agent_func, load_reward_source
 from agentenv.runs.config import LimitOptions, RunConfig
+from agentenv.runs.display.progress import waiting
 from agentenv.runs.env_actors.source import in_actors
 from agentenv.runs.flat_config import flag_message
 from agentenv.runs.group_rewards import GroupGrader, open_grader
@@ -151,18 +152,19 @@ async def open_runner(
     async with contextlib.AsyncExitStack() as stack:
         source = await stack.enter_async_context(in_actors(job.source, config, job.tokenizer))
         if engine is None:
-            engine = await stack.enter_async_context(
-                open_engine(
-                    job.engine,
-                    job.model,
-                    job.tokenizer,
-                    base_url=config.base_url,
-                    device=config.device,
-                    dtype=config.dtype,
-                    args=job.engine_args,
-                    ray=ray_config(config),
-                )
+            opening = open_engine(
+                job.engine,
+                job.model,
+                job.tokenizer,
+                base_url=config.base_url,
+                device=config.device,
+                dtype=config.dtype,
+                args=job.engine_args,
+                ray=ray_config(config),
             )
+            is_quiet = config.output.progress == "none"
+            with waiting(f"starting {_engine_words(job)}", (lambda text: None) if is_quiet else note):
+                engine = await stack.enter_async_context(opening)
         context, max_length = getattr(engine, "max_model_len", None), job.limits.max_length
         if context is not None and context < max_length:
             raise ConfigError(
@@ -182,6 +184,13 @@ async def open_runner(
             concurrency=config.concurrency,
             policy=config.errors.policy(),
         )
+
+
+def _engine_words(job: Job) -> str:
+    """Return the name of the engine for the screen: "vLLM in Ray actors"."""
+    name = job.config.engine_backend if job.engine == "ray" else job.engine
+    words = {"hf": "transformers", "vllm_local": "vLLM", "vllm_http": "the client of the vLLM server"}.get(name, name)
+    return f"{words} in Ray actors" if job.engine == "ray" else words
 
 
 def ray_config(config: RunConfig) -> RayConfig:

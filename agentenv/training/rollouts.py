@@ -22,7 +22,6 @@ from agentenv.engines.pool import can_sleep
 from agentenv.episode.runner import EpisodeRunner, PlannedEpisode
 from agentenv.errors import ConfigError, RunStopped
 from agentenv.runs.group_rewards import GroupGrader, count_failures
-from agentenv.runs.metrics import Summary, summarize
 
 _MAX_REJECTED_BATCHES = 20
 """Training stops after this many batches of groups were rejected in a row."""
@@ -98,7 +97,7 @@ class Rollouts:
         runner: runs the episodes. Its engine must be an UpdatableEngine.
         tasks: at least one.
         options: sizes and filters.
-        on_episode: called with the Summary of each finished episode; with a grader, after its group is graded.
+        on_episode: called with each finished episode; with a grader, after its group is graded.
         grader: grades groups, for --group_reward. Neither other groups nor weight updates wait for it.
     """
 
@@ -107,7 +106,7 @@ class Rollouts:
         runner: EpisodeRunner,
         tasks: Sequence[Task],
         options: RolloutOptions,
-        on_episode: Callable[[Summary], None] = lambda summary: None,
+        on_episode: Callable[[Trajectory], None] = lambda trajectory: None,
         grader: GroupGrader | None = None,
     ) -> None:
         if not tasks:
@@ -263,7 +262,7 @@ class Rollouts:
             trajectories = await self._grader.grade(trajectories)
             count_failures(self.runner, trajectories)
             for trajectory in trajectories:
-                self._on_episode(summarize(trajectory))
+                self._on_episode(trajectory)
         # Why the group is rejected, if it is. A kept group still has its failed episodes: `algorithm/batch.py` leaves
         # them out.
         reason: str | None = None
@@ -310,7 +309,7 @@ class Rollouts:
                 self._in_flight -= 1
                 self._changed.set()
         if self._grader is None:
-            self._on_episode(summarize(records[0]))
+            self._on_episode(records[0])
         return records[0]
 
     def _over(self, task: asyncio.Task[None]) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 from agentenv._util.calls import create
 from agentenv._util.ray.cluster import ray_session
 from agentenv.core.engine import Engine
+from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
 from agentenv.engines.ray_actor import EngineBackend
 from agentenv.episode.endpoint.agent import ChatAgentSource
@@ -28,7 +29,9 @@ from agentenv.episode.source import EnvSource, EpisodeSource
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import AgentEnvError, ConfigError, DataError, EpisodeFailed, MissingDependency, RunStopped
 from agentenv.runs.config import RunConfig
+from agentenv.runs.display.progress import waiting
 from agentenv.runs.display.report import LastingStream, quiet_transformers
+from agentenv.runs.metrics import summarize
 from agentenv.runs.prepare import Job, limits_of, load_source, load_tasks, open_runner, prepare
 from agentenv.runs.shutdown import then_end, until_signal
 from agentenv.runs.watchdog import Watchdog, end_process
@@ -71,10 +74,11 @@ def train(config: TrainConfig) -> int:
     if config.screen.log_level in ("warning", "error"):
         quiet_transformers()
     stdout, stderr = cast(TextIO, LastingStream(sys.stdout)), cast(TextIO, LastingStream(sys.stderr))
-    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+    # What environments print must not end up between the JSON lines.
+    with contextlib.redirect_stdout(stderr if config.screen.json else stdout), contextlib.redirect_stderr(stderr):
 
         def lead(rank_group: RankGroup | None) -> int:
-            return asyncio.run(then_end(_train(config, rank_group), stdout))
+            return asyncio.run(then_end(_train(config, rank_group, stdout), stdout))
 
         if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["WORLD_SIZE"] == "1":
             return lead(None)
@@ -106,12 +110,12 @@ class TrainJob:
         return config.max_train_steps or math.ceil(config.num_episodes * num_tasks / config.rollout_batch_size)
 
 
-async def _train(config: TrainConfig, rank_group: RankGroup | None) -> int:
+async def _train(config: TrainConfig, rank_group: RankGroup | None, stdout: TextIO) -> int:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C ends imports and loads immediately
     job = await prepare_training(config, rank_group)
     config, num_tasks = job.config, len(job.episodes.tasks)
-    screen = TrainScreen(config)
+    screen = TrainScreen(config, stdout=stdout)
     resolved = {name: job.episodes.digests[name] for name in ("tasks", "template")}
     with open_records(config, job.out, resolved, screen.note) as records:
         flags = job.episodes.config
@@ -124,8 +128,7 @@ async def _train(config: TrainConfig, rank_group: RankGroup | None) -> int:
             "engine": f"{flags.engine_backend} in {'Ray actors' if flags.engine == 'ray' else 'this process'}",
             "out": str(job.out),
         }
-        for name, value in facts.items():
-            screen.note(f"{name:9} {value}")
+        screen.launch(facts, config.to_dict())
         if config.rollout_batch_size > num_tasks:
             many = f"--rollout_batch_size {config.rollout_batch_size} with {num_tasks} tasks"
             screen.note(f"note: {many}: a train step uses some tasks more than once")
@@ -278,7 +281,8 @@ async def _build_loop(
 
         device = gpus[0] if gpus else None
         make_learner = partial(NewLearner, config, model, num_train_steps=num_steps, device=device)
-    learner = await asyncio.to_thread(make_learner)
+    with waiting("loading the learner", screen.note):
+        learner = await asyncio.to_thread(make_learner)
     learner.failed_batch_path = job.out / "failed-batch.pt"
 
     def runner(temperature: float, seed: int, engine: Engine) -> EpisodeRunner:
@@ -304,7 +308,13 @@ async def _build_loop(
         seed=config.seed,
     )
     sampling = runner(config.temperature, config.seed, FixedSamplingEngine(opened.setup.engine, config.sampling))
-    rollouts = Rollouts(sampling, job.episodes.tasks, options, screen.episode, job.episodes.grader)
+
+    def on_episode(trajectory: Trajectory) -> None:
+        if screen.episode(summarize(trajectory)):  # no step may train on it: keep it for `agentenv show --failed`
+            with contextlib.suppress(DataError):  # no record can hold it
+                records.samples.append(trajectory)
+
+    rollouts = Rollouts(sampling, job.episodes.tasks, options, on_episode, job.episodes.grader)
     loop = Loop(
         config, learner=learner, rollouts=rollouts, evaluation=evaluation, records=records, screen=screen,
         num_steps=num_steps, layout="module" if job.episodes.config.engine_backend == "hf" else "checkpoint",
@@ -337,8 +347,8 @@ async def _run(job: TrainJob, loop: Loop) -> int:
         screen.stop()
         is_cut = bool(signals) and loop.step < loop.num_steps
         if is_cut:  # before the plot, because another signal during it would end the process
-            again = f"agentenv train … --out {shlex.quote(str(job.out))} --resume"
-            screen.note(f"interrupted after step {loop.step} of {loop.num_steps}. Resume with the same flags: {again}")
+            again = f"agentenv train --resume --out {shlex.quote(str(job.out))}"
+            screen.note(f"interrupted after step {loop.step} of {loop.num_steps}. Resume with: {again}")
         await rollouts.close()
         try:
             draw(loop.records.folder)

@@ -70,7 +70,7 @@ def test_a_signal_finishes_the_step_saves_it_and_says_how_to_continue(place, num
         said = running.stderr
     assert "Traceback" not in said
     done = steps(place)[-1]
-    assert f"interrupted after step {done} of 1000000. Resume with the same flags" in said
+    assert f"interrupted after step {done} of 1000000. Resume with: agentenv train --resume" in said
     assert saved(place) == [done], "what is told is saved"
     assert not (place / "out/model").exists(), "a model is what a training ends with"
     goes_on(place, "--async_train")

@@ -41,7 +41,14 @@ def make_tasks(labels):
 
 
 def make_rollouts(
-    tasks, *, script=("x",), latency_s=0.0, on_episode=lambda summary: None, max_error_share=1.0, grader=None, **options
+    tasks,
+    *,
+    script=("x",),
+    latency_s=0.0,
+    on_episode=lambda trajectory: None,
+    max_error_share=1.0,
+    grader=None,
+    **options,
 ):
     tokenizer = CharTokenizer()
     engine = ScriptedEngine(script, tokenizer, latency_s=latency_s)
@@ -247,7 +254,7 @@ async def test_every_episode_is_reported_once():
     rollouts = make_rollouts(make_tasks("xxxx"), on_episode=told.append)
     await rollouts.take()
     await rollouts.close()
-    assert sorted(Counter(summary.group_id for summary in told).values()) == [2, 2]
+    assert sorted(Counter(each.group_id for each in told).values()) == [2, 2]
 
 
 async def test_a_group_whose_sampling_failed_is_sampled_again_after_a_resume():
@@ -365,18 +372,18 @@ def rewards_of(groups):
 
 def grading(labels, **options):
     compares, flags = Compares(), GroupOptions("a judge", group_timeout_s=options.pop("group_timeout_s", 300.0))
-    summaries = []
+    shown = []
     rollouts = make_rollouts(
-        make_tasks(labels), grader=GroupGrader(compares, flags, CharTokenizer()), on_episode=summaries.append, **options
+        make_tasks(labels), grader=GroupGrader(compares, flags, CharTokenizer()), on_episode=shown.append, **options
     )
-    return rollouts, compares, summaries
+    return rollouts, compares, shown
 
 
 async def test_groups_are_taken_with_their_reward_and_every_episode_is_shown_with_it():
-    rollouts, compares, summaries = grading(["x1", "x2", "y3"], batch_groups=3)
+    rollouts, compares, shown = grading(["x1", "x2", "y3"], batch_groups=3)
     assert sorted(rewards_of(await rollouts.take())) == [10.0] * 2 + [11.0] * 4
     assert compares.graded == Counter(x1=2, x2=2, y3=2)
-    assert sorted(summary.reward for summary in summaries) == [10.0] * 2 + [11.0] * 4
+    assert sorted(each.reward for each in shown) == [10.0] * 2 + [11.0] * 4
     await rollouts.close()
 
 
@@ -408,9 +415,9 @@ async def test_a_batch_of_other_groups_does_not_wait_for_a_hanging_grader_even_w
 
 
 async def test_a_group_whose_grader_failed_or_took_too_long_is_rejected_and_another_one_sampled():
-    rollouts, _, summaries = grading(["hangs", "fails", "x", "x"], batch_groups=2, num_batches=1, group_timeout_s=0.05)
+    rollouts, _, shown = grading(["hangs", "fails", "x", "x"], batch_groups=2, num_batches=1, group_timeout_s=0.05)
     assert rewards_of(await rollouts.take()) == [11.0] * 4
-    assert rollouts.rejected == Counter(failed=sum(summary.error_type == "GroupFailed" for summary in summaries) // 2)
+    assert rollouts.rejected == Counter(failed=sum(each.error is not None for each in shown) // 2)
     assert rollouts.runner.num_failed == 2 * rollouts.rejected["failed"]
     await rollouts.close()
 

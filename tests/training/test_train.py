@@ -431,6 +431,33 @@ def test_load_checkpoint_where_there_is_none_begins_a_training(place):
 
 
 @pytest.mark.long
+def test_a_training_resumes_with_no_flag_but_its_folder_and_other_flags_change_it(place, capfd):
+    named = flags("--save_steps", 1, "--chat_template_kwargs", "{}", "--advantage_estimator", "rloo")
+    assert command([*named, "--max_train_steps", 4, "--out", "whole"]) == 0
+    assert command([*named, "--max_train_steps", 2]) == 0
+    resume = ["train", "--resume", "--out", "out"]
+    assert command([*resume, "--max_train_steps", 3]) == 0
+    assert "changed on resume, from step 3 on: --max_train_steps 2 → 3\n" in capfd.readouterr().err
+    assert command(["train", "--load_checkpoint", "--save_path", "out", "--max_train_steps", 4]) == 0  # OpenRLHF's
+    assert without_times(place / "out") == without_times(place / "whole")
+    assert command([*resume, "--n", 2]) == 2
+    assert "n was 4, is now 2" in capfd.readouterr().err
+
+
+@pytest.mark.long
+def test_resuming_without_a_training_or_from_a_run_is_one_line(place, capfd):
+    resume = ["train", "--resume", "--out"]
+    assert command([*resume, "nothing"]) == 2
+    said = capfd.readouterr().err
+    assert "--resume: expected the folder of a training in --out, got 'nothing'." in said
+    run = ["run", "--env", "env.py:Letters", "--data", "tasks.jsonl", "--model", tiny_model(), "--engine", "hf"]
+    assert command([*run, "--max_tokens", 2, "--limit", 1, "--out", "run"]) == 0
+    capfd.readouterr()
+    assert command([*resume, "run"]) == 2
+    assert "--resume: expected a training of this version in run, got" in capfd.readouterr().err
+
+
+@pytest.mark.long
 def test_load_checkpoint_of_a_training_that_is_done_changes_nothing(place):
     assert command(flags()) == 0
     before = without_times(place / "out"), weights_of(place / "out/model")
@@ -524,7 +551,7 @@ def test_ctrl_c_is_reported_with_how_to_continue_before_the_plots_which_a_second
     assert command(flags("--max_train_steps", 5000)) == 130
     thread.join()
     said = capfd.readouterr().err
-    assert "Resume with the same flags: agentenv train … --out out --resume" in said
+    assert "Resume with: agentenv train --resume --out out" in said
     assert said.index("interrupted after step") < said.index("pip install matplotlib")
 
 
@@ -538,12 +565,12 @@ def test_a_model_that_an_interrupted_training_has_not_left_yet_is_answered_with_
     for model in ("out/model", "out", "out/checkpoints/step-00000001"):
         assert command([*run, model]) == 2
         said = capfd.readouterr().err
-        assert "out has only checkpoints. Finish it with the same flags and --resume" in said
+        assert "out has only checkpoints. Finish it: agentenv train --resume --out out;" in said
     assert command([*run, "no/such/folder"]) == 2
     assert "got 'no/such/folder': the folder does not exist." in capfd.readouterr().err
     assert command(["tokens", "replay", "out"]) == 2
     assert "out: expected a run of `agentenv run`, got a training run, whose weights changed." in capfd.readouterr().err
-    assert command(flags("--max_train_steps", 1, "--resume")) == 0
+    assert command(["train", "--resume", "--out", "out", "--max_train_steps", 1]) == 0
     assert (place / "out/model").is_dir()  # as the message says
 
 
@@ -553,6 +580,55 @@ def test_more_prompts_a_step_than_there_are_tasks_are_noted(place, capfd):
     assert "--rollout_batch_size 2 with 1 tasks: a train step uses some tasks more than once" in capfd.readouterr().err
     assert command(flags("--max_train_steps", 1, "--limit", 2, out="other")) == 0
     assert "more than once" not in capfd.readouterr().err
+
+
+# --- failures, JSON -----------------------------------------------------------------------------------------------
+
+FAILS = """
+from agentenv import AgentInstance, StepResult
+
+
+class Fails(AgentInstance):
+    def __init__(self):
+        print("an environment prints")
+
+    async def step(self, states):
+        if int(states["label"]) % 2:
+            raise KeyError("no such key")
+        share = sum(each.islower() for each in states["action_text"]) / 99
+        return StepResult(reward=share, terminated=True)
+"""
+
+
+@pytest.mark.long
+def test_failed_episodes_are_one_line_for_each_kind_with_its_place_and_one_of_each_is_kept(place, capfd, monkeypatch):
+    monkeypatch.setattr(logging.root, "handlers", [])  # as in a process that is not pytest's
+    (place / "fails.py").write_text(FAILS)
+    rows(place, [str(each) for each in range(8)])
+    assert command(flags("--max_error_share", 1, "--max_train_steps", 4, env="fails.py:Fails")) == 0
+    said = capfd.readouterr().err
+    (line,) = [each for each in said.splitlines() if "KeyError" in each]
+    assert line.endswith(f"failed (env): KeyError: 'no such key' ({place / 'fails.py'}:11)")
+    assert "WARNING" not in said
+    assert sum(each.error is not None for each in read_trajectories(place / "out")) == 1
+
+
+@pytest.mark.long
+def test_json_prints_json_lines_on_stdout_and_nothing_else(place, capfd):
+    (place / "fails.py").write_text(FAILS)
+    rows(place, ["0", "2", "4", "1"])
+    argv = flags("--json", "--max_error_share", 1, "--actor_learning_rate", 1e-16, env="fails.py:Fails")
+    assert command(argv) == 0
+    out, err = capfd.readouterr()
+    events = [json.loads(line) for line in out.splitlines()]
+    assert [each["event"] for each in events] == ["launch", "step", "warning", "step", "step", "done"]
+    launch, step, warning, *_, done = events
+    assert launch["config"]["n"] == 4
+    assert {**step, "warnings": ["learning_rate"]} == {"event": "step", **read_metrics(place / "out")[0]}
+    assert (warning["step"], warning["name"], warning["show"]) == (1, "learning_rate", "agentenv show out --worst 3")
+    assert done["model"] == "out/model"
+    assert "an environment prints" in err
+    assert "step 1/3" not in err
 
 
 # --- wrong flags -----------------------------------------------------------------------------------------------------

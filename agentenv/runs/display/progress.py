@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -17,6 +19,7 @@ from rich.text import Text
 from agentenv.runs.metrics import Summary, Tally
 
 _LINE_EVERY_S = 5.0
+_WAIT_LINE_S = 10.0
 
 
 class Stats:
@@ -135,6 +138,24 @@ class LiveProgress(Progress):
         bar = ProgressBar(total=max(facts["total"], 1), completed=facts["done"], width=24)
         grid.add_row(bar, Text(describe(facts)))
         return grid
+
+
+@contextmanager
+def waiting(what: str, note: Callable[[str], None]) -> Iterator[None]:
+    """Note every 10 s how long `what` has taken, also while it blocks the event loop."""
+    began, is_over = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        while not is_over.wait(_WAIT_LINE_S):
+            note(f"{what}, {time.monotonic() - began:.0f} s")
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def describe(facts: Mapping[str, Any]) -> str:

@@ -15,7 +15,26 @@ from rich.text import Text
 from agentenv._util.estimates import Estimate
 from agentenv.runs.config import RunConfig
 from agentenv.runs.display.progress import clock
-from agentenv.runs.metrics import Metrics
+from agentenv.runs.metrics import Metrics, Summary
+
+_ERROR_CHARS = 500
+
+
+class FailureKinds:
+    """Describes the first failed episode of each kind: the others would repeat its line."""
+
+    def __init__(self) -> None:
+        self._known: set[tuple[str, str]] = set()
+
+    def first(self, summary: Summary) -> str:
+        """Return a line about the episode if it failed, and is the first with this error at this place; else ""."""
+        kind = summary.error_type, summary.error_place
+        if summary.error_kind is None or kind in self._known:
+            return ""
+        self._known.add(kind)
+        message = " ".join(summary.error_message.split())[:_ERROR_CHARS]
+        place = f" ({summary.error_place})" if summary.error_place else ""
+        return f"{summary.episode_id} failed ({summary.error_kind}): {summary.error_type}: {message}{place}"
 
 
 def header(config: RunConfig, facts: Mapping[str, str]) -> Table:

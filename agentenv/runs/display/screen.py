@@ -14,13 +14,11 @@ from agentenv._util.jsonable import jsonable
 from agentenv.core.trajectory import Trajectory
 from agentenv.runs.config import RunConfig
 from agentenv.runs.display.progress import JSONProgress, LiveProgress, PlainProgress, Progress, Stats
-from agentenv.runs.display.report import final_table, header, wide_console
+from agentenv.runs.display.report import FailureKinds, final_table, header, wide_console
 from agentenv.runs.metrics import Metrics, Summary, Tally, summarize
 from agentenv.runs.prepare import Job
 from agentenv.runs.records.async_writer import Outbox
 from agentenv.runs.records.directory import METRICS
-
-_ERROR_CHARS = 500
 
 
 class RunScreen:
@@ -38,7 +36,7 @@ class RunScreen:
         self.tally = outbox.writer.tally if outbox else Tally(config.n, pass_score=job.config.pass_score)
         self.console, self.notes = wide_console(), wide_console(stderr=True)
         self._session = Tally(config.n)
-        self._shown_errors: set[str] = set()  # one failure of each type is shown when it happens
+        self._failures = FailureKinds()
         self.progress: Progress
         stats, mode = Stats(self.num_tasks * config.n, self.tally), config.output.progress
         if config.output.json:
@@ -100,12 +98,9 @@ class RunScreen:
     def _show(self, summary: Summary) -> None:
         self._session.add(summary)
         self.progress.update(summary)
-        if summary.error_kind is None or summary.error_type in self._shown_errors:
-            return
-        self._shown_errors.add(summary.error_type)
-        if self.config.output.progress != "none" or self.outbox:
-            message = " ".join(summary.error_message.split())[:_ERROR_CHARS]
-            self.note(f"{summary.episode_id} failed ({summary.error_kind}): {summary.error_type}: {message}")
+        line = self._failures.first(summary)
+        if line and (self.config.output.progress != "none" or self.outbox):
+            self.note(line)
 
     def note(self, text: str) -> None:
         """Show a line on stderr; stdout stays clean."""

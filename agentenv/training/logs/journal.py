@@ -95,7 +95,7 @@ class Journal:
                 f"{len(numbers)} numbers. Log every step once, in order."
             )
         start = self._size
-        last: dict[str, Any] = {"step": step, **{key: _number(value) for key, value in numbers.items()}}
+        last: dict[str, Any] = {"step": step, **finite(numbers)}
         if warnings:
             last["warnings"] = list(warnings)
         try:
@@ -128,7 +128,7 @@ class Journal:
         Raises:
             RunStopped: the disk is full or fails; the old line is complete.
         """
-        last = self._last | {key: _number(value) for key, value in numbers.items()}
+        last = self._last | finite(numbers)
         temporary = self.path.with_name(f".{METRICS}.tmp")
         try:
             content = self.path.read_bytes()[: self._start] + _line(last)
@@ -199,6 +199,11 @@ class Journal:
 
 def _line(row: Mapping[str, Any]) -> bytes:
     return json.dumps(row, allow_nan=False).encode() + b"\n"
+
+
+def finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
+    """Return the numbers for JSON: those that are not finite become None."""
+    return {key: _number(value) for key, value in numbers.items()}
 
 
 def _number(value: float | None) -> float | None:

@@ -24,7 +24,7 @@ FIXED_ON_RESUME = (
     "advantage_estimator", "lora_rank", "lora_alpha", "target_modules",
 )  # fmt: skip
 """Flags that must not change when a training run is resumed."""
-UNREPORTED = ("resume", "out", "progress", "log_level")
+UNREPORTED = ("resume", "out", "progress", "log_level", "json")
 """Flags whose change is not reported, because they do not affect learning."""
 
 

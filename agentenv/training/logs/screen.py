@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -16,9 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from agentenv.runs.display.progress import clock
-from agentenv.runs.display.report import wide_console
+from agentenv.runs.display.report import FailureKinds, wide_console
 from agentenv.runs.metrics import Summary
 from agentenv.training.config import TrainConfig
+from agentenv.training.logs.journal import finite
 from agentenv.training.logs.step_warnings import StepWarning
 
 _ETA_STEPS = 8
@@ -43,12 +46,17 @@ class TrainScreen:
     Args:
         config: the flags.
         console: console to write to; None means stderr.
+        stdout: stream for the JSON lines of --json; None means sys.stdout.
     """
 
-    def __init__(self, config: TrainConfig, *, console: Console | None = None) -> None:
+    def __init__(self, config: TrainConfig, *, console: Console | None = None, stdout: TextIO | None = None) -> None:
+        self._json = (stdout or sys.stdout) if config.screen.json else None
         self.console = console if console is not None else wide_console(stderr=True)
         is_live = self.console.is_terminal and not self.console.is_dumb_terminal
         self.mode = ("live" if is_live else "plain") if config.screen.progress == "auto" else config.screen.progress
+        if self._json is not None and self.mode == "live":
+            self.mode = "plain"
+        self._failures = FailureKinds()
         self._num_samples = config.num_samples
         self._live: Live | None = None
         self._num_steps = self._step = 0
@@ -64,13 +72,24 @@ class TrainScreen:
             self._live = Live(console=self.console, refresh_per_second=4, get_renderable=self._draw, transient=True)
             self._live.start()
 
-    def episode(self, summary: Summary) -> None:
-        """Count a finished episode. Counts restart with each train step."""
+    def launch(self, facts: Mapping[str, str], flags: Mapping[str, Any]) -> None:
+        """Show what is about to run: `facts` on the screen, with all `flags` in JSON."""
+        if self._json is not None:
+            self._event("launch", {**facts, "config": flags})
+            return
+        for name, value in facts.items():
+            self.note(f"{name:9} {value}")
+
+    def episode(self, summary: Summary) -> bool:
+        """Count a finished episode; counts restart with each train step. Return True if it failed as none before."""
         self._num_ended += 1
         self._num_failed += summary.error_kind is not None
         value = summary.score if summary.score is not None else summary.reward
         if value is not None:
             self._num_scores, self._scores = self._num_scores + 1, self._scores + value
+        if line := self._failures.first(summary):
+            self.note(line)
+        return bool(line)
 
     def step(self, step: int, numbers: Mapping[str, float]) -> None:
         """Show a finished train step with its numbers."""
@@ -79,6 +98,9 @@ class TrainScreen:
         self._ends_s = [*(self._ends_s[-_ETA_STEPS:] if step else ()), time.monotonic()]
         self._num_ended = self._num_failed = self._num_scores = 0
         self._scores = 0.0
+        if self._json is not None:
+            self._event("step", {"step": step, **finite(numbers)})
+            return
         seconds, num, left = self._ends_s[-1] - self._ends_s[0], len(self._ends_s) - 1, self._num_steps - step
         eta = f"ETA {clock(left * seconds / num)}" if left > 0 and num else ""
         self.note(" · ".join(filter(None, (self._head(step), describe(numbers), eta))))
@@ -86,6 +108,9 @@ class TrainScreen:
     def warn(self, step: int, warning: StepWarning, folder: Path) -> None:
         """Show a warning about a train step, with the command that shows its episodes."""
         show = f"agentenv show {shlex.quote(str(folder))} {warning.show}"
+        if self._json is not None:
+            self._event("warning", {"step": step, "name": warning.name, "text": warning.text, "show": show})
+            return
         self.note(f"warning: step {step}: {warning.text}. Episodes: {show}")
 
     def note(self, text: str) -> None:
@@ -102,8 +127,15 @@ class TrainScreen:
     def final(self, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, str]) -> None:
         """Stop, and show a table with the results from metrics.jsonl and a row for each other fact."""
         self.stop()
-        if self.mode != "none":
+        if self._json is not None:
+            self._event("done", facts)
+        elif self.mode != "none":
             self.console.print(final_table({**results(rows), **facts}))
+
+    def _event(self, name: str, facts: Mapping[str, Any]) -> None:
+        assert self._json is not None
+        self._json.write(json.dumps({"event": name, **facts}) + "\n")
+        self._json.flush()
 
     def _head(self, step: int) -> str:
         return f"step {step:>{len(str(self._num_steps))}}/{self._num_steps}"
@@ -126,6 +158,8 @@ def describe(numbers: Mapping[str, float]) -> str:
     parts = [f"{name} {numbers[key]:{form}}" for name, key, form in _PARTS if key in numbers]
     if "eval/score" in numbers:
         parts.insert(0, f"held-out score {numbers['eval/score']:.3f}")
+    if num := numbers.get("rollout/num_failed"):
+        parts.append(f"failed {num:.0f}")
     if "throughput/samples_per_s" in numbers:
         parts.append(f"{numbers['throughput/samples_per_s']:.1f} samples/s")
     seconds = [

@@ -20,7 +20,7 @@ _MAX_KL = 1.0
 """Nats per token. At this divergence the policy samples its tokens e times as often as the reference."""
 _MAX_LOGPROB_DIFF = 0.1
 """Nats per token. bfloat16 and different kernels cause about 0.01."""
-_MIN_ENTROPY = 0.005
+_MIN_ENTROPY = 0.002
 """Nats per token. Sampling then repeats nearly always the same tokens."""
 _MIN_LEARNING_RATE = 1e-10
 """Adam changes a weight by about the learning rate, and float32 weights of 0.01 have steps of 1e-9."""

@@ -1,0 +1,55 @@
+"""What a run shows beside its progress: one line for each kind of failure, and how long a start has taken."""
+
+import time
+
+import pytest
+
+from agentenv.runs.display import progress
+from agentenv.runs.display.report import FailureKinds
+from agentenv.runs.metrics import Summary
+
+
+def failed(name="a/0", *, kind="env", error="KeyError", message="'x'", place="env.py:12"):
+    return Summary(name, "a", error_kind=kind, error_type=error, error_message=message, error_place=place)
+
+
+def test_the_first_episode_of_a_kind_is_a_line_with_its_place():
+    kinds = FailureKinds()
+    assert kinds.first(failed()) == "a/0 failed (env): KeyError: 'x' (env.py:12)"
+    assert kinds.first(failed("b/1", message="'y'")) == ""
+    assert kinds.first(failed(place="env.py:40")) != ""
+    assert kinds.first(failed(error="ValueError")) != ""
+    assert kinds.first(Summary("c/0", "c", reward=1.0)) == ""
+
+
+def test_a_long_message_is_cut_and_an_error_without_a_place_has_none():
+    line = FailureKinds().first(failed(kind="infra", error="EngineError", message="lost\n" + "x" * 900, place=""))
+    assert line.startswith("a/0 failed (infra): EngineError: lost xxx")
+    assert line.endswith("x")
+    assert len(line) < 600
+
+
+@pytest.fixture
+def every_moment(monkeypatch):
+    monkeypatch.setattr(progress, "_WAIT_LINE_S", 0.01)
+
+
+def test_a_start_that_takes_long_is_told_again_and_again_even_while_it_blocks(every_moment):
+    told = []
+    with progress.waiting("starting vLLM", told.append):
+        deadline = time.monotonic() + 60
+        while len(told) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert told[:2] == ["starting vLLM, 0 s"] * 2
+    num = len(told)
+    time.sleep(0.05)
+    assert len(told) == num, "nothing after the end"
+
+
+def test_a_start_that_fails_is_told_no_longer(every_moment):
+    told = []
+    with pytest.raises(ValueError, match="broken"), progress.waiting("starting vLLM", told.append):
+        raise ValueError("broken")
+    num = len(told)
+    time.sleep(0.05)
+    assert len(told) == num
