@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from agentenv.episode.registry import load_env
     from agentenv.interop.openrlhf.executor import AgentExecutor
     from agentenv.runs.records.directory import read_trajectories
-    from agentenv.runs.rollout import Run, arollout, rollout
+    from agentenv.runs.rollout import Run, arollout, load_run, rollout
 
 __all__ = [
     "AgentExecutor",
@@ -67,6 +67,7 @@ __all__ = [
     "arollout",
     "errors",
     "load_env",
+    "load_run",
     "read_trajectories",
     "rollout",
     "run_episode",
@@ -84,7 +85,7 @@ __getattr__ = lazy_names(
         "errors": "agentenv.errors",
         "load_env": "agentenv.episode.registry",
         "read_trajectories": "agentenv.runs.records.directory",
-        **dict.fromkeys(("Run", "arollout", "rollout"), "agentenv.runs.rollout"),
+        **dict.fromkeys(("Run", "arollout", "load_run", "rollout"), "agentenv.runs.rollout"),
         "run_episode": "agentenv.episode.loop",
     },
 )

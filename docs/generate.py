@@ -28,6 +28,7 @@ COMMANDS = {
     "new": "NewConfig",
     "play": "PlayConfig",
     "show": "ShowRunConfig",
+    "export": "ExportConfig",
     "tokens certify": "CertifyConfig",
     "tokens show": "ShowConfig",
     "tokens diff": "DiffConfig",

@@ -15,6 +15,7 @@ from agentenv.cli.audit import audit
 from agentenv.cli.check import CheckConfig, check
 from agentenv.cli.config import config
 from agentenv.cli.doctor import DoctorConfig, doctor
+from agentenv.cli.export import ExportConfig, export
 from agentenv.cli.flags import Commands, subcommand
 from agentenv.cli.launch import launch
 from agentenv.cli.list import ListConfig, list_installed
@@ -39,6 +40,7 @@ COMMANDS: Commands = {
     "new": (new, new),
     "play": (play, play),
     "show": (ShowRunConfig, show),
+    "export": (ExportConfig, export),
     "tokens": (tokens, tokens),
     "rm": (rm, rm),
     "sandbox": (sandbox, sandbox),

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -53,7 +52,7 @@ def show(args: Sequence[str]) -> int:
     config = parse(ShowRunConfig, "show", args)
     from agentenv.core.trajectory import Trajectory
     from agentenv.runs.display.conversation import conversation
-    from agentenv.runs.records.directory import ReadReport, read_config
+    from agentenv.runs.records.directory import ReadReport, check_run
     from agentenv.runs.records.filters import parse_filter
     from agentenv.runs.records.selection import Selection, select
     from agentenv.runs.tokens.view import load_episode
@@ -71,6 +70,7 @@ def show(args: Sequence[str]) -> int:
     selection = Selection(config.failed, config.task, where, grep, config.worst, config.best)
     if config.episode is not None and selection != Selection():
         raise ConfigError(f"--episode: expected no other condition, got {shlex.join(args)}. Leave the others out.")
+    check_run(config.run)
     report, is_empty = ReadReport(), True
     with _paged_console() as console:
         chosen: Iterable[Trajectory] = select(config.run, selection, report=report)
@@ -81,12 +81,17 @@ def show(args: Sequence[str]) -> int:
             is_empty = False
     if is_empty:
         found = report.num_lines - report.num_superseded
-        if not found and Path(config.run).is_dir():
-            read_config(config.run)  # its error names a folder that holds no run
         sys.stderr.write(f"agentenv show: none of the {found} episodes of {config.run} is shown\n")
     if report.damage:
         sys.stderr.write(f"agentenv: {config.run}: {report.damage}\n")
     return int(bool(report.damage))
+
+
+class _PagerConsole(Console):
+    """A console that tells that its reader quit, where rich ends the process."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
 
 
 @contextlib.contextmanager
@@ -106,6 +111,6 @@ def _paged_console() -> Iterator[Console]:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the pager
     try:
         with contextlib.suppress(BrokenPipeError), pager:  # the reader quit
-            yield Console(file=pager.stdin, force_terminal=True, highlight=False, width=console.width)
+            yield _PagerConsole(file=pager.stdin, force_terminal=True, highlight=False, width=console.width)
     finally:
         signal.signal(signal.SIGINT, before)

@@ -1,10 +1,11 @@
-"""`agentenv.rollout`: run episodes from Python, with the flags of `agentenv run` as keyword arguments."""
+"""`agentenv.rollout`: run episodes from Python, with the flags of `agentenv run`; `agentenv.load_run`: read a run."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,10 @@ from agentenv.errors import MissingDependency
 from agentenv.runs.config import RunConfig
 from agentenv.runs.display.report import quiet_transformers
 from agentenv.runs.display.screen import RunScreen
-from agentenv.runs.metrics import Metrics
+from agentenv.runs.metrics import Metrics, aggregate, summarize
 from agentenv.runs.prepare import open_runner, prepare
 from agentenv.runs.records.async_writer import Outbox
-from agentenv.runs.records.directory import ReadReport, read_trajectories
+from agentenv.runs.records.directory import ReadReport, read_config, read_trajectories
 from agentenv.runs.records.tables import episode_row, turn_rows
 from agentenv.runs.run import open_run, report_changed_files, run_missing
 
@@ -193,6 +194,26 @@ async def arollout(
         runner.check_error_share()
     order = [each.episode_id for each in plan(job.tasks, config.n)]
     return Run(tuple(trajectories[key] for key in order if key in trajectories), metrics, out)
+
+
+def load_run(path: str | Path) -> Run:
+    """Return the episodes of a run directory, of `run` or `train`, in the order of the record.
+
+    All of them are in memory; `read_trajectories` yields one at a time. The metrics are those of these episodes; a
+    record does not have the run's wall time.
+
+    Raises:
+        ConfigError: there is no run.
+        DataError: the record has another schema.
+    """
+    flags = read_config(path)["config"].get("flags") or {}
+    trajectories = tuple(read_trajectories(path))
+    sizes = Counter(each.group_id for each in trajectories)
+    metrics = aggregate(
+        map(summarize, trajectories), num_tasks=len(sizes), num_samples=max(sizes.values(), default=1), wall_s=0.0,
+        pass_score=flags.get("pass_score"),
+    )  # fmt: skip
+    return Run(trajectories, metrics, Path(path))
 
 
 def _data_frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:

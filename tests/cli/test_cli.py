@@ -218,7 +218,7 @@ def test_help_names_every_command(argv, capsys):
     assert command(argv) == 0
     captured = capsys.readouterr()
     assert re.findall(r"^  (\w+)", captured.out, re.MULTILINE) == [
-        "run", "train", "list", "doctor", "check", "audit", "new", "play", "show", "tokens", "rm", "sandbox",
+        "run", "train", "list", "doctor", "check", "audit", "new", "play", "show", "export", "tokens", "rm", "sandbox",
         "launch", "config",
     ]  # fmt: skip
     assert captured.err == ""

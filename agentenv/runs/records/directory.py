@@ -103,6 +103,12 @@ def read_trajectories(path: str | Path, *, report: ReadReport | None = None) -> 
             yield trajectory
 
 
+def check_run(path: str | Path) -> None:
+    """Raise ConfigError if a path is neither a run directory nor a file."""
+    if not Path(path).is_file() and not (Path(path) / TRAJECTORIES).exists():
+        read_config(path)
+
+
 def _scan(file: BinaryIO, report: ReadReport) -> dict[bytes, int]:
     # Return the offsets of the lines that count, by id. A second pass then needs only one line in memory.
     best: dict[bytes, tuple[bool, int]] = {}  # has not failed, offset

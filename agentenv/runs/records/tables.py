@@ -53,6 +53,12 @@ TURN_COLUMNS = {
 }
 """Columns of turns and their meaning; `info.KEY` follows for each key of `StepResult.info`."""
 
+INTEGERS = frozenset(
+    ["num_turns", "num_tokens", "num_action_tokens", "policy_version", "attempt", "seed", "turn_index"]
+)
+FLOATS = frozenset(["reward", "score", "generate_s", "step_s"])
+"""Columns of numbers; the others are text, and `info.KEY` is a float where all its values are numbers."""
+
 
 def episode_row(trajectory: Trajectory) -> Row:
     """Return the row of an episode: `EPISODE_COLUMNS`, then `info.KEY`."""

@@ -1,0 +1,57 @@
+"""`agentenv export`: the tables of a run, or the records of a trainer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from agentenv.cli.flags import parse
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Write a run as flat tables of episodes and turns, or as the training records of another framework."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run directory, of `run` or `train`."""
+    to: Literal[
+        "parquet", "csv", "jsonl", "hf", "verl", "trl", "verifiers", "skyrl", "areal", "slime", "nemo_rl",
+    ]  # fmt: skip
+    """`parquet`, `csv`, `jsonl` and `hf` (folders that `datasets.load_from_disk` reads) are tables: `episodes` and
+    `turns`. The others are JSON lines for a trainer."""
+    out: str | None = None
+    """Folder for the files, which replace those of an earlier export. Default: RUN/export."""
+    tokenizer: str | None = None
+    """Folder or Hugging Face id of the tokenizer, for formats that need text of tokens. Default: the run's."""
+
+
+def export(args: Sequence[str]) -> int:
+    """Write a run as flat tables of episodes and turns, or as the training records of another framework."""
+    config = parse(ExportConfig, "export", args)
+    from agentenv.runs.records.directory import ReadReport
+    from agentenv.runs.records.export import export as export_run
+
+    run, report = Path(config.run), ReadReport()
+
+    def decode() -> Callable[[Sequence[int]], str]:
+        from agentenv.chat.chat import Chat
+        from agentenv.runs.display.report import quiet_transformers
+        from agentenv.runs.tokens.view import load_run_tokenizer
+
+        quiet_transformers()
+        return Chat(load_run_tokenizer(run, config.tokenizer)[0]).decode
+
+    folder = Path(config.out) if config.out else (run if run.is_dir() else run.parent) / "export"
+    exported = export_run(run, config.to, folder, decode=decode, report=report)
+    for path, num in exported.num_rows.items():
+        sys.stdout.write(f"{path}: {num} rows\n")
+    if exported.num_left_out:
+        sys.stderr.write(f"agentenv export: {exported.num_left_out} episodes without a reward are left out\n")
+    if report.damage:
+        sys.stderr.write(f"agentenv: {config.run}: {report.damage}\n")
+    return int(bool(report.damage))

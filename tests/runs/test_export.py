@@ -1,0 +1,192 @@
+"""Exports: the tables are those of Run, whatever the format, and the records are those of interop."""
+
+import csv
+import importlib
+import json
+import subprocess
+import sys
+from typing import get_args, get_type_hints
+
+import pytest
+
+from agentenv import load_run, read_trajectories
+from agentenv.cli.export import ExportConfig
+from agentenv.core.trajectory import EpisodeError, Trajectory
+from agentenv.core.types import Completion, StepResult, StopReason, Task
+from agentenv.errors import ConfigError, DataError
+from agentenv.runs.records import export as module
+from agentenv.runs.records.directory import RunWriter
+from agentenv.runs.records.export import TableFormat, TrainerFormat, export
+from agentenv.runs.records.tables import EPISODE_COLUMNS, FLOATS, INTEGERS, TURN_COLUMNS
+from tests.drivers import command
+
+ODD = 'comma, "quote"\nline\x00\ud800 é漢'
+
+
+def record(episode_id, infos, *, logprob=-0.5, error=None, observation="next", seed=7):
+    task = Task([{"role": "user", "content": ODD}], label={"a": 1}, task_id=episode_id.split("/")[0])
+    trajectory = Trajectory(task, 1000, episode_id, task.task_id, seed=seed, prompt=task.prompt)
+    trajectory.append_observation([1, 2])
+    for info in infos:
+        logprobs = None if logprob is None else (logprob,) * 2
+        trajectory.append_turn(Completion((3, 4), logprobs=logprobs, policy_version=3), ODD)
+        trajectory.set_result(StepResult(observation, reward=0.25, score=1.0, info=info))
+        trajectory.append_observation([5], bridge="exact")
+    trajectory.finish(StopReason.ERROR if error else StopReason.TERMINATED, error)
+    return trajectory
+
+
+@pytest.fixture
+def run(tmp_path):
+    with RunWriter.open(tmp_path / "run", {"flags": {"model": "tiny-math"}}) as writer:
+        writer.append(record("a/0", [{"n": 1.0, "mixed": 1.0}, {"late": "text"}]))
+        writer.append(record("a/1", [{"n": 2.0, "mixed": "two"}], observation=[{"role": "tool", "content": "r"}]))
+        writer.append(record("b/0", [], error=EpisodeError("env", "KeyError", "'x'", "reset", "e.py:3")))
+    return tmp_path / "run"
+
+
+def read(path, to):
+    """The rows of a table, with the columns that are empty."""
+    if to == "csv":
+        with path.open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+    if to == "jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    if to == "parquet":
+        from pyarrow import parquet
+
+        return parquet.read_table(path).to_pylist()
+    import datasets
+
+    return list(datasets.load_from_disk(str(path)))
+
+
+def plain(text):
+    return text.encode("utf-8", "backslashreplace").decode() if isinstance(text, str) else text
+
+
+@pytest.mark.parametrize(
+    "to", [pytest.param(to, marks=[pytest.mark.long] * (to == "hf")) for to in get_args(TableFormat)]
+)
+def test_a_table_has_the_rows_of_the_run(run, tmp_path, to):
+    exported = export(run, to, tmp_path / "out")
+    episodes, turns = exported.num_rows
+    assert list(exported.num_rows.values()) == [3, 3]
+    loaded = load_run(run)
+    for path, expected in ((episodes, loaded.rows()), (turns, loaded.turn_rows())):
+        rows = read(path, to)
+        assert len(rows) == len(expected)
+        for row, values in zip(rows, expected, strict=True):
+            for column, cell in row.items():
+                value = plain(values.get(column))
+                value = str(value) if column == "info.mixed" and value is not None else value
+                shown = "" if value is None else str(value)
+                assert cell == (shown if to == "csv" else value), column
+            assert row.keys() >= values.keys()
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_the_columns_are_the_documented_ones_and_then_those_of_info(run, tmp_path):
+    export(run, "csv", tmp_path)
+    infos = ["info.n", "info.mixed", "info.late"]
+    assert next(csv.reader((tmp_path / "episodes.csv").read_text().splitlines())) == [*EPISODE_COLUMNS, *infos]
+    assert next(csv.reader((tmp_path / "turns.csv").read_text().splitlines())) == [*TURN_COLUMNS, *infos]
+    assert EPISODE_COLUMNS.keys() | TURN_COLUMNS.keys() >= INTEGERS | FLOATS
+
+
+def test_the_types_of_columns_do_not_depend_on_the_rows(run, tmp_path):
+    from pyarrow import parquet
+
+    with RunWriter.open(tmp_path / "failed", {}) as writer:
+        writer.append(record("b/0", [], error=EpisodeError("env", "KeyError", "'x'", "reset", "e.py:3")))
+    schemas = []
+    for path in (run, tmp_path / "failed"):
+        export(path, "parquet", tmp_path / "out")
+        schemas.append(parquet.read_schema(tmp_path / "out" / "episodes.parquet"))
+    with_info, without = schemas
+    assert list(with_info)[: len(without)] == list(without)
+    assert [str(with_info.field(name).type) for name in ("reward", "seed", "label", "info.n", "info.mixed")] == [
+        "double", "int64", "string", "double", "string",
+    ]  # fmt: skip
+
+
+def test_a_number_that_parquet_cannot_hold_is_an_error_and_the_earlier_file_stays(run, tmp_path):
+    export(run, "parquet", tmp_path)
+    before = (tmp_path / "episodes.parquet").read_bytes()
+    with RunWriter.open(tmp_path / "big", {}) as writer:
+        writer.append(record("a/0", [{}], seed=2**70))
+    with pytest.raises(DataError, match="expected values that Parquet holds"):
+        export(tmp_path / "big", "parquet", tmp_path)
+    assert (tmp_path / "episodes.parquet").read_bytes() == before
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("to", get_args(TrainerFormat))
+def test_records_of_a_trainer_are_those_of_interop(run, tmp_path, to):
+    keeps_failed = to in ("slime", "nemo_rl")
+    exported = export(run, to, tmp_path, decode=lambda: str)
+    lines = read(tmp_path / f"{to}.jsonl", "jsonl")
+    to_records = importlib.import_module(module._MODULES.get(to, f"agentenv.interop.{to}")).to_records
+    options = {"decode": str} if to in ("verifiers", "slime", "nemo_rl") else {}
+    kept = [each for each in read_trajectories(run) if keeps_failed or each.reward is not None]
+    expected = [row for each in kept for row in to_records(each, **options)]
+    assert lines == json.loads(json.dumps(expected))
+    assert exported.num_rows == {tmp_path / f"{to}.jsonl": len(expected)}
+    assert exported.num_left_out == (0 if keeps_failed else 1)
+
+
+def test_an_episode_that_a_trainer_cannot_learn_from_is_an_error(tmp_path):
+    with RunWriter.open(tmp_path / "run", {}) as writer:
+        writer.append(record("a/0", [{}], logprob=None))
+    with pytest.raises(DataError, match="expected a log-probability for every action token"):
+        export(tmp_path / "run", "trl", tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_the_command_offers_every_format():
+    formats = get_args(get_type_hints(ExportConfig)["to"])
+    assert sorted(formats) == sorted([*get_args(TableFormat), *get_args(TrainerFormat)])
+
+
+def test_the_command_names_its_files_and_what_it_left_out(run, capsys):
+    assert command(["export", run, "--to", "csv"]) == 0
+    assert capsys.readouterr().out == f"{run}/export/episodes.csv: 3 rows\n{run}/export/turns.csv: 3 rows\n"
+    assert command(["export", run, "--to", "trl", "--out", run / "trl"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"{run}/trl/trl.jsonl: 2 rows\n"
+    assert captured.err == "agentenv export: 1 episodes without a reward are left out\n"
+
+
+def test_no_folder_is_made_for_a_run_that_does_not_exist(tmp_path):
+    with pytest.raises(ConfigError, match="expected a run directory"):
+        export(tmp_path / "no run", "csv", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("to", "package"), [("parquet", "pyarrow"), ("hf", "datasets")])
+def test_a_missing_package_is_named_with_the_command_that_installs_it(run, capsys, monkeypatch, to, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    assert command(["export", run, "--to", to]) == 2
+    assert f"expected {package}, got none. Run: pip install 'agentenv-rl[data]'" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_csv_and_json_lines_need_no_package(run, tmp_path):
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['pyarrow', 'datasets', 'pandas', 'torch', 'transformers']));"
+        f"from agentenv.runs.records.export import export; [export({str(run)!r}, to, {str(tmp_path)!r}) for to in "
+        "('csv', 'jsonl')]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert (tmp_path / "turns.jsonl").exists()
+
+
+def test_a_run_that_is_loaded_has_trajectories_metrics_and_tables(run):
+    loaded = load_run(run)
+    assert [each.episode_id for each in loaded] == ["a/0", "a/1", "b/0"]
+    assert (loaded.metrics.num_tasks, loaded.metrics.num_samples, loaded.metrics.num_env_errors) == (2, 2, 1)
+    assert loaded.metrics.reward.mean == 0.375
+    assert loaded.out == run
+    assert [row["error_place"] for row in loaded.rows()] == [None, None, "e.py:3"]
+    with pytest.raises(ConfigError, match="expected a run directory"):
+        load_run(run / "nothing")
