@@ -122,6 +122,11 @@ def share_over_tasks(values: Iterable[float] | Moments, num_samples: int) -> Est
     return Estimate(mean, max(0.0, min(mean, middle - half)), min(1.0, max(mean, middle + half)), num)
 
 
+def over_tasks(values: Iterable[float] | Moments, num_samples: int, *, in_range: bool) -> Estimate:
+    """Return the mean of one value per task; where all are in 0..1, it is a share, whose interval stays there too."""
+    return share_over_tasks(values, num_samples) if in_range else mean_over_tasks(values)
+
+
 _ROUNDING = 1e-6
 """How far a sum of weighted parts may miss a bound."""
 

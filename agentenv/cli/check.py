@@ -45,6 +45,10 @@ class CheckConfig:
     """Rows of each dataset to call `reset` with, spread over the dataset."""
     max_turns: int | None = None
     """Maximum number of turns of an episode, for any policy. Default: the environment's `max_turns`, else 12."""
+    actions: str | None = None
+    """File of further actions to try in every property: one in each line, or JSON texts in a .jsonl file."""
+    model: str | None = None
+    """Model whose tokenizer and chat template are used. Default: stand-ins that need no download."""
     json: bool = False
     """Print JSON."""
 
@@ -53,7 +57,7 @@ def check(args: Sequence[str]) -> int:
     """Check an agent and return the exit code: 0, 1 if the contract is broken, or 3 if only infrastructure failed."""
     config = parse(CheckConfig, "check", args)
     from agentenv.runs.display.report import quiet_transformers
-    from agentenv.testing.conformance.cases import task_from_flags
+    from agentenv.testing.conformance.cases import read_actions, task_from_flags
     from agentenv.testing.conformance.context import ConformanceOptions
     from agentenv.testing.conformance.suite import make_context, run_suite
 
@@ -71,6 +75,8 @@ def check(args: Sequence[str]) -> int:
         num_rows=config.rows,
         step_timeout_s=config.step_timeout_s,
         max_turns=config.max_turns,
+        actions=() if config.actions is None else read_actions(config.actions),
+        model=config.model,
     )
     quiet_transformers()
     out, err, is_quiet = sys.stdout, sys.stderr, config.json or config.quick

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
-from agentenv._util.estimates import Estimate, Moments, Passes, mean_over_tasks, share_over_tasks
+from agentenv._util.estimates import Estimate, Moments, Passes, over_tasks
 from agentenv.core.trajectory import ErrorKind, Trajectory
 from agentenv.core.types import MAX_REWARD, StopReason
 from agentenv.core.views import spans_of
@@ -321,8 +321,8 @@ class _Counts:
             error_types=dict(self.error_types.most_common()),
             stop_reasons=dict(self.stop_reasons.most_common()),
             truncated_share=_ratio(self.num_truncated, num),
-            reward=_over_tasks(self.task_rewards, self.rewards.num, in_range=self.rewards_in_range),
-            score=_over_tasks(self.task_scores, self.scores.num, in_range=self.scores_in_range),
+            reward=over_tasks(self.task_rewards, self.rewards.num, in_range=self.rewards_in_range),
+            score=over_tasks(self.task_scores, self.scores.num, in_range=self.scores_in_range),
             num_scored=self.scores.num,
             pass_score=self.passes.pass_score,
             pass_at_k=at_least_one,
@@ -352,11 +352,6 @@ class _Counts:
             step_share=_ratio(step_s, total_s),
             wait_share=_ratio(wait_s, total_s),
         )
-
-
-def _over_tasks(values: Moments, num_samples: int, *, in_range: bool) -> Estimate:
-    """Return the mean of one value per task; where all are in 0..1, it is a share, whose interval stays there too."""
-    return share_over_tasks(values, num_samples) if in_range else mean_over_tasks(values)
 
 
 def _ratio(part: float, whole: float) -> float | None:

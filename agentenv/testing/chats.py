@@ -39,15 +39,27 @@ def plain() -> Chat:
 @cache
 def with_tools() -> Chat:
     """Return the chat of tiny-math, whose template has tools."""
-    return Chat(load_tokenizer(resolve_model("tiny-math")))
+    return of_model("tiny-math")
 
 
-async def offered_tools(make: AgentFactory, tasks: Sequence[Task], limits: Limits) -> Sequence[Mapping[str, Any]]:
-    """Return the tools that an environment offers for any of the tasks if the chat template renders tools."""
+@cache
+def of_model(model: str) -> Chat:
+    """Return the chat of a model: a name, a folder or a Hugging Face id.
+
+    Raises:
+        ConfigError: its tokenizer cannot be loaded.
+    """
+    return Chat(load_tokenizer(resolve_model(model)))
+
+
+async def offered_tools(
+    make: AgentFactory, tasks: Sequence[Task], limits: Limits, chat: Chat
+) -> Sequence[Mapping[str, Any]]:
+    """Return the tools that an environment offers for any of the tasks in this chat."""
 
     async def of(task: Task) -> Sequence[Mapping[str, Any]]:
         key = EpisodeKey("tools", seed=task.seed or 0)
-        async with SteppedEpisode(make, task, chat=with_tools(), limits=limits, key=key) as episode:
+        async with SteppedEpisode(make, task, chat=chat, limits=limits, key=key) as episode:
             with contextlib.suppress(EpisodeFailed):  # what examines the environment reports it
                 await episode.begin()
         return episode.trajectory.tools

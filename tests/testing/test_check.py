@@ -207,7 +207,7 @@ BREACHES = {
             async def step(self, states):
                 raise ContractError("nothing like our sentences")  # HERE
         """,
-        "Agent.step", "no exception", "ContractError: nothing like our sentences", "Handle every action",
+        "Agent.step", "no exception", "ContractError: nothing like our sentences", "It happens with every action.",
     ),
     "OpenRLHF's dict with a float": (
         """

@@ -87,7 +87,7 @@ async def audit_env(
     everyone = all_policies(hacks_of(source.cls))
     policies = select_policies(everyone, options.policies)
     make = partial(create, source.cls, source.kwargs)
-    offers_tools = tokenizer is None and await chats.offered_tools(make, drawn, options.limits)
+    offers_tools = tokenizer is None and await chats.offered_tools(make, drawn, options.limits, chats.with_tools())
     chat = Chat(tokenizer) if tokenizer is not None else chats.with_tools() if offers_tools else chats.plain()
     runner = PolicyRunner(
         make, tasks, chat, options.limits, SamplingParams(max_tokens=options.max_tokens), options.seed,

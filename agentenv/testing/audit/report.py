@@ -14,7 +14,7 @@ from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from agentenv._util.estimates import Estimate, mean_over_tasks
+from agentenv._util.estimates import Estimate, over_tasks
 from agentenv.testing.audit.episodes import Play
 from agentenv.testing.audit.findings import SEVERITIES, AuditFinding, Severity
 from agentenv.testing.audit.judging import Facts
@@ -155,7 +155,8 @@ def _estimate(plays: Sequence[Play], what: str) -> Estimate:
         value = getattr(play, what)
         if value is not None:
             by_task[play.task_id].append(value)
-    return mean_over_tasks(statistics.fmean(values) for values in by_task.values())
+    means, num = [statistics.fmean(values) for values in by_task.values()], sum(map(len, by_task.values()))
+    return over_tasks(means, num, in_range=all(0.0 <= mean <= 1.0 for mean in means))
 
 
 def _sorted(findings: Sequence[AuditFinding]) -> list[AuditFinding]:

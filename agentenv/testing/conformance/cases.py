@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from agentenv._util.brief import brief
 from agentenv.core.engine import Tokenizer
 from agentenv.core.types import Task
 from agentenv.engines.scripted import Request, ScriptedEngine
+from agentenv.errors import ConfigError
 
 ODD_ACTIONS = (
     "I do not know.", "The answer is 42.\n#### 42", "", "é 漢 \x00 {}[]<|im_start|>", "7 " * 200,
@@ -56,6 +61,36 @@ def yielding(case: EpisodeCase, tokenizer: Tokenizer) -> ScriptedEngine:
         return case.say(request)
 
     return ScriptedEngine(say, tokenizer)
+
+
+def read_actions(path: str) -> tuple[str, ...]:
+    """Return the actions of a file: one in each line that is not empty; in a .jsonl file, as JSON.
+
+    Raises:
+        ConfigError: the file cannot be read or has no action, or a line is not an action.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--actions: expected a file of actions, got {path!r}: {error}. Change the path.") from error
+    actions = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        action: Any = line
+        if path.endswith(".jsonl"):
+            with contextlib.suppress(ValueError):
+                action = json.loads(line)
+                action = action.get("action") if isinstance(action, dict) else action
+            if not isinstance(action, str) or (action == line):
+                raise ConfigError(
+                    f'--actions: {path}:{number}: expected a JSON text or {{"action": TEXT}}, got {brief(line)}. '
+                    "Fix the line."
+                )
+        actions.append(action)
+    if not actions:
+        raise ConfigError(f"--actions: expected at least one action, got the empty file {path!r}. Add lines.")
+    return tuple(actions)
 
 
 def task_from_flags(prompt: str, label: Any) -> Task | None:

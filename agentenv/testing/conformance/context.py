@@ -68,6 +68,10 @@ class ConformanceOptions:
     """Every episode must end within this number of turns, for any policy; None: `max_turns` of the class, else 12."""
     policy: Policy | None = None
     """More actions to try, such as those that solve the task."""
+    actions: Sequence[str] = ()
+    """Further actions, each of which is tried in every property."""
+    model: str | None = None
+    """The model whose chat template and tokenizer are used; None: stand-ins that need no download."""
 
 
 class ConformanceContext:
@@ -213,11 +217,18 @@ class ConformanceContext:
     def tools(self) -> Sequence[Mapping[str, Any]]:
         """The tools that the environment offers for any of the tasks if the chat template renders tools."""
         make, tasks = partial(create, self.agent_cls, self.kwargs), self.tasks
-        return self.run(chats.offered_tools(make, tasks, self.limits))
+        return self.run(chats.offered_tools(make, tasks, self.limits, self.model_chat or chats.with_tools()))
+
+    @property
+    def model_chat(self) -> Chat | None:
+        """The chat of the model, if one is named."""
+        return None if self.options.model is None else chats.of_model(self.options.model)
 
     @property
     def chat(self) -> Chat:
-        """The chat that renders messages: tiny-math's, whose template has tools, if the environment offers tools."""
+        """The chat that renders messages: the model's, or a stand-in, which has tools if the environment offers any."""
+        if self.model_chat is not None:
+            return self.model_chat
         return chats.with_tools() if self.tools else chats.plain()
 
     @property
@@ -243,6 +254,7 @@ class ConformanceContext:
             gold = [] if isinstance(self.source, AgentFunc) else self.gold(task, first)[0]
             policies |= {name: [*texts, str(task.label)] for name, texts in calls.items() if texts}
             policies |= {f"hack {name!r}": [text] for name, text in hacks_of(self.agent_cls).items()}
+            policies |= {f"action {number}": [text] for number, text in enumerate(self.options.actions, 1)}
             if gold:
                 policies["gold"] = gold
             if self.options.policy is not None:
@@ -280,7 +292,7 @@ class ConformanceContext:
         """Return an episode of the class that is driven by one action at a time."""
         make = partial(create, self.agent_cls, self.kwargs)
         sampling, key = SamplingParams(max_tokens=_MAX_TOKENS), EpisodeKey("check", seed=seed)
-        chat = chats.plain() if "tools" not in vars(self) else self.chat
+        chat = self.chat if "tools" in vars(self) else self.model_chat or chats.plain()
         return SteppedEpisode(make, task, chat=chat, sampling=sampling, limits=limits or self.limits, key=key)
 
     def recording_source(self, seen: list[MethodCall], around: Around | None = None) -> EpisodeSource:

@@ -24,6 +24,8 @@ from agentenv.testing.conformance.call_watch import Hung, MethodCall
 from agentenv.testing.conformance.cases import CALL_OF_NOTHING, LABEL, ODD_ACTIONS
 from agentenv.testing.conformance.context import ConformanceContext
 from agentenv.testing.conformance.problems import (
+    HANDLE_ACTIONS,
+    NO_METADATA,
     Problem,
     attribute_at,
     exception_problem,
@@ -31,6 +33,7 @@ from agentenv.testing.conformance.problems import (
     problem_at,
     read_message,
     relative_path,
+    source_of,
     unique,
 )
 from agentenv.testing.hacks import hacks_of
@@ -44,10 +47,11 @@ def contract(context: ConformanceContext) -> list[Problem]:
     if problems:
         return problems  # a run would only repeat them
     # The template of tiny-math supports tools.
-    trial = _Trial(context, chats.with_tools() if context.own_loop else chats.plain())
+    model_chat, stand_in = context.model_chat, chats.with_tools() if context.own_loop else chats.plain()
+    trial = _Trial(context, model_chat or stand_in)
     problems = trial.run()
     if not problems and not context.own_loop and (trial.tools_refused or context.tools):
-        problems = _Trial(context, chats.with_tools(), context.tools).run()
+        problems = _Trial(context, model_chat or chats.with_tools(), context.tools).run()
     if not problems and not context.own_loop and not isinstance(context.source, AgentFunc):
         for index, task in enumerate(context.tasks):
             error = context.gold(task, 1_000 * index if task.seed is None else task.seed)[1]
@@ -102,7 +106,8 @@ class _Trial:
         label = context.tasks[0].label
         actions = [*ODD_ACTIONS, str(label), f"#### {label}", *([CALL_OF_NOTHING] if context.own_loop else ())]
         scripts = [[*actions[first:], *actions[:first]] for first in range(len(actions))]
-        scripts += [[action, *actions] for action in (*self.calls, *hacks_of(cls).values())]
+        scripts += [[action, *actions] for action in (*self.calls, *hacks_of(cls).values(), *context.options.actions)]
+        firsts = list[Problem]()
         for actions in scripts:
             seen: list[MethodCall] = []
             try:
@@ -111,13 +116,28 @@ class _Trial:
                 if not problems:
                     raise
                 break
-            if trajectory.error is not None and trajectory.error.message.startswith(REFUSED_TOOLS):
+            is_refused = trajectory.error is not None and trajectory.error.message.startswith(REFUSED_TOOLS)
+            if is_refused and context.model_chat is None:
                 self.tools_refused = True
                 return []
             problems += self.judge_run(cls, trajectory) if context.own_loop else self.judge(cls, seen, trajectory)
             if trajectory.stop_reason in (StopReason.STEP_TIMEOUT, StopReason.EPISODE_TIMEOUT):
                 break  # each further episode would hang as long
-        return unique(problems)
+            first = next((one for one in seen if one.method == "step"), None)
+            if first is not None and first.error is not None:
+                firsts.append(exception_problem(cls, "step", first.error))
+        found = unique(problems)
+        if len(firsts) == len(scripts) and len(unique(firsts)) == 1:
+            found = [self.of_any_action(problem) if problem == firsts[0] else problem for problem in found]
+        return found
+
+    def of_any_action(self, problem: Problem) -> Problem:
+        """Return the problem of an exception that every action causes."""
+        if problem.fix != HANDLE_ACTIONS:
+            return problem
+        cls, is_missing = self.context.agent_cls, not self.context.tasks[0].metadata
+        advice = NO_METADATA if is_missing and "metadata" in source_of(cls) else "Fix it."
+        return replace(problem, fix=f"It happens with every action. {advice}")
 
     async def episode(self, actions: list[str], seen: list[MethodCall]) -> Trajectory:
         """Run one episode of these actions."""

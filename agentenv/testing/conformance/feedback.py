@@ -38,6 +38,7 @@ def feedback(context: ConformanceContext) -> list[Problem]:
     """Observations are never empty, have common roles, render in any template, and stay text if they name tokens."""
     context.require_steps()
     cls, problems = context.agent_cls, []
+    kinds = [*([context.model_chat] if context.model_chat is not None else []), *chats.every_kind()]
     for output in {repr(output): output for output in _outputs(context)}.values():
         found = [*_empty(cls, output), *_roles(cls, output)]
         observation = output.observation
@@ -46,7 +47,7 @@ def feedback(context: ConformanceContext) -> list[Problem]:
         if lone:
             fix = "Replace lone surrogates: tokenizers reject them, and files cannot store them."
             found.append(_problem(cls, output, "text that is valid Unicode", f"{lone[0]!r}", fix))
-        problems += found or [problem for chat in chats.every_kind() for problem in _rendered(cls, output, chat)]
+        problems += found or [problem for chat in kinds for problem in _rendered(cls, output, chat)]
     return unique(problems)
 
 

@@ -114,3 +114,12 @@ def test_short_answers_are_weak_and_rules_are_not_answers():
     assert needles("420", None) == [Needle("420", True)]
     assert needles({"entry_point": "f", "hidden": []}, None) == []
     assert needles(None, None) == []
+
+
+async def test_intervals_of_rewards_and_scores_in_0_to_1_stay_there():
+    result = await audited(envs.Sound, "null", "constant", "gold", on=tasks(4))
+    for row in result.policies:
+        assert row.reward == row.score
+        assert 0.0 <= row.reward.ci95_low <= row.reward.ci95_high <= 1.0
+    gold = result.policies[-1]
+    assert gold.reward.ci95_low < 1.0, "four tasks do not prove all"

@@ -1,0 +1,49 @@
+"""What a problem says to do fits its cause: a missing key is named, and an action is blamed only if it is at fault."""
+
+import pytest
+
+from tests.drivers import command
+
+AGENT = """
+from agentenv import AgentInstance, StepResult
+class Agent(AgentInstance):
+    async def step(self, states):
+        metadata = states["metadata"]
+        {line}
+        return StepResult(terminated=True)
+"""
+BLAME = "Handle every action"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('said = states["action"]', "`states` has no 'action'. It has action_ids, action_text,"),
+        ("said = states['texts']", "`states` has no 'texts'. It has action_ids, action_text, finish_reason,"),
+        ('tests = states["metadata"]["tests"]', "The task has no metadata: name rows that have it with --data."),
+        ('tests = metadata["tests"]', "The task has no metadata: name rows that have it with --data."),
+        (
+            'tests = metadata.get("tests") + 1',
+            "It happens with every action. The task has no metadata: name rows that have it with --data.",
+        ),
+        ('found = {}["x"]', "It happens with every action."),
+        ('found = {"7": 1}[states["action_text"][:1] or "7"]', BLAME),
+        ('found = 1 / (len(states["action_text"]) - 4_999)', "no contract errors"),
+        ('found = 1 / (len(states["action_text"]) - 5_000)', BLAME),
+    ],
+)
+def test_the_advice_fits_the_cause(tmp_path, monkeypatch, capsys, line, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.py").write_text(AGENT.format(line=line))
+    command(["check", "agent.py", "--label", "7", "--quick"])
+    out = capsys.readouterr().out
+    assert says in out
+    assert (BLAME in out) == (says == BLAME)
+
+
+def test_a_column_that_rows_lack_is_named_with_those_that_they_have(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.py").write_text(AGENT.format(line='tests = states["metadata"]["tests"]'))
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "label": "b", "test": "c", "level": 1}\n')
+    command(["check", "agent.py", "--data", "rows.jsonl", "--quick"])
+    assert "The row has no column 'tests'. Did you mean 'test'? It has level, test." in capsys.readouterr().out
