@@ -88,10 +88,11 @@ def _missing_key(error: KeyError, code: str, names: Mapping[str, Any]) -> str | 
     if states is None or read is None:
         return None
     owner, part = names.get(read[1]), read[2] or ""
-    if owner is states and not part:
+    is_of_states = owner is states
+    if is_of_states and not part:
         return f"`states` has no {key!r}. It has {', '.join(sorted(states))}."
     metadata: Any = states.get("metadata")
-    if (owner is states and "metadata" in part) or owner is metadata:
+    if (is_of_states and "metadata" in part) or owner is metadata:
         if not metadata:
             return NO_METADATA
         return f"The row has no column {key!r}.{did_you_mean(key, metadata)} It has {', '.join(sorted(metadata))}."
