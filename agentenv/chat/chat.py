@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from agentenv.chat.encoding import decode_of, encode_of, encoder_of
+from agentenv.chat.encoding import Encoder, decode_of, encode_of, encoder_of
 from agentenv.chat.template import DUMMY_TOOLS, Template, as_parts, calling, probe, render
 from agentenv.chat.tool_calls.learn import tool_format
 from agentenv.chat.tool_calls.parse import ToolFormat
@@ -131,7 +131,6 @@ class Chat:
         self.tokenizer, self.options = tokenizer, options or ChatOptions()
         self._encode = encode_of(tokenizer)
         self._decode = decode_of(tokenizer)
-        self._encoder = encoder_of(tokenizer)
         self.has_template = bool(getattr(tokenizer, "chat_template", None))
         eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.special_ids = frozenset([*tokenizer.all_special_ids, *eos])
@@ -139,6 +138,10 @@ class Chat:
         self._num_ids = len(tokenizer) + _MAX_PADDING if isinstance(tokenizer, Sized) else math.inf
         self._tools = tools
         self._known_roles: set[tuple[str, ...]] = set()
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        return encoder_of(self.tokenizer)
 
     @cached_property
     def template(self) -> Template:
@@ -221,7 +224,7 @@ class Chat:
             return Bridge([], 0, "exact")
         messages, mark = self._protected(observation)
         if not self.has_template:
-            return Bridge(self._encoder.follow("\n\n" + _plain(messages), mark), 0, "text")
+            return Bridge(self._encoder.follow("\n\n" + plain_text(messages), mark), 0, "text")
         self._check_roles(messages)
         head = [_USER]
         if any(message.get("role") in self.template.numbered_roles for message in messages):
@@ -385,7 +388,7 @@ class Chat:
         """
         bare = [{key: item for key, item in message.items() if key != "trusted"} for message in messages]
         if not self.has_template:
-            return _plain(bare)
+            return plain_text(bare)
         needed: list[Any] | None = [] if self.template.needs_tools else None
         offered = tools or (self._tools if self._tools is not None else needed)
         return self._render(bare, offered)
@@ -476,6 +479,7 @@ def text_of(message: Message) -> str:
     return str(content or "")
 
 
-def _plain(messages: Sequence[Message]) -> str:
+def plain_text(messages: Sequence[Message]) -> str:
+    """Return messages as paragraphs, up to where the assistant begins."""
     paragraphs = [f"{str(message.get('role')).capitalize()}: {text_of(message)}" for message in messages]
     return "\n\n".join([*paragraphs, "Assistant:"])

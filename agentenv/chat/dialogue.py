@@ -25,7 +25,7 @@ from agentenv.chat.tool_calls.messages import named_results
 from agentenv.chat.tool_roles import bridge_with_tools, check_tools, with_known_roles
 from agentenv.core.step_dict import FeedbackKind
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import BridgeKind, Message
+from agentenv.core.types import BridgeKind, Completion, Conversation, Message
 from agentenv.errors import ContractError
 
 
@@ -73,6 +73,20 @@ class Dialogue:
         self._history: list[Message] = []  # for rendering again; empty once that is impossible or not needed
         self._turn_ids: list[int] = []  # ids of the current assistant turn: all actions since the last non-empty reply
         self._parsed_action: ParsedAction | None = None
+
+    @property
+    def prompt(self) -> Sequence[int] | Conversation:
+        """What the engine is asked next."""
+        return self.ids
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens so far."""
+        return len(self.ids)
+
+    def action_of(self, completion: Completion, stop_token_ids: Sequence[int]) -> tuple[str, str]:
+        """Return the text of a generation, and the text that closes it; see `Chat.split_action`."""
+        return self.chat.split_action(completion.token_ids, stop_token_ids)
 
     @property
     def renders_tools(self) -> bool:

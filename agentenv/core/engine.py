@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
-from agentenv.core.types import Completion, Message, SamplingParams
-from agentenv.errors import EngineError
+from agentenv.core.types import Completion, Conversation, Message, SamplingParams
+from agentenv.errors import ConfigError, EngineError
 
 
 class Engine(Protocol):
@@ -44,6 +44,36 @@ class Tokenizer(Protocol):
         """Render messages with the model's template."""
 
 
+class NoTokenizer:
+    """The tokenizer of engines that take messages: every use of it as a tokenizer is refused."""
+
+    def __init__(self) -> None:
+        self.eos_token_id: int | None = None
+        self.all_special_ids: list[int] = []
+        self.chat_template: Any = None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Raise ConfigError: there are no token ids."""
+        raise self._refusal()
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, **options: Any) -> str:
+        """Raise ConfigError: there are no token ids."""
+        raise self._refusal()
+
+    def apply_chat_template(self, conversation: Sequence[Message], **kwargs: Any) -> Any:
+        """Raise ConfigError: there is no template."""
+        raise self._refusal()
+
+    def _refusal(self) -> ConfigError:
+        return ConfigError(
+            "--engine: expected one with a tokenizer, got chat, which returns no token ids. Use another engine."
+        )
+
+
+class ContextFull(EngineError):
+    """The conversation does not fit into the context of the model behind an engine that takes messages."""
+
+
 MAX_LOGPROB = 1e-3
 """Maximum positive log-probability that is accepted as a rounding error of the engine."""
 
@@ -54,9 +84,16 @@ def place_of_engine(engine: Engine) -> str:
 
 
 async def sample(
-    engine: Engine, prompt: Sequence[int], sampling: SamplingParams, *, request_id: str, limit_s: float
+    engine: Engine,
+    prompt: Sequence[int] | Conversation,
+    sampling: SamplingParams,
+    *,
+    request_id: str,
+    limit_s: float,
 ) -> Completion:
     """Call an engine for at most `limit_s` seconds; return a valid or an aborted completion.
+
+    `prompt` is a Conversation for an engine that takes messages, whose tokenizer is a NoTokenizer.
 
     Raises:
         EngineError: the engine failed, timed out, or returned a completion that cannot be recorded.
@@ -64,7 +101,7 @@ async def sample(
     where = place_of_engine(engine)
     try:
         async with asyncio.timeout(limit_s) as deadline:
-            completion = await engine.generate(prompt, sampling, request_id=request_id)
+            completion = await engine.generate(cast(Sequence[int], prompt), sampling, request_id=request_id)
     except TimeoutError as error:
         if not deadline.expired():
             raise

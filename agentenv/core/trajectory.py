@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agentenv._util.brief import brief
-from agentenv.core.types import BridgeKind, Completion, FinishReason, Message, StepResult, StopReason, Task
+from agentenv.core.types import Answer, BridgeKind, Completion, FinishReason, Message, StepResult, StopReason, Task
+from agentenv.errors import DataError
 
 NO_VERSION = -1
 """Policy version of a token that no policy sampled."""
@@ -75,11 +76,23 @@ class Turn:
     """True if the middle of the reply's content was cut out because it did not fit."""
     num_retries: int = 0
     """How often `step` was called again because infrastructure failed."""
+    answer: Answer | None = None
+    """What an engine that takes messages returned. Such a turn has no tokens: `start` equals `end`."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of the action: in its segment, or else as the server counted them; 0 if it did not."""
+        return self.end - self.start if self.answer is None else self.answer.num_output_tokens or 0
+
+    @property
+    def num_input_tokens(self) -> int:
+        """Number of tokens before the action, counted like `num_tokens`."""
+        return self.start if self.answer is None else self.answer.num_input_tokens or 0
 
     def __repr__(self) -> str:
         """Return one line of bounded length."""
         reward = None if self.result is None else self.result.reward
-        return f"Turn({brief(self.action, 60)}, reward={reward}, {self.finish_reason}, {self.end - self.start} tokens)"
+        return f"Turn({brief(self.action, 60)}, reward={reward}, {self.finish_reason}, {self.num_tokens} tokens)"
 
 
 @dataclass(slots=True, eq=False)
@@ -238,8 +251,29 @@ class Trajectory:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens in all segments."""
+        """Number of tokens in all segments; without token ids, those of the last turn as the server counted them."""
+        if self.turns and self.turns[-1].answer is not None:
+            return self.turns[-1].num_input_tokens + self.turns[-1].num_tokens
         return sum(len(segment) for segment in self.segments)
+
+    @property
+    def cost_usd(self) -> float | None:
+        """Dollars that the turns cost; None without prices, or if the tokens of a turn are unknown."""
+        costs = [None if turn.answer is None else turn.answer.cost_usd for turn in self.turns]
+        known = [cost for cost in costs if cost is not None]
+        return math.fsum(known) if known and len(known) == len(costs) else None
+
+    def check_tokens(self, where: str) -> None:
+        """Raise if the record has no token ids because its engine returned none.
+
+        Raises:
+            DataError: with a message that starts with `where`.
+        """
+        if any(turn.answer is not None for turn in self.turns):
+            raise DataError(
+                f"{where}: expected an episode with token ids, got {self.episode_id!r}, recorded by --engine chat, "
+                "which returns no token ids. Sample it with another engine."
+            )
 
     def append_observation(
         self, token_ids: Sequence[int], *, bridge: BridgeKind | None = None, num_synthesised: int = 0, cut: bool = False
@@ -277,17 +311,21 @@ class Trajectory:
             ValueError: as `append_observation` and `Segment.append_action`.
         """
         self._check_growth(len(completion.token_ids))
-        start, end = self.segments[-1].append_action(completion)
+        start = end = len(self.segments[-1])
+        if completion.answer is None:
+            start, end = self.segments[-1].append_action(completion)
         self.turns.append(Turn(
             start, end, action, completion.finish_reason, stop_reason=completion.stop_reason,
             generate_s=generate_s, num_cached_tokens=completion.num_cached_tokens, segment=len(self.segments) - 1,
+            answer=completion.answer,
         ))  # fmt: skip
 
     def set_result(self, result: StepResult, step_s: float = 0.0) -> None:
         """Set the last turn's result and put its reward on the action's last token."""
         turn = self.turns[-1]
         turn.result, turn.step_s = result, turn.step_s + step_s
-        self.segments[turn.segment].rewards[turn.end - 1] = result.reward
+        if turn.answer is None:
+            self.segments[turn.segment].rewards[turn.end - 1] = result.reward
 
     def count_retry(self) -> None:
         """Count one more call of the last turn's step."""

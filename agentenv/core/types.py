@@ -29,6 +29,7 @@ BridgeKind = Literal[
     "truncated",
     "text",
     "rerendered",
+    "messages",
 ]
 """How the tokens after an action are joined to it, depending on how the action ended.
 
@@ -36,7 +37,7 @@ exact: with the template's close of a turn; partial-close: with its beginning; n
 after other tokens than the template's; foreign-terminator: with a token that ends turns, but not in this template;
 role-marker-mismatch: with the marker of another role than the next one; truncated: with none of these.
 text: raw text follows, regardless of how the action ended; rerendered: the conversation was rendered again, in a new
-segment.
+segment; messages: the engine takes messages, so there are no tokens.
 """
 
 MAX_REWARD = 3.4e38
@@ -139,8 +140,38 @@ def check_fields(where: str, checks: Sequence[tuple[str, Any, bool, str]]) -> No
 
 
 @dataclass(frozen=True, slots=True)
+class Conversation:
+    """What an engine that takes messages is asked, in place of tokens."""
+
+    messages: Sequence[Message]
+    """All messages so far, as OpenAI's API takes them."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """Schemas of the tools that the environment offers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One generation of an engine that takes messages: text, without token ids and log-probabilities."""
+
+    content: str
+    """The text for the environment."""
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    """Calls as OpenAI's API returns them; each has an id that is unique in the answer."""
+    reasoning: str = ""
+    """Reasoning that the server reports apart from the text; the environment does not see it."""
+    model: str = ""
+    """Name of the model that the server reports."""
+    num_input_tokens: int | None = None
+    """Tokens of the prompt, as the server counts them; None if it does not tell."""
+    num_output_tokens: int | None = None
+    """Tokens of the answer with its reasoning."""
+    cost_usd: float | None = None
+    """Price of these tokens in dollars; None without prices or counts."""
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
-    """One generation of an engine: only tokens, which the loop decodes for all engines."""
+    """One generation of an engine: only tokens, which the loop decodes for all engines, or only an answer."""
 
     token_ids: tuple[int, ...]
     """[n] the sampled tokens, unchanged, including a sampled terminator."""
@@ -157,6 +188,8 @@ class Completion:
     """Version of the weights that sampled the tokens."""
     num_cached_tokens: int = 0
     """Number of prompt tokens whose keys and values the engine had cached."""
+    answer: Answer | None = None
+    """What an engine that takes messages returns; there are no tokens then."""
 
     @property
     def min_policy_version(self) -> int:

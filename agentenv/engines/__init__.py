@@ -1,4 +1,7 @@
-"""Engines sample tokens: `open_engine` opens any of them; `scripted` is for tests, `hf` and `vllm` run models."""
+"""Engines sample tokens: `open_engine` opens any of them; `scripted` is for tests, `hf` and `vllm` run models.
+
+`chat` is for API models, which return text only.
+"""
 
 from typing import TYPE_CHECKING
 

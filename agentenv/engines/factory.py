@@ -46,9 +46,9 @@ async def open_engine(
 
     Args:
         name: one of ENGINES.
-        model: path or Hugging Face id; for vllm_http the model that the server must serve.
+        model: path or Hugging Face id; for vllm_http and chat the server's name of the model.
         tokenizer: the model's.
-        base_url: URL of the server, for vllm_http.
+        base_url: URL of the server, for vllm_http and chat.
         device: device for hf.
         dtype: data type for hf and vllm_local.
         args: further arguments of the engine's constructor.

@@ -14,7 +14,7 @@ from agentenv.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-EngineName = Literal["auto", "hf", "vllm_local", "vllm_http", "ray", "scripted"]
+EngineName = Literal["auto", "hf", "vllm_local", "vllm_http", "ray", "chat", "scripted"]
 
 
 ENGINES = get_args(EngineName)[1:]
@@ -47,6 +47,10 @@ def make_engine(
             from agentenv.engines.vllm.http import VLLMHTTPEngine
 
             return VLLMHTTPEngine(base_url, **args)
+        if name == "chat":
+            from agentenv.engines.chat.engine import ChatEngine
+
+            return ChatEngine(base_url, model, **args)
         if name == "scripted":
             from agentenv.engines.scripted import ScriptedEngine
 

@@ -19,8 +19,9 @@ from typing import Any
 from agentenv._util.calls import bounded, create, time_limit
 from agentenv.chat.chat import Chat
 from agentenv.chat.dialogue import Dialogue
+from agentenv.chat.message_dialogue import MessageDialogue
 from agentenv.core.agent import AgentInstance, StepState
-from agentenv.core.engine import Engine, Tokenizer, place_of_engine, sample
+from agentenv.core.engine import ContextFull, Engine, NoTokenizer, Tokenizer, place_of_engine, sample
 from agentenv.core.step_dict import FeedbackKind, feedback_kind, parse_reset, parse_step
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
@@ -93,7 +94,11 @@ class Episode:
         """In force for the next turn; the environment may replace it."""
         self.progress = setup.progress
         self.progress.attempt = key.attempt
-        self.dialogue = Dialogue(setup.chat, setup.limits.max_length)
+        self.dialogue = (
+            MessageDialogue(setup.limits.max_length)
+            if isinstance(setup.chat.tokenizer, NoTokenizer)
+            else Dialogue(setup.chat, setup.limits.max_length)
+        )
         self.trajectory = Trajectory(
             task, setup.limits.max_length, key.episode_id, key.group_id, attempt=key.attempt, seed=key.seed
         )
@@ -118,6 +123,9 @@ class Episode:
                     await self.reset()
                     while reason is None:
                         completion = await self.generate()
+                        if completion is None:
+                            reason = StopReason.MAX_LENGTH
+                            break
                         result = await self.step(completion)
                         reason = stop_reason(result) or self.append_observation(completion, result)
                 reason = reason or StopReason.EPISODE_TIMEOUT
@@ -161,8 +169,8 @@ class Episode:
         self.progress.stage = Stage.PROMPT
         self.dialogue.begin(observation, tools)
         self.trajectory.prompt, self.trajectory.tools = self.dialogue.observation, tuple(self.dialogue.tools or ())
-        num, max_length = len(self.dialogue.ids), self.limits.max_length
-        if num == 0:
+        num, max_length = self.dialogue.num_tokens, self.limits.max_length
+        if not self.dialogue.prompt:
             raise DataError("prompt: expected at least one token, got an empty observation. Set the task's prompt.")
         if num >= max_length:
             raise DataError(
@@ -171,23 +179,31 @@ class Episode:
             )
         self.trajectory.append_observation(self.dialogue.ids)
 
-    async def generate(self) -> Completion:
-        """Sample the next action and append it.
+    async def generate(self) -> Completion | None:
+        """Sample the next action and append it; return None if the context of the engine's model is full.
 
         Raises:
             Aborted: the engine gave up; tokens that it sampled before are appended.
             EngineError: no completion, or one that no record can hold.
+            DataError: not even the first prompt fits into the context of the engine's model.
         """
-        progress, prompt, turn_index = self.progress, self.dialogue.ids, len(self.trajectory.turns)
-        progress.stage, progress.turn_index, progress.num_tokens = Stage.GENERATE, turn_index, len(prompt)
-        sampling = self.sampling.for_turn(turn_index, self.limits.max_length - len(prompt))
+        progress, prompt, turn_index = self.progress, self.dialogue.prompt, len(self.trajectory.turns)
+        num_tokens = self.dialogue.num_tokens
+        progress.stage, progress.turn_index, progress.num_tokens = Stage.GENERATE, turn_index, num_tokens
+        sampling = self.sampling.for_turn(turn_index, self.limits.max_length - num_tokens)
         started, where = time.perf_counter(), place_of_engine(self.setup.engine)
         request_id, limit_s = f"{self.key.episode_id}/{turn_index}", self.limits.generate_timeout_s
-        completion = await sample(self.setup.engine, prompt, sampling, request_id=request_id, limit_s=limit_s)
+        try:
+            completion = await sample(self.setup.engine, prompt, sampling, request_id=request_id, limit_s=limit_s)
+        except ContextFull as error:
+            if turn_index:
+                return None
+            progress.stage = Stage.PROMPT
+            raise DataError(f"prompt: {error}") from error
         generate_s, is_aborted = time.perf_counter() - started, completion.finish_reason == "abort"
         if completion.token_ids or not is_aborted:
             try:
-                action, self.closing = self.setup.chat.split_action(completion.token_ids, sampling.stop_token_ids)
+                action, self.closing = self.dialogue.action_of(completion, sampling.stop_token_ids)
                 self.trajectory.append_turn(completion, action, generate_s)
             except (EngineError, ValueError) as error:
                 raise EngineError(f"{where}: {error}") from error
@@ -206,7 +222,7 @@ class Episode:
             "sampling_params": self.sampling,
             "finish_reason": turn.finish_reason,
             "turn_index": self.progress.turn_index,
-            "tokens_left": self.limits.max_length - len(self.dialogue.ids) - len(action_ids),
+            "tokens_left": max(0, self.limits.max_length - self.dialogue.num_tokens - len(action_ids)),
             "metadata": self.metadata,
             "seed": self.key.seed,
         }

@@ -89,11 +89,12 @@ def records(trajectory: Trajectory, where: str, *, keep_failed: bool = False) ->
     """Return an episode's samples, one for each segment with an action; for a failed episode without any, its prompt.
 
     Raises:
-        DataError: the episode is still running, or it failed and `keep_failed` is not set; the message starts with
-            `where`.
+        DataError: the episode is still running, has no token ids, or failed and `keep_failed` is not set; the message
+            starts with `where`.
     """
     if trajectory.stop_reason is None:
         raise DataError(f"{where}: expected a finished episode, got one that is still running. Finish it first.")
+    trajectory.check_tokens(where)
     if trajectory.reward is None and not keep_failed:
         error = f" ({trajectory.error.type}: {trajectory.error.message})" if trajectory.error else ""
         raise DataError(

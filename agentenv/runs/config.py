@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
 
 from agentenv._util.ray.cluster import ClusterConfig, Placement
@@ -21,7 +21,7 @@ FREE_ON_RESUME = (
     "out", "resume", "concurrency", "progress", "json", "grace_s", "max_retries", "max_error_share", "base_url",
     "device", "log_level", "generate_timeout_s", "stall_timeout_s", "num_engines", "ray_address",
     "engine_cpus", "engine_gpus", "env_actors", "env_actor_cpus", "ray_runtime_env", "ray_placement", "ray_wait_s",
-    "group_timeout_s",
+    "group_timeout_s", "api_key_env", "prices",
 )  # fmt: skip
 """Flags that may differ when a run is resumed: they change how it runs, not what it measures."""
 
@@ -293,13 +293,19 @@ class RunConfig(SourceConfig):
     """Folder or Hugging Face id of the tokenizer. Default: the model's."""
     engine: EngineName = "auto"
     """Engine for sampling. `auto` is vllm_http with --base_url, vllm_local with a GPU and vLLM, else hf. `ray` runs
-    engines in Ray actors."""
+    engines in Ray actors. `chat` is an API model: text without token ids."""
     engine_backend: Literal["hf", "vllm_local"] = "hf"
     """Engine inside each Ray actor, for --engine ray."""
     num_engines: int = 1
     """Number of engine actors, for --engine ray."""
     base_url: str | None = None
-    """URL of a vLLM server, for --engine vllm_http."""
+    """URL of a vLLM server, for --engine vllm_http; for --engine chat, the part before /chat/completions, such as
+    https://api.openai.com/v1."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable that holds the API key, for --engine chat. The default one may be missing."""
+    prices: str | None = None
+    """For --engine chat, to show what a run costs: FILE.json or JSON, {"MODEL": {"input": 2.5, "output": 10,
+    "cached_input": 1.25}}, in dollars per million tokens."""
     device: str = "auto"
     """Device, for --engine hf: auto, cpu, cuda, cuda:1, mps …"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -346,12 +352,30 @@ class RunConfig(SourceConfig):
             raise ConfigError(f"--env_kwargs: expected --env with it, got --{name}. {advice}")
         if self.reward_batch_size > 1 and sources and name != "remote_rm_url":
             raise ConfigError(f"--reward_batch_size: expected --reward_func_path with it, got --{name}. Leave it out.")
-        if self.engine == "vllm_http" and not self.base_url:
-            raise ConfigError("--base_url: expected the server's URL, got none. Add --base_url http://HOST:8000")
+        if self.engine in ("vllm_http", "chat") and not self.base_url:
+            example = "http://HOST:8000" if self.engine == "vllm_http" else "https://api.openai.com/v1"
+            raise ConfigError(f"--base_url: expected the server's URL, got none. Add --base_url {example}")
+        if self.prices is not None and self.engine != "chat":
+            raise ConfigError(f"--prices: expected --engine chat with it, got {self.engine!r}. Leave it out.")
+        if self.engine == "chat":
+            self._check_chat()
         if self.chat.history == "rerender" and self.agent_func_path is not None:
             raise ConfigError(
                 "--history: expected 'keep' with --agent_func_path, got 'rerender'. OpenRLHF's response holds one "
                 "sequence only; use --env for several."
+            )
+
+    def _check_chat(self) -> None:
+        """Refuse flags that need token ids, which --engine chat does not return."""
+        options = [field.name for field in fields(ChatOptions)]
+        given = [name for name in options if getattr(self.chat, name) != getattr(ChatOptions(), name)]
+        given += ["agent_func_path"] * (self.agent_func_path is not None) + ["tokenizer"] * (self.tokenizer is not None)
+        given += [name for name in ("min_tokens", "stop_token_ids") if getattr(self.sampling, name)]
+        given += [] if self.apply_chat_template else ["no_apply_chat_template"]
+        if given:
+            raise ConfigError(
+                f"--{given[0]}: expected none with --engine chat, which takes messages and returns no token ids. "
+                "Leave it out, or use another engine."
             )
 
     @property

@@ -123,7 +123,7 @@ class GroupGrader:
         text = turn.action
         if not isinstance(getattr(self.reward, "reward", self.reward), ScoreFunction):  # verl passes it as it is
             before = trajectory.segments[turn.segment].token_ids[max(0, turn.start - _NUM_BEFORE) : turn.start]
-            text = with_opened_thought(text, self.tokenizer.decode(before.tolist()))
+            text = with_opened_thought(text, self.tokenizer.decode(before.tolist()) if before else "")
         if isinstance(self.reward, FunctionGroupReward):
             return Response(text, task.label, prompt_text(prompt), extra or task.metadata)
         return Response(text, task.label, prompt, {**extra, **task.metadata})

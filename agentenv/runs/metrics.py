@@ -70,14 +70,17 @@ class Summary:
     """Each number of `StepResult.info`, from the last turn that has it."""
     info_sum: Mapping[str, float] = field(default_factory=dict)
     """Each number of `StepResult.info`, summed over the turns."""
+    cost_usd: float | None = None
+    """Dollars that the episode cost; None if unknown."""
 
 
 def summarize(trajectory: Trajectory) -> Summary:
     """Return the Summary of an episode."""
     turns, error = trajectory.turns, trajectory.error
-    num_actions = sum(turn.end - turn.start for turn in turns)
+    num_actions = sum(turn.num_tokens for turn in turns)
     spans = [span for i in range(len(trajectory.segments)) for span in spans_of(trajectory, i)]
-    num_prompt = sum(span.end for span in spans if span.kind == "prompt")
+    is_text = any(turn.answer is not None for turn in turns)
+    num_prompt = turns[0].num_input_tokens if is_text else sum(span.end for span in spans if span.kind == "prompt")
     last: dict[str, float] = {}
     total: dict[str, float] = defaultdict(float)
     for turn in turns:
@@ -103,8 +106,8 @@ def summarize(trajectory: Trajectory) -> Summary:
         num_action_tokens=num_actions,
         num_marks=num_marks(text),
         repeated_share=repeated(text),
-        num_observation_tokens=trajectory.num_tokens - num_prompt - num_actions,
-        num_input_tokens=sum(turn.start for turn in turns),
+        num_observation_tokens=0 if is_text else trajectory.num_tokens - num_prompt - num_actions,
+        num_input_tokens=sum(turn.num_input_tokens for turn in turns),
         num_cached_tokens=sum(turn.num_cached_tokens for turn in turns),
         bridges=Counter(
             [t.bridge for t in turns if t.bridge is not None] + ["cut" for t in turns if t.observation_cut]
@@ -115,6 +118,7 @@ def summarize(trajectory: Trajectory) -> Summary:
         wait_s=trajectory.wait_s,
         info_last=last,
         info_sum=dict(total),
+        cost_usd=trajectory.cost_usd,
     )
 
 
@@ -138,7 +142,7 @@ class TokenCounts:
     num_action: int
     """Sampled by the policy."""
     num_observation: int
-    """Added by environments."""
+    """Added by environments; 0 with --engine chat, whose servers do not count them apart."""
     num_input: int
     """Sent to the engine: the whole prompt of every turn."""
     cached_share: float | None
@@ -214,6 +218,10 @@ class Metrics:
     """Requests of agents with their own loop that got no answer, by the code of the error, the most frequent first."""
     tokens: TokenCounts
     time: Time
+    cost_usd: float | None
+    """Dollars that the recorded attempts of the episodes cost, for --prices; None if that is known of no episode."""
+    num_priced: int
+    """Episodes whose cost is known."""
     info: dict[str, dict[str, float]]
     """By key of `StepResult.info`: "last", the mean over episodes of the last turn's value, "sum", the mean of the sum
     over turns, and "num_episodes" that have the key."""
@@ -254,6 +262,7 @@ class _Counts:
         self.info: dict[str, tuple[Moments, Moments]] = {}
         self.rewards, self.scores, self.task_rewards, self.task_scores = (Moments() for _ in range(4))
         self.hygiene = HygieneCounts()
+        self.cost = Moments()
         self.open: dict[str, _Group] = {}
 
     def add(self, e: Summary) -> None:
@@ -267,6 +276,8 @@ class _Counts:
         self.bridges.update(e.bridges)
         self.refusals.update(e.refusals)
         self.tokens.update({name: getattr(e, name) for name in _COUNTED})
+        if e.cost_usd is not None:
+            self.cost.add(e.cost_usd)
         for name, seconds in self.seconds.items():
             seconds.add(getattr(e, name))
         key = e.group_id or e.episode_id
@@ -334,6 +345,8 @@ class _Counts:
             refusals=dict(self.refusals.most_common()),
             tokens=TokenCounts(prompt, action, observation, sent, cached_share=_ratio(cached, sent)),
             time=self._time(wall_s),
+            cost_usd=self.cost.total if self.cost.num else None,
+            num_priced=self.cost.num,
             info={
                 key: {"last": last.mean or 0.0, "sum": total.mean or 0.0, "num_episodes": last.num}
                 for key, (last, total) in sorted(self.info.items())

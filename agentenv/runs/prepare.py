@@ -18,8 +18,9 @@ from typing import Any
 from agentenv._util.calls import StepTimeout, bounded, create
 from agentenv.chat.chat import Chat
 from agentenv.core.dataset import in_messages, read_tasks
-from agentenv.core.engine import Engine, Tokenizer
+from agentenv.core.engine import Engine, NoTokenizer, Tokenizer
 from agentenv.core.types import Limits, Task
+from agentenv.engines.chat.wire import read_prices
 from agentenv.engines.factory import choose_engine, open_engine
 from agentenv.engines.models import load_stop_token_ids, load_tokenizer, resolve_model
 from agentenv.engines.pool import PoolPolicy
@@ -81,8 +82,11 @@ async def prepare(
     """
     source = source or load_source(config)
     tasks = load_tasks(config, source, rows)
-    model = resolve_model(config.model)
+    takes_messages = config.engine == "chat"
+    model = config.model if takes_messages else resolve_model(config.model)
     stop_token_ids: Sequence[int] = ()
+    if takes_messages:
+        tokenizer = NoTokenizer()
     if tokenizer is None:
         tokenizer = load_tokenizer(resolve_model(config.tokenizer) if config.tokenizer else model)
         stop_token_ids = load_stop_token_ids(model)
@@ -108,6 +112,8 @@ async def prepare(
     context = _CONTEXT_ARGS.get(config.engine_backend if engine == "ray" else engine)
     if context is not None:
         engine_args.setdefault(context, limits.max_length)
+    if takes_messages:
+        engine_args = chat_args(config, source) | engine_args
     await check_constructor(source, limits.step_timeout_s)
     return Job(
         config=config.with_flags(max_length=limits.max_length, max_turns=limits.max_turns),
@@ -123,6 +129,21 @@ async def prepare(
         grader=open_grader(config.groups, tokenizer, concurrency=config.concurrency),
         digests={"engine": engine, "tasks": digest(tasks), "template": template_digest},
     )
+
+
+def chat_args(config: RunConfig, source: EpisodeSource) -> dict[str, Any]:
+    """Return the arguments of the engine `chat` that are flags.
+
+    Raises:
+        ConfigError: the agent has its own loop, or --prices has no prices of the model.
+    """
+    if isinstance(source, ChatAgentSource):
+        raise ConfigError(
+            f"--engine chat: expected an environment with `step`, got {source.cls.__name__}, which has its own loop "
+            "and needs token ids to record. Use another engine."
+        )
+    prices = None if config.prices is None else read_prices(config.prices, config.model)
+    return {"api_key_env": config.api_key_env, "prices": prices, "timeout_s": config.limits.generate_timeout_s}
 
 
 def limits_of(options: LimitOptions, source: EpisodeSource) -> Limits:
@@ -209,6 +230,8 @@ def describe_template(chat: Chat, config: RunConfig) -> tuple[str, str]:
     Raises:
         ConfigError: prompts are to be rendered, and the template cannot.
     """
+    if isinstance(chat.tokenizer, NoTokenizer):
+        return "the server's. It returns no token ids: max_length counts the tokens that it reports", ""
     if not chat.has_template:
         return "none: messages become plain paragraphs (User: …, Assistant:)", ""
     known = str(chat.tokenizer.chat_template)

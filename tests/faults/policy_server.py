@@ -3,7 +3,7 @@
 It speaks HTTP over raw sockets, so that it can break HTTP too. The address chooses the fault,
 `http://127.0.0.1:PORT/ENDPOINT/WHEN/MODE`:
 
-- ENDPOINT is `text` (/v1/completions) or `ids` (/inference/v1/generate).
+- ENDPOINT is `text` (/v1/completions), `ids` (/inference/v1/generate) or `chat` (/chat/completions).
 - WHEN is `always` (every generation), `once` (the first generation of each episode) or `start` (every request, also
   those of the look at the server).
 
@@ -35,6 +35,10 @@ DRIP_S = 0.1
 
 def right(body: dict[str, Any], endpoint: str) -> dict[str, Any]:
     """Return a right completion, which depends on the prompt alone."""
+    if endpoint == "chat":
+        message = {"role": "assistant", "content": f"{len(body['messages'])}: {body['messages'][-1]['content']}"}
+        usage = {"prompt_tokens": 10 * len(body["messages"]), "completion_tokens": 7}
+        return {"model": body["model"], "choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}
     prompt = body["token_ids" if endpoint == "ids" else "prompt"]
     seed = sum(place * token for place, token in enumerate(prompt, 1))
     ids = [97 + (seed + place) % 26 for place in range(3 + seed % 3)]
@@ -71,7 +75,7 @@ class Exchange:
     @property
     def right(self) -> tuple[int, dict[str, Any]]:
         """Status and content of the right answer."""
-        if self.path == "v1/models":
+        if self.path in ("v1/models", "models"):
             return 200, {"data": [{"id": "the-model", "max_model_len": 4096}]}
         if self.is_generation:
             return 200, right(self.body, self.endpoint)
@@ -458,6 +462,77 @@ COMPLETION = {
 MODES = CONNECTION | HEAD | STATUS | BODY | COMPLETION
 
 
+def message(expected: Any, **fields: Any) -> Mode:
+    def change(answer: dict[str, Any]) -> Any:
+        old = answer["choices"][0]
+        return {**answer, "choices": [{**old, "message": {**old["message"], **fields}}]}
+
+    return changed(expected, change)
+
+
+def usage(expected: Any, value: Any) -> Mode:
+    return changed(expected, lambda answer: {**answer, "usage": value})
+
+
+def error(code: Any) -> Change:
+    return lambda answer: {**answer, "choices": [{**answer["choices"][0], "error": {"code": code}}]}
+
+
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+NO_CREDIT = b'{"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}'
+CHAT = {
+    "no-choices": COMPLETION["no-choices"],
+    "choices-missing": COMPLETION["choices-missing"],
+    "choices-null": COMPLETION["choices-null"],
+    "choice-of-text": COMPLETION["choice-of-text"],
+    "choices-a-number": changed("fails", lambda answer: {**answer, "choices": 3}),
+    "two-choices": COMPLETION["two-choices"],
+    "choice-with-an-error": changed("fails", error(502)),
+    "message-missing": changed("fails", without("message")),
+    "message-of-text": choice("fails", message="hello"),
+    "content-missing": message("succeeds", content=None),  # all tokens were reasoning
+    "content-and-tokens-missing": changed(
+        "fails", lambda answer: {"choices": [{"message": {"content": None}, "finish_reason": "stop"}]}
+    ),
+    "content-a-number": message("fails", content=42),
+    "content-of-parts": message("succeeds", content=[{"type": "text", "text": "hello"}]),
+    "content-of-nonsense": message("fails", content=[1, None, {"type": "text", "text": 3}]),
+    "reasoning-beside": message("succeeds", reasoning_content="Let me think."),
+    "reasoning-a-number": message("fails", reasoning=7),
+    "calls-of-text": message("fails", tool_calls="f()"),
+    "calls-of-numbers": message("fails", tool_calls=[1]),
+    "calls-without-function": message("fails", tool_calls=[{"id": "a"}]),
+    "calls-without-ids": message("succeeds", tool_calls=[{**CALL, "id": None}, {**CALL, "id": ""}]),
+    "calls-with-one-id": message("succeeds", tool_calls=[CALL, CALL]),
+    "calls-of-no-json": message("succeeds", tool_calls=[{**CALL, "function": {"name": "f", "arguments": "{"}}]),
+    "finish-reason-missing": changed("fails", without("finish_reason")),
+    "finish-reason-null": choice("fails", finish_reason=None),
+    "finish-reason-a-list": choice("fails", finish_reason=["stop"]),
+    "finish-reason-unknown": choice("fails", finish_reason="who knows"),
+    "finish-reason-error": choice("fails", finish_reason="error"),
+    "content-filter": choice("fails", finish_reason="content_filter"),
+    "cut": choice("succeeds", finish_reason="length"),
+    "usage-missing": usage("succeeds", None),
+    "usage-of-text": usage("succeeds", "many"),
+    "usage-negative": usage("succeeds", {"prompt_tokens": -1, "completion_tokens": -1}),
+    "usage-of-floats": usage("succeeds", {"prompt_tokens": 1.5, "completion_tokens": float("nan")}),
+    "usage-enormous": usage("succeeds", {"prompt_tokens": 10**400, "completion_tokens": 10**400}),
+    "usage-more-cached-than-read": usage(
+        "succeeds",
+        {"prompt_tokens": 5, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 99}},
+    ),
+    "same-answer-again": changed("fails", lambda answer: {**answer, "id": "chatcmpl-the-one-and-only-answer"}),
+    "numbered-answers": changed("succeeds", lambda answer: {**answer, "id": "chatcmpl-7"}),
+    "model-of-another-name": COMPLETION["model-of-another-name"],
+    "402": stops(status("402 Payment Required")),
+    "429-without-credit": stops(status("429 Too Many Requests", body=NO_CREDIT)),
+    "403": fails(status("403 Forbidden")),
+}
+"""What else, or in another way, can go wrong with chat completions."""
+
+CHAT_MODES = CONNECTION | HEAD | STATUS | BODY | CHAT
+
+
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, memory: dict[str, Any]) -> None:
     """Answer the requests of one connection."""
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
@@ -467,13 +542,16 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, memo
             body = json.loads(await reader.readexactly(size)) if size else {}
             _, endpoint, when, name, path = head.split()[1].decode().split("/", 4)
             episode = body.get("request_id", "agentenv-look/").rpartition("/")[0]
+            if "messages" in body:
+                episode = body["messages"][0]["content"]
             kept = memory.setdefault(f"{endpoint}/{when}/{name}", {"seen": set()})
             exchange = Exchange(reader, writer, endpoint, path, body, kept)
             is_right = (when == "once" and episode in kept["seen"]) or (when != "start" and episode == "agentenv-look")
             kept["seen"].add(episode)
             if body:
-                kept.setdefault("first", body["request_id"])
-            await (exchange.answer() if is_right else MODES[name].serve(exchange))
+                kept.setdefault("first", body.get("request_id"))
+            modes = CHAT_MODES if endpoint == "chat" else MODES
+            await (exchange.answer() if is_right else modes[name].serve(exchange))
 
 
 async def main() -> None:

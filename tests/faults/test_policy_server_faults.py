@@ -70,9 +70,12 @@ async def nothing_left():
     before, threads = sockets(), set(threading.enumerate())
     yield
     async with asyncio.timeout(60):
-        while sockets() - before or asyncio.all_tasks() != {asyncio.current_task()}:
+        while sockets() - before or asyncio.all_tasks() != {asyncio.current_task()} or new_threads(threads):
             await asyncio.sleep(0.01)
-    assert {t for t in set(threading.enumerate()) - threads if not t.name.startswith("asyncio_")} == set()
+
+
+def new_threads(before):
+    return {thread for thread in set(threading.enumerate()) - before if not thread.name.startswith("asyncio_")}
 
 
 async def run_at(base_url, *, timeout_s, max_retries):

@@ -125,6 +125,7 @@ def run_answer(
         raise InfraError(
             f"run: expected a reward, got an episode that ended with {trajectory.stop_reason}. Run it again."
         )
+    trajectory.check_tokens("run")
     if len(trajectory.segments) != 1:
         raise ContractError(
             f"run: expected one segment of tokens, got {len(trajectory.segments)}: NeMo RL needs each prompt to extend "

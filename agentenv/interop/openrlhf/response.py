@@ -24,7 +24,9 @@ def to_response(trajectory: Trajectory, segment_index: int | None = None) -> Res
 
     Raises:
         ContractError: there are several segments and no index: the dict holds one sequence.
+        DataError: the record has no token ids.
     """
+    trajectory.check_tokens("to_response")
     if segment_index is None and len(trajectory.segments) > 1:
         raise ContractError(
             f"to_response: expected one segment, got {len(trajectory.segments)}. Use history='keep', or train on the "

@@ -19,7 +19,7 @@ from agentenv.chat.chat import Chat
 from agentenv.core.agent import AgentInstance, StepState
 from agentenv.core.engine import Engine
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Completion, SamplingParams, StepResult, Task
+from agentenv.core.types import Completion, Conversation, SamplingParams, StepResult, Task
 from agentenv.episode.loop import Episode
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.errors import ConfigError, ContractError, InfraError
@@ -84,7 +84,7 @@ class _PromptRecorder:
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
     ) -> Completion:
         """Sample from the wrapped engine."""
-        self.prompt_ids = list(prompt_token_ids)
+        self.prompt_ids = [] if isinstance(prompt_token_ids, Conversation) else list(prompt_token_ids)
         return await self.engine.generate(prompt_token_ids, sampling, request_id=request_id)
 
 
@@ -102,8 +102,10 @@ class _JudgedAnswer(AgentInstance):
         """Send the answer to the judge."""
         prompt, action_ids = states["observation_text"], states["action_ids"]
         # Decode prompt and answer together, as OpenRLHF does: some tokenizers drop the space that a text starts with.
-        query = self.chat.decode([*self.recorder.prompt_ids, *action_ids])
-        if not query.startswith(prompt):  # reward functions cut the prompt off the front
+        query = self.chat.decode([*self.recorder.prompt_ids, *action_ids]) if action_ids else ""
+        if not action_ids:  # of an engine that returns text
+            query = f"{prompt} {states['action_text']}"
+        elif not query.startswith(prompt):  # reward functions cut the prompt off the front
             query = prompt + self.chat.decode(action_ids)
         outcome = await self.ask(Sample(query, prompt, states["label"]))
         if isinstance(outcome, ContractError):

@@ -72,7 +72,9 @@ def _append_turn(view: Text, index: int, turn: Turn, *, with_tools: bool, is_tex
     result = turn.result
     facts = [f"turn {index}", f"reward {number_text(result.reward if result else None)}"]
     facts += [f"score {number_text(result.score)}"] if result is not None and result.score is not None else []
-    facts += [f"{turn.end - turn.start} tokens", *([turn.finish_reason] if turn.finish_reason != "stop" else [])]
+    facts += [f"{turn.num_tokens} tokens", *([turn.finish_reason] if turn.finish_reason != "stop" else [])]
+    if turn.answer is not None and turn.answer.reasoning:
+        _append_messages(view, [{"role": "reasoning", "content": turn.answer.reasoning}])
     _append_head(view, "assistant", " · ".join(facts))
     view.append(f"{safe(turn.action)}\n")
     for call in ToolFormat().parse(turn.action).calls if with_tools else ():

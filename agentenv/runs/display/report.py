@@ -74,7 +74,7 @@ def _rows(m: Metrics) -> list[tuple[str, str]]:
     rows += [(f"pass@{k}", _estimate(m.pass_at_k[k])) for k in listed if m.pass_at_k[k].mean is not None]
     if m.turns_mean is not None:
         rows.append(("turns", f"mean {m.turns_mean:.2f}, max {m.turns_max}"))
-    if set(m.bridges) - {"exact", "text"}:  # actions that did not end as in the template
+    if set(m.bridges) - {"exact", "text", "messages"}:  # actions that did not end as in the template
         rows.append(("replies after", _histogram(m.bridges)))
     t = m.time
     tokens_in, tokens_out = t.input_tokens_per_s or 0.0, t.action_tokens_per_s or 0.0
@@ -83,6 +83,7 @@ def _rows(m: Metrics) -> list[tuple[str, str]]:
     rows += [
         ("tokens", f"{m.tokens.num_input} in ({_share(m.tokens.cached_share)} cached), {m.tokens.num_action} out"),
         *([("speed", f"{speed}, {tokens_in:.0f} tokens/s in, {tokens_out:.0f} tokens/s out")] if speed else []),
+        *([("cost", _cost(m))] if m.cost_usd is not None else []),
         ("time", f"{clock(t.wall_s)}  (of the episodes' time: {shares})"),
         ("stop reasons", _histogram(m.stop_reasons)),
     ]
@@ -117,6 +118,12 @@ def _estimate(estimate: Estimate) -> str:
         return f"{estimate.mean:.3f}"
     interval = f"[{estimate.ci95_low:.3f}, {estimate.ci95_high:.3f}]"
     return f"{estimate.mean:.3f}  95% CI {interval}  ({estimate.num_tasks} tasks)"
+
+
+def _cost(m: Metrics) -> str:
+    unknown = f"; {m.num_episodes - m.num_priced} episodes unknown" if m.num_priced < m.num_episodes else ""
+    total = m.cost_usd or 0.0
+    return f"${total:.4f}  (${total / m.num_priced:.4f} per episode{unknown})"
 
 
 def _share(share: float | None) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from agentenv._util.jsonable import jsonable
 from agentenv.core.trajectory import NO_VERSION, EpisodeError, Segment, Trajectory, Turn
-from agentenv.core.types import SamplingParams, StepResult, StopReason, Task
+from agentenv.core.types import Answer, SamplingParams, StepResult, StopReason, Task
 from agentenv.errors import DataError
 
 SCHEMA_VERSION = 2
@@ -61,7 +61,10 @@ def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
         },
         "turns": [_turn_to_dict(turn) for turn in trajectory.turns],
         "segments": [
-            _segment_to_dict(segment, [(turn.start, turn.end) for turn in trajectory.turns if turn.segment == index])
+            _segment_to_dict(
+                segment,
+                [(turn.start, turn.end) for turn in trajectory.turns if turn.segment == index and turn.answer is None],
+            )
             for index, segment in enumerate(trajectory.segments)
         ],
     }
@@ -72,6 +75,8 @@ def _turn_to_dict(turn: Turn) -> dict[str, Any]:
     numbers = ("generate_s", "step_s", "num_cached_tokens", "num_retries")
     reply = ("bridge", "num_synthesised", "observation_cut")
     values: dict[str, Any] = {name: getattr(turn, name) for name in names + numbers + reply}
+    if turn.answer is not None:
+        values["answer"] = jsonable(asdict(turn.answer))
     result = turn.result
     if result is None:
         return values | {"result": None}
@@ -121,14 +126,20 @@ def trajectory_from_dict(values: Mapping[str, Any]) -> Trajectory:
                     stops = {"stop": tuple(sampling["stop"]), "stop_token_ids": tuple(sampling["stop_token_ids"])}
                     result["sampling"] = SamplingParams(**{**sampling, **stops})
                 result = StepResult(**result)
-            turns.append(Turn(**{**turn_values, "result": result}))
+            answer = turn_values.get("answer")
+            if answer is not None:
+                answer = Answer(**{**answer, "tool_calls": tuple(answer["tool_calls"])})
+            turns.append(Turn(**{**turn_values, "result": result, "answer": answer}))
         segments = [_segment_from_dict(segment) for segment in values["segments"]]
         for turn in turns:
-            if turn.result is not None:
+            if turn.result is not None and turn.answer is None:
                 segments[turn.segment].rewards[turn.end - 1] = turn.result.reward
         numbers = [values["attempt"], values["wait_s"]]
         for turn in turns:
             numbers += [turn.generate_s, turn.step_s, turn.num_cached_tokens]
+            numbers += (
+                [] if turn.answer is None else [turn.num_tokens, turn.num_input_tokens, turn.answer.cost_usd or 0]
+            )
             if turn.result is not None:
                 given = [turn.result.score, *turn.result.info.values()]
                 numbers += [value for value in given if isinstance(value, int | float)]

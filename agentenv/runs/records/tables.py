@@ -26,6 +26,7 @@ EPISODE_COLUMNS = {
     "num_tokens": "number of tokens in all segments",
     "num_action_tokens": "number of sampled tokens",
     "policy_version": "newest version of the weights that sampled a token",
+    "cost_usd": "dollars that an API model cost, for `--prices`",
     "attempt": "number of earlier attempts that failed",
     "seed": "seed of the environment",
     "generate_s": "seconds in the engine",
@@ -64,7 +65,7 @@ def episode_row(trajectory: Trajectory) -> Row:
     """Return the row of an episode: `EPISODE_COLUMNS`, then `info.KEY`."""
     task, error, turns = trajectory.task, trajectory.error, trajectory.turns
     prompt = trajectory.prompt or task.prompt
-    versions = [_version(trajectory, turn) for turn in turns]
+    versions = [version for turn in turns if (version := _version(trajectory, turn)) is not None]
     info = {key: value for turn in turns for key, value in _info(turn).items()}
     return {
         "episode_id": trajectory.episode_id,
@@ -77,8 +78,9 @@ def episode_row(trajectory: Trajectory) -> Row:
         "stop_reason": None if trajectory.stop_reason is None else trajectory.stop_reason.value,
         "num_turns": len(turns),
         "num_tokens": trajectory.num_tokens,
-        "num_action_tokens": sum(turn.end - turn.start for turn in turns),
+        "num_action_tokens": sum(turn.num_tokens for turn in turns),
         "policy_version": max(versions, default=None),
+        "cost_usd": trajectory.cost_usd,
         "attempt": trajectory.attempt,
         "seed": trajectory.seed,
         "generate_s": math.fsum(turn.generate_s for turn in turns),
@@ -103,7 +105,7 @@ def turn_rows(trajectory: Trajectory) -> list[Row]:
             "reward": turn.result.reward if turn.result else None,
             "score": turn.result.score if turn.result else None,
             "finish_reason": turn.finish_reason,
-            "num_action_tokens": turn.end - turn.start,
+            "num_action_tokens": turn.num_tokens,
             "policy_version": _version(trajectory, turn),
             "generate_s": turn.generate_s,
             "step_s": turn.step_s,
@@ -121,8 +123,8 @@ def observation_text(turn: Turn) -> str:
     return json.dumps(jsonable(observation), ensure_ascii=False)
 
 
-def _version(trajectory: Trajectory, turn: Turn) -> int:
-    return max(trajectory.segments[turn.segment].policy_versions[turn.start : turn.end])
+def _version(trajectory: Trajectory, turn: Turn) -> int | None:
+    return max(trajectory.segments[turn.segment].policy_versions[turn.start : turn.end], default=None)
 
 
 def _info(turn: Turn) -> Mapping[str, Any]:

@@ -105,6 +105,7 @@ def diff_episode(
     Raises:
         ConfigError: the episode is not in messages, the tokenizer has no template, or it refuses the messages.
     """
+    trajectory.check_tokens("tokens diff")
     messages = messages_of(trajectory)
     if messages is None or not getattr(tokenizer, "chat_template", None):
         got = "raw text, which has no roles" if messages is None else "a tokenizer without a chat template"

@@ -322,6 +322,11 @@ def _flags(path: str | Path) -> tuple[RunConfig, EngineName]:
             f"{path}: expected a run of `agentenv run`, got a training run, whose weights changed. "
             "Replay a run of its model: `agentenv run --model` with the model folder in it."
         )
+    if stored.get("flags", {}).get("engine") == "chat":
+        raise ConfigError(
+            f"{path}: expected a run with token ids, got one recorded by --engine chat, which returns no token ids. "
+            "Replay a run of another engine."
+        )
     try:
         flags: Mapping[str, Any] = stored["flags"]
         engine: EngineName = stored["resolved"]["engine"]

@@ -91,6 +91,11 @@ def load_run_tokenizer(run: str | Path, override: str | None = None) -> tuple[To
         ConfigError: the run's config.json names no model, or the tokenizer cannot be loaded.
     """
     flags = _flags(run)
+    if flags.get("engine") == "chat":
+        raise ConfigError(
+            f"{run}: expected a run with token ids, got one recorded by --engine chat, which returns no token ids. "
+            "Sample it with another engine."
+        )
     model = flags.get("model")
     name = override or flags.get("tokenizer") or model
     if not isinstance(name, str) or not name:
@@ -179,6 +184,7 @@ def _span_to_json(
 
 
 def _check(trajectory: Trajectory, segment: int | None, max_tokens: int | None) -> None:
+    trajectory.check_tokens("tokens show")
     number = len(trajectory.segments)
     if segment is not None and not 0 <= segment < number:
         raise ConfigError(f"--segment: expected one of 0 to {number - 1}, got {segment}. The episode has no more.")

@@ -67,12 +67,13 @@ def build(trajectories: Iterable[Trajectory], *, need_logprobs: bool = False) ->
     with a missing log-probability are left out of the loss, with a warning; its reward still reaches earlier turns.
 
     Raises:
-        DataError: an episode has not ended.
+        DataError: an episode has not ended, or has no token ids.
     """
     good, num_failed = [], 0
     for trajectory in trajectories:
         if trajectory.stop_reason is None:
             raise DataError("batch.build: expected episodes that ended, got one that still runs. Finish it first.")
+        trajectory.check_tokens("batch.build")
         if trajectory.reward is None:
             num_failed += 1
         else:

@@ -1,0 +1,1 @@
+"""API models: any server with OpenAI's chat completions, for runs without token ids."""

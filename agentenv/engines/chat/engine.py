@@ -1,0 +1,220 @@
+"""Any server with OpenAI's chat completions: messages in, text and tool calls out, without token ids."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from agentenv._util.http.client import (
+    MAX_ANSWER_BYTES,
+    AttemptFailure,
+    HTTPClient,
+    HTTPErrors,
+    RetryPolicy,
+    checked_url,
+)
+from agentenv._util.http.json_bodies import parse_body
+from agentenv.core.engine import ContextFull, NoTokenizer
+from agentenv.core.types import Completion, Conversation, SamplingParams
+from agentenv.engines.chat.wire import TokenPrices, completion_of, request_fields
+from agentenv.errors import ConfigError, DataError, EngineError, RunStopped
+
+if TYPE_CHECKING:
+    import httpx
+
+DEFAULT_KEY_ENV = "OPENAI_API_KEY"
+FIRST_PAUSE_S = 1.0
+KEEPALIVE_S = 4.0
+"""Idle connections are dropped before servers drop them (vLLM: 5 s), which would cost a retry."""
+_MIN_ID = 20
+"""Characters from which an answer's id is taken to be unique: some servers number answers, or name them all alike."""
+_TOO_LONG = re.compile(
+    r"context[ _-]?(length|window|size|limit)|maximum context|prompt is too long|too many tokens|reduce the length|"
+    r"(input|prompt|request|tokens)\b[^.]{0,80}(too (long|large)|exceed)|"
+    r"at most \d+ (completion |output )?tokens|maximum allowed number of output tokens",
+    re.IGNORECASE,
+)
+"""What servers say when the prompt, or the prompt and the limit of the answer, are too long for the model."""
+
+
+class _Refused(EngineError):
+    """The server refuses the request."""
+
+
+class ChatEngine:
+    """An engine over an API model, for runs only: it returns text and tool calls, which nothing can be trained on.
+
+    Failed attempts are repeated as `agentenv._util.http.client` says, and so are answers without JSON or with an error
+    instead of a completion. If the room of the episode is more than the model takes, the server's own limit applies.
+
+    Example::
+
+        engine = ChatEngine("https://api.openai.com/v1", "gpt-4o")
+        trajectory = await run_episode(MathRetry, task, engine=engine)
+        await engine.close()
+
+    Args:
+        base_url: the part before `/chat/completions`, as for the openai package.
+        model: name of the model.
+        api_key_env: environment variable that holds the key; the default one may be missing.
+        prices: of the model, for the cost of each answer.
+        extra_body: more fields of the request, which override ours; None removes a field.
+        timeout_s: deadline of one `generate`, with all retries and their pauses.
+        max_retries: further attempts after the first.
+        transport: another way to reach the server, for tests.
+
+    Raises:
+        ConfigError: the address or the key is wrong, or the key is missing.
+    """
+
+    tokenizer: ClassVar[NoTokenizer] = NoTokenizer()
+
+    max_model_len: int | None = None
+    """The server's context, where it tells it; known after `start`."""
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api_key_env: str = DEFAULT_KEY_ENV,
+        prices: TokenPrices | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        timeout_s: float = 600.0,
+        max_retries: int = 10,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        key = os.environ.get(api_key_env, "").strip() or None
+        if key is None and api_key_env != DEFAULT_KEY_ENV:
+            raise ConfigError(
+                f"--api_key_env: expected a key in the environment variable {api_key_env!r}, got none. Set it."
+            )
+        self.model = model
+        self.prices = prices
+        self.extra_body = dict(extra_body or {})
+        self.timeout_s = timeout_s
+        self._http = HTTPClient(
+            checked_url("--base_url", base_url, path="/v1"),
+            api_key=key,
+            errors=HTTPErrors(unavailable=EngineError, timeout=EngineError, refused=_Refused, unreadable=EngineError),
+            keepalive_s=KEEPALIVE_S,
+            transport=transport,
+        )
+        self.base_url = self._http.url
+        self._policy = RetryPolicy(max_attempts=max_retries + 1, timeout_s=timeout_s, first_pause_s=FIRST_PAUSE_S)
+        self._limit_field = "max_completion_tokens"
+        self._seen_ids: set[str] = set()
+
+    async def start(self) -> None:
+        """Look at the server's list of models, which costs nothing and which not every server has.
+
+        Raises:
+            ConfigError: nothing answers at the address, or the key is wrong.
+        """
+        answer = await self._http.attempt("/models", timeout_s=self.timeout_s, max_bytes=2 * MAX_ANSWER_BYTES)
+        if isinstance(answer, AttemptFailure):
+            if answer.status is None and not answer.suspect:  # no connection; later failures may pass
+                raise ConfigError(f"--base_url: expected a server, got none: {answer.error}") from answer.error
+            if answer.status == 401:
+                raise answer.error
+            return
+        try:
+            found = await parse_body(answer.body)
+        except ValueError:
+            return
+        models = found.get("data") if isinstance(found, dict) else None
+        for each in models if isinstance(models, list) else ():
+            length = each.get("max_model_len") if isinstance(each, dict) and each.get("id") == self.model else None
+            self.max_model_len = length if isinstance(length, int) and length > 0 else self.max_model_len
+
+    async def generate(self, asked: Conversation, sampling: SamplingParams, *, request_id: str) -> Completion:
+        """Return one answer; see `agentenv.core.engine.Engine`. Cancelling it closes the connection.
+
+        Raises:
+            EngineError: no valid answer within `timeout_s` and `max_retries`, or the server refuses the request.
+            ContextFull: the conversation is too long for the model.
+            ConfigError: the address, key or model is wrong; retrying cannot help.
+            RunStopped: the account has no credit.
+        """
+        body = request_fields(self.model, asked, sampling)
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                found = await self._answer(body, sampling.max_tokens)
+        except TimeoutError as error:
+            raise EngineError(
+                f"{self.base_url}: expected an answer within {self.timeout_s:g} s, got none. "
+                "Look at the server's load, or raise --generate_timeout_s."
+            ) from error
+        try:
+            return completion_of(found, asked, self.prices)
+        except EngineError as error:
+            raise EngineError(f"{self.base_url}/chat/completions: {error}") from error
+
+    async def close(self) -> None:
+        """Close all connections; calling it again does nothing."""
+        await self._http.close()
+
+    async def _answer(self, body: dict[str, Any], max_tokens: int | None) -> dict[str, Any]:
+        """Return the server's answer; where it refuses our limit of tokens, ask in another way."""
+        try:
+            return await self._request({**body, self._limit_field: max_tokens})
+        except _Refused as error:
+            if _TOO_LONG.search(str(error)):
+                try:  # the room that the server has left is smaller than our limit
+                    return await self._request(body)
+                except _Refused as second:
+                    if _TOO_LONG.search(str(second)):
+                        raise ContextFull(str(second)) from second
+                    raise
+            if self._limit_field == "max_tokens" or self._limit_field not in str(error):
+                raise
+            self._limit_field = "max_tokens"  # the older name of the field
+        return await self._answer(body, max_tokens)
+
+    async def _request(self, body: dict[str, Any]) -> dict[str, Any]:
+        fields = {name: value for name, value in (body | self.extra_body).items() if value is not None}
+        try:
+            content = json.dumps(fields, allow_nan=False, separators=(",", ":")).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DataError(f"messages: expected what JSON can represent, got {error}. Fix the environment.") from error
+        return await self._policy.run(lambda number: self._attempt(content))
+
+    async def _attempt(self, content: bytes) -> dict[str, Any] | AttemptFailure:
+        path = "/chat/completions"
+        answer = await self._http.attempt(path, content)
+        if isinstance(answer, AttemptFailure):
+            text = str(answer.error)
+            if answer.status == 402 or "insufficient_quota" in text:
+                raise RunStopped(f"{text} The account has no credit: add some and --resume.") from answer.error
+            if answer.status == 403:  # of this request: a filter of the server may have refused its content
+                return replace(answer, error=_Refused(text))
+            return answer
+        where = f"{self.base_url}{path}"
+        try:
+            found = await parse_body(answer.body)
+        except ValueError:
+            found = None
+        choices = found.get("choices") if isinstance(found, dict) else None
+        reported = [found.get("error")] if isinstance(found, dict) else [""]
+        reported += [
+            each.get("error") for each in (choices if isinstance(choices, list) else ()) if isinstance(each, dict)
+        ]
+        if not isinstance(found, dict) or any(error is not None for error in reported):
+            wrong = (
+                f"{where}: expected a chat completion, got {answer.excerpt}. Check the address and the server's log."
+            )
+            return AttemptFailure(EngineError(wrong), retryable=True)
+        name = found.get("id")
+        if isinstance(name, str) and len(name) >= _MIN_ID:
+            if name in self._seen_ids:
+                raise EngineError(
+                    f"{where}: expected a new answer, got that of an earlier request, {name[:80]!r}. "
+                    "Switch off caches of answers between here and the model."
+                )
+            self._seen_ids.add(name)
+        return found

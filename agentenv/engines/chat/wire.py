@@ -1,0 +1,174 @@
+"""Write requests and read answers of `POST /chat/completions`, and price them.
+
+Source: OpenAI's API reference, "Create chat completion"; vLLM's, DeepSeek's and OpenRouter's additions to it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentenv._util.brief import brief
+from agentenv.chat.tool_calls.calls import call_id
+from agentenv.core.arguments import number, parse_json_object
+from agentenv.core.types import Answer, Completion, Conversation, FinishReason, SamplingParams
+from agentenv.errors import ConfigError, EngineError
+
+_FINISH: Mapping[str, FinishReason] = {
+    "stop": "stop", "tool_calls": "stop", "function_call": "stop", "end_turn": "stop",
+    "length": "length", "max_tokens": "length",
+}  # fmt: skip
+_MAX_COUNT = 2**31 - 1
+_TOOL_KEYS = ("name", "description", "parameters", "strict")
+_PRICES = ("input", "output", "cached_input")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrices:
+    """Dollars for a million tokens."""
+
+    input: float
+    output: float
+    cached_input: float
+
+    def cost_usd(self, num_input: int, num_cached: int, num_output: int) -> float:
+        """Return the price of a request."""
+        fresh = (num_input - num_cached) * self.input
+        return (fresh + num_cached * self.cached_input + num_output * self.output) / 1e6
+
+
+def read_prices(spec: str, model: str) -> TokenPrices:
+    """Return a model's prices.
+
+    Args:
+        spec: FILE.json or JSON text: `{"MODEL": {"input": 2.5, "output": 10, "cached_input": 1.25}}`, in dollars per
+            million tokens. Cached input costs as much as other input if its price is missing.
+        model: the name of the model.
+
+    Raises:
+        ConfigError: the file cannot be read, or has no valid prices of the model.
+    """
+    text, path = spec, Path(spec).expanduser()
+    if not spec.lstrip().startswith("{"):
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"--prices: expected FILE.json or a JSON object, got {spec!r}: {error}. Correct it."
+            ) from error
+    prices = parse_json_object("--prices", text).get(model)
+    expected = '{"input": 2.5, "output": 10}, optionally with "cached_input"'
+    if not isinstance(prices, dict) or not {"input", "output"} <= prices.keys() <= set(_PRICES):
+        raise ConfigError(f"--prices: expected {expected} under {model!r}, got {brief(prices)}. Add the model's.")
+    values = {name: number(f"--prices: {model}: {name}", value, low=0.0) for name, value in prices.items()}
+    return TokenPrices(**{"cached_input": values["input"], **values})
+
+
+def request_fields(model: str, asked: Conversation, sampling: SamplingParams) -> dict[str, Any]:
+    """Return a request without its limit of tokens.
+
+    What has the value of no effect is left out, except the temperature: some models refuse such fields.
+
+    Raises:
+        ConfigError: no such API has a parameter of the sampling.
+    """
+    for name in ("min_tokens", "stop_token_ids"):
+        if value := getattr(sampling, name):
+            raise ConfigError(f"--{name}: expected none with --engine chat, got {value!r}. Leave it out.")
+    fields: dict[str, Any] = {"model": model, "messages": asked.messages, "temperature": sampling.temperature}
+    fields |= {"top_p": sampling.top_p} if sampling.top_p < 1.0 else {}
+    fields |= {"top_k": sampling.top_k} if sampling.top_k > 0 else {}
+    fields |= {"min_p": sampling.min_p} if sampling.min_p > 0.0 else {}
+    fields |= {"stop": list(sampling.stop)} if sampling.stop else {}
+    fields |= {"seed": sampling.seed} if sampling.seed is not None else {}
+    return fields | ({"tools": list(map(_tool, asked.tools))} if asked.tools else {})
+
+
+def _tool(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool without what servers may refuse, such as the type of the result."""
+    function = schema.get("function", schema)
+    return {"type": "function", "function": {key: function[key] for key in _TOOL_KEYS if key in function}}
+
+
+def completion_of(found: Mapping[str, Any], asked: Conversation, prices: TokenPrices | None) -> Completion:
+    """Return the only choice of a chat completion.
+
+    Raises:
+        EngineError: it is something else, or a filter removed the answer, or it is empty.
+    """
+    choices = found.get("choices")
+    choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
+    message = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or not isinstance(message, dict):
+        raise EngineError(f"expected a chat completion with one choice, got {_shown(found)}. Check the address.")
+    reason = choice.get("finish_reason")
+    if reason == "content_filter":
+        raise EngineError("expected an answer, got finish_reason 'content_filter': the server refused it.")
+    finish = _FINISH.get(reason) if isinstance(reason, str) else None
+    if finish is None:
+        raise EngineError(f"expected a finish_reason, one of {', '.join(_FINISH)}, got {reason!r:.80}.")
+    calls = _calls(message.get("tool_calls"), len(asked.messages))
+    content = _text(message.get("content"), "content") or _text(message.get("refusal"), "refusal")
+    usage = found.get("usage")
+    num_input, num_output = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+    details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
+    num_cached = _count(details, "cached_tokens") or _count(usage, "prompt_cache_hit_tokens") or 0
+    if not content and not calls and finish == "stop" and not num_output:
+        raise EngineError(f"expected text or tool calls, got neither: {_shown(found)}.")
+    num_cached = min(num_cached, num_input or 0)
+    cost = None
+    if prices is not None and num_input is not None and num_output is not None:
+        cost = prices.cost_usd(num_input, num_cached, num_output)
+    model = found.get("model")
+    answer = Answer(
+        content,
+        calls,
+        _text(message.get("reasoning_content"), "reasoning_content") or _text(message.get("reasoning"), "reasoning"),
+        model if isinstance(model, str) else "",
+        num_input,
+        num_output,
+        cost,
+    )
+    return Completion((), finish, num_cached_tokens=num_cached, answer=answer)
+
+
+def _calls(found: Any, turn_index: int) -> tuple[Mapping[str, Any], ...]:
+    """Return the calls, with ids for those whose id is missing or repeated."""
+    calls: list[Mapping[str, Any]] = []
+    taken: set[str] = set()
+    for index, call in enumerate(_list(found)):
+        if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
+            raise EngineError(f"tool_calls: expected calls of functions, got {_shown(call)}.")
+        given = call.get("id")
+        name = given if isinstance(given, str) and given and given not in taken else call_id(turn_index, index)
+        taken.add(name)
+        calls.append({"type": "function", **call, "id": name})
+    return tuple(calls)
+
+
+def _list(found: Any) -> Sequence[Any]:
+    if found is None or isinstance(found, list):
+        return found or ()
+    raise EngineError(f"tool_calls: expected a list, got {_shown(found)}.")
+
+
+def _text(found: Any, name: str) -> str:
+    if isinstance(found, list) and all(isinstance(part, dict) for part in found):
+        # Parts of other types are not the answer, such as reasoning.
+        found = "".join(_text(part.get("text"), name) for part in found if part.get("type") == "text")
+    if found is None or isinstance(found, str):
+        return found or ""
+    raise EngineError(f"{name}: expected text, got {_shown(found)}.")
+
+
+def _count(usage: Any, name: str) -> int | None:
+    value = usage.get(name) if isinstance(usage, dict) else None
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_COUNT
+    return value if is_count else None
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value)[:300]

@@ -1,0 +1,404 @@
+"""ChatEngine: what it sends, what it makes of answers and refusals, and the episodes of it."""
+
+import asyncio
+import json
+import time
+from typing import ClassVar
+
+import pytest
+
+from agentenv.core.agent import AgentInstance
+from agentenv.core.engine import ContextFull, NoTokenizer
+from agentenv.core.types import Conversation, Limits, SamplingParams, StepResult, StopReason, Task
+from agentenv.engines.chat.engine import ChatEngine
+from agentenv.engines.chat.wire import read_prices
+from agentenv.episode.loop import run_episode
+from agentenv.errors import ConfigError, EngineError, RunStopped
+from tests.api_model import called, completion, served
+
+HELLO = Conversation([{"role": "user", "content": "hello"}])
+SHORT = SamplingParams(max_tokens=64)
+TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}, "return": {}}}
+TOO_LONG = {
+    "error": {"message": "This model's maximum context length is 128 tokens.", "code": "context_length_exceeded"}
+}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr("agentenv.engines.chat.engine.FIRST_PAUSE_S", 0.001)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+async def ask(answer, sampling=SHORT, asked=HELLO, **options):
+    """Return the completion, or the error, and what the server was asked."""
+    with served(answer) as server:
+        engine = ChatEngine(server.base_url, "the-model", **{"timeout_s": 30.0, "max_retries": 2} | options)
+        try:
+            return await engine.generate(asked, sampling, request_id="0/0"), server
+        except (EngineError, RunStopped, ConfigError) as error:
+            return error, server
+        finally:
+            await engine.close()
+
+
+def in_turn(*answers):
+    """Return an answer function that says one after the other, and the last one again."""
+    left = list(answers)
+    return lambda body: left.pop(0) if len(left) > 1 else left[0]
+
+
+class Asks(AgentInstance):
+    """Offers a tool, and answers its calls until there are none; keeps what it was given."""
+
+    seen: ClassVar[list] = []
+
+    async def reset(self, states):
+        self.seen.clear()
+        return {**states, "tools": [TOOL]}
+
+    async def step(self, states):
+        self.seen.append(states)
+        if not states["tool_calls"].items:
+            return StepResult("Use the tool.", reward=0.5)
+        results = [
+            {"role": "tool", "tool_call_id": each.call_id, "content": "3"} for each in states["tool_calls"].items
+        ]
+        return StepResult(results, reward=1.0)
+
+    async def on_truncate(self, states):
+        return StepResult(reward=10.0)
+
+
+async def play(answer, env=Asks, **limits):
+    with served(answer) as server:
+        engine = ChatEngine(server.base_url, "the-model", timeout_s=30.0, max_retries=0)
+        task = Task([{"role": "user", "content": "1 + 2?", "trusted": True}])
+        try:
+            return await run_episode(env, task, engine=engine, limits=Limits(**limits)), server
+        finally:
+            await engine.close()
+
+
+async def test_a_request_has_only_what_the_flags_change_and_no_model_refuses():
+    _, server = await ask(in_turn("hi"))
+    messages = [{"role": "user", "content": "hello"}]
+    assert server.requests == [
+        {"model": "the-model", "messages": messages, "temperature": 1.0, "max_completion_tokens": 64}
+    ]
+    sampling = SamplingParams(temperature=0.5, top_p=0.9, top_k=5, min_p=0.1, max_tokens=9, stop=("END",), seed=3)
+    extra = {"seed": None, "reasoning_effort": "low"}
+    _, server = await ask(in_turn("hi"), sampling, Conversation(messages, [TOOL]), extra_body=extra)
+    assert server.requests == [
+        {
+            "model": "the-model", "messages": messages, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1,
+            "stop": ["END"], "max_completion_tokens": 9, "reasoning_effort": "low",
+            "tools": [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}],
+        }
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["min_tokens", "stop_token_ids"])
+async def test_sampling_by_token_ids_is_refused(name):
+    sampling = SamplingParams(max_tokens=9, **{name: 2 if name == "min_tokens" else (7,)})
+    error, server = await ask(in_turn("hi"), sampling)
+    assert isinstance(error, ConfigError)
+    assert f"--{name}: expected none with --engine chat" in str(error)
+    assert server.requests == []
+
+
+async def test_the_key_comes_from_the_variable_and_is_in_no_message(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-first")
+    monkeypatch.setenv("OTHER_KEY", "sk-second")
+    _, server = await ask(in_turn("hi"))
+    assert server.keys == ["Bearer sk-first"]
+    refused = in_turn((401, {}, {"error": {"message": "Incorrect API key provided: sk-second"}}))
+    error, server = await ask(refused, api_key_env="OTHER_KEY")
+    assert server.keys == ["Bearer sk-second"]
+    assert isinstance(error, ConfigError)
+    assert "sk-" not in str(error)
+    assert "***" in str(error)
+    with pytest.raises(ConfigError, match="--api_key_env: expected a key in the environment variable 'NONE'"):
+        ChatEngine("http://127.0.0.1:1/v1", "the-model", api_key_env="NONE")
+
+
+async def test_a_server_that_is_not_there_or_refuses_the_key_is_one_line_before_the_run():
+    with served(in_turn("hi")) as server:
+        engine = ChatEngine(server.base_url, "the-model")
+        await engine.start()
+        assert engine.max_model_len is None
+        await engine.close()
+    engine = ChatEngine(server.base_url, "the-model")
+    with pytest.raises(ConfigError, match="--base_url: expected a server, got none"):
+        await engine.start()
+    await engine.close()
+
+
+@pytest.mark.parametrize("header", ["0.2", pytest.param("date", marks=pytest.mark.long)])
+async def test_a_rate_limit_is_waited_for(header):
+    if header == "date":
+        header = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 2))
+    limited = (429, {"Retry-After": header}, {"error": {"message": "Rate limit reached"}})
+    started = time.monotonic()
+    found, server = await ask(in_turn(limited, "hi"))
+    assert found.answer.content == "hi"
+    assert len(server.requests) == 2
+    assert time.monotonic() - started >= 0.2
+
+
+async def test_a_rate_limit_beyond_the_deadline_fails_at_once():
+    limited = (429, {"Retry-After": "3600"}, {"error": {"message": "Rate limit reached"}})
+    error, server = await ask(in_turn(limited))
+    assert isinstance(error, EngineError)
+    assert "would be too late" in str(error)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("status", [402, 429])
+async def test_without_credit_the_run_ends(status):
+    error, server = await ask(in_turn((status, {}, {"error": {"message": "no", "code": "insufficient_quota"}})))
+    assert isinstance(error, RunStopped)
+    assert "The account has no credit" in str(error)
+    assert len(server.requests) == 1
+
+
+async def test_an_error_in_an_answer_of_status_200_is_tried_again():
+    found, server = await ask(in_turn((200, {}, {"error": {"code": 502, "message": "upstream"}}), "hi"))
+    assert found.answer.content == "hi"
+    assert len(server.requests) == 2
+
+
+async def test_a_server_that_knows_the_older_name_of_the_limit_is_asked_with_it():
+    def answer(body):
+        if "max_completion_tokens" in body:
+            return (422, {}, {"detail": [{"loc": ["body", "max_completion_tokens"], "msg": "Extra inputs"}]})
+        return "hi"
+
+    found, server = await ask(answer)
+    assert found.answer.content == "hi"
+    assert [body.get("max_tokens") for body in server.requests] == [None, 64]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "max_tokens is too large: 99999. This model supports at most 64 completion tokens, whereas you provided 99999.",
+        "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens.",
+    ],
+)
+async def test_a_limit_beyond_what_the_model_takes_is_left_to_the_server(message):
+    def answer(body):
+        return (400, {}, {"error": {"message": message}}) if "max_completion_tokens" in body else "hi"
+
+    found, server = await ask(answer)
+    assert found.answer.content == "hi"
+    assert len(server.requests) == 2
+
+
+async def test_a_conversation_beyond_the_context_is_told_apart_from_other_refusals():
+    error, server = await ask(in_turn((400, {}, TOO_LONG)))
+    assert isinstance(error, ContextFull)
+    assert len(server.requests) == 2
+    error, server = await ask(in_turn((400, {}, {"error": {"message": "The response was filtered"}})))
+    assert isinstance(error, EngineError)
+    assert not isinstance(error, ContextFull)
+    assert len(server.requests) == 1
+
+
+async def test_an_answer_keeps_reasoning_apart_and_counts_tokens():
+    message = {"role": "assistant", "content": "4", "reasoning_content": "2 and 2 is 4."}
+    usage = {"prompt_tokens": 1000, "completion_tokens": 200, "prompt_tokens_details": {"cached_tokens": 600}}
+    prices = read_prices('{"the-model": {"input": 2, "output": 10, "cached_input": 1}}', "the-model")
+    found, _ = await ask(lambda body: completion(message) | {"usage": usage}, prices=prices)
+    answer = found.answer
+    assert (answer.content, answer.reasoning, answer.model) == ("4", "2 and 2 is 4.", "the-model-2026-01-01")
+    assert (answer.num_input_tokens, found.num_cached_tokens, answer.num_output_tokens) == (1000, 600, 200)
+    assert answer.cost_usd == pytest.approx((400 * 2 + 600 * 1 + 200 * 10) / 1e6)
+    assert found.token_ids == ()
+    assert found.logprobs is None
+
+
+async def test_a_refusal_of_the_model_is_its_text():
+    found, _ = await ask(in_turn({"role": "assistant", "content": None, "refusal": "I cannot help."}))
+    assert found.answer.content == "I cannot help."
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("missing.json", "expected FILE.json or a JSON object, got 'missing.json'"),
+        ("{", "expected a JSON object"),
+        ('{"other": {"input": 1, "output": 2}}', "under 'the-model', got None"),
+        ('{"the-model": {"input": 1}}', 'expected {"input": 2.5, "output": 10}'),
+        ('{"the-model": {"input": 1, "output": 2, "per": 3}}', 'optionally with "cached_input"'),
+        ('{"the-model": {"input": 1, "output": -2}}', "the-model: output: expected a number"),
+        ('{"the-model": {"input": 1, "output": "2"}}', "the-model: output: expected a number"),
+    ],
+)
+def test_wrong_prices_are_refused(spec, message):
+    with pytest.raises(ConfigError) as error:
+        read_prices(spec, "the-model")
+    assert "--prices: " in str(error.value)
+    assert message in str(error.value)
+
+
+def test_prices_are_read_from_a_file_and_cached_input_costs_as_much_by_default(tmp_path):
+    path = tmp_path / "prices.json"
+    path.write_text('{"the-model": {"input": 3, "output": 4}, "another": {"input": 1, "output": 1}}')
+    assert read_prices(str(path), "the-model").cost_usd(10, 10, 0) == pytest.approx(3e-5)
+
+
+async def test_calls_reach_the_environment_and_their_results_the_model():
+    calls = called(("add", {"a": 1}), ("add", '{"a": '), content="I add.")
+    trajectory, server = await play(in_turn(calls, "3"), max_turns=3)
+    first, second = Asks.seen[0]["tool_calls"].items
+    assert (first.name, dict(first.arguments), first.call_id) == ("add", {"a": 1}, "call_add_0")
+    assert "its arguments are not JSON" in second.problem
+    assert (second.name, second.call_id) == ("add", "call_add_1")
+    text = Asks.seen[0]["action_text"]
+    assert text == "\n".join(["I add.", first.text, second.text])
+    assert trajectory.turns[0].action == text
+    malformed = {**calls["tool_calls"][1], "function": {"name": "add", "arguments": '{"text": "{\\"a\\": "}'}}
+    assert server.requests[1]["messages"] == [
+        {"role": "user", "content": "1 + 2?"},
+        {"role": "assistant", "content": "I add.", "tool_calls": [calls["tool_calls"][0], malformed]},
+        {"role": "tool", "tool_call_id": "call_add_0", "content": "3"},
+        {"role": "tool", "tool_call_id": "call_add_1", "content": "3"},
+    ]
+    assert server.requests[2]["messages"][-2:] == [
+        {"role": "assistant", "content": "3"},
+        {"role": "user", "content": "Use the tool."},
+    ]
+    assert trajectory.stop_reason is StopReason.MAX_TURNS
+    assert trajectory.reward == 1.0 + 0.5 + 0.5 + 10.0
+
+
+async def test_states_have_text_and_no_ids_and_tokens_as_the_server_counts_them():
+    await play(lambda body: completion("3", usage=(100, 20)), max_turns=2, max_length=1000)
+    states = Asks.seen[1]
+    assert states["action_ids"] == []
+    assert states["tokens_left"] == 880
+    assert states["finish_reason"] == "stop"
+    assert states["observation_text"] == "User: 1 + 2?\n\nAssistant: 3\n\nUser: Use the tool.\n\nAssistant:"
+
+
+class AnswersOne(Asks):
+    """Answers only the first call."""
+
+    async def step(self, states):
+        result = await super().step(states)
+        return StepResult(result.observation[:1])
+
+
+class AnswersInWords(Asks):
+    """Answers calls in a user message."""
+
+    async def step(self, states):
+        return StepResult("The result is 3.")
+
+
+async def test_an_environment_that_leaves_a_call_unanswered_breaks_the_contract():
+    trajectory, _ = await play(in_turn(called(("add", {}), ("add", {}))), AnswersOne)
+    assert trajectory.error.kind == "contract"
+    assert "expected one message of the role tool for each call" in trajectory.error.message
+    assert trajectory.reward is None
+
+
+async def test_calls_that_are_answered_in_words_are_sent_back_in_words():
+    trajectory, server = await play(in_turn(called(("add", {"a": 1})), "3"), AnswersInWords, max_turns=2)
+    assert server.requests[1]["messages"][1:] == [
+        {"role": "assistant", "content": trajectory.turns[0].action},
+        {"role": "user", "content": "The result is 3."},
+    ]
+    assert '{"name": "add", "arguments": {"a": 1}}' in trajectory.turns[0].action
+
+
+async def test_an_episode_ends_when_the_tokens_that_the_server_counts_reach_the_limit():
+    trajectory, server = await play(lambda body: completion("3", usage=(80, 15)), max_turns=9, max_length=96)
+    assert trajectory.stop_reason is StopReason.MAX_LENGTH
+    assert len(trajectory.turns) == len(server.requests) == 1
+    assert trajectory.reward == 0.5 + 10.0
+    assert server.requests[0]["max_completion_tokens"] == 96
+    trajectory, server = await play(lambda body: completion("3", usage=(40, 5)), max_turns=2, max_length=96)
+    assert [body["max_completion_tokens"] for body in server.requests] == [96, 51]
+
+
+async def test_without_counts_of_the_server_turns_limit_an_episode_alone():
+    trajectory, server = await play(lambda body: completion("3" * 99, usage=None), max_turns=3, max_length=8)
+    assert trajectory.stop_reason is StopReason.MAX_TURNS
+    assert [body["max_completion_tokens"] for body in server.requests] == [8, 8, 8]
+    assert trajectory.cost_usd is None
+
+
+async def test_a_full_context_truncates_an_episode_and_refuses_a_first_prompt():
+    def answer(body):
+        return (400, {}, TOO_LONG) if len(body["messages"]) > 1 else "3"
+
+    trajectory, _ = await play(answer)
+    assert (trajectory.stop_reason, trajectory.error) == (StopReason.MAX_LENGTH, None)
+    assert trajectory.reward == 0.5 + 10.0
+    trajectory, _ = await play(in_turn((400, {}, TOO_LONG)))
+    assert (trajectory.reward, trajectory.error.kind, trajectory.error.where) == (None, "data", "prompt")
+    assert "maximum context length" in trajectory.error.message
+
+
+async def test_a_filtered_answer_is_no_answer_and_has_no_reward():
+    trajectory, _ = await play(lambda body: completion("3", finish_reason="content_filter"))
+    assert (trajectory.reward, trajectory.turns, trajectory.error.kind) == (None, [], "infra")
+    assert "content_filter" in trajectory.error.message
+
+
+async def test_cancelling_a_generation_ends_it():
+    with served(in_turn((429, {"Retry-After": "20"}, {}))) as server:
+        engine = ChatEngine(server.base_url, "the-model")
+        work = asyncio.create_task(engine.generate(HELLO, SamplingParams(max_tokens=8), request_id="0/0"))
+        while not server.requests:
+            await asyncio.sleep(0.01)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        await engine.close()
+
+
+def test_its_tokenizer_refuses_every_use():
+    tokenizer = NoTokenizer()
+    for use in (
+        lambda: tokenizer.encode("a"),
+        lambda: tokenizer.decode([1]),
+        lambda: tokenizer.apply_chat_template([]),
+    ):
+        with pytest.raises(ConfigError, match="got chat, which returns no token ids"):
+            use()
+
+
+async def test_a_message_of_the_prompt_may_have_calls_with_arguments_as_objects():
+    call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    shots = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "1"}]
+
+    class Shots(Asks):
+        async def reset(self, states):
+            return {**states, "observation": [*shots, *states["observation"]]}
+
+    _, server = await play(in_turn("3"), Shots, max_turns=1)
+    sent = server.requests[0]["messages"][0]["tool_calls"][0]["function"]["arguments"]
+    assert json.loads(sent) == {"a": 1}
+    assert call["function"]["arguments"] == {"a": 1}
+
+
+class InWords(Asks):
+    """Describes its tool in the prompt and offers none."""
+
+    async def reset(self, states):
+        self.seen.clear()
+        return states
+
+
+async def test_where_no_tools_are_offered_calls_are_read_from_text_and_answered_in_words():
+    text = 'So: <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    _, server = await play(in_turn(text), InWords, max_turns=2)
+    assert Asks.seen[0]["tool_calls"].calls[0].arguments == {"a": 1}
+    assert [each["role"] for each in server.requests[1]["messages"]] == ["user", "assistant", "user"]
+    assert server.requests[1]["messages"][1] == {"role": "assistant", "content": text}
+    assert server.requests[1]["messages"][2]["content"] == "3"
+    await play(in_turn(text), max_turns=1)  # which offers a tool
+    assert Asks.seen[0]["tool_calls"].items == ()

@@ -1,0 +1,117 @@
+"""Episodes with `ChatEngine` against a server in another process that breaks in each way of `CHAT_MODES`."""
+
+import asyncio
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from agentenv.chat.chat import Chat
+from agentenv.core.types import StepResult
+from agentenv.engines.chat.engine import ChatEngine
+from agentenv.episode.runner import ErrorPolicy, plan
+from agentenv.errors import ConfigError, RunStopped
+from agentenv.runs.records.lines import decode_episode, decode_line, encode_line, trajectory_to_dict
+from tests.episode.test_runner import END, make_runner, make_tasks
+from tests.faults import policy_server
+from tests.faults.policy_server import CHAT_MODES
+from tests.faults.test_policy_server_faults import check_text, nothing_left
+
+QUICK = ("right", "reset-in-the-body", "404", "429-for-a-moment", "no-choices", "content-filter", "same-answer-again")
+"""Modes of the fast suite."""
+TIMEOUT_S = 1.0
+"""Deadline of a generation where the server fails: the modes that hang wait so long."""
+
+
+@pytest.fixture(scope="module")
+def ports():
+    """The port of the server, and one on which nothing listens."""
+    command = [sys.executable, policy_server.__file__]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield [int(port) for port in process.stdout.readline().split()]
+        process.stdin.close()
+
+
+def two_turns(states):
+    if states["turn_index"]:
+        return END
+    answers = [{"role": "tool", "tool_call_id": each.call_id, "content": "3"} for each in states["tool_calls"].items]
+    return StepResult(answers or "and then?")
+
+
+async def run_at(base_url, *, timeout_s, max_retries):
+    """Run three episodes; return their records and the error that stopped the run."""
+    ended, stop = [], None
+    engine = ChatEngine(base_url, "the-model", max_retries=2, timeout_s=timeout_s)
+    policy = ErrorPolicy(max_retries=max_retries, retry_wait_s=0.0, max_error_share=1.0)
+    try:
+        async with asyncio.timeout(200):
+            await engine.start()
+            runner = make_runner(two_turns, engine=engine, policy=policy)
+            runner.setup = replace(runner.setup, chat=Chat(engine.tokenizer))
+            await runner.run(plan(make_tasks(3), 1), ended.append)
+    except (ConfigError, RunStopped) as error:
+        stop = error
+    finally:
+        await engine.close()
+    return ended, stop
+
+
+def check_record(trajectory, name):
+    """Assert that the record has the text that the server sent, and nothing that looks like sampled tokens."""
+    assert (trajectory.error, trajectory.reward, len(trajectory.turns)) == (None, 1.0, 2)
+    assert [len(segment) for segment in trajectory.segments] == [0]
+    read = decode_episode(decode_line(encode_line(trajectory)))
+    assert trajectory_to_dict(read) == trajectory_to_dict(trajectory)
+    assert read.turns == trajectory.turns
+    messages = [*trajectory.prompt]
+    for turn in trajectory.turns:
+        asked = {"model": "the-model", "messages": messages}
+        (sent,) = (CHAT_MODES[name].change or (lambda same: same))(policy_server.right(asked, "chat"))["choices"]
+        content = sent["message"]["content"]
+        assert turn.answer.content == (content[0]["text"] if isinstance(content, list) else content or "")
+        assert turn.answer.reasoning == sent["message"].get("reasoning_content", "")
+        ids = [call["id"] for call in turn.answer.tool_calls]
+        assert len({*ids}) == len(ids) == len(sent["message"].get("tool_calls", ()))
+        assert turn.finish_reason == sent["finish_reason"]
+        reply = turn.result.observation
+        messages += [{}, *([{"content": reply}] if isinstance(reply, str) else reply)]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in CHAT_MODES]
+)
+async def test_each_mode_of_the_server_is_a_record_of_what_it_said_or_a_line_that_names_it(ports, name, monkeypatch):
+    monkeypatch.setattr("agentenv.engines.chat.engine.FIRST_PAUSE_S", 0.01)
+    base_url, expected = f"http://127.0.0.1:{ports[name == 'refused']}/chat", CHAT_MODES[name].expected
+
+    async def check(when):
+        url = f"{base_url}/{when}/{name}"
+        succeeds = expected == "succeeds" or (when == "once" and expected == "fails" and name != "refused")
+        if name == "same-answer-again":  # it fails from then on
+            succeeds = False
+        timeout_s = 60 if succeeds and expected == "succeeds" else TIMEOUT_S
+        ended, stop = await run_at(url, timeout_s=timeout_s, max_retries=5 if succeeds else 0)
+        if succeeds:
+            assert (len(ended), stop) == (3, None)
+            for trajectory in ended:
+                check_record(trajectory, "right" if when == "once" else name)
+            return
+        assert {trajectory.reward for trajectory in ended} <= {None, 1.0}
+        failed = [trajectory for trajectory in ended if trajectory.reward is None]
+        texts = [trajectory.error.message for trajectory in failed] + ([str(stop)] if stop else [])
+        assert texts
+        for text in texts:
+            check_text(text, url)
+        if stop is None:
+            kinds = {"data"} if name == "400-too-long" else {"infra"}
+            assert {trajectory.error.kind for trajectory in failed} == kinds
+            assert len(ended) == 3
+        else:
+            assert expected == "stops" or when == "start" or name == "refused"
+
+    async with nothing_left():
+        await asyncio.gather(
+            *map(check, ("always", "start") if expected == "succeeds" else ("always", "once", "start"))
+        )
