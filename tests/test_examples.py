@@ -42,3 +42,18 @@ def test_an_example_prints_the_last_line_that_its_docstring_promises(path, tmp_p
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_says_how_it_is_started(path):
     assert f"python examples/{path.name}" in ast.get_docstring(ast.parse(path.read_text()))
+
+
+@pytest.mark.long
+def test_the_notebook_runs_from_its_first_cell_to_its_last_and_holds_no_output(tmp_path):
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(ROOT / "examples/first_episode.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells)
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    printed = ["".join(output.get("text", "") for output in cell.get("outputs", ())) for cell in notebook.cells]
+    assert "terminated with reward 1.0" in printed[4]
+    assert "[7]" in printed[6]
+    assert "over 32 episodes" in printed[8]
+    assert printed[-2].startswith("turn 0, reward ")
