@@ -125,6 +125,7 @@ def _canonical(config: type[Any], given: Sequence[Given]) -> list[Given]:
         ConfigError: a flag is given twice, and it takes one value, or has two names.
     """
     kinds = {name: kind for name, (_, kind) in flag_fields(config).items()}
+    bare: Mapping[str, str] = getattr(config, "BARE", {})
     aliases: Mapping[str, str] = getattr(config, "ALIASES", {})
     found: dict[str, Given] = {}
     names: dict[str, str] = {}
@@ -134,7 +135,8 @@ def _canonical(config: type[Any], given: Sequence[Given]) -> list[Given]:
         field = _field(config, name)
         if field not in found:
             is_known = field in kinds or (field == CONFIG_FLAG and issubclass(config, FlatConfig))
-            found[field], names[field] = (name if is_known else flag, list(values)), typed
+            words = list(values) or ([bare[field]] if field in bare else [])
+            found[field], names[field] = (name if is_known else flag, words), typed
         elif typed != names[field]:
             same = "one name, got --{}, which means the same" if name == found[field][0] else "one of the two, got --{}"
             raise ConfigError(f"--{typed}: expected {same.format(names[field])}. Leave one out.")

@@ -22,6 +22,8 @@ FREE_ON_RESUME = (
     "device", "log_level", "generate_timeout_s", "stall_timeout_s", "num_engines", "ray_address",
     "engine_cpus", "engine_gpus", "env_actors", "env_actor_cpus", "ray_runtime_env", "ray_placement", "ray_wait_s",
     "group_timeout_s", "api_key_env", "prices",
+    "use_wandb", "wandb_org", "wandb_group", "wandb_project", "wandb_run_name", "use_tensorboard",
+    "use_mlflow", "use_trackio",
 )  # fmt: skip
 """Flags that may differ when a run is resumed: they change how it runs, not what it measures."""
 
@@ -42,6 +44,12 @@ OPENRLHF_NAMES = {
     "load_checkpoint": "resume",
 }
 """OpenRLHF's flat names of flags, which `run` and `train` take too, and the field that each stands for."""
+
+
+def today(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags of a config.json as a run of today stores them: the names of `train` were OpenRLHF's."""
+    named = {OPENRLHF_NAMES.get(name, name): value for name, value in flags.items()}
+    return named | ({"wandb_project": None} if named.get("wandb_project") == "agentenv_train" else {})  # a default
 
 
 def _check(flag: str, value: object, holds: bool, expected: str) -> None:
@@ -218,10 +226,58 @@ class OutputOptions(ScreenOptions):
 
 
 @dataclass(frozen=True)
+class TrackerOptions:
+    """Services that get the numbers too."""
+
+    use_wandb: str | None = None
+    """Log to Weights & Biases: an API key, or True if you are logged in."""
+    wandb_org: str | None = None
+    """Weights & Biases organization."""
+    wandb_group: str | None = None
+    """Group of the run, for Weights & Biases and trackio."""
+    wandb_project: str | None = None
+    """Project for Weights & Biases and trackio, and experiment for MLflow. Default: agentenv_run or agentenv_train."""
+    wandb_run_name: str | None = None
+    """Name of the run for all trackers. Default: that of the run directory."""
+    use_tensorboard: str | None = None
+    """Folder for TensorBoard logs."""
+    use_mlflow: str | None = None
+    """MLflow tracking URI."""
+    use_trackio: str | None = None
+    """Log to trackio: a Hugging Face Space, or True for files on this machine."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that mean no tracker, and flags that do nothing without one."""
+        for name, expected in _TRACKERS.items():
+            value = getattr(self, name)
+            if str(value).lower() in ("", "false", "no", "off", "0"):
+                raise ConfigError(f"--{name}: expected {expected}, got {value!r}. Leave the flag out to disable it.")
+        for name, needed in _OF_TRACKERS.items():
+            if getattr(self, name) is not None and not any(getattr(self, each) for each in needed):
+                flags = " or ".join(f"--{each}" for each in needed)
+                raise ConfigError(f"--{name}: expected {flags} with it, got none. Add it, or leave --{name} out.")
+
+
+_TRACKERS = {
+    "use_wandb": "an API key, or True",
+    "use_tensorboard": "a folder",
+    "use_mlflow": "a tracking URI",
+    "use_trackio": "a Space, or True",
+}
+_OF_TRACKERS = {
+    "wandb_org": ("use_wandb",),
+    "wandb_group": ("use_wandb", "use_trackio"),
+    "wandb_project": ("use_wandb", "use_mlflow", "use_trackio"),
+    "wandb_run_name": tuple(_TRACKERS),
+}
+
+
+@dataclass(frozen=True)
 class SourceConfig(FlatConfig):
     """What runs and rewards the episodes: flags of `run` and of `train`."""
 
     ALIASES: ClassVar[Mapping[str, str]] = OPENRLHF_NAMES
+    BARE: ClassVar[Mapping[str, str]] = {"use_wandb": "True", "use_trackio": "True"}
 
     env: str | None = None
     """Environment: an installed name (`agentenv list`), module:Attr or path/file.py[:Attr]. The class has `reset` and
@@ -243,6 +299,8 @@ class SourceConfig(FlatConfig):
     """Maximum number of episodes in progress at once."""
     groups: GroupOptions = field(default_factory=GroupOptions)
     """A reward of all answers to a task together, in addition to the environment's rewards."""
+    trackers: TrackerOptions = field(default_factory=TrackerOptions)
+    """Services that get the numbers too."""
 
     @property
     def source(self) -> str:
@@ -250,12 +308,16 @@ class SourceConfig(FlatConfig):
         return self.env or self.agent_func_path or self.remote_rm_url or ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every flag and its value as `config.json` holds them; a group reward from Python as module:name."""
+        """Return every flag and its value as `config.json` holds them.
+
+        A group reward from Python is module:name, and an API key is "True".
+        """
+        flags = super().to_dict() | ({"use_wandb": "True"} if self.trackers.use_wandb else {})
         given: Any = self.groups.group_reward
         if given is None or isinstance(given, str | Mapping):
-            return super().to_dict()
+            return flags
         named = given if hasattr(given, "__qualname__") else type(given)
-        return super().to_dict() | {"group_reward": f"{named.__module__}:{named.__qualname__}"}
+        return flags | {"group_reward": f"{named.__module__}:{named.__qualname__}"}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 from agentenv._util.brief import brief
 from agentenv._util.suggest import did_you_mean
 from agentenv.errors import ConfigError
+from agentenv.runs.config import today
 from agentenv.runs.flat_config import FlatConfig, flag_fields
 
 Given = tuple[str, list[str]]
@@ -65,7 +66,7 @@ def _load(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"{path}: expected flags and their values, got {brief(loaded)}. Write FLAG: VALUE.")
     stored = loaded.get("config")
     if isinstance(stored, dict) and isinstance(stored.get("flags"), dict):
-        return {name: value for name, value in stored["flags"].items() if name not in OF_ONE_RUN}
+        return {name: value for name, value in today(stored["flags"]).items() if name not in OF_ONE_RUN}
     return loaded
 
 

@@ -23,6 +23,8 @@ class FlatConfig:
 
     ALIASES: ClassVar[Mapping[str, str]] = {}
     """Other names of flags, and the field that each stands for."""
+    BARE: ClassVar[Mapping[str, str]] = {}
+    """Flags that may be given without a value, and the value that they then have."""
     FIRST_FLAGS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """The flags of a first run, which `-h` shows, in groups. Without any, `-h` shows all flags."""
     SECTIONS: ClassVar[Mapping[str, str]] = {}

@@ -26,7 +26,7 @@ from agentenv.runs.prepare import open_runner, prepare
 from agentenv.runs.records.async_writer import Outbox
 from agentenv.runs.records.directory import ReadReport, read_config, read_trajectories
 from agentenv.runs.records.tables import episode_row, turn_rows
-from agentenv.runs.run import open_run, report_changed_files, run_missing
+from agentenv.runs.run import open_run, open_run_trackers, report_changed_files, run_missing
 
 if TYPE_CHECKING:
     import datasets
@@ -171,7 +171,8 @@ async def arollout(
     trajectories: dict[str, Trajectory] = {}
     async with contextlib.AsyncExitStack() as stack:
         outbox = await stack.enter_async_context(Outbox(open_run(job, out))) if out else None
-        screen = RunScreen(config, job, outbox, stdout=sys.stdout)
+        trackers = await stack.enter_async_context(open_run_trackers(job, out))
+        screen = RunScreen(config, job, outbox, stdout=sys.stdout, trackers=trackers)
         if out:
             report_changed_files(config, out, screen.note)
             screen.report_damage()

@@ -14,15 +14,24 @@ from typing import TextIO, cast
 from agentenv.core.trajectory import Trajectory
 from agentenv.episode.runner import EpisodeRunner, plan
 from agentenv.errors import ConfigError
-from agentenv.runs.config import FREE_ON_RESUME, RunConfig
+from agentenv.runs.config import FREE_ON_RESUME, RunConfig, TrackerOptions
 from agentenv.runs.display.report import LastingStream, quiet_transformers
 from agentenv.runs.display.screen import RunScreen
 from agentenv.runs.group_rewards import OpenGroups, Recorder
 from agentenv.runs.metrics import Tally
 from agentenv.runs.prepare import Job, code_digest, open_runner, prepare
 from agentenv.runs.records.async_writer import Outbox
-from agentenv.runs.records.directory import CONFIG, ReadReport, RunWriter, read_config, read_trajectories, write_json
+from agentenv.runs.records.directory import (
+    CONFIG,
+    METRICS,
+    ReadReport,
+    RunWriter,
+    read_config,
+    read_trajectories,
+    write_json,
+)
 from agentenv.runs.shutdown import then_end, until_signal
+from agentenv.runs.trackers import Tracked, Trackers, open_trackers
 from agentenv.runs.watchdog import Watchdog, end_process
 
 _SWITCH_S = 0.0005
@@ -56,8 +65,8 @@ async def _run(config: RunConfig, stdout: TextIO) -> int:
     name = Path(config.source or "run").stem.replace(":", "-")
     default = f"runs/{name}-{Path(config.model).name}-{time.strftime('%Y%m%d-%H%M%S')}"
     out, errors = Path(config.output.out or default), config.errors
-    async with Outbox(open_run(job, out)) as outbox:
-        screen = RunScreen(config, job, outbox, stdout=stdout)
+    async with Outbox(open_run(job, out)) as outbox, open_run_trackers(job, out) as trackers:
+        screen = RunScreen(config, job, outbox, stdout=stdout, trackers=trackers)
         screen.launch(job.facts, job.config.to_dict())
         report_changed_files(config, out, screen.note)
         async with open_runner(job, note=screen.note) as runner:
@@ -115,6 +124,21 @@ def open_run(job: Job, out: Path) -> RunWriter:
     free = ["agent_file", *(f"flags.{name}" for name in FREE_ON_RESUME)]
     tally = Tally(config.n, pass_score=config.pass_score)
     return RunWriter.open(out, stored, resume=config.output.resume, may_differ=free, tally=tally)
+
+
+def open_run_trackers(job: Job, out: Path | None) -> Trackers:
+    """Open the trackers that a job's flags enable.
+
+    Raises:
+        ConfigError: a tracker cannot be reached, or there is no run directory for it.
+        MissingDependency: a tracker's library is not installed.
+    """
+    options = job.config.trackers
+    if out is not None:
+        return Trackers(open_trackers(Tracked(options, job.config.to_dict(), out, "agentenv_run")), out / METRICS)
+    if options != TrackerOptions():
+        raise ConfigError("out: expected a run directory for a tracker, got none. Name one.")
+    return Trackers([], Path())
 
 
 def report_changed_files(config: RunConfig, out: Path, note: Callable[[str], None]) -> None:

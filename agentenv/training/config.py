@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import tyro
 
@@ -256,21 +256,7 @@ class TrainConfig(SourceConfig):
     save_samples: int = 8
     """Episodes of each train step to keep in trajectories.jsonl, for `agentenv show` and `agentenv tokens show`."""
     logging_steps: int = 1
-    """Train steps between updates of W&B, TensorBoard and MLflow. metrics.jsonl has every train step."""
-    use_wandb: str | None = None
-    """Log to Weights & Biases: an API key, or True if you are logged in."""
-    wandb_org: str | None = None
-    """Weights & Biases organization."""
-    wandb_group: str | None = None
-    """Weights & Biases group."""
-    wandb_project: str = "agentenv_train"
-    """Project for Weights & Biases, and experiment for MLflow."""
-    wandb_run_name: str | None = None
-    """Name of the run for all trackers."""
-    use_tensorboard: str | None = None
-    """Folder for TensorBoard logs."""
-    use_mlflow: str | None = None
-    """MLflow tracking URI."""
+    """Train steps between updates of trackers, such as W&B. metrics.jsonl has every train step."""
     screen: ScreenOptions = field(default_factory=lambda: ScreenOptions(log_level="warning"))
     """What is shown. Warnings report problems that were handled."""
 
@@ -326,7 +312,3 @@ class TrainConfig(SourceConfig):
         if not self.async_train:
             return 0
         return self.async_queue_size if self.max_staleness is None else self.max_staleness
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all flags and their values for JSON. An API key is replaced by "True"."""
-        return super().to_dict() | ({"use_wandb": "True"} if self.use_wandb else {})

@@ -32,13 +32,10 @@ ONLY_WITH: Mapping[str, tuple[str, ...]] = {
     "eval_n_samples_per_prompt": ("eval_dataset",), "lora_alpha": ("lora_rank",), "lora_dropout": ("lora_rank",),
     "target_modules": ("lora_rank",), "overlong_penalty_factor": ("overlong_buffer_len",),
     "train_max_tokens_per_gpu": ("use_dynamic_batch",), "dynamic_filtering_reward_range": ("dynamic_filtering",),
-    "is_correction_threshold": ("is_correction",), "env_actor_cpus": ("env_actors",), "wandb_org": ("use_wandb",),
+    "is_correction_threshold": ("is_correction",), "env_actor_cpus": ("env_actors",),
     "reward_batch_size": ("remote_rm_url",),
-    "wandb_group": ("use_wandb",), "wandb_project": ("use_wandb", "use_mlflow"),
-    "wandb_run_name": ("use_wandb", "use_mlflow", "use_tensorboard"),
 }  # fmt: skip
 """Flags that have an effect only together with one of these."""
-TRACKERS = {"use_wandb": "an API key, or True", "use_tensorboard": "a folder", "use_mlflow": "a tracking URI"}
 FOR_GAE = ("critic_pretrain", "value_clip", "freezing_actor_steps", "critic_learning_rate", "lambd")
 FOR_VLLM = ("vllm_tensor_parallel_size", "vllm_gpu_memory_utilization", "enable_prefix_caching", "enforce_eager")
 FOR_RAY = ("engine_cpus", "engine_gpus", "ray_runtime_env", "ray_placement", "ray_wait_s")
@@ -132,9 +129,6 @@ def _source(config: TrainConfig) -> _Problems:
         yield "agent_func_path", "a path ending in .py", repr(config.agent_func_path), remedy
     if config.env_kwargs and config.env is None:
         yield "env_kwargs", "--env with it", "none", "An agent_func.py sets `agent_kwargs` in its AgentExecutor."
-    for name, expected in TRACKERS.items():
-        if str(getattr(config, name)).lower() in ("", "false", "no", "off", "0"):
-            yield name, expected, repr(getattr(config, name)), "Leave the flag out to disable it."
 
 
 def _sizes(config: TrainConfig) -> _Problems:

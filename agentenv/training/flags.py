@@ -44,7 +44,7 @@ def translate(given: Sequence[Given], config: type[TrainConfig], *, command: str
     for flag, values in _translate_correction([(flag.removeprefix("--"), values) for flag, values in given]):
         if flag == "advantage_estimator":
             values = [VALUES.get(value, value) for value in values]
-        translated.append((flag, values or (["True"] if flag == "use_wandb" else [])))
+        translated.append((flag, values))
     return translated
 
 

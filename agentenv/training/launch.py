@@ -118,7 +118,7 @@ def shell(config: LaunchConfig, more: Sequence[str] = ()) -> str:
 
 def _is_needed(config: LaunchConfig, name: str, value: Any) -> bool:
     """Return True if OpenRLHF's default differs from the value and OpenRLHF would read the flag."""
-    if value is None or value is False or (name in ONLY_WITH and not getattr(config, ONLY_WITH[name])):
+    if value is None or value is False or (name in ONLY_WITH and not config.flags()[ONLY_WITH[name]]):
         return False
     if name in FOR_GAE and config.advantage_estimator != "gae":
         return False
@@ -135,7 +135,7 @@ def _value(config: LaunchConfig, name: str) -> Any:
     """Return the value of a field for OpenRLHF: paths instead of the names of shipped models and datasets."""
     if name == "train_batch_size":
         return config.optimizer_batch_size
-    value: Any = config.limits.for_env().max_length if name == "max_length" else getattr(config, name)
+    value: Any = config.limits.for_env().max_length if name == "max_length" else config.flags()[name]
     if value is None:
         return None
     if name == "lr_scheduler" and value == "constant" and config.lr_warmup_ratio > 0:
@@ -224,7 +224,9 @@ def _all_releases(config: LaunchConfig) -> tuple[_Rule, ...]:
             config.loss_agg_mode, "Choose one of them."),
         (config.groups.group_reward is not None, "group_reward", "no reward of groups", config.groups.group_reward,
             "Its agents see one episode; use `agentenv train`, or verl with agentenv's reward manager."),
-        (config.use_mlflow, "use_mlflow", "--use_wandb or --use_tensorboard", "MLflow", "Use one of those."),
+        (config.trackers.use_mlflow, "use_mlflow", "--use_wandb or --use_tensorboard", "MLflow", "Use one of those."),
+        (config.trackers.use_trackio, "use_trackio", "--use_wandb or --use_tensorboard", "trackio",
+            "Use one of those."),
         (config.max_train_steps is not None, "max_train_steps", "none", config.max_train_steps,
             f"It counts tasks and passes: use --limit {passes} --num_episodes 1."),
         (stale is not None and stale < config.async_queue_size, "max_staleness", "at least --async_queue_size",
@@ -335,7 +337,17 @@ _DEFECTS: tuple[tuple[str, Callable[[LaunchConfig], object], str], ...] = (
 
 def covered() -> set[str]:
     """Return the fields that are printed, refused or warned about. A test compares them with all fields."""
-    by_rule = {"group_reward", "env", "env_kwargs", "credit", "engine", "ray", "use_mlflow", "max_train_steps"}
+    by_rule = {
+        "group_reward",
+        "env",
+        "env_kwargs",
+        "credit",
+        "engine",
+        "ray",
+        "use_mlflow",
+        "use_trackio",
+        "max_train_steps",
+    }
     return (
         DOTTED.keys() | IN_THE_FILE.keys() | ONLY_AGENTENV | by_rule | PLACEMENT.keys()
         | {"is_correction", "is_correction_threshold", "version", "job_address"}

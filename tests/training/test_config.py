@@ -1,6 +1,5 @@
 """TrainConfig and its flags: by any of their names, within bounds, and never contradicting each other."""
 
-import dataclasses
 import json
 import math
 import re
@@ -147,7 +146,8 @@ def test_every_other_name_is_of_a_field():
 
 @pytest.mark.parametrize("name", DOTTED)
 def test_a_dotted_name_sets_what_the_flat_one_sets(name):
-    flat, dotted = (TrainConfig.from_flags(**{given: 4}).flags() for given in (name, DOTTED[name]))
+    more = {"use_wandb": "True"} if name.startswith("wandb_") else {}
+    flat, dotted = (TrainConfig.from_flags(**more, **{given: 4}).flags() for given in (name, DOTTED[name]))
     assert flat == dotted
     assert flat[name] == 4
 
@@ -160,12 +160,13 @@ def test_run_and_train_have_the_same_names_for_the_same_flags():
 
 
 def test_the_config_of_an_earlier_training_is_read(tmp_path):
-    flags = {"pretrain": "m", "prompt_data": "d", "n_samples_per_prompt": 4, "max_train_steps": 3}
+    flags = {"pretrain": "m", "prompt_data": "d", "n_samples_per_prompt": 4, "wandb_project": "agentenv_train"}
     document = {"schema_version": SCHEMA_VERSION, "versions": {}, "config": {"flags": flags}}
     (tmp_path / "config.json").write_text(json.dumps(document))
     read = read_config(tmp_path)["config"]["flags"]
-    assert read == {"model": "m", "data": "d", "n": 4, "max_train_steps": 3}
-    assert TrainConfig.from_flags(**flags) == TrainConfig.from_flags(**read)
+    assert read == {"model": "m", "data": "d", "n": 4, "wandb_project": None}
+    again = configured(["--config", str(tmp_path / "config.json"), "--env", "e"])
+    assert again == TrainConfig.from_flags(**read, env="e")
 
 
 def test_a_setting_given_under_both_of_its_names_is_refused_in_python_too():
@@ -318,8 +319,9 @@ SILENT = {
            ("train_max_tokens_per_gpu", 100, "--use_dynamic_batch"), ("env_actor_cpus", 4, "--env_actors"),
            ("eval_split", "test", "--eval_dataset"), ("eval_temperature", 0.1, "--eval_dataset"),
            ("eval_n_samples_per_prompt", 9, "--eval_dataset"), ("wandb_org", "z", "--use_wandb"),
-           ("wandb_group", "z", "--use_wandb"), ("wandb_project", "x", "--use_wandb or --use_mlflow"),
-           ("wandb_run_name", "x", "--use_wandb or --use_mlflow or --use_tensorboard"),
+           ("wandb_group", "z", "--use_wandb or --use_trackio"),
+           ("wandb_project", "x", "--use_wandb or --use_mlflow or --use_trackio"),
+           ("wandb_run_name", "x", "--use_wandb or --use_tensorboard or --use_mlflow or --use_trackio"),
        )},
     "value_clip 0.1": "--value_clip: expected --advantage_estimator gae with it",
     "critic_learning_rate 1e-3": "--critic_learning_rate: expected --advantage_estimator gae with it",
@@ -520,7 +522,7 @@ def test_the_written_config_has_no_api_key_and_is_json():
     made = config("--env e --use_wandb secret-key --lora_rank 4 --target_modules a b")
     text = json.dumps(made.to_dict())
     assert "secret" not in text
-    assert dataclasses.replace(made, use_wandb="True") == TrainConfig.from_flags(**json.loads(text))
+    assert made.with_flags(use_wandb="True") == TrainConfig.from_flags(**json.loads(text))
 
 
 @pytest.mark.long

@@ -1,6 +1,5 @@
 """The journal: a line per train step, once and without a gap, whatever kills the training; trackers never stop it."""
 
-import json
 import logging
 import math
 import resource
@@ -13,11 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.errors import ConfigError, DataError, MissingDependency, RunStopped
-from agentenv.training.config import TrainConfig
-from agentenv.training.logs import journal as journal_module
+from agentenv.errors import ConfigError, DataError, RunStopped
+from agentenv.runs import trackers as trackers_module
 from agentenv.training.logs.journal import METRICS, Journal, read_metrics
-from agentenv.training.logs.trackers import open_trackers
 
 
 def log_steps(folder, *steps, **options):
@@ -300,7 +297,7 @@ def test_trackers_get_every_number_and_are_closed_once(tmp_path):
 
 
 def test_a_tracker_that_fails_is_warned_of_once_and_the_training_continues(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(journal_module, "_RETRY_AFTER_S", 0.0)
+    monkeypatch.setattr(trackers_module, "_RETRY_AFTER_S", 0.0)
     away, well = Service(away=(1, 2)), Service()
     with caplog.at_level(logging.WARNING):
         log_steps(tmp_path, 0, 1, 2, 3, trackers=[away, well])
@@ -332,78 +329,3 @@ def test_trackers_are_updated_every_logging_steps_and_at_every_evaluation(tmp_pa
     journal.close()
     assert [step for step, _ in service.told] == [0, 3, 5, 6]
     assert steps_in(tmp_path) == list(range(8))
-
-
-def config(**flags):
-    return TrainConfig.from_flags(env="math_retry", **flags)
-
-
-@pytest.mark.parametrize(
-    ("package", "flag", "value"),
-    [
-        ("torch.utils.tensorboard", "use_tensorboard", "logs"),
-        ("wandb", "use_wandb", "True"),
-        ("mlflow", "use_mlflow", "file:mlruns"),
-    ],
-)
-def test_a_tracker_that_is_not_installed_is_answered_with_the_command(tmp_path, monkeypatch, package, flag, value):
-    monkeypatch.setitem(sys.modules, package, None)  # as where it is absent
-    name = package.rsplit(".", 1)[-1]
-    with pytest.raises(MissingDependency, match=rf"--{flag}: expected .*pip install {name}$"):
-        open_trackers(config(**{flag: value}), tmp_path)
-
-
-def test_no_tracker_is_opened_that_was_not_asked_for(tmp_path):
-    assert open_trackers(config(), tmp_path) == []
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.long
-def test_tensorboard_gets_every_number_and_hides_what_is_done_again(tmp_path):
-    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    flags = config(use_tensorboard=str(tmp_path / "logs"), wandb_run_name="first")
-    log_steps(tmp_path, 0, 1, 2, 3, trackers=open_trackers(flags, tmp_path))
-    log_steps(tmp_path, 2, trackers=open_trackers(flags, tmp_path, resume_step=1), resume_step=1)
-    events = accumulators.EventAccumulator(str(tmp_path / "logs" / "first")).Reload()
-    assert [(event.step, event.value) for event in events.Scalars("reward")] == [(0, 0.0), (1, 1.0), (2, 2.0)]
-
-
-def test_a_tensorboard_folder_that_cannot_be_written_is_a_wrong_flag(tmp_path):
-    pytest.importorskip("tensorboard")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="--use_tensorboard: expected a writable folder"):
-        open_trackers(config(use_tensorboard=str(tmp_path / "file")), tmp_path)
-
-
-@pytest.mark.filterwarnings("ignore")  # their own
-def test_wandb_continues_with_the_same_run_and_never_stores_the_key(tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    key = "0123456789abcdef" * 2 + "01234567"
-    flags = config(use_wandb=key, wandb_project="some project", actor_learning_rate=0.125)
-    log_steps(tmp_path, 0, 1, trackers=open_trackers(flags, tmp_path))
-    log_steps(tmp_path, 2, trackers=open_trackers(flags, tmp_path, resume_step=1), resume_step=1)
-    runs = sorted((tmp_path / "wandb").glob("offline-run-*"))
-    ids = {run.name.rsplit("-", 1)[-1] for run in runs}
-    assert ids == {json.loads((tmp_path / "trackers.json").read_text())["wandb"]}
-    stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    assert b"actor_learning_rate" in stored
-    assert b"reward" in stored
-    assert key.encode() not in stored
-
-
-@pytest.mark.filterwarnings("ignore")  # their own
-def test_mlflow_gets_every_number_and_continues_with_the_same_run(tmp_path):
-    mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
-    flags = config(use_mlflow=f"sqlite:///{tmp_path}/mlflow.db", wandb_project="some project")
-    log_steps(tmp_path, 0, 1, trackers=open_trackers(flags, tmp_path))
-    journal = Journal(tmp_path, trackers=open_trackers(flags, tmp_path, resume_step=1), resume_step=1)
-    journal.log(2, {"reward": 2.0, "eval/pass@1": 0.5})
-    journal.close()
-    client = mlflow.MlflowClient(tracking_uri=flags.use_mlflow)
-    (run,) = client.search_runs([client.get_experiment_by_name("some project").experiment_id])
-    history = client.get_metric_history(run.info.run_id, "reward")
-    assert sorted((metric.step, metric.value) for metric in history) == [(0, 0.0), (1, 1.0), (2, 2.0)]
-    assert run.data.metrics["eval/pass_1"] == 0.5
-    assert run.data.params["actor_learning_rate"] == "1e-06"
-    assert run.info.status == "FINISHED"

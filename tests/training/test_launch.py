@@ -138,14 +138,14 @@ def assert_means(made, values):
     for name, flag in DOTTED.items():
         if name in ("param_dtype", "remote_rm_url") or (name == "loss_agg_mode" and made.version != "0.11.2"):
             continue
-        if name in ONLY_WITH and not getattr(made, ONLY_WITH[name]):
+        if name in ONLY_WITH and not made.flags()[ONLY_WITH[name]]:
             continue
         if name in FOR_GAE and made.advantage_estimator != "gae":
             continue
         if name == "max_length":
             expected = made.limits.for_env().max_length
         else:
-            expected = made.optimizer_batch_size if name == "train_batch_size" else getattr(made, name)
+            expected = made.optimizer_batch_size if name == "train_batch_size" else made.flags()[name]
         if expected is None or (name in ("model", "data") and expected in ("tiny-math", "word_problems_train")):
             continue
         if name == "lr_scheduler" and expected == "constant" and made.lr_warmup_ratio:

@@ -524,7 +524,7 @@ async def test_a_tracker_that_hangs_does_not_hold_the_episodes_up(tmp_path):
             longest.append(time.monotonic() - began)
 
     scene = Scene(tmp_path, steps=2)
-    scene.loop.records.journal._trackers.append(Slow())
+    scene.loop.records.journal._trackers.trackers.append(Slow())
     beating = asyncio.ensure_future(beat())
     assert await scene.run()
     beating.cancel()

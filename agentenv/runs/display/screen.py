@@ -19,6 +19,7 @@ from agentenv.runs.metrics import Metrics, Summary, Tally, summarize
 from agentenv.runs.prepare import Job
 from agentenv.runs.records.async_writer import Outbox
 from agentenv.runs.records.directory import METRICS
+from agentenv.runs.trackers import Trackers
 
 
 class RunScreen:
@@ -27,11 +28,14 @@ class RunScreen:
     The header shows the flags of `config`, as the user gave them; what `job` adds to them is among its facts.
     """
 
-    def __init__(self, config: RunConfig, job: Job, outbox: Outbox | None, *, stdout: TextIO) -> None:
+    def __init__(
+        self, config: RunConfig, job: Job, outbox: Outbox | None, *, stdout: TextIO, trackers: Trackers
+    ) -> None:
         self.config = config
         self.num_tasks = len(job.tasks)
         self.outbox = outbox
         self.stdout = stdout
+        self.trackers = trackers
         self.out: Path | None = outbox.writer.path if outbox else None
         self.tally = outbox.writer.tally if outbox else Tally(config.n, pass_score=job.config.pass_score)
         self.console, self.notes = wide_console(), wide_console(stderr=True)
@@ -89,6 +93,9 @@ class RunScreen:
             if self.outbox is None:
                 self.tally.add(summary)
             self._show(summary)
+        if self.trackers.is_due:
+            facts = self.progress.stats.facts()
+            await self.trackers.update(facts["done"], facts)
 
     async def hold(self, trajectory: Trajectory) -> None:
         """Write an episode that ended and waits for its group; nothing is counted yet."""
@@ -123,6 +130,7 @@ class RunScreen:
             # A session without episodes leaves a file that differs only in the times.
             if self._session or not isinstance(stored, dict) or stored | {"time": None} != now | {"time": None}:
                 await self.outbox.write_metrics(metrics.to_dict())
+        await self.trackers.finish(metrics.num_episodes, metrics.to_dict())
         return metrics
 
     def show_result(self, metrics: Metrics) -> None:

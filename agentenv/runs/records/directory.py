@@ -31,7 +31,7 @@ from agentenv._util.jsonable import jsonable
 from agentenv._util.version import __version__
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigError, DataError, RunStopped
-from agentenv.runs.config import OPENRLHF_NAMES
+from agentenv.runs.config import today
 from agentenv.runs.metrics import Summary, Tally, summarize
 from agentenv.runs.records.lines import MAX_LINE_BYTES, SCHEMA_VERSION, decode_episode, decode_line, encode_line
 
@@ -159,11 +159,6 @@ def read_config(path: str | Path) -> dict[str, Any]:
     if isinstance(flags, dict):
         document["config"]["flags"] = today(flags)
     return dict(document)
-
-
-def today(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return stored flags under their names of today: those of `train` were OpenRLHF's."""
-    return {OPENRLHF_NAMES.get(name, name): value for name, value in flags.items()}
 
 
 class RunWriter:

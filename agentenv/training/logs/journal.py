@@ -14,15 +14,13 @@ from typing import Any
 
 from agentenv.errors import ConfigError, DataError, RunStopped
 from agentenv.runs.records.directory import sync_directory
-from agentenv.training.logs.trackers import Tracker
+from agentenv.runs.trackers import Tracker, Trackers
 
 logger = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
 
 _SYNC_INTERVAL_S = 1.0
-_RETRY_AFTER_S = 60.0
-"""Pause after a tracker failed, because each attempt may hang."""
 
 
 class Journal:
@@ -45,8 +43,7 @@ class Journal:
         self, folder: Path, *, trackers: Sequence[Tracker] = (), resume_step: int | None = None, logging_steps: int = 1
     ) -> None:
         self.path = Path(folder) / METRICS
-        self._trackers = list(trackers)
-        self._retry_at_s: dict[int, float] = {}
+        self._trackers = Trackers(trackers, self.path)
         self._logging_steps = logging_steps
         self._synced_s = time.monotonic()
         self._fd = -1
@@ -115,7 +112,7 @@ class Journal:
             raise self._stopped(error) from error
         self.last_step, self._last, self._start = step, last, start
         if step % self._logging_steps == 0 or any(key.startswith("eval/") for key in numbers):
-            self._track(step, numbers)
+            self._trackers.log(step, numbers)
 
     @property
     def has_evaluation(self) -> bool:
@@ -143,7 +140,7 @@ class Journal:
         except OSError as error:
             temporary.unlink(missing_ok=True)
             raise self._stopped(error) from error
-        self._track(last["step"], numbers)
+        self._trackers.log(last["step"], numbers)
 
     def sync(self) -> None:
         """Sync all lines to disk. Call it before a checkpoint is written, so that a power cut leaves no gap.
@@ -163,20 +160,6 @@ class Journal:
             "--resume."
         )
 
-    def _track(self, step: int, numbers: Mapping[str, float]) -> None:
-        for index, tracker in enumerate(self._trackers):
-            if time.monotonic() < self._retry_at_s.get(index, 0.0):
-                continue
-            try:
-                tracker.log(step, numbers)
-            except tracker.failures as error:
-                if index not in self._retry_at_s:
-                    logger.warning(
-                        "%s failed at step %d (%s: %s); training continues, and all numbers are in %s",
-                        tracker.name, step, type(error).__name__, error, self.path,
-                    )  # fmt: skip
-                self._retry_at_s[index] = time.monotonic() + _RETRY_AFTER_S
-
     def close(self) -> None:
         """Sync the file and close the trackers; further calls do nothing.
 
@@ -190,11 +173,7 @@ class Journal:
         finally:
             os.close(self._fd)
             self._fd = -1
-            for tracker in self._trackers:
-                try:
-                    tracker.close()
-                except tracker.failures as error:
-                    logger.warning("%s could not be closed: %s: %s", tracker.name, type(error).__name__, error)
+            self._trackers.close()
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

@@ -10,13 +10,14 @@ from typing import Any
 
 from agentenv._util.jsonable import jsonable
 from agentenv.errors import ConfigError
+from agentenv.runs.config import today
 from agentenv.runs.metrics import Tally
 from agentenv.runs.prepare import code_digest
-from agentenv.runs.records.directory import CONFIG, TRAJECTORIES, RunWriter, read_config, today, write_json
+from agentenv.runs.records.directory import CONFIG, TRAJECTORIES, RunWriter, read_config, write_json
+from agentenv.runs.trackers import Tracked, open_trackers
 from agentenv.training.checkpoint import Checkpoints
 from agentenv.training.config import TrainConfig
 from agentenv.training.logs.journal import METRICS, Journal
-from agentenv.training.logs.trackers import open_trackers
 
 FIXED_ON_RESUME = (
     "model", "critic_pretrain", "agent_func_path", "env", "env_kwargs", "remote_rm_url", "group_reward",
@@ -79,7 +80,8 @@ def open_records(
             _set_aside(out, checkpoints, note)
             samples = stack.enter_context(opened())
         step = checkpoints.step_of(newest) if newest is not None else None
-        trackers = open_trackers(config, out, resume_step=-1 if is_restart else step)
+        tracked = Tracked(config.trackers, flags, out, "agentenv_train")
+        trackers = open_trackers(tracked, resume_step=-1 if is_restart else step)
         journal = Journal(out, trackers=trackers, resume_step=step, logging_steps=config.logging_steps)
         stack.enter_context(contextlib.closing(journal))
         yield Records(journal, checkpoints, samples, out, newest)
