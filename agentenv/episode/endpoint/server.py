@@ -33,6 +33,7 @@ from agentenv.episode.endpoint.wire import (
     RequestError,
     UnknownSession,
     error_body,
+    error_type,
 )
 from agentenv.errors import AgentEnvError, InfraError
 
@@ -169,9 +170,9 @@ class Endpoint(Server):
             for event in form.closing(_result(work)):
                 yield event
         except AgentEnvError as error:
-            _, kind, code = _refusal(error)
+            status, code = _refusal(error)
             self._count(request, code, str(error))
-            yield form.failure(error_body(str(error), kind=kind, code=code))
+            yield form.failure(error_body(str(error), kind=error_type(status), code=code))
         finally:
             if not work.done():
                 work.cancel()
@@ -194,9 +195,9 @@ class Endpoint(Server):
 
     async def _failed(self, request: Request, error: Any) -> Response:
         headers = {"connection": "close"} if isinstance(error, RequestRefused) else {}
-        status, kind, code = _refusal(error)
+        status, code = _refusal(error)
         self._count(request, code, str(error))
-        return json_response(error_body(str(error), kind=kind, code=code), status, headers)
+        return json_response(error_body(str(error), kind=error_type(status), code=code), status, headers)
 
     def _count(self, request: Request, code: str, reason: str) -> None:
         session = self._sessions.get(_session_name(request))
@@ -222,7 +223,8 @@ class Endpoint(Server):
                 "/v1/models, got none of them. Use the SDK's chat completions."
             )
         self._count(request, "http_error", message)
-        return json_response(error_body(message, kind="invalid_request_error", code="http_error"), error.status_code)
+        status = error.status_code
+        return json_response(error_body(message, kind=error_type(status), code="http_error"), status)
 
 
 def _session_name(request: Request) -> str:
@@ -254,15 +256,15 @@ def _result(work: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
     return work.result()
 
 
-def _refusal(error: AgentEnvError) -> tuple[int, str, str]:
-    """Return an error's status, type and code: 4xx for a bad request, 503 for infrastructure, 500 for a wrong setup."""
+def _refusal(error: AgentEnvError) -> tuple[int, str]:
+    """Return an error's status and code: 4xx for a bad request, 503 for infrastructure, 500 for a wrong setup."""
     if isinstance(error, RequestRefused):
-        return error.status, "invalid_request_error", "body_too_slow"
+        return error.status, "body_too_slow"
     if isinstance(error, RequestError):
-        return error.status, "invalid_request_error", error.code
+        return error.status, error.code
     if isinstance(error, InfraError):
-        return 503, "server_error", "engine_failed"
-    return 500, "server_error", "set_up_wrongly"
+        return 503, "engine_failed"
+    return 500, "set_up_wrongly"
 
 
 def _json(body: bytes) -> Any:

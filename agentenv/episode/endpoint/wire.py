@@ -71,9 +71,13 @@ class OutOfRoom(RequestError):
 
 
 class OutOfTurns(RequestError):
-    """The session's budget of turns is exhausted. No client sends a request again after 403, as some do after 400."""
+    """The session's budget of turns is exhausted.
 
-    status, code = 403, "max_turns_exceeded"
+    After 404, no client sends the request again. litellm takes the type "invalid_request_error" for 400, and has no
+    error for 403: after both, mini-swe-agent asks ten times.
+    """
+
+    status, code = 404, "max_turns_exceeded"
 
 
 class UnknownSession(RequestError):
@@ -375,6 +379,13 @@ class ChatForm:
 
 def _event(data: Mapping[str, Any]) -> str:
     return f"data: {json.dumps(data)}\n\n"
+
+
+def error_type(status: int) -> str:
+    """Return OpenAI's type of an error with this status."""
+    if status >= 500:
+        return "server_error"
+    return "not_found_error" if status == 404 else "invalid_request_error"
 
 
 def error_body(message: str, *, kind: str, code: str) -> dict[str, Any]:

@@ -160,7 +160,7 @@ async def test_the_episodes_budget_is_told_as_for_chat_completions():
             await client.responses.create(model="m", input="long " * 500)
         assert refused.value.code == "context_length_exceeded"
         await client.responses.create(model="m", input="Q")
-        with pytest.raises(openai.PermissionDeniedError):
+        with pytest.raises(openai.NotFoundError):
             await client.responses.create(model="m", input="R")
 
 
