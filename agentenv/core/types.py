@@ -60,6 +60,8 @@ class Task:
     """The other columns of the row."""
     seed: int | None = None
     """Seed of this task's environment; if the row has none, the runner derives one from the run's seed."""
+    env: str = ""
+    """Name of its environment in a mixture; empty where there is one environment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,7 +192,8 @@ class EpisodeRunner:
         except DataError as error:
             # No record can hold the episode: it becomes a failed one, with its tokens and actions but without results
             # and without the row, whose values may be what no record can hold.
-            row = Task("", task_id=trajectory.task.task_id, seed=trajectory.task.seed)
+            task = trajectory.task
+            row = Task("", task_id=task.task_id, seed=task.seed, env=task.env)
             turns = [replace(turn, result=None) for turn in trajectory.turns]
             failed = EpisodeError("data", type(error).__name__, str(error), "record")
             bare = replace(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from agentenv._util.calls import create
 from agentenv.core.agent import AgentInstance
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import Task
+from agentenv.core.types import Limits, Task
 from agentenv.episode.factory import check_arguments
 from agentenv.episode.loop import Episode
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
@@ -43,3 +43,24 @@ class EnvSource:
     async def run(self, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:
         """Run one episode; see `Episode.run`."""
         return await Episode(task, setup, key).run(partial(create, self.cls, self.kwargs))
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One environment of a mixture."""
+
+    source: EpisodeSource
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Episodes of several environments: the task names its own, which has its own limits."""
+
+    members: Mapping[str, Member]
+    """By name, as in `Task.env`."""
+
+    async def run(self, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:
+        """Run one episode of the task's environment."""
+        member = self.members[task.env]
+        return await member.source.run(task, replace(setup, limits=member.limits), key)

@@ -16,6 +16,7 @@ from agentenv.episode.runner import ErrorPolicy
 from agentenv.errors import ConfigError
 from agentenv.rewards.groups.batch import GROUP_LIMIT_S
 from agentenv.runs.flat_config import FlatConfig
+from agentenv.runs.mixture import source_name
 
 FREE_ON_RESUME = (
     "out", "resume", "concurrency", "progress", "json", "grace_s", "max_retries", "max_error_share", "base_url",
@@ -279,9 +280,13 @@ class SourceConfig(FlatConfig):
     ALIASES: ClassVar[Mapping[str, str]] = OPENRLHF_NAMES
     BARE: ClassVar[Mapping[str, str]] = {"use_wandb": "True", "use_trackio": "True"}
 
-    env: str | None = None
+    REPEATABLE: ClassVar[tuple[str, ...]] = ("env",)
+
+    env: tuple[str, ...] = ()
     """Environment: an installed name (`agentenv list`), module:Attr or path/file.py[:Attr]. The class has `reset` and
-    `step`, or `run`: an agent with its own loop over an OpenAI client."""
+    `step`, or `run`: an agent with its own loop over an OpenAI client. Given several times, the environments are a
+    mixture; ENV:WEIGHT sets its share of the training. Also FILE.yaml or FILE.json with a list of entries: env, name,
+    weight, env_kwargs, data, split, prompt_key, label_key, limit, max_turns, max_length."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """JSON object of arguments for the environment's constructor."""
     agent_func_path: str | None = None
@@ -305,7 +310,7 @@ class SourceConfig(FlatConfig):
     @property
     def source(self) -> str:
         """The name or path of what runs the episodes; empty if no flag names it."""
-        return self.env or self.agent_func_path or self.remote_rm_url or ""
+        return source_name(self.env) or self.agent_func_path or self.remote_rm_url or ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return every flag and its value as `config.json` holds them.
@@ -400,9 +405,10 @@ class RunConfig(SourceConfig):
         _check("reward_batch_size", self.reward_batch_size, self.reward_batch_size >= 1, "an integer >= 1")
         _check("num_engines", self.num_engines, self.num_engines >= 1, "an integer >= 1")
         sources = {name: getattr(self, name) for name in ("env", "agent_func_path", "remote_rm_url")}
-        sources = {name: value for name, value in sources.items() if value is not None}
+        sources = {name: value for name, value in sources.items() if value}
         if len(sources) > 1 or not (sources or self.output.resume):
-            got = ", ".join(f"--{name} {value}" for name, value in sources.items()) or "none"
+            shown = sources | ({"env": " ".join(self.env)} if self.env else {})
+            got = ", ".join(f"--{name} {value}" for name, value in shown.items()) or "none"
             raise ConfigError(
                 f"run: expected one of --env, --agent_func_path and --reward_func_path, got {got}. "
                 "`agentenv list` shows the environments."

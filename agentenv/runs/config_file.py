@@ -38,6 +38,8 @@ def read_flags(config: type[FlatConfig], path: str) -> list[Given]:
             raise ConfigError(f"{path}: expected flags, got the key {brief(key)}.{near}")
         if name in given:
             raise ConfigError(f"{path}: expected {name} once, got it under two names. Leave one out.")
+        if name in config.REPEATABLE and value is None:
+            continue  # as config.json has it where the flag was not given
         if known[name][1] is not bool:
             given[name] = (name, _words(value))
         elif not isinstance(value, bool):

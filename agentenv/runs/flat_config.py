@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
@@ -29,12 +30,16 @@ class FlatConfig:
     """The flags of a first run, which `-h` shows, in groups. Without any, `-h` shows all flags."""
     SECTIONS: ClassVar[Mapping[str, str]] = {}
     """Titles in the help, each by the field above which it stands. Flags of a group stand under its docstring."""
+    REPEATABLE: ClassVar[tuple[str, ...]] = ()
+    """Flags that may be given several times: tuples of texts. In JSON one text is itself, and none is null; an entry
+    that is a JSON object is an object there."""
 
     @classmethod
     def from_flags(cls, **flags: Any) -> Self:
         """Return the config with these flags, by their flat names; all others keep their defaults.
 
         Lists become tuples where the field is a tuple, and JSON text becomes an object where the field is a mapping.
+        A flag of `REPEATABLE` may be one value, a list or None.
 
         Raises:
             ConfigError: a flag is unknown, or has a wrong value.
@@ -51,10 +56,14 @@ class FlatConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return every flag and its value under flat keys, as `config.json` holds them."""
-        return {
+        values = {
             name: list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
             for name, value in self.flags().items()
         }
+        for name in self.REPEATABLE:
+            given = [json.loads(text) if text.startswith("{") else text for text in values[name]]
+            values[name] = given if len(given) > 1 else given[0] if given else None
+        return values
 
     def flags(self) -> dict[str, Any]:
         """Return every flag and its value, by the flat names."""
@@ -94,7 +103,10 @@ def _rebuilt(cls: type[C], base: C | None, flags: Mapping[str, Any]) -> C:
             raise ConfigError(f"{given}: expected one name, got {name} as well, which means the same. Leave one out.")
         group, kind = known[name]
         kinds = {get_origin(each) or each for each in (kind, *get_args(kind))}
-        if isinstance(value, str) and Mapping in kinds:
+        if name in cls.REPEATABLE:
+            texts = [] if value is None else value if isinstance(value, list | tuple) else [value]
+            value = tuple(json.dumps(each) if isinstance(each, Mapping) else each for each in texts)
+        elif isinstance(value, str) and Mapping in kinds:
             value = parse_json_object(f"--{name}", value)
         elif isinstance(value, list) and tuple in kinds:
             value = tuple(value)

@@ -15,8 +15,9 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from agentenv._util.estimates import Estimate, Moments, Passes, over_tasks
@@ -72,6 +73,8 @@ class Summary:
     """Each number of `StepResult.info`, summed over the turns."""
     cost_usd: float | None = None
     """Dollars that the episode cost; None if unknown."""
+    env: str = ""
+    """Name of its environment in a mixture."""
 
 
 def summarize(trajectory: Trajectory) -> Summary:
@@ -119,6 +122,7 @@ def summarize(trajectory: Trajectory) -> Summary:
         info_last=last,
         info_sum=dict(total),
         cost_usd=trajectory.cost_usd,
+        env=trajectory.task.env,
     )
 
 
@@ -225,10 +229,15 @@ class Metrics:
     info: dict[str, dict[str, float]]
     """By key of `StepResult.info`: "last", the mean over episodes of the last turn's value, "sum", the mean of the sum
     over turns, and "num_episodes" that have the key."""
+    environments: dict[str, Metrics] = field(default_factory=dict)
+    """In a mixture: the numbers of each environment, by its name; in JSON without `time`, which they share."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields by name, ready for JSON: without NaN and infinity."""
-        return asdict(self)
+        """Return the fields by name, ready for JSON: without NaN and infinity, and `environments` in a mixture only."""
+        values = asdict(self)
+        for own in (environments := values.pop("environments")).values():
+            del own["environments"], own["time"]
+        return values | ({"environments": environments} if environments else {})
 
 
 @dataclass(slots=True)
@@ -386,14 +395,22 @@ class Tally:
     Args:
         group_size: episodes planned per task; None keeps every task open, for any number of them.
         pass_score: as `Passes` takes it.
+        pass_scores: that of each environment of a mixture, by name.
     """
 
-    def __init__(self, group_size: int | None = None, *, pass_score: float | None = None) -> None:
+    def __init__(
+        self,
+        group_size: int | None = None,
+        *,
+        pass_score: float | None = None,
+        pass_scores: Mapping[str, float | None] = MappingProxyType({}),
+    ) -> None:
         self.failed: dict[str, Summary] = {}
         """Episodes whose last attempt failed, by id."""
         self.finished: set[str] = set()
         """Episodes that did not fail."""
         self._counts = _Counts(pass_score, group_size)
+        self._by_env = {name: _Counts(score, group_size) for name, score in pass_scores.items()}
 
     def add(self, summary: Summary) -> None:
         """Count an episode instead of its failed attempts."""
@@ -405,6 +422,8 @@ class Tally:
             self.failed.pop(key, None)
             self.finished.add(key)
             self._counts.add(summary)
+            if summary.env in self._by_env:
+                self._by_env[summary.env].add(summary)
 
     def __len__(self) -> int:
         return len(self.finished) + len(self.failed)
@@ -418,12 +437,25 @@ class Tally:
             _mean(counts.task_scores, [group.scores for group in groups]),
         )
 
-    def metrics(self, *, num_tasks: int, num_samples: int, wall_s: float) -> Metrics:
-        """Return the Metrics of a run that planned `num_samples` episodes for each of `num_tasks` tasks."""
-        counts = deepcopy(self._counts)
+    def metrics(
+        self,
+        *,
+        num_tasks: int,
+        num_samples: int,
+        wall_s: float,
+        env_tasks: Mapping[str, int] = MappingProxyType({}),
+    ) -> Metrics:
+        """Return the Metrics of a run that planned `num_samples` episodes for each of `num_tasks` tasks.
+
+        `env_tasks` are the numbers of tasks of the environments in a mixture.
+        """
+        counts, by_env = deepcopy((self._counts, self._by_env))
         for summary in self.failed.values():
-            counts.add(summary)
-        return counts.metrics(num_tasks, num_samples, wall_s)
+            for each in (counts, by_env.get(summary.env)):
+                if each is not None:
+                    each.add(summary)
+        environments = {name: each.metrics(env_tasks[name], num_samples, wall_s) for name, each in by_env.items()}
+        return replace(counts.metrics(num_tasks, num_samples, wall_s), environments=environments)
 
 
 def aggregate(

@@ -11,7 +11,7 @@ import importlib.util
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from agentenv.episode.endpoint.agent import ChatAgentSource
 from agentenv.episode.registry import builtin_datasets, env_source
 from agentenv.episode.runner import EpisodeRunner
 from agentenv.episode.setup import EpisodeSetup
-from agentenv.episode.source import EnvSource, EpisodeSource
+from agentenv.episode.source import EnvSource, EpisodeSource, Member, Mixture
 from agentenv.errors import AgentEnvError, ConfigError, MissingDependency
 from agentenv.interop.agent_files import load_agent_func, load_reward_source
 from agentenv.runs.config import LimitOptions, RunConfig
@@ -37,9 +37,23 @@ from agentenv.runs.display.progress import waiting
 from agentenv.runs.env_actors.source import in_actors
 from agentenv.runs.flat_config import flag_message
 from agentenv.runs.group_rewards import GroupGrader, open_grader
+from agentenv.runs.mixture import is_plain, read_entries
 
 _CONTEXT_ARGS = {"vllm_local": "max_model_len", "hf": "max_length"}
 """The argument of each engine that bounds its context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One environment of a job, or whatever else runs its episodes."""
+
+    config: RunConfig
+    """The flags, with those of its entry in a mixture."""
+    source: EpisodeSource
+    limits: Limits
+    name: str = ""
+    """In a mixture, as in `Task.env`."""
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +62,15 @@ class Job:
 
     config: RunConfig
     """The flags, with `max_length` and `max_turns` filled in."""
-    source: EpisodeSource
+    parts: Sequence[Part]
+    """The environments of a mixture, or the only source of episodes."""
     tasks: Sequence[Task]
     model: str
     """Path or Hugging Face id of the model."""
     tokenizer: Tokenizer
     chat: Chat
     limits: Limits
+    """In a mixture, the largest of each kind."""
     engine: str
     """Name of the engine, never "auto"."""
     engine_args: Mapping[str, Any]
@@ -65,23 +81,33 @@ class Job:
     digests: Mapping[str, str]
     """Engine name, tasks and chat template: a run is resumed only if they are the same."""
 
+    @property
+    def is_mixture(self) -> bool:
+        """True if the tasks name their environments."""
+        return bool(self.parts[0].name)
+
+    @property
+    def pass_scores(self) -> dict[str, float | None]:
+        """By name of the environment of a mixture: the score from which an episode counts as passed."""
+        return {part.name: part.config.pass_score for part in self.parts if part.name}
+
 
 async def prepare(
     config: RunConfig,
     *,
-    source: EpisodeSource | None = None,
+    parts: Sequence[Part] | None = None,
     rows: Iterable[Mapping[str, Any] | Task] | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> Job:
-    """Load and check what the flags name; `source`, `rows` of data and `tokenizer` replace those of the flags.
+    """Load and check what the flags name; `parts`, `rows` of data and `tokenizer` replace those of the flags.
 
     Raises:
         ConfigError: a flag or file is wrong.
         DataError: a row of the data cannot be read.
         MissingDependency: the engine's library is not installed.
     """
-    source = source or load_source(config)
-    tasks = load_tasks(config, source, rows)
+    parts = parts or load_parts(config)
+    tasks = tasks_of(parts, rows)
     takes_messages = config.engine == "chat"
     model = config.model if takes_messages else resolve_model(config.model)
     stop_token_ids: Sequence[int] = ()
@@ -92,16 +118,11 @@ async def prepare(
         stop_token_ids = load_stop_token_ids(model)
     chat = Chat(tokenizer, stop_token_ids=stop_token_ids, options=config.chat)
     template, template_digest = describe_template(chat, config)
-    env = agent_class(source)
-    limits = limits_of(config.limits, source)
-    score_range = getattr(env, "score_range", None)
-    if config.pass_score is None and score_range is not None and tuple(score_range) != (0.0, 1.0):
-        config = config.with_flags(pass_score=score_range[1])
-    own = [
-        f"{name} {getattr(limits, name)} (the environment's)"
-        for name in ("max_length", "max_turns")
-        if getattr(config.limits, name) is None and getattr(env, name, None) is not None
-    ]
+    limits = replace(
+        parts[0].limits,
+        max_length=max(part.limits.max_length for part in parts),
+        max_turns=max(part.limits.max_turns for part in parts),
+    )
     engine = choose_engine(config.engine, base_url=config.base_url)
     if engine == "vllm_local" and importlib.util.find_spec("vllm") is None:
         raise MissingDependency(
@@ -113,11 +134,12 @@ async def prepare(
     if context is not None:
         engine_args.setdefault(context, limits.max_length)
     if takes_messages:
-        engine_args = chat_args(config, source) | engine_args
-    await check_constructor(source, limits.step_timeout_s)
+        engine_args = chat_args(config, parts) | engine_args
+    for part in parts:
+        await check_constructor(part.source, limits.step_timeout_s)
     return Job(
-        config=config.with_flags(max_length=limits.max_length, max_turns=limits.max_turns),
-        source=source,
+        config=complete(config, parts),
+        parts=parts,
         tasks=tasks,
         model=model,
         tokenizer=tokenizer,
@@ -125,25 +147,100 @@ async def prepare(
         limits=limits,
         engine=engine,
         engine_args=engine_args,
-        facts={"engine": engine, "template": template} | ({"limits": ", ".join(own)} if own else {}),
+        facts={"engine": engine, "template": template} | _own_limits(parts),
         grader=open_grader(config.groups, tokenizer, concurrency=config.concurrency),
         digests={"engine": engine, "tasks": digest(tasks), "template": template_digest},
     )
 
 
-def chat_args(config: RunConfig, source: EpisodeSource) -> dict[str, Any]:
+def chat_args(config: RunConfig, parts: Sequence[Part]) -> dict[str, Any]:
     """Return the arguments of the engine `chat` that are flags.
 
     Raises:
         ConfigError: the agent has its own loop, or --prices has no prices of the model.
     """
-    if isinstance(source, ChatAgentSource):
+    own_loops = [part.source.cls.__name__ for part in parts if isinstance(part.source, ChatAgentSource)]
+    if own_loops:
         raise ConfigError(
-            f"--engine chat: expected an environment with `step`, got {source.cls.__name__}, which has its own loop "
-            "and needs token ids to record. Use another engine."
+            f"--engine chat: expected an environment with `step`, got {own_loops[0]}, which has its own loop and needs "
+            "token ids to record. Use another engine."
         )
     prices = None if config.prices is None else read_prices(config.prices, config.model)
     return {"api_key_env": config.api_key_env, "prices": prices, "timeout_s": config.limits.generate_timeout_s}
+
+
+def complete(config: RunConfig, parts: Sequence[Part]) -> RunConfig:
+    """Return the flags as `config.json` holds them: with all limits, and a mixture's entries instead of its files."""
+    first = parts[0]
+    if not first.name:
+        limits = {"max_length": first.limits.max_length, "max_turns": first.limits.max_turns}
+        return config.with_flags(**limits, pass_score=first.config.pass_score)
+    entries = zip(read_entries(config.env), parts, strict=True)
+    return config.with_flags(
+        env=[
+            entry.to_dict() | {"max_turns": part.limits.max_turns, "max_length": part.limits.max_length}
+            for entry, part in entries
+        ]
+    )
+
+
+def _own_limits(parts: Sequence[Part]) -> dict[str, str]:
+    """Return the limits that classes of environments set, in words for the screen."""
+    own = [
+        f"{name} {getattr(part.limits, name)} (the environment's{f', {part.name}' if part.name else ''})"
+        for part in parts
+        for name in ("max_length", "max_turns")
+        if getattr(part.config.limits, name) is None and getattr(agent_class(part.source), name, None) is not None
+    ]
+    return {"limits": ", ".join(own)} if own else {}
+
+
+def load_parts(config: RunConfig, source: EpisodeSource | None = None) -> list[Part]:
+    """Return the environments that the flags name, in a mixture each with the flags of its entry.
+
+    `source` replaces that of the flags.
+
+    Raises:
+        ConfigError: a flag, a file or an entry is wrong.
+    """
+    if source is not None or is_plain(config.env):
+        return [_part(config, source or load_source(config))]
+    for name in ("env_kwargs", "data", "split"):
+        if value := getattr(config, name):
+            raise ConfigError(
+                f"--{name}: expected one --env with it, got several and {value!r}. "
+                f"Use a file of entries, --env FILE.yaml, with `{name}` in them."
+            )
+    parts = []
+    for entry in read_entries(config.env):
+        own = config.with_flags(**entry.flags())
+        parts.append(_part(own, load_source(own), name=entry.name, weight=entry.weight))
+    return parts
+
+
+def _part(config: RunConfig, source: EpisodeSource, **named: Any) -> Part:
+    score_range = getattr(agent_class(source), "score_range", None)
+    if config.pass_score is None and score_range is not None and tuple(score_range) != (0.0, 1.0):
+        config = config.with_flags(pass_score=score_range[1])
+    return Part(config, source, limits_of(config.limits, source), **named)
+
+
+def tasks_of(parts: Sequence[Part], rows: Iterable[Mapping[str, Any] | Task] | None = None) -> list[Task]:
+    """Return the tasks of all parts, in a mixture with the names of their environments; `rows` replace their data.
+
+    Raises:
+        ConfigError: there are rows and several parts, or as `load_tasks`.
+        DataError: as `load_tasks`.
+    """
+    if not parts[0].name:
+        return load_tasks(parts[0].config, parts[0].source, rows)
+    if rows is not None:
+        raise ConfigError("data: expected none with several environments, got rows. Put `data` into their entries.")
+    return [
+        replace(task, task_id=f"{part.name}/{task.task_id}", env=part.name)
+        for part in parts
+        for task in load_tasks(part.config, part.source)
+    ]
 
 
 def limits_of(options: LimitOptions, source: EpisodeSource) -> Limits:
@@ -171,7 +268,7 @@ async def open_runner(
     """
     config = job.config
     async with contextlib.AsyncExitStack() as stack:
-        source = await stack.enter_async_context(in_actors(job.source, config, job.tokenizer))
+        source = await _open_source(job, stack)
         if engine is None:
             opening = open_engine(
                 job.engine,
@@ -197,8 +294,6 @@ async def open_runner(
                 "the server returns raw log-probabilities. They are recorded as missing where temperature or "
                 "truncation changes them. Start it with --logprobs-mode processed_logprobs."
             )
-        if isinstance(source, ChatAgentSource):
-            await stack.enter_async_context(source.serving())
         yield EpisodeRunner(
             source,
             EpisodeSetup(engine=engine, chat=job.chat, sampling=config.sampling, limits=job.limits),
@@ -212,6 +307,18 @@ def _engine_words(job: Job) -> str:
     name = job.config.engine_backend if job.engine == "ray" else job.engine
     words = {"hf": "transformers", "vllm_local": "vLLM", "vllm_http": "the client of the vLLM server"}.get(name, name)
     return f"{words} in Ray actors" if job.engine == "ray" else words
+
+
+async def _open_source(job: Job, stack: contextlib.AsyncExitStack) -> EpisodeSource:
+    """Return the source of all episodes of a job, with servers and actors that `stack` closes."""
+    members: dict[str, Member] = {}
+    for part in job.parts:
+        named = job.config.with_flags(env=part.config.env)
+        source = await stack.enter_async_context(in_actors(part.source, named, job.tokenizer))
+        if isinstance(source, ChatAgentSource):
+            await stack.enter_async_context(source.serving())
+        members[part.name] = Member(source, part.limits)
+    return Mixture(members) if job.is_mixture else members[""].source
 
 
 def ray_config(config: RunConfig) -> RayConfig:
@@ -294,9 +401,9 @@ def load_source(config: RunConfig) -> EpisodeSource:
         return load_agent_func(config.agent_func_path)
     if config.remote_rm_url is not None:
         return load_reward_source(config.remote_rm_url, batch_size=config.reward_batch_size)
-    if config.env is None:
+    if not config.env:
         raise ConfigError("run: expected --env or --agent_func_path, got neither. `agentenv list` shows environments.")
-    source = env_source(config.env, dict(config.env_kwargs))
+    source = env_source(config.env[0], dict(config.env_kwargs))
     if isinstance(source, ChatAgentSource) and config.chat.history != "keep":
         raise ConfigError(
             f"--history: expected keep for an agent with its own loop, got {config.chat.history!r}. Leave it out: "
@@ -343,12 +450,13 @@ def digest(tasks: Sequence[Task]) -> str:
     return f"{len(tasks)} tasks, {content.hexdigest()}"
 
 
-def code_digest(config: RunConfig) -> str:
+def code_digest(config: RunConfig, *more: str | None) -> str:
     """Return a hash of the Python files that the flags name: the agent, reward functions, rewards in --env_kwargs.
 
-    "" if they name no file.
+    `more` may name further ones. "" if there are no files.
     """
-    names = filter(None, [config.agent_func_path, config.env, config.remote_rm_url])
+    env = config.to_dict()["env"]
+    names = filter(None, [config.agent_func_path, *_strings(env), config.remote_rm_url, *more])
     content, num_files = hashlib.blake2b(digest_size=8), 0
     for text in [*names, *_strings(config.env_kwargs), *_strings(config.groups.reward)]:
         name, is_file, _ = text.rpartition(".py")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from agentenv.runs.config import RunConfig
 from agentenv.runs.display.report import quiet_transformers
 from agentenv.runs.display.screen import RunScreen
 from agentenv.runs.metrics import Metrics, aggregate, summarize
-from agentenv.runs.prepare import open_runner, prepare
+from agentenv.runs.prepare import load_parts, open_runner, prepare
 from agentenv.runs.records.async_writer import Outbox
 from agentenv.runs.records.directory import ReadReport, read_config, read_trajectories
 from agentenv.runs.records.tables import episode_row, turn_rows
@@ -100,7 +100,7 @@ class Run:
 
 
 def rollout(
-    env: str | type[Any] | None = None,
+    env: str | type[Any] | Sequence[str | Mapping[str, Any]] | None = None,
     data: str | Rows | None = None,
     *,
     engine: str | Engine = "auto",
@@ -111,7 +111,8 @@ def rollout(
     Works in a script, a test and a notebook, whose event loop is already running; in async code, await `arollout`.
 
     Args:
-        env: a class, an installed name, module:Attr or path/file.py[:Attr].
+        env: a class, an installed name, module:Attr or path/file.py[:Attr]; or a list of environments, each a text as
+            for `--env` or an entry as a dict.
         data: a name, a file, a Hugging Face dataset, or rows: mappings or Tasks. Default: the environment's own data.
         engine: name of the engine, or an engine, which stays open. Its `tokenizer`, if any, replaces the model's.
         flags: every flag of `agentenv run` by its name: `model`, `n`, `max_turns`, `temperature`, `progress`, … With
@@ -143,7 +144,7 @@ def rollout(
 
 
 async def arollout(
-    env: str | type[Any] | None = None,
+    env: str | type[Any] | Sequence[str | Mapping[str, Any]] | None = None,
     data: str | Rows | None = None,
     *,
     engine: str | Engine = "auto",
@@ -161,7 +162,7 @@ async def arollout(
         quiet_transformers()
     job = await prepare(
         config,
-        source=env_source(env, config.env_kwargs) if isinstance(env, type) else None,
+        parts=load_parts(config, env_source(env, config.env_kwargs)) if isinstance(env, type) else None,
         rows=None if isinstance(data, str) else data,
         tokenizer=getattr(engine, "tokenizer", None),
     )
@@ -174,7 +175,7 @@ async def arollout(
         trackers = await stack.enter_async_context(open_run_trackers(job, out))
         screen = RunScreen(config, job, outbox, stdout=sys.stdout, trackers=trackers)
         if out:
-            report_changed_files(config, out, screen.note)
+            report_changed_files(job.config, out, screen.note)
             screen.report_damage()
             trajectories = {each.episode_id: each for each in read_trajectories(out, report=ReadReport())}
         runner = await stack.enter_async_context(

@@ -68,7 +68,7 @@ async def _run(config: RunConfig, stdout: TextIO) -> int:
     async with Outbox(open_run(job, out)) as outbox, open_run_trackers(job, out) as trackers:
         screen = RunScreen(config, job, outbox, stdout=stdout, trackers=trackers)
         screen.launch(job.facts, job.config.to_dict())
-        report_changed_files(config, out, screen.note)
+        report_changed_files(job.config, out, screen.note)
         async with open_runner(job, note=screen.note) as runner:
             # Only episodes that the run directory does not hold yet; the share of failed ones is that of the whole run.
             earlier = read_trajectories(out, report=ReadReport())  # damage was told when the directory was opened
@@ -122,7 +122,7 @@ def open_run(job: Job, out: Path) -> RunWriter:
     config = job.config
     stored = {"flags": config.to_dict(), "resolved": job.digests, "agent_file": code_digest(config)}
     free = ["agent_file", *(f"flags.{name}" for name in FREE_ON_RESUME)]
-    tally = Tally(config.n, pass_score=config.pass_score)
+    tally = Tally(config.n, pass_score=config.pass_score, pass_scores=job.pass_scores)
     return RunWriter.open(out, stored, resume=config.output.resume, may_differ=free, tally=tally)
 
 

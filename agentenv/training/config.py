@@ -24,6 +24,7 @@ from agentenv.runs.config import (
     SourceConfig,
     StopOptions,
 )
+from agentenv.runs.mixture import longest
 from agentenv.training.openrlhf_flags import DOTTED
 
 Estimator = Literal["reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo", "flash_reinforce", "gae"]
@@ -48,6 +49,7 @@ class TrainConfig(SourceConfig):
         **SourceConfig.ALIASES,
         **{dotted: name for name, dotted in DOTTED.items()},
     }
+    REPEATABLE: ClassVar[tuple[str, ...]] = ("env", "eval_dataset")
     FIRST_FLAGS: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "What to train on": ("agent_func_path", "env", "data", "limit"),
         "Model and engine": ("model", "engine", "num_engines"),
@@ -82,6 +84,9 @@ class TrainConfig(SourceConfig):
     """Column with the prompt: text or chat messages."""
     limit: int | None = None
     """Use only the first LIMIT tasks."""
+    curriculum: str | None = None
+    """Change the weights of a mixture's environments before each train step. `spread` prefers those whose groups have
+    different rewards; FILE.py:name is a function from statistics to weights."""
     chat: OneSequenceOptions = field(default_factory=OneSequenceOptions)
     """How messages become tokens."""
 
@@ -233,8 +238,9 @@ class TrainConfig(SourceConfig):
     actors: RayOptions = field(default_factory=RayOptions)
     """Engines and environments in Ray actors, on this machine or a cluster."""
 
-    eval_dataset: str | None = None
-    """Held-out tasks, in the forms of --data."""
+    eval_dataset: tuple[str, ...] = ()
+    """Held-out tasks, in the forms of --data. May be given several times; in a mixture ENV=DATA names the
+    environment."""
     eval_split: str | None = None
     """Split of a Hugging Face dataset with held-out tasks."""
     eval_steps: int = -1
@@ -290,6 +296,11 @@ class TrainConfig(SourceConfig):
             chat=self.chat,
             ray=self.actors,
         )
+
+    @property
+    def max_length(self) -> int:
+        """Maximum number of tokens of an episode, in a mixture of the longest ones."""
+        return longest(self.env, self.limits.for_env().max_length)
 
     @property
     def num_samples(self) -> int:

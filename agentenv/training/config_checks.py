@@ -106,7 +106,7 @@ def _bounds(config: TrainConfig) -> _Problems:
             repr(config.is_correction_threshold),
             "A ratio is never negative.",
         )
-    max_length = config.limits.for_env().max_length
+    max_length = config.max_length
     if config.max_tokens is not None and config.max_tokens >= max_length:
         got = f"{config.max_tokens} with --max_length {max_length}"
         yield "max_tokens", "less than --max_length", got, "Leave room for the prompt."
@@ -119,7 +119,7 @@ def _bounds(config: TrainConfig) -> _Problems:
 
 def _source(config: TrainConfig) -> _Problems:
     sources = {name: getattr(config, name) for name in ("agent_func_path", "env", "remote_rm_url")}
-    sources = {name: value for name, value in sources.items() if value is not None}
+    sources = {name: value for name, value in (sources | {"env": " ".join(config.env)}).items() if value}
     if len(sources) != 1:
         got = ", ".join(f"--{name} {value}" for name, value in sources.items()) or "none"
         remedy = "Name an agent_func.py, an environment, or a reward function."
@@ -127,7 +127,7 @@ def _source(config: TrainConfig) -> _Problems:
     if config.agent_func_path and not config.agent_func_path.endswith(".py"):
         remedy = "Name a Python file."
         yield "agent_func_path", "a path ending in .py", repr(config.agent_func_path), remedy
-    if config.env_kwargs and config.env is None:
+    if config.env_kwargs and not config.env:
         yield "env_kwargs", "--env with it", "none", "An agent_func.py sets `agent_kwargs` in its AgentExecutor."
 
 
@@ -196,14 +196,14 @@ def _algorithm(config: TrainConfig) -> _Problems:
     if config.advantage_estimator != "gae":
         for name in _changed(config, ("critic_pretrain", "lambd", "freezing_actor_steps")):
             yield name, "--advantage_estimator gae with it", repr(config.advantage_estimator), _NO_CRITIC
-    if config.eval_steps != -1 and config.eval_dataset is None:
+    if config.eval_steps != -1 and not config.eval_dataset:
         yield "eval_steps", "--eval_dataset with it", "none", "Name the held-out tasks."
 
 
 def _alone(config: TrainConfig) -> _Problems:
     """Yield flags that nothing reads because another flag is not set."""
     for name in _changed(config, ONLY_WITH):
-        if all(config.flags()[other] in (None, False, 0, "off") for other in ONLY_WITH[name]):
+        if all(config.flags()[other] in (None, False, 0, "off", ()) for other in ONLY_WITH[name]):
             needed = " or ".join(f"--{other}" for other in ONLY_WITH[name])
             yield name, f"{needed} with it", "none", f"Add it, or leave --{name} out."
     groups: tuple[tuple[tuple[str, ...], bool, str, str, str], ...] = (

@@ -25,7 +25,8 @@ class Evaluation:
 
     runner: EpisodeRunner
     """Uses the sampling parameters of evaluations, with one seed, so that evaluations are comparable."""
-    tasks: Sequence[Task]
+    sets: Mapping[str, Sequence[Task]]
+    """Held-out tasks by the name of their set. Ids are different in all of them."""
     num_samples: int
     grader: GroupGrader | None = None
     """Grades groups, for --group_reward."""
@@ -33,13 +34,15 @@ class Evaluation:
     async def run(self) -> dict[str, float]:
         """Run the held-out tasks and return reward, score, pass@k, turns and infos, by keys without a prefix.
 
+        With several sets, these are of all tasks, and those of a set have the prefix set/NAME/.
+
         Raises:
             RunStopped: more episodes failed than the runner's policy allows.
         """
         summaries: list[Summary] = []
         self.runner.num_done = self.runner.num_failed = 0
         self.runner.errors.clear()
-        planned = plan(self.tasks, self.num_samples)
+        planned = plan([task for tasks in self.sets.values() for task in tasks], self.num_samples)
 
         async def record(*trajectories: Trajectory) -> None:
             summaries.extend(map(summarize, trajectories))
@@ -48,7 +51,12 @@ class Evaluation:
             await self.runner.run(planned, record)
         else:
             await OpenGroups(self.runner, self.grader, self.num_samples, record=record).run(planned)
-        return numbers_of(measure(summaries, num_samples=self.num_samples))
+        numbers = numbers_of(measure(summaries, num_samples=self.num_samples))
+        for name, tasks in self.sets.items() if len(self.sets) > 1 else ():
+            ids = {task.task_id for task in tasks}
+            own = measure([each for each in summaries if each.group_id in ids], num_samples=self.num_samples)
+            numbers |= {f"set/{name}/{key}": value for key, value in numbers_of(own).items()}
+        return numbers
 
 
 def measure(summaries: Sequence[Summary], *, num_samples: int) -> Metrics:
@@ -83,6 +91,15 @@ def spread_of(summaries: Sequence[Summary]) -> dict[str, float]:
     """Return the standard deviation of the rewards of a batch, exactly 0 if all are equal; empty for fewer than two."""
     rewards = [each.reward for each in summaries if each.reward is not None]
     return {"reward_std": math.sqrt(Moments(rewards).variance)} if len(rewards) > 1 else {}
+
+
+def numbers_by_env(summaries: Sequence[Summary], *, num_samples: int) -> dict[str, float]:
+    """Return the numbers of each environment of a mixture, with the prefix env/NAME/; empty without a mixture."""
+    numbers: dict[str, float] = {}
+    for name in sorted({each.env for each in summaries if each.env}):
+        own = measure([each for each in summaries if each.env == name], num_samples=num_samples)
+        numbers |= {f"env/{name}/{key}": value for key, value in numbers_of(own).items()}
+    return numbers
 
 
 def shares_of(metrics: Metrics) -> dict[str, float]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from agentenv.errors import ConfigError
+from agentenv.runs.mixture import source_name
 from agentenv.training.config import TrainConfig
 from agentenv.training.config_checks import FOR_GAE
 from agentenv.training.openrlhf_flags import CRITIC_TOO, DEFAULTS, DOTTED, PLACEMENT, VERSIONS
@@ -135,7 +136,9 @@ def _value(config: LaunchConfig, name: str) -> Any:
     """Return the value of a field for OpenRLHF: paths instead of the names of shipped models and datasets."""
     if name == "train_batch_size":
         return config.optimizer_batch_size
-    value: Any = config.limits.for_env().max_length if name == "max_length" else config.flags()[name]
+    value: Any = config.max_length if name == "max_length" else config.flags()[name]
+    if name == "eval_dataset":
+        value = next(iter(value), None)  # `check_launch` refuses several
     if value is None:
         return None
     if name == "lr_scheduler" and value == "constant" and config.lr_warmup_ratio > 0:
@@ -207,7 +210,7 @@ _Rule = tuple[object, str, str, object, str]
 
 def _all_releases(config: LaunchConfig) -> tuple[_Rule, ...]:
     """Return what no release supports: condition, flag, expected value, actual value, remedy."""
-    env, stale = config.env, config.max_staleness
+    env, stale = source_name(config.env), config.max_staleness
     passes = config.rollout_batch_size * (config.max_train_steps or 0)
     groups = config.num_samples // config.micro_rollout_batch_size
     gpus = config.actor_num_nodes * config.actor_num_gpus_per_node
@@ -224,6 +227,8 @@ def _all_releases(config: LaunchConfig) -> tuple[_Rule, ...]:
             config.loss_agg_mode, "Choose one of them."),
         (config.groups.group_reward is not None, "group_reward", "no reward of groups", config.groups.group_reward,
             "Its agents see one episode; use `agentenv train`, or verl with agentenv's reward manager."),
+        (len(config.eval_dataset) > 1, "eval_dataset", "one set", " ".join(config.eval_dataset), "Choose one of them."),
+        (config.curriculum, "curriculum", "none", config.curriculum, "It trains on one data set; leave the flag out."),
         (config.trackers.use_mlflow, "use_mlflow", "--use_wandb or --use_tensorboard", "MLflow", "Use one of those."),
         (config.trackers.use_trackio, "use_trackio", "--use_wandb or --use_tensorboard", "trackio",
             "Use one of those."),
@@ -257,7 +262,8 @@ def warnings(config: LaunchConfig) -> list[str]:
         for name, attribute in IN_THE_FILE.items()
         if flags[name] != defaults[name]
     ]
-    paths = {name: flags[name] for name in ("agent_func_path", "remote_rm_url", "data", "eval_dataset")}
+    paths = {name: flags[name] for name in ("agent_func_path", "remote_rm_url", "data")}
+    paths["eval_dataset"] = next(iter(config.eval_dataset), None)
     missing = [
         f"--{name}: {path} does not exist here; the job needs it where it runs."
         for name, path in paths.items()
@@ -347,6 +353,7 @@ def covered() -> set[str]:
         "use_mlflow",
         "use_trackio",
         "max_train_steps",
+        "curriculum",
     }
     return (
         DOTTED.keys() | IN_THE_FILE.keys() | ONLY_AGENTENV | by_rule | PLACEMENT.keys()

@@ -24,6 +24,7 @@ from agentenv.training.evaluation import (
     Evaluation,
     ages_of,
     measure,
+    numbers_by_env,
     numbers_of,
     rejections_of,
     shares_of,
@@ -182,10 +183,12 @@ class Loop:
         num_samples = self.config.n
         summaries = await asyncio.to_thread(lambda: list(map(summarize, trajectories)))
         metrics = await asyncio.to_thread(measure, summaries, num_samples=num_samples)
+        by_env = await asyncio.to_thread(numbers_by_env, summaries, num_samples=num_samples)
+        by_env |= {f"env/{name}/share": share for name, share in self.rollouts.order.shares.items()}
         with self._timed("train_s"):
             batch = await asyncio.to_thread(build, trajectories, need_logprobs=needs_rollout_logprobs(self.config))
             numbers = {f"time/{key}": value for key, value in shares_of(metrics).items()}
-            rolled = numbers_of(metrics) | spread_of(summaries) | ages_of(batch, self.step)
+            rolled = numbers_of(metrics) | by_env | spread_of(summaries) | ages_of(batch, self.step)
             numbers |= {f"rollout/{key}": value for key, value in rolled.items()}
             await run_to_completion(self._train_step(batch, numbers, num_groups=len(groups)))
 

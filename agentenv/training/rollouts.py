@@ -9,11 +9,10 @@ trains; that is the synchronous loop.
 from __future__ import annotations
 
 import asyncio
-import random
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from agentenv.core.trajectory import Group, Trajectory
@@ -22,6 +21,8 @@ from agentenv.engines.pool import can_sleep
 from agentenv.episode.runner import EpisodeRunner, PlannedEpisode
 from agentenv.errors import ConfigError, RunStopped
 from agentenv.runs.group_rewards import GroupGrader, count_failures
+from agentenv.training.curriculum import Curriculum
+from agentenv.training.task_order import TaskOrder
 
 _MAX_REJECTED_BATCHES = 20
 """Training stops after this many batches of groups were rejected in a row."""
@@ -57,6 +58,9 @@ class RolloutOptions:
     """Free the engine's GPU while the learner trains."""
     concurrency: int = 64
     seed: int = 0
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Weights of the environments of a mixture, by name. They count sampled groups, also those rejected later."""
+    curriculum: Curriculum | None = None
 
 
 @dataclass(slots=True)
@@ -69,25 +73,6 @@ class AdmittedGroup:
     """Version of the weights when the first episode started: no token is older. No step waits for it before that."""
     is_grading: bool = False
     """True while only its grader is not done: no step waits for it, unless it lacks groups."""
-
-
-@dataclass(slots=True)
-class TaskOrder:
-    """The tasks of all groups: pass after pass over the data, each shuffled differently."""
-
-    tasks: Sequence[Task]
-    seed: int
-    _orders: dict[int, list[int]] = field(default_factory=dict)
-
-    def task(self, number: int) -> Task:
-        """Return the task of a group. From the second pass on, the pass is part of its id."""
-        epoch, position = divmod(number, len(self.tasks))
-        if epoch not in self._orders:
-            order = list(range(len(self.tasks)))
-            random.Random(f"{self.seed}/{epoch}").shuffle(order)
-            self._orders = {key: each for key, each in self._orders.items() if key >= epoch - 1} | {epoch: order}
-        task = self.tasks[self._orders[epoch][position]]
-        return replace(task, task_id=f"{task.task_id}@{epoch}") if epoch else task
 
 
 class Rollouts:
@@ -118,7 +103,7 @@ class Rollouts:
         """Updates so far."""
         self.num_consumed = 0
         """Groups returned by `take` so far."""
-        self._task_order = TaskOrder(tasks, options.seed)
+        self.order = TaskOrder(tasks, options.seed, options.weights, options.curriculum)
         self._on_episode = on_episode
         self._grader = grader
         self._next = 0
@@ -151,6 +136,7 @@ class Rollouts:
             oldest = self.version - self.options.max_ahead
             is_complete = all(a.version > oldest or a.is_grading for a in self._open.values())
             if len(self._ready) >= self.options.batch_groups and is_complete:
+                self.order.update()
                 if self.options.sleeps:
                     await can_sleep(self.engine).sleep()
                 self._ready.sort(key=lambda item: (item[0].version, item[0].number))
@@ -190,6 +176,7 @@ class Rollouts:
             await can_sleep(self.engine).wake_up()
         await self.engine.update_weights(named_tensors, version)
         self.version, self._handed_out = version, []
+        self.order.forget(self._outstanding())
         self._gate.set()
         self._admit()
 
@@ -213,6 +200,7 @@ class Rollouts:
             "again": sorted({*self._again, *open_numbers}),
             "rejected": dict(self.rejected),
             "rejected_in_a_row": self._rejected_in_a_row,
+            "order": self.order.state(self._outstanding()),
             "ready": [(admitted.number, admitted.version, len(group.trajectories)) for admitted, group in self._ready],
         }
         return facts, [trajectory for _, group in self._ready for trajectory in group.trajectories]
@@ -223,6 +211,7 @@ class Rollouts:
         self._next, self._again = int(facts["next"]), deque(facts["again"])
         self.rejected = Counter(facts.get("rejected", {}))
         self._rejected_in_a_row = int(facts.get("rejected_in_a_row", 0))
+        self.order.load_state(facts.get("order", {}))
         left = iter(trajectories)
         for number, version, num in facts["ready"]:
             group = tuple(next(left) for _ in range(num))
@@ -230,6 +219,11 @@ class Rollouts:
                 self._again.append(number)  # the bound was higher then
             else:
                 self._ready.append((AdmittedGroup(number, version), Group(group[0].group_id, group)))
+
+    def _outstanding(self) -> set[int]:
+        """Return the numbers of the groups that are in flight, finished, or to be sampled again."""
+        admitted = [*self._open.values(), *(each for each, _ in (*self._ready, *self._handed_out))]
+        return {*self._again, *(each.number for each in admitted)}
 
     def wake(self) -> None:
         """Make `take` and `update_weights` check whether the runner is draining."""
@@ -245,14 +239,13 @@ class Rollouts:
             number = self._again.popleft() if self._again else self._next
             self._next = max(self._next, number + 1)
             admitted = AdmittedGroup(number)
-            task = asyncio.ensure_future(self._sample(admitted))
+            task = asyncio.ensure_future(self._sample(admitted, self.order.task(number)))
             self._open[task] = admitted
             task.add_done_callback(self._over)
 
-    async def _sample(self, admitted: AdmittedGroup) -> None:
+    async def _sample(self, admitted: AdmittedGroup, task: Task) -> None:
         from agentenv.training.algorithm.shaping import filter_groups
 
-        task = self._task_order.task(admitted.number)
         planned = [PlannedEpisode(task, index) for index in range(self.options.num_samples)]
         async with asyncio.TaskGroup() as episodes:
             running = [episodes.create_task(self._episode(each, admitted)) for each in planned]
@@ -276,7 +269,9 @@ class Rollouts:
         failed = [each for each in trajectories if each.error is not None and each.error.kind == "infra"]
         if self.runner.draining and any(each.attempt < self.runner.policy.max_retries for each in failed):
             self._again.append(admitted.number)  # draining prevented an episode's retry
-        elif reason is None and admitted.version < self.version - self.options.max_ahead:
+            return
+        self.order.observe(admitted.number, trajectories)
+        if reason is None and admitted.version < self.version - self.options.max_ahead:
             self.rejected["stale"] += 1  # its grader took longer than the steps that it could have joined
         elif reason is None:
             self._ready.append((admitted, Group(task.task_id, tuple(trajectories))))

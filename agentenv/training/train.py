@@ -11,7 +11,8 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,11 +33,12 @@ from agentenv.runs.config import RunConfig
 from agentenv.runs.display.progress import waiting
 from agentenv.runs.display.report import LastingStream, quiet_transformers
 from agentenv.runs.metrics import summarize
-from agentenv.runs.prepare import Job, limits_of, load_source, load_tasks, open_runner, prepare
+from agentenv.runs.prepare import Job, Part, load_parts, load_tasks, open_runner, prepare
 from agentenv.runs.shutdown import then_end, until_signal
 from agentenv.runs.watchdog import Watchdog, end_process
 from agentenv.training.config import TrainConfig
 from agentenv.training.config_checks import GROUP_ESTIMATORS, validate
+from agentenv.training.curriculum import load_curriculum
 from agentenv.training.evaluation import Evaluation
 from agentenv.training.fixed_sampling import FixedSamplingEngine
 from agentenv.training.learner_gpus import reserve_gpus
@@ -98,15 +100,27 @@ class TrainJob:
     """The flags, with `max_length` and `max_turns` filled in."""
     episodes: Job
     """The job of the training's episodes, as for `agentenv run`."""
-    held_out: Sequence[Task]
+    held_out: Mapping[str, Sequence[Task]]
+    """Sets of held-out tasks by name."""
     out: Path
     rank_group: RankGroup | None = None
     """The ranks of torchrun; None without torchrun."""
 
     @property
+    def weights(self) -> dict[str, float]:
+        """Weights of the environments of a mixture that are trained on."""
+        return {part.name: part.weight for part in self.episodes.parts if part.name and part.weight}
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The tasks to train on."""
+        weights = self.weights
+        return [task for task in self.episodes.tasks if not weights or task.env in weights]
+
+    @property
     def num_steps(self) -> int:
         """Number of train steps: from the flag, or from the number of passes over the tasks."""
-        config, num_tasks = self.config, len(self.episodes.tasks)
+        config, num_tasks = self.config, len(self.tasks)
         return config.max_train_steps or math.ceil(config.num_episodes * num_tasks / config.rollout_batch_size)
 
 
@@ -114,14 +128,14 @@ async def _train(config: TrainConfig, rank_group: RankGroup | None, stdout: Text
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C ends imports and loads immediately
     job = await prepare_training(config, rank_group)
-    config, num_tasks = job.config, len(job.episodes.tasks)
+    config, num_tasks = job.config, len(job.tasks)
     screen = TrainScreen(config, stdout=stdout)
     resolved = {name: job.episodes.digests[name] for name in ("tasks", "template")}
     with open_records(config, job.out, resolved, screen.note) as records:
         flags = job.episodes.config
         facts = {
             "agent": config.source,
-            "data": f"{config.data}: {num_tasks} tasks",
+            "data": _describe_data(job),
             "steps": f"{job.num_steps}, each of {config.rollout_batch_size} tasks × {config.n}",
             "model": config.model,
             **job.episodes.facts,
@@ -145,6 +159,19 @@ async def _train(config: TrainConfig, rank_group: RankGroup | None, stdout: Text
             return await _run(job, await _build_loop(job, runner, gpus, records, screen))
 
 
+def _describe_data(job: TrainJob) -> str:
+    """Return the data and number of tasks, in a mixture of each environment with its share."""
+    weights, num_tasks = job.weights, Counter(task.env for task in job.tasks)
+    total = sum(weights.values())
+    if not weights:
+        return f"{job.config.data}: {len(job.tasks)} tasks"
+    return "; ".join(
+        f"{part.name} {weights[part.name] / total:.0%} of {part.config.data}: {num_tasks[part.name]} tasks"
+        for part in job.episodes.parts
+        if part.name in weights
+    )
+
+
 async def prepare_training(config: TrainConfig, rank_group: RankGroup | None = None) -> TrainJob:
     """Load and check what the flags name, so that wrong flags are reported before anything slow starts.
 
@@ -155,30 +182,75 @@ async def prepare_training(config: TrainConfig, rank_group: RankGroup | None = N
     """
     if config.resume and not (config.out or config.ckpt_path):
         raise ConfigError("--resume: expected --out with it, got none. Name the training's folder.")
-    source = load_source(config.episodes)
+    parts = [_for_training(part) for part in load_parts(config.episodes)]
+    if len(parts) == 1 and not parts[0].name:
+        config = config.with_flags(data=parts[0].config.data)
+    job = await prepare(with_engine(config), parts=parts)
+    complete = config.with_flags(**{name: job.config.flags()[name] for name in ("env", "max_length", "max_turns")})
+    validate(complete)
+    for part in parts:
+        await check_rows(part, job, complete)
+    if config.curriculum is not None:
+        load_curriculum(config.curriculum)
+        if not job.is_mixture:
+            raise ConfigError("--curriculum: expected several --env with it, got one. Leave it out.")
+    held_out = load_held_out(config, job)
+    if job.grader is not None:
+        job.grader.check([*job.tasks, *(task for tasks in held_out.values() for task in tasks)])
+    name = Path(config.source).stem.replace(":", "-")
+    default = f"runs/train-{name}-{Path(config.model).name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return TrainJob(complete, job, held_out, Path(config.out or default), rank_group)
+
+
+def _for_training(part: Part) -> Part:
+    """Return the part with the data that an environment trains on by default, and an agent that leaves sampling."""
+    source = part.source
     if isinstance(source, ChatAgentSource):
         # Requests of its SDK may set a temperature; in training the flags decide.
         source = replace(source, options=replace(source.options, request_sampling=False))
-    limits = limits_of(config.limits, source)
-    config = config.with_flags(data=config.data or own_data(source))
-    complete = config.with_flags(max_length=limits.max_length, max_turns=limits.max_turns)
-    validate(complete)
-    job = await prepare(with_engine(config), source=source)
-    await check_rows(job, complete)
-    held_out: list[Task] = []
-    if config.eval_dataset is not None:
-        held_out_config = job.config.with_flags(data=config.eval_dataset, split=config.eval_split, limit=None)
+    config = part.config.with_flags(data=part.config.data or own_data(source))
+    return replace(part, source=source, config=config)
+
+
+def load_held_out(config: TrainConfig, job: Job) -> dict[str, list[Task]]:
+    """Return the sets of --eval_dataset by name: the data's, or its last part; the whole value if two are the same.
+
+    Raises:
+        ConfigError: a set does not name its environment, or is given twice.
+        DataError: a row cannot be read.
+    """
+    found = [_held_out_part(spec, job) for spec in config.eval_dataset]
+    short = [Path(data).name.partition(".")[0] for _, data in found]
+    held_out: dict[str, list[Task]] = {}
+    for spec, (part, data), name in zip(config.eval_dataset, found, short, strict=True):
+        own = part.config.with_flags(data=data, split=config.eval_split, limit=None)
         try:
-            held_out = load_tasks(held_out_config, source)
+            tasks = load_tasks(own, part.source)
         except AgentEnvError as error:
             message = str(error).replace("--data", "--eval_dataset").replace("--split", "--eval_split")
             error.args = (message,)
             raise
-    if job.grader is not None:
-        job.grader.check([*job.tasks, *held_out])
-    name = Path(config.source).stem.replace(":", "-")
-    default = f"runs/train-{name}-{Path(config.model).name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return TrainJob(complete, job, held_out, Path(config.out or default), rank_group)
+        name = spec.replace("/", "-") if short.count(name) > 1 else name
+        if name in held_out:
+            raise ConfigError(f"--eval_dataset: expected different sets, got {spec!r} twice. Leave one out.")
+        prefix = f"{name}/" if len(found) > 1 else ""
+        held_out[name] = [replace(task, task_id=f"{prefix}{task.task_id}", env=part.name) for task in tasks]
+    return held_out
+
+
+def _held_out_part(spec: str, job: Job) -> tuple[Part, str]:
+    """Return the environment of a held-out set, and its data: of `ENV=DATA`, or the one that has the data."""
+    named = {part.name: part for part in job.parts}
+    name, equals, data = spec.partition("=")
+    if job.is_mixture and equals and name in named:
+        return named[name], data
+    owners = [part for part in job.parts if spec in getattr(part.source, "datasets", {})]
+    owners = owners if job.is_mixture else list(job.parts)
+    if len(owners) != 1:
+        raise ConfigError(
+            f"--eval_dataset: expected ENV=DATA with one of {', '.join(named)}, got {spec!r}. Name its environment."
+        )
+    return owners[0], spec
 
 
 def own_data(source: EpisodeSource) -> str | None:
@@ -189,20 +261,21 @@ def own_data(source: EpisodeSource) -> str | None:
     return next((name for name in names if name.endswith("_train")), next(iter(names), None))
 
 
-async def check_rows(job: Job, config: TrainConfig) -> None:
-    """Reset the environment with the first tasks: data of another environment is reported before engines start.
+async def check_rows(part: Part, job: Job, config: TrainConfig) -> None:
+    """Reset the environment with its first tasks: data of another environment is reported before engines start.
 
     Raises:
         DataError: it refuses more than half of them, and more than --max_error_share.
     """
-    source, tasks = job.source, job.tasks[:_NUM_CHECKED]
+    source = part.source
+    tasks = [task for task in job.tasks if task.env == part.name][:_NUM_CHECKED]
     if not isinstance(source, EnvSource) or config.actors.env_actors:  # which may have what this process lacks
         return
     places = asyncio.Semaphore(config.concurrency)
 
     async def refusal(task: Task) -> str:
         make = partial(create, source.cls, source.kwargs)
-        async with places, SteppedEpisode(make, task, chat=job.chat, limits=job.limits) as episode:
+        async with places, SteppedEpisode(make, task, chat=job.chat, limits=part.limits) as episode:
             with contextlib.suppress(EpisodeFailed):
                 await episode.begin()
             error = episode.trajectory.error
@@ -211,9 +284,9 @@ async def check_rows(job: Job, config: TrainConfig) -> None:
     refusals = list(filter(None, await asyncio.gather(*map(refusal, tasks))))
     if len(refusals) > max(0.5, config.errors.max_error_share) * len(tasks):
         raise DataError(
-            f"--data {config.data}: expected rows that {source.cls.__name__} can use, got "
+            f"--data {part.config.data}: expected rows that {source.cls.__name__} can use, got "
             f"{len(refusals)} of {len(tasks)} that it refuses: {refusals[0]} The columns are --prompt_key "
-            f"{config.prompt_key} and --label_key {config.label_key}."
+            f"{part.config.prompt_key} and --label_key {part.config.label_key}."
         )
 
 
@@ -306,6 +379,8 @@ async def _build_loop(
         sleeps=config.vllm_enable_sleep,
         concurrency=config.concurrency,
         seed=config.seed,
+        weights=job.weights,
+        curriculum=load_curriculum(config.curriculum) if config.curriculum else None,
     )
     sampling = runner(config.temperature, config.seed, FixedSamplingEngine(opened.setup.engine, config.sampling))
 
@@ -314,7 +389,7 @@ async def _build_loop(
             with contextlib.suppress(DataError):  # no record can hold it
                 records.samples.append(trajectory)
 
-    rollouts = Rollouts(sampling, job.episodes.tasks, options, on_episode, job.episodes.grader)
+    rollouts = Rollouts(sampling, job.tasks, options, on_episode, job.episodes.grader)
     loop = Loop(
         config, learner=learner, rollouts=rollouts, evaluation=evaluation, records=records, screen=screen,
         num_steps=num_steps, layout="module" if job.episodes.config.engine_backend == "hf" else "checkpoint",

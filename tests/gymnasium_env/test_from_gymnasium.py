@@ -560,7 +560,7 @@ def test_a_file_names_it(tmp_path):
     )
     assert load_env(f"{path}:Lake") is load_env(str(path))
     assert "Actions: a, b, c, d." in begun(load_env(str(path)))[1]
-    config = RunConfig(env=str(path))
+    config = RunConfig.from_flags(env=str(path))
     assert [task.seed for task in load_tasks(config, load_source(config))] == list(range(100))
     with pytest.raises(ConfigError, match="expected a class that from_gymnasium made"):
         FromGymnasium()

@@ -144,6 +144,8 @@ def assert_means(made, values):
             continue
         if name == "max_length":
             expected = made.limits.for_env().max_length
+        elif name == "eval_dataset":
+            expected = next(iter(made.eval_dataset), None)
         else:
             expected = made.optimizer_batch_size if name == "train_batch_size" else made.flags()[name]
         if expected is None or (name in ("model", "data") and expected in ("tiny-math", "word_problems_train")):

@@ -156,7 +156,7 @@ class Scene:
             self.config,
             learner=self.learner,
             rollouts=Rollouts(runner(), tasks([{"x": "raises"}.get(each, each) for each in labels], "t"), options),
-            evaluation=Evaluation(runner(), tasks(held_out, "held"), 2) if held_out else None,
+            evaluation=Evaluation(runner(), {"held": tasks(held_out, "held")}, 2) if held_out else None,
             records=Records(journal, self.checkpoints, samples, folder, newest),
             screen=TrainScreen(self.config),
             num_steps=steps,
@@ -294,7 +294,7 @@ async def test_a_group_whose_retries_were_cut_short_is_sampled_again_by_the_next
 
     loop = asyncio.get_running_loop()
     first = Scene(tmp_path, labels="1x", steps=4, ahead=1, retry_wait_s=3600.0, learner={"during": during})
-    order = [first.loop.rollouts._task_order.task(number).label for number in range(4)]
+    order = [first.loop.rollouts.order.task(number).label for number in range(4)]
     assert order[:2] == ["1", "raises"], "else the first step never comes"
     assert not await first.run()
     _, state, _ = first.checkpoints.load(first.checkpoints.newest())
@@ -315,7 +315,7 @@ async def test_an_evaluation_that_is_cut_short_is_not_an_estimate(tmp_path):
 
 async def test_too_many_failures_leave_a_checkpoint_of_the_steps_before(tmp_path):
     scene = Scene(tmp_path, labels="11111xx", steps=20, error_share=0.1)
-    order = [scene.loop.rollouts._task_order.task(number).label for number in range(7)]
+    order = [scene.loop.rollouts.order.task(number).label for number in range(7)]
     with pytest.raises(RunStopped, match="nobody there"):
         await scene.run()
     done = order.index("raises")
@@ -348,11 +348,11 @@ async def test_an_engine_that_takes_no_weights_ends_it_and_what_was_learned_is_k
 
 async def test_an_evaluation_whose_episodes_fail_ends_it_and_what_was_learned_is_kept(tmp_path):
     scene = Scene(tmp_path, steps=4, held_out="11", eval_steps=2, error_share=0.0)
-    scene.loop.evaluation.tasks[:] = [Task("q", label="1", task_id="held0")]
+    scene.loop.evaluation.sets["held"][:] = [Task("q", label="1", task_id="held0")]
     started = asyncio.ensure_future(scene.run())
     while not scene.events_of("train") and not started.done():
         await asyncio.sleep(0)
-    scene.loop.evaluation.tasks[:] = [Task("q", label="raises", task_id=f"held{index}") for index in range(4)]
+    scene.loop.evaluation.sets["held"][:] = [Task("q", label="raises", task_id=f"held{index}") for index in range(4)]
     with pytest.raises(RunStopped, match="nobody there"):
         await started
     assert scene.events_of("save") == ["save 2 after line 2"]
@@ -389,7 +389,7 @@ async def test_groups_that_are_thrown_away_are_counted_in_the_line_of_their_step
     scene = Scene(tmp_path, labels="0001", steps=2, rollouts={"score_range": (0.0, 2.0)})
     assert await scene.run()
     low = [value or 0.0 for value in scene.lines("rollout/num_rejected_low")]
-    order = [scene.loop.rollouts._task_order.task(number).label for number in range(8)]
+    order = [scene.loop.rollouts.order.task(number).label for number in range(8)]
     second = 4 + order[4:].index("1")
     assert low == [float(order.index("1")), float(second - order.index("1") - 1)]
     assert scene.lines("rollout/rejection_rate") == [num / (num + 1) for num in low]

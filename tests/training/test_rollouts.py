@@ -23,7 +23,8 @@ from agentenv.runs.group_rewards import GroupGrader
 from agentenv.runs.records.lines import trajectory_from_dict, trajectory_to_dict
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv.training.evaluation import Evaluation
-from agentenv.training.rollouts import RolloutOptions, Rollouts, TaskOrder
+from agentenv.training.rollouts import RolloutOptions, Rollouts
+from agentenv.training.task_order import TaskOrder
 
 
 class Judge(AgentInstance):
@@ -389,7 +390,7 @@ async def test_groups_are_taken_with_their_reward_and_every_episode_is_shown_wit
 
 async def test_two_failures_of_a_small_evaluation_end_no_training():
     rollouts, compares, _ = grading(["x"], max_error_share=0.2)
-    evaluation = Evaluation(rollouts.runner, make_tasks(["x1", "x2", "x3", "raises"]), 2, rollouts._grader)
+    evaluation = Evaluation(rollouts.runner, {"held": make_tasks(["x1", "x2", "x3", "raises"])}, 2, rollouts._grader)
     assert (await evaluation.run())["num_failed"] == 2
     assert compares.graded == Counter(x1=2, x2=2, x3=2)
 

@@ -43,7 +43,7 @@ def header(config: RunConfig, facts: Mapping[str, str]) -> Table:
     for name, value in facts.items():
         grid.add_row(Text(name, style="bold"), Text(value))
     in_header = {"env", "agent_func_path", "data", "model", "engine", "out", "resume", "progress", "json"}
-    defaults = RunConfig(env="_").to_dict()
+    defaults = RunConfig(env=("_",)).to_dict()
     changed = {
         k: v for k, v in config.to_dict().items() if k not in in_header and v != defaults[k] and v not in (None, [])
     }
@@ -60,6 +60,25 @@ def final_table(metrics: Metrics) -> Table:
     for name, value in _rows(metrics):
         table.add_row(name, Text(value))
     return table
+
+
+def environments_table(environments: Mapping[str, Metrics]) -> Table:
+    """Return a table with a row for each environment of a mixture."""
+    table = Table(title="Environments", title_justify="left")
+    table.add_column(style="bold")
+    for name in ("tasks", "episodes", "failed", "reward", "score", "pass@1", "spread", "turns", "tokens"):
+        table.add_column(name, justify="right")
+    for name, m in environments.items():
+        means = (m.reward.mean, m.score.mean, m.pass_at_k["1"].mean, m.hygiene.std_in_group)
+        length = m.tokens.num_action / m.num_episodes if m.num_episodes else None
+        cells = [_number(value, ".3f") for value in means] + [_number(m.turns_mean, ".2f"), _number(length, ".0f")]
+        failed = m.num_infra_errors + m.num_env_errors
+        table.add_row(name, str(m.num_tasks), str(m.num_episodes), str(failed), *cells)
+    return table
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else f"{value:{form}}"
 
 
 def _rows(m: Metrics) -> list[tuple[str, str]]:

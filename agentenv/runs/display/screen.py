@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from agentenv._util.jsonable import jsonable
 from agentenv.core.trajectory import Trajectory
 from agentenv.runs.config import RunConfig
 from agentenv.runs.display.progress import JSONProgress, LiveProgress, PlainProgress, Progress, Stats
-from agentenv.runs.display.report import FailureKinds, final_table, header, wide_console
+from agentenv.runs.display.report import FailureKinds, environments_table, final_table, header, wide_console
 from agentenv.runs.metrics import Metrics, Summary, Tally, summarize
 from agentenv.runs.prepare import Job
 from agentenv.runs.records.async_writer import Outbox
@@ -33,11 +34,16 @@ class RunScreen:
     ) -> None:
         self.config = config
         self.num_tasks = len(job.tasks)
+        self._env_tasks = dict.fromkeys(job.pass_scores, 0) | Counter(task.env for task in job.tasks if task.env)
         self.outbox = outbox
         self.stdout = stdout
         self.trackers = trackers
         self.out: Path | None = outbox.writer.path if outbox else None
-        self.tally = outbox.writer.tally if outbox else Tally(config.n, pass_score=job.config.pass_score)
+        self.tally = (
+            outbox.writer.tally
+            if outbox
+            else Tally(config.n, pass_score=job.config.pass_score, pass_scores=job.pass_scores)
+        )
         self.console, self.notes = wide_console(), wide_console(stderr=True)
         self._session = Tally(config.n)
         self._failures = FailureKinds()
@@ -117,9 +123,9 @@ class RunScreen:
         """Return the metrics of the run and write them to `metrics.json`; speed and time are those of this session."""
         if self.outbox:
             await self.outbox.settle()
-        counts = {"num_tasks": self.num_tasks, "num_samples": self.config.n}
+        counts: dict[str, Any] = {"num_tasks": self.num_tasks, "num_samples": self.config.n}
         wall_s = self.progress.stats.facts()["elapsed_s"]
-        metrics = self.tally.metrics(**counts, wall_s=wall_s)
+        metrics = self.tally.metrics(**counts, wall_s=wall_s, env_tasks=self._env_tasks)
         metrics = replace(metrics, time=self._session.metrics(**counts, wall_s=wall_s).time)
         if self.outbox:
             try:
@@ -139,6 +145,8 @@ class RunScreen:
             self._event("done", {"out": str(self.out), "metrics": metrics.to_dict()})
         else:
             self.console.print(final_table(metrics))
+            if metrics.environments:
+                self.console.print(environments_table(metrics.environments))
             self.console.print(f"run directory: {self.out}", soft_wrap=True, highlight=False, markup=False)
 
     def _event(self, name: str, facts: Mapping[str, Any]) -> None:

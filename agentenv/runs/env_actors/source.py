@@ -57,7 +57,7 @@ async def in_actors(source: EpisodeSource, config: RunConfig, tokenizer: Tokeniz
         raise ConfigError(
             f"--env_actors: expected an environment with `step`, got {type(source).__name__}. Leave the flag out."
         )
-    spec = EnvSpec(config.env, config.agent_func_path, tokenizer, os.getcwd())
+    spec = EnvSpec(next(iter(config.env), None), config.agent_func_path, tokenizer, os.getcwd())
     stuck_s = min(
         max(1.0, config.limits.step_timeout_s / 2), 30.0
     )  # below the time limit of other agents on the same actor

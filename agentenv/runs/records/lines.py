@@ -58,6 +58,7 @@ def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
             "num_images": len(task.images),
             "metadata": jsonable(task.metadata),
             "seed": task.seed,
+            **({"env": task.env} if task.env else {}),
         },
         "turns": [_turn_to_dict(turn) for turn in trajectory.turns],
         "segments": [

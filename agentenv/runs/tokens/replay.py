@@ -24,6 +24,7 @@ from agentenv.engines.models import load_tokenizer, resolve_model
 from agentenv.engines.single import EngineName
 from agentenv.errors import ConfigError, DataError
 from agentenv.runs.config import RunConfig
+from agentenv.runs.mixture import longest
 from agentenv.runs.records.directory import ReadReport, read_config, read_trajectories
 
 if TYPE_CHECKING:
@@ -299,7 +300,7 @@ async def replay_run(
         base_url=base_url,
         device=device or config.device,
         dtype=dtype,
-        args=_with_context(dict(engine_args), name, model, config.limits.for_env().max_length),
+        args=_with_context(dict(engine_args), name, model, longest(config.env, config.limits.for_env().max_length)),
     ) as scorer:
         if not isinstance(scorer, Scorer):
             raise ConfigError(f"--engine: expected one that scores, got {name!r}. Use hf, vllm_local or vllm_http.")

@@ -66,7 +66,7 @@ def aggregation(config: TrainConfig) -> tuple[Aggregation, int]:
     GSPO always uses the mean over samples, because its ratio belongs to a whole sequence.
     """
     mode: Aggregation = "seq-mean-token-mean" if config.policy_loss_type == "gspo" else config.loss_agg_mode
-    return mode, config.limits.for_env().max_length
+    return mode, config.max_length
 
 
 def advantage_options(config: TrainConfig) -> AdvantageOptions:
@@ -121,7 +121,7 @@ def shape_rewards(batch: Batch, config: TrainConfig) -> ActionTokens:
     if config.overlong_buffer_len is not None:
         penalty_E = overlong_penalty(
             sampled_lengths(batch, config),
-            limit_tokens=config.max_tokens or config.limits.for_env().max_length,
+            limit_tokens=config.max_tokens or config.max_length,
             buffer_tokens=config.overlong_buffer_len,
             factor=config.overlong_penalty_factor,
         )

@@ -35,6 +35,14 @@ PANELS: dict[str, tuple[str, dict[str, str]]] = {
 }
 """Panels by title: the label of the y axis, and the label of each key of metrics.jsonl. A key that ends with @ stands
 for all keys that begin with it, one for each k."""
+BY_ENVIRONMENT = {
+    "Reward": ("mean reward of an episode", "reward"),
+    "Score": ("mean score of an episode (0–1)", "score"),
+    "Pass@1": ("share of tasks", "pass@1"),
+    "Length": ("sampled tokens per episode", "action_tokens"),
+    "Spread": ("mean standard deviation of a group's rewards", "reward/std_in_group"),
+}
+"""Panels of a mixture, with a line for each environment: the label of the y axis, and the end of the keys."""
 
 
 def draw(folder: Path) -> Path | None:
@@ -54,7 +62,8 @@ def draw(folder: Path) -> Path | None:
         raise MissingDependency(
             f"plots: expected matplotlib, got {error}. Install it: pip install matplotlib"
         ) from error
-    titles = [title for title, (_, keys) in PANELS.items() if any(_points(rows, key) for key in _labels(rows, keys))]
+    panels = PANELS | panels_by_environment(rows)
+    titles = [title for title, (_, keys) in panels.items() if any(_points(rows, key) for key in _labels(rows, keys))]
     if not titles:
         return None
     columns = min(3, len(titles))
@@ -73,8 +82,20 @@ def draw(folder: Path) -> Path | None:
     return path
 
 
+def panels_by_environment(rows: Rows) -> dict[str, tuple[str, dict[str, str]]]:
+    """Return panels of the environments of a mixture, and of several held-out sets; empty without them."""
+    prefixes = {"environment": "rollout/env/", "held-out set": "eval/set/"}
+    panels = {}
+    for what, prefix in prefixes.items():
+        for title, (label, end) in BY_ENVIRONMENT.items():
+            keys = sorted({key for row in rows for key in row if key.startswith(prefix) and key.endswith(f"/{end}")})
+            labels = {key: key.removeprefix(prefix).removesuffix(f"/{end}") for key in keys}
+            panels[f"{title} by {what}"] = (label, {key: name for key, name in labels.items() if "/" not in name})
+    return panels
+
+
 def _panel(axes: Any, rows: Rows, title: str) -> None:
-    label, keys = PANELS[title]
+    label, keys = (PANELS | panels_by_environment(rows))[title]
     for key, name in _labels(rows, keys).items():
         if points := _points(rows, key):
             marker = "o" if len(points) < 4 or key.startswith("eval/") else ""

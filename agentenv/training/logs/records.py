@@ -52,7 +52,7 @@ def open_records(
         ConfigError: the folder holds a training run without --resume, or another training run.
     """
     flags = config.to_dict()
-    stored = {"flags": flags, "resolved": dict(resolved), "agent_file": code_digest(config.episodes)}
+    stored = {"flags": flags, "resolved": dict(resolved), "agent_file": code_digest(config.episodes, config.curriculum)}
     free = ["agent_file", *(f"flags.{name}" for name in flags if name not in FIXED_ON_RESUME)]
     if (out / METRICS).exists() and not config.resume:
         raise ConfigError(f"{out}: expected no training there, got one. Resume it with --resume, or use another --out.")

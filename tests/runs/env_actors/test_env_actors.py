@@ -47,7 +47,7 @@ LIMITS = Limits(max_length=512, max_turns=4, step_timeout_s=30)
 def test_a_source_without_actors_is_itself():
     async def check():
         source = EnvSource(load_env(f"{SCENE}:Scene"))
-        async with in_actors(source, RunConfig(env="math_retry"), CharTokenizer()) as same:
+        async with in_actors(source, RunConfig.from_flags(env="math_retry"), CharTokenizer()) as same:
             assert same is source
 
     asyncio.run(check())

@@ -18,7 +18,9 @@ QUICK = (
 
 async def audited(env, **options):
     source = env_source(env, {})
-    return await audit_env(source, load_tasks(RunConfig(env=env), source), name=env, options=AuditOptions(**options))
+    return await audit_env(
+        source, load_tasks(RunConfig.from_flags(env=env), source), name=env, options=AuditOptions(**options)
+    )
 
 
 def failed(result):

@@ -1,0 +1,251 @@
+"""Mixtures: what `--env` and a file of entries may say, and a run of several environments."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import agentenv
+from agentenv import read_trajectories
+from agentenv.cli.flags import parse
+from agentenv.errors import ConfigError
+from agentenv.runs.config import RunConfig
+from agentenv.runs.mixture import MixtureEntry, is_plain, read_entries, source_name
+from tests.drivers import command, write_rows
+
+ENVS = '''
+from agentenv import AgentInstance, StepResult
+
+
+class Short(AgentInstance):
+    """Ends in its own number of turns; a score of up to 10."""
+
+    max_turns = 2
+    score_range = (0.0, 10.0)
+
+    def __init__(self, worth=10.0):
+        self.worth = worth
+
+    async def step(self, states):
+        return StepResult("Go on.", reward=self.worth, score=self.worth)
+
+
+class Once(AgentInstance):
+    needs_label = False
+
+    async def step(self, states):
+        return StepResult(reward=0.0, score=0.0, terminated=True)
+
+
+class Broken(AgentInstance):
+    async def step(self, states):
+        raise ValueError("broken")
+'''
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "envs.py").write_text(ENVS)
+    write_rows(tmp_path / "a.jsonl", [{"prompt": f"a{index}", "label": "x", "id": f"row{index}"} for index in range(3)])
+    write_rows(tmp_path / "b.jsonl", [{"question": f"b{index}", "id": f"row{index}"} for index in range(2)])
+    (tmp_path / "mix.yaml").write_text(
+        "- env: envs.py:Short\n  data: a.jsonl\n  env_kwargs: {worth: 10.0}\n"
+        "- env: envs.py:Once\n  name: once\n  weight: 0.5\n  data: b.jsonl\n  prompt_key: question\n  limit: 1\n"
+    )
+    return tmp_path
+
+
+def run_mix(*more):
+    flags = ["run", "--env", "mix.yaml", "--n", 2, "--max_tokens", 4, "--progress", "none", "--out", "out"]
+    return command([*flags, *more])
+
+
+# --- what the flag says -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "env", "name", "weight"),
+    [
+        ("math_retry", "math_retry", "math_retry", 1.0),
+        ("math_retry:0.5", "math_retry", "math_retry", 0.5),
+        ("math_retry:2", "math_retry", "math_retry", 2.0),
+        ("pkg.module:Attr", "pkg.module:Attr", "Attr", 1.0),
+        ("pkg.module:Attr:.25", "pkg.module:Attr", "Attr", 0.25),
+        ("folder/env.py", "folder/env.py", "env", 1.0),
+        ("folder/env.py:3", "folder/env.py", "env", 3.0),
+        ("folder/env.py:Attr2:3.", "folder/env.py:Attr2", "Attr2", 3.0),
+        ("pkg:nan", "pkg:nan", "nan", 1.0),  # a name in Python, as every word that begins with a letter
+        ('{"env": "tool_use", "max_turns": 4, "name": "t"}', "tool_use", "t", 1.0),
+    ],
+)
+def test_a_number_after_the_last_colon_is_a_weight_and_a_name_is_an_attribute(given, env, name, weight):
+    (entry,) = read_entries([given])
+    assert (entry.env, entry.name, entry.weight) == (env, name, weight)
+
+
+def test_one_environment_is_no_mixture_and_keeps_its_name():
+    assert all(map(is_plain, ([], ["math_retry"], ["a.py:B"], ["p.q:R"])))
+    assert not any(map(is_plain, (["a", "b"], ["a:0.5"], ["mix.yaml"], ['{"env": "a"}'])))
+    assert [source_name(env) for env in ([], ["x/a.py:B"], ["x/a.py:B", "c:2"], ["mix.yaml"])] == [
+        "", "x/a.py:B", "B+c", "mix"
+    ]  # fmt: skip
+
+
+def test_a_file_may_be_yaml_or_json_and_be_joined_by_further_environments(tmp_path):
+    entries = ["guess_number", {"env": "tool_use", "name": "tools", "env_kwargs": {"a": [1]}, "weight": 3}]
+    (tmp_path / "mix.json").write_text(json.dumps(entries))
+    assert read_entries([str(tmp_path / "mix.json"), "math_retry:2"]) == [
+        MixtureEntry("guess_number", "guess_number"),
+        MixtureEntry("tool_use", "tools", 3, {"a": [1]}),
+        MixtureEntry("math_retry", "math_retry", 2.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", "expected a list of entries, got None"),
+        ("env: a", "expected a list of entries"),
+        ("- weight: 1", "entry 1: expected an object with `env`"),
+        (
+            "- env: a\n- env: b\n  wieght: 2",
+            "entry 2: expected a key of an entry, got 'wieght'. Did you mean 'weight'?",
+        ),
+        ("- env: a\n  max_turns: '4'", "entry 1: expected a number as `max_turns`, got '4'"),
+        ("- env: a\n  limit: true", "expected a number as `limit`"),
+        ("- env: a\n  weight: -1", "expected a weight >= 0, got -1"),
+        ("- env: a\n  weight: .inf", "expected a weight >= 0"),
+        ("- env: a\n  env_kwargs: []", "expected an object as `env_kwargs`"),
+        ("- env: a\n  name: a/b", "expected a name of letters, digits"),
+        ("- env: a\n- env: a", "expected environments of different names, got 'a' 2 times"),
+        ("- env: a\n  weight: 0", "expected a weight above 0"),
+        ("- env: [", "expected a YAML or JSON file"),
+    ],
+)
+def test_a_wrong_file_is_answered_with_the_entry_and_what_to_do(tmp_path, content, expected):
+    (tmp_path / "mix.yaml").write_text(content)
+    with pytest.raises(ConfigError) as raised:
+        read_entries([str(tmp_path / "mix.yaml")])
+    assert expected in str(raised.value)
+
+
+@pytest.mark.long
+@given(st.lists(st.fixed_dictionaries(
+    {"env": st.from_regex(r"[a-z_]{1,8}", fullmatch=True), "weight": st.floats(0.1, 9.0)},
+    optional={"data": st.text(max_size=5), "max_turns": st.integers(1, 9), "env_kwargs": st.dictionaries(
+        st.text(max_size=3), st.integers(), min_size=1
+    )},
+), min_size=1, unique_by=lambda entry: entry["env"]))  # fmt: skip
+def test_entries_survive_config_json(entries):
+    config = RunConfig.from_flags(env=entries)
+    read = read_entries(config.env)
+    again = RunConfig.from_flags(**json.loads(json.dumps(config.to_dict())))
+    assert read_entries(again.env) == read
+    assert [entry.to_dict() for entry in read] == [{"name": each["env"], **each} for each in entries]
+
+
+def test_the_flag_may_be_given_several_times_and_in_a_config_file(tmp_path):
+    def parsed(*words):
+        return parse(RunConfig, "run", words).env
+
+    assert parsed("--env", "a", "--n", "2", "--env=b:0.5", "--env", "c") == ("a", "b:0.5", "c")
+    assert parsed("--env", "a", "b:0.5") == ("a", "b:0.5")
+    path = tmp_path / "flags.json"
+    path.write_text(json.dumps({"env": ["a", {"env": "b", "weight": 2}], "n": 2}))
+    assert read_entries(parsed("--config", str(path))) == [MixtureEntry("a", "a"), MixtureEntry("b", "b", 2)]
+    assert parsed("--config", str(path), "--env", "c") == ("c",)
+    path.write_text(json.dumps({"env": None, "agent_func_path": "a.py"}))
+    assert parsed("--config", str(path)) == (), "as config.json has it"
+
+
+def test_config_json_of_one_environment_is_as_it_was():
+    assert RunConfig.from_flags(env="math_retry").to_dict()["env"] == "math_retry"
+    assert RunConfig.from_flags(env=None, resume=True).to_dict()["env"] is None
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_a_run_has_all_tasks_of_each_environment_with_its_own_data_arguments_and_limits(place):
+    assert run_mix() == 0
+    episodes = {each.episode_id: each for each in read_trajectories("out")}
+    assert set(episodes) == {f"Short/row{i}/{n}" for i in range(3) for n in range(2)} | {"once/row0/0", "once/row0/1"}
+    short, once = episodes["Short/row2/1"], episodes["once/row0/1"]
+    assert (len(short.turns), short.reward, short.task.env) == (2, 20.0, "Short")
+    assert (len(once.turns), once.reward, once.task.prompt[0]["content"]) == (1, 0.0, "b0")
+    metrics = json.loads((place / "out/metrics.json").read_text())
+    by_env = metrics["environments"]
+    keys = ("num_tasks", "pass_score", "num_episodes")
+    assert {name: [each[key] for key in keys] for name, each in by_env.items()} == {
+        "Short": [3, 10.0, 6], "once": [1, 1.0, 2]
+    }  # fmt: skip
+    assert {name: (each["reward"]["mean"], each["pass_at_k"]["1"]["mean"]) for name, each in by_env.items()} == {
+        "Short": (20.0, 1.0), "once": (0.0, 0.0)
+    }  # fmt: skip
+    assert metrics["num_tasks"] == 4
+    assert metrics["reward"]["mean"] == 15.0
+    assert "time" not in by_env["Short"]
+
+
+@pytest.mark.long
+def test_a_mixture_is_resumed_without_its_file_and_refused_if_the_file_changed(place, capsys):
+    assert run_mix() == 0
+    whole = sorted((each.episode_id, each.reward, list(each.token_ids)) for each in read_trajectories("out"))
+    metrics = json.loads((place / "out/metrics.json").read_text())
+    lines = (place / "out/trajectories.jsonl").read_bytes().splitlines(keepends=True)
+    (place / "out/trajectories.jsonl").write_bytes(b"".join(lines[::2]))
+    content = (place / "mix.yaml").read_text()
+    (place / "mix.yaml").write_text(content.replace("worth: 10.0", "worth: 3.0"))
+    capsys.readouterr()
+    assert run_mix("--resume") == 2
+    assert "worth" in capsys.readouterr().err
+    (place / "mix.yaml").unlink()
+    assert command(["run", "--resume", "--out", "out"]) == 0
+    assert "changed on resume" not in capsys.readouterr().err
+    assert sorted((each.episode_id, each.reward, list(each.token_ids)) for each in read_trajectories("out")) == whole
+    again = json.loads((place / "out/metrics.json").read_text())
+    assert again["environments"] == metrics["environments"]
+    assert again | {"time": None} == metrics | {"time": None}
+    (place / "mix.yaml").write_text(content)
+    assert run_mix("--resume") == 0, "and with the same file again"
+
+
+@pytest.mark.long
+def test_the_screen_has_a_row_for_each_environment(place, capsys):
+    assert run_mix() == 0
+    out = capsys.readouterr().out
+    row = next(line for line in out.splitlines() if "Short" in line and "20.000" in line)
+    assert "10.000" in row
+    assert "Short+once" in out or "mix" in out
+
+
+@pytest.mark.long
+def test_failures_are_counted_for_their_environment(place):
+    environments = [{"env": "envs.py:Broken", "data": "a.jsonl"}, {"env": "envs.py:Short", "data": "a.jsonl"}]
+    run = agentenv.rollout(environments, n=1, max_tokens=4, max_error_share=1.0, progress="none")
+    by_env = run.metrics.environments
+    assert {name: each.num_env_errors for name, each in by_env.items()} == {"Broken": 3, "Short": 0}
+    assert {name: each.num_rewarded for name, each in by_env.items()} == {"Broken": 0, "Short": 3}
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (["--data", "a.jsonl"], "--data: expected one --env with it, got several"),
+        (["--env_kwargs", '{"worth": 1}'], "--env_kwargs: expected one --env with it"),
+        (["--env", "mix.yaml", "envs.py:Nothing"], "Nothing"),
+        (["--env", "mix.yaml", "envs.py:Once"], "--data: expected tasks, got none"),
+    ],
+)
+def test_what_does_not_fit_several_environments_is_refused(place, capsys, more, expected):
+    assert run_mix(*more) == 2
+    assert expected in capsys.readouterr().err
+    assert not (place / "out").exists()
+
+
+def test_rows_in_python_need_one_environment(place):
+    with pytest.raises(ConfigError, match="expected none with several environments"):
+        agentenv.rollout(["mix.yaml"], [{"prompt": "?", "label": "x"}], progress="none")

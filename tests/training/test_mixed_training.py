@@ -1,0 +1,144 @@
+"""A training on several environments: by weight, resumed to the same numbers, with curves of each environment."""
+
+import signal
+from collections import Counter
+
+import pytest
+
+from agentenv import read_trajectories
+from agentenv.training.logs.journal import read_metrics
+from agentenv.training.logs.plots import panels_by_environment
+from tests.drivers import command, forked
+from tests.training.trainings import flags, make_place, rows, without_times
+
+MIX = """
+- {env: "env.py:Letters", data: tasks.jsonl}
+- {env: "env.py:Turns", data: tasks.jsonl, weight: 0.5, max_length: 512}
+- {env: "env.py:OwnLoop", data: tasks.jsonl, name: own, weight: 0}
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    made = make_place(tmp_path, monkeypatch)
+    (made / "mix.yaml").write_text(MIX)
+    return made
+
+
+def mixed(*more, **options):
+    """A training of the mixture: three steps of three groups."""
+    argv = flags(env="mix.yaml", **options)
+    at = argv.index("--data")
+    del argv[at : at + 2]
+    argv[argv.index("--rollout_batch_size") + 1] = 3
+    return [*argv, *more]
+
+
+def steps_of(folder):
+    return [row["step"] for row in read_metrics(folder)] if (folder / "metrics.jsonl").exists() else []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("more", [[], ["--curriculum", "spread"]], ids=str)
+def test_a_mixture_of_three_shipped_environments_is_killed_and_resumed_to_the_same_losses(tmp_path, monkeypatch, more):
+    make_place(tmp_path, monkeypatch)
+    three = ["--env", "math_retry", "guess_number:0.5", "tool_use:0.5"]
+    argv = [
+        "train", *three, "--model", "tiny-math", "--engine", "hf", "--no_ray", "--max_train_steps", 3,
+        "--rollout_batch_size", 4, "--n", 4, "--max_tokens", 24, "--max_turns", 2,
+        "--limit", 12, "--save_steps", 1,
+        "--actor_learning_rate", 1e-4, "--progress", "plain", *more,
+    ]  # fmt: skip
+    assert command([*argv, "--out", "whole"]) == 0
+    with forked([*argv, "--out", "killed"], tmp_path) as running:
+        running.until(lambda: len(steps_of(tmp_path / "killed")) >= 2)
+        running.signal(signal.SIGKILL)
+        running.process.join()
+    assert steps_of(tmp_path / "killed") != [1, 2, 3]
+    assert command([*argv, "--out", "killed", "--resume"]) == 0
+    assert without_times(tmp_path / "killed") == without_times(tmp_path / "whole"), "the same tasks, the same losses"
+    ids = [[each.episode_id for each in read_trajectories(tmp_path / name)] for name in ("killed", "whole")]
+    assert ids[0] == ids[1]
+    lines = read_metrics(tmp_path / "whole")
+    assert any(line["train/grad_norm"] > 0 for line in lines), "the losses say something"
+    first = lines[0]
+    assert {name: first[f"rollout/env/{name}/num_episodes"] for name in ("math_retry", "guess_number", "tool_use")} == {
+        "math_retry": 8.0, "guess_number": 4.0, "tool_use": 4.0
+    }  # fmt: skip
+    keys = ("reward", "score", "pass@1", "pass@4", "action_tokens", "reward/std_in_group", "share")
+    assert {f"rollout/env/math_retry/{key}" for key in keys} <= first.keys()
+
+
+@pytest.mark.long
+def test_groups_come_by_weight_each_with_its_environments_limits_and_a_weight_of_zero_is_left_out(place):
+    assert command(mixed("--save_samples", 99)) == 0
+    episodes = list(read_trajectories(place / "out"))
+    assert Counter(each.task.env for each in episodes) == {"Letters": 24, "Turns": 12}
+    assert {(each.task.env, each.max_length) for each in episodes} == {("Letters", 2048), ("Turns", 512)}
+    assert {each.task.env for each in episodes if len(each.turns) == 3} == {"Turns"}
+    assert all(each.task.task_id.startswith(f"{each.task.env}/") for each in episodes)
+    lines = read_metrics(place / "out")
+    assert {key.split("/")[2] for line in lines for key in line if "/env/" in key} == {"Letters", "Turns"}
+    for line in lines:
+        own = [line[f"rollout/env/{name}/reward"] for name in ("Letters", "Turns")]
+        assert line["rollout/reward"] == pytest.approx((2 * own[0] + own[1]) / 3), "each task counts once"
+
+
+@pytest.mark.long
+def test_held_out_sets_have_their_own_numbers_also_of_an_environment_that_is_not_trained_on(place):
+    for name, num in (("held", 2), ("more", 4)):
+        (place / name).mkdir()
+        rows(place, ["ok"] * num)
+        (place / "tasks.jsonl").rename(place / name / "set.jsonl")
+    rows(place, ["ok"] * 8)
+    sets = ["--eval_dataset", "Letters=held/set.jsonl", "Turns=more/set.jsonl", "own=tasks.jsonl"]
+    assert command(mixed(*sets, "--eval_n_samples_per_prompt", 1, "--max_train_steps", 1)) == 0
+    line = read_metrics(place / "out")[0]
+    names = ["Letters=held-set.jsonl", "Turns=more-set.jsonl", "tasks"]
+    assert [line[f"eval/set/{name}/num_episodes"] for name in names] == [2.0, 4.0, 8.0]
+    assert [line[f"eval/set/{name}/turns"] for name in names] == [1.0, 3.0, 2.0]
+    assert line["eval/num_episodes"] == 14.0
+    means = [line[f"eval/set/{name}/reward"] * num for name, num in zip(names, (2, 4, 8), strict=True)]
+    assert line["eval/reward"] == pytest.approx(sum(means) / 14)
+
+
+@pytest.mark.long
+def test_async_training_with_partial_rollouts_and_filtering_keeps_its_bounds_in_a_mixture(place):
+    more = ["--async_train", "--partial_rollout", "--dynamic_filtering", "--curriculum", "spread", "--save_steps", 1]
+    assert command(mixed(*more, "--max_train_steps", 4)) == 0
+    assert command(mixed(*more, "--max_train_steps", 6, "--resume")) == 0
+    lines = read_metrics(place / "out")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert max(line["rollout/staleness_max"] for line in lines) <= 1
+    shares = [[line[f"rollout/env/{name}/share"] for name in ("Letters", "Turns")] for line in lines]
+    assert all(sum(each) == pytest.approx(1.0) and min(each) > 0 for each in shares)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (["--eval_dataset", "tasks.jsonl"], "--eval_dataset: expected ENV=DATA with one of Letters, Turns, own"),
+        (["--eval_dataset", "Letters=nope.jsonl"], "nope.jsonl: expected a file"),
+        (["--data", "tasks.jsonl"], "--data: expected one --env with it"),
+        (["--curriculum", "spraed"], "--curriculum: expected spread or FILE.py:name, got 'spraed'"),
+    ],
+)
+def test_what_does_not_fit_a_mixture_is_refused_before_anything_is_written(place, capfd, more, expected):
+    assert command(mixed(*more)) == 2
+    assert expected in capfd.readouterr().err
+    assert not (place / "out").exists()
+
+
+def test_a_curriculum_needs_several_environments(place, capfd):
+    assert command(flags("--curriculum", "spread")) == 2
+    assert "--curriculum: expected several --env" in capfd.readouterr().err
+
+
+def test_plots_have_a_line_for_each_environment_and_each_held_out_set():
+    line = {"rollout/env/a/reward": 1.0, "rollout/env/b/reward": 0.5, "rollout/env/a/info/reward": 9.0, "step": 1}
+    panels = panels_by_environment([line, {"step": 2, "eval/set/held/pass@1": 1.0}])
+    shown = {title: keys for title, (_, keys) in panels.items() if keys}
+    assert shown == {
+        "Reward by environment": {"rollout/env/a/reward": "a", "rollout/env/b/reward": "b"},
+        "Pass@1 by held-out set": {"eval/set/held/pass@1": "held"},
+    }
