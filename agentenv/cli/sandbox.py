@@ -37,6 +37,8 @@ _MATRIX = "agentenv.sandbox.escapes"
 """Module that runs as a separate program, because it puts secrets into its environment."""
 
 LevelName = Literal["namespaces", "landlock", "uid"]
+_DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".gz")
+"""A line of JSON is often a valid expression of Python, which would run without an effect."""
 _STARTS_PROCESS = re.compile(
     r"in (_?fork_exec|_execute_child|_posix_spawn)\b|os\.(fork|forkpty|posix_spawnp?|system)\("
 )
@@ -154,6 +156,8 @@ def _run(args: Sequence[str]) -> int:
         value = getattr(config.limits, limit.name)
         if not value > 0:
             raise ConfigError(f"--{limit.name}: expected a number above 0, got {value!r}. Raise it.")
+    if config.file.lower().endswith(_DATA_SUFFIXES):
+        raise ConfigError(f"FILE: expected a Python program, got the data {config.file!r}. Name a program.")
     source = _read(config.file, "FILE")
     try:
         program = source.decode()

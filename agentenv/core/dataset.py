@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,6 +21,7 @@ from agentenv.errors import ConfigError, DataError, MissingDependency
 
 _BOM = b"\xef\xbb\xbf"
 _SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 _NOTHING: Mapping[str, Path] = MappingProxyType({})
 
@@ -37,8 +39,8 @@ def read_tasks(
     """Return the tasks of a built-in set, a file (.jsonl, .json, both also .gz, .parquet) or a Hugging Face dataset.
 
     A Hugging Face dataset is `name` or `name:configuration`, and `split` is for these only. Each row becomes a task:
-    the prompt is text or chat messages; `task_id` or `id` names the task unless an earlier row has the same one, else
-    the row's number from 000000; an integer `seed` seeds it; `images` belong to it; other columns become metadata.
+    the prompt is text or chat messages; `task_id` or `id`, which no two rows share, names the task, else the row's
+    number from 000000; an integer `seed` seeds it; `images` belong to it; other columns become metadata.
     Blank lines, CRLF and a byte order mark are accepted. With `label_key` None or '' rows have no labels; unless
     `needs_label`, a row without that column has the label None.
 
@@ -52,14 +54,14 @@ def read_tasks(
     if limit is not None and limit < 1:
         raise ConfigError(f"--limit: expected a number of tasks >= 1, got {limit}. Leave it out for all of them.")
     tasks: list[Task] = []
-    taken: set[str] = set()
+    taken: dict[str, str] = {}  # the row that gave itself the id, empty for a number, by id
     rows = read_rows(spec, split, builtin) if isinstance(spec, str) else _numbered("data", spec)
     for where, row in islice(rows, limit):
         if isinstance(row, Task):
-            tasks.append(replace(row, task_id=_task_id({"id": row.task_id}, len(tasks), taken)))
+            tasks.append(replace(row, task_id=_task_id(where, {"id": row.task_id}, len(tasks), taken)))
             continue
         key = label_key if needs_label or (isinstance(row, Mapping) and label_key in row) else None
-        tasks.append(_task(where, row, prompt_key, key or None, _task_id(row, len(tasks), taken)))
+        tasks.append(_task(where, row, prompt_key, key or None, _task_id(where, row, len(tasks), taken)))
     if not tasks:
         where = f"{spec}: expected" if isinstance(spec, str) else "data: expected"
         raise DataError(f"{where} at least one row, got none. Check the data.")
@@ -168,16 +170,20 @@ def _numbered(spec: str, rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:
         yield f"{spec}, row {number}", row
 
 
-def _task_id(row: Any, index: int, taken: set[str]) -> str:
+def _task_id(where: str, row: Any, index: int, taken: dict[str, str]) -> str:
     # Looks at earlier rows only, so that ids do not depend on --limit.
     named = [row.get(key) for key in ("task_id", "id")] if isinstance(row, Mapping) else []
     own = [
         str(value) for value in named if isinstance(value, str | int) and not isinstance(value, bool) and value != ""
     ]
-    task_id = own[0] if own and own[0] not in taken else f"{index:06d}"
-    while task_id in taken:
+    if own and taken.get(own[0]):
+        raise DataError(
+            f"{where}: expected an id that no other row has, got {brief(own[0])}, the id of {taken[own[0]]}. Change it."
+        )
+    task_id = own[0] if own else f"{index:06d}"
+    while task_id in taken:  # a number may be the id of another row
         task_id += "+"
-    taken.add(task_id)
+    taken[task_id] = where if own else ""
     return task_id
 
 
@@ -194,6 +200,8 @@ def _task(where: str, row: Any, prompt_key: str, label_key: str | None, task_id:
                 advice = "Set --label_key to one of them, or to '' where the environment needs no label."
                 raise DataError(_lacks(where, row, label_key, advice))
             label = label[name]
+    if isinstance(label, float) and math.isnan(label):
+        raise DataError(f"{where}, {label_key!r}: expected a label, got nan. Remove the row, or fix its label.")
     images, seed = row.get("images"), row.get("seed")
     has_images = isinstance(images, list | tuple)
     used = {prompt_key, label_key, *(["images"] if has_images else [])}
@@ -228,5 +236,10 @@ def _prompt(where: str, value: Any) -> str | list[Message]:
             got = f"role {brief(role, 40)} and content {brief(content, 60)}"
             raise DataError(
                 f"{where}, message {index}: expected a role and text or parts as content, got {got}. {advice}"
+            )
+        if role not in _ROLES:
+            raise DataError(
+                f"{where}, message {index}: expected one of the roles {', '.join(_ROLES)}, got {brief(role, 40)}. "
+                "Chat templates have no other."
             )
     return list(value)

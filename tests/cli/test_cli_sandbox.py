@@ -395,3 +395,10 @@ def test_deep_runs_every_case_of_the_escape_matrix(level, capsys):
     assert [check["name"] for check in checks] == [case.name for case in all_cases()]
     assert [check for check in checks if not check["held"]] == []
     assert code == 0
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "ROWS.JSON", "rows.csv"])
+def test_data_is_not_run_as_a_program(tmp_path, capsys, name):
+    (tmp_path / name).write_text('{"prompt": "a"}\n')
+    assert command(["sandbox", "run", str(tmp_path / name)]) == 2
+    assert f"FILE: expected a Python program, got the data '{tmp_path / name}'." in capsys.readouterr().err

@@ -8,6 +8,7 @@ import types
 import pytest
 
 from agentenv.core.dataset import read_tasks
+from agentenv.core.types import Task
 from agentenv.errors import ConfigError, DataError, MissingDependency
 
 
@@ -66,13 +67,44 @@ def test_an_id_column_names_the_tasks(jsonl, key):
 
 
 def test_task_ids_are_unique_and_do_not_depend_on_the_limit(jsonl):
-    spec = jsonl(row(id="000001"), row(id="000001"), row(id="a"), row(id="a"), row(id="000003"))
+    spec = jsonl(row(id="000001"), row(), row(id="a"), row(), row(id="000003"))
     ids = [task.task_id for task in read_tasks(spec)]
-    assert len(set(ids)) == 5
-    assert ids[0] == "000001"
-    assert ids[2] == "a"
+    assert ids == ["000001", "000001+", "a", "000003", "000003+"]
     for limit in range(1, 6):
         assert [task.task_id for task in read_tasks(spec, limit=limit)] == ids[:limit]
+
+
+@pytest.mark.parametrize("key", ["id", "task_id"])
+@pytest.mark.parametrize("name", ["a", 12])
+def test_two_rows_with_one_id_are_an_error(jsonl, key, name):
+    spec = jsonl(row(**{key: name}), row(), row(**{key: str(name)}))
+    found = rf"line 3: expected an id that no other row has, got '{name}', the id of .*line 1\. Change it\."
+    with pytest.raises(DataError, match=found):
+        read_tasks(spec)
+    assert len(read_tasks(spec, limit=2)) == 2
+
+
+def test_two_tasks_with_one_id_are_an_error():
+    with pytest.raises(
+        DataError, match=r"data, row 2: expected an id that no other row has, got 'a', the id of data, row 1"
+    ):
+        read_tasks([Task("q", task_id="a"), Task("p", task_id="a")])
+
+
+def test_a_label_that_is_not_a_number_is_an_error(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"prompt": "q", "label": NaN}\n')
+    with pytest.raises(
+        DataError, match=r"line 1, 'label': expected a label, got nan\. Remove the row, or fix its label\."
+    ):
+        read_tasks(str(path))
+
+
+@pytest.mark.parametrize("role", ["robot", "User", "human", "gpt"])
+def test_a_role_that_chat_templates_do_not_have_is_an_error(jsonl, role):
+    messages = [{"role": "system", "content": "s"}, {"role": role, "content": "q"}]
+    with pytest.raises(DataError, match=rf"message 1: expected one of the roles system, .*, got '{role}'"):
+        read_tasks(jsonl(row(messages)))
 
 
 def test_limit_stops_reading_before_bad_rows(tmp_path):

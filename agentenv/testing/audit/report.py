@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group
+from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -25,6 +27,8 @@ SCHEMA = 1
 NOT_JUDGED = 4
 """Exit code of an audit that judged nothing."""
 _STYLES: dict[Severity, str] = {"fail": "bold red", "warn": "yellow", "note": "dim"}
+_INDENT = 8
+"""Columns before the details of a finding."""
 _FEW_PLAYS = 4
 """Maximum number of plays of requested policies to show in full."""
 
@@ -167,18 +171,8 @@ def _sorted(findings: Sequence[AuditFinding]) -> list[AuditFinding]:
 
 
 def screen(audit: Audit, *, strict: bool = False) -> Group:
-    """Return the report for a terminal: the rewards of each policy, the findings, and the verdict."""
-    table = RichTable(title=f"{audit.env}: {audit.num_plays} episodes on {len(audit.task_ids)} tasks",
-                      title_justify="left")  # fmt: skip
-    for column in ("policy", "variants", "reward, mean [95 %]", "max (variant)", "score", "full", "failed"):
-        table.add_column(column, justify="left" if column == "policy" else "right")
-    for row in audit.policies:
-        best = "" if row.max_reward is None else f"{row.max_reward:.3g} ({row.best.rpartition('/')[2]})"
-        table.add_row(
-            Text(row.policy), str(row.num_variants), _shown(row.reward), Text(best), _shown(row.score, interval=False),
-            str(row.num_full or ""), str(row.num_failed or ""),
-        )  # fmt: skip
-    parts: list[Any] = [table, *[_finding_text(each) for each in _sorted(audit.findings)]]
+    """Return the report for a terminal: the findings, the rewards of each policy, and the verdict."""
+    parts = [part for each in _sorted(audit.findings) for part in _finding_parts(each)]
     named = [play for play in audit.plays if play.policy in audit.requested or play.key in audit.requested]
     if len(named) <= _FEW_PLAYS:
         for play in named:
@@ -188,30 +182,49 @@ def screen(audit: Audit, *, strict: bool = False) -> Group:
                 if step["observation"]:
                     text.append(f"     {step['observation']!r}\n")
             parts.append(text.append(f"  ended: {play.stop_reason}\n"))
+    parts += _table_parts(audit)
     parts += [Text(f"allowed, but without a finding: {pattern}", style="dim") for pattern in audit.unused]
     return Group(*parts, Text(verdict(audit, strict=strict)))
 
 
-def _finding_text(each: AuditFinding) -> Text:
-    text = Text(end="")
-    text.append(
-        f"{'allowed' if each.allowed else each.severity:7} ", _STYLES["note" if each.allowed else each.severity]
-    )
-    text.append(f"{each.id}: {each.summary}\n")
+def _table_parts(audit: Audit) -> list[Any]:
+    """Return the rewards of the policies: a table, and one line for all policies that earned nothing."""
+    zero = [row.policy for row in audit.policies if row.reward.mean == row.max_reward == 0.0 and not row.num_failed]
+    table = RichTable(title=f"{audit.env}: {audit.num_plays} episodes on {len(audit.task_ids)} tasks",
+                      title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))  # fmt: skip
+    table.add_column("policy/best variant", overflow="fold")
+    for column in ("reward, mean [95 %]", "max", "score", "full", "failed"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in audit.policies:
+        if row.policy not in zero:
+            best = "" if row.max_reward is None else f"{row.max_reward:.3g}"
+            table.add_row(
+                Text(row.best or row.policy), _shown(row.reward), best, _shown(row.score, interval=False),
+                str(row.num_full or ""), str(row.num_failed or ""),
+            )  # fmt: skip
+    parts: list[Any] = [table] if table.row_count else [Text(str(table.title))]
+    policies = "1 policy" if len(zero) == 1 else f"{len(zero)} policies"
+    return [*parts, Text(f"{policies} earned 0.000: {', '.join(zero)}")] if zero else parts
+
+
+def _finding_parts(each: AuditFinding) -> list[Any]:
+    severity: Severity = "note" if each.allowed else each.severity
+    head = Text(f"{'allowed' if each.allowed else each.severity:7} ", _STYLES[severity])
+    parts: list[Any] = [head.append(f"{each.id}: {each.summary}", "not bold default")]
     if each.severity == "note" and not each.allowed:
-        return text
-    text.append(f"        {each.why}\n", "dim")
+        return parts
+    body = [Text(each.why, "dim")]
     if each.allowed:
-        text.append(f"        allowed: {each.allowed}\n", "dim")
-        return text
-    for evidence in each.evidence[:1]:
-        earned = "no reward" if evidence.reward is None else f"reward {evidence.reward:g}"
-        text.append(f"        task {evidence.task_id}, {evidence.policy}: {_one_line(evidence.action)!r}, {earned}\n")
-        if evidence.detail:
-            text.append(f"        {_one_line(evidence.detail, 200)}\n")
-    if each.reproduce:
-        text.append(f"        reproduce: {each.reproduce}\n")
-    return text
+        body.append(Text(f"allowed: {each.allowed}", "dim"))
+    else:
+        for evidence in each.evidence[:1]:
+            earned = "no reward" if evidence.reward is None else f"reward {evidence.reward:g}"
+            body.append(Text(f"task {evidence.task_id}, {evidence.policy}: {_one_line(evidence.action)!r}, {earned}"))
+            body += [Text(_one_line(evidence.detail, 200))] if evidence.detail else []
+    parts += [Padding(text, (0, 0, 0, _INDENT)) for text in body]
+    if each.reproduce and not each.allowed:  # whole, so that it can be copied
+        parts.append(Text(f"{' ' * _INDENT}reproduce: {each.reproduce}", no_wrap=True, overflow="ignore"))
+    return parts
 
 
 def _one_line(text: str, most: int = 80) -> str:

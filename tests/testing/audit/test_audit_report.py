@@ -1,6 +1,8 @@
 """The report of an audit: its form does not change unseen, and two audits of one environment say the same."""
 
+import io
 import json
+import os
 
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from agentenv.testing.audit.answers import Needle, needles, normal
 from agentenv.testing.audit.episodes import shorten
 from agentenv.testing.audit.findings import WHY, apply_allowances, make_finding
-from agentenv.testing.audit.policies import all_policies, change_answer
+from agentenv.testing.audit.policies import all_policies, change_answer, select_policies
 from agentenv.testing.audit.report import card, screen
 from tests.testing.audit import audited as envs
 from tests.testing.audit.audited import audited, tasks
@@ -123,3 +125,53 @@ async def test_intervals_of_rewards_and_scores_in_0_to_1_stay_there():
         assert 0.0 <= row.reward.ci95_low <= row.reward.ci95_high <= 1.0
     gold = result.policies[-1]
     assert gold.reward.ci95_low < 1.0, "four tasks do not prove all"
+
+
+def shown(result, width=80):
+    from rich.console import Console
+
+    console = Console(record=True, width=width, file=open(os.devnull, "w"))  # noqa: SIM115
+    with console.file:
+        console.print(screen(result))
+    return console.export_text().splitlines()
+
+
+@pytest.mark.long
+async def test_at_80_columns_findings_come_first_zero_rows_are_one_line_and_names_are_whole():
+    result = await audited(envs.PaysEnumeration, on=tasks(2))
+    lines = shown(result)
+    commands = [line for line in lines if "reproduce: " in line]
+    assert max(len(line) for line in lines if line not in commands) <= 80
+    assert commands == [] or all("--policies" in line for line in commands), "a command can be copied whole"
+    assert lines[0].startswith("fail    hack-earns:enumeration: ")
+    assert lines[-1].startswith("failed: ")
+    (at,) = [number for number, line in enumerate(lines) if "episodes on 2 tasks" in line]
+    assert at > max(number for number, line in enumerate(lines) if line.startswith(("fail ", "warn ", "note ")))
+    table = lines[at:]
+    text = " ".join(" ".join(table).split())
+    zero = [row.policy for row in result.policies if row.reward.mean == row.max_reward == 0.0]
+    assert len(zero) > 10
+    assert f"{len(zero)} policies earned 0.000: {', '.join(zero)}" in text
+    assert "…" not in text
+    names = [line.split()[0] for line in table if line]
+    for row in result.policies:
+        assert (row.best in names) == (row.policy not in zero)
+    assert select_policies(all_policies(), [row.best for row in result.policies])
+
+
+async def test_a_policy_that_earned_nothing_but_failed_is_not_folded():
+    result = await audited(envs.FailsOnNul, "unicode", on=tasks(1))
+    (row,) = [line.split() for line in shown(result) if line.startswith("unicode")]
+    assert row[-1] == "1"
+
+
+async def test_the_report_has_no_color_if_that_is_asked_for(monkeypatch):
+    from rich.console import Console
+
+    result = await audited(envs.PaysSilence, "null", on=tasks(1))
+    for variables, colored in (({}, True), ({"NO_COLOR": "1"}, False)):
+        console = Console(
+            width=80, force_terminal=True, color_system="standard", _environ=variables, file=io.StringIO()
+        )
+        console.print(screen(result))
+        assert ("\x1b[1;31m" in console.file.getvalue()) == colored
