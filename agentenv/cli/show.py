@@ -11,10 +11,11 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import IO, Annotated
 
 import tyro
 from rich.console import Console
+from rich.style import Style
 
 from agentenv.cli.flags import parse
 from agentenv.errors import ConfigError
@@ -72,12 +73,14 @@ def show(args: Sequence[str]) -> int:
         raise ConfigError(f"--episode: expected no other condition, got {shlex.join(args)}. Leave the others out.")
     check_run(config.run)
     report, is_empty = ReadReport(), True
-    with _paged_console() as console:
+    console = Console()
+    has_color = console.color_system is not None and not console.no_color
+    with _paged() as stream:
         chosen: Iterable[Trajectory] = select(config.run, selection, report=report)
         if config.episode is not None:
             chosen = [load_episode(config.run, config.episode, report=report)]
         for trajectory in chosen:
-            console.print(conversation(trajectory), soft_wrap=True)
+            stream.writelines(_styled(*piece) if has_color else piece[0] for piece in conversation(trajectory))
             is_empty = False
     if is_empty:
         found = report.num_lines - report.num_superseded
@@ -87,30 +90,29 @@ def show(args: Sequence[str]) -> int:
     return int(bool(report.damage))
 
 
-class _PagerConsole(Console):
-    """A console that tells that its reader quit, where rich ends the process."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
-
-
 @contextlib.contextmanager
-def _paged_console() -> Iterator[Console]:
-    """Yield a console that writes to a pager on a terminal, else to stdout; the end of the pager ends the block."""
-    console = Console(highlight=False)
+def _paged() -> Iterator[IO[str]]:
+    """Yield the pager's input on a terminal, else stdout; the end of the pager ends the block."""
     words = shlex.split(os.environ.get("PAGER", "less"))
     if not sys.stdout.isatty() or not words:
-        yield console
+        yield sys.stdout
         return
     environment = {"LESS": "FRX", **os.environ}
     try:
         pager = subprocess.Popen(words, stdin=subprocess.PIPE, text=True, errors="replace", env=environment)
     except OSError:  # it is not installed
-        yield console
+        yield sys.stdout
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the pager
     try:
         with contextlib.suppress(BrokenPipeError), pager:  # the reader quit
-            yield _PagerConsole(file=pager.stdin, force_terminal=True, highlight=False, width=console.width)
+            assert pager.stdin is not None
+            yield pager.stdin
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _styled(text: str, style: str) -> str:
+    """Return the text with a terminal's codes around each line: a pager may begin at any."""
+    lines = text.split("\n")
+    return "\n".join(Style.parse(style).render(line) if line else "" for line in lines)

@@ -107,7 +107,7 @@ def test_nothing_that_a_model_writes_reaches_the_terminal_as_a_control(run, caps
     _, text, _ = shown(capsys, run, "--task", "a")
     for ours in ("\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[1;36m", "\x1b[1;32m", "\x1b[1;33m", "\x1b[1;34m"):
         text = text.replace(ours, "") if color else text
-    assert [char for char in text if not char.isprintable() and char != "\n"] == []
+    assert {char for char in text if not char.isprintable()} == {"\n", "\t"}
     assert text.count("clear \\x1b[2J\\x9b31m title \\x1b]0;x\\x07 back\\x08\\r\\u202eright\\u200b \\U000e0041 ") == 3
 
 

@@ -12,12 +12,12 @@ import pytest
 from agentenv import load_run, read_trajectories
 from agentenv.cli.export import ExportConfig
 from agentenv.core.trajectory import EpisodeError, Trajectory
-from agentenv.core.types import Completion, StepResult, StopReason, Task
+from agentenv.core.types import Answer, Completion, StepResult, StopReason, Task
 from agentenv.errors import ConfigError, DataError
 from agentenv.runs.records import export as module
 from agentenv.runs.records.directory import RunWriter
 from agentenv.runs.records.export import TableFormat, TrainerFormat, export
-from agentenv.runs.records.tables import EPISODE_COLUMNS, FLOATS, INTEGERS, TURN_COLUMNS
+from agentenv.runs.records.tables import EPISODE_COLUMNS, FLOATS, INTEGERS, TURN_COLUMNS, episode_row, turn_rows
 from tests.drivers import command
 
 ODD = 'comma, "quote"\nline\x00\ud800 é漢'
@@ -108,6 +108,22 @@ def test_the_types_of_columns_do_not_depend_on_the_rows(run, tmp_path):
     assert [str(with_info.field(name).type) for name in ("reward", "seed", "label", "info.n", "info.mixed")] == [
         "double", "int64", "string", "double", "string",
     ]  # fmt: skip
+
+
+def test_every_value_of_a_row_has_the_type_of_its_column(run):
+    priced = Trajectory(Task("Q", task_id="c"), 1000, "c/0", "c", seed=1, prompt="Q")
+    answer = Answer("hi", num_input_tokens=3, num_output_tokens=2, cost_usd=0.5)
+    priced.append_turn(Completion((), answer=answer), "hi", 0.1)
+    priced.set_result(StepResult(reward=1.0, score=0.5), 0.1)
+    priced.finish(StopReason.TERMINATED)
+    columns = set()
+    for trajectory in [priced, *read_trajectories(run)]:
+        for row in (episode_row(trajectory), *turn_rows(trajectory)):
+            for name, value in row.items():
+                if value is not None and not name.startswith("info."):
+                    assert type(value) is (int if name in INTEGERS else float if name in FLOATS else str), name
+                    columns.add(name)
+    assert columns == EPISODE_COLUMNS.keys() | TURN_COLUMNS.keys()
 
 
 def test_a_number_that_parquet_cannot_hold_is_an_error_and_the_earlier_file_stays(run, tmp_path):

@@ -183,6 +183,7 @@ def test_failed_episodes_are_in_the_record_in_the_table_and_in_the_metrics(place
     assert "0 infrastructure, 2 environment" in captured.out
     assert "env:ValueError 2" in captured.out
     assert captured.err.count("failed (env): ValueError: ") == 1  # of a kind, as it comes
+    assert re.search(r"^failed episodes: agentenv show (.+) --failed$", captured.out, re.MULTILINE)
 
 
 @pytest.mark.long

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from agentenv._util.jsonable import jsonable
 from agentenv._util.terminal import safe
@@ -14,39 +14,35 @@ from agentenv.chat.tool_calls.parse import ToolFormat
 from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.core.types import Message
 
-if TYPE_CHECKING:
-    from rich.text import Text
-
+Piece = tuple[str, str]
+"""A text, and its style in rich's words."""
 _ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 _LABEL_CHARS = 500
 
 
-def conversation(trajectory: Trajectory) -> Text:
-    """Return an episode as text with styles: its facts, the messages by role, the reward of each turn, and the error.
+def conversation(trajectory: Trajectory) -> Iterator[Piece]:
+    """Yield an episode as texts with styles: its facts, the messages by role, the reward of each turn, and the error.
 
-    Line ends are real and tabs are spaces; other characters that a terminal would obey or hide are escaped.
+    Line ends and tabs are real; other characters that a terminal would obey or hide are escaped.
     """
-    from rich.text import Text
-
-    view = Text()
-    view.append(f"━━ {episode_line(trajectory)}\n", "bold")
+    yield f"━━ {episode_line(trajectory)}\n", "bold"
     task = trajectory.task
     label = "" if task.label is None else f" · label {_one_line(str(task.label))[:_LABEL_CHARS]}"
-    view.append(f"task {_one_line(task.task_id)}{label}\n", "dim")
+    yield f"task {_one_line(task.task_id)}{label}\n", "dim"
     if trajectory.tools:
         names = ", ".join(str(tool.get("function", tool).get("name")) for tool in trajectory.tools)
-        view.append(f"tools {_one_line(names)}\n", "dim")
+        yield f"tools {_one_line(names)}\n", "dim"
     prompt = trajectory.prompt or task.prompt
-    _append_messages(view, [{"role": "prompt", "content": prompt}] if isinstance(prompt, str) else prompt)
+    yield from _messages([{"role": "prompt", "content": prompt}] if isinstance(prompt, str) else prompt)
     for index, turn in enumerate(trajectory.turns):
-        _append_turn(view, index, turn, with_tools=bool(trajectory.tools), is_text=isinstance(prompt, str))
+        yield from _turn(index, turn, with_tools=bool(trajectory.tools), is_text=isinstance(prompt, str))
     error = trajectory.error
     if error is not None:
         place = f" at {error.place}" if error.place else ""
-        view.append(safe(f"\nerror ({error.kind}) in {error.where or '?'}{place}: {error.type}: "), "bold red")
-        view.append(f"{safe(error.message)}\n", "red")
-        view.append(f"{safe(error.traceback)}\n" if error.traceback else "", "dim")
-    return view
+        yield safe(f"\nerror ({error.kind}) in {error.where or '?'}{place}: {error.type}: "), "bold red"
+        yield f"{safe(error.message)}\n", "red"
+        yield f"{safe(error.traceback)}\n" if error.traceback else "", "dim"
+    yield "\n", ""
 
 
 def episode_line(trajectory: Trajectory) -> str:
@@ -68,65 +64,64 @@ def number_text(value: float | None) -> str:
     return "unknown" if value is None else "missing" if math.isnan(value) else f"{value:.4g}"
 
 
-def _append_turn(view: Text, index: int, turn: Turn, *, with_tools: bool, is_text: bool) -> None:
+def _turn(index: int, turn: Turn, *, with_tools: bool, is_text: bool) -> Iterator[Piece]:
     result = turn.result
     facts = [f"turn {index}", f"reward {number_text(result.reward if result else None)}"]
     facts += [f"score {number_text(result.score)}"] if result is not None and result.score is not None else []
     facts += [f"{turn.num_tokens} tokens", *([turn.finish_reason] if turn.finish_reason != "stop" else [])]
     if turn.answer is not None and turn.answer.reasoning:
-        _append_messages(view, [{"role": "reasoning", "content": turn.answer.reasoning}])
-    _append_head(view, "assistant", " · ".join(facts))
-    view.append(f"{safe(turn.action)}\n")
+        yield from _messages([{"role": "reasoning", "content": turn.answer.reasoning}])
+    yield from _head("assistant", " · ".join(facts))
+    yield f"{safe(turn.action)}\n", ""
     for call in ToolFormat().parse(turn.action).calls if with_tools else ():
         if "\\" in call.text:  # escapes in JSON are hard to read
-            _append_call(view, call.name, call.arguments)
+            yield from _call(call.name, call.arguments)
     if result is None:
         return
     if result.info:
-        shown = (
-            f"{key}={number_text(value) if isinstance(value, float) else value}" for key, value in result.info.items()
-        )
-        view.append(f"info {_one_line('  '.join(shown))}\n", "dim")
+        numbers = {key: number_text(each) if isinstance(each, float) else each for key, each in result.info.items()}
+        yield _one_line(f"info {'  '.join(f'{key}={each}' for key, each in numbers.items())}") + "\n", "dim"
     note = "" if turn.bridge is not None else "not sent to the model"
     note = "the middle was cut out for the model" if turn.observation_cut else note
-    role = "environment" if is_text else "user"
-    if isinstance(result.observation, str):
-        _append_messages(view, [{"role": role, "content": result.observation}] if result.observation else [], note)
-    else:
-        _append_messages(view, result.observation, note)
+    observation = result.observation
+    if isinstance(observation, str):
+        role = "environment" if is_text else "user"
+        observation = [{"role": role, "content": observation}] if observation else []
+    yield from _messages(observation, note)
 
 
-def _append_messages(view: Text, messages: Sequence[Message], note: str = "") -> None:
+def _messages(messages: Sequence[Message], note: str = "") -> Iterator[Piece]:
     for message in messages:
         name = f" {message['name']}" if message.get("name") else ""
-        _append_head(view, str(message.get("role")), note, name)
+        yield from _head(str(message.get("role")), note, name)
         content = message.get("content")
         if isinstance(content, list | tuple):
             others = [part for part in content if not (isinstance(part, Mapping) and "text" in part)]
-            view.append(f"‹{len(others)} parts without text›\n" if others else "", "dim")
-        view.append(f"{safe(text_of(message))}\n")
+            yield f"‹{len(others)} parts without text›\n" if others else "", "dim"
+        yield f"{safe(text_of(message))}\n", ""
         for call in message.get("tool_calls") or ():
             function = call.get("function", call) if isinstance(call, Mapping) else {}
-            _append_call(view, str(function.get("name")), function.get("arguments"))
+            yield from _call(str(function.get("name")), function.get("arguments"))
 
 
-def _append_head(view: Text, role: str, note: str, name: str = "") -> None:
-    view.append(f"\n[{_one_line(role + name)}]", f"bold {_ROLES.get(role, 'blue')}")
-    view.append(f" {note}\n" if note else "\n", "dim")
+def _head(role: str, note: str, name: str = "") -> Iterator[Piece]:
+    yield "\n", ""
+    yield f"[{_one_line(role + name)}]", f"bold {_ROLES.get(role, 'blue')}"
+    yield f" {note}\n" if note else "\n", "dim"
 
 
-def _append_call(view: Text, name: str, arguments: Any) -> None:
-    """Append a tool call with an argument per line; the lines of a text are lines."""
+def _call(name: str, arguments: Any) -> Iterator[Piece]:
+    """Yield a tool call with an argument per line; the lines of a text are lines."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError):
             arguments = {"arguments": arguments}
-    view.append(f"→ {_one_line(name)}\n", "bold yellow")
+    yield f"→ {_one_line(name)}\n", "bold yellow"
     for key, value in arguments.items() if isinstance(arguments, Mapping) else [("arguments", arguments)]:
         text = value if isinstance(value, str) else json.dumps(jsonable(value), ensure_ascii=False)
         shown = f"\n{safe(text)}".replace("\n", "\n      ") if "\n" in text else f" {safe(text)}"
-        view.append(f"    {_one_line(str(key))}:{shown}\n")
+        yield f"    {_one_line(str(key))}:{shown}\n", ""
 
 
 def _one_line(text: str) -> str:

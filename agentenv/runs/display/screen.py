@@ -147,7 +147,10 @@ class RunScreen:
             self.console.print(final_table(metrics))
             if metrics.environments:
                 self.console.print(environments_table(metrics.environments))
-            self.console.print(f"run directory: {self.out}", soft_wrap=True, highlight=False, markup=False)
+            lines = [f"run directory: {self.out}"]
+            if metrics.num_infra_errors + metrics.num_env_errors:
+                lines.append(f"failed episodes: agentenv show {shlex.quote(str(self.out))} --failed")
+            self.console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
 
     def _event(self, name: str, facts: Mapping[str, Any]) -> None:
         self.stdout.write(json.dumps({"event": name, **facts}) + "\n")

@@ -57,7 +57,7 @@ TURN_COLUMNS = {
 INTEGERS = frozenset(
     ["num_turns", "num_tokens", "num_action_tokens", "policy_version", "attempt", "seed", "turn_index"]
 )
-FLOATS = frozenset(["reward", "score", "generate_s", "step_s"])
+FLOATS = frozenset(["reward", "score", "cost_usd", "generate_s", "step_s"])
 """Columns of numbers; the others are text, and `info.KEY` is a float where all its values are numbers."""
 
 
