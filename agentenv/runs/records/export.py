@@ -138,7 +138,11 @@ def _csv_table(folder: Path, name: str, kinds: Mapping[str, type]) -> Iterator[W
 @contextlib.contextmanager
 def _json_lines(folder: Path, name: str, kinds: Mapping[str, type] | None = None) -> Iterator[Write]:
     with _replaced(_path(folder, name, "jsonl")) as path, path.open("w", encoding="ascii") as file:
-        yield lambda row: print(json.dumps(row, allow_nan=False), file=file)
+
+        def write(row: Row) -> None:
+            file.write(json.dumps(row, allow_nan=False) + "\n")
+
+        yield write
 
 
 @contextlib.contextmanager
