@@ -97,6 +97,7 @@ async def sample(
 
     Raises:
         EngineError: the engine failed, timed out, or returned a completion that cannot be recorded.
+        ConfigError: the engine ignored the structural tag.
     """
     where = place_of_engine(engine)
     try:
@@ -112,6 +113,11 @@ async def sample(
     num, logprobs = len(completion.token_ids), completion.logprobs or ()
     if completion.finish_reason == "error":
         raise EngineError(f"{where}: expected a completion, got finish reason 'error'. Look at the engine's log.")
+    if sampling.structural_tag is not None and completion.forced is None and (num or completion.answer is not None):
+        raise ConfigError(
+            f"{where}: expected an engine that follows structural_tag, got one that ignores it: "
+            f"{constraint_problem(engine)}. Choose another --engine."
+        )
     if sampling.max_tokens is not None and num > sampling.max_tokens:
         raise EngineError(
             f"{where}: expected at most max_tokens={sampling.max_tokens} tokens, got {num}. Fix the engine."
@@ -128,13 +134,22 @@ async def sample(
     return completion
 
 
+def constraint_problem(engine: Engine) -> str:
+    """Return why an engine cannot follow `SamplingParams.structural_tag`; empty if it can.
+
+    An engine says so with its attribute `constraint_problem`; one without the attribute cannot.
+    """
+    return str(getattr(engine, "constraint_problem", f"{type(engine).__name__} does not constrain what it samples"))
+
+
 def is_plain(sampling: SamplingParams) -> bool:
     """Return True if sampled tokens have the model's own log-probabilities: nothing was scaled, cut off or forbidden.
 
     This includes greedy sampling, for which engines report log-probabilities at temperature 1.
     """
     untouched = sampling.temperature == 1.0 and sampling.top_p == 1.0 and sampling.top_k <= 0 and sampling.min_p == 0.0
-    return (untouched or sampling.temperature == 0.0) and sampling.min_tokens == 0
+    free = sampling.min_tokens == 0 and sampling.structural_tag is None
+    return (untouched or sampling.temperature == 0.0) and free
 
 
 @runtime_checkable

@@ -78,6 +78,9 @@ class Turn:
     """How often `step` was called again because infrastructure failed."""
     answer: Answer | None = None
     """What an engine that takes messages returned. Such a turn has no tokens: `start` equals `end`."""
+    forced: tuple[int, ...] | None = None
+    """Indices in the action of tokens that a constraint forced, which no loss may count as chosen; None without a
+    constraint. With one, the log-probabilities are those of the constrained distribution."""
 
     @property
     def num_tokens(self) -> int:
@@ -88,6 +91,11 @@ class Turn:
     def num_input_tokens(self) -> int:
         """Number of tokens before the action, counted like `num_tokens`."""
         return self.start if self.answer is None else self.answer.num_input_tokens or 0
+
+    @property
+    def forced_places(self) -> list[int]:
+        """Indices in the segment of the forced tokens."""
+        return [self.start + index for index in self.forced or ()]
 
     def __repr__(self) -> str:
         """Return one line of bounded length."""
@@ -318,6 +326,7 @@ class Trajectory:
             start, end, action, completion.finish_reason, stop_reason=completion.stop_reason,
             generate_s=generate_s, num_cached_tokens=completion.num_cached_tokens, segment=len(self.segments) - 1,
             answer=completion.answer,
+            forced=completion.forced,
         ))  # fmt: skip
 
     def set_result(self, result: StepResult, step_s: float = 0.0) -> None:

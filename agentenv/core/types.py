@@ -86,6 +86,9 @@ class SamplingParams:
     """Tokens that end a generation; they stay in the action."""
     seed: int | None = None
     """Seed of the run, or of one request; None samples differently each time."""
+    structural_tag: str | None = None
+    """JSON text of a structural tag, xgrammar's and vLLM's form of a grammar, that every action must match. None leaves
+    the model free. Needs an engine that constrains, and no `min_tokens`."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for values that no engine can sample with."""
@@ -97,6 +100,7 @@ class SamplingParams:
             ("max_tokens", self.max_tokens, self.max_tokens is None or self.max_tokens >= 1, "None or an integer >= 1"),
             ("min_tokens", self.min_tokens, self.min_tokens >= 0, "an integer >= 0"),
             ("stop", self.stop, not isinstance(self.stop, str), "a tuple of strings"),
+            ("min_tokens", self.min_tokens, not (self.min_tokens and self.structural_tag), "0 with a structural_tag"),
         )
         check_fields("SamplingParams", checks)
 
@@ -182,8 +186,8 @@ class Completion:
     stop_reason: int | str | None = None
     """The stop token id or stop string that ended it; None for the model's own end of sequence."""
     logprobs: tuple[float, ...] | None = None
-    """[n] log-probability of each sampled token after temperature and truncation (vLLM: processed_logprobs); NaN if
-    missing, None if the engine returns none."""
+    """[n] log-probability of each sampled token after a constraint, temperature and truncation (vLLM:
+    processed_logprobs): the probability with which it was drawn. NaN if missing, None if the engine returns none."""
     policy_versions: tuple[int, ...] = ()
     """[n] version of the weights that sampled each token; empty if all are `policy_version`."""
     policy_version: int = 0
@@ -192,6 +196,9 @@ class Completion:
     """Number of prompt tokens whose keys and values the engine had cached."""
     answer: Answer | None = None
     """What an engine that takes messages returns; there are no tokens then."""
+    forced: tuple[int, ...] | None = None
+    """Indices of the tokens that `SamplingParams.structural_tag` forced: one token was legal, or only tokens that end
+    the action. None: sampled without a structural tag."""
 
     @property
     def min_policy_version(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentenv._util.restarts import Restarts
-from agentenv.core.engine import Engine
+from agentenv.core.engine import Engine, constraint_problem
 from agentenv.core.types import Completion, SamplingParams
 from agentenv.engines.dispatch import EngineSlot, RequestDispatcher, settle
 from agentenv.engines.single import CLOSE_S, close_engine
@@ -101,6 +101,11 @@ class EnginePool:
     def num_alive(self) -> int:
         """Number of live engines."""
         return len(self.engines)
+
+    @property
+    def constraint_problem(self) -> str:
+        """See `agentenv.core.engine.constraint_problem`; all engines are of one kind."""
+        return constraint_problem(self.engines[0]) if self.engines else ""
 
     @property
     def num_restarts(self) -> int:

@@ -27,7 +27,7 @@ from agentenv._util.ray.cluster import (
 )
 from agentenv._util.ray.library import import_ray
 from agentenv._util.version import __version__
-from agentenv.core.engine import Tokenizer
+from agentenv.core.engine import Tokenizer, constraint_problem
 from agentenv.core.types import Completion, SamplingParams
 from agentenv.engines.pool import EngineDead, EnginePool, PoolPolicy, can_sleep
 from agentenv.engines.weights.shared import SharedWeights, WeightFile, here, share_bytes, share_weights
@@ -147,6 +147,8 @@ class RayEngine:
         """The GPU of each of vLLM's workers, or "cpu"."""
         self.node = ""
         """Address and id of the actor's node."""
+        self.constraint_problem = "RayEngine has not started"
+        """See `agentenv.core.engine.constraint_problem`."""
         self._place = ""
 
     async def start(self) -> None:
@@ -157,7 +159,7 @@ class RayEngine:
         self._actor = cls.remote(self._spec)
         self.pid, self.policy_version, version, *where = await self._ask("start")
         check_node("--engine ray", version)
-        self._place, self.devices = where
+        self._place, self.devices, self.constraint_problem = where
         self.node = await self._ask("node")
 
     async def generate(
@@ -242,8 +244,10 @@ class EngineActor:
         self._spec = spec
         self._engine: Any = None
 
-    async def start(self) -> tuple[int, int, str, str, tuple[str, ...]]:
-        """Load the model; return process id, policy version, agentenv's version, `here()` and the workers' devices."""
+    async def start(self) -> tuple[int, int, str, str, tuple[str, ...], str]:
+        """Load the model; return process id, policy version, agentenv's version, `here()`, the workers' devices and the
+        engine's `constraint_problem`.
+        """
         from agentenv.engines.single import make_engine
 
         restore_sigchld()
@@ -254,7 +258,8 @@ class EngineActor:
         if hasattr(self._engine, "start"):
             await self._engine.start()
         devices = getattr(self._engine, "devices", ("cpu",))
-        return os.getpid(), self._engine.policy_version, __version__, here(), devices
+        version, problem = self._engine.policy_version, constraint_problem(self._engine)
+        return os.getpid(), version, __version__, here(), devices, problem
 
     async def node(self) -> str:
         """Return the address and id of the node on which this actor runs."""

@@ -112,6 +112,8 @@ class ScriptedEngine:
         self.requests: list[Request] = []
         self.num_cancelled = 0
         self.closed = False
+        self.constraint_problem = ""
+        """A script follows a structural tag by itself; a test may set a reason why it cannot."""
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
@@ -148,8 +150,9 @@ class ScriptedEngine:
         if sampling.max_tokens is not None and len(token_ids) > sampling.max_tokens:
             token_ids, reason = token_ids[: sampling.max_tokens], "length"
         completion = Completion(
-            tuple(token_ids), reason, logprobs=(self.logprob,) * len(token_ids), policy_version=self.policy_version
-        )
+            tuple(token_ids), reason, logprobs=(self.logprob,) * len(token_ids), policy_version=self.policy_version,
+            forced=None if sampling.structural_tag is None or self.constraint_problem else (),
+        )  # fmt: skip
         return replace(completion, finish_reason=self.finish_reason) if self.finish_reason else completion
 
     async def update_weights(self, named_tensors: Iterable[tuple[str, Any]], policy_version: int) -> None:

@@ -46,7 +46,9 @@ def make_engine(
         if name == "vllm_http":
             from agentenv.engines.vllm.http import VLLMHTTPEngine
 
-            return VLLMHTTPEngine(base_url, **args)
+            engine = VLLMHTTPEngine(base_url, **args)
+            engine.tokenizer = tokenizer
+            return engine
         if name == "chat":
             from agentenv.engines.chat.engine import ChatEngine
 

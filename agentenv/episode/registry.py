@@ -110,7 +110,7 @@ def env_source(spec: str | type[Any], kwargs: Mapping[str, Any]) -> EnvSource | 
         MissingDependency: an agent with its own loop needs a server, whose libraries are not installed.
     """
     cls = load_env(spec) if isinstance(spec, str) else _env_class(spec, getattr(spec, "__name__", repr(spec)))
-    return ChatAgentSource(cls, kwargs) if owns_its_loop(cls) else EnvSource(cls, kwargs)
+    return ChatAgentSource.of(cls, kwargs) if owns_its_loop(cls) else EnvSource(cls, kwargs)
 
 
 def _attribute(module: ModuleType, attribute: str, spec: str) -> Any:

@@ -36,6 +36,8 @@ class Record:
     """[T]"""
     spans: list[tuple[int, int]]
     """Start and end of each action; of each run of action tokens if the format has only a mask."""
+    forced: tuple[int, ...] = ()
+    """Indices of the action tokens that a constraint forced, which are off the mask."""
     logprobs: list[float] | None = None
     """[T] 0.0 off the mask; None if one is missing."""
     policy_versions: list[int] | None = None
@@ -61,8 +63,8 @@ class Record:
 
     @property
     def mask(self) -> list[int]:
-        """[T] 1 on tokens the policy sampled."""
-        return _filled(self.spans, len(self.token_ids))
+        """[T] 1 on tokens the policy chose: the loss mask."""
+        return _filled(self.spans, len(self.token_ids), self.forced)
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -76,7 +78,7 @@ class Record:
 
     @property
     def response_mask(self) -> list[int]:
-        """[R] 1 on tokens the policy sampled."""
+        """[R] 1 on tokens the policy chose: the loss mask."""
         return self.mask[self.num_prompt :]
 
     @property
@@ -118,6 +120,7 @@ def records(trajectory: Trajectory, where: str, *, keep_failed: bool = False) ->
             Record(
                 token_ids=segment.token_ids[:end].tolist(),
                 spans=spans,
+                forced=tuple(place for turn in turns for place in turn.forced_places),
                 logprobs=None if any(map(math.isnan, logprobs)) else logprobs,
                 policy_versions=segment.policy_versions[:end].tolist(),
                 rewards=None if scores is None else _at_ends(scores, spans, end),
@@ -139,10 +142,12 @@ def turns_of(trajectory: Trajectory, record: Record) -> list[Turn]:
     return [turn for turn in trajectory.turns if acted.index(turn.segment) == record.segment]
 
 
-def _filled(spans: Sequence[Sequence[int]], num: int) -> list[int]:
+def _filled(spans: Sequence[Sequence[int]], num: int, forced: Sequence[int] = ()) -> list[int]:
     mask = [0] * num
     for start, end in spans:
         mask[start:end] = [1] * (end - start)
+    for place in forced:
+        mask[place] = 0
     return mask
 
 
@@ -171,7 +176,8 @@ def facts(record: Record) -> dict[str, Any]:
     """Return the facts for which a format has no key, for its field of extras; token lists cover the response.
 
     Keys: turn_scores (reward of each action, None for a failed episode), turn_spans ([start, end) of each action),
-    policy_versions [R], stop_reason, finish_reason, episode_id, segment, num_segments.
+    policy_versions [R], stop_reason, finish_reason, episode_id, segment, num_segments; and forced_tokens (indices in
+    the response) if a constraint forced any.
     """
     start, rewards = record.num_prompt, record.rewards
     return {
@@ -183,6 +189,7 @@ def facts(record: Record) -> dict[str, Any]:
         "episode_id": record.episode_id,
         "segment": record.segment,
         "num_segments": record.num_segments,
+        **({"forced_tokens": [place - start for place in record.forced]} if record.forced else {}),
     }
 
 
@@ -210,7 +217,8 @@ def joined(
             f"interop: expected lists as long as the response, {num} tokens, got {sizes}. Cut all at the same place."
         )
     start, spans = len(prompt_ids), more.get("turn_spans") or runs(mask or [])
-    if mask is not None and _filled(spans, num) != list(map(int, mask)):
+    forced = more.get("forced_tokens") or ()
+    if mask is not None and _filled(spans, num, forced) != list(map(int, mask)):
         raise DataError(f"interop: expected turn_spans that fit the mask {list(mask)}, got {spans}. Cut both alike.")
     per_turn = None if scores is None else _at_ends(scores, spans, num)
     rewards = per_turn if rewards is None else rewards
@@ -218,6 +226,7 @@ def joined(
     return {
         "token_ids": [*prompt_ids, *response_ids],
         "spans": [(start + first, start + end) for first, end in spans],
+        "forced": tuple(start + place for place in forced),
         "logprobs": None if logprobs is None else [*[0.0] * start, *logprobs],
         "rewards": None if rewards is None else [*[0.0] * start, *rewards],
         "policy_versions": None if versions is None else [*[NO_VERSION] * start, *versions],

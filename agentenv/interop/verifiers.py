@@ -49,7 +49,7 @@ def to_records(trajectory: Trajectory, *, decode: Decode) -> list[dict[str, Any]
                         "prompt_ids": record.token_ids[:start],
                         "prompt_mask": [0] * start,
                         "completion_ids": record.token_ids[start:end],
-                        "completion_mask": [1] * (end - start),
+                        "completion_mask": record.mask[start:end],
                         "completion_logprobs": required_logprobs(record, _WHERE)[start:end],
                         "overlong_prompt": False,
                         "routed_experts": None,
@@ -88,16 +88,18 @@ def from_records(steps: Sequence[Mapping[str, Any]]) -> list[Record]:
         last, extras = _ids(group[-1]), group[-1].get("extras") or {}
         first = len(group[0]["tokens"]["prompt_ids"])
         size = len(last) - first
-        spans, logprobs, versions = [], [0.0] * size, [-1] * size
+        spans, logprobs, versions, forced = [], [0.0] * size, [-1] * size, list[int]()
         for step in group:
             span = slice(len(step["tokens"]["prompt_ids"]) - first, len(_ids(step)) - first)
             spans.append([span.start, span.stop])
+            forced += [span.start + at for at, one in enumerate(step["tokens"]["completion_mask"]) if not one]
             logprobs[span] = step["tokens"]["completion_logprobs"]
             versions[span] = (step.get("extras") or {}).get("policy_versions") or versions[span]
         rewards = [step.get("reward") for step in group]
         more = {
             **{key: extras.get(key) for key in _SHARED},
             "turn_spans": spans,
+            "forced_tokens": forced,
             "turn_scores": None if None in rewards else rewards,
             "policy_versions": versions if extras.get("policy_versions") else None,
         }

@@ -69,7 +69,7 @@ class Setup:
         if not isinstance(self.env, type):
             return self.env
         if owns_its_loop(self.env):
-            return ChatAgentSource(self.env, self.env_kwargs)
+            return ChatAgentSource.of(self.env, self.env_kwargs)
         return EnvSource(as_agent(self.env), self.env_kwargs)
 
     def tasks(self, limit: int | None = None) -> list[Task]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from agentenv.core.engine import Engine
+from agentenv.core.engine import Engine, constraint_problem
 from agentenv.core.types import Completion, SamplingParams
 from agentenv.engines.pool import can_sleep
 from agentenv.errors import ConfigError
@@ -26,6 +26,11 @@ class FixedSamplingEngine:
     def __init__(self, engine: Engine, sampling: SamplingParams) -> None:
         self._engine: Any = engine
         self._sampling = sampling
+
+    @property
+    def constraint_problem(self) -> str:
+        """See `agentenv.core.engine.constraint_problem`."""
+        return constraint_problem(self._engine)
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str

@@ -23,8 +23,11 @@ import pytest
 import pytest_asyncio
 
 import agentenv
+from agentenv.chat.chat import Chat
+from agentenv.chat.constraints import calls_tag
 from agentenv.core.types import SamplingParams
 from agentenv.engines.hf.engine import HFEngine
+from agentenv.engines.models import load_tokenizer
 from agentenv.engines.vllm.http import VLLMHTTPEngine
 from agentenv.engines.vllm.local import VLLMEngine
 from agentenv.errors import ConfigError, EngineError
@@ -47,6 +50,15 @@ pytestmark = [
 PROMPT = [1, 349, 201, 285, 284, 313, 33, 223, 201, 30, 71, 90, 86, 84, 67, 65, 2, 201, 1, 67, 85, 345, 346, 86, 201]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 LONG = SamplingParams(max_tokens=900, min_tokens=900)
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "parameters": {"type": "object", "properties": {"a": {"enum": [1, 22]}}, "required": ["a"]},
+        },
+    }
+]
 ARGS = {"dtype": "float32", "max_model_len": 1024, "engine_args": {"enforce_eager": True}}
 
 
@@ -256,6 +268,43 @@ async def test_http_returns_what_the_local_engine_returns(engine, server, endpoi
             assert (there.finish_reason, there.stop_reason) == (here.finish_reason, here.stop_reason)
         stop = SamplingParams(temperature=0.0, max_tokens=24, stop_token_ids=(here.token_ids[0],))
         assert (await ask(remote, stop)).stop_reason == (await ask(engine, stop)).stop_reason
+    finally:
+        await remote.close()
+
+
+async def constrained(engine, tokenizer, **sampling):
+    """Calls of a tool that a structural tag demands, and what transformers' engine says of forced tokens."""
+    tag = calls_tag(Chat(tokenizer), TOOLS, several=False)
+    params = [SamplingParams(max_tokens=200, seed=seed, structural_tag=tag, **sampling) for seed in range(6)]
+    return await asyncio.gather(*(ask(engine, each) for each in params))
+
+
+async def check_constrained(results, tokenizer):
+    for result in results:
+        if result.finish_reason == "stop":
+            (call,) = Chat(tokenizer).tool_format.parse(tokenizer.decode(result.token_ids), tools=TOOLS).calls
+            assert (call.name, call.arguments.keys()) == ("add", {"a"})
+        assert 0 in result.forced
+        # A token without an alternative has probability 1: vLLM reports them after its mask.
+        assert [result.logprobs[index] for index in result.forced] == pytest.approx([0.0] * len(result.forced))
+        free = [x for index, x in enumerate(result.logprobs) if index not in result.forced]
+        assert max(free) < 0.0
+    assert any(result.finish_reason == "stop" for result in results)
+
+
+async def test_a_structural_tag_is_followed_and_the_forced_tokens_are_those_of_probability_one(engine, models):
+    tokenizer = load_tokenizer(models[0])
+    await check_constrained(await constrained(engine, tokenizer), tokenizer)
+
+
+@pytest.mark.parametrize("endpoint", ["tokens", "completions"])
+async def test_a_vllm_server_follows_a_structural_tag(server, models, endpoint):
+    remote, tokenizer = VLLMHTTPEngine(server), load_tokenizer(models[0])
+    remote.tokenizer = tokenizer
+    try:
+        await remote.start()
+        remote._tokens_endpoint = endpoint == "tokens"
+        await check_constrained(await constrained(remote, tokenizer), tokenizer)
     finally:
         await remote.close()
 

@@ -584,3 +584,15 @@ def test_the_advice_fits_the_value(key):
         parse_step({"rewards": 1.0, "environment_feedback": "", "done": True} | wrong, "Env.step")
     assert str(caught.value).endswith(advice)
     assert ("InfraError" in str(caught.value)) == (key == "rewards")
+
+
+def test_what_a_constraint_forced_is_in_no_action_range():
+    made = Trajectory(Task("p"), 32)
+    made.append_observation([1, 2])
+    made.append_turn(Completion((3, 4, 5, 6), logprobs=(0.0,) * 4, forced=(0, 2)), "a")
+    made.set_result(StepResult(reward=1.0))
+    made.append_observation([7])
+    made.append_turn(Completion((8, 9), logprobs=(0.0,) * 2, forced=(1,)), "a")
+    made.set_result(StepResult(terminated=True))
+    made.finish(StopReason.TERMINATED)
+    assert to_response(made)["action_ranges"] == [(3, 4), (5, 6), (7, 8)]

@@ -74,6 +74,32 @@ FACTS = {
 }
 
 
+@every_format
+def test_what_a_constraint_forced_is_off_every_loss_mask_and_read_back(module):
+    made = golden()
+    made.turns[0].forced, made.turns[1].forced = (0,), (1,)
+    rows = export(module, made)
+    mask = {
+        areal: lambda row: row["loss_mask"][2:],
+        nemo_rl: lambda row: [
+            int(message["role"] == "assistant") for message in row["message_log"][1:] for _ in message["token_ids"]
+        ],
+        skyrl: lambda row: row["loss_masks"],
+        slime: lambda row: row["loss_mask"],
+        trl: lambda row: row["env_mask"],
+        verl: lambda row: row["response_mask"],
+        verifiers: lambda row: row["tokens"]["completion_mask"],
+    }[module]
+    found = [mask(row) for row in rows]
+    assert found == ([[0, 1], [1, 0]] if module is verifiers else [[0, 1, 0, 0, 1, 0]])
+    (read,) = module.from_records(rows)
+    (own,) = records(made, "test")
+    assert read.token_ids == own.token_ids
+    assert read.mask == own.mask
+    if module not in MASK_ONLY:
+        assert (read.spans, read.forced) == (own.spans, own.forced)
+
+
 def test_verl():
     (row,) = export(verl, golden())
     assert row == {

@@ -294,3 +294,29 @@ def test_importing_needs_no_heavy_library():
         env={"PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert result.stdout.strip() == "[]"
+
+
+def forced_episode(forced):
+    made = Trajectory(Task("p"), 32, episode_id="p/0")
+    made.append_observation([1, 2])
+    made.append_turn(Completion((3, 4, 5), logprobs=(0.0, -1.0, 0.0), forced=forced), "a")
+    made.set_result(StepResult(reward=1.0))
+    made.finish(StopReason.TERMINATED)
+    return made
+
+
+@pytest.mark.parametrize("forced", [None, (), (0, 2)])
+def test_forced_tokens_are_read_back_and_free_actions_are_written_as_before(forced):
+    values = json.loads(json.dumps(trajectory_to_dict(forced_episode(forced))))
+    assert ("forced" in values["turns"][0]) == (forced is not None)
+    (turn,) = trajectory_from_dict(values).turns
+    assert turn.forced == forced
+    assert turn.forced_places == [2 + index for index in forced or ()]
+
+
+@pytest.mark.parametrize("wrong", [[3], [-1], ["x"], 5])
+def test_forced_tokens_outside_of_their_action_are_refused(wrong):
+    values = trajectory_to_dict(forced_episode((0,)))
+    values["turns"][0]["forced"] = wrong
+    with pytest.raises(DataError, match="trajectory_from_dict"):
+        trajectory_from_dict(values)

@@ -53,6 +53,19 @@ def test_a_batch_is_the_action_tokens_one_after_the_other():
     assert batch.episode_ids == ("a", "b")
 
 
+def test_what_a_constraint_forced_is_not_trained_on_and_counts_as_no_loss_of_the_engine(caplog):
+    made = episode([(3, 0.5), (2, 1.0)])
+    made.turns[0].forced = (0, 2)
+    batch = build([made], need_logprobs=True)
+    assert batch.trained_N.tolist() == [False, True, False, True, True]
+    assert batch.forced_N.tolist() == [True, False, True, False, False]
+    assert batch.constrained_N.tolist() == [True, True, True, False, False]
+    assert batch.tokens.rewards_N.tolist() == [0.0, 0.0, 0.5, 0.0, 1.0]  # a reward on a forced token reaches the others
+    assert (batch.num_dropped_tokens, caplog.text) == (0, "")
+    trained = [int(i) for micro in micro_batches(batch, max_places=99, packed=True) for i in micro.index_n]
+    assert sorted(trained) == [1, 3, 4]
+
+
 def test_tokens_after_the_last_action_are_left_out():
     cut = episode([(2, 0.0)])
     late = Trajectory(Task("?"), 100)

@@ -151,6 +151,42 @@ def test_observations_are_not_labels(path, observation, packed, setting):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("setting", sorted(SETTINGS))
+def test_a_forced_token_reaches_no_loss(path, setting):
+    """The last token of an action, which no other token reads, may be any one if a constraint forced it."""
+
+    def gradients(token, *, forced):
+        made = [episode([(3, 1.0)], seed=0, logprob=-4.5), episode([(4, 0.0)], seed=1, logprob=-4.5)]
+        for each in made:
+            last = each.turns[0].end - each.turns[0].start - 1
+            each.turns[0].forced = (last,) if forced else ()
+            each.segments[0].token_ids[-1] = token
+            each.segments[0].logprobs[-1] = -token / 10
+        return gradients_of(path, build(made), **SETTINGS[setting])
+
+    (one, first), (two, second) = (gradients(token, forced=True) for token in (7, 40))
+    assert first == second
+    assert all(same(a, b) for a, b in zip(one, two, strict=True))
+    assert first["num_tokens"] == 5
+    chosen, _ = gradients(40, forced=False)
+    assert not same(chosen[0], two[0])
+
+
+@pytest.mark.long
+def test_log_probabilities_under_a_constraint_are_no_difference_between_engine_and_learner(path):
+    made = [episode([(3, 1.0)], seed=0), episode([(4, 0.0)], seed=1)]
+    own = gradients_of(path, build(made))[1]["logprob_diff"]
+    made[0].turns[0].forced = ()
+    for place in range(made[0].turns[0].start, made[0].turns[0].end):
+        made[0].segments[0].logprobs[place] = -50.0
+    _, metrics = gradients_of(path, build(made))
+    assert metrics["logprob_diff"] < own + 10.0
+    for each in made:
+        each.turns[0].forced = ()
+    assert "logprob_diff" not in gradients_of(path, build(made))[1]
+
+
+@pytest.mark.long
 def test_untrained_actions_change_nothing_though_their_log_probabilities_are_missing(path):
     made = [episode([(2, 0.0), (2, 1.0)], seed=0), episode([(3, 0.0)], seed=1)]
     made[0].segments[0].logprobs[3] = math.nan

@@ -182,7 +182,7 @@ def _short(value: Any) -> str:
 
 def typed(text: str, schema: Mapping[str, Any]) -> Any:
     """Return the value of a parameter written without quotes, converted by its JSON schema."""
-    kinds = _kinds(schema)
+    kinds = kinds_of(schema)
     if "string" in kinds and not ("null" in kinds and text in ("null", "None")):
         return text
     try:
@@ -196,11 +196,12 @@ def _schema(schemas: Schemas, key: str) -> Mapping[str, Any]:
     return schema if isinstance(schema, Mapping) else {}
 
 
-def _kinds(schema: Mapping[str, Any]) -> set[str]:
+def kinds_of(schema: Mapping[str, Any]) -> set[str]:
+    """Return the types that a JSON schema names, with "string" for choices of text; empty if it names none."""
     kind = schema.get("type", ())
     kinds = {kind} if isinstance(kind, str) else set(kind)
     for other in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
-        kinds |= _kinds(other)
+        kinds |= kinds_of(other)
     if schema.get("nullable"):
         kinds.add("null")
     if not kinds and schema.get("enum") and all(isinstance(value, str) for value in schema["enum"]):

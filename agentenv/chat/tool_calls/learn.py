@@ -113,7 +113,11 @@ class _Learner:
         first = _object_around(second, (_NAMES[0],)) if second and other else None
         between = second[first[1] : other[0]] if second and first and other else None
         return self._framed(
-            replace(base, kind="json"), before, after, between, gap=text[len(before) : text.find(_NAMES[0], begin)]
+            replace(base, kind="json", listed=listed),
+            before,
+            after,
+            between,
+            gap=text[len(before) : text.find(_NAMES[0], begin)],
         )
 
     def _named(self, base: ToolFormat, text: str, span: tuple[int, int]) -> ToolFormat | None:

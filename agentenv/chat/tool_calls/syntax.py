@@ -66,6 +66,8 @@ class Syntax:
     call_open: str = "<tool_call>"
     """Text before every call, up to its name or object."""
     call_close: str = "</tool_call>"
+    listed: bool = False
+    """True if the objects stand in a list, in the kind json."""
     arguments_key: str = "arguments"
     """The key of the arguments in an object, in the kind json."""
     after_name: str = ""

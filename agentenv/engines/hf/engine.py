@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 from agentenv._util.virtual_time import external_work
 from agentenv.core.engine import Tokenizer
 from agentenv.core.types import Completion, FinishReason, SamplingParams
+from agentenv.engines.constraints import Constrainer, missing_xgrammar
 from agentenv.engines.hf.jobs import GenerationJob, post, settle
-from agentenv.errors import EngineError, MissingDependency
+from agentenv.errors import ConfigError, EngineError, MissingDependency
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,6 +85,7 @@ class HFEngine:
         self._sampling, self._tokenizer, self._new_job = _sampling, tokenizer, _score.ScoreJob
         self._slots = slot_model.SlotModel(model, device=device, dtype=dtype, max_length=max_length)
         self._new_cache, self._prefixes = slot_model.SlotCache, slot_model.PrefixStore(prefix_cache_tokens)
+        self._constrainer = None if tokenizer is None else Constrainer(tokenizer, self._slots.vocab_size)
         self._eos_id, self._eos_ids = slot_model.eos_ids(self._slots.model, tokenizer)
         self._max_num_seqs = max(1, max_num_seqs)
         self.policy_version = 0
@@ -98,6 +100,11 @@ class HFEngine:
         self._outbox: list[tuple[GenerationJob | ScoreJob, Any]] = []
         self._thread: threading.Thread | None = None
 
+    @property
+    def constraint_problem(self) -> str:
+        """See `agentenv.core.engine.constraint_problem`."""
+        return missing_xgrammar() if self._constrainer is not None else "HFEngine has no tokenizer: pass tokenizer=..."
+
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
     ) -> Completion:
@@ -108,6 +115,8 @@ class HFEngine:
 
         Raises:
             EngineError: the prompt cannot be sampled from, the logits are NaN, the worker failed, or the engine closed.
+            ConfigError: a structural tag cannot be followed without a tokenizer or xgrammar.
+            DataError: the structural tag is not a grammar.
         """
         loop, prompt, where = asyncio.get_running_loop(), list(prompt_token_ids), f"HFEngine.generate({request_id!r})"
         self._slots.check_prompt(prompt, where)
@@ -116,17 +125,23 @@ class HFEngine:
             if self._tokenizer is None:
                 raise EngineError(f"{where}: expected a tokenizer for stop strings, got none. Pass tokenizer=... .")
             strings = self._sampling.StopStrings(self._tokenizer, sampling, prompt)
-        room = self._slots.max_length - len(prompt)
+        room, stop_ids = self._slots.max_length - len(prompt), self._eos_ids.union(sampling.stop_token_ids)
+        walk = None
+        if sampling.structural_tag is not None:
+            if self._constrainer is None or self.constraint_problem:
+                raise ConfigError(f"{where}: expected to follow a structural tag, got none: {self.constraint_problem}.")
+            walk = await self._constrainer.follow(sampling.structural_tag, stop_ids)
         request = GenerationJob(
             token_ids=prompt,
             sampling=sampling,
             max_tokens=min(room, sampling.max_tokens or room),
-            stop_ids=self._eos_ids.union(sampling.stop_token_ids),
+            stop_ids=stop_ids,
             episode=request_id.rpartition("/")[0],
             loop=loop,
             future=loop.create_future(),
             rng=random.Random(sampling.seed if sampling.seed != -1 else None),
             stop_strings=strings,
+            walk=walk,
             num_prompt=len(prompt),
         )
         with self._changed:
@@ -310,12 +325,18 @@ class HFEngine:
             return
         if len(ready) < len(requests):
             logits_BV, requests, slots = logits_BV[ready], [requests[i] for i in ready], [slots[i] for i in ready]
+        legal = [r.walk.legal() if r.walk is not None else None for r in requests]
+        if any(mask_V is not None for mask_V in legal):
+            logits_BV = self._sampling.forbid(logits_BV, legal)
         tokens_B, logprobs_B = self._sampling.draw(
             logits_BV,
             [r.sampling for r in requests],
             [r.rng.random() for r in requests],
             [r.stop_ids if len(r.logprobs) < r.sampling.min_tokens else () for r in requests],
         )
+        for request, mask_V, token in zip(requests, legal, tokens_B.tolist(), strict=True):
+            if request.walk is not None and mask_V is not None:
+                request.walk.take(token, mask_V)
         sampled = zip(slots, requests, tokens_B.tolist(), logprobs_B.tolist(), strict=True)
         finished = [slot for slot, request, token, logprob in sampled if self._append(request, token, logprob)]
         for slot in reversed(finished):
@@ -351,6 +372,7 @@ class HFEngine:
             logprobs=tuple(request.logprobs),
             policy_versions=versions if len(set(versions)) > 1 else (), policy_version=versions[-1],
             num_cached_tokens=request.num_cached,
+            forced=None if request.walk is None else request.walk.forced,
         )  # fmt: skip
         self._outbox.append((request, completion))
 

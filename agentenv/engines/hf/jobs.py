@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from agentenv.core.types import Completion, SamplingParams
 
 if TYPE_CHECKING:
+    from agentenv.engines.constraints import GrammarWalk
     from agentenv.engines.hf.sampling import StopStrings
 
 
@@ -30,6 +31,7 @@ class GenerationJob:
     future: asyncio.Future[Completion]
     rng: random.Random
     stop_strings: StopStrings | None
+    walk: GrammarWalk | None
     num_prompt: int
     num_computed: int = 0
     """Number of tokens whose keys and values are in the slot."""

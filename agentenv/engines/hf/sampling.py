@@ -67,6 +67,15 @@ def draw(
     return tokens_B, logprobs_BV.gather(1, tokens_B[:, None])[:, 0]
 
 
+def forbid(logits_BV: Tensor, legal: Sequence[Tensor | None]) -> Tensor:
+    """Return logits with -inf for the tokens that a row's bool[V] does not allow; None allows all."""
+    logits_BV = logits_BV.float().clone()
+    for row, mask_V in enumerate(legal):
+        if mask_V is not None:
+            logits_BV[row].masked_fill_(~mask_V.to(logits_BV.device), -torch.inf)
+    return logits_BV
+
+
 def truncate(logits_BV: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Return logits after min-p, top-k and top-p. Dropped tokens are -inf; ties with the k-th token are kept."""
     device, vocab_size = logits_BV.device, logits_BV.shape[1]

@@ -24,8 +24,9 @@ from agentenv._util.http.client import (
     RetryPolicy,
     checked_url,
 )
-from agentenv.core.engine import is_plain
+from agentenv.core.engine import Tokenizer, is_plain
 from agentenv.core.types import Completion, SamplingParams
+from agentenv.engines.constraints import Constrainer, missing_xgrammar, with_forced
 from agentenv.engines.vllm.wire import completion_of, field_of, request_body, score_body, scores_of, shown, whole
 from agentenv.errors import ConfigError, EngineError, PromptTooLong
 
@@ -80,6 +81,9 @@ class VLLMHTTPEngine:
     max_model_len: int | None = None
     """The server's context, where it tells it; known after `start`."""
 
+    tokenizer: Tokenizer | None = None
+    """The served model's, which only structural tags need; `open_engine` sets it."""
+
     def __init__(
         self,
         base_url: str,
@@ -95,6 +99,7 @@ class VLLMHTTPEngine:
         self.base_url = checked_url("base_url", base_url.rstrip("/").removesuffix("/v1"))
         self.model = model
         self.timeout_s = timeout_s
+        self._constrainer: Constrainer | None = None
         self._http = HTTPClient(
             self.base_url,
             api_key=api_key or os.environ.get("AGENTENV_API_KEY") or None,
@@ -111,6 +116,13 @@ class VLLMHTTPEngine:
         self._closed = False
         self._tokens_endpoint = False
         self._probing: asyncio.Task[None] | None = None
+
+    @property
+    def constraint_problem(self) -> str:
+        """See `agentenv.core.engine.constraint_problem`. The tokens that were forced are computed here."""
+        return (
+            missing_xgrammar() if self.tokenizer is not None else "VLLMHTTPEngine has no tokenizer: set its attribute"
+        )
 
     async def start(self) -> None:
         """Look at the server now instead of at the first `generate`.
@@ -135,6 +147,10 @@ class VLLMHTTPEngine:
             ConfigError: the address, key, model or version of the server is wrong; retrying cannot help.
         """
         prompt = list(prompt_token_ids)
+        if sampling.structural_tag is not None and self.constraint_problem:
+            raise ConfigError(
+                f"{self.base_url}: expected to follow a structural tag, got none: {self.constraint_problem}."
+            )
         async with self._deadline():
             await self._look_once()
             if self.max_model_len is not None and len(prompt) >= self.max_model_len:
@@ -142,7 +158,12 @@ class VLLMHTTPEngine:
                     f"{self.base_url}: expected a prompt shorter than the server's context of {self.max_model_len} "
                     f"tokens, got {len(prompt)} tokens. Shorten it, or start the server with a larger --max-model-len."
                 )
-            return await self._sample(prompt, sampling, request_id)
+            completion = await self._sample(prompt, sampling, request_id)
+        if sampling.structural_tag is None or self.tokenizer is None:
+            return completion
+        if self._constrainer is None:
+            self._constrainer = Constrainer(self.tokenizer)
+        return await with_forced(completion, sampling, self._constrainer, self.base_url)
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         """Return the log-probability of each token given those before it, by `/v1/completions`; see `Scorer`.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentenv._util.vllm_process import RunningLLM, with_cpu_cache
 from agentenv.core.types import Completion, SamplingParams
+from agentenv.engines.constraints import Constrainer, with_forced
 from agentenv.engines.vllm.wire import completion_of_output, scores_of_output, vllm_sampling, vllm_scoring
 from agentenv.engines.weights.shared import SharedWeights, WeightFile
 from agentenv.engines.weights.transfer import Offer, WeightSender
@@ -92,6 +93,9 @@ class VLLMEngine:
         self._start_lock = asyncio.Lock()  # one vLLM for many concurrent callers
         self._in_flight: set[str] = set()
         self._counter = itertools.count()
+        self._constrainer: Constrainer | None = None
+        self.constraint_problem = ""
+        """vLLM constrains, and brings xgrammar; see `agentenv.core.engine.constraint_problem`."""
 
     async def start(self) -> None:
         """Load the model and start vLLM's processes, once; the event loop stays free meanwhile.
@@ -130,7 +134,12 @@ class VLLMEngine:
         prompt = list(prompt_token_ids)
         await self.start()
         out = await self._answer(prompt, vllm_sampling(sampling), request_id)
-        return completion_of_output(out, prompt, self.policy_version)
+        completion = completion_of_output(out, prompt, self.policy_version)
+        if sampling.structural_tag is None:
+            return completion
+        if self._constrainer is None:
+            self._constrainer = Constrainer(self._llm.get_tokenizer())
+        return await with_forced(completion, sampling, self._constrainer, "VLLMEngine")
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         """Return the log-probability of each token after those before it; see `agentenv.core.engine.Scorer`.

@@ -40,6 +40,8 @@ def request_body(prompt: list[int], sampling: SamplingParams, *, tokens_endpoint
         "skip_special_tokens": False,  # a stop string may be one
         "logprobs": 0,  # the sampled token's and no other
     }
+    if sampling.structural_tag is not None:
+        named["structured_outputs"] = {"structural_tag": sampling.structural_tag}
     if tokens_endpoint:
         named["detokenize"] = bool(sampling.stop)
         return {"token_ids": prompt, "sampling_params": named, "return_token_ids": True}
@@ -218,8 +220,9 @@ def scores_of_output(out: Any, token_ids: list[int]) -> list[float]:
 def vllm_sampling(sampling: SamplingParams) -> Any:
     """Convert sampling parameters to vLLM's class."""
     from vllm import SamplingParams as VLLMSamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
+    tag = sampling.structural_tag
     return VLLMSamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -230,6 +233,7 @@ def vllm_sampling(sampling: SamplingParams) -> Any:
         stop=list(sampling.stop),
         stop_token_ids=list(sampling.stop_token_ids),
         seed=sampling.seed,
+        structured_outputs=None if tag is None else StructuredOutputsParams(structural_tag=tag),
         logprobs=0,  # the sampled token's and no other
         flat_logprobs=True,
         skip_special_tokens=False,  # a stop string may be one

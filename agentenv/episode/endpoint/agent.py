@@ -91,7 +91,8 @@ class ChatAgentSource:
 
     The class has `run(context)`, async or plain (run in a thread), which returns the reward or a StepResult. It may
     have `on_truncate(context)`, which returns the reward when time or room is exhausted, and `close()`. Concurrent
-    episodes share one server, which stops with the last of them; `serving` keeps it running in between.
+    episodes share one server, which stops with the last of them; `serving` keeps it running in between. The class sets
+    options of its endpoint with the attribute `session_options`.
     """
 
     cls: type[Any]
@@ -111,6 +112,11 @@ class ChatAgentSource:
             )
         check_arguments(self.cls, self.kwargs)
         require_server("endpoint")
+
+    @classmethod
+    def of(cls, agent_cls: type[Any], kwargs: Mapping[str, Any]) -> ChatAgentSource:
+        """Return the source of an agent class, with the class's own `session_options`."""
+        return cls(agent_cls, kwargs, getattr(agent_cls, "session_options", SessionOptions()))
 
     @property
     def datasets(self) -> Mapping[str, str | Path]:

@@ -17,10 +17,11 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from agentenv._util.brief import brief
+from agentenv.chat.constraints import calls_tag, json_tag
 from agentenv.chat.dialogue import Dialogue, Reply
 from agentenv.chat.encoding import encoder_of
 from agentenv.chat.tool_calls.messages import assistant_message
-from agentenv.core.engine import sample
+from agentenv.core.engine import constraint_problem, sample
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Message, SamplingParams, StepResult, StopReason, Task
 from agentenv.episode.endpoint.conversations import Asked, Call, Line, Point, Work, asked, call_ids, continued, record
@@ -44,6 +45,7 @@ from agentenv.errors import (
     AgentEnvError,
     ConfigError,
     ContractError,
+    DataError,
     EngineError,
     InfraError,
     PromptTooLong,
@@ -63,7 +65,11 @@ class SessionOptions:
     request_sampling: bool = True
     """True if requests may set temperature, top_p, top_k, min_p and seed; stops and `max_tokens` always may."""
     reasoning_content: bool = False
-    """Return reasoning separately from the content; if an agent does not send it back, the tokens keep it."""
+    """Return reasoning separately from the content; if an agent does not send it back, the tokens keep it. It is always
+    separate from an answer that `response_format` demands in JSON."""
+    required_as_auto: bool = False
+    """True if an engine that cannot constrain takes a `tool_choice` that demands a call as "auto"; such requests are
+    refused otherwise."""
 
 
 class Session:
@@ -216,6 +222,8 @@ class Session:
         request_id, limit_s = f"{self.key.episode_id}/{work.number}", self.limits.generate_timeout_s
         try:
             completion = await sample(self.engine, work.prompt, sampling, request_id=request_id, limit_s=limit_s)
+        except DataError as error:  # the request's schema has no grammar
+            raise RequestError(str(error)) from error
         except AgentEnvError:
             raise
         except Exception as error:  # any engine error, as in the loop
@@ -369,14 +377,40 @@ class Session:
         limits = [most for most in (request.max_tokens, own.max_tokens) if most is not None]
         stop = (*own.stop, *(text for text in wanted.get("stop", ()) if text not in own.stop))
         least = max(0, int(wanted.get("min_tokens", own.min_tokens)))
+        tag = self._structural_tag(request)
         try:
             asked = replace(
-                own, **{**wanted, "stop": stop, "max_tokens": min(limits, default=None), "min_tokens": least}
+                own,
+                structural_tag=tag or own.structural_tag,
+                **{**wanted, "stop": stop, "max_tokens": min(limits, default=None), "min_tokens": least},
             )
             # A request that sets a seed gets that seed.
             return asked.for_turn(0 if "seed" in wanted else work.number, self.limits.max_length - len(work.prompt))
         except ValueError as error:
             raise RequestError(f"request: {error}") from error
+
+    def _structural_tag(self, request: ChatRequest) -> str | None:
+        """Return the structural tag of what a request demands of the answer; None if it demands nothing."""
+        problem = constraint_problem(self.engine)
+        if problem and request.json_schema is not None:
+            raise RequestError(
+                f"response_format: expected text, because {problem}, got {brief(request.json_schema)}. Leave it out."
+            )
+        if problem and request.must_call and not self.options.required_as_auto:
+            raise RequestError(
+                f"tool_choice: expected 'auto' or 'none', because {problem}, got a call of one of "
+                f"{brief(request.must_call)}. Leave it out, or take it as 'auto' with the endpoint's option "
+                "required_as_auto."
+            )
+        try:
+            if request.must_call and not problem:
+                tools = [tool for tool in request.tools if tool["function"]["name"] in request.must_call]
+                return calls_tag(self.chat, tools, several=not request.one_call)
+            if request.json_schema is not None:
+                return json_tag(self.chat, request.json_schema, request.tools if request.wants_calls else ())
+        except DataError as error:
+            raise RequestError(str(error)) from error
+        return None
 
     def _take(self, work: Work, call: Call) -> dict[str, Any]:
         """Record an answer and return it as OpenAI's message."""
@@ -390,7 +424,7 @@ class Session:
         if request.tools and request.wants_calls:
             parsed = line.dialogue.parse_calls(call.action, call.number)
         line.dialogue.append_action(ids)
-        message = self._worded(call, parsed)
+        message = self._worded(call, parsed, is_json=request.json_schema is not None)
         answer = read_message(message, "answer")
         one = message_fingerprint(answer)
         own: Message = {"role": "assistant", "content": call.action}
@@ -403,18 +437,21 @@ class Session:
         self._points.setdefault(link(work.asked.key, one), []).append(point)
         return message
 
-    def _worded(self, call: Call, parsed: ParsedAction | None) -> dict[str, Any]:
+    def _worded(self, call: Call, parsed: ParsedAction | None, *, is_json: bool) -> dict[str, Any]:
         """Return the answer for the agent: without the stop string, and with separate reasoning if requested."""
         text, stop = call.action, call.completion.stop_reason
         if isinstance(stop, str) and stop in text and not (parsed and parsed.items):
             text = text[: text.rfind(stop)]
-        ways = self.chat.template.reasoning if self.options.reasoning_content and self.chat.has_template else None
+        separate = self.options.reasoning_content or is_json
+        ways = self.chat.template.reasoning if separate and self.chat.has_template else None
         if ways is None:
             return answer_message(text, parsed)
         opens, closes, _ = ways
-        content = parsed.content if parsed is not None and parsed.calls else text
-        before, closed, after = content.rpartition(closes)
         prompt = self.chat.template.generation_prompt
+        if is_json and not text.startswith(opens) and prompt.rfind(opens) <= prompt.rfind(closes):
+            return answer_message(text, parsed)  # marks of reasoning in it are part of the JSON
+        content = parsed.content if parsed is not None and parsed.calls else text
+        before, closed, after = content.partition(closes) if is_json else content.rpartition(closes)
         if not closed and (opens in content or prompt.rfind(opens) > prompt.rfind(closes)):
             before, after = content, ""
         reasoning = before.partition(opens)[2] if opens in before else before

@@ -29,8 +29,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0, 0.0),
     "presence_penalty": (0, 0.0),
     "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("auto", "none"),
     "functions": ([],),
     "function_call": ("auto", "none"),
     "chat_template_kwargs": ({},),
@@ -104,6 +102,12 @@ class ChatRequest:
     max_tokens: int | None = None
     wants_calls: bool = True
     """False where `tool_choice` is "none": calls stay text."""
+    must_call: tuple[str, ...] = ()
+    """Names of the tools one of which `tool_choice` demands; empty if a call is optional."""
+    one_call: bool = False
+    """True if at most one call is wanted: `tool_choice` names a tool, or `parallel_tool_calls` is false."""
+    json_schema: Mapping[str, Any] | None = None
+    """The schema of an answer in JSON that `response_format` demands."""
     logprobs: bool = False
     stream: bool = False
     include_usage: bool = False
@@ -121,8 +125,11 @@ def read_request(body: Any) -> ChatRequest:
     if not isinstance(body, Mapping):
         raise RequestError(f"request: expected a JSON object, got {type(body).__name__}. Send one.")
     check_neutral(body, _NEUTRAL)
-    if body.get("parallel_tool_calls") is False and body.get("tools"):
-        raise RequestError("parallel_tool_calls: expected True with tools, got False. Leave it out.")
+    is_optional = body.get("tool_choice") in (None, "auto")
+    if body.get("parallel_tool_calls") is False and body.get("tools") and is_optional:
+        raise RequestError(
+            "parallel_tool_calls: expected True with tools whose call is optional, got False. Leave it out."
+        )
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError(f"messages: expected a list of at least one message, got {brief(messages)}. Send one.")
@@ -131,14 +138,18 @@ def read_request(body: Any) -> ChatRequest:
         raise RequestError(
             "messages: expected the last one to be from another role than assistant, got an assistant's. Remove it."
         )
+    tools = tuple(_tools(body.get("tools") or []))
     names = [name for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
     options = body.get("stream_options")
     return ChatRequest(
         _named(read),
-        tuple(_tools(body.get("tools") or [])),
+        tools,
         _sampling(body),
         _number(body, names[0], int) if names else None,
         wants_calls=body.get("tool_choice") != "none",
+        must_call=_must_call(body.get("tool_choice"), [tool["function"]["name"] for tool in tools]),
+        one_call=isinstance(body.get("tool_choice"), Mapping) or body.get("parallel_tool_calls") is False,
+        json_schema=_json_schema(body.get("response_format")),
         logprobs=bool(body.get("logprobs")),
         stream=bool(body.get("stream")),
         include_usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
@@ -156,6 +167,37 @@ def check_neutral(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]
         if body.get(name) is not None and body[name] not in taken:
             expected = " or ".join(map(repr, taken)) or "no value"
             raise RequestError(f"{name}: expected {expected}, got {brief(body[name])}. Leave it out.")
+
+
+def _must_call(choice: Any, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the tools one of which a `tool_choice` demands."""
+    if choice in (None, "auto", "none"):
+        return ()
+    function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
+    wanted = [str(function.get("name"))] if isinstance(function, Mapping) else []
+    wanted = list(names) if choice == "required" else wanted
+    if not wanted or not set(wanted) <= set(names):
+        raise RequestError(
+            f"tool_choice: expected 'auto', 'none', 'required' or a function among the tools {list(names)}, got "
+            f"{brief(choice)}. Change it."
+        )
+    return tuple(wanted)
+
+
+def _json_schema(response_format: Any) -> Mapping[str, Any] | None:
+    """Return the schema that a `response_format` demands; None for text."""
+    given = response_format if isinstance(response_format, Mapping) else {}
+    kind = given.get("type")
+    if response_format is None or kind == "text":
+        return None
+    named = given.get("json_schema") if kind == "json_schema" else {"schema": {"type": "object"}}
+    schema = named.get("schema") if isinstance(named, Mapping) else None
+    if kind not in ("json_object", "json_schema") or not isinstance(schema, Mapping):
+        raise RequestError(
+            "response_format: expected the type text, json_object, or json_schema with an object as its schema, got "
+            f"{brief(response_format)}. Change it."
+        )
+    return schema
 
 
 def _named(messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -155,6 +155,11 @@ def _response(trajectory: Trajectory, model: str) -> dict[str, Any]:
     for index, turn in enumerate(trajectory.turns):
         if any(math.isnan(each) for each in logprobs[turn.start : turn.end]):
             raise InfraError("run: expected a log-probability for each sampled token, got none. Use another engine.")
+        if turn.forced:
+            raise ContractError(
+                "run: expected tokens that the policy chose, got some that a constraint forced, which NeMo Gym cannot "
+                "mask. Do without tool_choice and response_format."
+            )
         items.append(
             {
                 "id": f"msg_{trajectory.episode_id}_{index}",

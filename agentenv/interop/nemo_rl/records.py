@@ -10,6 +10,7 @@ it fills missing ones with zeros, so they are refused here. A failed episode has
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from agentenv.core.trajectory import Trajectory
@@ -34,11 +35,11 @@ def to_records(trajectory: Trajectory, *, decode: Decode) -> list[dict[str, Any]
         for start, after in [*record.spans, (len(record.token_ids),) * 2]:
             if start > end:
                 messages.append(_message("environment" if end else "user", record.token_ids[end:start], decode))
-            if after > start:
-                action = _message("assistant", record.token_ids[start:after], decode)
-                messages.append(
-                    action if logprobs is None else {**action, "generation_logprobs": logprobs[start:after]}
-                )
+            for first, last, role in _runs(record, start, after):
+                message = _message(role, record.token_ids[first:last], decode)
+                if role == "assistant" and logprobs is not None:
+                    message["generation_logprobs"] = logprobs[first:last]
+                messages.append(message)
             end = after
         sample = {
             "message_log": messages,
@@ -50,6 +51,16 @@ def to_records(trajectory: Trajectory, *, decode: Decode) -> list[dict[str, Any]
         }
         samples.append(sample)
     return samples
+
+
+def _runs(record: Record, start: int, end: int) -> list[tuple[int, int, str]]:
+    """Return the parts of an action: what the policy chose, and what a constraint forced, which is not trained on."""
+    edges = [start, *(at for at in range(start + 1, end) if (at in record.forced) != (at - 1 in record.forced)), end]
+    return [
+        (first, last, "environment" if first in record.forced else "assistant")
+        for first, last in pairwise(edges)
+        if first < last
+    ]
 
 
 def _message(role: str, token_ids: list[int], decode: Decode) -> dict[str, Any]:
@@ -71,11 +82,11 @@ def from_records(rows: Sequence[Mapping[str, Any]]) -> list[Record]:
             spans += [(start, start + num)] if sampled else []
             complete &= not sampled or "generation_logprobs" in message
             logprobs += message.get("generation_logprobs", [0.0] * num) if sampled else [0.0] * num
+        ours = row.get("extra_env_info") or {}
         first, last = (spans[0][0], spans[-1][1]) if spans else (len(token_ids),) * 2
-        ours = {
-            "turn_spans": [[start - first, end - first] for start, end in spans],
-            **(row.get("extra_env_info") or {}),
-        }
+        if ours.get("forced_tokens"):  # an action may begin and end with them
+            first, last = len(token_ids) - ours["turn_spans"][-1][1], len(token_ids)
+        ours = {"turn_spans": [[start - first, end - first] for start, end in spans], **ours}
         fields = joined(token_ids[:first], token_ids[first:last], None, more=ours)
         failed = not row.get("loss_multiplier", 1.0)
         fields |= {"logprobs": logprobs[:last] if complete else None, "truncated": row.get("truncated")}

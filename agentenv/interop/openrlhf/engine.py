@@ -24,6 +24,9 @@ from agentenv.core.types import Completion, FinishReason, SamplingParams
 from agentenv.engines.vllm.wire import versions_of
 from agentenv.errors import ConfigError, EngineError, RunStopped
 
+_TAKEN = tuple(name for name in SamplingParams.__dataclass_fields__ if name != "structural_tag")
+"""Fields that both sides have: vLLM's class has grammars elsewhere, and OpenRLHF asks for none."""
+
 
 def as_engine(llm_engine: Any, sampling_params: Any) -> Engine:
     """Return what a trainer passes to `execute` as an Engine: ours unchanged, OpenRLHF's and vLLM's adapted."""
@@ -86,9 +89,7 @@ class OpenRLHFEngine:
     def _params(self, sampling: SamplingParams) -> Any:
         """Return the caller's parameters with the fields that the episode changed."""
         changed = {
-            name: value
-            for name in SamplingParams.__dataclass_fields__
-            if (value := getattr(sampling, name)) != getattr(self._sampling, name)
+            name: value for name in _TAKEN if (value := getattr(sampling, name)) != getattr(self._sampling, name)
         }
         changed |= {"max_tokens": sampling.max_tokens, "min_tokens": sampling.min_tokens}
         rebuild = bool(changed.keys() - {"max_tokens", "min_tokens", "seed"}) and hasattr(
@@ -176,7 +177,7 @@ class VLLMStyleSampling:
     def of(cls, sampling: SamplingParams) -> VLLMStyleSampling:
         """Return a copy of our parameters."""
         copied = cls()
-        for name in SamplingParams.__dataclass_fields__:
+        for name in _TAKEN:
             value = getattr(sampling, name)
             setattr(copied, name, list(value) if isinstance(value, tuple) else value)
         return copied

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal, TypedDict
 
 from agentenv.core.step_dict import SCORE_ADVICE, read_info, scalar
@@ -40,7 +41,7 @@ def to_response(trajectory: Trajectory, segment_index: int | None = None) -> Res
         "prompt": trajectory.task.prompt,
         "label": trajectory.task.label,
         "observation_tokens": segment.token_ids.tolist(),
-        "action_ranges": [(t.start, t.end) for t in trajectory.turns if t.segment == (segment_index or 0)],
+        "action_ranges": _chosen_ranges(trajectory, segment_index or 0),
         "rollout_log_probs": segment.logprobs.tolist() if complete else None,
         "reward": trajectory.reward,
         "scores": trajectory.reward if trajectory.score is None else trajectory.score,
@@ -49,6 +50,16 @@ def to_response(trajectory: Trajectory, segment_index: int | None = None) -> Res
         "images": list(trajectory.task.images) or None,
         "mm_train_inputs": None,
     }
+
+
+def _chosen_ranges(trajectory: Trajectory, segment: int) -> list[tuple[int, int]]:
+    """Return the ranges of a segment's actions, which OpenRLHF trains on, without tokens that a constraint forced."""
+    ranges = []
+    for turn in trajectory.turns:
+        if turn.segment == segment:
+            edges = [turn.start - 1, *turn.forced_places, turn.end]
+            ranges += [(before + 1, after) for before, after in pairwise(edges) if before + 1 < after]
+    return ranges
 
 
 LogRule = Literal["first", "last", "sum", "mean", "max"]

@@ -78,6 +78,8 @@ def _turn_to_dict(turn: Turn) -> dict[str, Any]:
     values: dict[str, Any] = {name: getattr(turn, name) for name in names + numbers + reply}
     if turn.answer is not None:
         values["answer"] = jsonable(asdict(turn.answer))
+    if turn.forced is not None:
+        values["forced"] = list(turn.forced)
     result = turn.result
     if result is None:
         return values | {"result": None}
@@ -130,7 +132,12 @@ def trajectory_from_dict(values: Mapping[str, Any]) -> Trajectory:
             answer = turn_values.get("answer")
             if answer is not None:
                 answer = Answer(**{**answer, "tool_calls": tuple(answer["tool_calls"])})
-            turns.append(Turn(**{**turn_values, "result": result, "answer": answer}))
+            turn = Turn(**{**turn_values, "result": result, "answer": answer})
+            if turn.forced is not None:
+                turn.forced = tuple(map(int, turn.forced))
+                if not all(0 <= index < turn.end - turn.start for index in turn.forced):
+                    raise ValueError(f"forced tokens {turn.forced} outside of an action")
+            turns.append(turn)
         segments = [_segment_from_dict(segment) for segment in values["segments"]]
         for turn in turns:
             if turn.result is not None and turn.answer is None:

@@ -236,7 +236,7 @@ async def _replay_episode(
 ) -> None:
     compared: dict[int, list[tuple[int, Turn]]] = {}
     for index, turn in enumerate(trajectory.turns):
-        if is_plain(sampling):
+        if is_plain(sampling) and turn.forced is None:
             compared.setdefault(turn.segment, []).append((index, turn))
         else:
             report.num_turns_left_out += 1

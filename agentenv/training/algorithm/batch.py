@@ -46,7 +46,13 @@ class Batch:
     policy_versions_N: Tensor
     """int64[N] version of the weights that sampled the token."""
     trained_N: Tensor
-    """bool[N] False for actions that are left out of the loss, because a needed log-probability is missing."""
+    """bool[N] False for tokens that are left out of the loss: those that a constraint forced, and all of an action in
+    which a needed log-probability is missing."""
+    forced_N: Tensor
+    """bool[N] True for tokens that a constraint forced."""
+    constrained_N: Tensor
+    """bool[N] True for all tokens of an action under a constraint: their engine's log-probabilities are not the
+    model's own, and differ from the learner's."""
     truncated_E: Tensor
     """bool[E] True if a limit ended the episode."""
     episode_ids: tuple[str, ...]
@@ -56,8 +62,8 @@ class Batch:
 
     @property
     def num_dropped_tokens(self) -> int:
-        """Action tokens that are left out of the loss."""
-        return int((~self.trained_N).sum())
+        """Action tokens that are left out of the loss because a log-probability is missing."""
+        return int((~self.trained_N & ~self.forced_N).sum())
 
 
 def build(trajectories: Iterable[Trajectory], *, need_logprobs: bool = False) -> Batch:
@@ -65,6 +71,7 @@ def build(trajectories: Iterable[Trajectory], *, need_logprobs: bool = False) ->
 
     This is where the action mask is applied, see above. With `need_logprobs` (for a correction) all tokens of an action
     with a missing log-probability are left out of the loss, with a warning; its reward still reaches earlier turns.
+    Tokens that a constraint forced are always left out: they were not chosen.
 
     Raises:
         DataError: an episode has not ended, or has no token ids.
@@ -80,19 +87,20 @@ def build(trajectories: Iterable[Trajectory], *, need_logprobs: bool = False) ->
             good.append(trajectory)
     acted = [(e, s) for e, t in enumerate(good) for s in sorted({turn.segment for turn in t.turns})]
     columns = [_columns(good[episode], segment, need_logprobs=need_logprobs) for episode, segment in acted]
-    dtypes = (torch.int64, torch.int64, torch.float64, torch.float32, torch.int64, torch.bool, torch.int64)
+    flags = (torch.bool, torch.bool, torch.bool)
+    dtypes = (torch.int64, torch.int64, torch.float64, torch.float32, torch.int64, torch.int64, *flags)
     joined = [torch.cat(c) for c in zip(*columns, strict=True)] or [torch.empty(0, dtype=dtype) for dtype in dtypes]
     counts = torch.tensor([len(column[0]) for column in columns], dtype=torch.int64)
-    place_N, turn_N, rewards_N, logprobs_N, versions_N, trained_N, token_ids_N = joined
+    place_N, turn_N, rewards_N, logprobs_N, versions_N, token_ids_N, complete_N, forced_N, constrained_N = joined
     episode_S = torch.tensor([episode for episode, _ in acted], dtype=torch.int64)
     sequences = []
     for episode, segment in acted:
         end = max(turn.end for turn in good[episode].turns if turn.segment == segment)
         sequences.append(torch.tensor(good[episode].segments[segment].token_ids[:end].tolist(), dtype=torch.int64))
-    if num_lost := int((~trained_N).sum()):
+    if num_lost := int((~complete_N).sum()):
         logger.warning(
             "batch: left out %d of %d action tokens; the engine returned no log-probability for %d",
-            num_lost, len(trained_N), int(logprobs_N.isnan().sum()),
+            num_lost, len(complete_N), int(logprobs_N.isnan().sum()),
         )  # fmt: skip
     # The index of each episode's group. An episode without a group id is its own group.
     numbers: dict[str | int, int] = {}
@@ -106,7 +114,9 @@ def build(trajectories: Iterable[Trajectory], *, need_logprobs: bool = False) ->
         place_N=place_N,
         logprobs_N=logprobs_N,
         policy_versions_N=versions_N,
-        trained_N=trained_N,
+        trained_N=complete_N & ~forced_N,
+        forced_N=forced_N,
+        constrained_N=constrained_N,
         truncated_E=torch.tensor([trajectory.truncated for trajectory in good], dtype=torch.bool),
         episode_ids=tuple(trajectory.episode_id for trajectory in good),
         num_failed=num_failed,
@@ -114,7 +124,8 @@ def build(trajectories: Iterable[Trajectory], *, need_logprobs: bool = False) ->
 
 
 def _columns(trajectory: Trajectory, segment: int, *, need_logprobs: bool) -> tuple[Tensor, ...]:
-    """Return place, turn, reward, log-probability, version, trained and token id of a segment's action tokens.
+    """Return place, turn, reward, log-probability, version, token id, complete, forced and constrained of a segment's
+    action tokens.
 
     The places are those where the segment's action mask is True: the union of the spans of its turns.
     """
@@ -130,8 +141,12 @@ def _columns(trajectory: Trajectory, segment: int, *, need_logprobs: bool) -> tu
     versions_n = torch.tensor(record.policy_versions.tolist(), dtype=torch.int64)[place_n]
     token_ids_n = torch.tensor(record.token_ids.tolist(), dtype=torch.int64)[place_n]
     incomplete = torch.unique(turn_n[logprobs_n.isnan()])
-    trained_n = ~torch.isin(turn_n, incomplete) if need_logprobs else torch.ones(len(place_n), dtype=torch.bool)
-    return place_n, turn_n, rewards_n, logprobs_n, versions_n, trained_n, token_ids_n
+    complete_n = ~torch.isin(turn_n, incomplete) if need_logprobs else torch.ones(len(place_n), dtype=torch.bool)
+    forced = [place for _, turn in turns for place in turn.forced_places]
+    forced_n = torch.isin(place_n, torch.tensor(forced, dtype=torch.int64))
+    constrained = [index for index, turn in turns if turn.forced is not None]
+    constrained_n = torch.isin(turn_n, torch.tensor(constrained, dtype=torch.int64))
+    return place_n, turn_n, rewards_n, logprobs_n, versions_n, token_ids_n, complete_n, forced_n, constrained_n
 
 
 @dataclass(frozen=True, slots=True, eq=False)

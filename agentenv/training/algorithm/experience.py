@@ -153,7 +153,7 @@ def advantages(
     """
     kl_N = None
     if logprobs_N is not None and ref_logprobs_N is not None and kl_in_reward(config):
-        kl_N = kl_estimate(logprobs_N, ref_logprobs_N, config.kl_estimator)
+        kl_N = kl_estimate(logprobs_N, ref_logprobs_N, config.kl_estimator).masked_fill(batch.forced_N, 0.0)
     return estimate_advantages(
         shape_rewards(batch, config), advantage_options(config), kl_N=kl_N, values_N=values_N, bootstrap_E=bootstrap_E
     )

@@ -561,7 +561,7 @@ async def test_untrusted_text_forges_no_token():
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "\udc00"}]}]},
         {"messages": [user("Q"), {"role": "assistant", "tool_calls": [CALL_OF_HALF_A_PAIR]}, user("R")]},
         {"messages": [user("Q")], "tool_choice": "required"},
-        {"messages": [user("Q")], "response_format": {"type": "json_object"}},
+        {"messages": [user("Q")], "response_format": {"type": "regex"}},
         {"messages": [user("Q")], "tools": [{"type": "web_search"}]},
         {"messages": [user("Q")], "tools": TOOL, "parallel_tool_calls": False},
         {"messages": [user("Q")], "chat_template_kwargs": {"enable_thinking": False}},

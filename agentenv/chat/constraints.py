@@ -1,0 +1,233 @@
+r"""Structural tags (`SamplingParams.structural_tag`) for answers: calls in the template's syntax, or JSON.
+
+A tag consists of texts and holes, such as `<tool_call>\n{"name": "add", "arguments": ` and the arguments. Texts of
+added tokens must be those tokens: a model cannot spell them. Reasoning may come first if the template has its marks.
+Source: xgrammar 0.2.8, python/xgrammar/structural_tag.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentenv._util.brief import brief
+from agentenv.chat.chat import Chat
+from agentenv.chat.encoding import encoder_of
+from agentenv.chat.tool_calls.bodies import kinds_of
+from agentenv.chat.tool_calls.parse import ToolFormat
+from agentenv.chat.tool_calls.syntax import ANY_ID, ANY_NAME
+from agentenv.errors import DataError
+
+MAX_WHITESPACE = 20
+"""Whitespace characters in a row in JSON: without a limit, a model can write nothing else."""
+
+_Format = dict[str, Any]
+_BREAK: _Format = {"type": "regex", "pattern": r"\n{0,2}"}
+_HOLE = "\uf8fc"
+"""It stands for the arguments, in the text of a call."""
+_EXAMPLE_ID = "abcdef012"
+_ANNOTATIONS = frozenset({
+    "title", "description", "default", "examples", "format", "deprecated", "$schema", "$id", "$defs", "definitions",
+})  # fmt: skip
+_ENFORCED = frozenset({
+    "type", "properties", "required", "additionalProperties", "items", "prefixItems", "minItems", "maxItems", "enum",
+    "const", "anyOf", "$ref", "minLength", "maxLength", "pattern", "minimum", "maximum", "exclusiveMinimum",
+    "exclusiveMaximum",
+})  # fmt: skip
+"""The keywords of JSON schema that xgrammar enforces, each alone."""
+
+_UNREGULAR = re.compile(r"\(\?[^:]|\\[bB1-9]")
+"""What a pattern may have that grammars do not: assertions and references to groups."""
+
+
+def json_tag(chat: Chat, schema: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Return the structural tag of an answer in JSON; with tools, of one that calls some of them instead.
+
+    Raises:
+        DataError: the schema has a keyword that the grammar would not enforce, or as `calls_tag`.
+    """
+    _check(schema, "json_schema")
+    answer = _json(schema)
+    if tools:
+        answer = {"type": "or", "elements": [_Calls(chat).format(tools, several=True), answer]}
+    return _tag(chat, answer)
+
+
+def calls_tag(chat: Chat, tools: Sequence[Mapping[str, Any]], *, several: bool) -> str:
+    """Return the structural tag of an answer that calls one of the tools; with `several`, one call or more.
+
+    Arguments follow the tools' JSON schemas as far as the grammar can enforce them.
+
+    Raises:
+        DataError: calls in the template's syntax have no grammar.
+    """
+    return _tag(chat, _Calls(chat).format(tools, several=several))
+
+
+def _tag(chat: Chat, answer: _Format) -> str:
+    """Return the tag as JSON text, with reasoning before the answer where the template has it."""
+    elements = [answer]
+    template = chat.template if chat.has_template else None
+    if template is not None and template.reasoning is not None:
+        opens, closes, _ = template.reasoning
+        prompt = template.generation_prompt
+        if prompt.rfind(opens) > prompt.rfind(closes):
+            elements = [_text_until(closes), _BREAK, answer]
+        elif closes not in prompt:
+            thought = {"type": "sequence", "elements": [*_exact(chat, opens), _text_until(closes), _BREAK]}
+            elements = [{"type": "optional", "content": thought}, answer]
+    return json.dumps({"type": "structural_tag", "format": {"type": "sequence", "elements": elements}})
+
+
+def _text_until(end: str, *without: str) -> _Format:
+    free = {"type": "any_text", "excludes": [text for text in without if text]}
+    return {"type": "tag", "begin": "", "content": free, "end": end}
+
+
+def _json(schema: Mapping[str, Any]) -> _Format:
+    return {"type": "json_schema", "json_schema": dict(schema), "max_whitespace_cnt": MAX_WHITESPACE}
+
+
+def _exact(chat: Chat, text: str) -> list[_Format]:
+    """Return the formats of a text: added tokens, any ids at `ANY_ID`, and constant strings between them."""
+    added = encoder_of(chat.tokenizer).added
+    words = sorted([*added, ANY_ID], key=len, reverse=True)
+    formats: list[_Format] = []
+    for piece in re.split(f"({'|'.join(map(re.escape, words))})", text):
+        if piece == ANY_ID:
+            formats.append({"type": "regex", "pattern": "[a-zA-Z0-9]{9}"})
+        elif piece in added:
+            formats.append({"type": "token", "token": added[piece]})
+        elif piece:
+            formats.append({"type": "const_string", "value": piece})
+    return formats
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """The calls of one template."""
+
+    chat: Chat
+
+    def format(self, tools: Sequence[Mapping[str, Any]], *, several: bool) -> _Format:
+        """Return the format of one call, or of several."""
+        syntax, functions = self.chat.tool_format, [tool.get("function", tool) for tool in tools]
+        if syntax.kind == "keywords":
+            raise DataError(
+                "tool_choice: expected a template that writes calls as JSON or as markup, got one that writes them "
+                "like calls in Python, for which there is no grammar here. Use 'auto'."
+            )
+        for function in functions:
+            self._check_reads_back(syntax, function["name"])
+        opening = (syntax.section_open + syntax.call_open).removeprefix(syntax.lead).lstrip("\n")
+        elements = [self._any_of(functions, opening + "[" * syntax.listed)]
+        if several and syntax.parallel:
+            comma = {"type": "const_string", "value": ", "}
+            other = self._any_of(functions, "" if syntax.listed else syntax.call_open.lstrip("\n"))
+            pair = {"type": "sequence", "elements": [comma if syntax.listed else _BREAK, other]}
+            elements.append({"type": "star", "content": pair})
+        return {"type": "sequence", "elements": [*elements, *_exact(self.chat, _ending(syntax))]}
+
+    def _any_of(self, functions: Sequence[Mapping[str, Any]], opening: str) -> _Format:
+        calls = []
+        for function in functions:
+            before, after = _written(self.chat.tool_format, function["name"], opening).split(_HOLE)
+            schema = {"type": "object", "properties": {}, **(function.get("parameters") or {})}
+            parts = [*_exact(self.chat, before), *self._arguments(schema), *_exact(self.chat, after)]
+            calls.append({"type": "sequence", "elements": parts})
+        return {"type": "or", "elements": calls} if len(calls) > 1 else calls[0]
+
+    def _arguments(self, schema: Mapping[str, Any]) -> list[_Format]:
+        """Return the formats of the arguments: a JSON object, or one element for each parameter."""
+        syntax = self.chat.tool_format
+        if syntax.kind != "markup":
+            return [_json(schema)]
+        parameters, shared = [], _overlap(syntax.value_close, syntax.key_open)
+        for key, each in (schema.get("properties") or {}).items():
+            one = {
+                "type": "sequence",
+                "elements": self._parameter(key, each if isinstance(each, Mapping) else {}, schema),
+            }
+            is_required = key in (schema.get("required") or ())
+            parameters.append(one if is_required else {"type": "optional", "content": one})
+        return [*parameters, *_exact(self.chat, shared)]
+
+    def _parameter(self, key: str, schema: Mapping[str, Any], parent: Mapping[str, Any]) -> list[_Format]:
+        """Return the formats of a parameter in markup: text up to the value's close, or JSON if it cannot be text."""
+        syntax, kinds = self.chat.tool_format, kinds_of(schema)
+        close = syntax.value_close.removesuffix(_overlap(syntax.value_close, syntax.key_open))
+        is_text = not kinds or "string" in kinds
+        after_key = syntax.key_close if is_text or not syntax.literal_key_close else syntax.literal_key_close
+        opening = _exact(self.chat, syntax.key_open + key + after_key)
+        choices = schema.get("enum")
+        if is_text and choices and all(isinstance(choice, str) for choice in choices):
+            choice = {"type": "or", "elements": [{"type": "const_string", "value": text} for text in choices]}
+            return [*opening, choice, *_exact(self.chat, close)]
+        if is_text:
+            calls = (syntax.section_open.strip(), syntax.call_open.strip(), "<tool_call>")
+            return [*opening, _text_until(close, *calls, "<![CDATA[" * syntax.cdata)]
+        shared = {name: parent[name] for name in ("$defs", "definitions") if name in parent}
+        return [*opening, _json({**shared, **schema}), *_exact(self.chat, close)]
+
+    def _check_reads_back(self, syntax: ToolFormat, name: str) -> None:
+        """Raise DataError unless a call without arguments is read back as written."""
+        opening = (syntax.section_open + syntax.call_open).lstrip("\n") + "[" * syntax.listed
+        empty = _overlap(syntax.value_close, syntax.key_open) if syntax.kind == "markup" else "{}"
+        text = _written(syntax, name, opening).replace(_HOLE, empty) + _ending(syntax)
+        text = text.replace(ANY_ID, _EXAMPLE_ID).removeprefix(syntax.lead)
+        found = syntax.parse(syntax.reasoning_close + text)
+        if found.malformed or [(call.name, dict(call.arguments)) for call in found.calls] != [(name, {})]:
+            raise DataError(
+                f"tool_choice: expected a call that the template's syntax reads back, got {brief(text)} for the tool "
+                f"{brief(name)}. Rename the tool, or use 'auto'."
+            )
+
+
+def _written(syntax: ToolFormat, name: str, opening: str) -> str:
+    """Return the text of a call with a hole for its arguments."""
+    opening, after_name = opening.replace(ANY_NAME, name), syntax.after_name.replace(ANY_NAME, name)
+    close = "" if syntax.listed else syntax.call_close
+    if syntax.kind in ("json", "plain"):
+        in_object = syntax.has_ids and ANY_ID not in opening + close
+        more = f', "id": "{ANY_ID}"' if in_object else ""
+        return f'{opening}{{"name": {json.dumps(name)}, "{syntax.arguments_key}": {_HOLE}{more}}}{close}'
+    return f"{opening}{f'functions.{name}:0' if syntax.id_is_name else name}{after_name}{_HOLE}{close}"
+
+
+def _ending(syntax: ToolFormat) -> str:
+    return ("]" + syntax.call_close if syntax.listed else "") + syntax.section_close
+
+
+def _overlap(left: str, right: str) -> str:
+    """Return the longest end of one text that begins the other: the template writes it once between them."""
+    return next((left[-num:] for num in range(min(len(left), len(right)), 0, -1) if right.startswith(left[-num:])), "")
+
+
+def _check(schema: Any, where: str) -> None:
+    """Raise DataError for the first keyword that the grammar would not enforce."""
+    if not isinstance(schema, Mapping):
+        return
+    own = schema.keys() - _ANNOTATIONS
+    wrong = sorted(own - _ENFORCED)
+    if not wrong and own & {"anyOf", "$ref"} and len(own) > 1:
+        wrong = sorted(own)
+    if not wrong and ("pattern" in schema or "format" in schema) and own & {"minLength", "maxLength"}:
+        wrong = sorted(own & {"pattern", "minLength", "maxLength"})
+    if not wrong and _UNREGULAR.search(str(schema.get("pattern", ""))):
+        wrong = ["pattern"]
+    if wrong:
+        raise DataError(
+            f"{where}: expected keywords that a grammar enforces, alone or together, got {', '.join(wrong)}. Take them "
+            "out of the schema, and check them in the answer."
+        )
+    for name in ("properties", "$defs", "definitions"):
+        for key, value in (schema.get(name) or {}).items():
+            _check(value, f"{where}.{name}.{key}")
+    for name in ("items", "additionalProperties"):
+        _check(schema.get(name), f"{where}.{name}")
+    for name in ("anyOf", "prefixItems"):
+        for index, value in enumerate(schema.get(name) or ()):
+            _check(value, f"{where}.{name}[{index}]")

@@ -1,0 +1,225 @@
+"""Structural tags: what is sampled under one matches it, and which of its tokens were forced."""
+
+import asyncio
+import importlib.util
+import json
+import math
+import random
+from dataclasses import replace
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentenv.chat.chat import Chat
+from agentenv.chat.constraints import calls_tag, json_tag
+from agentenv.core.engine import constraint_problem, is_plain, sample
+from agentenv.core.types import Completion, SamplingParams
+from agentenv.engines.constraints import Constrainer, with_forced
+from agentenv.engines.hf.engine import HFEngine
+from agentenv.engines.models import load_tokenizer, resolve_model
+from agentenv.engines.pool import EnginePool
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.errors import ConfigError, DataError, EngineError
+from agentenv.training.fixed_sampling import FixedSamplingEngine
+
+MODEL = resolve_model("tiny-math")
+TOKENIZER = load_tokenizer(MODEL)
+CHAT, CONSTRAINER = Chat(TOKENIZER), Constrainer(TOKENIZER)
+END = TOKENIZER.eos_token_id
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "parameters": {
+                "type": "object",
+                "properties": {"a": {"type": "integer"}, "b": {"enum": [1, 2]}},
+                "required": ["a", "b"],
+            },
+        },
+    }
+]
+PROMPT = CHAT.prompt([{"role": "user", "content": "What is 3 plus 1?"}])
+
+
+def constant(text):
+    return json.dumps({"type": "structural_tag", "format": {"type": "const_string", "value": text}})
+
+
+def drawn(tag, seed, num=300):
+    """The text of an action of uniformly drawn legal tokens, or None if it did not end by itself."""
+    walk, rng, ids = asyncio.run(CONSTRAINER.follow(tag, ())), random.Random(seed), []
+    for _ in range(num):
+        legal = walk.legal()
+        token = END if legal[END] else rng.choice(legal.nonzero()[:, 0].tolist())
+        assert walk.take(token, legal)
+        if token == END:
+            return TOKENIZER.decode(ids)
+        ids.append(token)
+    return None
+
+
+# --- what is sampled matches ----------------------------------------------------------------------------------------
+
+BOUNDS = st.tuples(st.integers(-20, 20), st.integers(0, 9)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+SIZES = st.tuples(st.integers(0, 2), st.integers(0, 2)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+LEAVES = st.one_of(
+    st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"type": ["integer", "null"], "title": "A number"}]),
+    st.sampled_from([{"enum": ["a", 2, None]}, {"const": "x y"}, {"type": "string", "pattern": "^[a-c]{1,3}$"}]),
+    BOUNDS.map(lambda two: {"type": "integer", "minimum": two[0], "maximum": two[1]}),
+    BOUNDS.map(lambda two: {"type": "integer", "exclusiveMinimum": two[0] - 1, "exclusiveMaximum": two[1] + 1}),
+    BOUNDS.map(lambda two: {"type": "number", "minimum": two[0], "maximum": two[1]}),
+    SIZES.map(lambda two: {"type": "string", "minLength": two[0], "maxLength": two[1]}),
+)
+
+
+def nested(inner):
+    keys = st.sampled_from(["a", "b", "c d"])
+    objects = st.tuples(st.dictionaries(keys, inner, max_size=3), st.booleans(), st.data())
+    return st.one_of(
+        st.tuples(inner, SIZES).map(
+            lambda two: {"type": "array", "items": two[0], "minItems": two[1][0], "maxItems": two[1][1]}
+        ),
+        st.lists(inner, min_size=1, max_size=3).map(lambda each: {"anyOf": each}),
+        objects.map(
+            lambda three: {
+                "type": "object",
+                "properties": three[0],
+                "required": sorted(three[0])[: len(three[0]) if three[1] else 1],
+                "additionalProperties": False,
+            }
+        ),
+    )
+
+
+SCHEMAS = st.recursive(LEAVES, nested, max_leaves=5)
+
+
+@pytest.mark.long
+@given(SCHEMAS, st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_what_is_sampled_under_a_schema_validates(schema, seed):
+    text = drawn(json_tag(CHAT, schema), seed)
+    if text is not None:
+        jsonschema.validate(json.loads(text), schema)
+
+
+def test_a_schema_with_references_is_followed():
+    node = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}}}
+    schema = {"$ref": "#/$defs/node", "$defs": {"node": {**node, "required": ["next"], "additionalProperties": False}}}
+    texts = [text for seed in range(5) if (text := drawn(json_tag(CHAT, schema), seed)) is not None]
+    assert texts
+    for text in texts:
+        jsonschema.validate(json.loads(text), schema)
+
+
+async def test_a_tag_that_is_no_grammar_is_the_datas_error():
+    for tag in ("{}", "no JSON", json_tag(CHAT, {"type": "string", "pattern": "("})):
+        with pytest.raises(DataError, match=r"structural_tag: expected one that xgrammar compiles, got"):
+            await CONSTRAINER.follow(tag, ())
+
+
+# --- which tokens were forced ---------------------------------------------------------------------------------------
+
+
+async def test_a_token_is_forced_where_one_was_legal_or_only_the_end():
+    walk = await CONSTRAINER.follow(constant("ab"), ())
+    assert TOKENIZER.decode(walk.legal().nonzero()[:, 0].tolist()) == "aab"  # a, or both letters at once
+    spelled = Completion((*TOKENIZER.encode("a"), *TOKENIZER.encode("b"), END))
+    found = await with_forced(spelled, SamplingParams(structural_tag=constant("ab")), CONSTRAINER, "vLLM")
+    assert found.forced == (1, 2)
+
+
+async def test_an_end_that_only_the_server_knows_counts_as_the_end():
+    other = 0  # <|endoftext|>
+    ended = Completion((*TOKENIZER.encode("a"), *TOKENIZER.encode("b"), other), stop_reason=other)
+    found = await with_forced(ended, SamplingParams(structural_tag=constant("ab")), CONSTRAINER, "vLLM")
+    assert found.forced == (1, 2)
+
+
+@pytest.mark.parametrize("reason", ["length", "stop"])
+async def test_tokens_that_no_grammar_allows_are_an_engine_error(reason):
+    wrong = Completion(tuple(TOKENIZER.encode("ac")), reason, stop_reason="c" if reason == "stop" else None)
+    with pytest.raises(
+        EngineError, match=r"http://x: expected tokens that the structural tag allows, got \d+ as token"
+    ):
+        await with_forced(wrong, SamplingParams(structural_tag=constant("ab")), CONSTRAINER, "http://x")
+
+
+async def test_a_completion_without_a_tag_has_no_forced_tokens():
+    free = Completion((5, 6))
+    assert await with_forced(free, SamplingParams(), CONSTRAINER, "vLLM") is free
+
+
+# --- engines --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+async def test_the_hf_engine_follows_a_tag_and_knows_what_it_forced():
+    engine, tag = HFEngine(MODEL, tokenizer=TOKENIZER), calls_tag(CHAT, TOOLS, several=False)
+    free = SamplingParams(max_tokens=30, seed=7)
+    params = [SamplingParams(max_tokens=300, seed=seed, structural_tag=tag) for seed in range(4)]
+    greedy = SamplingParams(max_tokens=300, temperature=0.0, structural_tag=tag)
+    try:
+        alone = await engine.generate(PROMPT, free, request_id="free/0")
+        beside, *found = await asyncio.gather(
+            *(engine.generate(PROMPT, each, request_id=f"{at}/0") for at, each in enumerate([free, *params, greedy]))
+        )
+    finally:
+        await engine.close()
+    assert beside.token_ids == alone.token_ids
+    assert beside.forced is None
+    for completion, sampling in zip(found, [*params, greedy], strict=True):
+        # Another walk over the tokens, as it is done for vLLM, finds the same ones.
+        again = await with_forced(replace(completion, forced=None), sampling, CONSTRAINER, "again")
+        assert completion.forced == again.forced
+        assert [completion.logprobs[index] for index in completion.forced] == pytest.approx([0.0] * len(again.forced))
+        assert math.isfinite(sum(completion.logprobs))
+    ended = [completion for completion in found if completion.finish_reason == "stop"]
+    assert ended
+    for completion in ended:
+        (call,) = CHAT.tool_format.parse(TOKENIZER.decode(completion.token_ids), tools=TOOLS).calls
+        jsonschema.validate(dict(call.arguments), TOOLS[0]["function"]["parameters"])
+        assert len(completion.token_ids) - 1 in completion.forced  # nothing but the end may follow
+
+
+async def test_without_xgrammar_the_pip_command_is_given(monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "xgrammar" else found(name))
+    engine = HFEngine(MODEL, tokenizer=TOKENIZER)
+    assert constraint_problem(engine) == "xgrammar is not installed: pip install 'agentenv-rl[constrain]'"
+    with pytest.raises(
+        ConfigError, match=r"expected to follow a structural tag, .* pip install 'agentenv-rl\[constrain"
+    ):
+        await engine.generate(PROMPT, SamplingParams(structural_tag=constant("a")), request_id="0/0")
+    await engine.close()
+
+
+async def test_an_engine_that_ignores_a_tag_is_refused():
+    class Ignorant:
+        async def generate(self, prompt_token_ids, sampling, *, request_id):
+            return Completion((5, END))
+
+    with pytest.raises(ConfigError, match="structural_tag, got one that ignores it: Ignorant does not constrain"):
+        await sample(Ignorant(), [1], SamplingParams(structural_tag=constant("a")), request_id="0/0", limit_s=5.0)
+
+
+async def test_pools_and_training_say_what_their_engines_can():
+    able, unable = ScriptedEngine(["a"]), ScriptedEngine(["a"])
+    unable.constraint_problem = "it is old"
+    for engine, problem in ((able, ""), (unable, "it is old")):
+        pool = EnginePool([engine])
+        assert constraint_problem(pool) == constraint_problem(FixedSamplingEngine(pool, SamplingParams())) == problem
+        await pool.close()
+
+
+def test_log_probabilities_under_a_tag_are_not_the_models_own():
+    assert is_plain(SamplingParams())
+    assert not is_plain(SamplingParams(structural_tag=constant("a")))
+
+
+def test_a_tag_and_a_least_length_contradict_each_other():
+    with pytest.raises(ValueError, match=r"SamplingParams.min_tokens: expected 0 with a structural_tag, got 3"):
+        SamplingParams(min_tokens=3, structural_tag=constant("a"))
