@@ -119,25 +119,7 @@ def trajectory_from_dict(values: Mapping[str, Any]) -> Trajectory:
         DataError: the values are not those of a trajectory.
     """
     try:
-        turns: list[Turn] = []
-        for turn_values in values["turns"]:
-            result = turn_values["result"]
-            if result is not None:
-                result = {key: value for key, value in result.items() if key != "num_images"}
-                sampling = result["sampling"]
-                if sampling is not None:
-                    stops = {"stop": tuple(sampling["stop"]), "stop_token_ids": tuple(sampling["stop_token_ids"])}
-                    result["sampling"] = SamplingParams(**{**sampling, **stops})
-                result = StepResult(**result)
-            answer = turn_values.get("answer")
-            if answer is not None:
-                answer = Answer(**{**answer, "tool_calls": tuple(answer["tool_calls"])})
-            turn = Turn(**{**turn_values, "result": result, "answer": answer})
-            if turn.forced is not None:
-                turn.forced = tuple(map(int, turn.forced))
-                if not all(0 <= index < turn.end - turn.start for index in turn.forced):
-                    raise ValueError(f"forced tokens {turn.forced} outside of an action")
-            turns.append(turn)
+        turns = [_turn_from_dict(turn) for turn in values["turns"]]
         segments = [_segment_from_dict(segment) for segment in values["segments"]]
         for turn in turns:
             if turn.result is not None and turn.answer is None:
@@ -176,6 +158,26 @@ def trajectory_from_dict(values: Mapping[str, Any]) -> Trajectory:
             f"trajectory_from_dict: expected the values of a trajectory, got {error!r:.300}. "
             "Read records with the agentenv version that wrote them."
         ) from error
+
+
+def _turn_from_dict(values: Mapping[str, Any]) -> Turn:
+    result = values["result"]
+    if result is not None:
+        result = {key: value for key, value in result.items() if key != "num_images"}
+        sampling = result["sampling"]
+        if sampling is not None:
+            stops = {"stop": tuple(sampling["stop"]), "stop_token_ids": tuple(sampling["stop_token_ids"])}
+            result["sampling"] = SamplingParams(**{**sampling, **stops})
+        result = StepResult(**result)
+    answer = values.get("answer")
+    if answer is not None:
+        answer = Answer(**{**answer, "tool_calls": tuple(answer["tool_calls"])})
+    turn = Turn(**{**values, "result": result, "answer": answer})
+    if turn.forced is not None:
+        turn.forced = tuple(map(int, turn.forced))
+        if not all(0 <= index < turn.end - turn.start for index in turn.forced):
+            raise ValueError(f"forced tokens {turn.forced} outside of an action")
+    return turn
 
 
 def decode_episode(episode: bytes) -> Trajectory:
