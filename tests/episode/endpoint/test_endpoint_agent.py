@@ -164,6 +164,23 @@ async def test_an_agent_that_runs_out_of_turns_is_truncated_and_has_a_last_word(
     assert (trajectory.stop_reason, trajectory.reward) == (StopReason.MAX_LENGTH, 0.25)
 
 
+async def test_an_agent_that_raises_because_its_answer_was_cut_short_ran_out_of_room():
+    class Strict(Agent):
+        async def run(self, context):
+            async with httpx.AsyncClient(base_url=context.base_url, timeout=30) as http:
+                answer = await http.post("chat/completions", json={"messages": context.messages})
+            if answer.json()["choices"][0]["finish_reason"] == "length":
+                raise RuntimeError("cut")
+            return 1.0
+
+        async def on_truncate(self, context):
+            return 0.25
+
+    trajectory, _ = await episode(Strict, ["one two three " * 20], limits=Limits(max_length=40))
+    assert (trajectory.stop_reason, trajectory.error, trajectory.reward) == (StopReason.MAX_LENGTH, None, 0.25)
+    assert (len(trajectory.turns), trajectory.refusals) == (1, {})
+
+
 @pytest.mark.long
 async def test_an_agent_without_on_truncate_is_warned_once_that_episodes_have_no_reward(caplog):
     class Graded(Agent):
