@@ -30,7 +30,7 @@ from agentenv.engines.hf.engine import HFEngine
 from agentenv.engines.models import load_tokenizer
 from agentenv.engines.vllm.http import VLLMHTTPEngine
 from agentenv.engines.vllm.local import VLLMEngine
-from agentenv.errors import ConfigError, EngineError
+from agentenv.errors import ConfigError, EngineError, PromptTooLong
 from tests.models import make_tiny_qwen2
 
 needs_vllm = pytest.mark.skipif(
@@ -169,8 +169,9 @@ async def test_cancelled_generate_is_aborted_in_vllm(engine):
     [([], "cannot be empty"), ([999_999], "out of vocabulary"), ([5] * 1024, "maximum model length of 1024")],
 )
 async def test_request_that_cannot_be_served_is_an_engine_error(engine, prompt, message):
-    with pytest.raises(EngineError, match=message):
+    with pytest.raises(EngineError, match=message) as refused:
         await ask(engine, prompt=prompt)
+    assert isinstance(refused.value, PromptTooLong) == (len(prompt) == 1024)
 
 
 async def test_pause_freezes_and_resume_continues(engine):
@@ -337,7 +338,7 @@ async def test_http_refusals_are_readable(server, endpoint):
     try:
         await ask(remote)
         remote._tokens_endpoint = endpoint == "tokens"
-        with pytest.raises(EngineError, match=r"expected status 200, got 400: .*(1024|max_tokens)"):
+        with pytest.raises(PromptTooLong, match="context of 1024 tokens, got 1024"):
             await ask(remote, prompt=[5] * 1024)
         with pytest.raises(EngineError, match="expected status 200, got 400"):
             await ask(remote, prompt=[])
