@@ -36,7 +36,7 @@ class StepState(TypedDict, total=False):
     label: Any
     sampling_params: Any
     action_ids: list[int]
-    """The sampled ids, unchanged."""
+    """The sampled ids, unchanged; empty with an API model."""
     finish_reason: str
     """stop, length, abort, error or repetition."""
     turn_index: int

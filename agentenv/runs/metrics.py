@@ -75,6 +75,8 @@ class Summary:
     """Dollars that the episode cost; None if unknown."""
     env: str = ""
     """Name of its environment in a mixture."""
+    num_cut: int = 0
+    """Actions that a limit of tokens cut."""
 
 
 def summarize(trajectory: Trajectory) -> Summary:
@@ -123,6 +125,7 @@ def summarize(trajectory: Trajectory) -> Summary:
         info_sum=dict(total),
         cost_usd=trajectory.cost_usd,
         env=trajectory.task.env,
+        num_cut=sum(turn.finish_reason == "length" for turn in turns),
     )
 
 
@@ -216,6 +219,8 @@ class Metrics:
     hygiene: RewardHygiene
     turns_mean: float | None
     turns_max: int
+    num_cut: int
+    """Actions that a limit of tokens cut."""
     bridges: dict[str, int]
     """Replies by how their tokens were joined to the action, and "cut": those with a part left out."""
     refusals: dict[str, int]
@@ -264,6 +269,7 @@ class _Counts:
         self.group_size, self.passes = group_size, Passes(pass_score)
         self.rewards_in_range = self.scores_in_range = True
         self.num_episodes = self.num_truncated = self.num_retries = self.turns = self.turns_max = 0
+        self.num_cut = 0
         self.tokens: Counter[str] = Counter()
         self.seconds = {name: Moments() for name in _TIMED}
         self.error_types, self.stop_reasons, self.bridges = Counter[str](), Counter[str](), Counter[str]()
@@ -285,6 +291,7 @@ class _Counts:
         self.bridges.update(e.bridges)
         self.refusals.update(e.refusals)
         self.tokens.update({name: getattr(e, name) for name in _COUNTED})
+        self.num_cut += e.num_cut
         if e.cost_usd is not None:
             self.cost.add(e.cost_usd)
         for name, seconds in self.seconds.items():
@@ -350,6 +357,7 @@ class _Counts:
             hygiene=self.hygiene.hygiene(),
             turns_mean=_ratio(self.turns, num_rewarded),
             turns_max=self.turns_max,
+            num_cut=self.num_cut,
             bridges=dict(self.bridges.most_common()),
             refusals=dict(self.refusals.most_common()),
             tokens=TokenCounts(prompt, action, observation, sent, cached_share=_ratio(cached, sent)),

@@ -220,7 +220,8 @@ class TrainConfig(SourceConfig):
     """Use deterministic kernels."""
 
     engine: Literal["auto", "vllm", "hf"] = "auto"
-    """Engine for sampling. `auto` uses vLLM if it is installed and there are GPUs, otherwise transformers."""
+    """Engine for sampling. `auto` uses vLLM if it is installed and there are GPUs, otherwise transformers.
+    API models (`run --engine chat`) return no token ids to train on."""
     num_engines: int = 1
     """Number of engines."""
     vllm_tensor_parallel_size: int = 1

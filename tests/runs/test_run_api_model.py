@@ -6,6 +6,7 @@ import pytest
 
 import agentenv
 from agentenv.core.views import messages_of
+from agentenv.engines.chat.engine import ChatEngine
 from agentenv.errors import ConfigError, DataError
 from agentenv.interop import areal, skyrl, slime, trl, verifiers
 from agentenv.interop.nemo_rl import records as nemo_rl
@@ -137,7 +138,7 @@ def test_python_gets_rows_with_tokens_and_cost(place):
     with served(answer) as server:
         found = agentenv.rollout(
             "math_retry", engine="chat", base_url=server.base_url, model="the-model", limit=1, progress="none",
-            prices=json.dumps(PRICES),
+            prices=PRICES,
         )  # fmt: skip
     (row,) = found.rows()
     assert row["num_action_tokens"] == 3 * len(server.requests)
@@ -180,9 +181,22 @@ def test_readers_of_tokens_say_that_there_are_none(place, capsys):
     for name, read in readers.items():
         with pytest.raises(DataError, match="recorded by --engine chat, which returns no token ids"):
             pytest.fail(f"{name}: {read(trajectory)}")
-    for name in (["show", "out", "0"], ["diff", "out", "0"], ["replay", "out"]):
-        assert command(["tokens", *name]) == 2
+    tokens = (["tokens", "show", "out", "0"], ["tokens", "diff", "out", "0"], ["tokens", "replay", "out"])
+    for name in (*tokens, ["export", "out", "--to", "trl"], ["export", "out", "--to", "slime"]):
+        assert command(name) == 2
         assert "recorded by --engine chat, which returns no token ids" in " ".join(capsys.readouterr().err.split())
+    assert command(["export", "out", "--to", "csv"]) == 0
+
+
+@pytest.mark.long
+async def test_an_engine_from_python_needs_no_other_tokenizer_and_cut_answers_are_counted():
+    with served(lambda body: completion("Let me", finish_reason="length")) as server:
+        engine = ChatEngine(server.base_url, "the-model")
+        found = await agentenv.arollout("verify", engine=engine, limit=2, progress="none")
+        await engine.close()
+    assert [each.turns[0].action for each in found] == ["Let me"] * 2
+    assert found.metrics.num_cut == 2
+    assert {each.error for each in found} == {None}
 
 
 @pytest.mark.parametrize(

@@ -40,26 +40,29 @@ class TokenPrices:
         return (fresh + num_cached * self.cached_input + num_output * self.output) / 1e6
 
 
-def read_prices(spec: str, model: str) -> TokenPrices:
+def read_prices(spec: str | Mapping[str, Any], model: str) -> TokenPrices:
     """Return a model's prices.
 
     Args:
-        spec: FILE.json or JSON text: `{"MODEL": {"input": 2.5, "output": 10, "cached_input": 1.25}}`, in dollars per
-            million tokens. Cached input costs as much as other input if its price is missing.
+        spec: FILE.json, JSON text or an object, in dollars per million tokens:
+            `{"MODEL": {"input": 2.5, "output": 10, "cached_input": 1.25}}`. Cached input costs as much as other input
+            if its price is missing.
         model: the name of the model.
 
     Raises:
         ConfigError: the file cannot be read, or has no valid prices of the model.
     """
-    text, path = spec, Path(spec).expanduser()
-    if not spec.lstrip().startswith("{"):
-        try:
-            text = path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"--prices: expected FILE.json or a JSON object, got {spec!r}: {error}. Correct it."
-            ) from error
-    prices = parse_json_object("--prices", text).get(model)
+    if isinstance(spec, str):
+        text, path = spec, Path(spec).expanduser()
+        if not spec.lstrip().startswith("{"):
+            try:
+                text = path.read_text("utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(
+                    f"--prices: expected FILE.json or a JSON object, got {spec!r}: {error}. Correct it."
+                ) from error
+        spec = parse_json_object("--prices", text)
+    prices = spec.get(model)
     expected = '{"input": 2.5, "output": 10}, optionally with "cached_input"'
     if not isinstance(prices, dict) or not {"input", "output"} <= prices.keys() <= set(_PRICES):
         raise ConfigError(f"--prices: expected {expected} under {model!r}, got {brief(prices)}. Add the model's.")

@@ -93,6 +93,8 @@ def _rows(m: Metrics) -> list[tuple[str, str]]:
     rows += [(f"pass@{k}", _estimate(m.pass_at_k[k])) for k in listed if m.pass_at_k[k].mean is not None]
     if m.turns_mean is not None:
         rows.append(("turns", f"mean {m.turns_mean:.2f}, max {m.turns_max}"))
+    if m.num_cut:
+        rows.append(("cut", f"{m.num_cut} actions, by a limit of tokens"))
     if set(m.bridges) - {"exact", "text", "messages"}:  # actions that did not end as in the template
         rows.append(("replies after", _histogram(m.bridges)))
     t = m.time
