@@ -250,6 +250,10 @@ class TrainConfig(SourceConfig):
     """Sampling temperature of evaluations."""
     eval_n_samples_per_prompt: int = 4
     """Episodes per held-out task."""
+    early_stop: str | None = None
+    """METRIC:PATIENCE, such as score:3. End the training when the metric of the last PATIENCE evaluations is not better
+    than the best before; more is better. `model-best` is chosen by this metric, otherwise by the score, or the reward
+    without scores."""
     out: str | None = None
     """Folder for the model, metrics and the plot. Default: runs/train-<agent>-<model>-<time>."""
     save_steps: int = -1

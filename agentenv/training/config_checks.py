@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from agentenv.errors import ConfigError
 from agentenv.runs.flat_config import flag_message
+from agentenv.training.best_model import EarlyStop
 from agentenv.training.config import TrainConfig
 
 GROUP_ESTIMATORS = ("reinforce_baseline", "rloo", "group_norm", "dr_grpo")
@@ -29,7 +30,8 @@ OFF_OR_COUNT = ("eval_steps", "save_steps", "freezing_actor_steps")
 RANGES = ("dynamic_filtering_reward_range", "reward_clip_range", "is_correction_threshold")
 ONLY_WITH: Mapping[str, tuple[str, ...]] = {
     "eval_split": ("eval_dataset",), "eval_steps": ("eval_dataset",), "eval_temperature": ("eval_dataset",),
-    "eval_n_samples_per_prompt": ("eval_dataset",), "lora_alpha": ("lora_rank",), "lora_dropout": ("lora_rank",),
+    "eval_n_samples_per_prompt": ("eval_dataset",), "early_stop": ("eval_dataset",),
+    "lora_alpha": ("lora_rank",), "lora_dropout": ("lora_rank",),
     "target_modules": ("lora_rank",), "overlong_penalty_factor": ("overlong_buffer_len",),
     "train_max_tokens_per_gpu": ("use_dynamic_batch",), "dynamic_filtering_reward_range": ("dynamic_filtering",),
     "is_correction_threshold": ("is_correction",), "env_actor_cpus": ("env_actors",),
@@ -52,6 +54,8 @@ def validate(config: TrainConfig) -> None:
     try:
         _raise_first(config, _bounds, _source, _sizes, _asynchronous, _algorithm)
         _ = config.sampling
+        if config.early_stop is not None:
+            EarlyStop.parse(config.early_stop)
     except ConfigError:
         raise
     except ValueError as error:
@@ -196,6 +200,8 @@ def _algorithm(config: TrainConfig) -> _Problems:
     if config.advantage_estimator != "gae":
         for name in _changed(config, ("critic_pretrain", "lambd", "freezing_actor_steps")):
             yield name, "--advantage_estimator gae with it", repr(config.advantage_estimator), _NO_CRITIC
+    if config.early_stop is not None and config.eval_dataset and config.eval_steps == -1:
+        yield "early_stop", "--eval_steps with it", "none", "Say how often to evaluate."
     if config.eval_steps != -1 and not config.eval_dataset:
         yield "eval_steps", "--eval_dataset with it", "none", "Name the held-out tasks."
 

@@ -40,7 +40,7 @@ IN_THE_FILE = {
 """Fields that OpenRLHF has no flag for, and the attribute of agentenv's AgentExecutor that sets them instead."""
 ONLY_AGENTENV = {
     "max_retries", "max_error_share", "engine_cpus", "engine_gpus", "env_actors", "env_actor_cpus", "ray_address",
-    "ray_runtime_env", "ray_placement", "ray_wait_s", "progress", "log_level", "json", "max_staleness",
+    "ray_runtime_env", "ray_placement", "ray_wait_s", "progress", "log_level", "json", "early_stop", "max_staleness",
     "save_samples", "reward_batch_size", "reference_key", "incomplete_groups", "group_timeout_s",
 }  # fmt: skip
 """Fields about how agentenv runs. Nothing in OpenRLHF depends on them, or `check_launch` looks at them."""

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -88,6 +89,7 @@ class Loop:
         self.evaluation = evaluation
         self.records = records
         self.screen = screen
+        self.best = records.best
         self.num_steps = num_steps
         self.step = 0
         """Train steps done."""
@@ -114,7 +116,7 @@ class Loop:
         self.step = self._saved_step = self._logged_step = self.rollouts.version = step
 
     async def run(self) -> bool:
-        """Train to the last step. Return False if the runner was drained earlier.
+        """Train to the last step, or until --early_stop. Return False if the runner was drained earlier.
 
         If it is cancelled during a train step, it completes that step, its log line and its checkpoint first.
 
@@ -132,7 +134,7 @@ class Loop:
                 await self._log(0, numbers)
             elif numbers:
                 await run_to_completion(asyncio.to_thread(journal.amend, numbers))
-        while self.step < self.num_steps:
+        while self.step < self.num_steps and not self.best.stop_reason:
             try:
                 with self._timed("wait_s"):
                     groups = await self.rollouts.take()
@@ -155,7 +157,7 @@ class Loop:
             if self._is_due(self.config.save_steps):
                 await self._save()
         await self._save()
-        return self.step == self.num_steps
+        return self.step == self.num_steps or bool(self.best.stop_reason)
 
     async def _save_after_error(self) -> None:
         """Write the log line and checkpoint of the last completed step."""
@@ -214,7 +216,12 @@ class Loop:
             numbers = await self.evaluation.run()
         if self.rollouts.runner.draining:
             return {}  # incomplete: short episodes finish first, so the mean would be biased
-        return {f"eval/{key}": value for key, value in numbers.items()}
+        numbers = {f"eval/{key}": value for key, value in numbers.items()}
+        if self.best.add(self.step, numbers):
+            save_model = partial(self.learner.save_model, tokenizer=self.rollouts.runner.setup.chat.tokenizer)
+            with self._timed("save_s"):
+                await run_to_completion(asyncio.to_thread(self.best.save, self.step, save_model))
+        return numbers
 
     def _is_due(self, every: int) -> bool:
         return every > 0 and (self.step % every == 0 or self.step == self.num_steps)

@@ -431,7 +431,14 @@ async def _run(job: TrainJob, loop: Loop) -> int:
             screen.note(str(error))
     if is_cut:
         return 128 + signals[0]
+    facts = {}
+    if reason := loop.best.stop_reason:
+        facts["stopped early"] = f"after step {loop.step} of {loop.num_steps}: {reason}"
+        screen.note(f"stopped early {facts['stopped early']}")
     model = job.out / "model"
     await asyncio.to_thread(loop.learner.save_model, model, job.episodes.tokenizer)
-    screen.final(read_metrics(job.out), {"model": str(model), "metrics": str(job.out / METRICS)})
+    facts |= {"model": str(model)}
+    if kept := loop.best.evaluation:
+        facts["best model"] = f"{loop.best.path}: {kept['metric']} {kept['value']:.3f} after step {kept['step']}"
+    screen.final(read_metrics(job.out), {**facts, "metrics": str(job.out / METRICS)})
     return 0

@@ -90,7 +90,7 @@ def test_the_second_signal_ends_it_at_once(place):
         assert running.wait(WAIT_S) == 130
         assert "Traceback" not in running.stderr
     assert saved(place) == []
-    goes_on(place)
+    goes_on(place, "--eval_dataset", None, "--eval_steps", -1)
 
 
 SLOW = """

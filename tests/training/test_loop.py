@@ -18,6 +18,7 @@ from agentenv.episode.source import EnvSource
 from agentenv.errors import EngineError, InfraError, RunStopped
 from agentenv.runs.records.directory import RunWriter, read_trajectories
 from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.training.best_model import BestModel, EarlyStop
 from agentenv.training.checkpoint import Checkpoints
 from agentenv.training.config import TrainConfig
 from agentenv.training.evaluation import Evaluation
@@ -118,7 +119,7 @@ class Scene:
 
     def __init__(
         self, folder, *, labels="0101", steps=3, ahead=0, held_out="", resume=False, learner=None, engine=None,
-        rollouts=None, error_share=1.0, retry_wait_s=None, **flags,
+        rollouts=None, error_share=1.0, retry_wait_s=None, early_stop=None, **flags,
     ):  # fmt: skip
         self.events, self.folder, self.tokenizer = [], folder, CharTokenizer()
         self.config = TrainConfig.from_flags(
@@ -151,13 +152,14 @@ class Scene:
         newest = self.checkpoints.newest() if resume else None
         samples = RunWriter.open(folder, {}, resume=resume)
         journal = Journal(folder, resume_step=None if newest is None else Checkpoints.step_of(newest))
+        best = BestModel(folder, read_metrics(folder), EarlyStop.parse(early_stop) if early_stop else None)
         options = RolloutOptions(1, 2, max_ahead=ahead, num_batches=steps, **(rollouts or {}))
         self.loop = Loop(
             self.config,
             learner=self.learner,
             rollouts=Rollouts(runner(), tasks([{"x": "raises"}.get(each, each) for each in labels], "t"), options),
             evaluation=Evaluation(runner(), {"held": tasks(held_out, "held")}, 2) if held_out else None,
-            records=Records(journal, self.checkpoints, samples, folder, newest),
+            records=Records(journal, self.checkpoints, samples, best, folder, newest),
             screen=TrainScreen(self.config),
             num_steps=steps,
         )

@@ -15,9 +15,10 @@ from agentenv.runs.metrics import Tally
 from agentenv.runs.prepare import code_digest
 from agentenv.runs.records.directory import CONFIG, TRAJECTORIES, RunWriter, read_config, write_json
 from agentenv.runs.trackers import Tracked, open_trackers
+from agentenv.training.best_model import BEST, BestModel, EarlyStop
 from agentenv.training.checkpoint import Checkpoints
 from agentenv.training.config import TrainConfig
-from agentenv.training.logs.journal import METRICS, Journal
+from agentenv.training.logs.journal import METRICS, Journal, read_metrics
 
 FIXED_ON_RESUME = (
     "model", "critic_pretrain", "agent_func_path", "env", "env_kwargs", "remote_rm_url", "group_reward",
@@ -37,6 +38,8 @@ class Records:
     checkpoints: Checkpoints
     samples: RunWriter
     """Stores --save_samples episodes of each train step."""
+    best: BestModel
+    """Keeps the model with the best evaluation."""
     folder: Path
     newest: Path | None = None
     """The checkpoint to resume from."""
@@ -84,7 +87,9 @@ def open_records(
         trackers = open_trackers(tracked, resume_step=-1 if is_restart else step)
         journal = Journal(out, trackers=trackers, resume_step=step, logging_steps=config.logging_steps)
         stack.enter_context(contextlib.closing(journal))
-        yield Records(journal, checkpoints, samples, out, newest)
+        early_stop = EarlyStop.parse(config.early_stop) if config.early_stop else None
+        best = BestModel(out, read_metrics(out), early_stop)
+        yield Records(journal, checkpoints, samples, best, out, newest)
 
 
 def _check(config: TrainConfig, newest: Path, training: Mapping[str, Any]) -> None:
@@ -142,7 +147,7 @@ def _set_aside(out: Path, checkpoints: Checkpoints, note: Callable[[str], None])
     damaged = checkpoints.num_damaged
     found = f"none in {checkpoints.folder}" + (f" but {damaged} damaged ones" if damaged else "")
     message = f"--resume: expected a checkpoint, got {found}; starting at step 1."
-    names = [name for name in (METRICS, TRAJECTORIES) if (out / name).exists() and (out / name).stat().st_size]
+    names = [name for name in (METRICS, TRAJECTORIES, BEST) if (out / name).exists() and (out / name).stat().st_size]
     number = 1
     while any((out / f"{name}.{number}").exists() for name in names):
         number += 1

@@ -1,0 +1,223 @@
+"""The best model is kept whole, whatever ends the training, and a training that no longer improves ends."""
+
+import json
+
+import pytest
+
+from agentenv.errors import ConfigError, RunStopped
+from agentenv.training.best_model import BestModel, EarlyStop
+from agentenv.training.logs.journal import read_metrics
+from tests.drivers import command, write_rows
+from tests.training.trainings import flags, make_place, rows, without_times
+
+
+def saver(text):
+    return lambda folder: (folder / "weights").write_text(text)
+
+
+def evaluated(best, *scores, first=0, key="eval/score"):
+    """Add evaluations of steps from `first` on; each model's weights are the number of its step."""
+    for step, score in enumerate(scores, start=first):
+        take(best, step, {key: score})
+    return best
+
+
+def take(best, step, numbers):
+    if best.add(step, numbers):
+        best.save(step, saver(str(step)))
+
+
+def kept(folder):
+    """The step of the model in model-best, by its weights and by its evaluation; None if there is none."""
+    if not (folder / "model-best").exists():
+        return None
+    step = int((folder / "model-best/weights").read_text())
+    assert json.loads((folder / "model-best/evaluation.json").read_bytes())["step"] == step
+    return step
+
+
+def test_the_model_of_the_best_evaluation_is_kept_and_nothing_beside_it(tmp_path):
+    best = evaluated(BestModel(tmp_path), 0.2, 0.1, 0.5, 0.4, 0.5)
+    assert kept(tmp_path) == 2, "of equal ones the first"
+    assert best.evaluation == {"step": 2, "metric": "eval/score", "value": 0.5}
+    assert [path.name for path in tmp_path.iterdir()] == ["model-best"]
+
+
+def test_an_initial_model_that_stays_the_best_is_not_copied(tmp_path):
+    assert evaluated(BestModel(tmp_path), 0.5, 0.1, 0.5).evaluation == {}
+    assert kept(tmp_path) is None
+
+
+def test_the_metric_is_the_score_else_the_reward_else_that_of_early_stop(tmp_path):
+    numbers = [{"eval/score": score, "eval/reward": -score, "eval/pass@1": 0.5 - score} for score in (0.0, 0.25, 0.5)]
+    reward = [{"eval/reward": each["eval/reward"]} for each in numbers]
+    for name, given, early_stop, expected in (
+        ("score", numbers, None, 2), ("reward", reward, None, None),
+        ("pass", numbers, EarlyStop.parse("pass@1:3"), None), ("reward of both", numbers, EarlyStop("reward", 9), None),
+    ):  # fmt: skip
+        (tmp_path / name).mkdir()
+        best = BestModel(tmp_path / name, early_stop=early_stop)
+        for step, each in enumerate(given):
+            take(best, step, each)
+        assert kept(tmp_path / name) == expected, name
+
+
+def test_an_evaluation_without_the_metric_is_skipped(tmp_path):
+    best = BestModel(tmp_path, early_stop=EarlyStop("score", 2))
+    evaluated(best, 0.2, 0.3)
+    take(best, 2, {"eval/num_failed": 8.0})
+    assert best.stop_reason == ""
+    evaluated(best, 0.4, first=3)
+    assert kept(tmp_path) == 3
+
+
+def test_a_resumed_training_compares_with_the_lines_and_with_the_model_that_is_kept(tmp_path):
+    lines = [{"step": 0, "eval/score": 0.2}, {"step": 1, "eval/score": 0.5}, {"step": 2}]
+    evaluated(BestModel(tmp_path), 0.2, 0.5, 0.1, 0.7)
+    again = BestModel(tmp_path, lines)  # killed after step 3, before a checkpoint of it
+    evaluated(again, 0.6, first=3)
+    assert kept(tmp_path) == 3
+    assert again.evaluation["value"] == 0.7
+    evaluated(again, 0.8, first=4)
+    assert kept(tmp_path) == 4
+
+
+def test_a_kill_while_the_model_is_replaced_leaves_the_old_one_whole(tmp_path):
+    evaluated(BestModel(tmp_path), 0.2, 0.5)
+    (tmp_path / "model-best").rename(tmp_path / ".model-best.previous")  # between the two renames
+    (tmp_path / ".model-best.tmp").mkdir()
+    best = BestModel(tmp_path)
+    assert kept(tmp_path) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["model-best"]
+    evaluated(best, 0.6, first=2)
+    assert kept(tmp_path) == 2
+
+
+def test_a_full_disk_keeps_the_old_model_and_says_so(tmp_path):
+    def full(folder):
+        (folder / "weights").write_text("half")
+        raise OSError(28, "No space left on device")
+
+    best = evaluated(BestModel(tmp_path), 0.2, 0.5)
+    assert best.add(2, {"eval/score": 0.9})
+    with pytest.raises(RunStopped, match=r"model-best: expected to write the best model, got .*No space left"):
+        best.save(2, full)
+    assert kept(tmp_path) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["model-best"]
+
+
+# --- early stop -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scores", "stops"),
+    [
+        ((0.2, 0.1), False),
+        ((0.2, 0.1, 0.1), True),
+        ((0.2, 0.1, 0.3, 0.3), False),
+        ((0.2, 0.1, 0.3, 0.3, 0.1), True),
+        ((0.1, 0.2, 0.3, 0.4), False),
+    ],
+)
+def test_it_stops_after_so_many_evaluations_that_are_not_better_than_the_best(tmp_path, scores, stops):
+    early_stop = EarlyStop.parse("score:2")
+    assert bool(evaluated(BestModel(tmp_path, early_stop=early_stop), *scores).stop_reason) == stops
+    assert not evaluated(BestModel(tmp_path), *scores).stop_reason
+    lines = [{"step": step, "eval/score": score} for step, score in enumerate(scores)]
+    assert bool(BestModel(tmp_path, lines, early_stop).stop_reason) == stops, "a resumed training knows"
+
+
+def test_the_reason_names_the_metric_its_best_step_and_how_long_ago_that_was(tmp_path):
+    best = evaluated(BestModel(tmp_path, early_stop=EarlyStop.parse("eval/info/first:2")), 0.1, 0.25, 0.2, 0.2,
+        key="eval/info/first")  # fmt: skip
+    assert best.stop_reason == (
+        "eval/info/first was best at step 1, with 0.250, and 2 evaluations since are not better"
+    )
+
+
+def test_a_metric_that_evaluations_do_not_have_is_an_error_that_names_theirs(tmp_path):
+    best = BestModel(tmp_path, early_stop=EarlyStop.parse("acuracy:2"))
+    with pytest.raises(ConfigError, match=r"\(pass@1, score\), got 'acuracy'. Choose one"):
+        best.add(0, {"eval/score": 0.5, "eval/pass@1": 0.5})
+
+
+@pytest.mark.parametrize("text", ["score", "score:", ":3", "score:0", "score:-1", "score:1.5", ""])
+def test_another_form_is_an_error(text):
+    with pytest.raises(ConfigError, match="--early_stop: expected METRIC:PATIENCE"):
+        EarlyStop.parse(text)
+
+
+# --- in a training ----------------------------------------------------------------------------------------------------
+
+SAME = """
+from agentenv import AgentInstance, StepResult
+
+
+class Same(AgentInstance):
+    async def step(self, states):
+        if states["label"] == "held":
+            return StepResult(reward=0.5, terminated=True)
+        text = states["action_text"]
+        return StepResult(reward=sum(each.islower() for each in text) / max(1, len(text)), terminated=True)
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    make_place(tmp_path, monkeypatch)
+    write_rows(tmp_path / "held.jsonl", [{"prompt": "Say.", "label": "held"}])
+    (tmp_path / "same.py").write_text(SAME)
+    return tmp_path
+
+
+@pytest.mark.long
+def test_a_training_that_does_not_improve_ends_with_code_0_says_so_and_stays_ended_when_resumed(place, capfd):
+    evaluation = ["--eval_dataset", "held.jsonl", "--eval_steps", 1]
+    argv = flags(*evaluation, "--early_stop", "reward:2", "--max_train_steps", 9, env="same.py:Same")
+    assert command(argv) == 0
+    told = "stopped early after step 2 of 9: eval/reward was best at step 0, with 0.500, and 2 evaluations since are"
+    assert told in capfd.readouterr().err
+    assert (place / "out/model").is_dir()
+    assert not (place / "out/model-best").exists(), "the initial model is as good"
+    before = without_times(place / "out")
+    assert [line["step"] for line in before] == [0, 1, 2]
+    assert command(["train", "--resume", "--out", "out"]) == 0
+    assert told in capfd.readouterr().err
+    assert without_times(place / "out") == before
+    assert command(["train", "--resume", "--out", "out", "--early_stop", "reward:4"]) == 0
+    assert [line["step"] for line in read_metrics(place / "out")] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.long
+def test_the_best_model_of_a_training_loads_and_is_that_of_its_step(place, capfd):
+    from safetensors.torch import load_file
+
+    rows(place, ["ok"] * 8)
+    argv = flags("--eval_dataset", "tasks.jsonl", "--eval_steps", 1, "--save_steps", 1, "--max_ckpt_num", 9)
+    assert command(argv) == 0
+    said = capfd.readouterr().err
+    scores = {line["step"]: line["eval/score"] for line in read_metrics(place / "out")}
+    best = json.loads((place / "out/model-best/evaluation.json").read_bytes())
+    assert best["value"] == max(scores.values()) == scores[best["step"]]
+    assert f"out/model-best: eval/score {best['value']:.3f} after step {best['step']}" in " ".join(said.split())
+    import torch
+
+    state = torch.load(place / f"out/checkpoints/step-{best['step']:08d}/state.pt", weights_only=True)
+    weights = load_file(place / "out/model-best/model.safetensors")
+    assert torch.equal(weights["lm_head.weight"], state["learner"]["policy"]["lm_head.weight"])
+    run = ["run", "--env", "env.py:Letters", "--data", "tasks.jsonl", "--model", "out/model-best", "--engine", "hf"]
+    assert command([*run, "--max_tokens", 2, "--limit", 1, "--out", "run"]) == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--early_stop", "score:2"], "--early_stop: expected --eval_dataset with it"),
+        (["--early_stop", "score:2", "--eval_dataset", "held.jsonl"], "--early_stop: expected --eval_steps with it"),
+        (["--early_stop", "score"], "--early_stop: expected METRIC:PATIENCE"),
+    ],
+)
+def test_early_stop_without_what_it_needs_is_one_line(place, capfd, more, said):
+    assert command(flags(*more)) == 2
+    assert capfd.readouterr().err.startswith(f"agentenv: error: {said}")
