@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from agentenv.core.engine import Scorer
 from agentenv.core.types import SamplingParams
 from agentenv.engines.factory import open_engine
 from agentenv.engines.hf.engine import HFEngine
+from agentenv.engines.models import load_tokenizer
 from agentenv.engines.pool import EngineDead, PoolPolicy
 from agentenv.engines.ray_actor import (
     ActorSpec,
@@ -30,7 +32,7 @@ from agentenv.engines.ray_actor import (
     open_pool,
 )
 from agentenv.engines.weights import transfer
-from agentenv.errors import ConfigError, EngineError, MissingDependency
+from agentenv.errors import ConfigError, DataError, EngineError, MissingDependency
 from agentenv.testing.tokenizers import CharTokenizer
 from tests.drivers import command, ids, lines
 from tests.models import make_tiny_qwen2
@@ -201,6 +203,23 @@ async def test_an_actor_answers_as_its_engine_does(model):
     assert list(await actor.score(array("i", PROMPT)))[1:] == pytest.approx((await engine.score(PROMPT))[1:])
     await actor.close()
     await engine.close()
+
+
+@pytest.mark.long
+async def test_an_actor_says_whether_its_engine_constrains_and_passes_the_tag_on(model):
+    from array import array
+
+    tag = json.dumps({"type": "structural_tag", "format": {"type": "const_string", "value": "ab"}})
+    actor = EngineActor(ActorSpec("hf", str(model), load_tokenizer(model), "cpu", "auto", {"max_length": 64}))
+    try:
+        assert (await actor.start())[-1] == ""
+        answer = await actor.generate(array("i", PROMPT), replace(GREEDY, structural_tag=tag), "a/0")
+        assert load_tokenizer(model).decode(answer.token_ids) == "ab<|im_end|>"
+        assert len(answer.token_ids) - 1 in answer.forced
+        with pytest.raises(DataError, match="structural_tag: expected one that xgrammar compiles"):
+            await actor.generate(array("i", PROMPT), replace(GREEDY, structural_tag="{}"), "a/1")
+    finally:
+        await actor.close()
 
 
 async def test_an_engine_that_was_not_started_or_is_closed_is_dead():

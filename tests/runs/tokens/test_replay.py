@@ -267,6 +267,13 @@ async def test_sampling_that_a_step_sets_decides_for_the_turns_after_it(engine):
     assert (report.num_turns, report.num_turns_left_out) == (1, 3)
 
 
+async def test_turns_under_a_constraint_are_left_out(engine):
+    trajectory = await play(engine, "1", (PLAIN, PLAIN))
+    trajectory.turns[0].forced = ()
+    report = await again([trajectory], engine, tolerance=1e-4)
+    assert (report.num_turns, report.num_turns_left_out) == (1, 1)
+
+
 async def test_turns_at_another_temperature_would_differ(engine):
     trajectory = await play(engine, "1", (HOT,) * 2)
     assert (await again([trajectory], engine, PLAIN)).largest.size > 0.05
@@ -280,6 +287,7 @@ async def test_turns_at_another_temperature_would_differ(engine):
         SamplingParams(top_k=3),
         SamplingParams(min_p=0.1),
         SamplingParams(min_tokens=2),
+        SamplingParams(structural_tag="{}"),
         SamplingParams(temperature=0.0, min_tokens=2),
     ],
 )

@@ -99,7 +99,7 @@ SCHEMAS = st.recursive(LEAVES, nested, max_leaves=5)
 
 @pytest.mark.long
 @given(SCHEMAS, st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_what_is_sampled_under_a_schema_validates(schema, seed):
     text = drawn(json_tag(CHAT, schema), seed)
     if text is not None:
