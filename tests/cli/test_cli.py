@@ -52,7 +52,7 @@ WRONG = {
     "unknown command": (["rnu"], "got 'rnu'. Did you mean 'run'?"),
     "nothing like a command": (
         ["zzz"],
-        "check, audit, new, play, show, tokens, rm, sandbox, launch, config, got 'zzz'. Run `agentenv",
+        "check, audit, new, play, show, export, tokens, rm, sandbox, launch, config, got 'zzz'. Run `agentenv",
     ),
     "flag with a slip": ([*RUN, "--tempratur", "1"], "Did you mean --temperature?"),
     "flag of nobody": (
