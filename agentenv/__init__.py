@@ -17,8 +17,8 @@ The rooms, from the ground up; imports point up this list only. The first line o
     episode/    loop; failures (errors as records); runner (many episodes: seeds, retries); registry; endpoint/
     gym/        Gymnasium, in both directions
     interop/    OpenRLHF, Molt, verl, ROLL, NeMo RL and other frameworks
-    runs/       `agentenv run`: run, prepare, config, records/ (directory: resume), metrics, display/, watchdog, tokens/
-    training/   `agentenv train`: loop, rollouts (groups, rejections), algorithm/ (batch to loss), learner/, checkpoint
+    runs/       `agentenv run`: run, prepare, config, mixture, records/ (resume), metrics, display/, watchdog, tokens/
+    training/   `agentenv train`: loop, rollouts, task_order, curriculum, algorithm/ (batch to loss), learner/, checkpoint
     testing/    pytest plugin, conformance/ (`check`), audit/
     cli/        one file for each command; flags (parsing, help)
 

@@ -148,8 +148,10 @@ class Passes:
         self._rewards_in_range = self._scores_in_range = True
         self._tasks: Counter[tuple[int, int]] = Counter()  # by their numbers of rewarded and of passed episodes
 
-    def passed(self, reward: float, score: float | None) -> bool:
-        """Return True if an episode passed."""
+    def passed(self, reward: float, score: float | None, pass_score: float | None = None) -> bool:
+        """Return True if an episode passed; `pass_score` is its own, in 0..1 or not."""
+        if pass_score is not None:
+            return (reward if score is None else score) >= pass_score - _ROUNDING
         self._has_score |= score is not None
         self._rewards_in_range &= -_ROUNDING <= reward <= 1.0 + _ROUNDING
         self._scores_in_range &= score is None or -_ROUNDING <= score <= 1.0 + _ROUNDING

@@ -138,7 +138,8 @@ class RayOptions:
     engine_gpus: float | None = None
     """GPUs of each engine actor. Default: as many as it computes on if the cluster has any, else 0."""
     env_actors: int = 0
-    """Number of Ray actors that run environments, each for many episodes. 0 runs them in this process."""
+    """Number of Ray actors that run environments, each for many episodes; of several environments each has as many. 0
+    runs them in this process."""
     env_actor_cpus: float = 1.0
     """CPU cores of each environment actor."""
     ray_address: str | None = None
@@ -158,14 +159,14 @@ class RayOptions:
             value = getattr(self, name)
             _check(name, value, value is None or 0 <= value < math.inf, "a number >= 0")
 
-    def cluster(self, num_engines: int) -> ClusterConfig:
-        """Return which Ray to use, and the CPU cores that `num_engines` engines and the environments need there."""
+    def cluster(self, num_engines: int, num_envs: int = 1) -> ClusterConfig:
+        """Return which Ray to use, and the CPU cores that the engines and the actors of each environment need there."""
         return ClusterConfig(
             self.ray_address,
             self.ray_runtime_env,
             self.ray_placement,
             self.ray_wait_s,
-            cpus=num_engines * self.engine_cpus + self.env_actors * self.env_actor_cpus,
+            cpus=num_engines * self.engine_cpus + num_envs * self.env_actors * self.env_actor_cpus,
         )
 
 
@@ -449,4 +450,4 @@ class RunConfig(SourceConfig):
     @property
     def cluster(self) -> ClusterConfig:
         """The Ray cluster and the CPU cores that this run needs there."""
-        return self.ray.cluster(self.num_engines if self.engine == "ray" else 0)
+        return self.ray.cluster(self.num_engines if self.engine == "ray" else 0, max(1, len(self.env)))

@@ -265,7 +265,13 @@ _TIMED = ("generate_s", "step_s", "wait_s")
 class _Counts:
     """The running counts behind Metrics. The episodes of a task are folded in and dropped when all are there."""
 
-    def __init__(self, pass_score: float | None, group_size: int | None) -> None:
+    def __init__(
+        self,
+        pass_score: float | None,
+        group_size: int | None,
+        pass_scores: Mapping[str, float | None] = MappingProxyType({}),
+    ) -> None:
+        self.pass_scores = dict(pass_scores)
         self.group_size, self.passes = group_size, Passes(pass_score)
         self.rewards_in_range = self.scores_in_range = True
         self.num_episodes = self.num_truncated = self.num_retries = self.turns = self.turns_max = 0
@@ -309,7 +315,8 @@ class _Counts:
             self.rewards.add(e.reward)
             group.rewards.append(e.reward)
             group.styles.append(Style(e.num_action_tokens, e.num_marks, e.repeated_share))
-            group.num_passed += self.passes.passed(e.reward - e.info_last.get(GROUP_REWARD, 0.0), e.score)
+            own_reward = e.reward - e.info_last.get(GROUP_REWARD, 0.0)
+            group.num_passed += self.passes.passed(own_reward, e.score, self.pass_scores.get(e.env))
             if e.score is not None:
                 self.scores.add(e.score)
                 group.scores.append(e.score)
@@ -417,7 +424,7 @@ class Tally:
         """Episodes whose last attempt failed, by id."""
         self.finished: set[str] = set()
         """Episodes that did not fail."""
-        self._counts = _Counts(pass_score, group_size)
+        self._counts = _Counts(pass_score, group_size, pass_scores)
         self._by_env = {name: _Counts(score, group_size) for name, score in pass_scores.items()}
 
     def add(self, summary: Summary) -> None:

@@ -313,8 +313,8 @@ async def _open_source(job: Job, stack: contextlib.AsyncExitStack) -> EpisodeSou
     """Return the source of all episodes of a job, with servers and actors that `stack` closes."""
     members: dict[str, Member] = {}
     for part in job.parts:
-        named = job.config.with_flags(env=part.config.env)
-        source = await stack.enter_async_context(in_actors(part.source, named, job.tokenizer))
+        opening = in_actors(part.source, part.config, job.tokenizer, cluster=job.config.cluster)
+        source = await stack.enter_async_context(opening)
         if isinstance(source, ChatAgentSource):
             await stack.enter_async_context(source.serving())
         members[part.name] = Member(source, part.limits)

@@ -186,6 +186,7 @@ def test_a_run_has_all_tasks_of_each_environment_with_its_own_data_arguments_and
         "Short": (20.0, 1.0), "once": (0.0, 0.0)
     }  # fmt: skip
     assert metrics["num_tasks"] == 4
+    assert metrics["pass_at_k"]["1"]["mean"] == 0.75, "each by the score of its own environment"
     assert metrics["reward"]["mean"] == 15.0
     assert "time" not in by_env["Short"]
 
@@ -201,7 +202,7 @@ def test_a_mixture_is_resumed_without_its_file_and_refused_if_the_file_changed(p
     (place / "mix.yaml").write_text(content.replace("worth: 10.0", "worth: 3.0"))
     capsys.readouterr()
     assert run_mix("--resume") == 2
-    assert "worth" in capsys.readouterr().err
+    assert "was {'name': 'Short', 'env_kwargs': {'worth': 10.0}}, is now" in capsys.readouterr().err
     (place / "mix.yaml").unlink()
     assert command(["run", "--resume", "--out", "out"]) == 0
     assert "changed on resume" not in capsys.readouterr().err
@@ -249,3 +250,13 @@ def test_what_does_not_fit_several_environments_is_refused(place, capsys, more, 
 def test_rows_in_python_need_one_environment(place):
     with pytest.raises(ConfigError, match="expected none with several environments"):
         agentenv.rollout(["mix.yaml"], [{"prompt": "?", "label": "x"}], progress="none")
+
+
+@pytest.mark.slow
+def test_environments_of_a_mixture_live_in_ray_actors_of_their_own(place):
+    pytest.importorskip("ray")
+    assert run_mix("--env_actors", 1) == 0
+    by_env = json.loads((place / "out/metrics.json").read_text())["environments"]
+    assert {name: (each["num_rewarded"], each["num_retries"]) for name, each in by_env.items()} == {
+        "Short": (6, 0), "once": (2, 0)
+    }  # fmt: skip

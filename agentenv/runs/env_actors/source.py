@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from agentenv._util.ray.cluster import ActorDemand, ray_session, reserve
+from agentenv._util.ray.cluster import ActorDemand, ClusterConfig, ray_session, reserve
 from agentenv.core.agent import AgentInstance
 from agentenv.core.engine import Tokenizer
 from agentenv.core.trajectory import Trajectory
@@ -43,8 +43,12 @@ class RemoteEnv:
 
 
 @asynccontextmanager
-async def in_actors(source: EpisodeSource, config: RunConfig, tokenizer: Tokenizer) -> AsyncIterator[EpisodeSource]:
+async def in_actors(
+    source: EpisodeSource, config: RunConfig, tokenizer: Tokenizer, *, cluster: ClusterConfig | None = None
+) -> AsyncIterator[EpisodeSource]:
     """Yield the source with its environments in `--env_actors` actors, or `source` itself without the flag.
+
+    `cluster` is that of the whole job, if `config` is of one of its environments.
 
     Raises:
         ConfigError: the source has no agent instances, a node cannot load them, or the cluster has no room.
@@ -61,7 +65,9 @@ async def in_actors(source: EpisodeSource, config: RunConfig, tokenizer: Tokeniz
     stuck_s = min(
         max(1.0, config.limits.step_timeout_s / 2), 30.0
     )  # below the time limit of other agents on the same actor
-    actors = EnvActorConfig(config.ray.env_actors, config.ray.env_actor_cpus, stuck_s, cluster=config.cluster)
+    actors = EnvActorConfig(
+        config.ray.env_actors, config.ray.env_actor_cpus, stuck_s, cluster=cluster or config.cluster
+    )
     async with open_actors(spec, actors) as opened:
         if isinstance(source, AgentFunc):
             yield source.with_agent(opened.agent_class())

@@ -392,7 +392,7 @@ def _close_in_child(reference: weakref.ref[RunWriter]) -> None:
 def _check_config(path: Path, old: Mapping[str, Any], new: Mapping[str, Any], may_differ: Collection[str]) -> None:
     was, now = _flatten(old), _flatten(new)
     changed = [
-        f"{key} was {was.get(key, 'absent')!r:.80}, is now {now.get(key, 'absent')!r:.80}"
+        f"{key} {describe_change(was.get(key, 'absent'), now.get(key, 'absent'))}"
         for key in [*was, *(key for key in now if key not in was)]
         if (key in was, was.get(key)) != (key in now, now.get(key))
         and not any(key == free or key.startswith(f"{free}.") for free in may_differ)
@@ -405,6 +405,17 @@ def _check_config(path: Path, old: Mapping[str, Any], new: Mapping[str, Any], ma
             f"{path}: expected the configuration that this run was started with, got changes: "
             f"{'; '.join(changed[:8] + more)}. Undo them, or start a new run with another --out."
         )
+
+
+def describe_change(was: Any, now: Any) -> str:
+    """Return the old and the new value of a flag in words; of entries, only those keys that differ."""
+    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+        pairs = [(old, new) for old, new in zip(was, now, strict=True) if old != new]
+        if pairs and all(isinstance(each, Mapping) for pair in pairs for each in pair):
+            old, new = pairs[0]
+            keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+            was, now = ({key: each[key] for key in ("name", *keys) if key in each} for each in (old, new))
+    return f"was {was!r:.80}, is now {now!r:.80}"
 
 
 def _flatten(value: Mapping[str, Any]) -> dict[str, Any]:

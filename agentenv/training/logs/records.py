@@ -13,7 +13,7 @@ from agentenv.errors import ConfigError
 from agentenv.runs.config import today
 from agentenv.runs.metrics import Tally
 from agentenv.runs.prepare import code_digest
-from agentenv.runs.records.directory import CONFIG, TRAJECTORIES, RunWriter, read_config, write_json
+from agentenv.runs.records.directory import CONFIG, TRAJECTORIES, RunWriter, describe_change, read_config, write_json
 from agentenv.runs.trackers import Tracked, open_trackers
 from agentenv.training.best_model import BEST, BestModel, EarlyStop
 from agentenv.training.checkpoint import Checkpoints
@@ -101,7 +101,7 @@ def _check(config: TrainConfig, newest: Path, training: Mapping[str, Any]) -> No
         )
     facts = today(Checkpoints.facts_of(newest))
     changed = [
-        f"{name} was {facts[name]!r:.80}, is now {now!r:.80}"
+        f"{name} {describe_change(facts[name], now)}"
         for name, now in training.items()
         if name in facts and facts[name] != now
     ]
