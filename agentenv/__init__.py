@@ -18,7 +18,7 @@ The rooms, from the ground up; imports point up this list only. The first line o
     gym/        Gymnasium, in both directions
     interop/    OpenRLHF, Molt, verl, ROLL, NeMo RL and other frameworks
     runs/       `agentenv run`: run, prepare, config, mixture, records/ (resume), metrics, display/, watchdog, tokens/
-    training/   `agentenv train`: loop, rollouts, task_order, curriculum, algorithm/ (batch to loss), learner/, checkpoint
+    training/   `agentenv train`: loop, rollouts, task_order, curriculum, algorithm/ (batch to loss), learner/
     testing/    pytest plugin, conformance/ (`check`), audit/
     cli/        one file for each command; flags (parsing, help)
 
