@@ -66,6 +66,9 @@ PROGRAMS = {
     "openai-agents, streamed": OPENAI_AGENTS.replace("STREAMED", STREAMED),
     "pydantic-ai, responses": PYDANTIC_AI.replace("MODEL", "openai-responses:policy"),
     "pydantic-ai, chat completions": PYDANTIC_AI.replace("MODEL", "openai-chat:policy"),
+    "pydantic-ai, typed": PYDANTIC_AI.replace('"MODEL"', '"openai:policy", output_type=Out').replace(
+        "agent =", "from pydantic import BaseModel\n\nclass Out(BaseModel):\n    sums: str\n\nagent ="
+    ),
 }
 
 
@@ -74,6 +77,7 @@ def called(a, b):
 
 
 SCRIPT = [called(1, 2), called(3, 4), "The sums are 3 and 7."]
+TYPED = [*SCRIPT[:2], '<tool_call>\n{"name": "final_result", "arguments": {"sums": "3 and 7"}}\n</tool_call>']
 
 
 class Framework:
@@ -94,8 +98,9 @@ class Framework:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 async def test_a_framework_with_its_default_settings_is_one_segment(program):
+    script = TYPED if "typed" in program else SCRIPT
     trajectory, engine = await episode(
-        Framework, SCRIPT, limits=Limits(max_length=4096, episode_timeout_s=300), program=PROGRAMS[program]
+        Framework, script, limits=Limits(max_length=4096, episode_timeout_s=300), program=PROGRAMS[program]
     )
     assert (trajectory.error, trajectory.stop_reason, trajectory.reward) == (None, StopReason.TERMINATED, 1.0)
     assert (len(trajectory.segments), len(trajectory.turns), trajectory.refusals) == (1, 3, {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 
+import pydantic
 import pytest
 
 from agentenv.core.types import Limits, SamplingParams
@@ -120,6 +121,29 @@ async def test_sampling_and_log_probabilities_are_those_of_chat_completions():
         )
     assert (engine.requests[0].sampling.temperature, engine.requests[0].sampling.top_p) == (0.0, 0.5)
     assert {entry.logprob for entry in response.output[0].content[0].logprobs} == {-0.5}
+
+
+class Total(pydantic.BaseModel):
+    total: int
+
+
+async def test_calls_and_json_are_demanded_as_of_chat_completions():
+    session, engine = session_of([CALLS["Qwen3"], CALLS["Qwen3"], '{"total": 7}', '{"total": 7}'])
+    async with client_of(session) as client:
+        named = {"type": "function", "name": "lookup"}
+        response = await client.responses.create(model="m", input="Q", tools=[LOOKUP], tool_choice=named)
+        assert response.output[0].type == "function_call"
+        function = {key: value for key, value in LOOKUP.items() if key != "type"}
+        await client.chat.completions.create(
+            model="m", messages=[user("Q")], tools=[{"type": "function", "function": function}],
+            tool_choice={"type": "function", "function": {"name": "lookup"}},
+        )  # fmt: skip
+        parsed = await client.responses.parse(model="m", input="Q", text_format=Total)
+        assert parsed.output_parsed == Total(total=7)
+        await client.chat.completions.parse(model="m", messages=[user("Q")], response_format=Total)
+    tags = [request.sampling.structural_tag for request in engine.requests]
+    assert None not in tags
+    assert (tags[0], tags[2]) == (tags[1], tags[3])
 
 
 async def test_reasoning_apart_is_an_item_that_may_be_sent_back_or_not():
