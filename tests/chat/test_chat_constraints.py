@@ -92,6 +92,7 @@ def test_calls_come_out_in_the_syntax_that_the_template_is_read_by(name):
                 assert call.arguments.get("mode", "a") in ("a", "b c")
 
 
+@pytest.mark.long
 def test_a_named_tool_is_called_once():
     chat = chat_of("Qwen3")
     for text in answers(chat, calls_tag(chat, TOOLS[1:], several=False)):
@@ -107,6 +108,7 @@ def test_the_opening_of_a_call_is_its_token_and_cannot_be_spelled():
     assert not [text for text in openings if text != "<tool_call>" and "<tool_call>".startswith(text)]
 
 
+@pytest.mark.long
 def test_reasoning_may_come_first_and_must_be_closed_where_the_prompt_opens_it():
     thinking, optional = chat_of("Qwen3.5-think"), chat_of("Qwen3")
     for text in answers(thinking, calls_tag(thinking, TOOLS[1:], several=False)):

@@ -106,6 +106,7 @@ def test_what_is_sampled_under_a_schema_validates(schema, seed):
         jsonschema.validate(json.loads(text), schema)
 
 
+@pytest.mark.long
 def test_a_schema_with_references_is_followed():
     node = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}}}
     schema = {"$ref": "#/$defs/node", "$defs": {"node": {**node, "required": ["next"], "additionalProperties": False}}}
@@ -185,6 +186,7 @@ async def test_the_hf_engine_follows_a_tag_and_knows_what_it_forced():
         assert len(completion.token_ids) - 1 in completion.forced  # nothing but the end may follow
 
 
+@pytest.mark.long
 async def test_without_xgrammar_the_pip_command_is_given(monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "xgrammar" else found(name))
