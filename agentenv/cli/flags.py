@@ -29,10 +29,10 @@ T = TypeVar("T")
 Commands = Mapping[str, tuple[object, Callable[[Sequence[str]], int]]]
 """Commands: what has their docstring, and the function that runs them with the words after their name."""
 
-_REGISTRY = tyro.constructors.ConstructorRegistry()
+REGISTRY = tyro.constructors.ConstructorRegistry()
 
 
-@_REGISTRY.primitive_rule
+@REGISTRY.primitive_rule
 def _json_object(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
     if get_origin(info.type) is not Mapping:
         return None
@@ -93,7 +93,7 @@ def parse(
                 args=words,
                 use_underscores=True,
                 config=(tyro.conf.OmitArgPrefixes,),
-                registry=_REGISTRY,
+                registry=REGISTRY,
                 **more,
             )
     except ConfigError as error:
@@ -237,7 +237,7 @@ def subcommand(prog: str, commands: Commands, args: Sequence[str]) -> Callable[[
     if name in ("-h", "--help", "--help-all"):
         lines = [f"usage: {prog} COMMAND [flags]        {prog} COMMAND --help for the flags", ""]
         lines += [
-            f"  {each:8} {(described.__doc__ or '').splitlines()[0]}" for each, (described, _) in commands.items()
+            f"  {each:10} {(described.__doc__ or '').splitlines()[0]}" for each, (described, _) in commands.items()
         ]
         sys.stdout.write("\n".join(lines) + "\n")
         return None

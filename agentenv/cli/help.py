@@ -22,6 +22,8 @@ CONFIG_TEXT = (
     "those of the file. `agentenv config` writes such a file."
 )
 _NAME_COLUMNS = 30
+_CHOICES_COLUMNS = 24
+"""Longer lists of choices stand in the text of a flag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,8 @@ class Flag:
             return self.name.upper()
         if self.kind is bool:
             return f"--{self.name}, --no_{self.name}" if self.default is True else f"--{self.name}"
-        return f"--{self.name} {'|'.join(self.choices) or _metavar(self.kind)}"
+        choices = "|".join(self.choices)
+        return f"--{self.name} {choices if 0 < len(choices) <= _CHOICES_COLUMNS else _metavar(self.kind)}"
 
 
 def flags_of(config: type[Any], defaults: Any = None, section: str = "") -> Iterator[Flag]:
@@ -127,12 +130,17 @@ def full_help(config: type[Any], name: str) -> str:
     entries: dict[str, list[tuple[str, str]]] = {}
     for flag in flags:
         flat = [f"--{other}" for other in others.get(flag.name, ()) if "." not in other]
-        text = " ".join([flag.text, f"Also {', '.join(flat)}." if flat else "", _default(flag)])
-        entries.setdefault(flag.section or "Flags", []).append((flag.usage, " ".join(text.split())))
+        parts = [
+            flag.text,
+            "" if "|".join(flag.choices) in flag.usage else f"One of {', '.join(flag.choices)}.",
+            f"Also {', '.join(flat)}." if flat else "",
+            _default(flag),
+        ]
+        entries.setdefault(flag.section or "Flags", []).append((flag.usage, " ".join(filter(None, parts))))
     if issubclass(config, FlatConfig):
         entries["More"] = [(f"--{CONFIG_FLAG} FILE", CONFIG_TEXT), ("-h", "Show the flags of a first run.")]
     for title, rows in entries.items():
-        lines += ["", f"{title}:"]
+        lines += ["", *textwrap.wrap(f"{title}:", columns)]
         for usage, text in rows:
             wrapped = textwrap.wrap(text, columns - _NAME_COLUMNS, break_long_words=False, break_on_hyphens=False)
             head = f"  {usage}"
@@ -155,7 +163,7 @@ def _metavar(kind: Any) -> str:
     if origin in (tuple, list):
         inner = [each for each in get_args(kind) if each is not Ellipsis]
         return " ".join(map(_metavar, inner)) + (" ..." if is_repeatable(kind) else "")
-    return {int: "INT", float: "NUMBER"}.get(kind, "TEXT")
+    return {int: "INT", float: "NUMBER"}.get(kind, "WORD" if origin is Literal else "TEXT")
 
 
 def is_repeatable(kind: Any) -> bool:

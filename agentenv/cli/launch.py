@@ -10,6 +10,17 @@ from agentenv.cli.flags import parse
 from agentenv.errors import ConfigError
 
 FRAMEWORKS = ("openrlhf",)
+_HELP = """\
+usage: agentenv launch openrlhf [--version 0.11.2] [flags] [-- OpenRLHF's own flags]
+
+Print the command line with which OpenRLHF trains what the flags describe, for
+`ray job submit`. Nothing is started. The flags are those of `agentenv train`;
+what a release of OpenRLHF cannot do is refused, with what to do instead, and its
+known defects are warnings. Words after -- are added as they are.
+
+  agentenv launch openrlhf --agent_func_path agent_func.py --model Qwen/Qwen2.5-0.5B-Instruct
+  agentenv launch openrlhf --help      all flags
+"""
 
 
 def launch(args: Sequence[str]) -> int:
@@ -19,7 +30,7 @@ def launch(args: Sequence[str]) -> int:
     from agentenv.training.launch import LaunchConfig, check_launch, shell, warnings
 
     if not args or args[0] in ("-h", "--help"):
-        sys.stdout.write("usage: agentenv launch openrlhf [--version 0.11.2] [flags] [-- OpenRLHF's own flags]\n")
+        sys.stdout.write(_HELP)
         return 0
     if args[0] not in FRAMEWORKS:
         raise ConfigError(f"agentenv launch: expected {FRAMEWORKS[0]}, got {args[0]!r}. Write it before the flags.")

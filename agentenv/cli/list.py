@@ -17,6 +17,8 @@ from agentenv.episode.registry import builtin_datasets, installed_envs, load_env
 from agentenv.errors import ConfigError
 from agentenv.runs.display.report import wide_console
 
+_PIPE_COLUMNS = 10_000
+
 
 @dataclass(frozen=True)
 class ListConfig:
@@ -46,7 +48,10 @@ def list_installed(args: Sequence[str]) -> int:
     table = Table("kind", "name", "what it is", "from", box=None, header_style="bold")
     for row in rows:
         table.add_row(row["kind"], row["name"], Text(row["summary"]), Text(row["origin"], overflow="fold"))
-    wide_console().print(table)
+    console = wide_console()
+    if not console.is_terminal:  # what reads it wants paths in one piece
+        console.width = _PIPE_COLUMNS
+    console.print(table)
     return 0
 
 

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from agentenv._util.version import __version__
 from agentenv.cli.audit import audit
 from agentenv.cli.check import CheckConfig, check
+from agentenv.cli.completion import CompletionConfig, HelpConfig, VersionConfig, completion
 from agentenv.cli.config import config
 from agentenv.cli.doctor import DoctorConfig, doctor
 from agentenv.cli.export import ExportConfig, export
-from agentenv.cli.flags import Commands, subcommand
+from agentenv.cli.flags import Commands, parse, subcommand
 from agentenv.cli.launch import launch
 from agentenv.cli.list import ListConfig, list_installed
 from agentenv.cli.new import new
@@ -29,6 +30,14 @@ from agentenv.cli.tokens import tokens
 from agentenv.cli.train import train
 from agentenv.errors import AgentEnvError
 from agentenv.runs.config import RunConfig
+
+
+def version(args: Sequence[str]) -> int:
+    """Show the version of agentenv."""
+    parse(VersionConfig, "version", args)
+    sys.stdout.write(f"agentenv {__version__}\n")
+    return 0
+
 
 COMMANDS: Commands = {
     "run": (RunConfig, run),
@@ -46,6 +55,9 @@ COMMANDS: Commands = {
     "sandbox": (sandbox, sandbox),
     "launch": (launch, launch),
     "config": (config, config),
+    "completion": (CompletionConfig, completion),
+    "help": (HelpConfig, lambda args: main([*args, "--help"])),
+    "version": (VersionConfig, version),
 }
 
 
@@ -55,9 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows "?"
-    if args[:1] == ["--version"]:
-        sys.stdout.write(f"agentenv {__version__}\n")
-        return 0
+    args = ["version", *args[1:]] if args[:1] == ["--version"] else args
     try:
         command = subcommand("agentenv", COMMANDS, args)
         return 0 if command is None else command(args[1:])

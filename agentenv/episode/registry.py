@@ -115,7 +115,13 @@ def env_source(spec: str | type[Any], kwargs: Mapping[str, Any]) -> EnvSource | 
 
 def _attribute(module: ModuleType, attribute: str, spec: str) -> Any:
     if attribute:
-        return getattr(module, attribute, None)
+        if not hasattr(module, attribute):
+            names = [name for name, value in vars(module).items() if inspect.isclass(value)]
+            raise ConfigError(
+                f"--env: expected {spec!r} to name a class, got no {attribute!r} there."
+                f"{did_you_mean(attribute, names, 'Check the name.')}"
+            )
+        return getattr(module, attribute)
     classes: dict[Any, str] = {}
     for name, value in vars(module).items():
         if inspect.isclass(value) and value.__module__ == module.__name__:

@@ -114,7 +114,7 @@ def test_a_class_that_only_has_a_step_becomes_an_environment(tmp_path):
     assert cls.reset is AgentInstance.reset
 
 
-@pytest.mark.parametrize("attribute", ["helper", "CONSTANT", "missing", "NoStep"])
+@pytest.mark.parametrize("attribute", ["helper", "CONSTANT", "NoStep"])
 def test_input_that_is_not_a_class_with_a_step_is_refused(tmp_path, attribute):
     text = "def helper(): ...\nCONSTANT = 3\nclass NoStep: ...\n"
     path = write(tmp_path / "things.py", text)
@@ -129,7 +129,7 @@ def test_input_that_is_not_a_class_with_a_step_is_refused(tmp_path, attribute):
         ("MathRetry", "Did you mean 'math_retry'?"),
         ("zzzzzz", "`agentenv list` shows what is installed."),
         ("no_such_module:Env", "ModuleNotFoundError: No module named 'no_such_module'"),
-        ("agentenv_envs.math_retry:Nope", "to name a class with a `step` method, got None"),
+        ("agentenv_envs.math_retry:Nope", "to name a class, got no 'Nope' there. Check the name."),
         (":Env", "expected to import the module ''"),
         ("missing/file.py:Env", "expected an existing .py file, got none"),
         (

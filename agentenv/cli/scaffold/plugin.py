@@ -100,7 +100,9 @@ def _target(source: Path, package: str) -> Path:
 
 def _package_name(name: str) -> str:
     package = name.replace("-", "_")
-    if not _NAME.fullmatch(package) or keyword.iskeyword(package) or keyword.iskeyword(_class_name(package)):
+    if keyword.iskeyword(package) or keyword.iskeyword(_class_name(package)):
+        raise ConfigError(f"agentenv new: expected a new name, got {name!r}, a keyword of Python. Choose another.")
+    if not _NAME.fullmatch(package):
         raise ConfigError(
             f"agentenv new: expected a name of lower-case letters, digits and underscores, got {name!r}. "
             "Use a name like word_sort."

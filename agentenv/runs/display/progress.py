@@ -19,6 +19,7 @@ from rich.text import Text
 from agentenv.runs.metrics import Summary, Tally
 
 _LINE_EVERY_S = 5.0
+_BAR_COLUMNS = 16
 _WAIT_LINE_S = 10.0
 
 
@@ -121,6 +122,7 @@ class LiveProgress(Progress):
 
     def __init__(self, stats: Stats, console: Console) -> None:
         super().__init__(stats)
+        self._console = console
         self._live = Live(console=console, refresh_per_second=4, get_renderable=self._draw)
 
     def start(self) -> None:
@@ -135,8 +137,9 @@ class LiveProgress(Progress):
     def _draw(self) -> Table:
         facts = self.stats.facts()
         grid = Table.grid(padding=(0, 1))
-        bar = ProgressBar(total=max(facts["total"], 1), completed=facts["done"], width=24)
-        grid.add_row(bar, Text(describe(facts)))
+        bar = ProgressBar(total=max(facts["total"], 1), completed=facts["done"], width=_BAR_COLUMNS)
+        room = self._console.width - _BAR_COLUMNS - 1
+        grid.add_row(bar, Text(describe(facts, room), no_wrap=True, overflow="ellipsis"))
         return grid
 
 
@@ -158,20 +161,23 @@ def waiting(what: str, note: Callable[[str], None]) -> Iterator[None]:
         thread.join()
 
 
-def describe(facts: Mapping[str, Any]) -> str:
-    """Return the facts of `Stats.facts` on one line."""
-    parts = [f"{facts['done']}/{facts['total']} episodes"]
-    for key in ("reward", "score"):
-        if facts[key] is not None:
-            parts.append(
-                f"{key} {facts[key]:.3f} so far" if facts["done"] < facts["total"] else f"{key} {facts[key]:.3f}"
-            )
-    parts.append(f"errors {facts['env_errors']} env, {facts['infra_errors']} infra")
-    parts.append(f"{facts['episodes_per_s']:.1f} episodes/s, {facts['tokens_per_s']:.0f} tokens/s")
-    parts.append(f"elapsed {clock(facts['elapsed_s'])}")
-    if facts["eta_s"] is not None and facts["done"] < facts["total"]:
-        parts.append(f"ETA {clock(facts['eta_s'])}")
-    return " · ".join(parts)
+def describe(facts: Mapping[str, Any], max_chars: int | None = None) -> str:
+    """Return the facts of `Stats.facts` on one line; what does not fit into `max_chars` is left out."""
+    is_going = facts["done"] < facts["total"]
+    so_far = " so far" if is_going and max_chars is None else ""
+    parts = {"episodes": f"{facts['done']}/{facts['total']} episodes"}
+    parts |= {key: f"{key} {facts[key]:.3f}{so_far}" for key in ("reward", "score") if facts[key] is not None}
+    parts["errors"] = f"errors {facts['env_errors']} env, {facts['infra_errors']} infra"
+    parts["speed"] = f"{facts['episodes_per_s']:.1f} episodes/s, {facts['tokens_per_s']:.0f} tokens/s"
+    parts["elapsed"] = f"elapsed {clock(facts['elapsed_s'])}"
+    if facts["eta_s"] is not None and is_going:
+        parts["eta"] = f"ETA {clock(facts['eta_s'])}"
+    without_errors = () if facts["env_errors"] or facts["infra_errors"] else ("errors",)
+    for name in ("elapsed", "speed", *without_errors, "reward", "score"):
+        if max_chars is None or len(" · ".join(parts.values())) <= max_chars:
+            break
+        parts.pop(name, None)
+    return " · ".join(parts.values())
 
 
 def clock(seconds: float) -> str:

@@ -149,7 +149,7 @@ class TrainScreen:
             parts.append(f"{self._num_failed} failed")
         parts.append(clock(time.monotonic() - self._ends_s[-1]))
         grid = Table.grid(padding=(0, 1))
-        grid.add_row(bar, Text(" · ".join(parts)))
+        grid.add_row(bar, Text(" · ".join(parts), no_wrap=True, overflow="ellipsis"))
         return grid
 
 

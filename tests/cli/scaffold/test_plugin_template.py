@@ -111,13 +111,17 @@ def test_a_template_that_does_not_exist_is_refused(tmp_path):
         make_plugin("word_sort", tmp_path / "new", kind="chess")
 
 
-@pytest.mark.parametrize(
-    "name", ["Word", "1word", "word__sort", "word sort", "../word", "class", "true", "", "wörd", "-"]
-)
+@pytest.mark.parametrize("name", ["Word", "1word", "word__sort", "word sort", "../word", "", "wörd", "-"])
 def test_input_that_is_not_a_name_is_refused(name, tmp_path):
     with pytest.raises(ConfigError, match="lower-case letters"):
         make_plugin(name, tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["class", "true"])
+def test_a_keyword_is_no_name(name, tmp_path):
+    with pytest.raises(ConfigError, match=f"got {name!r}, a keyword of Python"):
+        make_plugin(name, tmp_path / "new")
 
 
 def test_a_name_that_no_file_can_have_is_refused(tmp_path, monkeypatch, capsys):

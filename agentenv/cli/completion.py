@@ -1,0 +1,120 @@
+"""`agentenv completion SHELL`: print a script that completes commands, flags and their values in a shell."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Union, get_type_hints
+
+import tyro
+
+from agentenv.cli.flags import REGISTRY, parse
+from agentenv.cli.help import CONFIG_FLAG, CONFIG_TEXT, field_texts
+from agentenv.runs.flat_config import FlatConfig
+
+CLASSES: Mapping[str, str] = {
+    "run": "agentenv.runs.config:RunConfig",
+    "train": "agentenv.training.config:TrainConfig",
+    "list": "agentenv.cli.list:ListConfig",
+    "doctor": "agentenv.cli.doctor:DoctorConfig",
+    "check": "agentenv.cli.check:CheckConfig",
+    "audit": "agentenv.cli.audit:AuditConfig",
+    "new": "agentenv.cli.new:NewConfig",
+    "play": "agentenv.cli.play:PlayConfig",
+    "show": "agentenv.cli.show:ShowRunConfig",
+    "export": "agentenv.cli.export:ExportConfig",
+    "tokens certify": "agentenv.cli.tokens:CertifyConfig",
+    "tokens show": "agentenv.cli.tokens:ShowConfig",
+    "tokens diff": "agentenv.cli.tokens:DiffConfig",
+    "tokens replay": "agentenv.cli.tokens:ReplayConfig",
+    "rm eval": "agentenv.cli.rm:RMEvalConfig",
+    "rm check": "agentenv.cli.rm:RMCheckConfig",
+    "rm serve": "agentenv.cli.rm_serve:RMServeConfig",
+    "rm compare": "agentenv.cli.rm:RMCompareConfig",
+    "sandbox doctor": "agentenv.cli.sandbox:SandboxDoctorConfig",
+    "sandbox run": "agentenv.cli.sandbox:SandboxRunConfig",
+    "sandbox bench": "agentenv.cli.sandbox:SandboxBenchConfig",
+    "sandbox serve": "agentenv.cli.sandbox_serve:SandboxServeConfig",
+    "launch openrlhf": "agentenv.training.launch:LaunchConfig",
+    "config run": "agentenv.runs.config:RunConfig",
+    "config train": "agentenv.training.config:TrainConfig",
+    "completion": "agentenv.cli.completion:CompletionConfig",
+    "help": "agentenv.cli.completion:HelpConfig",
+    "version": "agentenv.cli.completion:VersionConfig",
+}
+"""Each command and the class of its flags, as module:Class."""
+
+
+@dataclass(frozen=True)
+class CompletionConfig:
+    """Print a script that completes commands, flags and their values: `source <(agentenv completion bash)`."""
+
+    shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]
+    """The shell."""
+
+
+@dataclass(frozen=True)
+class HelpConfig:
+    """Show the help of agentenv, or of a command."""
+
+    command: tyro.conf.Positional[tuple[str, ...]] = ()
+    """The command, such as `run` or `tokens show`."""
+
+
+@dataclass(frozen=True)
+class VersionConfig:
+    """Show the version of agentenv."""
+
+
+def completion(args: Sequence[str]) -> int:
+    """Print a script that completes commands, flags and their values in a shell."""
+    config = parse(CompletionConfig, "completion", args)
+    tree: dict[str, Any] = {}
+    for command, path in CLASSES.items():
+        first, _, second = command.partition(" ")
+        if second:
+            tree.setdefault(first, {})[second] = config_class(path)
+        else:
+            tree[first] = config_class(path)
+    tyro.cli(
+        _commands(tree),
+        args=["--tyro-print-completion", config.shell],
+        prog="agentenv",
+        use_underscores=True,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+        registry=REGISTRY,
+    )
+    return 0
+
+
+def config_class(path: str) -> type[Any]:
+    """Return the class at module:Class."""
+    module, _, name = path.partition(":")
+    found: type[Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def _fill_help(config: type[Any]) -> None:
+    """Set the docstrings of fields as their help: tyro's own reading keeps line ends, which end a completion."""
+    texts, hints = field_texts(config), get_type_hints(config)
+    for each in fields(config):
+        if text := texts.get(each.name):
+            each.metadata = MappingProxyType({**each.metadata, "help": text})
+        if is_dataclass(hints[each.name]):
+            _fill_help(hints[each.name])
+
+
+def _commands(tree: Mapping[str, Any]) -> Any:
+    """Return a type from which tyro makes these subcommands."""
+    kinds: list[Any] = []
+    for name, config in tree.items():
+        if isinstance(config, Mapping):
+            config = make_dataclass(name, [("command", _commands(config))])
+        elif issubclass(config, FlatConfig):  # --config is not a field
+            more = (CONFIG_FLAG, str | None, field(default=None, metadata={"help": CONFIG_TEXT}))
+            config = make_dataclass(name, [more], bases=(config,), frozen=True)
+        _fill_help(config)
+        kinds.append(Annotated[config, tyro.conf.subcommand(name)])
+    return Union[tuple(kinds)]  # noqa: UP007 - of a list

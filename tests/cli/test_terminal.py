@@ -1,0 +1,170 @@
+"""The terminal: help, completion and version as commands, plain text without colors, and lines that are not broken."""
+
+import io
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from agentenv import __version__
+from agentenv.cli.completion import CLASSES, config_class
+from agentenv.cli.main import COMMANDS, main
+from agentenv.runs.display.progress import LiveProgress, Stats, describe
+from agentenv.runs.metrics import Tally
+from tests.drivers import command
+
+FACTS = {
+    "done": 1024, "total": 4096, "reward": 0.4231, "score": 0.4123, "env_errors": 0, "infra_errors": 0,
+    "episodes_per_s": 12.34, "tokens_per_s": 3213.0, "elapsed_s": 65.0, "eta_s": 185.0,
+}  # fmt: skip
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["run"], ["tokens", "show"], ["launch", "openrlhf"]])
+def test_help_of_a_command_is_its_help(words, capsys):
+    assert command(["help", *words]) == 0
+    shown = capsys.readouterr().out
+    assert command([*words, "--help"]) == 0
+    assert shown == capsys.readouterr().out
+    assert shown.startswith(f"usage: agentenv {' '.join(words)}")
+
+
+def test_help_alone_is_the_list_of_commands_and_of_no_command_an_error(capsys):
+    assert main(["help"]) == 0
+    assert "agentenv COMMAND" in capsys.readouterr().out
+    assert main(["help", "rnu"]) == 2
+    assert "Did you mean 'run'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["version"], ["--version"]])
+def test_the_version_is_shown(argv, capsys):
+    assert main(argv) == 0
+    assert capsys.readouterr().out == f"agentenv {__version__}\n"
+    assert main([*argv, "word"]) == 2
+
+
+def test_launch_says_what_it_does(capsys):
+    assert main(["launch", "--help"]) == 0
+    assert "Print the command line with which OpenRLHF trains" in capsys.readouterr().out
+
+
+def test_every_command_can_be_completed():
+    assert {name.split()[0] for name in CLASSES} == set(COMMANDS)
+    assert all(config_class(path) for path in CLASSES.values())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_a_script_of_the_shell(shell, capsys):
+    assert command(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(word in script for word in ("agentenv", "--temperature", "vllm_http", "certify", "--config"))
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=script, text=True, check=True)
+
+
+@pytest.mark.long
+def test_bash_completes_commands_flags_and_values(tmp_path, capsys):
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("bash is not installed")
+    assert command(["completion", "bash"]) == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    function = """
+        source ./script
+        entry=$(complete -p agentenv); entry=${entry#*-F }; function=${entry%% *}
+        try() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); $function; echo "${COMPREPLY[@]}"; }
+        try agentenv ru; try agentenv run --eng; try agentenv run --engine hf --conf; try agentenv tokens dif
+        try agentenv train --advantage_estimator dr
+    """
+    done = subprocess.run([bash, "-c", function], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert [line.split() for line in done.stdout.splitlines()] == [
+        ["run"],
+        ["--engine", "--engine_backend", "--engine_args", "--engine_cpus", "--engine_gpus"],
+        ["--config"],
+        ["diff"],
+        ["dr_grpo"],
+    ]
+
+
+# --- colors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("argv", [["run", "--help"], ["train", "-h"], ["check", "--help"], ["list"], ["--help"]])
+def test_no_color_is_honored(argv, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert command(argv) == 0
+    assert not re.search(r"\x1b\[[\d;]*(3[0-8]|4[0-8]|9\d)", capsys.readouterr().out)
+
+
+# --- widths -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["run", "train", "check", "tokens show"])
+def test_help_fits_into_the_terminal(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert command([*name.split(), "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 80 and " " in line.strip()] == []
+
+
+def test_list_on_a_pipe_has_one_line_for_each_name(capsys):
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(re.match(r" (kind|env|data|model) ", line) for line in lines)
+    assert any("agentenv_envs.gymnasium_text:GymnasiumText" in line for line in lines)
+    assert any(re.search(r"/word_problems\.jsonl\s*$", line) for line in lines)
+
+
+@pytest.mark.parametrize("columns", [80, 60, 30])
+def test_live_progress_is_one_line(columns, monkeypatch):
+    console = Console(width=columns, file=io.StringIO())
+    monkeypatch.setattr(Stats, "facts", lambda stats: FACTS)
+    progress = LiveProgress(Stats(4096, Tally()), console)
+    console.print(progress._draw())
+    assert len(console.file.getvalue().splitlines()) == 1
+
+
+def test_what_matters_least_is_left_out_of_a_narrow_line():
+    assert describe(FACTS) == (
+        "1024/4096 episodes · reward 0.423 so far · score 0.412 so far · errors 0 env, 0 infra · "
+        "12.3 episodes/s, 3213 tokens/s · elapsed 1m05s · ETA 3m05s"
+    )
+    assert describe(FACTS, 63) == "1024/4096 episodes · reward 0.423 · score 0.412 · ETA 3m05s"
+    failed = FACTS | {"env_errors": 2}
+    assert describe(failed, 63) == "1024/4096 episodes · errors 2 env, 0 infra · ETA 3m05s"
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["run", "--env", "guess.py:Gess"], "to name a class, got no 'Gess' there. Did you mean 'Guess'?"),
+        (["run", "--env", "math_retry", "--model", "empty"], "got 'empty': there is no config.json in the folder."),
+        (["new", "class"], "expected a new name, got 'class', a keyword of Python. Choose another."),
+    ],
+)
+def test_a_slip_is_answered_with_what_is_there(argv, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "guess.py").write_text("class Guess:\n    async def step(self, states): ...\n")
+    assert main(argv) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_starting_imports_nothing_heavy():
+    code = (
+        "import sys; from agentenv.cli.main import main; main(['--help']); main(['list']);"
+        "sys.exit(str([m for m in ('torch', 'transformers', 'vllm', 'ray', 'pandas', 'yaml', 'wandb') "
+        "if m in sys.modules] or ''))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ""
