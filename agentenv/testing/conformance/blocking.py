@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
@@ -22,8 +24,10 @@ BLOCKS_S = 0.05
 _NUM_TRIES = 4
 """A busy machine delays a try or two; code that blocks does so in each."""
 _LOOK_EVERY_S = 0.01
-_LONG = "x = 1 + 2\n" * 250
-"""A first action that slow parsers take long to read."""
+_LONG = ("x = 1 + 2\n" * 250, "answer " * 300)
+"""First actions that slow parsers and patterns take long to read."""
+_METHOD: ContextVar[str] = ContextVar("method", default="")
+"""The method that runs, also in the tasks that it creates."""
 _FIX = "Make it a plain `def`, which runs in a thread, or await instead of blocking."
 
 
@@ -39,7 +43,20 @@ class _Stretches:
 
     async def around(self, agent: Any, method: str, given: Any, work: Coroutine[Any, Any, Any]) -> Any:
         """Time a call."""
+        token = _METHOD.set(method)
+        try:
+            return await self._timed(work, method)
+        finally:
+            _METHOD.reset(token)
 
+    def make_task(
+        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
+    ) -> asyncio.Task[Any]:
+        """Return a task whose time counts for the method that created it; a task factory of asyncio."""
+        method = _METHOD.get()
+        return asyncio.Task(self._timed(work, method) if method else work, loop=loop, **options)
+
+    def _timed(self, work: Coroutine[Any, Any, Any], method: str) -> InstrumentedCoroutine:
         def on_resume() -> None:
             self._method, self._since = method, time.perf_counter()
 
@@ -48,7 +65,7 @@ class _Stretches:
             self._since = None
             self.longest_s[method] = max(seconds, self.longest_s.get(method, 0.0))
 
-        return await InstrumentedCoroutine(work, on_resume=on_resume, on_pause=on_pause)
+        return InstrumentedCoroutine(work, on_resume=on_resume, on_pause=on_pause)
 
     @contextmanager
     def lines_seen(self) -> Iterator[None]:
@@ -101,8 +118,14 @@ def _stretches(context: ConformanceContext, file: str) -> _Stretches:
     stretches, seen = _Stretches(file), list[MethodCall]()
 
     async def run() -> None:
-        for case in (*context.cases, EpisodeCase(context.tasks[0], "long", script([_LONG]))):
-            await context.episode(case, source=context.recording_source(seen, stretches.around))
+        longs = [EpisodeCase(context.tasks[0], "long", script([text])) for text in _LONG]
+        loop = asyncio.get_running_loop()
+        loop.set_task_factory(stretches.make_task)
+        try:
+            for case in (*context.cases, *longs):
+                await context.episode(case, source=context.recording_source(seen, stretches.around))
+        finally:
+            loop.set_task_factory(None)
 
     _ = context.chat.template  # computed first: it is slow, and not the environment's work
     with stretches.lines_seen():

@@ -1,0 +1,68 @@
+"""`agentenv check` and `agentenv audit` find planted faults, and nothing in the environments without one."""
+
+import asyncio
+import os
+
+import pytest
+
+from agentenv.core.dataset import in_messages, read_tasks
+from agentenv.core.types import Limits
+from agentenv.episode.source import EnvSource
+from agentenv.testing.audit.auditing import AuditOptions, audit_env
+from agentenv.testing.conformance.context import ConformanceOptions
+from agentenv.testing.conformance.suite import PROPERTIES, make_context, run_suite
+from tests.testing.planted import faults
+
+LIMITS = Limits(max_length=200_000, max_turns=8)
+
+
+def checked(cls, only=()):
+    """The broken properties, by name."""
+    outcomes = run_suite(make_context(ConformanceOptions(cls)), only=only)
+    return {one.name: [str(problem) for problem in one.problems] for one in outcomes if one.state == "broken"}
+
+
+async def audited(cls, policies=()):
+    """The findings that fail or warn, by id."""
+    tasks = [in_messages(task) for path in cls.datasets.values() for task in read_tasks(str(path))]
+    options = AuditOptions(policies=policies, limits=LIMITS, max_tokens=2_000)
+    result = await audit_env(EnvSource(cls), tasks, options=options)
+    return {each.id: each.summary for each in result.findings if each.severity != "note"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(monkeypatch):
+    monkeypatch.setattr("agentenv.testing.conformance.leftovers._SETTLE_S", 0.1)
+    yield
+    faults.GO.set()
+    while faults.OPEN_CACHE:
+        file = faults.OPEN_CACHE.pop()
+        file.close()
+        os.unlink(file.name)
+    faults.GO.clear()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cls", faults.PLANTED, ids=lambda cls: cls.__name__)
+async def test_a_planted_fault_is_found(cls):
+    if cls.found == "nothing":
+        assert await asyncio.to_thread(checked, cls) == await audited(cls) == {}
+        return
+    if cls.found in PROPERTIES:
+        found = await asyncio.to_thread(checked, cls)
+    else:
+        found = await audited(cls)
+    assert cls.found in found, found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cls", [faults.Sum, faults.Desk], ids=lambda cls: cls.__name__)
+async def test_an_environment_without_a_fault_has_none(cls):
+    assert await asyncio.to_thread(checked, cls) == {}
+    assert await audited(cls) == {}
+
+
+def test_forty_faults_are_planted_half_of_them_with_tools():
+    assert len(faults.PLANTED) == 40
+    assert sum(issubclass(cls, faults.Desk) for cls in faults.PLANTED) == 20
+    assert sum(cls.found != "nothing" for cls in faults.PLANTED) >= 36
