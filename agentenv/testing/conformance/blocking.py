@@ -49,9 +49,7 @@ class _Stretches:
         finally:
             _METHOD.reset(token)
 
-    def make_task(
-        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
-    ) -> asyncio.Task[Any]:
+    def make_task(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
         """Return a task whose time counts for the method that created it; a task factory of asyncio."""
         method = _METHOD.get()
         return asyncio.Task(self._timed(work, method) if method else work, loop=loop, **options)
