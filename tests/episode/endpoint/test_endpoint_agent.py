@@ -121,7 +121,7 @@ async def test_an_episode_without_a_turn_names_the_last_refused_request(how, cap
     class Refused(Agent):
         async def run(self, context):
             async with httpx.AsyncClient(base_url=context.base_url, timeout=30) as http:
-                await http.post("responses", json={})
+                await http.post("embeddings", json={})
                 await http.post("chat/completions", json={"messages": context.messages, "n": 2})
             if how == "raised":
                 raise RuntimeError("the agent failed")
