@@ -10,13 +10,15 @@ from agentenv import AgentInstance, ScriptedEngine, StepResult, Task, run_episod
 
 
 class GuessNumber(AgentInstance):
-    """Guess a number; hear whether it is larger or smaller."""
+    """Guess a number; hear whether it is larger or smaller. Four guesses."""
 
     async def step(self, states):
-        guess, number = int(states["action_text"]), int(states["label"])
+        guess, number = states["action_text"].strip(), states["label"]
         if guess == number:
             return StepResult(reward=1.0, score=1.0, terminated=True)
-        hint = "larger" if guess < number else "smaller"
+        if states["turn_index"] == 3 or not (guess.isdecimal() and len(guess) < 4):
+            return StepResult(score=0.0, terminated=True)
+        hint = "larger" if int(guess) < int(number) else "smaller"
         return StepResult(f"\nIt is {hint}. Guess again: ", score=0.0)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +61,11 @@ async def test_a_planted_fault_is_found(cls):
 async def test_an_environment_without_a_fault_has_none(cls):
     assert await asyncio.to_thread(checked, cls) == {}
     assert await audited(cls) == {}
+
+
+@pytest.mark.long
+def test_the_first_example_has_no_fault():
+    assert checked(f"{Path(__file__).parents[3] / 'examples/hello.py'}:GuessNumber") == {}
 
 
 def test_forty_faults_are_planted_half_of_them_with_tools():
