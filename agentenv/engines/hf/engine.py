@@ -326,7 +326,8 @@ class HFEngine:
         if len(ready) < len(requests):
             logits_BV, requests, slots = logits_BV[ready], [requests[i] for i in ready], [slots[i] for i in ready]
         legal = [r.walk.legal() if r.walk is not None else None for r in requests]
-        if any(mask_V is not None for mask_V in legal):
+        is_constrained = any(mask_V is not None for mask_V in legal)
+        if is_constrained:
             logits_BV = self._sampling.forbid(logits_BV, legal)
         tokens_B, logprobs_B = self._sampling.draw(
             logits_BV,
@@ -334,10 +335,12 @@ class HFEngine:
             [r.rng.random() for r in requests],
             [r.stop_ids if len(r.logprobs) < r.sampling.min_tokens else () for r in requests],
         )
-        for request, mask_V, token in zip(requests, legal, tokens_B.tolist(), strict=True):
-            if request.walk is not None and mask_V is not None:
-                request.walk.take(token, mask_V)
-        sampled = zip(slots, requests, tokens_B.tolist(), logprobs_B.tolist(), strict=True)
+        tokens = tokens_B.tolist()
+        if is_constrained:
+            for request, mask_V, token in zip(requests, legal, tokens, strict=True):
+                if request.walk is not None and mask_V is not None:
+                    request.walk.take(token, mask_V)
+        sampled = zip(slots, requests, tokens, logprobs_B.tolist(), strict=True)
         finished = [slot for slot, request, token, logprob in sampled if self._append(request, token, logprob)]
         for slot in reversed(finished):
             self._free(slot)
