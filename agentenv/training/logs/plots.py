@@ -40,7 +40,7 @@ BY_ENVIRONMENT = {
     "Score": ("mean score of an episode (0–1)", "score"),
     "Pass@1": ("share of tasks", "pass@1"),
     "Length": ("sampled tokens per episode", "action_tokens"),
-    "Spread": ("mean standard deviation of a group's rewards", "reward/std_in_group"),
+    "Spread": ("std of a group's rewards (mean)", "reward/std_in_group"),
 }
 """Panels of a mixture, with a line for each environment: the label of the y axis, and the end of the keys."""
 
