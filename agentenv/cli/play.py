@@ -43,13 +43,16 @@ HELP = '''\
 A line is an action. For several lines: """ on its own line, the lines, and """ again.
 /gold     show an action that earns the full score from here, if the environment knows one; /gold! plays it
 /tokens   show the length of the episode and the room that is left
+/label    show the label that the environment grades against
 /restart  end this episode and start the same task again
+/next     end this episode and start the next task
 /quit     quit; so do Ctrl-D and Ctrl-C
 Write // for a / at the beginning of an action.'''
 _RUN_FLAGS = (
     "env", "env_kwargs", "data", "prompt_key", "label_key", "max_length", "max_turns", "step_timeout_s", "out",
 )  # fmt: skip
 _FENCE, _MORE = '"""', "… "
+_STARTS = ("/restart", "/next")
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
@@ -114,9 +117,6 @@ async def _play(config: RunConfig, screen: Screen, task_index: int, seed: int | 
     tasks = load_tasks(config, source)
     if task_index >= len(tasks):
         raise ConfigError(f"--task: expected an index below {len(tasks)}, got {task_index}. Change the value.")
-    task = tasks[task_index]
-    if seed is None:
-        seed = task.seed if task.seed is not None else derive_seed(0, task.task_id)
     await check_constructor(source, config.limits.step_timeout_s)
     if with_model:
         model = resolve_model(config.model)
@@ -125,7 +125,9 @@ async def _play(config: RunConfig, screen: Screen, task_index: int, seed: int | 
         from agentenv.engines.scripted import PlainTextTokenizer
 
         chat = Chat(PlainTextTokenizer())
-    game = Game(config, source, task, chat, screen, seed=seed, with_model=with_model)
+    game = Game(
+        config, source, [*tasks[task_index:], *tasks[:task_index]], chat, screen, seed=seed, with_model=with_model
+    )
     if config.output.out is None:
         return await game.play(None)
     stored = {"flags": config.to_dict(), "resolved": {"engine": "person", "tasks": digest(tasks)}}
@@ -134,26 +136,40 @@ async def _play(config: RunConfig, screen: Screen, task_index: int, seed: int | 
             return await game.play(writer)
         finally:
             num = len(writer.tally)
-            writer.write_metrics(writer.tally.metrics(num_tasks=1, num_samples=max(1, num), wall_s=0.0).to_dict())
+            metrics = writer.tally.metrics(num_tasks=game.num_tasks, num_samples=max(1, num), wall_s=0.0)
+            writer.write_metrics(metrics.to_dict())
             screen.note(f"run directory: {config.output.out}")
 
 
 class Game:
-    """One task, played as often as the player starts it."""
+    """Tasks in order, each played as often as the player starts it."""
 
     def __init__(
-        self, config: RunConfig, source: EnvSource, task: Task, chat: Chat, screen: Screen, *, seed: int,
-        with_model: bool,
+        self, config: RunConfig, source: EnvSource, tasks: Sequence[Task], chat: Chat, screen: Screen, *,
+        seed: int | None, with_model: bool,
     ) -> None:  # fmt: skip
         self.config = config
         self.source = source
-        self.task = task
+        self.tasks = tasks
         self.chat = chat
         self.screen = screen
-        self.seed = seed
+        self.given_seed = seed
         self.with_model = with_model
         self.num_started = 0
+        self.num_tasks = 1
+        """Tasks that were started."""
         self.limits = config.limits.for_env(source.cls)
+
+    @property
+    def task(self) -> Task:
+        """The task that is played; after the last one comes the first again."""
+        return self.tasks[(self.num_tasks - 1) % len(self.tasks)]
+
+    @property
+    def seed(self) -> int:
+        """The seed of the environment for this task."""
+        own = derive_seed(0, self.task.task_id) if self.task.seed is None else self.task.seed
+        return own if self.given_seed is None else self.given_seed
 
     async def play(self, writer: RunWriter | None) -> int:
         """Play until the player quits, and return the exit code."""
@@ -188,8 +204,8 @@ class Game:
             entry = screen.read(f"{len(episode.trajectory.turns) + 1}> ")
             if entry is None or entry.command == "/quit":
                 return False
-            if entry.command == "/restart":
-                return True
+            if entry.command in _STARTS:
+                return self._starts(entry)
             action = await self._command(episode, entry.command) if entry.command else entry.action
             if action is None:
                 continue
@@ -205,8 +221,13 @@ class Game:
         score = "" if trajectory.score is None else f", score {trajectory.score:g}"
         reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
         screen.note(f"end: {trajectory.stop_reason} after {len(trajectory.turns)} turns, reward {reward}{score}")
-        entry = screen.read("/restart or /quit> ")
-        return entry is not None and entry.command == "/restart"
+        entry = screen.read("/restart, /next or /quit> ")
+        return entry is not None and self._starts(entry)
+
+    def _starts(self, entry: Entry) -> bool:
+        """Return True if the player wants another episode, of this task or of the next."""
+        self.num_tasks += entry.command == "/next"
+        return entry.command in _STARTS
 
     async def _command(self, episode: SteppedEpisode, command: str) -> str | None:
         """Run a command, and return the action to play for /gold!."""
@@ -224,6 +245,8 @@ class Game:
             return gold if command == "/gold!" else None
         if command == "/tokens":
             self.screen.note(self._tokens(episode))
+        elif command == "/label":
+            self.screen.note(f"label: {self.task.label}")
         elif command == "/help":
             self.screen.note(HELP)
         else:

@@ -113,6 +113,17 @@ def test_gold_is_shown_or_played_and_restart_begins_the_same_task_again(door, mo
     assert out.count("A door.") == 3
 
 
+def test_next_plays_the_next_task_and_after_the_last_one_the_first(door, monkeypatch, capsys):
+    said = "/next\n/label\nopen\n/next\nopen\n"
+    code, out, _, heard, closed = play(door, said, monkeypatch, capsys, "--out", str(door / "run"))
+    assert (code, heard, closed) == (0, ["'open'", "'open'"], 3)
+    assert [word for word in out.split() if word in ("d0", "d1")] == ["d0", "d1", "d0"]
+    assert "seed=5" in out
+    assert "label: None" in out
+    tasks = [each.task.task_id for each in read_trajectories(door / "run")]
+    assert tasks[-2:] == ["d1", "d0"]
+
+
 def test_an_environment_whose_gold_fails_is_reported_and_the_episode_continues(door, monkeypatch, capsys):
     flags = ("--env_kwargs", '{"word": "lost"}')
     code, out, _, heard, closed = play(door, "/gold!\n/gold\nlost\n", monkeypatch, capsys, *flags)
