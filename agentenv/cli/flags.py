@@ -145,6 +145,9 @@ def _canonical(config: type[Any], given: Sequence[Given]) -> list[Given]:
         else:
             both = f": {' '.join(found[field][1])!r} and {' '.join(values)!r}" if values else ""
             raise ConfigError(f"--{typed}: expected it once, got it twice{both}. Leave one out.")
+    for field, (_, values) in found.items():
+        if not values and is_repeatable(kinds.get(field)):
+            raise ConfigError(f"--{field}: expected a value, got none. Add it.")
     return list(found.values())
 
 

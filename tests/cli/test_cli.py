@@ -62,7 +62,6 @@ WRONG = {
     "flag of train": ([*RUN, "--save-stps", "1"], "agentenv run: expected one of its flags, got --save-stps. "),
     "name of OpenRLHF with a slip": ([*RUN, "--save-pth", "x"], "got --save-pth. Did you mean --save_path?"),
     "twice": ([*RUN, "--n", "1", "--n=2"], "--n: expected it once, got it twice: '1' and '2'. Leave one out."),
-    "twice an environment": ([*RUN, "--env", "math_retry"], "--env: expected it once, got it twice: 'good.py:A' and"),
     "twice under two names": (
         [*RUN, "--n", "1", "--n_samples_per_prompt", "2"],
         "expected one name, got --n, which means the same",
@@ -75,7 +74,7 @@ WRONG = {
     "value missing": (["run", "--env"], "error: --env: expected a value, got none. Add it."),
     "engine unknown": (
         [*RUN, "--engine", "vlm"],
-        "error: --engine: expected one of auto, hf, vllm_local, vllm_http, ray, scripted, got 'vlm'.",
+        "error: --engine: expected one of auto, hf, vllm_local, vllm_http, ray, chat, scripted, got 'vlm'.",
     ),
     "n too small": ([*RUN, "--n", "0"], "--n: expected an integer >= 1, got 0"),
     "limit too small": ([*RUN, "--limit", "0"], "--limit: expected an integer >= 1, got 0"),
