@@ -17,7 +17,7 @@ from agentenv.training.algorithm.logprobs import Scores
 from agentenv.training.checkpoint import Checkpoints
 from agentenv.training.learner.policy import Policy
 from agentenv.training.logs.journal import read_metrics
-from tests.drivers import command, forked, write_rows
+from tests.drivers import command, forked, overriding, write_rows
 from tests.training.trainings import flags, make_place, rows, without_times
 
 ROOT = Path(__file__).parents[2]
@@ -392,7 +392,7 @@ def test_an_engine_actor_that_is_killed_comes_back_with_the_newest_weights(place
     )
     (place / "env.py").write_text(slow)  # else it has ended before the engine is back
     more = ["--num_engines", 2, "--max_train_steps", 16, "--max_tokens", 32, "--async_train"]
-    argv = [arg for arg in flags(*more) if arg != "--no_ray"]
+    argv = overriding(*(arg for arg in flags(*more) if arg != "--no_ray"))
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"}
     program = [sys.executable, "-m", "agentenv.cli", *map(str, argv)]
     with (place / "said").open("w") as said:

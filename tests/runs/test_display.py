@@ -7,6 +7,8 @@ import pytest
 from agentenv.runs.display import progress
 from agentenv.runs.display.report import FailureKinds
 from agentenv.runs.metrics import Summary
+from tests.drivers import command
+from tests.training.trainings import flags, make_place, tiny_model
 
 
 def failed(name="a/0", *, kind="env", error="KeyError", message="'x'", place="env.py:12"):
@@ -53,3 +55,21 @@ def test_a_start_that_fails_is_told_no_longer(every_moment):
     num = len(told)
     time.sleep(0.05)
     assert len(told) == num
+
+
+@pytest.mark.long
+def test_engines_and_learners_that_start_are_told_unless_progress_is_off(every_moment, tmp_path, monkeypatch, capfd):
+    make_place(tmp_path, monkeypatch)
+    run = ["run", "--env", "env.py:Letters", "--data", "tasks.jsonl", "--model", tiny_model(), "--engine", "hf"]
+    run += ["--limit", 1, "--max_tokens", 2]
+    assert command(run) == 0
+    assert "starting transformers, 0 s\n" in capfd.readouterr().err
+    assert command(flags("--max_train_steps", 1)) == 0
+    said = capfd.readouterr().err
+    assert "starting transformers, 0 s\n" in said
+    assert "loading the learner, 0 s\n" in said
+    for argv in (run, flags("--max_train_steps", 1, "--out", "quiet")):
+        assert command([*argv, "--progress", "none"]) == 0
+        said = capfd.readouterr().err
+        assert "starting" not in said
+        assert "loading the learner" not in said

@@ -172,7 +172,10 @@ def test_a_training_that_cannot_learn_says_so_and_records_it(tmp_path, monkeypat
     assert command(flags(*more.split(), env="given.py:Given")) == 0
     (line,) = [each for each in capfd.readouterr().err.splitlines() if part in each]
     assert line.startswith("warning: step ")
-    assert f"Episodes: agentenv show out {CONDITIONS[name].show}" in line
+    show = line.partition("Episodes: agentenv ")[2]
+    assert show == f"show out {CONDITIONS[name].show}"
+    assert command(show.split()) == 0
+    assert ("no service" if name == "failed" else "Say") in capfd.readouterr().out
     step = int(line.split()[2].rstrip(":"))
     assert [name in row.get("warnings", []) for row in read_metrics(tmp_path / "out")].index(True) + 1 == step
 
