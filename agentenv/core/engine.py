@@ -70,10 +70,6 @@ class NoTokenizer:
         )
 
 
-class ContextFull(EngineError):
-    """The conversation does not fit into the context of the model behind an engine that takes messages."""
-
-
 MAX_LOGPROB = 1e-3
 """Maximum positive log-probability that is accepted as a rounding error of the engine."""
 

@@ -21,13 +21,13 @@ from agentenv.chat.chat import Chat
 from agentenv.chat.dialogue import Dialogue
 from agentenv.chat.message_dialogue import MessageDialogue
 from agentenv.core.agent import AgentInstance, StepState
-from agentenv.core.engine import ContextFull, Engine, NoTokenizer, Tokenizer, place_of_engine, sample
+from agentenv.core.engine import Engine, NoTokenizer, Tokenizer, place_of_engine, sample
 from agentenv.core.step_dict import FeedbackKind, feedback_kind, parse_reset, parse_step
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
 from agentenv.episode.failures import Aborted, record_failure
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage
-from agentenv.errors import ConfigError, DataError, EngineError, InfraError, RunStopped
+from agentenv.errors import ConfigError, DataError, EngineError, InfraError, PromptTooLong, RunStopped
 
 logger = logging.getLogger(__name__)
 
@@ -195,7 +195,7 @@ class Episode:
         request_id, limit_s = f"{self.key.episode_id}/{turn_index}", self.limits.generate_timeout_s
         try:
             completion = await sample(self.setup.engine, prompt, sampling, request_id=request_id, limit_s=limit_s)
-        except ContextFull as error:
+        except PromptTooLong as error:
             if turn_index:
                 return None
             progress.stage = Stage.PROMPT

@@ -8,12 +8,12 @@ from typing import ClassVar
 import pytest
 
 from agentenv.core.agent import AgentInstance
-from agentenv.core.engine import ContextFull, NoTokenizer
+from agentenv.core.engine import NoTokenizer
 from agentenv.core.types import Conversation, Limits, SamplingParams, StepResult, StopReason, Task
 from agentenv.engines.chat.engine import ChatEngine
 from agentenv.engines.chat.wire import read_prices
 from agentenv.episode.loop import run_episode
-from agentenv.errors import ConfigError, EngineError, RunStopped
+from agentenv.errors import ConfigError, EngineError, PromptTooLong, RunStopped
 from tests.api_model import called, completion, served
 
 HELLO = Conversation([{"role": "user", "content": "hello"}])
@@ -197,11 +197,11 @@ async def test_a_limit_beyond_what_the_model_takes_is_left_to_the_server(message
 
 async def test_a_conversation_beyond_the_context_is_told_apart_from_other_refusals():
     error, server = await ask(in_turn((400, {}, TOO_LONG)))
-    assert isinstance(error, ContextFull)
+    assert isinstance(error, PromptTooLong)
     assert len(server.requests) == 2
     error, server = await ask(in_turn((400, {}, {"error": {"message": "The response was filtered"}})))
     assert isinstance(error, EngineError)
-    assert not isinstance(error, ContextFull)
+    assert not isinstance(error, PromptTooLong)
     assert len(server.requests) == 1
 
 

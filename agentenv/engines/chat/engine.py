@@ -19,10 +19,10 @@ from agentenv._util.http.client import (
     checked_url,
 )
 from agentenv._util.http.json_bodies import parse_body
-from agentenv.core.engine import ContextFull, NoTokenizer
+from agentenv.core.engine import NoTokenizer
 from agentenv.core.types import Completion, Conversation, SamplingParams
 from agentenv.engines.chat.wire import TokenPrices, completion_of, request_fields
-from agentenv.errors import ConfigError, DataError, EngineError, RunStopped
+from agentenv.errors import ConfigError, DataError, EngineError, PromptTooLong, RunStopped
 
 if TYPE_CHECKING:
     import httpx
@@ -137,7 +137,7 @@ class ChatEngine:
 
         Raises:
             EngineError: no valid answer within `timeout_s` and `max_retries`, or the server refuses the request.
-            ContextFull: the conversation is too long for the model.
+            PromptTooLong: the conversation is too long for the model.
             ConfigError: the address, key or model is wrong; retrying cannot help.
             RunStopped: the account has no credit.
         """
@@ -169,7 +169,7 @@ class ChatEngine:
                     return await self._request(body)
                 except _Refused as second:
                     if _TOO_LONG.search(str(second)):
-                        raise ContextFull(str(second)) from second
+                        raise PromptTooLong(str(second)) from second
                     raise
             if self._limit_field == "max_tokens" or self._limit_field not in str(error):
                 raise

@@ -78,7 +78,7 @@ def request_fields(model: str, asked: Conversation, sampling: SamplingParams) ->
     Raises:
         ConfigError: no such API has a parameter of the sampling.
     """
-    for name in ("min_tokens", "stop_token_ids"):
+    for name in ("min_tokens", "stop_token_ids", "structural_tag"):
         if value := getattr(sampling, name):
             raise ConfigError(f"--{name}: expected none with --engine chat, got {value!r}. Leave it out.")
     fields: dict[str, Any] = {"model": model, "messages": asked.messages, "temperature": sampling.temperature}
