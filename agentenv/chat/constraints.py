@@ -88,7 +88,22 @@ def _text_until(end: str, *without: str) -> _Format:
 
 
 def _json(schema: Mapping[str, Any]) -> _Format:
-    return {"type": "json_schema", "json_schema": dict(schema), "max_whitespace_cnt": MAX_WHITESPACE}
+    return {"type": "json_schema", "json_schema": _lengths_as_patterns(schema), "max_whitespace_cnt": MAX_WHITESPACE}
+
+
+def _lengths_as_patterns(schema: Any) -> Any:
+    """Return a schema with the lengths of texts as patterns: xgrammar's own rule for lengths allows control characters,
+    which are no JSON.
+    """
+    if isinstance(schema, list):
+        return [_lengths_as_patterns(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    bounds = {name: schema[name] for name in ("minLength", "maxLength") if isinstance(schema.get(name), int)}
+    if bounds:
+        rest = {key: each for key, each in schema.items() if key not in bounds}
+        return {**rest, "pattern": f"^.{{{bounds.get('minLength', 0)},{bounds.get('maxLength', '')}}}$"}
+    return {key: each if key in ("const", "enum") else _lengths_as_patterns(each) for key, each in schema.items()}
 
 
 def _exact(chat: Chat, text: str) -> list[_Format]:

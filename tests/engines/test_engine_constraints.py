@@ -107,6 +107,15 @@ def test_what_is_sampled_under_a_schema_validates(schema, seed):
 
 
 @pytest.mark.long
+def test_a_text_of_limited_length_holds_no_control_characters():
+    schema = {"type": "object", "properties": {"minLength": {"type": "string", "minLength": 1, "maxLength": 2}}}
+    schema |= {"required": ["minLength"], "additionalProperties": False}
+    for seed in range(30):
+        if (text := drawn(json_tag(CHAT, schema), seed)) is not None:
+            assert 1 <= len(json.loads(text)["minLength"]) <= 2
+
+
+@pytest.mark.long
 def test_a_schema_with_references_is_followed():
     node = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}}}
     schema = {"$ref": "#/$defs/node", "$defs": {"node": {**node, "required": ["next"], "additionalProperties": False}}}
