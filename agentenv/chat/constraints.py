@@ -92,8 +92,8 @@ def _json(schema: Mapping[str, Any]) -> _Format:
 
 
 def _lengths_as_patterns(schema: Any) -> Any:
-    """Return a schema with the lengths of texts as patterns: xgrammar's own rule for lengths allows control characters,
-    which are no JSON.
+    """Return a schema with the lengths of texts as patterns: xgrammar's own rule for lengths admits control characters,
+    which JSON does not allow.
     """
     if isinstance(schema, list):
         return [_lengths_as_patterns(each) for each in schema]
@@ -133,7 +133,7 @@ class _Calls:
         if syntax.kind == "keywords":
             raise DataError(
                 "tool_choice: expected a template that writes calls as JSON or as markup, got one that writes them "
-                "like calls in Python, for which there is no grammar here. Use 'auto'."
+                "like calls in Python, for which agentenv has no grammar. Use 'auto'."
             )
         for function in functions:
             self._check_reads_back(syntax, function["name"])

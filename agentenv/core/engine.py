@@ -53,15 +53,15 @@ class NoTokenizer:
         self.chat_template: Any = None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Raise ConfigError: there are no token ids."""
+        """Raise ConfigError: token ids are not available."""
         raise self._refusal()
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, **options: Any) -> str:
-        """Raise ConfigError: there are no token ids."""
+        """Raise ConfigError: token ids are not available."""
         raise self._refusal()
 
     def apply_chat_template(self, conversation: Sequence[Message], **kwargs: Any) -> Any:
-        """Raise ConfigError: there is no template."""
+        """Raise ConfigError: a template is not available."""
         raise self._refusal()
 
     def _refusal(self) -> ConfigError:

@@ -37,7 +37,7 @@ exact: with the template's close of a turn; partial-close: with its beginning; n
 after other tokens than the template's; foreign-terminator: with a token that ends turns, but not in this template;
 role-marker-mismatch: with the marker of another role than the next one; truncated: with none of these.
 text: raw text follows, regardless of how the action ended; rerendered: the conversation was rendered again, in a new
-segment; messages: the engine takes messages, so there are no tokens.
+segment; messages: the engine takes messages, not tokens.
 """
 
 MAX_REWARD = 3.4e38
@@ -195,7 +195,7 @@ class Completion:
     num_cached_tokens: int = 0
     """Number of prompt tokens whose keys and values the engine had cached."""
     answer: Answer | None = None
-    """What an engine that takes messages returns; there are no tokens then."""
+    """What an engine that takes messages returns, without tokens."""
     forced: tuple[int, ...] | None = None
     """Indices of the tokens that `SamplingParams.structural_tag` forced: one token was legal, or only tokens that end
     the action. None: sampled without a structural tag."""

@@ -38,7 +38,7 @@ def load_tokenizer(model: str) -> Tokenizer:
         is_path = len(Path(model).parts) > 2 or model.startswith((".", "~"))
         reason = "the folder does not exist." if is_path and not Path(model).exists() else error
         if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
-            reason = "there is no config.json in the folder."
+            reason = "the folder lacks config.json."
         raise ConfigError(
             f"--model: expected a model's folder, a Hugging Face id or one of {known}, got {model!r}: {reason}"
             f"{did_you_mean(model, known)}"

@@ -453,7 +453,7 @@ def digest(tasks: Sequence[Task]) -> str:
 def code_digest(config: RunConfig, *more: str | None) -> str:
     """Return a hash of the Python files that the flags name: the agent, reward functions, rewards in --env_kwargs.
 
-    `more` may name further ones. "" if there are no files.
+    `more` may name further ones. "" without files.
     """
     env = config.to_dict()["env"]
     names = filter(None, [config.agent_func_path, *_strings(env), config.remote_rm_url, *more])

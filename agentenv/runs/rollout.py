@@ -205,7 +205,7 @@ def load_run(path: str | Path) -> Run:
     record does not have the run's wall time.
 
     Raises:
-        ConfigError: there is no run.
+        ConfigError: the run is missing.
         DataError: the record has another schema.
     """
     flags = read_config(path)["config"].get("flags") or {}

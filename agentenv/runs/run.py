@@ -130,7 +130,7 @@ def open_run_trackers(job: Job, out: Path | None) -> Trackers:
     """Open the trackers that a job's flags enable.
 
     Raises:
-        ConfigError: a tracker cannot be reached, or there is no run directory for it.
+        ConfigError: a tracker cannot be reached, or it lacks a run directory.
         MissingDependency: a tracker's library is not installed.
     """
     options = job.config.trackers

@@ -75,7 +75,7 @@ class BestModel:
 
     @property
     def evaluation(self) -> dict[str, Any]:
-        """The evaluation of the model in `model-best`: step, metric and value; empty if there is no model."""
+        """The evaluation of the model in `model-best`: step, metric and value; empty without a model."""
         path = self.path / EVALUATION
         return dict(json.loads(path.read_bytes())) if path.is_file() else {}
 

@@ -148,7 +148,7 @@ def test_what_matters_least_is_left_out_of_a_narrow_line():
     ("argv", "said"),
     [
         (["run", "--env", "guess.py:Gess"], "to name a class, got no 'Gess' there. Did you mean 'Guess'?"),
-        (["run", "--env", "math_retry", "--model", "empty"], "got 'empty': there is no config.json in the folder."),
+        (["run", "--env", "math_retry", "--model", "empty"], "got 'empty': the folder lacks config.json."),
         (["new", "class"], "expected a new name, got 'class', a keyword of Python. Choose another."),
     ],
 )

@@ -59,7 +59,7 @@ def export(
     `decode` makes the function from token ids to text that some trainers' records need; it is called only for them.
 
     Raises:
-        ConfigError: there is no run, or `out` cannot be written.
+        ConfigError: the run is missing, or `out` cannot be written.
         DataError: an episode does not fit the format, such as one without log-probabilities.
         MissingDependency: the format needs a package that is not installed.
     """

@@ -82,7 +82,7 @@ def _as_number(text: str) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class EpisodeFilter:
     """A parsed filter; `parse_filter` makes it."""
 
     terms: tuple[tuple[_Term, ...], ...]
@@ -117,7 +117,7 @@ def conversation_texts(trajectory: Trajectory) -> list[str]:
     return texts + [text for turn in trajectory.turns for text in (turn.action, observation_text(turn))]
 
 
-def parse_filter(text: str, where: str = "--where") -> Filter:
+def parse_filter(text: str, where: str = "--where") -> EpisodeFilter:
     """Return the filter that a text describes.
 
     Raises:
@@ -140,7 +140,7 @@ def parse_filter(text: str, where: str = "--where") -> Filter:
         at, joins = match.end(), False
     if joins or not terms:
         raise ConfigError(f"{where}: expected a term{' after `or`' if joins else ''}, got none. Add one.")
-    return Filter(tuple(terms))
+    return EpisodeFilter(tuple(terms))
 
 
 def _term(match: re.Match[str], where: str) -> _Term:

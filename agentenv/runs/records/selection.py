@@ -13,7 +13,7 @@ from agentenv._util.suggest import did_you_mean
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigError
 from agentenv.runs.records.directory import ReadReport, read_trajectories
-from agentenv.runs.records.filters import GROUP_COLUMNS, Filter, conversation_texts
+from agentenv.runs.records.filters import GROUP_COLUMNS, EpisodeFilter, conversation_texts
 from agentenv.runs.records.tables import episode_row, turn_rows
 
 
@@ -24,7 +24,7 @@ class Selection:
     failed: bool = False
     task: str | None = None
     """The id of a task, with or without the pass (`ID@2`), or its number in a file without ids."""
-    where: Filter | None = None
+    where: EpisodeFilter | None = None
     grep: re.Pattern[str] | None = None
     """Found in the prompt, an action or an observation."""
     worst: int | None = None
@@ -38,7 +38,7 @@ def select(run: str | Path, selection: Selection, *, report: ReadReport | None =
     One trajectory at a time is in memory, or as many as `worst` or `best` asks for.
 
     Raises:
-        ConfigError: there is no run, no such task, or no episode has a value that the filter names.
+        ConfigError: the run or the task is missing, or no episode has a value that the filter names.
         DataError: the record has another schema.
     """
     chosen = _chosen(run, selection, report)

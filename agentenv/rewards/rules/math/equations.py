@@ -122,7 +122,7 @@ def sound(compare: Callable[..., bool]) -> Callable[..., bool]:
     def compared(gold: Any, answer: Any, *precision: int) -> bool:
         if not (isinstance(gold, Relational) and isinstance(answer, Relational)):
             return compare(gold, answer, *precision)
-        if _is_constant(gold):  # it holds for all values, or for none: there is no solution to compare
+        if _is_constant(gold):  # it holds for all values, or for none: a solution is missing
             return answer in (gold, gold.reversed)
         return compare(gold, answer, *precision)
 
