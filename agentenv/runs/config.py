@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
@@ -45,6 +46,9 @@ OPENRLHF_NAMES = {
     "load_checkpoint": "resume",
 }
 """OpenRLHF's flat names of flags, which `run` and `train` take too, and the field that each stands for."""
+
+
+_USER_INFO = re.compile(r"(?<=://)[^/@\s,]+@")
 
 
 def today(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -316,9 +320,13 @@ class SourceConfig(FlatConfig):
     def to_dict(self) -> dict[str, Any]:
         """Return every flag and its value as `config.json` holds them.
 
-        A group reward from Python is module:name, and an API key is "True".
+        A group reward from Python is module:name. Secrets are left out: the API key of a tracker is "True", an engine's
+        is missing, and addresses have neither user nor password.
         """
         flags = super().to_dict() | ({"use_wandb": "True"} if self.trackers.use_wandb else {})
+        flags = {name: _USER_INFO.sub("", value) if isinstance(value, str) else value for name, value in flags.items()}
+        if isinstance(engine_args := flags.get("engine_args"), dict):
+            flags["engine_args"] = {name: value for name, value in engine_args.items() if name != "api_key"}
         given: Any = self.groups.group_reward
         if given is None or isinstance(given, str | Mapping):
             return flags

@@ -17,11 +17,11 @@ from agentenv.interop.openrlhf.executor import AgentExecutor, AgentFunc
 
 FACES = {
     "agentenv": (
-        "AgentExecutor AgentInstance Chat ChatOptions Completion Group Limits Run SamplingParams ScriptedEngine "
-        "Segment StepResult StopReason Task Trajectory Turn __version__ arollout errors load_env read_trajectories "
-        "rollout run_episode"
+        "AgentExecutor AgentInstance Chat ChatOptions Completion Group Limits ResetState Run SamplingParams "
+        "ScriptedEngine Segment StepResult StepState StopReason Task Trajectory Turn __version__ arollout errors "
+        "load_env load_run read_trajectories rollout run_episode"
     ),
-    "agentenv.tools": "ParsedAction PythonTool Toolset answer_calls schema_of",
+    "agentenv.tools": "ParsedAction PythonTool ToolError Toolset answer_calls schema_of",
     "agentenv.engines": "open_engine resolve_model",
 }
 
@@ -85,12 +85,13 @@ def test_the_executors_constructor_keeps_openrlhfs_keywords():
 @pytest.mark.parametrize(
     ("cls", "expected"),
     [
-        (Task, "prompt label task_id images metadata seed"),
-        (SamplingParams, "temperature top_p top_k min_p max_tokens min_tokens stop stop_token_ids seed"),
+        (Task, "prompt label task_id images metadata seed env"),
+        (SamplingParams, "temperature top_p top_k min_p max_tokens min_tokens stop stop_token_ids seed structural_tag"),
         (Limits, "max_length max_turns step_timeout_s episode_timeout_s generate_timeout_s"),
         (
             Completion,
-            "token_ids finish_reason stop_reason logprobs policy_versions policy_version num_cached_tokens",
+            "token_ids finish_reason stop_reason logprobs policy_versions policy_version num_cached_tokens answer "
+            "forced",
         ),
         (StepResult, "observation reward terminated truncated score info sampling images"),
     ],

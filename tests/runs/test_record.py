@@ -300,6 +300,14 @@ def test_resuming_with_another_config_is_refused_with_the_differences(tmp_path):
     assert "max_turns" not in message
 
 
+def test_a_flag_that_an_older_version_did_not_know_and_that_is_not_set_is_no_change(tmp_path):
+    with RunWriter.open(tmp_path, {"flags": {"n": 1}}) as writer:
+        writer.append(episode())
+    RunWriter.open(tmp_path, {"flags": {"n": 1, "structural_tag": None}}, resume=True).close()
+    with pytest.raises(ConfigError, match="structural_tag was 'absent', is now"):
+        RunWriter.open(tmp_path, {"flags": {"n": 1, "structural_tag": "{}"}}, resume=True)
+
+
 def test_keys_that_may_differ_stand_for_what_is_below_them(tmp_path):
     write_run(tmp_path, "a/0")
     new = {**CONFIG, "limits": {"max_turns": 9}, "concurrency": 1}

@@ -188,3 +188,16 @@ def test_a_tracker_that_fails_does_not_stop_a_run(tmp_path, monkeypatch):
 def test_numbers_are_flat_finite_and_no_switches():
     tree = {"a": 1, "b": {"c": 2.5, "d": math.nan, "e": True, "f": None, "g": "x"}, "h": [1]}
     assert flat_numbers(tree) == {"a": 1, "b/c": 2.5}
+
+
+@pytest.mark.parametrize("config", [RunConfig, TrainConfig])
+def test_neither_records_nor_trackers_get_a_password_in_an_address(config):
+    flags = config.from_flags(env="e", ray_address="ray://me:KEY@host:10001", use_mlflow="https://me:KEY@host/x")
+    stored = flags.to_dict()
+    assert (stored["use_mlflow"], stored["ray_address"]) == ("https://host/x", "ray://host:10001")
+    assert flags.trackers.use_mlflow == "https://me:KEY@host/x"
+
+
+def test_neither_records_nor_trackers_get_the_key_of_an_engine():
+    flags = RunConfig.from_flags(env="e", engine_args={"api_key": "KEY", "timeout_s": 9})
+    assert flags.to_dict()["engine_args"] == {"timeout_s": 9}

@@ -24,10 +24,17 @@ class Idle:
     isolation, run_slots = Isolation.NONE, 1
 
 
+class IdleSession:
+    """It is never asked, and counts nothing."""
+
+    def count_refusal(self, code, reason):
+        pass
+
+
 def endpoint():
     """One with a session that is never asked."""
     made = Endpoint()
-    made._sessions["mine"] = object()
+    made._sessions["mine"] = IdleSession()
     return made
 
 

@@ -275,7 +275,8 @@ def _json(body: bytes) -> Any:
 
 
 def _read(session: Session, body: bytes) -> ChatRequest:
-    return session.read(_json(body))
+    document = _json(body)
+    return session.read(document)
 
 
 def _read_response(session: Session, log: ResponseLog, body: bytes) -> tuple[dict[str, Any], ChatRequest]:

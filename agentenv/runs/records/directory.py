@@ -390,12 +390,12 @@ def _close_in_child(reference: weakref.ref[RunWriter]) -> None:
 
 
 def _check_config(path: Path, old: Mapping[str, Any], new: Mapping[str, Any], may_differ: Collection[str]) -> None:
+    """Raise ConfigError if a value differs; one that an older version did not know equals None."""
     was, now = _flatten(old), _flatten(new)
     changed = [
         f"{key} {describe_change(was.get(key, 'absent'), now.get(key, 'absent'))}"
         for key in [*was, *(key for key in now if key not in was)]
-        if (key in was, was.get(key)) != (key in now, now.get(key))
-        and not any(key == free or key.startswith(f"{free}.") for free in may_differ)
+        if was.get(key) != now.get(key) and not any(key == free or key.startswith(f"{free}.") for free in may_differ)
     ]
     if changed:
         more = [f"and {len(changed) - 8} more"] if len(changed) > 8 else []

@@ -205,7 +205,7 @@ class _Trial:
             problems.append(
                 problem_at(cls, method, "an episode without an error", f"{error.type}: {error.message}", "Fix it.")
             )
-        if error is None and len(trajectory.turns) >= self.limits.max_turns:
+        if error is None and trajectory.stop_reason is StopReason.MAX_TURNS:
             problems.append(
                 problem_at(
                     cls, "step", f"an end within {self.limits.max_turns} turns", "none",

@@ -71,7 +71,7 @@ def close(context: ConformanceContext) -> list[Problem]:
             instance = await context.retried(lambda: create(context.agent_cls, context.kwargs))
             if given is not None:
                 reset = bounded(instance.reset, given, limit_s=context.limits.step_timeout_s)
-                await asyncio.wait({asyncio.ensure_future(reset)})  # its errors are those of other properties
+                await asyncio.gather(reset, return_exceptions=True)  # its errors are those of other properties
             for again in ("", " again"):
                 problems = await _closed(context, instance)
                 if problems:

@@ -262,6 +262,27 @@ class Solvable(AgentInstance):
         return "go"
 
 
+class EndsOnItsLastTurn(AgentInstance):
+    max_turns = 3
+
+    async def reset(self, states):
+        return {"observation": states["observation"]}
+
+    async def step(self, states):
+        return StepResult("Again.", terminated=states["turn_index"] == 2, score=0.0)
+
+
+@pytest.mark.parametrize("name", ["contract", "ends"])
+def test_an_episode_may_end_on_the_last_turn_that_is_allowed(name):
+    assert check_property(make_context(ConformanceOptions(EndsOnItsLastTurn)), name).state == "held"
+
+
+def test_a_reset_that_needs_its_states_leaves_no_error_behind(caplog):
+    assert check_property(make_context(ConformanceOptions(EndsOnItsLastTurn)), "close").state == "held"
+    gc.collect()
+    assert caplog.text == ""
+
+
 def test_solving_a_task_may_take_more_turns_than_failing_at_it():
     assert check_property(make_context(ConformanceOptions(Solvable)), "ends").state == "held"
 
