@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentenv.core.trajectory import NO_VERSION, Trajectory, Turn
@@ -134,6 +134,23 @@ def records(trajectory: Trajectory, where: str, *, keep_failed: bool = False) ->
             )
         )
     return samples
+
+
+def up_to_choice(record: Record) -> Record:
+    """Return a record that ends with the last token that the policy chose, for formats whose trainer puts the reward on
+    the last token: estimators such as GAE skip tokens off the mask. What followed goes to the action before it.
+    """
+    end = max((at + 1 for at, chosen in enumerate(record.mask) if chosen), default=len(record.token_ids))
+    rewards = record.rewards and [*record.rewards[: end - 1], math.fsum(record.rewards[end - 1 :])]
+    return replace(
+        record,
+        token_ids=record.token_ids[:end],
+        spans=[(first, min(last, end)) for first, last in record.spans if first < end],
+        forced=tuple(place for place in record.forced if place < end),
+        logprobs=record.logprobs and record.logprobs[:end],
+        policy_versions=record.policy_versions and record.policy_versions[:end],
+        rewards=rewards,
+    )
 
 
 def turns_of(trajectory: Trajectory, record: Record) -> list[Turn]:

@@ -2,8 +2,9 @@
 
 Source: areal/workflow/multi_turn.py, areal/api/workflow_api.py and areal/trainer/ppo/actor.py, 1.0.4 of 2026-05-21
 (4aef98d). AReaL expects each list as a tensor with a leading batch axis of one. `rewards` is one number for a sequence,
-which AReaL puts on its last token. A failed episode is refused: a workflow rejects one by returning None. Lost: rewards
-per action, and why the episode ended.
+which AReaL puts on its last token, so it ends with the last token that the policy chose. A failed episode is refused: a
+workflow rejects one by returning None. Lost: forced tokens after that one, rewards per action, and why the episode
+ended.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import DataError
-from agentenv.interop._records import Record, records, required_logprobs, runs
+from agentenv.interop._records import Record, records, required_logprobs, runs, up_to_choice
 
 _WHERE = "interop.areal"
 
@@ -33,7 +34,7 @@ def to_records(trajectory: Trajectory) -> list[dict[str, Any]]:
             "rewards": record.reward,
             "attention_mask": [True] * len(record.token_ids),
         }
-        for record in records(trajectory, _WHERE)
+        for record in map(up_to_choice, records(trajectory, _WHERE))
     ]
 
 

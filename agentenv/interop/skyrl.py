@@ -2,10 +2,11 @@
 
 Source: skyrl/train/generators/base.py (GeneratorOutput, TrajectoryID), skyrl_gym_generator.py
 (`_build_per_token_rewards`) and utils.py (`apply_overlong_filtering`), 0.3.0 of 2026-08-21 (a956457). The output is one
-dict of lists: `agentenv.interop.columns` of these rows. Rewards are per token, at the last token of each action. Rows
-of one episode stay next to each other, and the last of them has `is_last_step`. `rollout_logprobs` is None for a row
-with a missing one: omit the whole column then. A failed episode is refused. Lost: policy versions, and why the episode
-ended except for "length".
+dict of lists: `agentenv.interop.columns` of these rows. Rewards are per token, at the last token of each action that
+the policy chose, since estimators skip tokens off the mask; that of an action without any goes to the action before it.
+Rows of one episode stay next to each other, and the last of them has `is_last_step`. `rollout_logprobs` is None for a
+row with a missing one: omit the whole column then. A failed episode is refused. Lost: policy versions, and why the
+episode ended except for "length".
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def to_records(trajectory: Trajectory, *, trajectory_id: Any = None) -> list[dic
         {
             "prompt_token_ids": record.prompt_ids,
             "response_ids": record.response_ids,
-            "rewards": (record.rewards or [])[record.num_prompt :],
+            "rewards": _on_choices(record),
             "loss_masks": record.response_mask,
             "stop_reasons": record.finish_reason,
             "rollout_logprobs": record.response_logprobs,
@@ -38,6 +39,15 @@ def to_records(trajectory: Trajectory, *, trajectory_id: Any = None) -> list[dic
         }
         for record in records(trajectory, _WHERE)
     ]
+
+
+def _on_choices(record: Record) -> list[float]:
+    """Return the rewards [R], each moved back to the nearest token that the policy chose, if there is one."""
+    moved, place, mask = [0.0] * len(record.response_ids), None, record.response_mask
+    for at, reward in enumerate((record.rewards or [])[record.num_prompt :]):
+        place = at if mask[at] else place
+        moved[at if place is None else place] += reward
+    return moved
 
 
 def from_records(rows: Sequence[Mapping[str, Any]]) -> list[Record]:

@@ -17,7 +17,7 @@ from agentenv.core.types import Completion, StepResult, StopReason, Task
 from agentenv.core.views import messages_of
 from agentenv.errors import DataError
 from agentenv.interop import areal, skyrl, slime, trl, verifiers
-from agentenv.interop._records import columns, records, runs
+from agentenv.interop._records import columns, records, runs, up_to_choice
 from agentenv.interop.nemo_rl import records as nemo_rl
 from agentenv.interop.verl import records as verl
 
@@ -41,6 +41,8 @@ LOST = {
 """Fields of a Record that a format has no place for."""
 MASK_ONLY = (areal, skyrl)
 """Formats in which two actions with nothing between them become one."""
+REWARDING_LAST = (areal, verl)
+"""Formats with one reward, which the trainer puts on the last token."""
 every_format = pytest.mark.parametrize("module", FORMATS, ids=lambda module: module.__name__.rsplit(".")[-1])
 
 
@@ -91,13 +93,71 @@ def test_what_a_constraint_forced_is_off_every_loss_mask_and_read_back(module):
         verifiers: lambda row: row["tokens"]["completion_mask"],
     }[module]
     found = [mask(row) for row in rows]
-    assert found == ([[0, 1], [1, 0]] if module is verifiers else [[0, 1, 0, 0, 1, 0]])
+    until = 5 if module in REWARDING_LAST else 6
+    assert found == ([[0, 1], [1, 0]] if module is verifiers else [[0, 1, 0, 0, 1, 0][:until]])
     (read,) = module.from_records(rows)
     (own,) = records(made, "test")
+    own = up_to_choice(own) if module in REWARDING_LAST else own
     assert read.token_ids == own.token_ids
     assert read.mask == own.mask
     if module not in MASK_ONLY:
         assert (read.spans, read.forced) == (own.spans, own.forced)
+
+
+def forced(*per_turn):
+    made = golden()
+    for turn, indices in zip(made.turns, per_turn, strict=True):
+        turn.forced = indices
+    return made
+
+
+def gae(rewards, mask):
+    """The advantages of verl and AReaL for values of 0 and both factors 1: what is off the mask is skipped."""
+    future, found = 0.0, []
+    for reward, chosen in zip(reversed(rewards), reversed(mask), strict=True):
+        future = reward + future if chosen else future
+        found.append(future)
+    return found[::-1]
+
+
+def on_last(mask, reward):
+    return [0.0] * (len(mask) - 1) + [reward]
+
+
+@pytest.mark.parametrize("indices", [((), ()), ((1,), (1,)), ((0,), (0, 1)), ((0, 1), (1,))])
+def test_the_reward_reaches_a_token_that_the_policy_chose(indices):
+    made = forced(*indices)
+    (row,) = export(verl, made)
+    mask = row["response_mask"]
+    assert mask[-1] == 1
+    assert gae(on_last(mask, row["reward_score"]), mask)[mask.index(1)] == 1.5
+    (row,) = export(areal, made)
+    assert row["loss_mask"][-1] == 1
+    assert gae(on_last(row["loss_mask"], row["rewards"]), row["loss_mask"])[row["loss_mask"].index(1)] == 1.5
+    (row,) = export(skyrl, made)
+    chosen = [reward for reward, taken in zip(row["rewards"], row["loss_masks"], strict=True) if taken]
+    assert sum(chosen) == (1.0 if indices[0] == (0, 1) else 1.5)  # no choice of the policy led to the first reward
+    assert math.fsum(row["rewards"]) == 1.5
+
+
+def test_skyrls_reward_of_an_action_is_at_the_last_token_of_it_that_the_policy_chose():
+    assert export(skyrl, forced((1,), (1,)))[0]["rewards"] == [0.5, 0.0, 0.0, 0.0, 1.0, 0.0]
+    assert export(skyrl, forced((1,), (0, 1)))[0]["rewards"] == [1.5, 0.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_verls_record_ends_with_the_last_choice_and_so_do_its_facts():
+    (row,) = export(verl, forced((), (1,)))
+    facts = {**FACTS, "turn_spans": [[0, 2], [4, 5]], "policy_versions": [3, 4, -1, -1, 4]}
+    assert (row["response_ids"], row["extra_fields"], row["num_turns"]) == ([10, 11, 90, 3, 12], facts, 4)
+    (row,) = export(verl, forced((1,), (0, 1)))
+    facts = {**FACTS, "turn_spans": [[0, 1]], "policy_versions": [3], "turn_scores": [1.5]}
+    assert (row["response_ids"], row["extra_fields"], row["num_turns"]) == ([10], facts, 4)
+
+
+@every_format
+def test_an_episode_without_any_choice_is_a_record_all_the_same(module):
+    rows = export(module, forced((0, 1), (0, 1)))
+    assert len(rows) == (2 if module is verifiers else 1)
 
 
 def test_verl():
