@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,13 @@ _ENFORCED = frozenset({
 })  # fmt: skip
 """The keywords of JSON schema that xgrammar enforces, each alone."""
 
+_BY_NAME, _IN_LISTS = ("properties", "$defs", "definitions"), ("anyOf", "oneOf", "allOf", "prefixItems")
+"""The keywords that hold schemas by name, and those that hold a list of them."""
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    **dict.fromkeys(_BY_NAME, ((dict,), "an object")),
+    **dict.fromkeys((*_IN_LISTS, "enum", "required"), ((list, tuple), "a list")),
+    "type": ((str, list, tuple), "a type or a list of types"),
+}
 _UNREGULAR = re.compile(r"\(\?[^:]|\\[bB1-9]")
 """What a pattern may have that grammars do not: assertions and references to groups."""
 
@@ -47,9 +54,10 @@ def json_tag(chat: Chat, schema: Mapping[str, Any], tools: Sequence[Mapping[str,
     """Return the structural tag of an answer in JSON; with tools, of one that calls some of them instead.
 
     Raises:
-        DataError: the schema has a keyword that the grammar would not enforce, or as `calls_tag`.
+        DataError: the schema is malformed, has a keyword that the grammar would not enforce, or as `calls_tag`.
     """
-    _check(schema, "json_schema")
+    for each, where in _schemas_in(schema, "json_schema"):
+        _check(each, where)
     answer = _json(schema)
     if tools:
         answer = {"type": "or", "elements": [_Calls(chat).format(tools, several=True), answer]}
@@ -62,7 +70,7 @@ def calls_tag(chat: Chat, tools: Sequence[Mapping[str, Any]], *, several: bool) 
     Arguments follow the tools' JSON schemas as far as the grammar can enforce them.
 
     Raises:
-        DataError: calls in the template's syntax have no grammar.
+        DataError: calls in the template's syntax have no grammar, or parameters are not a JSON schema.
     """
     return _tag(chat, _Calls(chat).format(tools, several=several))
 
@@ -150,7 +158,9 @@ class _Calls:
         calls = []
         for function in functions:
             before, after = _written(self.chat.tool_format, function["name"], opening).split(_HOLE)
-            schema = {"type": "object", "properties": {}, **(function.get("parameters") or {})}
+            given = function.get("parameters") or {}
+            list(_schemas_in(given, f"tools.{function['name']}.parameters"))  # it raises
+            schema = {"type": "object", "properties": {}, **given}
             parts = [*_exact(self.chat, before), *self._arguments(schema), *_exact(self.chat, after)]
             calls.append({"type": "sequence", "elements": parts})
         return {"type": "or", "elements": calls} if len(calls) > 1 else calls[0]
@@ -221,10 +231,8 @@ def _overlap(left: str, right: str) -> str:
     return next((left[-num:] for num in range(min(len(left), len(right)), 0, -1) if right.startswith(left[-num:])), "")
 
 
-def _check(schema: Any, where: str) -> None:
-    """Raise DataError for the first keyword that the grammar would not enforce."""
-    if not isinstance(schema, Mapping):
-        return
+def _check(schema: Mapping[str, Any], where: str) -> None:
+    """Raise DataError for keywords that the grammar would not enforce."""
     own = schema.keys() - _ANNOTATIONS
     wrong = sorted(own - _ENFORCED)
     if not wrong and own & {"anyOf", "$ref"} and len(own) > 1:
@@ -238,11 +246,27 @@ def _check(schema: Any, where: str) -> None:
             f"{where}: expected keywords that a grammar enforces, alone or together, got {', '.join(wrong)}. Take them "
             "out of the schema, and check them in the answer."
         )
-    for name in ("properties", "$defs", "definitions"):
+
+
+def _schemas_in(schema: Any, where: str) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Yield a schema and those within it, each with its place.
+
+    Raises:
+        DataError: one is not a schema, or a keyword has a value of another kind.
+    """
+    if schema is None or isinstance(schema, bool):
+        return
+    if not isinstance(schema, Mapping):
+        raise DataError(f"{where}: expected a JSON schema, got {brief(schema)}. Correct it.")
+    for name, (kind, expected) in _KINDS.items():
+        if schema.get(name) is not None and not isinstance(schema[name], kind):
+            raise DataError(f"{where}.{name}: expected {expected}, got {brief(schema[name])}. Correct it.")
+    yield schema, where
+    for name in _BY_NAME:
         for key, value in (schema.get(name) or {}).items():
-            _check(value, f"{where}.{name}.{key}")
+            yield from _schemas_in(value, f"{where}.{name}.{key}")
     for name in ("items", "additionalProperties"):
-        _check(schema.get(name), f"{where}.{name}")
-    for name in ("anyOf", "prefixItems"):
+        yield from _schemas_in(schema.get(name), f"{where}.{name}")
+    for name in _IN_LISTS:
         for index, value in enumerate(schema.get(name) or ()):
-            _check(value, f"{where}.{name}[{index}]")
+            yield from _schemas_in(value, f"{where}.{name}[{index}]")

@@ -148,3 +148,36 @@ def test_a_name_that_the_syntax_cannot_hold_is_refused():
 def test_a_schema_with_a_keyword_that_no_grammar_enforces_is_refused(schema, named):
     with pytest.raises(DataError, match=named):
         json_tag(chat_of("Qwen3"), schema)
+
+
+BROKEN = [
+    ({"anyOf": 5}, r"\.anyOf: expected a list, got 5"),
+    ({"prefixItems": {"a": {}}}, r"\.prefixItems: expected a list"),
+    ({"properties": {"a": {"enum": "ab"}}}, r"\.properties\.a\.enum: expected a list"),
+    ({"required": 5}, r"\.required: expected a list"),
+    ({"properties": [1]}, r"\.properties: expected an object, got \[1\]"),
+    ({"$defs": "a"}, r"\.\$defs: expected an object"),
+    ({"properties": {"a": 5}}, r"\.properties\.a: expected a JSON schema, got 5"),
+    ({"anyOf": [{"type": "string"}, "b"]}, r"\.anyOf\[1\]: expected a JSON schema"),
+    ({"properties": {"a": {"items": [1]}}}, r"\.properties\.a\.items: expected a JSON schema"),
+    ({"properties": {"a": {"type": 5}}}, r"\.properties\.a\.type: expected a type or a list of types, got 5"),
+]
+
+
+@pytest.mark.parametrize(("schema", "named"), BROKEN)
+@pytest.mark.parametrize("name", ["Qwen3", "Qwen3-Coder"])
+def test_a_malformed_schema_is_refused_of_an_answer_and_of_a_tool(name, schema, named):
+    chat = chat_of(name)
+    with pytest.raises(DataError, match="^json_schema" + named):
+        json_tag(chat, schema)
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    with pytest.raises(DataError, match=r"^tools\.f\.parameters" + named):
+        calls_tag(chat, tools, several=True)
+
+
+def test_a_schema_may_be_true_and_its_parts_may_be_null():
+    schema = {"type": "object", "properties": {"a": True}, "additionalProperties": False, "required": None}
+    schema["properties"]["b"] = {"anyOf": [True, {"type": None}]}
+    assert json_tag(chat_of("Qwen3"), schema)
+    for name in ("Qwen3", "Qwen3-Coder"):
+        assert calls_tag(chat_of(name), [{"name": "f", "parameters": schema}], several=True)

@@ -198,10 +198,10 @@ def _schema(schemas: Schemas, key: str) -> Mapping[str, Any]:
 
 def kinds_of(schema: Mapping[str, Any]) -> set[str]:
     """Return the types that a JSON schema names, with "string" for choices of text; empty if it names none."""
-    kind = schema.get("type", ())
-    kinds = {kind} if isinstance(kind, str) else set(kind)
-    for other in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
-        kinds |= kinds_of(other)
+    kind = schema.get("type") or ()
+    kinds = {each for each in ((kind,) if isinstance(kind, str) else kind) if isinstance(each, str)}
+    for other in (*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())):
+        kinds |= kinds_of(other) if isinstance(other, Mapping) else set()
     if schema.get("nullable"):
         kinds.add("null")
     if not kinds and schema.get("enum") and all(isinstance(value, str) for value in schema["enum"]):

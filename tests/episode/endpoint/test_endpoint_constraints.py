@@ -112,6 +112,16 @@ async def test_what_has_no_grammar_is_the_requests_fault():
         await session.complete(body(response_format=wrong))
 
 
+@pytest.mark.parametrize("schema", [{"anyOf": 5}, {"properties": [1]}, {"properties": {"a": 5}}])
+async def test_a_malformed_schema_is_the_requests_fault(schema):
+    session, _ = session_of(["a"])
+    with pytest.raises(RequestError, match=r"^json_schema\."):
+        await session.complete(body(response_format={"type": "json_schema", "json_schema": {"schema": schema}}))
+    tools = [{"type": "function", "function": {"name": "lookup", "parameters": schema}}]
+    with pytest.raises(RequestError, match=r"^tools\.lookup\.parameters\."):
+        await session.complete(body(tools=tools, tool_choice="required"))
+
+
 async def test_a_run_with_a_least_length_cannot_demand():
     session, _ = session_of(["a"], sampling=SamplingParams(min_tokens=5))
     with pytest.raises(RequestError, match="min_tokens: expected 0 with a structural_tag"):
