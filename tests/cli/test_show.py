@@ -84,6 +84,18 @@ Right.
     )
 
 
+@pytest.mark.parametrize("odd", [{"function": None}, {"function": "f"}, None, "f", 3])
+def test_calls_and_tools_of_any_shape_are_shown(tmp_path, capsys, odd):
+    made = record("a/0", ["call"], [[{"role": "assistant", "content": "said", "tool_calls": [odd]}]])
+    made.tools = (odd,)
+    with RunWriter.open(tmp_path / "run", {}) as writer:
+        writer.append(made)
+    code, text, errors = shown(capsys, tmp_path / "run")
+    assert (code, errors) == (0, "")
+    assert "tools None\n" in text
+    assert "said\n→ None\n" in text
+
+
 def test_an_error_has_its_place_and_traceback(run, capsys):
     code, text, _ = shown(capsys, run, "--failed")
     assert code == 0

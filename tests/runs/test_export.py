@@ -126,6 +126,23 @@ def test_every_value_of_a_row_has_the_type_of_its_column(run):
     assert columns == EPISODE_COLUMNS.keys() | TURN_COLUMNS.keys()
 
 
+@pytest.mark.parametrize("late", [{"n": "text"}, {"new": 1.0}])
+def test_an_episode_recorded_during_an_export_that_its_columns_cannot_hold_is_an_error(
+    run, tmp_path, monkeypatch, late
+):
+    kinds = module._kinds
+
+    def kinds_then_record(*args):
+        found = kinds(*args)
+        with RunWriter.open(run, {"flags": {"model": "tiny-math"}}, resume=True) as writer:
+            writer.append(record("c/0", [late]))
+        return found
+
+    monkeypatch.setattr(module, "_kinds", kinds_then_record)
+    with pytest.raises(DataError, match=r"the run changed while it was exported.* Export again\."):
+        export(run, "csv", tmp_path / "out")
+
+
 def test_a_number_that_parquet_cannot_hold_is_an_error_and_the_earlier_file_stays(run, tmp_path):
     export(run, "parquet", tmp_path)
     before = (tmp_path / "episodes.parquet").read_bytes()

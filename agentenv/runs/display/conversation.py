@@ -30,7 +30,7 @@ def conversation(trajectory: Trajectory) -> Iterator[Piece]:
     label = "" if task.label is None else f" · label {_one_line(str(task.label))[:_LABEL_CHARS]}"
     yield f"task {_one_line(task.task_id)}{label}\n", "dim"
     if trajectory.tools:
-        names = ", ".join(str(tool.get("function", tool).get("name")) for tool in trajectory.tools)
+        names = ", ".join(str(_function(tool).get("name")) for tool in trajectory.tools)
         yield f"tools {_one_line(names)}\n", "dim"
     prompt = trajectory.prompt or task.prompt
     yield from _messages([{"role": "prompt", "content": prompt}] if isinstance(prompt, str) else prompt)
@@ -100,8 +100,14 @@ def _messages(messages: Sequence[Message], note: str = "") -> Iterator[Piece]:
             yield f"‹{len(others)} parts without text›\n" if others else "", "dim"
         yield f"{safe(text_of(message))}\n", ""
         for call in message.get("tool_calls") or ():
-            function = call.get("function", call) if isinstance(call, Mapping) else {}
+            function = _function(call)
             yield from _call(str(function.get("name")), function.get("arguments"))
+
+
+def _function(given: Any) -> Mapping[str, Any]:
+    """Return the function of a tool or a call; empty if there is none."""
+    function = given.get("function", given) if isinstance(given, Mapping) else None
+    return function if isinstance(function, Mapping) else {}
 
 
 def _head(role: str, note: str, name: str = "") -> Iterator[Piece]:

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from agentenv._util.brief import brief
 from agentenv._util.jsonable import jsonable
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigError, DataError, MissingDependency
@@ -60,7 +61,8 @@ def export(
 
     Raises:
         ConfigError: the run is missing, or `out` cannot be written.
-        DataError: an episode does not fit the format, such as one without log-probabilities.
+        DataError: an episode does not fit the format, such as one without log-probabilities, or the columns, because it
+            was recorded during the export.
         MissingDependency: the format needs a package that is not installed.
     """
     check_run(run)
@@ -76,7 +78,7 @@ def export(
             for trajectory in read_trajectories(run, report=ReadReport()):
                 for name, (_, rows) in _TABLES.items():
                     for row in rows(trajectory):
-                        tables[name]({column: _cell(row.get(column), kind) for column, kind in kinds[name].items()})
+                        tables[name](_cells(row, kinds[name]))
                         counts[name] += 1
     except OSError as error:
         raise ConfigError(f"--out: expected a writable folder, got {error}. Fix it, or use another.") from error
@@ -103,9 +105,25 @@ def _kinds(run: str | Path, report: ReadReport) -> dict[str, dict[str, type]]:
     }
 
 
-def _cell(value: Any, kind: type) -> Any:
+def _cells(row: Row, kinds: Mapping[str, type]) -> Row:
+    """Return a row in the columns of its table.
+
+    Raises:
+        DataError: the first pass has not seen such a row, since the run continues.
+    """
+    for column, value in row.items():
+        kind = kinds.get(column)
+        if kind is None or (kind is not str and not isinstance(value, int | float | None)):
+            expected = "a number" if kind else "a column that an earlier episode has"
+            raise DataError(
+                f"{column}: expected {expected}, got {brief(value)}, since the run changed while it was exported. "
+                "Export again."
+            )
     # Files cannot hold lone surrogates.
-    return None if value is None else kind(value) if kind is not str else _text(str(value))
+    return {
+        column: None if row.get(column) is None else kind(row[column]) if kind is not str else _text(str(row[column]))
+        for column, kind in kinds.items()
+    }
 
 
 def _text(text: str) -> str:
