@@ -24,7 +24,7 @@ class MessageDialogue:
 
     An action with calls is sent back as the engine returned it, if the environment answers the calls in messages of
     the role tool; otherwise as its text. Reasoning is not sent back. Where no tools are offered, calls are read from
-    the text, and their results become user messages.
+    the text. Messages of the role tool that answer calls in text, or no call, become user messages.
     """
 
     renders_tools = True
@@ -108,7 +108,7 @@ class MessageDialogue:
             return None
         new = _as_messages(observation)
         results = [message for message in new if message.get("role") == "tool"]
-        if self._parsed_action.items and not self._calls:  # calls in words have answers in words
+        if not self._calls:  # servers refuse results without calls; calls in words have answers in words
             new = [_in_words(message) if message.get("role") == "tool" else message for message in new]
             results = []
         calls = [str(call["id"]) for call in self._calls]

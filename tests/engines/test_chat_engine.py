@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 from typing import ClassVar
 
@@ -179,6 +180,23 @@ async def test_a_server_that_knows_the_older_name_of_the_limit_is_asked_with_it(
     assert [body.get("max_tokens") for body in server.requests] == [None, 64]
 
 
+async def test_requests_at_the_same_time_learn_the_older_name_of_the_limit():
+    together = threading.Barrier(4)
+
+    def answer(body):
+        if "max_completion_tokens" in body:
+            together.wait(30)
+            return (400, {}, {"error": {"message": "Unrecognized request argument: max_completion_tokens"}})
+        return "hi"
+
+    with served(answer) as server:
+        engine = ChatEngine(server.base_url, "the-model", max_retries=0)
+        found = await asyncio.gather(*(engine.generate(HELLO, SHORT, request_id=f"{i}/0") for i in range(4)))
+        await engine.close()
+    assert [each.answer.content for each in found] == ["hi"] * 4
+    assert sorted(body.get("max_tokens", 0) for body in server.requests) == [0] * 4 + [64] * 4
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -203,6 +221,63 @@ async def test_a_conversation_beyond_the_context_is_told_apart_from_other_refusa
     assert isinstance(error, EngineError)
     assert not isinstance(error, PromptTooLong)
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Your input exceeds the context window of this model. Please adjust your input and try again.",
+        "prompt is too long: 213462 tokens > 200000 maximum",
+        "Input is too long for requested model.",
+        "The input token count (1196265) exceeds the maximum number of tokens allowed (1048575).",
+        "This model's maximum prompt length is 131072 but the request contains 537812 tokens.",
+        "Please reduce the length of the messages or completion. Current length is 9000 while limit is 8192",
+        "This endpoint's maximum context length is 4096 tokens. However, you requested about 5000 tokens "
+        "(3000 of text input, 1000 of tool input, 1000 in the output).",
+        "the request exceeds the available context size, try increasing it",
+        "prompt token count of 9000 exceeds the limit of 8192",
+        "Your request exceeded model token limit: 8192 (requested: 9000)",
+        "too many tokens: total number of tokens in the prompt cannot exceed 4081",
+        "The decoder prompt (length 5000) is longer than the maximum model length of 4096.",
+        "Prompt exceeds max length",
+    ],
+)
+async def test_servers_say_that_a_conversation_is_too_long_in_many_ways(message):
+    error, server = await ask(in_turn((400, {}, {"error": {"message": message}})))
+    assert isinstance(error, PromptTooLong)
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("status", [400, 403, 413])
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Request rate limit exceeded",
+        "tokens per day limit exceeded",
+        "You exceeded the limit of 60000 tokens/min. Reduce the length of the messages or wait.",
+        "Daily token limit exceeded for your plan",
+        "Request too large for model `m` on tokens per minute (TPM): Limit 6000, Requested 7000, reduce your message.",
+        "This request would exceed your rate limit for the context window of 1M tokens",
+        "Too many tokens, please wait before trying again.",
+        "Your token quota was exceeded",
+        "Your request exceeds the maximum number of images",
+        "The prompt has 60 images, which exceeds the maximum of 50",
+        "The input image is too large",
+        "The number of tools in the request exceeds 128",
+        "Request exceeds the maximum size",
+    ],
+)
+async def test_a_refusal_for_another_limit_is_a_failure_and_is_sent_once(message, status):
+    error, server = await ask(in_turn((status, {}, {"error": {"message": message}})))
+    assert isinstance(error, EngineError)
+    assert not isinstance(error, PromptTooLong)
+    assert len(server.requests) == 1
+
+
+async def test_a_code_of_the_server_says_that_a_conversation_is_too_long_whatever_its_words():
+    refusal = {"error": {"code": "context_length_exceeded", "message": "Your plan has 8192 tokens a day or request."}}
+    error, _ = await ask(in_turn((400, {}, refusal)))
+    assert isinstance(error, PromptTooLong)
 
 
 async def test_an_answer_keeps_reasoning_apart_and_counts_tokens():
@@ -313,6 +388,22 @@ async def test_calls_that_are_answered_in_words_are_sent_back_in_words():
     assert '{"name": "add", "arguments": {"a": 1}}' in trajectory.turns[0].action
 
 
+class AnswersNoCall(Asks):
+    """Answers in the role tool, even an action without calls."""
+
+    async def step(self, states):
+        return StepResult([{"role": "tool", "tool_call_id": "none", "name": "add", "content": "No call found."}])
+
+
+async def test_an_answer_to_no_call_is_sent_as_a_message_of_the_user():
+    trajectory, server = await play(in_turn("3"), AnswersNoCall, max_turns=2)
+    assert trajectory.error is None
+    assert server.requests[1]["messages"][1:] == [
+        {"role": "assistant", "content": "3"},
+        {"role": "user", "content": "No call found."},
+    ]
+
+
 async def test_an_episode_ends_when_the_tokens_that_the_server_counts_reach_the_limit():
     trajectory, server = await play(lambda body: completion("3", usage=(80, 15)), max_turns=9, max_length=96)
     assert trajectory.stop_reason is StopReason.MAX_LENGTH
@@ -340,6 +431,15 @@ async def test_a_full_context_truncates_an_episode_and_refuses_a_first_prompt():
     trajectory, _ = await play(in_turn((400, {}, TOO_LONG)))
     assert (trajectory.reward, trajectory.error.kind, trajectory.error.where) == (None, "data", "prompt")
     assert "maximum context length" in trajectory.error.message
+
+
+async def test_another_limit_of_the_server_ends_no_episode_with_a_reward():
+    def answer(body):
+        refusal = {"error": {"message": "tokens per day limit exceeded"}}
+        return (403, {}, refusal) if len(body["messages"]) > 1 else "3"
+
+    trajectory, _ = await play(answer)
+    assert (trajectory.reward, trajectory.error.kind) == (None, "infra")
 
 
 async def test_a_filtered_answer_is_no_answer_and_has_no_reward():

@@ -33,13 +33,21 @@ KEEPALIVE_S = 4.0
 """Idle connections are dropped before servers drop them (vLLM: 5 s), which would cost a retry."""
 _MIN_ID = 20
 """Characters from which an answer's id is taken to be unique: some servers number answers, or name them all alike."""
+_CODE_TOO_LONG = "context_length_exceeded"
 _TOO_LONG = re.compile(
-    r"context[ _-]?(length|window|size|limit)|maximum context|prompt is too long|too many tokens|reduce the length|"
-    r"(input|prompt|request|tokens)\b[^.]{0,80}(too (long|large)|exceed)|"
+    r"context[ _-]?(length|window|size|limit)|maximum (context|prompt length|model length)|reduce the length|"
+    r"too many tokens|prompt\b[^.]{0,80}too long|input is too long|(prompt|input)\b[^.]{0,40}exceed[^.]{0,40}length|"
+    r"(tokens|token (count|limit))\b[^.]{0,80}(too (long|large)|exceed)|exceed[^.]{0,80}(tokens|token (count|limit))|"
     r"at most \d+ (completion |output )?tokens|maximum allowed number of output tokens",
     re.IGNORECASE,
 )
 """What servers say when the prompt, or the prompt and the limit of the answer, are too long for the model."""
+_OTHER_LIMIT = re.compile(
+    r"rate[ _-]?limit|quota|usage limit|\b[TR]P[MD]\b|tokens/|\b(minute|hour|day|month)s?\b|daily|hourly|monthly|"
+    r"per second|please wait|number of (images|tools)",
+    re.IGNORECASE,
+)
+"""What they say when another limit is exceeded: waiting may help, fewer messages do not."""
 
 
 class _Refused(EngineError):
@@ -161,20 +169,25 @@ class ChatEngine:
 
     async def _answer(self, body: dict[str, Any], max_tokens: int | None) -> dict[str, Any]:
         """Return the server's answer; where it refuses our limit of tokens, ask in another way."""
+        field = self._limit_field  # other requests may change it in the meantime
         try:
-            return await self._request({**body, self._limit_field: max_tokens})
+            return await self._request({**body, field: max_tokens})
         except _Refused as error:
-            if _TOO_LONG.search(str(error)):
+            if self._is_too_long(error):
                 try:  # the room that the server has left is smaller than our limit
                     return await self._request(body)
                 except _Refused as second:
-                    if _TOO_LONG.search(str(second)):
+                    if self._is_too_long(second):
                         raise PromptTooLong(str(second)) from second
                     raise
-            if self._limit_field == "max_tokens" or self._limit_field not in str(error):
+            if field == "max_tokens" or field not in str(error):
                 raise
             self._limit_field = "max_tokens"  # the older name of the field
         return await self._answer(body, max_tokens)
+
+    def _is_too_long(self, error: _Refused) -> bool:
+        text = str(error).removeprefix(self.base_url)
+        return _CODE_TOO_LONG in text or bool(_TOO_LONG.search(text) and not _OTHER_LIMIT.search(text))
 
     async def _request(self, body: dict[str, Any]) -> dict[str, Any]:
         fields = {name: value for name, value in (body | self.extra_body).items() if value is not None}
