@@ -130,7 +130,7 @@ def audit(args: Sequence[str]) -> int:
     if config.json:
         print_json(result.to_dict())
     else:
-        wide_console().print(screen(result, strict=config.strict))
+        wide_console().print(screen(result, strict=config.strict), crop=False)
     return result.exit_code(strict=config.strict)
 
 

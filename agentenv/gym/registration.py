@@ -16,6 +16,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
+from agentenv._util.brief import brief
 from agentenv._util.suggest import did_you_mean
 from agentenv.core.types import Limits
 from agentenv.episode.endpoint.agent import owns_its_loop
@@ -168,11 +169,16 @@ def _make_wrapped(env: str, wrappers: Sequence[Callable[[Any], Any]], settings: 
 
 
 def name_of(env: str) -> str:
-    """Return the name that `load_env` takes for an id; other values pass unchanged.
+    """Return the name that `load_env` takes for an id; other names pass unchanged.
 
     Raises:
-        ConfigError: no installed environment has this id.
+        ConfigError: no installed environment has this id, or it is not a name.
     """
+    if not isinstance(env, str):
+        raise ConfigError(
+            f"agentenv.gym.make: expected an id, a name, module:Attr or file.py:Class, got {brief(env)}. "
+            "Processes load the class by its name; save it in a file."
+        )
     env_id = env.removeprefix(f"{NAMESPACE}.gym:")
     if not env_id.startswith(f"{NAMESPACE}/"):
         return env

@@ -264,6 +264,6 @@ class Loop:
 
         await run_to_completion(asyncio.to_thread(write))
         self.screen.step(step, line)
-        for each in self._warnings.due(warnings):
+        for each in self._warnings.due(warnings) if step else ():
             self.screen.warn(step, each, self.records.folder)
         self._seconds, self._step_began = {}, now

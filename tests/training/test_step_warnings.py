@@ -181,6 +181,14 @@ def test_a_training_that_cannot_learn_says_so_and_records_it(tmp_path, monkeypat
 
 
 @pytest.mark.long
+def test_an_evaluation_before_the_first_step_hides_no_warning_of_it(tmp_path, monkeypatch, capfd):
+    make_place(tmp_path, monkeypatch, ["-0.4", "-0.4"])
+    (tmp_path / "given.py").write_text(REWARDS)
+    assert command(flags("--eval_dataset", "tasks.jsonl", "--max_train_steps", 1, env="given.py:Given")) == 0
+    assert "warning: step 1: every episode has the reward -0.400" in capfd.readouterr().err
+
+
+@pytest.mark.long
 def test_a_training_in_which_limits_end_every_episode_says_so(tmp_path, monkeypatch, capfd):
     make_place(tmp_path, monkeypatch)
     assert command(flags("--max_turns", 1, "--max_train_steps", 1, env="env.py:Turns")) == 0

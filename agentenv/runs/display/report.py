@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -64,16 +65,16 @@ def final_table(metrics: Metrics) -> Table:
 
 def environments_table(environments: Mapping[str, Metrics]) -> Table:
     """Return a table with a row for each environment of a mixture."""
-    table = Table(title="Environments", title_justify="left")
-    table.add_column(style="bold")
-    for name in ("tasks", "episodes", "failed", "reward", "score", "pass@1", "spread", "turns", "tokens"):
-        table.add_column(name, justify="right")
+    table = Table(title="Environments", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(style="bold", overflow="fold")
+    for name in ("tasks", "failed", "reward", "score", "pass@1", "spread", "turns", "tokens"):
+        table.add_column(name, justify="right", no_wrap=True)
     for name, m in environments.items():
         means = (m.reward.mean, m.score.mean, m.pass_at_k["1"].mean, m.hygiene.std_in_group)
         length = m.tokens.num_action / m.num_episodes if m.num_episodes else None
         cells = [_number(value, ".3f") for value in means] + [_number(m.turns_mean, ".2f"), _number(length, ".0f")]
         failed = m.num_infra_errors + m.num_env_errors
-        table.add_row(name, str(m.num_tasks), str(m.num_episodes), str(failed), *cells)
+        table.add_row(name, str(m.num_tasks), str(failed), *cells)
     return table
 
 

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from agentenv.testing.audit.episodes import shorten
 from agentenv.testing.audit.findings import WHY, apply_allowances, make_finding
 from agentenv.testing.audit.policies import all_policies, change_answer, select_policies
 from agentenv.testing.audit.report import card, screen
+from tests.drivers import command
 from tests.testing.audit import audited as envs
 from tests.testing.audit.audited import audited, tasks
 
@@ -132,7 +134,7 @@ def shown(result, width=80):
 
     console = Console(record=True, width=width, file=open(os.devnull, "w"))  # noqa: SIM115
     with console.file:
-        console.print(screen(result))
+        console.print(screen(result), crop=False)
     return console.export_text().splitlines()
 
 
@@ -142,7 +144,8 @@ async def test_at_80_columns_findings_come_first_zero_rows_are_one_line_and_name
     lines = shown(result)
     commands = [line for line in lines if "reproduce: " in line]
     assert max(len(line) for line in lines if line not in commands) <= 80
-    assert commands == [] or all("--policies" in line for line in commands), "a command can be copied whole"
+    whole = [each.reproduce for each in result.findings if each.reproduce and not each.allowed]
+    assert [line.partition("reproduce: ")[2].rstrip() for line in commands] == whole
     assert lines[0].startswith("fail    hack-earns:enumeration: ")
     assert lines[-1].startswith("failed: ")
     (at,) = [number for number, line in enumerate(lines) if "episodes on 2 tasks" in line]
@@ -173,5 +176,23 @@ async def test_the_report_has_no_color_if_that_is_asked_for(monkeypatch):
         console = Console(
             width=80, force_terminal=True, color_system="standard", _environ=variables, file=io.StringIO()
         )
-        console.print(screen(result))
+        console.print(screen(result), crop=False)
         assert ("\x1b[1;31m" in console.file.getvalue()) == colored
+
+
+@pytest.mark.long
+def test_the_command_prints_what_reproduces_a_finding_whole(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / ("a_folder_with_a_name_that_is_rather_long_" * 2)
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "80")
+    Path("pays.py").write_text(
+        "from agentenv import AgentInstance, StepResult\n\n\nclass Pays(AgentInstance):\n"
+        "    async def step(self, states):\n        return StepResult(reward=1.0, score=1.0, terminated=True)\n"
+    )
+    (folder / "rows.jsonl").write_text('{"prompt": "Say 3.", "label": "3"}\n')
+    source = str(folder / "pays.py")
+    assert command(["audit", source, "--data", str(folder / "rows.jsonl"), "--policies", "null", "--no_repeat"]) == 1
+    lines = [line for line in capsys.readouterr().out.splitlines() if "reproduce: " in line]
+    assert all(f"audit {source} --data " in line and " --policies " in line for line in lines)
+    assert lines[0].endswith(" --task 000000 --policies null/empty")
