@@ -474,10 +474,19 @@ class Tally:
 
 
 def aggregate(
-    summaries: Iterable[Summary], *, num_tasks: int, num_samples: int, wall_s: float, pass_score: float | None = None
+    summaries: Iterable[Summary],
+    *,
+    num_tasks: int,
+    num_samples: int,
+    wall_s: float,
+    pass_score: float | None = None,
+    pass_scores: Mapping[str, float | None] = MappingProxyType({}),
 ) -> Metrics:
-    """Return the Metrics of these episodes, each of which must occur once; see `Tally.metrics`."""
-    counts = _Counts(pass_score, group_size=None)
+    """Return the Metrics of these episodes, each of which must occur once; see `Tally.metrics`.
+
+    `pass_scores` are those of environments by name, "" is that of the only one; `pass_score` is that of all others.
+    """
+    counts = _Counts(pass_score, None, pass_scores)
     for summary in summaries:
         counts.add(summary)
     return counts.metrics(num_tasks, num_samples, wall_s)

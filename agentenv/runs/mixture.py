@@ -149,6 +149,11 @@ def _entry(values: Any, where: str) -> MixtureEntry:
         if not isinstance(value, kinds) or isinstance(value, bool):
             expected = {int: "a number", Mapping: "an object"}.get(kinds[0], "text")
             raise ConfigError(f"{where}: expected {expected} as `{key}`, got {brief(value, 60)}. Change it.")
+    if values["env"].partition(":")[0].endswith(_SUFFIXES):
+        raise ConfigError(
+            f"{where}: expected an environment, got {values['env']!r}, a file of entries. Use --env with the file "
+            "alone, and write `weight` into its entries."
+        )
     entry = MixtureEntry(**{"name": _default_name(values["env"]), **values})
     if not 0 <= entry.weight < math.inf:
         raise ConfigError(f"{where}: expected a weight >= 0, got {entry.weight!r}. Change it.")

@@ -21,7 +21,7 @@ from agentenv.errors import MissingDependency
 from agentenv.runs.config import RunConfig
 from agentenv.runs.display.report import quiet_transformers
 from agentenv.runs.display.screen import RunScreen
-from agentenv.runs.metrics import Metrics, aggregate, summarize
+from agentenv.runs.metrics import Metrics, Tally, summarize
 from agentenv.runs.prepare import load_parts, open_runner, prepare
 from agentenv.runs.records.async_writer import Outbox
 from agentenv.runs.records.directory import ReadReport, read_config, read_trajectories
@@ -208,13 +208,16 @@ def load_run(path: str | Path) -> Run:
         ConfigError: the run is missing.
         DataError: the record has another schema.
     """
-    flags = read_config(path)["config"].get("flags") or {}
+    config = read_config(path)["config"]
     trajectories = tuple(read_trajectories(path))
     sizes = Counter(each.group_id for each in trajectories)
-    metrics = aggregate(
-        map(summarize, trajectories), num_tasks=len(sizes), num_samples=max(sizes.values(), default=1), wall_s=0.0,
-        pass_score=flags.get("pass_score"),
-    )  # fmt: skip
+    num_samples = max(sizes.values(), default=1)
+    pass_scores = config.get("pass_scores", {})  # that of each environment of a mixture
+    tally = Tally(num_samples, pass_score=(config.get("flags") or {}).get("pass_score"), pass_scores=pass_scores)
+    for trajectory in trajectories:
+        tally.add(summarize(trajectory))
+    env_tasks = Counter(env for env, _ in {(each.task.env, each.group_id) for each in trajectories})
+    metrics = tally.metrics(num_tasks=len(sizes), num_samples=num_samples, wall_s=0.0, env_tasks=env_tasks)
     return Run(trajectories, metrics, Path(path))
 
 

@@ -121,7 +121,9 @@ def open_run(job: Job, out: Path) -> RunWriter:
     """
     config = job.config
     stored = {"flags": config.to_dict(), "resolved": job.digests, "agent_file": code_digest(config)}
-    free = ["agent_file", *(f"flags.{name}" for name in FREE_ON_RESUME)]
+    if job.is_mixture:
+        stored["pass_scores"] = job.pass_scores
+    free = ["agent_file", "pass_scores", *(f"flags.{name}" for name in FREE_ON_RESUME)]
     tally = Tally(config.n, pass_score=config.pass_score, pass_scores=job.pass_scores)
     return RunWriter.open(out, stored, resume=config.output.resume, may_differ=free, tally=tally)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from agentenv.errors import ConfigError, RunStopped
 from agentenv.runs.records.directory import sync_directory, write_json
 
 BEST, EVALUATION = "model-best", "evaluation.json"
+_LATE = re.compile(r"score|reward|turns|truncated_share|(reward/|pass@|info/|stop/|set/).+")
+"""Numbers that an evaluation may lack and a later one have."""
 _TEMPORARY, _PREVIOUS = f".{BEST}.tmp", f".{BEST}.previous"
 
 
@@ -85,18 +88,20 @@ class BestModel:
         The initial model is not: it is still where --model names it.
 
         Raises:
-            ConfigError: --early_stop names a number that evaluations do not have.
+            ConfigError: --early_stop names a number that no evaluation has.
         """
         key = self._key or ("eval/score" if "eval/score" in numbers else "eval/reward")
         value = numbers.get(key)
         if value is None:
-            if self._early_stop and not self._values:
+            if self._early_stop and not _LATE.fullmatch(self._early_stop.metric):
                 known = ", ".join(sorted(key.removeprefix("eval/") for key in numbers if key.startswith("eval/")))
                 raise ConfigError(
                     f"--early_stop: expected a number of the evaluation ({known}), got {self._early_stop.metric!r}. "
                     "Choose one of them."
                 )
-            return False  # all episodes of this evaluation failed
+            if self._values:
+                self._values.append((step, float("-inf")))
+            return False
         self._key = key
         self._values.append((step, value))
         is_best = value > self._bar

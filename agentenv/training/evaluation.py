@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from agentenv._util.estimates import Moments
@@ -30,6 +31,8 @@ class Evaluation:
     num_samples: int
     grader: GroupGrader | None = None
     """Grades groups, for --group_reward."""
+    pass_scores: Mapping[str, float | None] = field(default_factory=dict)
+    """As `aggregate` takes them."""
 
     async def run(self) -> dict[str, float]:
         """Run the held-out tasks and return reward, score, pass@k, turns and infos, by keys without a prefix.
@@ -51,18 +54,21 @@ class Evaluation:
             await self.runner.run(planned, record)
         else:
             await OpenGroups(self.runner, self.grader, self.num_samples, record=record).run(planned)
-        numbers = numbers_of(measure(summaries, num_samples=self.num_samples))
+        numbers = numbers_of(measure(summaries, num_samples=self.num_samples, pass_scores=self.pass_scores))
         for name, tasks in self.sets.items() if len(self.sets) > 1 else ():
             ids = {task.task_id for task in tasks}
-            own = measure([each for each in summaries if each.group_id in ids], num_samples=self.num_samples)
+            held = [each for each in summaries if each.group_id in ids]
+            own = measure(held, num_samples=self.num_samples, pass_scores=self.pass_scores)
             numbers |= {f"set/{name}/{key}": value for key, value in numbers_of(own).items()}
         return numbers
 
 
-def measure(summaries: Sequence[Summary], *, num_samples: int) -> Metrics:
-    """Return the Metrics of a batch of episodes, `num_samples` per task."""
+def measure(
+    summaries: Sequence[Summary], *, num_samples: int, pass_scores: Mapping[str, float | None] = MappingProxyType({})
+) -> Metrics:
+    """Return the Metrics of a batch of episodes, `num_samples` per task; `pass_scores` are as in `aggregate`."""
     num_tasks = len({each.group_id for each in summaries})
-    return aggregate(summaries, num_tasks=num_tasks, num_samples=num_samples, wall_s=0.0)
+    return aggregate(summaries, num_tasks=num_tasks, num_samples=num_samples, wall_s=0.0, pass_scores=pass_scores)
 
 
 def numbers_of(metrics: Metrics) -> dict[str, float]:
@@ -93,11 +99,15 @@ def spread_of(summaries: Sequence[Summary]) -> dict[str, float]:
     return {"reward_std": math.sqrt(Moments(rewards).variance)} if len(rewards) > 1 else {}
 
 
-def numbers_by_env(summaries: Sequence[Summary], *, num_samples: int) -> dict[str, float]:
+def numbers_by_env(
+    summaries: Sequence[Summary], *, num_samples: int, pass_scores: Mapping[str, float | None]
+) -> dict[str, float]:
     """Return the numbers of each environment of a mixture, with the prefix env/NAME/; empty without a mixture."""
     numbers: dict[str, float] = {}
     for name in sorted({each.env for each in summaries if each.env}):
-        own = measure([each for each in summaries if each.env == name], num_samples=num_samples)
+        own = measure(
+            [each for each in summaries if each.env == name], num_samples=num_samples, pass_scores=pass_scores
+        )
         numbers |= {f"env/{name}/{key}": value for key, value in numbers_of(own).items()}
     return numbers
 

@@ -182,10 +182,10 @@ class Loop:
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         for trajectory in trajectories[: self.config.save_samples]:
             await asyncio.to_thread(self.records.samples.append, trajectory)
-        num_samples = self.config.n
+        num_samples, pass_scores = self.config.n, self.rollouts.options.pass_scores
         summaries = await asyncio.to_thread(lambda: list(map(summarize, trajectories)))
-        metrics = await asyncio.to_thread(measure, summaries, num_samples=num_samples)
-        by_env = await asyncio.to_thread(numbers_by_env, summaries, num_samples=num_samples)
+        metrics = await asyncio.to_thread(measure, summaries, num_samples=num_samples, pass_scores=pass_scores)
+        by_env = await asyncio.to_thread(numbers_by_env, summaries, num_samples=num_samples, pass_scores=pass_scores)
         by_env |= {f"env/{name}/share": share for name, share in self.rollouts.order.shares.items()}
         with self._timed("train_s"):
             batch = await asyncio.to_thread(build, trajectories, need_logprobs=needs_rollout_logprobs(self.config))

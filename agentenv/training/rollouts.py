@@ -61,6 +61,8 @@ class RolloutOptions:
     weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of the environments of a mixture, by name. They count sampled groups, also those rejected later."""
     curriculum: Curriculum | None = None
+    pass_scores: Mapping[str, float | None] = field(default_factory=dict)
+    """Scores from which an episode counts as passed, by environment; "" is the only one."""
 
 
 @dataclass(slots=True)

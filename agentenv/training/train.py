@@ -363,10 +363,13 @@ async def _build_loop(
         setup = replace(opened.setup, engine=engine, sampling=sampling)
         return EpisodeRunner(opened.source, setup, concurrency=config.concurrency, policy=config.policy)
 
+    pass_scores = {part.name: part.config.pass_score for part in job.episodes.parts}
     evaluation = None
     if job.held_out:
         evaluating = runner(config.eval_temperature, config.seed + 1, opened.setup.engine)
-        evaluation = Evaluation(evaluating, job.held_out, config.eval_n_samples_per_prompt, job.episodes.grader)
+        evaluation = Evaluation(
+            evaluating, job.held_out, config.eval_n_samples_per_prompt, job.episodes.grader, pass_scores
+        )
     options = RolloutOptions(
         config.rollout_batch_size,
         config.n,
@@ -381,6 +384,7 @@ async def _build_loop(
         seed=config.seed,
         weights=job.weights,
         curriculum=load_curriculum(config.curriculum) if config.curriculum else None,
+        pass_scores=pass_scores,
     )
     sampling = runner(config.temperature, config.seed, FixedSamplingEngine(opened.setup.engine, config.sampling))
 

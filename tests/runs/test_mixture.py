@@ -85,6 +85,12 @@ def test_a_number_after_the_last_colon_is_a_weight_and_a_name_is_an_attribute(gi
     assert (entry.env, entry.name, entry.weight) == (env, name, weight)
 
 
+@pytest.mark.parametrize("text", ["mix.yaml:2", "folder/mix.yml:0.5", "mix.json:Name", '{"env": "mix.yaml"}'])
+def test_a_weight_or_a_name_after_a_file_of_entries_is_refused_before_anything_is_loaded(text):
+    with pytest.raises(ConfigError, match=r"expected an environment, got '.*mix.*', a file of entries. Use --env"):
+        read_entries([text, "math_retry"])
+
+
 def test_one_environment_is_no_mixture_and_keeps_its_name():
     assert all(map(is_plain, ([], ["math_retry"], ["a.py:B"], ["p.q:R"])))
     assert not any(map(is_plain, (["a", "b"], ["a:0.5"], ["mix.yaml"], ['{"env": "a"}'])))
@@ -189,6 +195,19 @@ def test_a_run_has_all_tasks_of_each_environment_with_its_own_data_arguments_and
     assert metrics["pass_at_k"]["1"]["mean"] == 0.75, "each by the score of its own environment"
     assert metrics["reward"]["mean"] == 15.0
     assert "time" not in by_env["Short"]
+
+
+@pytest.mark.long
+def test_the_run_that_is_read_has_the_metrics_of_the_run_also_if_config_json_is_of_an_earlier_version(place):
+    assert run_mix() == 0
+    metrics = json.loads((place / "out/metrics.json").read_text())
+    found = agentenv.load_run("out").metrics.to_dict()
+    assert found | {"time": None} == metrics | {"time": None}
+    document = json.loads((place / "out/config.json").read_text())
+    assert document["config"].pop("pass_scores") == {"Short": 10.0, "once": None}
+    (place / "out/config.json").write_text(json.dumps(document))
+    assert agentenv.load_run("out").metrics.num_episodes == 8
+    assert run_mix("--resume") == 0
 
 
 @pytest.mark.long

@@ -141,6 +141,22 @@ def test_a_metric_that_evaluations_do_not_have_is_an_error_that_names_theirs(tmp
         best.add(0, {"eval/score": 0.5, "eval/pass@1": 0.5})
 
 
+@pytest.mark.parametrize("metric", ["score", "reward", "pass@1", "info/first", "set/held/info/first", "turns"])
+def test_an_evaluation_without_the_metric_is_no_improvement_and_before_its_first_value_the_training_goes_on(
+    tmp_path, metric
+):
+    best = BestModel(tmp_path, early_stop=EarlyStop(metric, 2))
+    for step in range(4):
+        assert not best.add(step, {"eval/num_failed": 0.0})
+    assert best.stop_reason == ""
+    evaluated(best, 0.4, first=4, key=f"eval/{metric}")
+    assert not best.add(5, {"eval/num_failed": 0.0})
+    assert best.stop_reason == ""
+    assert not best.add(6, {"eval/num_failed": 0.0})
+    assert "best at step 4, with 0.400, and 2 evaluations since are not better" in best.stop_reason
+    assert kept(tmp_path) == 4
+
+
 @pytest.mark.parametrize("text", ["score", "score:", ":3", "score:0", "score:-1", "score:1.5", ""])
 def test_another_form_is_an_error(text):
     with pytest.raises(ConfigError, match="--early_stop: expected METRIC:PATIENCE"):

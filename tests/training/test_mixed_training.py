@@ -103,6 +103,29 @@ def test_held_out_sets_have_their_own_numbers_also_of_an_environment_that_is_not
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("is_mixture", [True, False], ids=["mixture", "one"])
+def test_an_episode_passes_by_the_score_range_of_its_own_environment(place, is_mixture):
+    tens = "class Tens(AgentInstance):\n    score_range = (0.0, 10.0)\n\n    async def step(self, states):\n"
+    tens += "        return StepResult(reward=10.0, score=10.0, terminated=True)\n"
+    (place / "tens.py").write_text(f"from agentenv import AgentInstance, StepResult\n\n\n{tens}")
+    rows(place, ["ok"] * 8)
+    (place / "held.jsonl").write_bytes((place / "tasks.jsonl").read_bytes())
+    steps = ["--max_train_steps", 1]
+    if is_mixture:
+        (place / "mix.yaml").write_text(MIX.replace("env.py:Turns", "tens.py:Tens"))
+        assert command(mixed("--eval_dataset", "Letters=tasks.jsonl", "Tens=held.jsonl", *steps)) == 0
+        own = ["rollout/env/Tens/pass@1", "eval/set/held/pass@1"]
+    else:
+        assert command(flags("--eval_dataset", "held.jsonl", *steps, env="tens.py:Tens")) == 0
+        own = ["rollout/pass@1", "eval/pass@1", "rollout/pass@4"]
+    before, line = read_metrics(place / "out")
+    assert {key: (before | line)[key] for key in own} == dict.fromkeys(own, 1.0)
+    for key in ("pass@1", "pass@4"):
+        assert 0.0 < line[f"rollout/{key}"] <= 1.0
+    assert 0.5 <= line["eval/pass@1"] <= 1.0
+
+
+@pytest.mark.long
 def test_async_training_with_partial_rollouts_and_filtering_keeps_its_bounds_in_a_mixture(place):
     more = ["--async_train", "--partial_rollout", "--dynamic_filtering", "--curriculum", "spread", "--save_steps", 1]
     assert command(mixed(*more, "--max_train_steps", 4)) == 0

@@ -74,6 +74,12 @@ def test_a_condition_is_found_alone_with_what_to_do_and_not_before_its_bound(nam
         assert names(below, **changes) == []
 
 
+def test_a_step_in_which_a_constraint_forced_every_token_names_the_constraint_and_not_the_engine():
+    found = text({"train/num_tokens": 0.0, "train/num_dropped_tokens": 0.0})
+    assert "a constraint forced every token" in found
+    assert "log-probability" not in found
+
+
 def test_estimators_that_compare_tasks_learn_without_spread_within_them_and_none_from_a_constant_reward():
     for estimator in ("reinforce", "flash_reinforce", "gae"):
         assert names(FLAT, advantage_estimator=estimator) == []

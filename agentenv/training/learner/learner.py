@@ -130,8 +130,9 @@ class Learner:
         if self._num_empty >= _MAX_EMPTY:
             raise RunStopped(
                 f"train step {self.num_steps + 1}: expected action tokens to learn from, got none in {self._num_empty} "
-                f"steps in a row, and {batch.num_dropped_tokens} without log-probabilities in this one. Use an engine "
-                "that returns them, or leave --is_correction out."
+                f"steps in a row, {int(batch.forced_N.sum())} that a constraint forced and {batch.num_dropped_tokens} "
+                "without log-probabilities in this one. Loosen the constraint, or use an engine that returns "
+                "log-probabilities, or leave --is_correction out."
             )
         totals = Totals()
         parts = list(self._parts(batch))

@@ -129,6 +129,11 @@ def _zero_gradient(numbers: Numbers, config: TrainConfig) -> str:
 def _no_tokens(numbers: Numbers, config: TrainConfig) -> str:
     if numbers.get("train/num_tokens") != 0.0:
         return ""
+    if numbers["train/num_dropped_tokens"] == 0.0:
+        return (
+            "a constraint forced every token, so nothing is learned. "
+            "Loosen the tool_choice, response_format or structural tag of the agent's requests"
+        )
     return (
         f"{numbers['train/num_dropped_tokens']:.0f} tokens are left out because the engine returned no log-probability "
         "for them, and no other is left to learn from. Use another engine, or leave --is_correction out"
