@@ -9,7 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Annotated
 
@@ -72,17 +72,17 @@ def show(args: Sequence[str]) -> int:
     if config.episode is not None and selection != Selection():
         raise ConfigError(f"--episode: expected no other condition, got {shlex.join(args)}. Leave the others out.")
     check_run(config.run)
-    report, is_empty = ReadReport(), True
+    report, is_empty, was_quit = ReadReport(), True, True
+    one = None if config.episode is None else load_episode(config.run, config.episode, report=report)
     console = Console()
     has_color = console.color_system is not None and not console.no_color
-    with _paged() as stream:
-        chosen: Iterable[Trajectory] = select(config.run, selection, report=report)
-        if config.episode is not None:
-            chosen = [load_episode(config.run, config.episode, report=report)]
+    with _paged() as (stream, check):
+        chosen: Iterable[Trajectory] = [one] if one else select(config.run, selection, report=report, check=check)
         for trajectory in chosen:
             stream.writelines(_styled(*piece) if has_color else piece[0] for piece in conversation(trajectory))
             is_empty = False
-    if is_empty:
+        was_quit = False
+    if is_empty and not was_quit:
         found = report.num_lines - report.num_superseded
         sys.stderr.write(f"agentenv show: none of the {found} episodes of {config.run} is shown\n")
     if report.damage:
@@ -91,23 +91,38 @@ def show(args: Sequence[str]) -> int:
 
 
 @contextlib.contextmanager
-def _paged() -> Iterator[IO[str]]:
-    """Yield the pager's input on a terminal, else stdout; the end of the pager ends the block."""
-    words = shlex.split(os.environ.get("PAGER", "less"))
+def _paged() -> Iterator[tuple[IO[str], Callable[[], None]]]:
+    """Yield the pager's input on a terminal, else stdout, and a check; the end of the pager ends the block.
+
+    The end is noticed where the block writes or calls the check.
+
+    Raises:
+        ConfigError: $PAGER cannot be split into words.
+    """
+    command = os.environ.get("PAGER", "less")
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(f"PAGER: expected a command line, got {command!r}: {error}. Correct the variable.") from error
     if not sys.stdout.isatty() or not words:
-        yield sys.stdout
+        yield sys.stdout, lambda: None
         return
     environment = {"LESS": "FRX", **os.environ}
     try:
         pager = subprocess.Popen(words, stdin=subprocess.PIPE, text=True, errors="replace", env=environment)
     except OSError:  # it is not installed
-        yield sys.stdout
+        yield sys.stdout, lambda: None
         return
+
+    def check() -> None:
+        if pager.poll() is not None:
+            raise BrokenPipeError
+
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the pager
     try:
         with contextlib.suppress(BrokenPipeError), pager:  # the reader quit
             assert pager.stdin is not None
-            yield pager.stdin
+            yield pager.stdin, check
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,16 +32,19 @@ class Selection:
     best: int | None = None
 
 
-def select(run: str | Path, selection: Selection, *, report: ReadReport | None = None) -> Iterator[Trajectory]:
+def select(
+    run: str | Path, selection: Selection, *, report: ReadReport | None = None, check: Callable[[], None] = lambda: None
+) -> Iterator[Trajectory]:
     """Yield the chosen episodes in the order of the record, the worst or the best from the extreme on.
 
-    One trajectory at a time is in memory, or as many as `worst` or `best` asks for.
+    One trajectory at a time is in memory, or as many as `worst` or `best` asks for. `check` is called
+    for each that is read, chosen or not, and may raise an error to end the search.
 
     Raises:
         ConfigError: the run or the task is missing, or no episode has a value that the filter names.
         DataError: the record has another schema.
     """
-    chosen = _chosen(run, selection, report)
+    chosen = _chosen(run, selection, report, check)
     if selection.worst is None and selection.best is None:
         yield from chosen
         return
@@ -53,12 +56,15 @@ def select(run: str | Path, selection: Selection, *, report: ReadReport | None =
     yield from (trajectory for _, _, trajectory in ordered)
 
 
-def _chosen(run: str | Path, selection: Selection, report: ReadReport | None) -> Iterator[Trajectory]:
+def _chosen(
+    run: str | Path, selection: Selection, report: ReadReport | None, check: Callable[[], None]
+) -> Iterator[Trajectory]:
     where, tasks = selection.where, set[str]()
-    rewards = _group_rewards(run) if where and where.columns & set(GROUP_COLUMNS) else {}
+    rewards = _group_rewards(run, check) if where and where.columns & set(GROUP_COLUMNS) else {}
     unseen = {column for column in where.columns if "info." in column} if where else set()
     seen: set[str] = set()
     for trajectory in read_trajectories(run, report=report):
+        check()
         if unseen:
             seen.update(key for key in episode_row(trajectory) if key.startswith("info."))
             seen.update(f"turn.{key}" for row in turn_rows(trajectory) for key in row if key.startswith("info."))
@@ -85,9 +91,10 @@ def _is_task(wanted: str, task_id: str) -> bool:
     return wanted in (task_id, first := task_id.partition("@")[0]) or (wanted.isdigit() and wanted.zfill(6) == first)
 
 
-def _group_rewards(run: str | Path) -> dict[str, list[float]]:
+def _group_rewards(run: str | Path, check: Callable[[], None]) -> dict[str, list[float]]:
     rewards: dict[str, list[float]] = defaultdict(list)
     for trajectory in read_trajectories(run, report=ReadReport()):
+        check()
         if trajectory.reward is not None:
             rewards[trajectory.group_id].append(trajectory.reward)
     return rewards
