@@ -65,12 +65,17 @@ def code_task(label: Any, row: Mapping[str, Any] | None = None, *, strict: bool 
     Raises:
         DataError: they have no known form, lack what the form needs, or have no test.
     """
-    own = _label_columns(arrays_as_lists(label))
+    try:
+        own = _label_columns(arrays_as_lists(label))
+    except RecursionError as error:
+        raise DataError(
+            "code_task: expected a label of a few levels, got one nested too deep. Remove the row."
+        ) from error
     columns = {**(row or {}), **own}
     name = _marked(own) or form_of(columns)
     form = FORMS[name]
-    columns |= {column: arrays_as_lists(columns[column]) for column in form.columns if column in columns}
     try:
+        columns |= {column: arrays_as_lists(columns[column]) for column in form.columns if column in columns}
         task = (form.read_strictly if strict and form.read_strictly else form.read)(columns)
         _check_preludes(task.suite)
         return task
