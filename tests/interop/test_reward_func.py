@@ -903,7 +903,9 @@ def test_a_training_takes_it_and_its_batches():
     config = configured(["--reward-func-path", "reward.py", "--reward_batch_size", "8"])
     assert (config.remote_rm_url, config.reward_batch_size) == ("reward.py", 8)
     assert (config.episodes.remote_rm_url, config.episodes.reward_batch_size) == ("reward.py", 8)
-    with pytest.raises(ConfigError, match="--remote_rm_url: expected one name, got --reward_func_path as well"):
+    with pytest.raises(
+        ConfigError, match="--remote_rm_url: expected one name, got --reward_func_path, which means the same"
+    ):
         configured(["--reward_func_path", "reward.py", "--remote_rm_url", "reward.py"])
     with pytest.raises(ConfigError, match="--reward_batch_size: expected --remote_rm_url with it"):
         configured(["--env", "math_retry", "--reward_batch_size", "8"])

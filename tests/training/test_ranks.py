@@ -397,7 +397,8 @@ def torchrun(place, argv):
         file.write('\nimport atexit, os\nif "ABORT_AT_EXIT" in os.environ:\n    atexit.register(os.abort)\n')
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}", "OMP_NUM_THREADS": "1", "ABORT_AT_EXIT": "1"}
     return subprocess.Popen(
-        [*TORCHRUN, "-m", "agentenv.cli", *overriding(*argv)],
+        # torchrun takes --n for the beginning of its own --nnodes.
+        [*TORCHRUN, "-m", "agentenv.cli", *("--n_samples_per_prompt" if a == "--n" else a for a in overriding(*argv))],
         cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 

@@ -40,7 +40,7 @@ def test_the_flags_of_every_demo_parse_and_its_environment_takes_its_arguments(d
     assert {config.data, *config.eval_dataset} <= builtin_datasets().keys()
     assert config.eval_temperature == 1.0
     assert config.eval_n_samples_per_prompt >= 4
-    source = env_source(config.env, dict(config.env_kwargs))
+    source = env_source(config.source, dict(config.env_kwargs))
     assert source.cls(**source.kwargs)
 
 
