@@ -413,7 +413,7 @@ RUN = ("run", "--env", "math_retry", "--temperature", "0", "--json", "--max_toke
 
 
 def errors(tmp_path):
-    """The lines on stderr, without those of a busy machine: stalls that the watchdog reports, and starts that take long."""
+    """The lines on stderr, without those of a busy machine: stalls of the event loop and starts that take long."""
     lines = (tmp_path / "stderr").read_text().splitlines()
     slow = ("the event loop, on which all episodes run, is blocked", "starting ")
     return [line for line in lines if not line.startswith(slow)]
