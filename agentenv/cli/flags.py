@@ -148,6 +148,8 @@ def _canonical(config: type[Any], given: Sequence[Given]) -> list[Given]:
     for field, (_, values) in found.items():
         if not values and is_repeatable(kinds.get(field)):
             raise ConfigError(f"--{field}: expected a value, got none. Add it.")
+        if values == ["None"] and is_repeatable(kinds.get(field)):
+            values.clear()  # as None unsets a flag of one value
     return list(found.values())
 
 

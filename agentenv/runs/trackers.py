@@ -150,7 +150,8 @@ class Trackers:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await asyncio.to_thread(self.close)
+        if self.trackers:
+            await asyncio.to_thread(self.close)
 
 
 def flat_numbers(tree: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

@@ -24,7 +24,7 @@ from agentenv.core.agent import AgentInstance
 from agentenv.episode.runner import ErrorPolicy, plan
 from agentenv.episode.source import EnvSource
 from agentenv.runs.shutdown import interruptible
-from tests.drivers import command, forked, ids, lines, without_times
+from tests.drivers import command, forked, ids, lines, overriding, without_times
 from tests.episode.test_runner import END, make_runner, make_tasks, run_all
 from tests.faults.places import FLAGS, RESUME, make_place, rows
 
@@ -194,7 +194,7 @@ def wait_until(condition, running, timeout_s=280):
 @pytest.mark.long
 @pytest.mark.parametrize("more", [[], ["--json"], ["--progress", "live"]])
 def test_a_run_whose_reader_left_continues_to_its_end(place, more):
-    argv = [sys.executable, "-m", "agentenv.cli", *map(str, [*FLAGS, *more, "--env", "noisy.py:Noisy"])]
+    argv = [sys.executable, "-m", "agentenv.cli", *overriding(*FLAGS, *more, "--env", "noisy.py:Noisy")]
     (place / "noisy.py").write_text(NOISY)
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}", "PYTHONUNBUFFERED": ""}
     running = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentenv.cli.flags import parse
 from agentenv.cli.train import configured
 from agentenv.core.agent import AgentInstance
 from agentenv.episode.registry import builtin_datasets
@@ -182,6 +183,11 @@ def test_a_setting_given_under_both_of_its_names_is_refused_in_python_too():
 @pytest.mark.parametrize("line", ["--target_modules a b", "--target_modules a --target_modules b"])
 def test_a_flag_of_any_number_of_values_may_be_repeated(line):
     assert config(f"{AGENT}--lora_rank 4 {line}").target_modules == ("a", "b")
+
+
+def test_none_unsets_a_flag_of_any_number_of_values():
+    of_file = TrainConfig.from_flags(env="math_retry", eval_dataset=("a", "b"))
+    assert parse(TrainConfig, "train", ["--eval_dataset", "None"], default=of_file).eval_dataset == ()
 
 
 @pytest.mark.parametrize(
