@@ -1,8 +1,6 @@
 """Episodes with `ChatEngine` against a server in another process that breaks in each way of `CHAT_MODES`."""
 
 import asyncio
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -22,15 +20,6 @@ QUICK = ("right", "reset-in-the-body", "404", "429-for-a-moment", "no-choices", 
 """Modes of the fast suite."""
 TIMEOUT_S = 1.0
 """Deadline of a generation where the server fails: the modes that hang wait so long."""
-
-
-@pytest.fixture(scope="module")
-def ports():
-    """The port of the server, and one on which nothing listens."""
-    command = [sys.executable, policy_server.__file__]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        yield [int(port) for port in process.stdout.readline().split()]
-        process.stdin.close()
 
 
 def two_turns(states):

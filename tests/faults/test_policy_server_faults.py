@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import math
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -38,15 +36,6 @@ class SizedTokenizer(CharTokenizer):
 
     def __len__(self):
         return self.vocab_size
-
-
-@pytest.fixture(scope="module")
-def ports():
-    """The port of the server, and one on which nothing listens."""
-    command = [sys.executable, policy_server.__file__]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        yield [int(port) for port in process.stdout.readline().split()]
-        process.stdin.close()
 
 
 def cases():
