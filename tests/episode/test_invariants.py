@@ -496,7 +496,7 @@ def record(played):
     values = trajectory_to_dict(played.trajectory)
     values["wait_s"] = 0.0
     if values["error"]:
-        values["error"]["place"] = ""
+        values["error"]["place"] = values["error"]["traceback"] = ""
     for turn in values["turns"]:
         turn["generate_s"] = turn["step_s"] = 0.0
     return json.dumps(values, sort_keys=True)
