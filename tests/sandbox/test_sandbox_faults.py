@@ -101,7 +101,7 @@ async def test_a_killed_zygote_is_replaced_and_its_program_run_again(own_sandbox
     await asyncio.sleep(0.5)
     os.kill(victim(own_sandbox), signal.SIGKILL)
     result = await task
-    assert (result.status, result.stdout) == (ExecStatus.OK, "done\n"), result.detail
+    assert (result.status, result.stdout) == (ExecStatus.OK, "done\n"), result
     assert result.attempts == 2
 
 
