@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def plan(python=None):
-    return _plan.Plan(Isolation.NAMESPACES, _plan.user_range(), python or _plan.interpreters()[0])
+    return _plan.Plan(Isolation.NAMESPACES, _plan.user_ranges(), python or _plan.interpreters()[0])
 
 
 def test_each_probe_is_ok_or_says_why_and_what_fixes_it():

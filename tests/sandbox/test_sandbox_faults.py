@@ -24,6 +24,7 @@ from agentenv.errors import ConfigError
 from agentenv.sandbox import ExecLimits, ExecStatus, Isolation, LocalSandbox, SandboxUnavailable
 from agentenv.sandbox.guest import files, usage, watch
 from agentenv.sandbox.local import execution as _execution
+from agentenv.sandbox.local import plan as _plan
 from agentenv.sandbox.local import zygote_client as _client
 from agentenv.sandbox.local import zygote_pool as _pool
 from agentenv.sandbox.local.execution import classify
@@ -119,6 +120,35 @@ async def test_a_program_whose_zygote_always_dies_is_an_infra_failure(strongest)
     task.cancel()
     assert (result.status, result.attempts) == (ExecStatus.INFRA, 3)
     assert result.detail
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("level", [Isolation.LANDLOCK, Isolation.UID], ids=str)
+@pytest.mark.parametrize("policy", ["pure", "proc"])
+async def test_a_program_ends_no_program_of_another_sandbox(level, policy):
+    one, other = await opened(isolation=level), await opened(isolation=level)
+    try:
+        victim = await other.start(SLEEP, policy=policy)
+        await until(lambda: below(zygote(other)))
+        await one.run("import os\nfor _ in range(3): os.kill(-1, 9)", policy=policy)
+        assert below(zygote(other)), "the program of the other sandbox is gone"
+        assert (await victim.kill()).detail == "killed by the caller"
+    finally:
+        await one.aclose()
+        await other.aclose()
+
+
+@pytest.mark.long
+async def test_a_sandbox_says_that_all_user_ids_are_in_use(monkeypatch):
+    first = 0x7A000000 + os.getpid() % 4096 * 1024  # that no other test takes
+    monkeypatch.setattr(_plan, "user_ranges", lambda: (first, 1024, 1))
+    sandbox = await opened(isolation=Isolation.UID)
+    try:
+        with pytest.raises(SandboxUnavailable, match="expected a range that no sandbox uses, got 1 in use"):
+            await LocalSandbox(isolation=Isolation.UID).open()
+    finally:
+        await sandbox.aclose()
+    await (await opened(isolation=Isolation.UID)).aclose()  # they are free again
 
 
 @pytest.mark.long

@@ -167,7 +167,7 @@ def enter(plan: dict[str, Any], proc: int, load: Callable[[], None] = lambda: No
         return
     linux.unshare(linux.CLONE_NEWNS)
     prepare()
-    helper, start = _map_from_outside(proc, *plan["ids"])
+    helper, start = _map_from_outside(proc, *plan["ids"][:2])
     try:
         linux.unshare(_SHARED)
         os.write(start, b"1")

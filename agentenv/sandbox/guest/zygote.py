@@ -9,6 +9,7 @@ Requests and reports are JSON messages on one seqpacket socket; an invalid messa
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import importlib.util
@@ -49,6 +50,8 @@ def main(plan: dict[str, Any], control_fd: int) -> NoReturn:
     trainer = os.pidfd_open(os.getppid())
     code = 1
     try:
+        if plan["ids"] and plan["tier"] != "namespaces":  # there programs see no others
+            _reserve_users(plan)
         proc = _setup(plan)
         guardian = os.pidfd_open(os.getpid()) if plan["tier"] != "namespaces" else -1
         pid = os.fork()
@@ -72,6 +75,27 @@ def main(plan: dict[str, Any], control_fd: int) -> NoReturn:
     finally:
         _end_programs(plan)
         os._exit(code)
+
+
+def _reserve_users(plan: dict[str, Any]) -> None:
+    """Reserve a range of user ids, for as long as this process or the zygote lives; name it in the plan.
+
+    Programs of one user could end each other. A name is bound by one process alone, and programs open no sockets.
+    """
+    first, size, number = plan["ids"]
+    for start in range(first, first + number * size, size):
+        name = socket.socket(socket.AF_UNIX)
+        try:
+            name.bind(f"\0agentenv-users-{start}")
+        except OSError as error:
+            name.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+            continue
+        name.detach()
+        plan["ids"] = start, size, 1
+        return
+    raise linux.StepError(errno.EUSERS, f"user ids: expected a range that no sandbox uses, got {number} in use")
 
 
 def _end_programs(plan: dict[str, Any]) -> None:
@@ -204,7 +228,7 @@ def _setting(plan: dict[str, Any], proc: int) -> child.Setting:
     return child.Setting(
         tier=tier,
         landlock_version=version,
-        ids=tuple(ids) if ids else None,
+        ids=tuple(ids[:2]) if ids else None,
         proc=proc,
         filters={policy: filter_of(policy) for policy in POLICIES} if confined else {},
         rules=rules,

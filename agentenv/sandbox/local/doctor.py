@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.sandbox.local import levels
-from agentenv.sandbox.local.plan import Plan, interpreters, user_range
+from agentenv.sandbox.local.plan import Plan, interpreters, user_ranges
 from agentenv.sandbox.local.probe import Probe, ProbeOutcome, run_probes
 from agentenv.sandbox.local.sandbox import LocalSandbox
 from agentenv.sandbox.types import ExecStatus, Isolation
@@ -116,7 +116,7 @@ async def doctor(
         deep: also run the escape matrix.
         matrix: the function that runs the matrix; required for `deep`.
     """
-    plan = Plan(Isolation.NAMESPACES, user_range(), interpreters()[0])
+    plan = Plan(Isolation.NAMESPACES, user_ranges(), interpreters()[0])
     probes = await asyncio.to_thread(run_probes, plan)
     reports = []
     for isolation in LEVELS:

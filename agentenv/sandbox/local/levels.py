@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from agentenv.errors import InfraError
 from agentenv.sandbox.local import canary
-from agentenv.sandbox.local.plan import Plan, interpreters, plans, user_range
+from agentenv.sandbox.local.plan import Plan, interpreters, plans, user_ranges
 from agentenv.sandbox.local.probe import Probe, ProbeOutcome, run_probes
 from agentenv.sandbox.local.zygote_client import SetupFailed, Zygote, ZygoteLost
 from agentenv.sandbox.types import Isolation, SandboxUnavailable
@@ -87,7 +87,7 @@ async def choose(request: IsolationRequest) -> IsolationLevel:
             )
     required = repr(str(request.exactly)) if request.exactly else f"{str(request.min_isolation)!r} or stronger"
     failed: list[Probe] = []
-    for probe in await asyncio.to_thread(run_probes, Plan(Isolation.NAMESPACES, user_range(), interpreters()[0])):
+    for probe in await asyncio.to_thread(run_probes, Plan(Isolation.NAMESPACES, user_ranges(), interpreters()[0])):
         if probe.outcome is ProbeOutcome.FAIL:
             repeated = any(probe.hint == other.hint for other in failed)
             failed.append(replace(probe, hint="as above") if repeated else probe)

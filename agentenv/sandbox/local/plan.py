@@ -14,7 +14,8 @@ from agentenv.sandbox.local.packages import entries_of, environment_folders
 from agentenv.sandbox.types import Isolation
 
 NUM_USERS = 1024
-"""Size of the range of user ids: one for the zygote, one for each concurrent program."""
+"""Size of a range of user ids: one for the zygote, one for each concurrent program."""
+_MAX_RANGES = 1024
 _FIRST_USER = 0x70000000
 """First user id; above the ranges that subuid files and container managers assign."""
 _SETUID_AND_SETGID = 1 << 7 | 1 << 6
@@ -25,8 +26,9 @@ class Plan:
     """The configuration of a zygote."""
 
     tier: Isolation
-    ids: tuple[int, int] | None
-    """Range of user ids to run programs as, first and count; None for the current user."""
+    ids: tuple[int, int, int] | None
+    """User ids to run programs as: the first, the size of a range, and the number of ranges, of which each zygote
+    reserves one; None for the current user."""
     python: str
     paths: tuple[str, ...] = ()
     """Additional import folders."""
@@ -37,19 +39,20 @@ class Plan:
     """Folders inside the shown ones that programs must not see."""
 
 
-def user_range() -> tuple[int, int] | None:
-    """Return a range of unused user ids, first and count; None without the right to use them."""
+def user_ranges() -> tuple[int, int, int] | None:
+    """Return unused user ids: the first, the size of a range, the number of ranges; None without the right to them."""
     capabilities = [int(line.split()[1], 16) for line in _lines("/proc/self/status") if line.startswith("CapEff:")]
     may_change_users = all(bits & _SETUID_AND_SETGID == _SETUID_AND_SETGID for bits in capabilities)
     if os.geteuid() != 0 or not may_change_users:
         return None
     for line in reversed(_lines("/proc/self/uid_map")):
         inside, _, count = (int(field) for field in line.split())
-        if inside <= _FIRST_USER and inside + count >= _FIRST_USER + NUM_USERS:
-            return _FIRST_USER, NUM_USERS
+        if inside <= _FIRST_USER and inside + count >= _FIRST_USER + _MAX_RANGES * NUM_USERS:
+            return _FIRST_USER, NUM_USERS, _MAX_RANGES
         if count >= 2 * NUM_USERS:
-            # The end of a container's range, below the 16-bit user 65534.
-            return inside + count - 2 * NUM_USERS, NUM_USERS
+            # The upper half of a container's range, below the 16-bit user 65534.
+            num_ranges = count // NUM_USERS // 2
+            return inside + count - (1 + num_ranges) * NUM_USERS, NUM_USERS, num_ranges
     return None
 
 
@@ -95,7 +98,7 @@ def own_folders() -> tuple[str, ...]:
 
 def plans(tier: Isolation, preimport: tuple[str, ...]) -> list[Plan]:
     """Return the configurations to try for a level, in order; none if the current user cannot run it."""
-    ids = user_range()
+    ids = user_ranges()
     if ids is None and (tier is Isolation.UID or runs_as_host_root()):
         return []
     pythons = interpreters()
