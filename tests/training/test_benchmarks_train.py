@@ -6,6 +6,7 @@ import importlib.util
 import json
 import random
 import statistics
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -129,3 +130,16 @@ def test_the_model_of_both_sides_has_no_end(train_vs_trl: ModuleType, tmp_path: 
 def test_a_comparison_that_cannot_be_made_is_refused(train_vs_trl: ModuleType, argv: list[str]) -> None:
     with pytest.raises(SystemExit):
         train_vs_trl.parse(argv)
+
+
+@pytest.mark.long
+def test_the_benchmark_of_a_gpu_measures_each_part_and_reports_those_that_fail(tmp_path: Path) -> None:
+    command = [sys.executable, str(FOLDER / "gpu.py"), "--device", "cpu", "--size", "tiny", "--out", "gpu"]
+    subprocess.run([*command, "--parts", "card", "learner"], cwd=tmp_path, check=True)
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert found["failed"] == {}
+    assert found["figures"]["card"]["bf16 matrix products, TFLOP/s"] > 0
+    assert len({name.rpartition(":")[0] for name in found["figures"]["learner"]}) == 5
+    assert "of the card" in (tmp_path / "gpu.md").read_text()
+    subprocess.run([*command, "--parts", "card", "--budget_s", "0"], cwd=tmp_path, check=True)
+    assert json.loads((tmp_path / "gpu.json").read_text())["failed"] == {"card": "it took more than 1 s"}
