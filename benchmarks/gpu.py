@@ -9,11 +9,11 @@ limit. If a part fails, the end of its log is reported, and the others still run
 - `card`: bf16 matrix products of 8192 x 8192, the rate that `of the card` below refers to.
 - `engine`: tokens per second and peak memory of the engine hf in bf16.
 - `learner`: tokens per second and peak memory of a train step in bf16, plain and packed, with gradient checkpointing,
-  with LoRA, and with FSDP2 on one rank. `of the card` counts 6 operations per weight and token, without attention and
-  recomputation.
+  with LoRA, and with FSDP2 on one rank. `of the card` counts 6 operations per weight and token (4 with LoRA, which has
+  no gradients of the weights), without attention and recomputation.
 - `agreement`: the difference between the log-probabilities of the engine hf and of the learner, both in bf16.
 - `weights`: a model's weights through shared memory into the engine, and through CUDA IPC into another process.
-- `training`: `agentenv train` of tiny-math on math_retry, with the mean reward of its first and last steps.
+- `training`: the training of `make train-demo`, with its score on held-out tasks before and after.
 - `vllm`: the speed of vLLM, the agreement with the learner, and weights through CUDA IPC.
 
 `--device cpu --size tiny` tries the script where there is no GPU; its figures mean nothing.
@@ -25,7 +25,9 @@ import argparse
 import asyncio
 import functools
 import json
+import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -36,11 +38,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import train_demo
 from common import ROOT, machine
 
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, SamplingParams, StepResult, StopReason, Task
 from agentenv.engines.models import resolve_model
+from agentenv.training.logs.journal import read_metrics
 
 SIZES = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2},
@@ -97,10 +101,7 @@ class Bench:
 
     def engine(self) -> Numbers:
         """Return the speed of the engine hf."""
-        from agentenv.engines.hf.engine import HFEngine
-
-        engine = HFEngine(self.args.model, device=self.device, dtype="bfloat16", max_length=4096)
-        return asyncio.run(self.speeds(engine, "hf"))
+        return asyncio.run(self.speeds(self.hf(), "hf"))
 
     def learner(self) -> Numbers:
         """Return the speed of a train step with each of `VARIANTS`, on random episodes of one batch."""
@@ -112,104 +113,67 @@ class Bench:
         found: Numbers = {}
         for name, flags in VARIANTS.items():
             learner = self.make_learner(flags, sharded="FSDP2" in name)
-            num_weights = (
-                sum(p.numel() for p in learner.policy.model.parameters())
-                - VOCAB_SIZE * SIZES[self.args.size]["hidden_size"]
-            )  # the input embedding multiplies nothing
+            num_embedded = VOCAB_SIZE * SIZES[self.args.size]["hidden_size"]  # they multiply nothing
+            num_weights = sum(p.numel() for p in learner.policy.model.parameters()) - num_embedded
             learner.train_step(batch)
             self.reset_peak()
             seconds = statistics.median(self.seconds(functools.partial(learner.train_step, batch)) for _ in range(3))
             found[f"{name}: tokens/s"] = num_tokens / seconds
-            found[f"{name}: TFLOP/s"] = 6 * num_weights * num_tokens / seconds / 1e12
-            found[f"{name}: peak GiB"] = self.peak()
+            found[f"{name}: TFLOP/s"] = (4 if "LoRA" in name else 6) * num_weights * num_tokens / seconds / 1e12
+            found |= self.peak(name)
             del learner
             self.empty()
         return found
 
     def agreement(self) -> Numbers:
         """Return the difference between the log-probabilities of the engine hf and of the learner."""
-        from agentenv.engines.hf.engine import HFEngine
-
-        engine = HFEngine(self.args.model, device=self.device, dtype="bfloat16", max_length=4096)
-        return asyncio.run(self.difference(engine))
+        return asyncio.run(self.difference(self.hf()))
 
     def weights(self) -> Numbers:
         """Return the time of an update through shared memory, and that of CUDA IPC."""
-        from agentenv.engines.hf.engine import HFEngine
-        from agentenv.engines.weights.transfer import WeightSender
-
-        async def update() -> float:
-            engine = HFEngine(self.args.model, device=self.device, dtype="bfloat16", max_length=512)
-            learner = self.make_learner({"packing_samples": True})
-            sender = WeightSender("shm")
-            try:
-                started = time.perf_counter()
-                await sender.send(learner.weights(), [engine], lambda ask: ask(engine), 1)
-                return time.perf_counter() - started
-            finally:
-                sender.close()
-                await engine.close()
-
-        found = {"shared memory, into the engine hf: s": asyncio.run(update())}
+        found = {"shared memory, into the engine hf: s": asyncio.run(self.update(self.hf(), "shm"))}
         if self.device != "cpu":
             found["CUDA IPC, into another process: s"] = share_by_ipc(self.device)
         return found
 
     def training(self) -> Numbers:
-        """Return the mean reward of the first and last five steps of a training of tiny-math."""
-        steps = 2 if self.is_tiny else 40
+        """Return the score of tiny-math on held-out tasks before and after a training."""
         with tempfile.TemporaryDirectory() as folder:
-            flags = {
-                "env": "math_retry", "model": "tiny-math", "engine": "hf", "max_train_steps": steps, "n": 8,
-                "rollout_batch_size": 2 if self.is_tiny else 16, "max_tokens": 64, "actor_learning_rate": 1e-3,
-                "advantage_estimator": "group_norm", "out": f"{folder}/out", "save_samples": 0, "progress": "none",
-            }  # fmt: skip
-            words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+            command = train_demo.command("math", "hf", 0, Path(folder))
             started = time.perf_counter()
-            subprocess.run([sys.executable, "-m", "agentenv.cli", "train", *words, "--no_ray"], check=True)
+            subprocess.run([sys.executable, "-m", "agentenv.cli", *command], check=True)
             seconds = time.perf_counter() - started
-            lines = [json.loads(line) for line in Path(folder, "out/metrics.jsonl").read_text().splitlines()]
-        rewards = [line["rollout/reward"] for line in lines if "rollout/reward" in line]
-        return {
-            "reward, first 5 steps": statistics.mean(rewards[:5]),
-            "reward, last 5 steps": statistics.mean(rewards[-5:]),
-            f"{steps} steps, start included: s": seconds,
-        }
+            rows = read_metrics(Path(folder, "train"))
+        scores = [row[train_demo.KEYS["math"]] for row in rows if train_demo.KEYS["math"] in row]
+        return {"score before": scores[0], "score after": scores[-1], "start included: s": seconds}
 
     def vllm(self) -> Numbers:
         """Return the speed of vLLM, its agreement with the learner, and the time of an update through CUDA IPC."""
         from agentenv.engines.vllm.local import VLLMEngine
-        from agentenv.engines.weights.transfer import WeightSender
 
-        def engine() -> VLLMEngine:
-            return VLLMEngine(
+        async def engine() -> VLLMEngine:
+            made = VLLMEngine(
                 self.args.model, dtype="bfloat16", max_model_len=2048, max_num_seqs=64, gpu_memory_utilization=0.4
             )
-
-        async def update() -> float:
-            receiver, sender = engine(), WeightSender("ipc")
-            await receiver.start()
-            learner = self.make_learner({"packing_samples": True})
-            try:
-                started = time.perf_counter()
-                await sender.send(learner.weights(), [receiver], lambda ask: ask(receiver), 1)
-                return time.perf_counter() - started
-            finally:
-                sender.close()
-                await receiver.close()
+            await made.start()
+            return made
 
         async def measure() -> Numbers:
-            opened = engine()
-            await opened.start()
-            found = await self.speeds(opened, "vLLM")
-            other = engine()
-            await other.start()
-            found |= await self.difference(other)
-            return found | ({"CUDA IPC, into vLLM: s": await update()} if self.device != "cpu" else {})
+            found = await self.speeds(await engine(), "vLLM")
+            found |= await self.difference(await engine())
+            if self.device != "cpu":
+                found["CUDA IPC, into vLLM: s"] = await self.update(await engine(), "ipc")
+            return found
 
         return asyncio.run(measure())
 
     # --- shared by the parts ---
+
+    def hf(self) -> Any:
+        """Return the engine hf in bf16."""
+        from agentenv.engines.hf.engine import HFEngine
+
+        return HFEngine(self.args.model, device=self.device, dtype="bfloat16", max_length=4096)
 
     async def speeds(self, engine: Any, name: str) -> Numbers:
         """Return an engine's tokens per second at several numbers of requests; close it."""
@@ -222,7 +186,7 @@ class Bench:
                 await self.sample(engine, num, self.num_tokens)
                 found[f"{name}, {num} at once: tokens/s"] = num * self.num_tokens / (time.perf_counter() - started)
             if name == "hf":  # vLLM takes the share of memory that it is told to
-                found["hf, 64 at once: peak GiB"] = self.peak()
+                found |= self.peak("hf, 64 at once")
         finally:
             await engine.close()
         return found
@@ -240,6 +204,19 @@ class Bench:
         episodes = [episode_of(self.prompt(index), completion, index) for index, completion in enumerate(completions)]
         metrics = learner.train_step(build(episodes))
         return {"log-probabilities, mean difference from the learner's": metrics["logprob_diff"]}
+
+    async def update(self, engine: Any, transfer: str) -> float:
+        """Return the seconds in which the learner's weights reach an engine; close the engine."""
+        from agentenv.engines.weights.transfer import WeightSender
+
+        learner, sender = self.make_learner({"packing_samples": True}), WeightSender(transfer)
+        try:
+            started = time.perf_counter()
+            await sender.send(learner.weights(), [engine], lambda ask: ask(engine), 1)
+            return time.perf_counter() - started
+        finally:
+            sender.close()
+            await engine.close()
 
     async def sample(self, engine: Any, num: int, num_tokens: int) -> Sequence[Completion]:
         """Sample so many actions of so many tokens at once."""
@@ -290,9 +267,11 @@ class Bench:
         if self.device != "cpu":
             torch.cuda.reset_peak_memory_stats()
 
-    def peak(self) -> float:
-        """Return the most memory that torch allocated, in GiB; 0 on a CPU."""
-        return torch.cuda.max_memory_allocated() / 2**30 if self.device != "cpu" else 0.0
+    def peak(self, name: str) -> Numbers:
+        """Return the most memory that torch allocated; nothing on a CPU."""
+        if self.device == "cpu":
+            return {}
+        return {f"{name}: peak GiB": torch.cuda.max_memory_allocated() / 2**30}
 
 
 def episode_of(prompt: list[int], completion: Completion, index: int) -> Trajectory:
@@ -313,8 +292,8 @@ def one_rank(device: str) -> Any:
     from agentenv.training.learner.sharding import Ranks
 
     if not dist.is_initialized():
-        store = dist.FileStore(tempfile.mktemp(), 1)
-        dist.init_process_group("gloo" if device == "cpu" else "nccl", store=store, rank=0, world_size=1)
+        backend = "gloo" if device == "cpu" else "nccl"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     return Ranks(0, 1, DeviceMesh.from_group(dist.group.WORLD, torch.device(device).type))
 
 
@@ -345,7 +324,7 @@ def _sum_shared(sent: Any, answered: Any) -> None:
     del tensors
 
 
-PARTS = {"card": 60, "engine": 120, "learner": 240, "agreement": 120, "weights": 120, "training": 300, "vllm": 300}
+PARTS = {"card": 60, "engine": 120, "learner": 240, "agreement": 120, "weights": 120, "training": 420, "vllm": 300}
 """Seconds that each part may take."""
 
 
@@ -353,17 +332,20 @@ def run_part(part: str, args: argparse.Namespace, model: Path, seconds: float) -
     """Run a part in its own process; return its figures, and the end of its log if it failed."""
     command = [sys.executable, __file__, "--part", part, "--model", str(model), "--device", args.device]
     with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            [*command, "--size", args.size],
+            stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT, start_new_session=True,
+        )  # fmt: skip
         try:
-            done = subprocess.run(
-                [*command, "--size", args.size],
-                stdout=subprocess.PIPE, stderr=log, text=True, timeout=seconds, cwd=ROOT, check=False,
-            )  # fmt: skip
+            printed, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # engines and trainings that it started hold the GPU
+            process.communicate()
             return {}, f"it took more than {seconds:.0f} s"
         log.seek(0)
-        if done.returncode:
-            return {}, f"exit code {done.returncode}\n{log.read()[-3000:]}"
-    return json.loads(done.stdout.splitlines()[-1]), ""
+        if process.returncode:
+            return {}, f"exit code {process.returncode}\n{log.read()[-3000:]}"
+    return json.loads(printed.splitlines()[-1]), ""
 
 
 def main() -> None:
@@ -372,7 +354,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--out", default="gpu", help="files to write, without .json and .md")
-    parser.add_argument("--budget_s", type=float, default=600, help="of all parts; what does not fit is left out")
+    parser.add_argument(
+        "--budget_s", type=float, default=600, help="of all parts: a part gets at most what is left, and 1 s"
+    )
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     args = parser.parse_args()

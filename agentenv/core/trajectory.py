@@ -173,7 +173,7 @@ class Segment:
 
 
 def _array_of(typecode: str, values: Sequence[float]) -> array[Any]:
-    """Return `array(typecode, values)` in a third of the time."""
+    """Return `array(typecode, values)`; `struct` converts the values faster."""
     try:
         return array(typecode, struct.pack(f"{len(values)}{typecode}", *values))
     except (struct.error, OverflowError):  # the array's own error, or infinity for a float beyond its range

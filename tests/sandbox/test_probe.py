@@ -253,3 +253,19 @@ def test_signals_and_metadata_can_be_kept_in():
     assert answer(code, numbers["getpgid"], (77, 0, 0, 0, 0, 0)) == seccomp.EPERM
     assert answer(code, numbers["getpriority"]) == seccomp.ALLOW
     assert answer(code, numbers["fchmodat"]) == seccomp.ERRNO
+
+
+@pytest.mark.parametrize(
+    ("uid_map", "num_ranges"),
+    [("0 0 4294967295", 1024), ("0 100000 65536", 32), ("0 100000 3072", 1), ("0 0 1900000000", 1024), ("0 0 3071", 0)],
+)
+def test_the_ranges_of_user_ids_lie_within_what_the_container_has(monkeypatch, uid_map, num_ranges):
+    files = {"/proc/self/status": ["CapEff:\t000001ffffffffff"], "/proc/self/uid_map": [uid_map]}
+    monkeypatch.setattr(_plan, "_lines", files.__getitem__)
+    monkeypatch.setattr(_plan.os, "geteuid", lambda: 0)
+    first, size, number = _plan.user_ranges() or (0, 0, 0)
+    assert number == num_ranges
+    if number:
+        inside, _, count = map(int, uid_map.split())
+        assert inside + 1000 < first
+        assert first + size * number <= inside + count - (2 if count == 65536 else 0), "65534 is nobody"

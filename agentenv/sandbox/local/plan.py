@@ -49,9 +49,9 @@ def user_ranges() -> tuple[int, int, int] | None:
         inside, _, count = (int(field) for field in line.split())
         if inside <= _FIRST_USER and inside + count >= _FIRST_USER + _MAX_RANGES * NUM_USERS:
             return _FIRST_USER, NUM_USERS, _MAX_RANGES
-        if count >= 2 * NUM_USERS:
+        if count >= 3 * NUM_USERS:
             # The upper half of a container's range, below the 16-bit user 65534.
-            num_ranges = count // NUM_USERS // 2
+            num_ranges = min(count // NUM_USERS // 2, _MAX_RANGES)
             return inside + count - (1 + num_ranges) * NUM_USERS, NUM_USERS, num_ranges
     return None
 
