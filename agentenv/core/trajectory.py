@@ -82,6 +82,8 @@ class Turn:
     forced: tuple[int, ...] | None = None
     """Indices in the action of tokens that a constraint forced, which no loss may count as chosen; None without a
     constraint. With one, the log-probabilities are those of the constrained distribution."""
+    began_s: float | None = None
+    """Seconds from the episode's start to the request for this action; None in older records."""
 
     @property
     def num_tokens(self) -> int:
@@ -212,6 +214,8 @@ class Trajectory:
     """Schemas of the tools that `reset` offered to the model."""
     refusals: Mapping[str, int] = field(default_factory=dict)
     """Requests of an agent with its own loop that got no answer, by the code of the error."""
+    began_s: float | None = None
+    """When this attempt started, in seconds since 1970; None in older records."""
 
     def __repr__(self) -> str:
         """Return one line of bounded length."""
@@ -321,7 +325,9 @@ class Trajectory:
             turn = self.turns[-1]
             turn.bridge, turn.num_synthesised, turn.observation_cut = bridge, num_synthesised, cut
 
-    def append_turn(self, completion: Completion, action: str, generate_s: float = 0.0) -> None:
+    def append_turn(
+        self, completion: Completion, action: str, generate_s: float = 0.0, *, began_s: float | None = None
+    ) -> None:
         """Add an action and its text; `set_result` adds the result.
 
         Raises:
@@ -335,7 +341,7 @@ class Trajectory:
             start, end, action, completion.finish_reason, stop_reason=completion.stop_reason,
             generate_s=generate_s, num_cached_tokens=completion.num_cached_tokens, segment=len(self.segments) - 1,
             answer=completion.answer,
-            forced=completion.forced,
+            forced=completion.forced, began_s=began_s,
         ))  # fmt: skip
 
     def set_result(self, result: StepResult, step_s: float = 0.0) -> None:

@@ -108,13 +108,15 @@ class Episode:
         """The states of the last step."""
         self.closing = ""
         """The text that closes the last action: not part of `Turn.action`."""
+        self.started_s = 0.0
+        """When `run` was called, by `time.perf_counter`."""
         self.label: Any = None
         self.metadata: Mapping[str, Any] = {}
         self.feedback_kind = FeedbackKind.PLAIN
 
     async def run(self, make_agent: AgentFactory) -> Trajectory:
         """Run the episode from the making of its environment to `close` and return the record; see `run_episode`."""
-        started = time.perf_counter()
+        self.started_s, self.trajectory.began_s = time.perf_counter(), time.time()
         reason: StopReason | None = None
         try:
             with recording_errors(self.trajectory, self.progress):
@@ -137,7 +139,7 @@ class Episode:
             with recording_errors(self.trajectory, self.progress):
                 await self.close()
             in_turns = sum(turn.generate_s + turn.step_s for turn in self.trajectory.turns)
-            self.trajectory.wait_s = max(0.0, time.perf_counter() - started - in_turns)
+            self.trajectory.wait_s = max(0.0, time.perf_counter() - self.started_s - in_turns)
         return self.trajectory
 
     async def create(self, make_agent: AgentFactory) -> None:
@@ -204,7 +206,7 @@ class Episode:
         if completion.token_ids or not is_aborted:
             try:
                 action, self.closing = self.dialogue.action_of(completion, sampling.stop_token_ids)
-                self.trajectory.append_turn(completion, action, generate_s)
+                self.trajectory.append_turn(completion, action, generate_s, began_s=started - self.started_s)
             except (EngineError, ValueError) as error:
                 raise EngineError(f"{where}: {error}") from error
         if is_aborted:

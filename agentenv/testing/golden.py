@@ -24,7 +24,7 @@ from agentenv.testing.diffs import trajectory_diff
 from agentenv.testing.tokenizers import CharTokenizer
 
 _RECORD = "Look at the episode and, where it is right, run pytest with --agentenv-record."
-_TIMES = ("generate_s", "step_s", "num_cached_tokens")
+_TIMES = ("generate_s", "step_s", "num_cached_tokens", "began_s")
 
 
 class Golden:
@@ -126,7 +126,7 @@ def _kept(trajectory: Trajectory) -> dict[str, Any]:
     error = trajectory.error and replace(trajectory.error, place="", traceback="")
     values = trajectory_to_dict(replace(trajectory, wait_s=0.0, attempt=0, error=error))
     turns = [{key: value for key, value in turn.items() if key not in _TIMES} for turn in values["turns"]]
-    return {**values, "turns": turns}
+    return {key: value for key, value in values.items() if key not in _TIMES} | {"turns": turns}
 
 
 def _read(path: Path) -> Trajectory:

@@ -420,6 +420,16 @@ async def test_the_sampling_seed_varies_by_turn():
     assert [request.sampling.seed for request in engine.requests] == [7, 8, 9]
 
 
+async def test_the_record_says_when_the_episode_and_each_request_began():
+    earlier = time.time()
+    trajectory, _ = await play(Scripted(GO_ON, GO_ON, END), ["a"] * 3)
+    assert earlier <= trajectory.began_s <= time.time()
+    over = 0.0
+    for turn in trajectory.turns:
+        assert turn.began_s >= over
+        over = turn.began_s + turn.generate_s + turn.step_s
+
+
 async def test_request_ids_are_the_episode_and_the_turn():
     _, engine = await play(Scripted(GO_ON, END))
     assert [request.request_id for request in engine.requests] == ["task-0/3/0", "task-0/3/1"]

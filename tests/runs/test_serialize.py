@@ -91,7 +91,7 @@ def trajectories(draw):
         else:
             trajectory.append_observation(first)
         for _ in range(draw(st.integers(0, 3))):
-            trajectory.append_turn(draw(completions()), draw(texts), draw(st.floats(0, 9)))
+            trajectory.append_turn(draw(completions()), draw(texts), draw(st.floats(0, 9)), began_s=draw(st.none() | st.floats(0, 9)))
             if draw(st.booleans()):
                 reply = draw(st.lists(ids, max_size=4))
                 kind, num = draw(st.sampled_from(get_args(BridgeKind))), draw(st.integers(0, len(reply)))
@@ -101,7 +101,7 @@ def trajectories(draw):
         trajectory.turns[-1] = replace(trajectory.turns[-1], result=None)
         last = trajectory.turns[-1]
         trajectory.segments[last.segment].rewards[last.end - 1] = 0.0
-    trajectory.wait_s = draw(st.floats(0, 9))
+    trajectory.wait_s, trajectory.began_s = draw(st.floats(0, 9)), draw(st.none() | st.floats(0, 2e9))
     if draw(st.booleans()):
         trajectory.finish(draw(st.sampled_from(StopReason)), draw(st.none() | errors))
     return trajectory
@@ -120,6 +120,7 @@ def facts(trajectory):
         "stop_reason",
         "error",
         "wait_s",
+        "began_s",
         "prompt",
         "tools",
     )
@@ -227,6 +228,15 @@ def test_a_record_from_before_tracebacks_is_readable():
     assert trajectory_from_dict(values).error == trajectory.error
     del values["error"]["traceback"]
     assert trajectory_from_dict(values).error == replace(trajectory.error, traceback="")
+
+
+def test_a_record_from_before_times_of_start_is_readable():
+    values = trajectory_to_dict(small())
+    del values["began_s"]
+    for turn in values["turns"]:
+        del turn["began_s"]
+    back = trajectory_from_dict(values)
+    assert (back.began_s, {turn.began_s for turn in back.turns}) == (None, {None})
 
 
 def test_values_that_no_line_can_hold_are_a_data_error_that_names_the_episode():

@@ -127,8 +127,10 @@ class Work:
     """All tokens that the model sees."""
 
 
-def record(lines: Sequence[Line], trajectory: Trajectory) -> list[Call]:
+def record(lines: Sequence[Line], trajectory: Trajectory, started_s: float) -> list[Call]:
     """Fill an empty trajectory: a segment for each line, in the order of their last answers; return the turns' calls.
+
+    `started_s` is the episode's start on the clock of `Call.started`.
 
     Every turn but the last gets a result with reward 0 and the messages that came next; if they begin a segment, all of
     its messages, with the reason in its info (`mismatch`).
@@ -144,7 +146,7 @@ def record(lines: Sequence[Line], trajectory: Trajectory) -> list[Call]:
             trajectory.append_observation(reply.ids)
         else:
             reply.write_to(trajectory)
-        trajectory.append_turn(call.completion, call.action, call.generate_s)
+        trajectory.append_turn(call.completion, call.action, call.generate_s, began_s=call.started - started_s)
         if after is not None:
             waited = max(0.0, after.started - call.started - call.generate_s)
             info: dict[str, float | str] = {} if after.mismatch is None else {MISMATCH: after.mismatch}

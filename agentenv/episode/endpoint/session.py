@@ -105,6 +105,7 @@ class Session:
         """The last reason for each code, the latest at the end."""
         self.fatal: ConfigError | RunStopped | None = None
         """The error of a wrongly configured engine, which the episode's source raises again."""
+        self._started_s, self._began_s = time.perf_counter(), time.time()
         self._lines: list[Line] = []
         self._points: dict[str, list[Point]] = {}
         self._answers: dict[str, tuple[Message, Message]] = {}  # as the agent got it, and for the template
@@ -484,9 +485,9 @@ class Session:
         key = self.key
         trajectory = Trajectory(
             self.task, self.limits.max_length, key.episode_id, key.group_id, attempt=key.attempt, seed=key.seed,
-            refusals=dict(self.refusals),
+            refusals=dict(self.refusals), began_s=self._began_s,
         )  # fmt: skip
-        calls = record(self._lines, trajectory)
+        calls = record(self._lines, trajectory, self._started_s)
         if calls and reward is not None:
             result = StepResult(
                 reward=reward,

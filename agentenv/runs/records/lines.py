@@ -48,6 +48,7 @@ def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
         "seed": trajectory.seed,
         "max_length": trajectory.max_length,
         "wait_s": trajectory.wait_s,
+        "began_s": trajectory.began_s,
         "prompt": None if trajectory.prompt == task.prompt else jsonable(trajectory.prompt),
         "tools": jsonable(trajectory.tools),
         "refusals": dict(trajectory.refusals),
@@ -73,7 +74,7 @@ def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
 
 def _turn_to_dict(turn: Turn) -> dict[str, Any]:
     names = ("segment", "start", "end", "action", "finish_reason", "stop_reason")
-    numbers = ("generate_s", "step_s", "num_cached_tokens", "num_retries")
+    numbers = ("generate_s", "step_s", "num_cached_tokens", "num_retries", "began_s")
     reply = ("bridge", "num_synthesised", "observation_cut")
     values: dict[str, Any] = {name: getattr(turn, name) for name in names + numbers + reply}
     if turn.answer is not None:
@@ -125,6 +126,8 @@ def trajectory_from_dict(values: Mapping[str, Any]) -> Trajectory:
             if turn.result is not None and turn.answer is None:
                 segments[turn.segment].rewards[turn.end - 1] = turn.result.reward
         numbers = [values["attempt"], values["wait_s"]]
+        began_s = [values.get("began_s"), *(turn.began_s for turn in turns)]
+        numbers += [seconds for seconds in began_s if seconds is not None]
         for turn in turns:
             numbers += [turn.generate_s, turn.step_s, turn.num_cached_tokens]
             numbers += (
@@ -152,6 +155,7 @@ def trajectory_from_dict(values: Mapping[str, Any]) -> Trajectory:
             prompt=task["prompt"] if values["prompt"] is None else values["prompt"],
             tools=tuple(values["tools"]),
             refusals=dict(values.get("refusals", {})),
+            began_s=values.get("began_s"),
         )
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise DataError(

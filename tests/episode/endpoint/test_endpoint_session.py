@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -58,6 +59,19 @@ async def test_messages_that_continue_only_add_the_bridge(name):
     assert (trajectory.reward, trajectory.score, trajectory.stop_reason) == (1.0, 0.5, StopReason.TERMINATED)
     assert trajectory.turns[-1].result.info == {"hits": 2.0}
     assert [m["content"] for m in messages_of(trajectory)] == ["Be brief.", "Q1", "one", "Q2", "two", "Q3", "three"]
+
+
+async def test_the_record_says_when_the_session_was_opened_and_each_request_began():
+    earlier = time.time()
+    session, _ = session_of(["one", "two"], NAMES[0])
+    messages = [user("Q1")]
+    for number in range(2):
+        _, messages = await ask(session, messages)
+        messages.append(user(f"Q{number + 2}"))
+    trajectory = session.finish(1.0)
+    first, second = trajectory.turns
+    assert earlier <= trajectory.began_s <= time.time()
+    assert 0 <= first.began_s <= first.began_s + first.generate_s <= second.began_s
 
 
 @families
