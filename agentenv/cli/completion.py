@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from types import MappingProxyType
@@ -12,6 +15,7 @@ import tyro
 
 from agentenv.cli.flags import REGISTRY, parse
 from agentenv.cli.help import CONFIG_FLAG, CONFIG_TEXT, field_texts
+from agentenv.episode.registry import installed_envs
 from agentenv.runs.flat_config import FlatConfig
 
 CLASSES: Mapping[str, str] = {
@@ -45,6 +49,16 @@ CLASSES: Mapping[str, str] = {
     "version": "agentenv.cli.completion:VersionConfig",
 }
 """Each command and the class of its flags, as module:Class."""
+_REPLACEMENTS = {
+    "(words, current_index, COMPLETION_SPEC)": "(words, current_index, COMPLETION_SPEC) or ['__TYRO_COMPLETE_FILES__']",
+    'COMPREPLY=($(compgen -f -- "$cur"))': "COMPREPLY=()",
+    "complete -F": "complete -o default -F",
+    '$python_cmd -c "$pycode" $words': 'printf %s "$pycode" | $python_cmd - $words',
+    "set -l current (count $words)": "set -l current (count $words); set -a words (commandline -ct)",
+}
+"""What to replace in tyro's scripts, so that a shell completes files where nothing else fits. bash does it best itself:
+folders then end with a slash. fish reads the code from a pipe, since it is too long for an argument, and
+passes the word at the cursor too."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +92,20 @@ def completion(args: Sequence[str]) -> int:
             tree.setdefault(first, {})[second] = config_class(path)
         else:
             tree[first] = config_class(path)
-    tyro.cli(
-        _commands(tree),
-        args=["--tyro-print-completion", config.shell],
-        prog="agentenv",
-        use_underscores=True,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
-        registry=REGISTRY,
-    )
+    script = io.StringIO()
+    with contextlib.redirect_stdout(script), contextlib.suppress(SystemExit):
+        tyro.cli(
+            _commands(tree),
+            args=["--tyro-print-completion", config.shell],
+            prog="agentenv",
+            use_underscores=True,
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+            registry=REGISTRY,
+        )
+    text = script.getvalue()
+    for old, new in _REPLACEMENTS.items():
+        text = text.replace(old, new)
+    sys.stdout.write(text)
     return 0
 
 
@@ -113,8 +133,12 @@ def _commands(tree: Mapping[str, Any]) -> Any:
         if isinstance(config, Mapping):
             config = make_dataclass(name, [("command", _commands(config))])
         elif issubclass(config, FlatConfig):  # --config is not a field
-            more = (CONFIG_FLAG, str | None, field(default=None, metadata={"help": CONFIG_TEXT}))
-            config = make_dataclass(name, [more], bases=(config,), frozen=True)
+            names: Any = tuple[Literal[tuple(installed_envs())], ...]  # type: ignore[misc]
+            more = [
+                (CONFIG_FLAG, str | None, field(default=None, metadata={"help": CONFIG_TEXT})),
+                ("env", names, field(default=())),
+            ]
+            config = make_dataclass(name, more, bases=(config,), frozen=True)
         _fill_help(config)
         kinds.append(Annotated[config, tyro.conf.subcommand(name)])
     return Union[tuple(kinds)]  # noqa: UP007 - of a list

@@ -200,8 +200,10 @@ def _task(where: str, row: Any, prompt_key: str, label_key: str | None, task_id:
                 advice = "Set --label_key to one of them, or to '' where the environment needs no label."
                 raise DataError(_lacks(where, row, label_key, advice))
             label = label[name]
-    if isinstance(label, float) and math.isnan(label):
-        raise DataError(f"{where}, {label_key!r}: expected a label, got nan. Remove the row, or fix its label.")
+    if not _is_finite(label):
+        raise DataError(
+            f"{where}, {label_key!r}: expected a label, got {brief(label)}. Remove the row, or fix its label."
+        )
     images, seed = row.get("images"), row.get("seed")
     has_images = isinstance(images, list | tuple)
     used = {prompt_key, label_key, *(["images"] if has_images else [])}
@@ -213,6 +215,25 @@ def _task(where: str, row: Any, prompt_key: str, label_key: str | None, task_id:
         metadata={str(key): value for key, value in row.items() if key not in used},
         seed=seed if isinstance(seed, int) and not isinstance(seed, bool) else None,
     )
+
+
+def _is_finite(value: Any) -> bool:
+    """Return True unless NaN or an infinity is in the value, at any depth."""
+    pending, seen = [value], {}  # a value may contain itself, and be deeper than the stack
+    while pending:
+        value = pending.pop()
+        if isinstance(value, float):
+            if not math.isfinite(value):
+                return False
+        elif id(value) not in seen:
+            seen[id(value)] = value
+            if isinstance(value, Mapping):
+                pending += value.values()
+            elif isinstance(value, list | tuple):
+                pending += value
+            elif callable(getattr(value, "tolist", None)):
+                pending.append(value.tolist())
+    return True
 
 
 def _lacks(where: str, row: Mapping[str, Any], key: str, advice: str) -> str:

@@ -136,7 +136,8 @@ async def prepare(
     if takes_messages:
         engine_args = chat_args(config, parts) | engine_args
     for part in parts:
-        await check_constructor(part.source, limits.step_timeout_s)
+        with _naming(part.name):
+            await check_constructor(part.source, limits.step_timeout_s)
     return Job(
         config=complete(config, parts),
         parts=parts,
@@ -213,9 +214,21 @@ def load_parts(config: RunConfig, source: EpisodeSource | None = None) -> list[P
             )
     parts = []
     for entry in read_entries(config.env):
-        own = config.with_flags(**entry.flags())
-        parts.append(_part(own, load_source(own), name=entry.name, weight=entry.weight))
+        with _naming(entry.name):
+            own = config.with_flags(**entry.flags())
+            parts.append(_part(own, load_source(own), name=entry.name, weight=entry.weight))
     return parts
+
+
+@contextlib.contextmanager
+def _naming(environment: str, about: str = "") -> Iterator[None]:
+    """Name the environment of a mixture, if there is one, in errors whose messages have `about`."""
+    try:
+        yield
+    except AgentEnvError as error:
+        if environment and about in str(error):
+            error.args = (f"environment {environment}: {error}",)
+        raise
 
 
 def _part(config: RunConfig, source: EpisodeSource, **named: Any) -> Part:
@@ -236,11 +249,12 @@ def tasks_of(parts: Sequence[Part], rows: Iterable[Mapping[str, Any] | Task] | N
         return load_tasks(parts[0].config, parts[0].source, rows)
     if rows is not None:
         raise ConfigError("data: expected none with several environments, got rows. Put `data` into their entries.")
-    return [
-        replace(task, task_id=f"{part.name}/{task.task_id}", env=part.name)
-        for part in parts
-        for task in load_tasks(part.config, part.source)
-    ]
+    tasks = []
+    for part in parts:
+        with _naming(part.name):
+            own = load_tasks(part.config, part.source)
+        tasks += [replace(task, task_id=f"{part.name}/{task.task_id}", env=part.name) for task in own]
+    return tasks
 
 
 def limits_of(options: LimitOptions, source: EpisodeSource) -> Limits:
@@ -269,6 +283,8 @@ async def open_runner(
     config = job.config
     async with contextlib.AsyncExitStack() as stack:
         source = await _open_source(job, stack)
+        longest = [part.name for part in job.parts if part.limits.max_length == job.limits.max_length]
+        of_one = (longest[0] if len(longest) == 1 else "", "max_length")
         if engine is None:
             opening = open_engine(
                 job.engine,
@@ -281,14 +297,15 @@ async def open_runner(
                 ray=ray_config(config),
             )
             is_quiet = config.output.progress == "none"
-            with waiting(f"starting {_engine_words(job)}", (lambda text: None) if is_quiet else note):
+            with _naming(*of_one), waiting(f"starting {_engine_words(job)}", (lambda text: None) if is_quiet else note):
                 engine = await stack.enter_async_context(opening)
         context, max_length = getattr(engine, "max_model_len", None), job.limits.max_length
-        if context is not None and context < max_length:
-            raise ConfigError(
-                f"--max_length: expected at most {context}, the server's context, got {max_length}. "
-                f"Add --max_length {context}, or start the server with --max-model-len {max_length}."
-            )
+        with _naming(*of_one):
+            if context is not None and context < max_length:
+                raise ConfigError(
+                    f"--max_length: expected at most {context}, the server's context, got {max_length}. "
+                    f"Add --max_length {context}, or start the server with --max-model-len {max_length}."
+                )
         if getattr(engine, "logprobs_mode", None) == "raw":
             note(
                 "the server returns raw log-probabilities. They are recorded as missing where temperature or "

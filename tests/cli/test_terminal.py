@@ -81,6 +81,7 @@ def test_bash_completes_commands_flags_and_values(tmp_path, capsys):
         try() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); $function; echo "${COMPREPLY[@]}"; }
         try agentenv ru; try agentenv run --eng; try agentenv run --engine hf --conf; try agentenv tokens dif
         try agentenv train --advantage_estimator dr
+        try agentenv run --env math; try agentenv train --env guess_number math
     """
     done = subprocess.run([bash, "-c", function], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert [line.split() for line in done.stdout.splitlines()] == [
@@ -89,7 +90,62 @@ def test_bash_completes_commands_flags_and_values(tmp_path, capsys):
         ["--config"],
         ["diff"],
         ["dr_grpo"],
+        ["math_retry"],
+        ["math_retry"],
     ]
+
+
+FILES = r"""
+import os, pty, select, sys, time
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
+seen = b""
+def until(text):
+    global seen
+    deadline = time.monotonic() + 60
+    while text not in seen and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.1)[0]:
+            seen += os.read(terminal, 4096)
+    assert text in seen, seen
+    seen = b""
+os.write(terminal, b"PS1=; bind 'set bell-style none'; source ./script; agentenv() { echo \"<$*>\"; }; echo rea''dy\n")
+until(b"ready")
+for line, expected in [
+    (b"run --data tas\t", b"<run --data tasks one.jsonl>"),
+    (b"run --env my_\t", b"<run --env my_envs/>"),
+    (b"check my_\t", b"<check my_envs/>"),
+    (b"show my_\t", b"<show my_envs/>"),
+]:
+    os.write(terminal, b"agentenv " + line + b"\n")
+    until(expected)
+"""
+
+
+@pytest.mark.long
+def test_bash_completes_files_and_folders_where_nothing_else_fits(tmp_path, capsys):
+    if shutil.which("bash") is None:
+        pytest.skip("bash is not installed")
+    assert command(["completion", "bash"]) == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    (tmp_path / "my_envs").mkdir()
+    (tmp_path / "tasks one.jsonl").touch()
+    subprocess.run([sys.executable, "-c", FILES], check=True, cwd=tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_are_told_to_complete_files_where_nothing_else_fits(shell, tmp_path, capsys):
+    assert command(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    if shell == "fish":
+        assert "$python_cmd -c" not in script, "an argument has at most 128 KiB"
+        script = re.sub(r"\\(.)", r"\1", script)  # it stands in double quotes
+    code = script[script.index("COMPLETION_SPEC = ") : script.rindex("    main()")] + "    main()"
+    for words, expected in [(["check", "my_"], "__TYRO_COMPLETE_FILES__"), (["run", "--env", "math"], "math_retry")]:
+        argv = [sys.executable, "-", "agentenv", *words, str(len(words))]
+        done = subprocess.run(argv, input=code, capture_output=True, text=True, check=True)
+        assert done.stdout.split("\t")[0].strip() == expected
 
 
 # --- colors -----------------------------------------------------------------------------------------------------------

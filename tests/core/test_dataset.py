@@ -5,6 +5,7 @@ import json
 import sys
 import types
 
+import numpy as np
 import pytest
 
 from agentenv.core.dataset import read_tasks
@@ -91,13 +92,47 @@ def test_two_tasks_with_one_id_are_an_error():
         read_tasks([Task("q", task_id="a"), Task("p", task_id="a")])
 
 
-def test_a_label_that_is_not_a_number_is_an_error(tmp_path):
+@pytest.mark.parametrize(
+    ("label", "got"),
+    [
+        ("NaN", "nan"),
+        ("Infinity", "inf"),
+        ("-Infinity", "-inf"),
+        ("[1, [2.5, NaN]]", "[1, [2.5, nan]]"),
+        ('{"a": {"b": [Infinity]}}', "{'a': {'b': [inf]}}"),
+    ],
+)
+def test_a_label_with_what_is_not_a_finite_number_is_an_error(tmp_path, label, got):
     path = tmp_path / "data.jsonl"
-    path.write_text('{"prompt": "q", "label": NaN}\n')
-    with pytest.raises(
-        DataError, match=r"line 1, 'label': expected a label, got nan\. Remove the row, or fix its label\."
-    ):
+    path.write_text(f'{{"prompt": "q", "label": {label}}}\n')
+    with pytest.raises(DataError) as raised:
         read_tasks(str(path))
+    assert str(raised.value).endswith(
+        f"line 1, 'label': expected a label, got {got}. Remove the row, or fix its label."
+    )
+
+
+def test_numbers_that_are_not_finite_are_found_in_arrays_and_finite_ones_are_labels():
+    with pytest.raises(DataError, match="row 1, 'label': expected a label, got"):
+        read_tasks([row(label={"a": np.array([[1.0, np.nan]])})])
+    with pytest.raises(DataError, match="row 1, 'label': expected a label, got"):
+        read_tasks([row(label=np.float32("inf"))])
+    label = {"a": [1e308, "nan", {"b": None}], "c": True}
+    assert read_tasks([row(label=label)])[0].label == label
+
+
+def test_a_label_may_be_deep_or_contain_itself():
+    cyclic: list = [1.0]
+    cyclic.append(cyclic)
+    deep: list = []
+    for _ in range(5_000):
+        deep = [deep]
+    for label in (cyclic, deep):
+        (task,) = read_tasks([row(label=label)])
+        assert task.label is label
+    cyclic.append(float("nan"))
+    with pytest.raises(DataError, match="row 1, 'label': expected a label, got"):
+        read_tasks([row(label=cyclic)])
 
 
 @pytest.mark.parametrize("role", ["robot", "User", "human", "gpt"])

@@ -1,12 +1,14 @@
 """What a run shows beside its progress: one line for each kind of failure, and how long a start has taken."""
 
+import io
+import json
 import time
 
 import pytest
 
 from agentenv.runs.display import progress
 from agentenv.runs.display.report import FailureKinds
-from agentenv.runs.metrics import Summary
+from agentenv.runs.metrics import Summary, Tally
 from tests.drivers import command
 from tests.training.trainings import flags, make_place, tiny_model
 
@@ -29,6 +31,29 @@ def test_a_long_message_is_cut_and_an_error_without_a_place_has_none():
     assert line.startswith("a/0 failed (infra): EngineError: lost xxx")
     assert line.endswith("x")
     assert len(line) < 600
+
+
+@pytest.mark.parametrize(("wait_s", "num_lines"), [(0.0, 3), (3600.0, 1)])
+def test_the_last_line_of_plain_progress_is_written_once(wait_s, num_lines, monkeypatch):
+    monkeypatch.setattr(progress, "_LINE_EVERY_S", wait_s)
+    for kind in (progress.PlainProgress, progress.JSONProgress):
+        stream = io.StringIO()
+        shown = kind(progress.Stats(3, Tally(1)), stream)
+        shown.start()
+        for name in "abc":
+            shown.update(Summary(f"{name}/0", name, reward=1.0))
+        shown.stop()
+        written = stream.getvalue().splitlines()
+        assert len(written) == num_lines
+        assert "3/3" in written[-1] or json.loads(written[-1])["done"] == 3
+
+
+def test_plain_progress_without_an_episode_ends_with_a_line():
+    stream = io.StringIO()
+    shown = progress.PlainProgress(progress.Stats(3, Tally(1)), stream)
+    shown.start()
+    shown.stop()
+    assert stream.getvalue().startswith("0/3 episodes")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agentenv
-from agentenv import read_trajectories
+from agentenv import ScriptedEngine, read_trajectories
 from agentenv.cli.flags import parse
 from agentenv.errors import ConfigError
 from agentenv.runs.config import RunConfig
@@ -42,6 +42,10 @@ class Broken(AgentInstance):
     async def step(self, states):
         raise ValueError("broken")
 '''
+
+
+class ShortContext(ScriptedEngine):
+    max_model_len = 512
 
 
 @pytest.fixture
@@ -249,6 +253,41 @@ def test_failures_are_counted_for_their_environment(place):
     by_env = run.metrics.environments
     assert {name: each.num_env_errors for name, each in by_env.items()} == {"Broken": 3, "Short": 0}
     assert {name: each.num_rewarded for name, each in by_env.items()} == {"Broken": 0, "Short": 3}
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ({"max_turns": 0}, "environment Short: --max_turns: expected an integer >= 1, got 0"),
+        ({"max_length": -3}, "environment Short: --max_length: expected an integer >= 2, got -3"),
+        ({"limit": 0}, "environment Short: --limit: expected an integer >= 1, got 0"),
+        ({"env_kwargs": {"price": 1}}, "environment Short: --env_kwargs: expected arguments of Short"),
+        ({"data": None}, "environment Short: --data: expected tasks, got none"),
+        ({"env": "envs.py:NoTurns"}, "environment NoTurns: --max_turns: expected an integer >= 1, got 0"),
+    ],
+)
+def test_an_error_of_one_environment_names_it(place, entry, expected):
+    (place / "envs.py").write_text(ENVS + "\n\nclass NoTurns(Once):\n    max_turns = 0\n")
+    short = {"env": "envs.py:Short", "data": "a.jsonl"} | entry
+    short = {key: value for key, value in short.items() if value is not None}
+    with pytest.raises(ConfigError) as raised:
+        agentenv.rollout(["math_retry", short], progress="none")
+    assert str(raised.value).startswith(expected)
+
+
+@pytest.mark.long
+def test_a_context_that_is_too_short_names_the_environment_with_the_longest_episodes(place):
+    environments = ["math_retry", {"env": "envs.py:Short", "data": "a.jsonl", "max_length": 9999}]
+    with pytest.raises(ConfigError, match=r"^environment Short: HFEngine: expected max_length <= 2048"):
+        agentenv.rollout(environments, model="tiny-math", engine="hf", limit=1, progress="none")
+    with pytest.raises(ConfigError, match=r"^environment Short: --max_length: expected at most 512, the server's"):
+        agentenv.rollout(environments, engine=ShortContext(["A"]), model="tiny-math", limit=1, progress="none")
+
+
+def test_the_screen_shows_the_data_of_each_environment(place, capsys):
+    assert run_mix("--env", "mix.yaml", "math_retry", "--limit", 2) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("data")]
+    assert " ".join(line.split()) == "data Short a.jsonl, once b.jsonl, math_retry built-in: 5 tasks × 2"
 
 
 @pytest.mark.parametrize(

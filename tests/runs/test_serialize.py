@@ -91,7 +91,9 @@ def trajectories(draw):
         else:
             trajectory.append_observation(first)
         for _ in range(draw(st.integers(0, 3))):
-            trajectory.append_turn(draw(completions()), draw(texts), draw(st.floats(0, 9)), began_s=draw(st.none() | st.floats(0, 9)))
+            trajectory.append_turn(
+                draw(completions()), draw(texts), draw(st.floats(0, 9)), began_s=draw(st.none() | st.floats(0, 9))
+            )
             if draw(st.booleans()):
                 reply = draw(st.lists(ids, max_size=4))
                 kind, num = draw(st.sampled_from(get_args(BridgeKind))), draw(st.integers(0, len(reply)))

@@ -90,6 +90,7 @@ class PlainProgress(Progress):
         super().__init__(stats)
         self._stream = stream or sys.stderr
         self._last = time.monotonic()
+        self._num_shown = -1
 
     def update(self, summary: Summary) -> None:
         """Count an episode, and write a line if the last one is old enough."""
@@ -98,11 +99,12 @@ class PlainProgress(Progress):
             self._write()
 
     def stop(self) -> None:
-        """Write the last line."""
-        self._write()
+        """Write the last line, unless it is there."""
+        if self._num_shown != self.stats.num_done:
+            self._write()
 
     def _write(self) -> None:
-        self._last = time.monotonic()
+        self._last, self._num_shown = time.monotonic(), self.stats.num_done
         self._stream.write(self._line() + "\n")
         self._stream.flush()
 

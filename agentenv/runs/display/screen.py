@@ -34,6 +34,8 @@ class RunScreen:
     ) -> None:
         self.config = config
         self.num_tasks = len(job.tasks)
+        data = [(part.name, part.config.data or "built-in") for part in job.parts]
+        self._data = ", ".join(f"{name} {each}".strip() for name, each in data)
         self._env_tasks = dict.fromkeys(job.pass_scores, 0) | Counter(task.env for task in job.tasks if task.env)
         self.outbox = outbox
         self.stdout = stdout
@@ -82,7 +84,7 @@ class RunScreen:
         self.report_damage()
         header_facts = {
             "env": config.source,
-            "data": f"{config.data or 'built-in'}: {self.num_tasks} tasks × {config.n}",
+            "data": f"{self._data}: {self.num_tasks} tasks × {config.n}",
             "model": config.model,
             **facts,
             "out": str(self.out),
