@@ -131,12 +131,13 @@ def ids(run: Path) -> list[str]:
 
 
 def without_times(episodes: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Episodes in the order of their ids, without the fields that say how long something took."""
-    kept = []
-    for episode in sorted(episodes, key=lambda e: e["episode_id"]):
-        turns = [{k: v for k, v in turn.items() if k not in ("generate_s", "step_s")} for turn in episode["turns"]]
-        kept.append({k: v for k, v in episode.items() if k != "wait_s"} | {"turns": turns})
-    return kept
+    """Episodes in the order of their ids, without the fields that say when something began and how long it took."""
+
+    def kept(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in values.items() if not key.endswith("_s")}
+
+    ordered = sorted(episodes, key=lambda episode: episode["episode_id"])
+    return [kept(episode) | {"turns": [kept(turn) for turn in episode["turns"]]} for episode in ordered]
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:

@@ -494,11 +494,11 @@ def test_invariant_16_an_episode_changes_nothing_that_it_was_given(plan):
 def record(played):
     """An episode's record as bytes, without times and lines of code."""
     values = trajectory_to_dict(played.trajectory)
-    values["wait_s"] = 0.0
+    values["wait_s"], values["began_s"] = 0.0, None
     if values["error"]:
         values["error"]["place"] = values["error"]["traceback"] = ""
     for turn in values["turns"]:
-        turn["generate_s"] = turn["step_s"] = 0.0
+        turn["generate_s"] = turn["step_s"] = turn["began_s"] = 0.0
     return json.dumps(values, sort_keys=True)
 
 
