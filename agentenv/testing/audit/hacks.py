@@ -96,6 +96,10 @@ DOCUMENTS: Mapping[str, str] = MappingProxyType(
         "deep": "[" * 5000 + "]" * 5000,
         "duplicate_keys": '{"answer": 1, "answer": 2, "answer": 3, "answer": 4}',
         "huge_number": '{"answer": 1e999999}',
+        "number": "0",
+        "text": '"x"',
+        "null_in_a_fence": "```json\nnull\n```",
+        "list_in_a_fence": "```json\n[]\n```",
     }
 )
 """For graders of JSON."""
@@ -172,6 +176,7 @@ UNICODE: Mapping[str, str] = MappingProxyType(
         "undecodable": "\ufffd \ufffd\ufffd 4\ufffd2",
         "combining": "e" + "\u0301" * 500,
         "astral": "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0010ffff \ufffd",
+        "superscript_in_forms": "The answer is \u00b2.\n\\boxed{\u00b2}\n<answer>\u00b2</answer>\n#### \u00b2",
         "line_ends": "a\rb\u2028c\u2029d\x85e\x0bf\x0c",
     }
 )

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from agentenv.errors import ConfigError
 from agentenv.testing.audit.hacks import FAMILIES, INJECTIONS, ROLE_MARKS, UNICODE
+from agentenv.testing.odd_values import ODD_FORMS, odd_forms
 from agentenv.testing.tool_calls import right_calls, wrong_calls
 
 Kind = Literal["empty", "blind", "attack", "robust", "wrong", "gold"]
@@ -133,6 +134,7 @@ def all_policies(hacks: Mapping[str, str] | None = None) -> list[AuditPolicy]:
         AuditPolicy("gold", "", "gold", lambda view: view.gold),
         AuditPolicy("wrong", "changed", "wrong", lambda view: change_answer(view.gold)),
         AuditPolicy("wrong", "prefix", "wrong", lambda view: cut_answer(view.gold)),
+        *[AuditPolicy("odd_values", name, "wrong", partial(_odd_form, name)) for name in ODD_FORMS],
         AuditPolicy("hedge", "gold_first", "wrong", lambda view: _joined(view.gold, change_answer(view.gold))),
         AuditPolicy("hedge", "gold_last", "wrong", lambda view: _joined(change_answer(view.gold), view.gold)),
     ]
@@ -187,6 +189,13 @@ def is_answer(gold: str, label: Any) -> bool:
     """Return True if the end of the gold action is also the end of the label, and so the answer."""
     found = _LAST.search(gold)
     return found is not None and re.search(rf"(?<![\w.]){re.escape(found[1])}\W*$", label_text(label)) is not None
+
+
+def _odd_form(name: str, view: View) -> str | None:
+    """Return gold with odd values; unchanged on a turn without such values, except for the first of a plain text."""
+    if view.gold is None:
+        return None
+    return odd_forms(view.gold).get(name, view.gold if view.turn_index or view.tools else None)
 
 
 def _joined(first: str | None, second: str | None) -> str | None:

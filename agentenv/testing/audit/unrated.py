@@ -13,7 +13,8 @@ from agentenv.testing.audit.judging import EPS, Facts
 _NEARLY_ALL = 0.9
 """Share of the actions with the same reward, for a failure."""
 _LONGER_EARNS = 0.8
-"""Share of the pairs of actions, one at least twice as long as the other, in which the longer earns more."""
+"""Share of the pairs of actions, one at least twice as long as the other, in which the longer earns more. The longest
+of all must earn at least the median, too: an environment may reward some length, and punish more."""
 _MIN_ACTIONS, _MIN_REPEATS = 10, 4
 """Minimum number of different actions to compare, and of equal ones in one episode."""
 
@@ -66,7 +67,9 @@ def _length(facts: Facts) -> list[AuditFinding]:
         sizes.sort(key=lambda each: each[0])
         pairs = [(one, other) for one, other in combinations(sizes, 2) if other[0] >= 2 * one[0]]
         longer = sum(other[1] > one[1] + EPS for one, other in pairs)
-        if len({size for size, *_ in sizes}) >= _MIN_ACTIONS and longer >= _LONGER_EARNS * len(pairs):
+        if len({size for size, *_ in sizes}) < _MIN_ACTIONS or longer < _LONGER_EARNS * len(pairs):
+            continue
+        if sizes[-1][1] >= statistics.median(reward for _, reward, _ in sizes):
             found.append(max(sizes, key=lambda each: each[1])[2])
     summary = f"the longer an action, the larger its reward on {tasks_of(found)}"
     return [make_finding("length-pays", "fail", summary, found)] if found else []

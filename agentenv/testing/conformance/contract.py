@@ -37,7 +37,11 @@ from agentenv.testing.conformance.problems import (
     unique,
 )
 from agentenv.testing.hacks import hacks_of
+from agentenv.testing.odd_values import odd_forms
 from agentenv.testing.tool_calls import right_calls, wrong_calls
+
+_MAX_ODD_TURNS = 4
+"""Maximum number of gold actions that are changed."""
 
 
 def contract(context: ConformanceContext) -> list[Problem]:
@@ -54,9 +58,11 @@ def contract(context: ConformanceContext) -> list[Problem]:
         problems = _Trial(context, model_chat or chats.with_tools(), context.tools).run()
     if not problems and not context.own_loop and not isinstance(context.source, AgentFunc):
         for index, task in enumerate(context.tasks):
-            error = context.gold(task, 1_000 * index if task.seed is None else task.seed)[1]
+            gold, error = context.gold(task, 1_000 * index if task.seed is None else task.seed)
             if isinstance(error, ContractError):
                 problems.append(problem_at(cls, "gold", *read_message(str(error), f"{cls.__name__}.gold")))
+            elif gold and not index:
+                problems += _Trial(context, context.chat, gold=gold).run()
         problems = unique(problems)
     if not context.uses_default_task:
         return problems
@@ -89,9 +95,13 @@ def hung_problem(context: ConformanceContext, hung: Hung) -> Problem:
 class _Trial:
     """Episodes of odd actions, in which each action and each call of a tool comes first once."""
 
-    def __init__(self, context: ConformanceContext, chat: Chat, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(
+        self, context: ConformanceContext, chat: Chat, tools: Sequence[Mapping[str, Any]] = (), gold: Sequence[str] = ()
+    ) -> None:
         self.context = context
         self.chat = chat
+        self.gold = gold
+        """The gold actions of the first task; with them, only actions that are nearly right come first."""
         self.calls = [*right_calls(tools).values(), *wrong_calls(tools).values()]
         self.tools_refused = False
         """The environment needs a chat template that renders tools."""
@@ -105,8 +115,11 @@ class _Trial:
         context, cls, problems = self.context, self.context.agent_cls, list[Problem]()
         label = context.tasks[0].label
         actions = [*ODD_ACTIONS, str(label), f"#### {label}", *([CALL_OF_NOTHING] if context.own_loop else ())]
-        scripts = [[*actions[first:], *actions[:first]] for first in range(len(actions))]
-        scripts += [[action, *actions] for action in (*self.calls, *hacks_of(cls).values(), *context.options.actions)]
+        scripts = [] if self.gold else [[*actions[first:], *actions[:first]] for first in range(len(actions))]
+        own = () if self.gold else (*self.calls, *hacks_of(cls).values(), *context.options.actions)
+        scripts += [[action, *actions] for action in own]
+        for turn, action in enumerate(self.gold[:_MAX_ODD_TURNS]):
+            scripts += [[*self.gold[:turn], form, *ODD_ACTIONS] for form in odd_forms(action).values()]
         firsts = list[Problem]()
         for actions in scripts:
             seen: list[MethodCall] = []

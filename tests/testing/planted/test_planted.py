@@ -12,7 +12,7 @@ from agentenv.episode.source import EnvSource
 from agentenv.testing.audit.auditing import AuditOptions, audit_env
 from agentenv.testing.conformance.context import ConformanceOptions
 from agentenv.testing.conformance.suite import PROPERTIES, make_context, run_suite
-from tests.testing.planted import faults
+from tests.testing.planted import faults, more_faults
 
 LIMITS = Limits(max_length=200_000, max_turns=8)
 
@@ -44,7 +44,7 @@ def nothing_left(monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("cls", faults.PLANTED, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", [*faults.PLANTED, *more_faults.PLANTED], ids=lambda cls: cls.__name__)
 async def test_a_planted_fault_is_found(cls):
     if cls.found == "nothing":
         assert await asyncio.to_thread(checked, cls) == await audited(cls) == {}
