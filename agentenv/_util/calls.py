@@ -203,7 +203,9 @@ async def bounded(method: Callable[..., Any], *args: Any, limit_s: float, flag: 
     loop = asyncio.get_running_loop()
     over: asyncio.Future[None] = loop.create_future()  # as asyncio.wait does, for one task only: this is every turn's
 
-    def end(_: Any) -> None:
+    def end(done: asyncio.Task[Any] | None) -> None:
+        if done is not None:
+            retrieve_exception(done)
         if not over.done():
             over.set_result(None)
 
@@ -211,7 +213,6 @@ async def bounded(method: Callable[..., Any], *args: Any, limit_s: float, flag: 
     outer = _CLOCK.set(clock)
     work = loop.create_task(call(method, *args))
     _CLOCK.reset(outer)
-    work.add_done_callback(retrieve_exception)
     work.add_done_callback(end)
     try:
         await over

@@ -195,11 +195,15 @@ class Chat:
             return True
         if not self.has_template:
             return False
+        return any(marker in text for marker in self._role_markers)
+
+    @cached_property
+    def _role_markers(self) -> tuple[str, ...]:
         template = self.template
         ids = {*template.close_ids, *template.markers, *self._encoder.follow(template.generation_prompt)}
         ways = " ".join(template.reasoning or ())
         names = {name for name, i in self._encoder.added.items() if i in ids and name not in ways}
-        return any(marker in text for marker in (*names, *template.text_markers))
+        return (*names, *template.text_markers)
 
     def bridge(
         self,
@@ -415,7 +419,7 @@ class Chat:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return ids as text, special tokens included."""
-        return str(self._decode(list(token_ids))) if token_ids else ""
+        return str(self._decode(token_ids)) if token_ids else ""
 
     def action_text(self, token_ids: Sequence[int], stop_token_ids: Sequence[int] = ()) -> str:
         """Return an action as text, without the close of the turn or the single terminator at its end."""

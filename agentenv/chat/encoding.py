@@ -156,11 +156,40 @@ def encode_of(tokenizer: Any) -> Callable[..., list[int]]:
     return encode
 
 
-def decode_of(tokenizer: Any) -> Callable[[list[int]], str]:
+def decode_of(tokenizer: Any) -> Callable[[Sequence[int]], str]:
     """Return `tokenizer.decode` with special tokens kept, without the type check of every id."""
-    if _backend(tokenizer, "decode", "_decode") is None:
-        return functools.partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    return lambda ids: tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=False)
+    backend = _backend(tokenizer, "decode", "_decode")
+    if backend is None:
+        return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    if type(backend.decoder).__name__ == "ByteLevel":
+        table = _TokenBytes(backend)
+        return lambda ids: b"".join(map(table.__getitem__, ids)).decode("utf-8", "replace")
+    return lambda ids: tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+class _TokenBytes(dict[int, bytes]):
+    """The bytes of each token of a byte-level tokenizer by id, filled as ids are seen: a third of `decode`'s time."""
+
+    def __init__(self, backend: Any) -> None:
+        self._text_of = backend.id_to_token
+
+    def __missing__(self, token_id: int) -> bytes:
+        text = self._text_of(token_id)
+        if text is None:  # not stored: a token may be added under this id
+            return b""
+        try:
+            found = bytes(map(_BYTES.__getitem__, text))
+        except KeyError:  # an added token, stored as it reads
+            found = text.encode()
+        self[token_id] = found
+        return found
+
+
+_PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_BYTES = dict(
+    zip(map(chr, [*_PRINTED, *range(0x100, 0x144)]), [*_PRINTED, *sorted({*range(256)} - {*_PRINTED})], strict=True)
+)
+"""The byte that each character of a byte-level token stands for. Source: GPT-2's `bytes_to_unicode`."""
 
 
 def _backend(tokenizer: Any, *methods: str) -> Any:

@@ -229,4 +229,5 @@ def to_sampling(value: Any, where: str = "sampling_params") -> SamplingParams | 
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_token_ids=tuple(getattr(value, "stop_token_ids", None) or ()),
         seed=getattr(value, "seed", None),
+        structural_tag=getattr(value, "structural_tag", None),
     )

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
 
 from agentenv.chat.encoding import decode_of, encode_of
 from tests.chat.families import FAMILIES, load
@@ -25,6 +29,46 @@ def test_encoding_and_decoding_are_those_of_transformers(family):
         ids = [chance.randrange(len(tokenizer)) for _ in range(chance.randrange(1, 40))]
         plain = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         assert decode(ids) == plain
+
+
+BYTE_LEVEL = [family for kind, family in ONE_OF_EACH_KIND if kind.startswith("byte_bpe")]
+
+
+@pytest.mark.parametrize("family", BYTE_LEVEL, ids=[family.tokenizer for family in BYTE_LEVEL])
+@given(data=st.data())
+def test_byte_level_tokens_decode_as_the_tokenizer_decodes_them(family, data):
+    tokenizer = load(family)
+    known = st.integers(0, len(tokenizer) - 1)
+    added = st.sampled_from(sorted(tokenizer.added_tokens_decoder) or [0])
+    ids = data.draw(st.lists(known | added | st.integers(len(tokenizer), len(tokenizer) + 5000), max_size=60))
+    assert decode_of(tokenizer)(ids) == tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_each_byte_decodes_as_the_tokenizer_decodes_it_alone_and_beside_another():
+    tokenizer = load(BYTE_LEVEL[0])
+    decode, backend = decode_of(tokenizer), tokenizer.backend_tokenizer
+    alphabet = [backend.token_to_id(char) for char in pre_tokenizers.ByteLevel.alphabet()]
+    assert len({*alphabet}) == 256
+    assert None not in alphabet
+    for ids in [[i] for i in alphabet] + [[i, j] for i in alphabet for j in alphabet[::7]]:
+        assert decode(ids) == backend.decode(ids, skip_special_tokens=False)
+
+
+def test_a_token_that_is_added_later_is_decoded():
+    tokenizer = copy.deepcopy(load(BYTE_LEVEL[0]))
+    decode, new = decode_of(tokenizer), len(tokenizer)
+    assert decode([new]) == ""
+    tokenizer.add_tokens(["<｜new é｜>"])
+    assert decode([new]) == "<｜new é｜>"
+
+
+@pytest.mark.parametrize("wrong", [-1, 1 << 40, 1.5, "5", None])
+def test_what_is_no_id_is_refused_as_the_tokenizer_refuses_it(wrong):
+    tokenizer = load(BYTE_LEVEL[0])
+    with pytest.raises((OverflowError, TypeError)) as expected:
+        tokenizer.backend_tokenizer.decode([wrong])
+    with pytest.raises(expected.type):
+        decode_of(tokenizer)([wrong])
 
 
 async def test_other_tasks_run_while_a_thread_encodes_a_long_text():

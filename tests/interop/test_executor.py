@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import inspect
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -694,6 +695,41 @@ async def test_a_step_may_write_into_the_sampling_parameters_of_the_next_turns(i
     assert trajectory.error is None
     asked = [(request.sampling.temperature, request.sampling.stop) for request in engine.requests]
     assert asked == [(1.0, ()), (0.5, ("END",)), (0.25, ("END",))]
+
+
+class Quiet(AgentInstanceBase):
+    """Leaves the sampling parameters as they are."""
+
+    async def step(self, states):
+        return {"rewards": 1.0, "environment_feedback": "again", "done": False}
+
+
+class Constrained(ScriptedEngine):
+    """Samples as if it followed the structural tag."""
+
+    async def generate(self, prompt_token_ids, sampling, *, request_id):
+        return replace(await super().generate(prompt_token_ids, sampling, request_id=request_id), forced=())
+
+
+@pytest.mark.parametrize("writes", [True, False])
+async def test_a_structural_tag_holds_for_every_turn_whatever_a_step_writes(writes):
+    class Executor(AgentExecutor):
+        agent_cls = Narrowing if writes else Quiet
+
+    engine = Constrained(["a"], CharTokenizer())
+    limits, sampling = Limits(max_length=600, max_turns=3), SamplingParams(structural_tag="{}")
+    setup = EpisodeSetup(engine, Chat(CharTokenizer()), sampling, limits)
+    trajectory = await AgentFunc(Executor).run(TASK, setup, EpisodeKey("e"))
+    assert trajectory.error is None
+    assert [request.sampling.structural_tag for request in engine.requests] == ["{}"] * 3
+
+
+async def test_a_step_that_writes_no_sampling_parameters_records_none():
+    class Executor(AgentExecutor):
+        agent_cls = Quiet
+
+    trajectory = await play(Executor, limits=Limits(max_length=600, max_turns=2))
+    assert [turn.result.sampling for turn in trajectory.turns] == [None, None]
 
 
 async def test_the_sampling_parameters_that_a_step_returns_win_over_those_it_wrote_into():

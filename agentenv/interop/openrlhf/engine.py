@@ -166,6 +166,8 @@ class VLLMStyleSampling:
     stop: list[str] = field(default_factory=list)
     stop_token_ids: list[int] = field(default_factory=list)
     seed: int | None = None
+    structural_tag: Any = None
+    """Our grammar; vLLM's class has grammars elsewhere."""
     n: int = 1
     logprobs: int | None = 1
     """Log-probabilities are always returned."""
@@ -176,11 +178,18 @@ class VLLMStyleSampling:
     @classmethod
     def of(cls, sampling: SamplingParams) -> VLLMStyleSampling:
         """Return a copy of our parameters."""
-        copied = cls()
-        for name in _TAKEN:
-            value = getattr(sampling, name)
-            setattr(copied, name, list(value) if isinstance(value, tuple) else value)
-        return copied
+        return cls(  # by name, without a loop over fields: this is every turn's
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            max_tokens=sampling.max_tokens,
+            min_tokens=sampling.min_tokens,
+            stop=list(sampling.stop),
+            stop_token_ids=list(sampling.stop_token_ids),
+            seed=sampling.seed,
+            structural_tag=sampling.structural_tag,
+        )
 
     def clone(self) -> VLLMStyleSampling:
         """Return a copy; vLLM's class has this method."""

@@ -307,21 +307,19 @@ def _recorded(call: _EpisodeCall) -> Trajectory:
 def _with_writable_sampling(step: Callable[[StepState], Any]) -> Callable[[StepState], Any]:
     """Return a `step` that may write into `states["sampling_params"]`: the next turns sample with what it wrote."""
 
-    def opened(states: StepState) -> StepState:
-        return {**states, "sampling_params": VLLMStyleSampling.of(states["sampling_params"])}
-
-    def kept(states: StepState, result: Any) -> Any:
-        if not isinstance(result, Mapping) or result.get("sampling_params") is not None:
+    def kept(sampling: SamplingParams, written: VLLMStyleSampling, result: Any) -> Any:
+        is_unchanged = written == VLLMStyleSampling.of(sampling)
+        if is_unchanged or not isinstance(result, Mapping) or result.get("sampling_params") is not None:
             return result
-        return {**result, "sampling_params": states["sampling_params"]}
+        return {**result, "sampling_params": written}
 
     async def async_step(states: StepState) -> Any:
-        states = opened(states)
-        return kept(states, await step(states))
+        written = VLLMStyleSampling.of(sampling := states["sampling_params"])
+        return kept(sampling, written, await step({**states, "sampling_params": written}))
 
     def plain_step(states: StepState) -> Any:
-        states = opened(states)
-        return kept(states, step(states))
+        written = VLLMStyleSampling.of(sampling := states["sampling_params"])
+        return kept(sampling, written, step({**states, "sampling_params": written}))
 
     return async_step if inspect.iscoroutinefunction(step) else plain_step
 

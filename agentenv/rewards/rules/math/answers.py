@@ -6,6 +6,7 @@ math-verify. Units are dropped and never compared: `42 apples` equals `42 km`.
 
 from __future__ import annotations
 
+import functools
 import numbers
 import re
 import unicodedata
@@ -396,12 +397,17 @@ def _golds(label: object) -> Iterator[str]:
             raise _label_error("a finite number", label)
     if not isinstance(label, str):
         raise _label_error("a number, a string or a list of them", label)
+    yield _gold_of(label)
+
+
+@functools.lru_cache(maxsize=1024)  # an episode grades every turn with the same label
+def _gold_of(label: str) -> str:
     gold = clean(
         label.rpartition("####")[2] if "####" in label else extract_boxes(label) or _last_boxed(label) or label
     )
     if not gold or len(gold) > MAX_ANSWER_CHARS:
         raise _label_error(f"an answer of 1 to {MAX_ANSWER_CHARS} characters", label)
-    yield gold
+    return gold
 
 
 def _label_error(expected: str, label: object) -> DataError:
