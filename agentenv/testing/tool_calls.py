@@ -8,6 +8,8 @@ from typing import Any
 
 _MAX_TOOLS = 8
 """Maximum number of tools that get a call; the wrong calls are of the first."""
+_MAX_CHOICES = 6
+"""Maximum number of values of an argument that get a call."""
 _MAX_DEPTH = 6
 """Depth at which the example of a schema that contains itself ends."""
 _OTHER: Mapping[str, Any] = {"string": [1, {"a": None}], "boolean": "maybe"}
@@ -18,6 +20,19 @@ def right_calls(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return an answer with one call of each tool, whose arguments fit its schema, by the tool's name."""
     functions = [tool.get("function", tool) for tool in tools[:_MAX_TOOLS]]
     return {str(each.get("name")): call_text(str(each.get("name")), _arguments(each)) for each in functions}
+
+
+def calls_of_choices(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return an answer with one call for each value that a schema lists, by the names of tool, argument and value."""
+    calls = {}
+    for function in (tool.get("function", tool) for tool in tools[:_MAX_TOOLS]):
+        name, right = str(function.get("name")), _arguments(function)
+        for key, part in _properties(function.get("parameters")).items():
+            schema = _mapping(part)
+            values = [False, True] if schema.get("type") == "boolean" else schema.get("enum")
+            for value in values[:_MAX_CHOICES] if isinstance(values, list) else ():
+                calls[f"{name}.{key}={value}"] = call_text(name, {**right, key: value})
+    return calls
 
 
 def wrong_calls(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:

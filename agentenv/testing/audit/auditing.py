@@ -29,7 +29,7 @@ from agentenv.testing.audit.unrated import judge_unrated
 from agentenv.testing.hacks import hacks_of
 
 LIMITS = Limits(max_length=200_000, max_turns=8, step_timeout_s=60.0)
-SHOWN_GOLD = frozenset({"gold", "wrong", "odd_values", "hedge"})
+SHOWN_GOLD = frozenset({"gold", "wrong", "odd_values", "farm", "hedge"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from agentenv.episode.runner import derive_seed
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, Stage
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import EpisodeFailed
-from agentenv.testing.audit.policies import LONG_POLICY, AuditPolicy, View
+from agentenv.testing.audit.policies import LONG_POLICIES, AuditPolicy, View
 
 GOLD_TURNS = 500
 """Maximum number of turns of gold: a task may need many, while other policies gain nothing from more."""
@@ -101,7 +101,7 @@ class PolicyRunner:
     sampling: SamplingParams
     seed: int = 0
     run_turns: int = 0
-    """Maximum number of turns of an episode in a run, for the policy that takes as many."""
+    """Maximum number of turns of an episode in a run, for the policies that take as many."""
 
     async def play(self, policy: AuditPolicy, task: Task) -> Play | None:
         """Run one episode; return None if the policy has no action."""
@@ -111,13 +111,13 @@ class PolicyRunner:
         async def act(episode: SteppedEpisode, prompt: str, feedback: str) -> str | None:
             gold = await _gold_action(episode) if policy.sees_gold else None
             room = (episode.asked.sampling.max_tokens if episode.asked else None) or self.limits.max_length
-            turn_index = len(episode.trajectory.turns)
+            before = [turn.action for turn in episode.trajectory.turns]
             tools = episode.trajectory.tools
-            action = policy.act(View(prompt, feedback, turn_index, rng, room - 1, others, gold, tools))
+            action = policy.act(View(prompt, feedback, len(before), rng, room - 1, others, gold, tools, before))
             return None if action is None else _SURROGATE.sub("\ufffd", action)  # as a tokenizer's decode would
 
         limits = self.limits
-        if policy.kind == "gold" or policy.key == LONG_POLICY:
+        if policy.kind == "gold" or policy.key in LONG_POLICIES:
             turns = GOLD_TURNS if policy.kind == "gold" else self.run_turns
             limits = replace(limits, max_turns=max(limits.max_turns, turns))
         return await self._run(task, act, (policy.name, policy.variant), limits)

@@ -33,7 +33,7 @@ WHY: Mapping[str, str] = {
     "reward-constant": "Actions that solve nothing earn as much as any other, so there is nothing to learn.",
     "silence-pays": "An empty action earns more than most wrong ones, so a policy learns to output nothing.",
     "length-pays": "The reward grows with the length of an action, so a policy learns to write more.",
-    "repeat-pays": "Each repetition of an action earns a reward, so a policy learns to repeat it. Reward it once, or "
+    "repeat-pays": "Actions earn a reward again and again, so a policy learns to repeat them. Reward each once, or "
     "reward only the result.",
     "no-gold": "The environment has no gold, so its tasks may be unsolvable. Implement `gold`.",
     "no-signal": "Gold earns no more than an empty action, so there is nothing to learn.",
@@ -46,6 +46,8 @@ WHY: Mapping[str, str] = {
     "data-error": "The environment cannot run this row.",
     "infra-error": "An external service failed, so the rewards of these actions are unknown.",
     "step-timeout": "An action made a step exceed its timeout.",
+    "score-missing": "Some episodes that the environment ended have a score and others have none, so a pass rate "
+    "counts only a part of them. Return a score at each end, 0.0 for a failed task.",
     "score-range": "A score is outside [0, 1], and `score_range` of the class declares no scale to filter by.",
     "reward-range": "A reward is outside --reward_range.",
     "slow-steps": "Actions of this policy make steps much slower than others, which delays training.",

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agentenv.core.types import Task
+from agentenv.core.types import StopReason, Task
 from agentenv.testing.audit.answers import needles, normal
 from agentenv.testing.audit.episodes import Play
 from agentenv.testing.audit.findings import AuditFinding, Severity, make_finding, tasks_of
@@ -109,8 +109,8 @@ class Facts:
 def judge_plays(facts: Facts) -> list[AuditFinding]:
     """Return all findings that the plays show, except for leaks and flakiness."""
     parts: Sequence[Callable[[Facts], list[AuditFinding]]] = (
-        _empty_actions, _gold, _attacks, _guesses, _trivial, _wrong_answers, _beyond_gold, _errors, _ranges, _slow,
-        _forged,
+        _empty_actions, _gold, _attacks, _guesses, _trivial, _wrong_answers, _beyond_gold, _errors, _scores, _ranges,
+        _slow, _forged,
     )  # fmt: skip
     return [each for part in parts for each in part(facts)]
 
@@ -311,6 +311,16 @@ def _errors(facts: Facts) -> list[AuditFinding]:
         make_finding(kind, severities.get(kind, "fail"), f"{len(plays)} episodes on {tasks_of(plays)} failed", plays)
         for kind, plays in found.items()
     ]
+
+
+def _scores(facts: Facts) -> list[AuditFinding]:
+    """Find episodes that the environment ended without a score, if it scored others."""
+    ended = [play for play in facts.plays if play.stop_reason == StopReason.TERMINATED]
+    missing = [play for play in ended if play.score is None]
+    if not missing or len(missing) == len(ended):
+        return []
+    summary = f"{len(missing)} of {len(ended)} episodes that the environment ended have no score"
+    return [make_finding("score-missing", "warn", summary, missing)]
 
 
 def _ranges(facts: Facts) -> list[AuditFinding]:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from agentenv.errors import ConfigError
 from agentenv.testing.audit.hacks import FAMILIES, INJECTIONS, ROLE_MARKS, UNICODE
 from agentenv.testing.odd_values import ODD_FORMS, odd_forms
-from agentenv.testing.tool_calls import right_calls, wrong_calls
+from agentenv.testing.tool_calls import calls_of_choices, right_calls, wrong_calls
 
 Kind = Literal["empty", "blind", "attack", "robust", "wrong", "gold"]
 """empty: an empty action; blind: right only by chance; attack: aimed at the grader; robust: text that breaks parsers;
@@ -28,8 +28,10 @@ wrong: derived from gold, but wrong; gold: the right answer of the environment."
 BASELINES = ("null", "constant", "gold")
 """Run in every audit: the others are judged relative to an empty action, arbitrary text and gold."""
 CONSTANTS = ("0", "1", "2", "3", "10", "42", "yes", "no", "A", "B", "C", "D", "True", "False", "None")
-LONG_POLICY = "calls/each_tool"
-"""Has as many turns as a run, so that rewards of repeated calls add up as they would in training."""
+LONG_POLICIES = ("calls/each_tool", "calls/each_choice")
+"""Have as many turns as a run, so that rewards of repeated calls add up as they would in training."""
+_FARMED_TURNS = 3
+"""Number of the first gold actions that are repeated, each by a policy."""
 FORMS: Mapping[str, str] = {
     "box": "\\boxed{}",
     "answer_tags": "<answer></answer>",
@@ -72,6 +74,8 @@ class View:
     """The environment's gold action; only for policies of the kinds gold and wrong."""
     tools: Sequence[Mapping[str, Any]] = ()
     """The tools that the environment offers."""
+    before: Sequence[str] = ()
+    """The actions so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +132,15 @@ def all_policies(hacks: Mapping[str, str] | None = None) -> list[AuditPolicy]:
         *text_policies("unicode", "robust", UNICODE),
         *[policy for family in FAMILIES for policy in _family(family)],
         # A right call may be the answer, by chance.
-        AuditPolicy("calls", "each_tool", "blind", _call_in_turn),
+        AuditPolicy("calls", "each_tool", "blind", lambda view: _in_turn(right_calls(view.tools), view)),
+        AuditPolicy("calls", "each_choice", "blind", lambda view: _in_turn(calls_of_choices(view.tools), view)),
         *[AuditPolicy("calls", name, "blind", partial(_wrong_call, name)) for name in _WRONG_CALLS],
         *text_policies("hacks", "attack", hacks or {}),
         AuditPolicy("gold", "", "gold", lambda view: view.gold),
         AuditPolicy("wrong", "changed", "wrong", lambda view: change_answer(view.gold)),
         AuditPolicy("wrong", "prefix", "wrong", lambda view: cut_answer(view.gold)),
         *[AuditPolicy("odd_values", name, "wrong", partial(_odd_form, name)) for name in ODD_FORMS],
+        *[AuditPolicy("farm", f"turn_{turn + 1}", "wrong", partial(_farm, turn)) for turn in range(_FARMED_TURNS)],
         AuditPolicy("hedge", "gold_first", "wrong", lambda view: _joined(view.gold, change_answer(view.gold))),
         AuditPolicy("hedge", "gold_last", "wrong", lambda view: _joined(change_answer(view.gold), view.gold)),
     ]
@@ -212,9 +218,13 @@ def _other_labels(view: View) -> str:
     return f"The answer is {', or '.join(list(labels)[:200])}."
 
 
-def _call_in_turn(view: View) -> str | None:
-    calls = list(right_calls(view.tools).values())
-    return calls[view.turn_index % len(calls)] if calls else None
+def _in_turn(calls: Mapping[str, str], view: View) -> str | None:
+    return list(calls.values())[view.turn_index % len(calls)] if calls else None
+
+
+def _farm(turn: int, view: View) -> str | None:
+    """Return gold up to a turn, and then the action of that turn again and again."""
+    return view.before[turn] if len(view.before) > turn else view.gold
 
 
 def _wrong_call(name: str, view: View) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import combinations
 
 from agentenv.testing.audit.episodes import Play
@@ -22,7 +23,9 @@ _MIN_ACTIONS, _MIN_REPEATS = 10, 4
 def judge_unrated(facts: Facts) -> list[AuditFinding]:
     """Return the findings that need no full score; they are sought where none is known, or none would show them."""
     paid_alike = _constant(facts)
-    return [*paid_alike, *([] if paid_alike else [*_silence(facts), *_length(facts)]), *_repeats(facts)]
+    found = paid_alike if paid_alike else [*_silence(facts), *_length(facts, facts.unrated, "fail")]
+    rated = [task_id for task_id in facts.by_task if task_id not in {*facts.unrated, *facts.trivial}]
+    return [*found, *_length(facts, rated, "warn"), *_repeats(facts)]
 
 
 def _rewarded(facts: Facts, task_id: str) -> list[tuple[Play, float]]:
@@ -59,11 +62,12 @@ def _silence(facts: Facts) -> list[AuditFinding]:
     return [make_finding("silence-pays", severity, summary, found)]
 
 
-def _length(facts: Facts) -> list[AuditFinding]:
-    """Find tasks on which the longer of two actions earns more, whatever they say."""
+def _length(facts: Facts, task_ids: Sequence[str], severity: Severity) -> list[AuditFinding]:
+    """Find tasks on which the longer of two actions that do not solve it earns more, whatever they say."""
     found = []
-    for task_id in facts.unrated:
-        sizes = [(sum(len(s.action) for s in play.steps), reward, play) for play, reward in _rewarded(facts, task_id)]
+    for task_id in task_ids:
+        rewarded = [(play, reward) for play, reward in _rewarded(facts, task_id) if not facts.full(play)]
+        sizes = [(sum(len(s.action) for s in play.steps), reward, play) for play, reward in rewarded]
         sizes.sort(key=lambda each: each[0])
         pairs = [(one, other) for one, other in combinations(sizes, 2) if other[0] >= 2 * one[0]]
         longer = sum(other[1] > one[1] + EPS for one, other in pairs)
@@ -72,24 +76,25 @@ def _length(facts: Facts) -> list[AuditFinding]:
         if sizes[-1][1] >= statistics.median(reward for _, reward, _ in sizes):
             found.append(max(sizes, key=lambda each: each[1])[2])
     summary = f"the longer an action, the larger its reward on {tasks_of(found)}"
-    return [make_finding("length-pays", "fail", summary, found)] if found else []
+    return [make_finding("length-pays", severity, summary, found)] if found else []
 
 
 def _repeats(facts: Facts) -> list[AuditFinding]:
-    """Find actions that earn a reward in every turn of an episode, by policy: calls of tools on any task."""
+    """Find actions that earn again and again in an episode, by policy: calls and parts of gold on any task."""
     found: dict[str, list[Play]] = defaultdict(list)
     for task_id in facts.by_task:
         gold = facts.gold.get(task_id)
         most = gold.reward if gold is not None and gold.reward is not None else float("inf")
-        for play, reward in _rewarded(facts, task_id):
-            is_judged = task_id not in facts.unrated and play.policy != "calls"
+        farming = [(p, p.reward) for p in facts.by_task[task_id] if p.policy == "farm" and p.reward is not None]
+        for play, reward in (*_rewarded(facts, task_id), *farming):
+            is_judged = task_id not in facts.unrated and play.policy not in ("calls", "farm")
             if not is_judged and reward <= most + EPS and not facts.full(play) and _repeated(play):
                 found[play.policy].append(play)
     findings = []
     for policy, plays in found.items():
         best = max(plays, key=lambda play: play.reward or 0.0)
         fails = policy == "calls" and best.task_id in facts.unrated
-        summary = f"the same action earns a reward again and again: {best.reward:g} in {len(best.steps)} turns by "
+        summary = f"the same actions earn a reward again and again: {best.reward:g} in {len(best.steps)} turns by "
         summary += f"{best.key}, on {tasks_of(plays)}"
         findings.append(
             make_finding("repeat-pays", "fail" if fails else "warn", summary, [best, *plays], policy=policy)
@@ -98,8 +103,8 @@ def _repeats(facts: Facts) -> list[AuditFinding]:
 
 
 def _repeated(play: Play) -> bool:
-    """Return True if an action is repeated in an episode and earns each time."""
-    earned: dict[str, list[float]] = defaultdict(list)
+    """Return True if an action is repeated in an episode and earns nearly each time."""
+    earned: dict[str, list[bool]] = defaultdict(list)
     for step in play.steps:
-        earned[step.action].append(step.reward)
-    return any(len(rewards) >= _MIN_REPEATS and min(rewards) > EPS for rewards in earned.values())
+        earned[step.action].append(step.reward > EPS)
+    return any(sum(paid) >= max(_MIN_REPEATS, _NEARLY_ALL * (len(paid) - 1)) for paid in earned.values())

@@ -30,6 +30,7 @@ from agentenv.testing.conformance.problems import Problem
 Property = Callable[[ConformanceContext], list[Problem]]
 PROPERTIES: Mapping[str, Property] = {
     "contract": contract,
+    "blocking": blocking,
     "constructor": constructor,
     "rewards": rewards,
     "ends": ends,
@@ -39,13 +40,13 @@ PROPERTIES: Mapping[str, Property] = {
     "portability": portability,
     "isolation": isolation,
     "mutation": mutation,
-    "blocking": blocking,
     "close": close,
     "cancel": cancel,
     "pickling": pickling,
     "data": data,
 }
-"""In the order in which they are checked. The first line of each docstring states the property."""
+"""In the order in which they are checked: first those that make others slow or wrong. The first line of each docstring
+states the property."""
 
 
 @dataclass(frozen=True, slots=True)

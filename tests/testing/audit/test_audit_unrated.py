@@ -64,7 +64,9 @@ async def test_with_a_full_score_the_rewards_are_judged_by_it_alone(known):
             gold = envs.Sound.gold
 
     result = await audited(Pays, *ANY, pass_reward=1000.0 if known == "pass_reward" else None)
-    assert not ids(result) & {"reward-constant", "silence-pays", "length-pays", "no-ceiling"}
+    assert not ids(result) & {"reward-constant", "silence-pays", "no-ceiling"}
+    length = [each.severity for each in result.findings if each.id == "length-pays"]
+    assert length == ([] if known == "gold" else ["warn"])  # more than gold is another finding
 
 
 def calling(pay, full=1.0):

@@ -57,7 +57,7 @@ async def test_a_planted_fault_is_found(cls):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("cls", [faults.Sum, faults.Desk], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", [faults.Sum, faults.Desk, *more_faults.SOUND], ids=lambda cls: cls.__name__)
 async def test_an_environment_without_a_fault_has_none(cls):
     assert await asyncio.to_thread(checked, cls) == {}
     assert await audited(cls) == {}
