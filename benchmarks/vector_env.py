@@ -2,13 +2,14 @@
 
     python benchmarks/vector_env.py
 
-All use the same environments, seeds, actions and SAME_STEP; all must return the same rewards. `waits` awaits 50
-to 200 ms per step, as the client of a sandbox or of a grader does; `quick` is guess_number, microseconds of Python;
-`computes` holds the interpreter for 5 ms, which one process cannot do twice at once. `start` is the constructor and the
-first reset; memory is the proportional set size of the process and its children together, after the last step. GEM's
-thread pool, if gem-llm is installed (or AGENTENV_GEM names a folder with it), waits in an environment with GEM's own
-interface that does nothing else; its memory includes the import. Processes are forked, gymnasium's default on Linux,
-which is cheaper than spawning.
+All use the same environments, seeds, actions and SAME_STEP; all must return the same rewards. `waits` awaits 50 to
+200 ms per step, as the client of a sandbox or of a grader does; `quick` is guess_number, microseconds of Python;
+`computes` holds the interpreter for 5 ms, which one process cannot do twice at once: its class says `cpu_bound =
+True`, so agentenv's default is one process per core. `start` is the constructor and the first reset; memory is the
+proportional set size of the process and its children together, after the last step. GEM's thread pool, if gem-llm
+is installed (or AGENTENV_GEM names a folder with it), waits in an environment with GEM's own interface that does
+nothing else; its memory includes the import. Processes are forked, gymnasium's default on Linux, which is cheaper
+than spawning.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from typing import Any
 from common import machine
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from agentenv import AgentInstance, StepResult
+from agentenv import AgentInstance, StepResult, rollout
+from agentenv.engines.scripted import PlainTextTokenizer, ScriptedEngine
 from agentenv.gym.env import AgentEnv
 from agentenv.gym.vector import AgentVectorEnv
 
@@ -57,11 +59,16 @@ class Computes(AgentInstance):
     """Computes in every step, in pure Python."""
 
     needs_label = False
+    cpu_bound = True
+
+    def __init__(self, work_s: float = WORK_S) -> None:
+        """Set the seconds of CPU time that a step takes."""
+        self.work_s = work_s
 
     def step(self, states: Any) -> StepResult:
         """Compute."""
         started, number = time.thread_time(), 0
-        while time.thread_time() - started < WORK_S:
+        while time.thread_time() - started < self.work_s:
             for _ in range(1000):
                 number = (number * 31 + 7) % 1_000_003
         return StepResult("Continue.", reward=1.0, terminated=states["turn_index"] + 1 == NUM_TURNS)
@@ -70,7 +77,7 @@ class Computes(AgentInstance):
 def memory_mib() -> float:
     """Return the proportional set size of this process and its children."""
     own = os.getpid()
-    children = [int(pid) for pid in Path(f"/proc/{own}/task/{own}/children").read_text().split()]
+    children = [int(pid) for each in Path(f"/proc/{own}/task").glob("*/children") for pid in each.read_text().split()]
     rollups = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in [own, *children]]
     return sum(int(line.split()[1]) for text in rollups for line in text.splitlines() if line.startswith("Pss:")) / 1024
 
@@ -111,8 +118,10 @@ def gem_vector(num: int) -> Callable[[], Any] | None:
 def ways(env: str, num: int) -> dict[str, Callable[[], Any]]:
     """Return the constructor of each vector by name."""
     make, mode = partial(AgentEnv, env, data=DATA), AutoresetMode.SAME_STEP
+    one_loop = partial(AgentVectorEnv, env, num_envs=num, data=DATA, env_actors=0)
     return {
-        "agentenv, one loop": lambda: AgentVectorEnv(env, num_envs=num, data=DATA),
+        "agentenv": lambda: AgentVectorEnv(env, num_envs=num, data=DATA),
+        **({"agentenv, one loop": one_loop} if env.endswith(":Computes") else {}),
         "gymnasium, processes": lambda: AsyncVectorEnv([make] * num, shared_memory=False, autoreset_mode=mode),
         "gymnasium, serial": lambda: SyncVectorEnv([make] * num, autoreset_mode=mode),
     }
@@ -145,7 +154,7 @@ def compare(name: str, env: str, options: argparse.Namespace) -> None:
     for way, make in made.items():
         steps = options.serial_steps if "serial" in way and name == "waits" else options.steps
         found[way] = measure(make, options.num_envs, steps)
-    base = found["agentenv, one loop"]
+    base = found["agentenv"]
     for way, (_, _, _, rewards) in found.items():
         if any(one != other for one, other in zip(rewards, base[3], strict=False)):
             raise SystemExit(f"{name}: {way} gave other rewards: it did not do the same work")
@@ -156,6 +165,17 @@ def compare(name: str, env: str, options: argparse.Namespace) -> None:
         figures = f"{start_s:.2f} | {step_s:.4f} | {step_s / base[1]:.2f} | {memory:.0f}"
         print(f"| {name} | {way} | {figures} |", flush=True)
     print()
+
+
+def compare_runs(env: str, num: int) -> None:
+    """Print how long `agentenv run` takes for episodes that compute 50 ms in each step, start-up left out."""
+    engine = ScriptedEngine(["5"], PlainTextTokenizer())
+    print("| run | seconds | episodes/s |\n|---|---:|---:|")
+    for name, env_actors in (("processes", None), ("one loop", 0)):
+        kwargs = {"work_s": 0.05}
+        run = rollout(env, DATA, engine=engine, limit=num, env_kwargs=kwargs, env_actors=env_actors, progress="none")
+        time_spent = run.metrics.time
+        print(f"| {name} | {time_spent.wall_s:.2f} | {num / time_spent.wall_s:.1f} |", flush=True)
 
 
 def main() -> None:
@@ -169,6 +189,7 @@ def main() -> None:
     compare("quick", "guess_number", options)
     compare("computes", f"{here}:Computes", options)
     compare("waits", f"{here}:Waits", options)
+    compare_runs(f"{here}:Computes", options.num_envs)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ BORDER = {
 }  # fmt: skip
 """Where those are read and written; others have them too."""
 CARRIERS = {
-    "_util/calls.py", "engines/hf/engine.py", "runs/env_actors/host.py", "rewards/rules/math/worker.py",
+    "_util/calls.py", "engines/hf/engine.py", "episode/env_actors/host.py", "episode/env_actors/process.py",
+    "rewards/rules/math/worker.py",
     "rewards/workers/main.py", "rewards/workers/threads.py", "rewards/grading.py", "rewards/models/batching.py",
     "sandbox/grading/guest/asserts.py", "sandbox/grading/guest/serve.py",
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 import traceback
@@ -10,6 +11,14 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
 """The folder `agentenv`: stack frames of files in it belong to the library, not to the user."""
+
+
+def python_env() -> dict[str, str]:
+    """Return the environment for a Python process that imports this package, also from a checkout."""
+    paths = [os.environ.get("PYTHONPATH", "")]
+    if PACKAGE.parent.name not in ("site-packages", "dist-packages"):
+        paths.append(str(PACKAGE.parent))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def place_of(error: BaseException) -> str:

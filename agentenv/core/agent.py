@@ -73,6 +73,9 @@ class AgentInstance:
     """Maximum number of tokens that an episode needs: the default of `Limits.max_length`; None keeps that unchanged."""
     score_range: ClassVar[tuple[float, float] | None] = (0.0, 1.0)
     """Lowest and highest score. A score outside it is an error of the episode; None allows every finite number."""
+    cpu_bound: ClassVar[bool] = False
+    """True if the methods compute in Python, which threads do not speed up: `run`, `train` and the vector environment
+    then play the environment in processes, one per core (`--env_actors`). Arguments and results must be picklable."""
     hacks: ClassVar[Mapping[str, str]] = {}
     """Actions by name that try to earn a reward without solving the task. `agentenv audit` plays them; none may earn a
     full score."""

@@ -28,6 +28,7 @@ from agentenv.engines.models import load_stop_token_ids, load_tokenizer, resolve
 from agentenv.engines.scripted import PlainTextTokenizer
 from agentenv.episode.endpoint.agent import owns_its_loop
 from agentenv.episode.factory import check_arguments
+from agentenv.episode.loop import AgentFactory
 from agentenv.episode.registry import builtin_datasets, load_env
 from agentenv.episode.setup import EpisodeKey
 from agentenv.episode.stepping import SteppedEpisode
@@ -203,10 +204,10 @@ class EpisodeMaker:
         chosen = self.tasks[index]
         return Start(chosen, seed if chosen.seed is None else chosen.seed)
 
-    def episode(self, start: Start) -> SteppedEpisode:
-        """Return an episode that has not started."""
+    def episode(self, start: Start, make: AgentFactory | None = None) -> SteppedEpisode:
+        """Return an episode that has not started. `make` makes its agent elsewhere than in this process."""
         key = EpisodeKey(f"{start.task.task_id}/0", start.task.task_id, seed=start.seed)
-        make = partial(create, self.cls, self.config.env_kwargs)
+        make = make or partial(create, self.cls, self.config.env_kwargs)
         return SteppedEpisode(make, start.task, chat=self.chat, limits=self.limits, key=key)
 
     async def begin(self, episode: SteppedEpisode) -> tuple[Any, dict[str, Any]]:

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.utils import seeding
 
 from agentenv.core.trajectory import Trajectory
+from agentenv.episode.loop import AgentFactory
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import EpisodeFailed
 from agentenv.gym.config import EpisodeMaker, Start
@@ -45,10 +46,13 @@ class Outcome:
 
 
 class Slot:
-    """One environment of a vector: episodes in sequence, drawn with its own generator."""
+    """One environment of a vector: episodes in sequence, drawn with its own generator.
 
-    def __init__(self, maker: EpisodeMaker) -> None:
-        self.maker = maker
+    `make` makes the agents elsewhere than in this process.
+    """
+
+    def __init__(self, maker: EpisodeMaker, make: AgentFactory | None = None) -> None:
+        self.maker, self._make = maker, make
         self.np_random: np.random.Generator | None = None
         self.np_random_seed: int | None = None
         self.episode: SteppedEpisode | None = None
@@ -86,7 +90,7 @@ class Slot:
         If that fails, the observation is empty and the info holds the error; the next step returns NaN, truncated.
         """
         await self.aclose()
-        episode = self.maker.episode(start or self.draw())
+        episode = self.maker.episode(start or self.draw(), self._make)
         self.begun = self.ready = True
         self.episode = episode  # set first, so that a cancelled call can close it
         try:

@@ -1,8 +1,8 @@
-"""AgentVectorEnv: many concurrent environments in one process.
+"""AgentVectorEnv: many concurrent environments on one event loop.
 
-All environments share one event loop; plain `step` functions run in threads. A `step` therefore takes as long as the
-slowest environment, not as long as all of them together, if they wait (for a sandbox, a grader, a service) rather than
-compute.
+Plain `step` functions run in threads. A `step` therefore takes as long as the slowest environment, not as long as all
+of them together, if they wait (for a sandbox, a grader, a service). Environments that compute in Python run in local
+processes, one per core.
 """
 
 from __future__ import annotations
@@ -21,8 +21,12 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from agentenv._util.brief import brief
 from agentenv._util.loop_thread import run_sync, submit, submit_detached
 from agentenv.core.trajectory import Trajectory
+from agentenv.episode.env_actors.actors import EnvActorConfig, check_kwargs
+from agentenv.episode.env_actors.host import EnvSpec
+from agentenv.episode.env_actors.local import LocalEnv, num_cores
 from agentenv.errors import ConfigError, ContractError, EpisodeFailed
 from agentenv.gym import batching, views
 from agentenv.gym.batching import Info
@@ -49,6 +53,8 @@ class BatchFailed(EpisodeFailed):
 
 class AgentVectorEnv(VectorEnv[Observations, Any, np.ndarray[Any, Any]]):
     """`num_envs` environments of one class as one `gymnasium.vector.VectorEnv`, on one event loop.
+
+    A class with `cpu_bound = True` runs in local processes, one per core; see `env_actors`.
 
     Observations are tuples [num_envs], rewards float64, terminations and truncations bool. Seeds, infos, `reset_mask`
     and the autoreset modes follow Gymnasium; the defaults waste no action.
@@ -83,6 +89,7 @@ class AgentVectorEnv(VectorEnv[Observations, Any, np.ndarray[Any, Any]]):
         autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
         on_error: OnError = "raise",
         render_mode: str | None = None,
+        env_actors: int | None = None,
         **settings: Any,
     ) -> None:
         """Load the environment and its tasks; nothing runs before `reset`.
@@ -93,6 +100,8 @@ class AgentVectorEnv(VectorEnv[Observations, Any, np.ndarray[Any, Any]]):
             autoreset_mode: SAME_STEP, DISABLED or NEXT_STEP; also as Gymnasium's text, such as "SameStep".
             on_error: "raise" or "truncate", see the class.
             render_mode: None or "ansi".
+            env_actors: number of local processes that run the environments; 0 runs them in this one. None: one per
+                core for a class with `cpu_bound = True`, else 0.
             **settings: the other fields of `agentenv.gym.GymConfig`.
 
         Raises:
@@ -120,7 +129,9 @@ class AgentVectorEnv(VectorEnv[Observations, Any, np.ndarray[Any, Any]]):
         self.single_action_space = self.maker.action_space
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self._slots = [Slot(self.maker) for _ in range(self.num_envs)]
+        self._elsewhere = self._local_env(env_actors)
+        make = None if self._elsewhere is None else self._elsewhere.make
+        self._slots = [Slot(self.maker, make) for _ in range(self.num_envs)]
         self._adopt()
         self.closed = False
 
@@ -201,13 +212,32 @@ class AgentVectorEnv(VectorEnv[Observations, Any, np.ndarray[Any, Any]]):
 
     # --- in the caller's thread --------------------------------------------------------------------------------------
 
+    def _local_env(self, num: int | None) -> LocalEnv | None:
+        """Return what makes agents in processes; None if this process does."""
+        if num is not None and (not isinstance(num, int) or isinstance(num, bool) or num < 0):
+            raise ConfigError(
+                f"AgentVectorEnv.env_actors: expected None or an integer >= 0, got {brief(num)}. Change it."
+            )
+        if num is None:
+            num = num_cores() if self.maker.cls.cpu_bound else 0
+        if not num:
+            return None
+        config = self.maker.config
+        spec = EnvSpec(config.env, os.getcwd())
+        spec.check()
+        check_kwargs(config.env_kwargs, "AgentEnv.env_kwargs")
+        limits = EnvActorConfig.of(config.step_timeout_s)
+        return LocalEnv(spec, config.env_kwargs, min(num, self.num_envs), limits)
+
     def _adopt(self) -> None:
         """Drop the episodes after a fork, as they belong to the parent process."""
         self._pid, self._calling = os.getpid(), threading.Lock()
         self._working: asyncio.Task[Any] | None = None
         for slot in self._slots:
             slot.forget()
-        self._finalizer = weakref.finalize(self, _let_go, self._slots, self._pid)
+        if self._elsewhere is not None:
+            self._elsewhere.forget()
+        self._finalizer = weakref.finalize(self, _let_go, self._slots, self._elsewhere, self._pid)
 
     @contextmanager
     def _call(self, where: str) -> Iterator[None]:
@@ -331,17 +361,19 @@ class AgentVectorEnv(VectorEnv[Observations, Any, np.ndarray[Any, Any]]):
         if self._working is not None:
             self._working.cancel()
             await asyncio.wait({self._working})
-        await _end(self._slots)
+        await _end(self._slots, self._elsewhere)
 
 
-async def _end(slots: Sequence[Slot]) -> None:
+async def _end(slots: Sequence[Slot], elsewhere: LocalEnv | None = None) -> None:
     await asyncio.gather(*(slot.aclose() for slot in slots))
+    if elsewhere is not None:
+        await elsewhere.close()
 
 
-def _let_go(slots: Sequence[Slot], pid: int) -> None:
-    """End the episodes of a vector that was garbage-collected without `close`."""
-    if pid == os.getpid() and any(slot.episode is not None for slot in slots):
-        submit_detached(_end(slots))
+def _let_go(slots: Sequence[Slot], elsewhere: LocalEnv | None, pid: int) -> None:
+    """End the episodes of a vector that was garbage-collected without `close`, and its processes."""
+    if pid == os.getpid() and (elsewhere is not None or any(slot.episode is not None for slot in slots)):
+        submit_detached(_end(slots, elsewhere))
 
 
 async def _awaited(work: Coroutine[Any, Any, T]) -> T:

@@ -141,11 +141,13 @@ class RayOptions:
     """CPU cores of each engine actor."""
     engine_gpus: float | None = None
     """GPUs of each engine actor. Default: as many as it computes on if the cluster has any, else 0."""
-    env_actors: int = 0
-    """Number of Ray actors that run environments, each for many episodes; of several environments each has as many. 0
-    runs them in this process."""
+    env_actors: int | None = None
+    """Number of processes that run environments, each for many episodes; of several environments each has as many.
+    They are Ray actors with --engine ray, with --ray_address or in a process that is connected to Ray, else processes
+    of this machine. 0 runs environments in this process. Default: 0, or one local process per core for a class with
+    `cpu_bound = True`."""
     env_actor_cpus: float = 1.0
-    """CPU cores of each environment actor."""
+    """CPU cores of each environment actor in Ray."""
     ray_address: str | None = None
     """Ray cluster: "auto", HOST:6379 or "ray://HOST:10001". Default: RAY_ADDRESS if it is set, else start Ray on this
     machine."""
@@ -158,7 +160,8 @@ class RayOptions:
 
     def __post_init__(self) -> None:
         """Refuse numbers out of range."""
-        _check("env_actors", self.env_actors, 0 <= self.env_actors < math.inf, "an integer >= 0")
+        num = self.env_actors
+        _check("env_actors", num, num is None or 0 <= num < math.inf, "an integer >= 0")
         for name in ("engine_cpus", "engine_gpus", "env_actor_cpus", "ray_wait_s"):
             value = getattr(self, name)
             _check(name, value, value is None or 0 <= value < math.inf, "a number >= 0")
@@ -170,7 +173,7 @@ class RayOptions:
             self.ray_runtime_env,
             self.ray_placement,
             self.ray_wait_s,
-            cpus=num_engines * self.engine_cpus + num_envs * self.env_actors * self.env_actor_cpus,
+            cpus=num_engines * self.engine_cpus + num_envs * (self.env_actors or 0) * self.env_actor_cpus,
         )
 
 

@@ -151,8 +151,8 @@ def _sizes(config: TrainConfig) -> _Problems:
     if generated is not None and generated < config.rollout_batch_size:
         expected = f"at least --rollout_batch_size {config.rollout_batch_size}"
         yield "vllm_generate_batch_size", expected, str(generated), "Raise it, or leave it out."
-    if not config.ray and (config.num_engines > 1 or config.actors.env_actors or config.actors.ray_address):
-        flags = "--num_engines 1, no --env_actors and no --ray_address"
+    if not config.ray and (config.num_engines > 1 or config.actors.ray_address):
+        flags = "--num_engines 1 and no --ray_address"
         yield "no_ray", flags, "flags that use Ray", "Leave --no_ray out."
     if config.vllm_enable_sleep and config.engine == "hf":
         yield "vllm_enable_sleep", "--engine vllm or auto", "hf", "Only vLLM engines can sleep; leave the flag out."

@@ -8,13 +8,13 @@ from agentenv.chat.chat import Chat
 from agentenv.core.agent import AgentInstance
 from agentenv.core.types import Limits, SamplingParams, StepResult, Task
 from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode.env_actors.host import Failure
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, plan
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EnvSource
 from agentenv.errors import InfraError
 from agentenv.gym.env import AgentEnv
 from agentenv.interop.agent_files import load_agent_func
-from agentenv.runs.env_actors.host import Failure
 from agentenv.runs.records.lines import trajectory_from_dict, trajectory_to_dict
 from agentenv.testing.episodes import Setup
 from agentenv.testing.simulation import simulate

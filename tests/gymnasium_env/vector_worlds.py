@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import threading
 from random import Random
 from typing import ClassVar
@@ -37,6 +38,20 @@ class Wandering(AgentInstance):
             "" if last else text, reward=rng.random(), terminated=last and not cut, truncated=cut, info=info,
             score=float(last),
         )  # fmt: skip
+
+
+class Computing(AgentInstance):
+    """Says that it computes; its reward is the id of its process."""
+
+    needs_label = False
+    cpu_bound = True
+    score_range = None
+
+    def __init__(self, given=None):
+        self.given = given
+
+    def step(self, states):
+        return StepResult("More.", reward=float(os.getpid()), terminated=states["turn_index"] == 9)
 
 
 class OneTurn(AgentInstance):

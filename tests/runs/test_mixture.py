@@ -310,9 +310,8 @@ def test_rows_in_python_need_one_environment(place):
         agentenv.rollout(["mix.yaml"], [{"prompt": "?", "label": "x"}], progress="none")
 
 
-@pytest.mark.slow
-def test_environments_of_a_mixture_live_in_ray_actors_of_their_own(place):
-    pytest.importorskip("ray")
+@pytest.mark.long
+def test_environments_of_a_mixture_live_in_processes_of_their_own(place):
     assert run_mix("--env_actors", 1) == 0
     by_env = json.loads((place / "out/metrics.json").read_text())["environments"]
     assert {name: (each["num_rewarded"], each["num_retries"]) for name, each in by_env.items()} == {

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agentenv._util.paths import PACKAGE
+from agentenv._util.paths import python_env
 from agentenv.errors import ContractError, DataError, InfraError
 
 _PROC = Path("/proc")
@@ -59,7 +59,6 @@ _MAX_FRAME_BYTES = 16 << 20
 _CPU_GRACE_S = 1.0
 """CPU time beyond the limit before a worker is killed: the time to interrupt itself and report it."""
 _POLL_S = 0.5
-_PACKAGE_ROOT = PACKAGE.parent
 
 Key = tuple[str, str]
 """What a worker must load before it can grade: a task, and the function that it calls, if any."""
@@ -110,16 +109,12 @@ class Worker:
     def __init__(self, command: list[str]) -> None:
         self.socket, theirs = socket.socketpair()
         try:
-            # The worker imports this package, also from a checkout that is not installed.
-            paths = [os.environ.get("PYTHONPATH", "")]
-            if _PACKAGE_ROOT.name not in ("site-packages", "dist-packages"):
-                paths.append(str(_PACKAGE_ROOT))
             self.process = subprocess.Popen(
                 command,
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONHASHSEED": "0"},
+                env=python_env() | {"PYTHONHASHSEED": "0"},
                 start_new_session=True,  # so that processes of a user's function are killed with it
             )
         except BaseException as error:

@@ -1,5 +1,1 @@
-"""Environments in Ray actors. Each actor hosts the agent instances of many episodes, outside the engine's process.
-
-The episode loop stays in the engine's process and calls `reset`, `step`, `on_truncate` and `close` remotely. An actor
-that dies or whose event loop is blocked is replaced; its episodes fail with InfraError and are retried.
-"""
+"""Episode sources whose environments live in actors, as `agentenv.episode.env_actors` has them: local ones or Ray's."""

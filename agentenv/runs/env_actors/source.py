@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,14 +15,40 @@ from agentenv.core.agent import AgentInstance
 from agentenv.core.engine import Tokenizer
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
+from agentenv.episode.env_actors.actors import EnvActorConfig, EnvActors, check_kwargs, made_agent
+from agentenv.episode.env_actors.host import EnvSpec, Spec, found_file
+from agentenv.episode.env_actors.local import num_cores, open_local_actors
+from agentenv.episode.factory import as_agent
 from agentenv.episode.loop import Episode
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.episode.source import EnvSource, EpisodeSource
 from agentenv.errors import ConfigError
+from agentenv.interop.agent_files import load_agent_func
 from agentenv.interop.openrlhf.executor import AgentFunc
-from agentenv.runs.config import RunConfig
-from agentenv.runs.env_actors.actors import EnvActorConfig, EnvActors, RemoteAgent
-from agentenv.runs.env_actors.host import EnvSpec
+from agentenv.runs.config import RayOptions, RunConfig
+from agentenv.runs.env_actors.ray_actor import RayActor
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFuncSpec:
+    """The agent class of an agent_func file; see `Spec`."""
+
+    path: str
+    tokenizer: Tokenizer
+    """For the constructor of the file's executor."""
+    folder: str = ""
+    """As in EnvSpec."""
+
+    def load(self) -> type[AgentInstance]:
+        """Return the class; see `Spec`."""
+        no_engine: Any = None
+        named = load_agent_func(found_file(self.path, self.folder)).agent_class(no_engine, self.tokenizer)
+        if named is None:
+            raise ConfigError(
+                f"--env_actors: expected {self.path} to name its agent class, got none. "
+                "Leave --env_actors out: the file runs its own loop."
+            )
+        return as_agent(named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,55 +60,90 @@ class RemoteEnv:
 
     async def run(self, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:
         """Run one episode; see `Episode.run`."""
-        make = partial(self._make, self.actors.agent_class())
-        return await Episode(task, setup, key).run(make)
+        return await Episode(task, setup, key).run(partial(made_agent, self.actors, self.kwargs))
 
-    async def _make(self, cls: Any) -> AgentInstance:
-        agent: RemoteAgent = cls(**self.kwargs)
-        await agent.make()
-        return agent
+
+@dataclass(frozen=True, slots=True)
+class RayPlaces:
+    """Actors in Ray: how many, and where."""
+
+    num: int = 1
+    cpus: float = 1.0
+    """CPU cores of each actor."""
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
 
 @asynccontextmanager
 async def in_actors(
     source: EpisodeSource, config: RunConfig, tokenizer: Tokenizer, *, cluster: ClusterConfig | None = None
 ) -> AsyncIterator[EpisodeSource]:
-    """Yield the source with its environments in `--env_actors` actors, or `source` itself without the flag.
+    """Yield the source with its environments in actors, or `source` itself if `--env_actors` and its class need none.
 
     `cluster` is that of the whole job, if `config` is of one of its environments.
 
     Raises:
-        ConfigError: the source has no agent instances, a node cannot load them, or the cluster has no room.
+        ConfigError: the source has no agent instances, an actor cannot load them, or the cluster has no room.
         MissingDependency: Ray is not installed.
     """
-    if not config.ray.env_actors:
+    num = config.ray.env_actors
+    if num is None and is_cpu_bound(source):
+        num = min(num_cores(), config.concurrency)
+    if not num:
         yield source
         return
     if not isinstance(source, EnvSource | AgentFunc):
         raise ConfigError(
             f"--env_actors: expected an environment with `step`, got {type(source).__name__}. Leave the flag out."
         )
-    spec = EnvSpec(next(iter(config.env), None), config.agent_func_path, tokenizer, os.getcwd())
-    stuck_s = min(
-        max(1.0, config.limits.step_timeout_s / 2), 30.0
-    )  # below the time limit of other agents on the same actor
-    actors = EnvActorConfig(
-        config.ray.env_actors, config.ray.env_actor_cpus, stuck_s, cluster=cluster or config.cluster
-    )
-    async with open_actors(spec, actors) as opened:
+    spec: Spec
+    if config.agent_func_path is not None:
+        spec = AgentFuncSpec(config.agent_func_path, tokenizer, os.getcwd())
+    else:
+        spec = EnvSpec(config.env[0], os.getcwd())
+        spec.check()
+    if isinstance(source, EnvSource):
+        check_kwargs(source.kwargs)
+    async with _open(spec, num, config, cluster or config.cluster) as actors:
         if isinstance(source, AgentFunc):
-            yield source.with_agent(opened.agent_class())
+            yield source.with_agent(actors.agent_class())
         else:
-            yield RemoteEnv(opened, source.kwargs)
+            yield RemoteEnv(actors, source.kwargs)
+
+
+def is_cpu_bound(source: EpisodeSource) -> bool:
+    """Return True if the class of the source's agent instances says that it computes."""
+    cls = source.cls if isinstance(source, EnvSource) else getattr(source, "executor_cls", None)
+    return bool(getattr(getattr(cls, "agent_cls", cls), "cpu_bound", False))
+
+
+def _open(spec: Spec, num: int, config: RunConfig, cluster: ClusterConfig) -> AbstractAsyncContextManager[EnvActors]:
+    """Open Ray actors if --env_actors asks for them in a job that uses Ray, else local ones."""
+    ray = config.ray
+    limits = EnvActorConfig.of(config.limits.step_timeout_s)
+    if ray.env_actors and (config.engine == "ray" or ray.ray_address or ray_runs_here()):
+        return open_ray_actors(spec, RayPlaces(num, ray.env_actor_cpus, cluster), limits)
+    if ray.env_actor_cpus != RayOptions.env_actor_cpus:
+        raise ConfigError(
+            f"--env_actor_cpus: expected Ray actors, got {ray.env_actor_cpus:g} for local processes. Leave it out, or "
+            "add --ray_address."
+        )
+    return open_local_actors(spec, num, limits)
+
+
+def ray_runs_here() -> bool:
+    """Return True if this process is connected to Ray."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
 
 
 @asynccontextmanager
-async def open_actors(spec: EnvSpec, config: EnvActorConfig) -> AsyncIterator[EnvActors]:
-    """Start actors, yield them, and end them and any Ray that was started for them."""
-    cluster = replace(config.cluster, cpus=max(config.cluster.cpus, config.num * config.cpus))
+async def open_ray_actors(spec: Spec, places: RayPlaces, config: EnvActorConfig) -> AsyncIterator[EnvActors]:
+    """Start actors in Ray, yield them, and end them and any Ray that was started for them."""
+    cluster = replace(places.cluster, cpus=max(places.cluster.cpus, places.num * places.cpus))
+    demand = ActorDemand("--env_actors, --env_actor_cpus", places.num, places.cpus)
     with ray_session(cluster):
-        async with reserve(ActorDemand("--env_actors, --env_actor_cpus", config.num, config.cpus), cluster) as places:
-            actors = EnvActors(spec, places, config)
+        async with reserve(demand, cluster) as found:
+            actors = EnvActors([partial(RayActor.start, spec, options) for options in found], config)
             try:
                 await actors.start()
                 yield actors

@@ -1,42 +1,39 @@
-"""Environments in Ray actors: the same episodes, whatever an actor does, and nobody pays for a neighbour."""
+"""Environments in actors, local or Ray's: the same episodes, whatever an actor does to its neighbors."""
 
 import asyncio
 import ctypes
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
-from zlib import crc32
 
 import pytest
 
-from agentenv._util.paths import traceback_of
 from agentenv._util.ray.cluster import ClusterConfig, ray_session
 from agentenv.chat.chat import Chat
 from agentenv.core.types import Limits, SamplingParams, StopReason, Task
 from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode.env_actors.actors import EnvActorConfig
+from agentenv.episode.env_actors.host import EnvSpec
+from agentenv.episode.env_actors.local import num_cores, open_local_actors
 from agentenv.episode.loop import run_episode
-from agentenv.episode.registry import load_env, load_file
+from agentenv.episode.registry import load_env
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, plan
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.episode.source import EnvSource
-from agentenv.errors import ConfigError, DataError, InfraError, MissingDependency
+from agentenv.errors import ConfigError, MissingDependency
 from agentenv.runs.config import RunConfig
-from agentenv.runs.env_actors.actors import EnvActorConfig
-from agentenv.runs.env_actors.host import EnvActor, EnvSpec, Failure
-from agentenv.runs.env_actors.source import RemoteEnv, in_actors, open_actors
+from agentenv.runs.env_actors.source import AgentFuncSpec, RayPlaces, RemoteEnv, in_actors, open_ray_actors
 from agentenv.testing.tokenizers import CharTokenizer
 from tests.drivers import command, ids, lines, write_rows
 
-HERE = Path(__file__).parent
-SCENE = HERE / "scene.py"
-FILES = HERE.parents[1] / "interop" / "agent_funcs"
+TESTS = Path(__file__).parents[2]
+SCENE = TESTS / "episode" / "env_actors" / "scene.py"
+FILES = TESTS / "interop" / "agent_funcs"
 ONCE = ErrorPolicy(max_retries=0)
 LIMITS = Limits(max_length=512, max_turns=4, step_timeout_s=30)
 
@@ -63,8 +60,30 @@ def test_numbers_that_mean_nothing_are_refused(flag, capsys):
 def test_without_ray_the_message_has_the_command_that_installs_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert command(["run", "--env", "math_retry", "--env_actors", "1"]) == MissingDependency.exit_code
+    argv = ["run", "--env", "math_retry", "--env_actors", "1", "--ray_address", "auto"]
+    assert command(argv) == MissingDependency.exit_code
     assert "pip install 'agentenv-rl[ray]'" in " ".join(capsys.readouterr().err.split())
+
+
+def test_cores_of_actors_are_refused_without_ray():
+    async def check():
+        config = RunConfig.from_flags(env="math_retry", env_actors=1, env_actor_cpus=2.0)
+        async with in_actors(EnvSource(load_env("math_retry")), config, CharTokenizer()):
+            pytest.fail("opened")
+
+    with pytest.raises(ConfigError, match="--env_actor_cpus: expected Ray actors, got 2 for local processes"):
+        asyncio.run(check())
+
+
+@pytest.mark.parametrize("kwargs", [{"marks": threading.Lock()}, {"marks": lambda: 1}], ids=["lock", "function"])
+def test_arguments_that_cannot_be_sent_to_a_process_are_refused(kwargs):
+    async def check():
+        source = EnvSource(load_env(f"{SCENE}:Scene"), kwargs)
+        async with in_actors(source, RunConfig.from_flags(env=f"{SCENE}:Scene", env_actors=1), CharTokenizer()):
+            pytest.fail("opened")
+
+    with pytest.raises(ConfigError, match="--env_kwargs: marks: expected a value that can be pickled"):
+        asyncio.run(check())
 
 
 def test_an_agent_with_its_own_loop_is_refused():
@@ -77,97 +96,18 @@ def test_an_agent_with_its_own_loop_is_refused():
         asyncio.run(check())
 
 
-@pytest.mark.parametrize(
-    ("error", "base"),
-    [
-        (ValueError("x"), ValueError),
-        (InfraError("x"), InfraError),
-        (DataError("x"), DataError),
-        (UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), UnicodeDecodeError),
-        (KeyError("x"), KeyError),
-        (ExceptionGroup("unhandled errors", [ValueError("inner")]), Exception),
-        (asyncio.CancelledError(), Exception),
-        (SystemExit(3), Exception),
-        (OSError(28, "full"), OSError),
-    ],
-    ids=lambda value: getattr(value, "__name__", type(value).__name__),
-)
-def test_an_exception_that_crossed_is_of_the_same_name_kind_message_and_place(error, base):
-    try:
-        raise error
-    except BaseException as raised:
-        failure = pickle.loads(pickle.dumps(Failure.of(raised)))
-    made = failure.error()
-    assert type(made).__name__ == type(error).__name__
-    assert isinstance(made, base)
-    assert str(made) == (str(error) or repr(error))
-    assert made.place.startswith(f"{__file__}:")
-    assert "Traceback" in made.__notes__[0]
-    assert f'File "{__file__}"' in traceback_of(made)
-
-
-def test_an_exception_of_a_users_own_class_crosses_as_its_builtin_base():
-    own = load_file(SCENE).OwnError("this", "that")
-    made = Failure.of(own).error()
-    assert (type(made).__name__, str(made)) == ("OwnError", "this and that")
-    assert isinstance(made, ValueError)
-
-
-async def test_an_actor_makes_asks_and_closes_agents_by_number(tmp_path):
-    actor = EnvActor(EnvSpec(env=f"{SCENE}:Scene"))
-    pid, _, name, _ = await actor.start()
-    assert (pid, name) == (os.getpid(), "Scene")
-    assert await actor.make(1, {"marks": str(tmp_path)}) is None
-    assert (await actor.ask(1, "step", {"label": "play"})).reward == 1.0
-    assert (await actor.ask(1, "step", {"label": "own_error"})).name == "OwnError"
-    assert (await actor.make(2, {"fails": True})).name == "KeyError"
-    assert await actor.ping() == 1
-    assert await actor.drop(1) is None
-    assert await actor.drop(1) is None
-    assert len(list(tmp_path.iterdir())) == 1
-    assert await actor.ping() == 0
-
-
-async def test_cancelling_a_call_in_the_actor_is_not_a_failure(tmp_path):
-    actor = EnvActor(EnvSpec(env=f"{SCENE}:Scene"))
-    await actor.start()
-    await actor.make(1, {"marks": str(tmp_path)})
-    call = asyncio.ensure_future(actor.ask(1, "step", {"label": "wait"}))
-    while not (tmp_path / "asked").exists():
-        await asyncio.sleep(0.01)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    assert (tmp_path / "cancelled").exists()
-
-
-def test_a_file_is_found_from_the_folder_of_the_command_or_from_the_actors_own(tmp_path, monkeypatch):
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there" / "mine.py").write_text(SCENE.read_text())
-    assert EnvSpec(env="mine.py:Scene", folder=str(tmp_path / "there")).load().__name__ == "Scene"
-    monkeypatch.chdir(tmp_path / "there")  # as Ray's working_dir has it on another node
-    assert EnvSpec(env="mine.py:Scene", folder="/not/on/this/node").load().__name__ == "Scene"
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"expected /not/on/this/node/mine\.py on every node.*working_dir"):
-        EnvSpec(env="mine.py:Scene", folder="/not/on/this/node").load()
-
-
-def test_a_module_has_the_same_name_in_every_process():
-    assert load_file(SCENE).__name__ == f"agentenv_file_scene_{crc32(str(SCENE).encode()):x}"
-
-
 @pytest.mark.parametrize("file", ["template.py", "math_agent.py", "game.py", "own_loop_queue.py"])
 def test_the_class_of_an_agent_func_is_found_without_an_engine(file):
-    spec = EnvSpec(agent_func_path=str(FILES / file), tokenizer=CharTokenizer())
+    spec = AgentFuncSpec(str(FILES / file), CharTokenizer())
     assert hasattr(spec.load(), "step")
 
 
 def test_a_file_that_names_no_agent_class_is_refused():
     with pytest.raises(ConfigError, match="Leave --env_actors out: the file runs its own loop"):
-        EnvSpec(agent_func_path=str(FILES / "own_loop.py"), tokenizer=CharTokenizer()).load()
+        AgentFuncSpec(str(FILES / "own_loop.py"), CharTokenizer()).load()
 
 
-# --- with Ray -------------------------------------------------------------------------------------------------------
+# --- in local processes and in Ray ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -178,9 +118,19 @@ def session():
         yield
 
 
-@pytest.fixture
-def config(session):
-    return EnvActorConfig(num=2, cpus=0.5, restart_wait_s=0.01)
+@pytest.fixture(params=[pytest.param("local", marks=pytest.mark.long), pytest.param("ray", marks=pytest.mark.slow)])
+def open_actors(request):
+    """A function that opens two actors, or `num`, of a class of the scene."""
+    if request.param == "ray":
+        request.getfixturevalue("session")
+
+    def opened(name="Scene", *, num=2, **limits):
+        spec, config = scene(name), EnvActorConfig(**{"restart_wait_s": 0.01} | limits)
+        if request.param == "local":
+            return open_local_actors(spec, num, config)
+        return open_ray_actors(spec, RayPlaces(num, cpus=0.5), config)
+
+    return opened
 
 
 async def episodes(actors, labels, *, limits=LIMITS, policy=ONCE, **kwargs):
@@ -202,12 +152,11 @@ async def episodes(actors, labels, *, limits=LIMITS, policy=ONCE, **kwargs):
 
 
 def scene(name="Scene"):
-    return EnvSpec(env=f"{SCENE}:{name}")
+    return EnvSpec(f"{SCENE}:{name}")
 
 
-@pytest.mark.slow
-async def test_episodes_are_spread_over_the_actors_and_end_as_in_this_process(config, tmp_path):
-    async with open_actors(scene(), config) as actors:
+async def test_episodes_are_spread_over_the_actors_and_end_as_in_this_process(open_actors, tmp_path):
+    async with open_actors() as actors:
         ended = await episodes(actors, ["play"] * 8, marks=str(tmp_path))
         assert len(actors.pids) == 2
         assert [each.reward for each in ended] == [2.0] * 8
@@ -219,8 +168,7 @@ async def test_episodes_are_spread_over_the_actors_and_end_as_in_this_process(co
         assert (cut.stop_reason, cut.reward, cut.score) == (StopReason.MAX_TURNS, 1.5, 0.25)
 
 
-@pytest.mark.slow
-async def test_an_exception_of_an_environment_is_recorded_as_in_this_process(config):
+async def test_an_exception_of_an_environment_is_recorded_as_in_this_process(open_actors):
     labels = ["own_error", "infra", "cancelled"]
     here = []
     for label in labels:
@@ -236,7 +184,7 @@ async def test_an_exception_of_an_environment_is_recorded_as_in_this_process(con
                 sampling=SamplingParams(max_tokens=8), limits=LIMITS, key=EpisodeKey(),
             )
         )  # fmt: skip
-    async with open_actors(scene(), config) as actors:
+    async with open_actors() as actors:
         there = await episodes(actors, labels)
         assert [each.error for each in there] == [each.error for each in here]
         assert there[0].error.place.startswith(f"{SCENE}:")
@@ -251,20 +199,18 @@ async def test_an_exception_of_an_environment_is_recorded_as_in_this_process(con
         assert actors.num_restarts == 0
 
 
-@pytest.mark.slow
-async def test_exit_codes_of_subprocesses_are_what_they_are_here_and_in_the_actors(config):
+async def test_exit_codes_of_subprocesses_are_what_they_are_here_and_in_the_actors(open_actors):
     assert subprocess.run("false", check=False).returncode == 1
     adopts = ctypes.c_int()
     ctypes.CDLL(None).prctl(37, ctypes.byref(adopts), 0, 0, 0)
     assert adopts.value == 0, "this process would collect the zombies of actors"
-    async with open_actors(scene(), config) as actors:
+    async with open_actors() as actors:
         [ended] = await episodes(actors, ["run false"])
         assert ended.turns[-1].result.info == {"code": 1.0}
 
 
-@pytest.mark.slow
-async def test_a_deadline_cancels_the_call_in_the_actor(config, tmp_path):
-    async with open_actors(scene(), config) as actors:
+async def test_a_deadline_cancels_the_call_in_the_actor(open_actors, tmp_path):
+    async with open_actors() as actors:
         [late] = await episodes(
             actors, ["wait"], limits=Limits(max_length=512, max_turns=4, step_timeout_s=2), marks=str(tmp_path)
         )
@@ -275,18 +221,16 @@ async def test_a_deadline_cancels_the_call_in_the_actor(config, tmp_path):
         assert actors.num_restarts == 0
 
 
-@pytest.mark.slow
-async def test_plain_methods_that_sleep_run_side_by_side(config):
-    async with open_actors(scene("Plain"), config) as actors:
+async def test_plain_methods_that_sleep_run_side_by_side(open_actors):
+    async with open_actors("Plain") as actors:
         started = time.monotonic()
         ended = await episodes(actors, ["2.0"] * 24)
         assert time.monotonic() - started < 24  # one after the other: 48 s, or 24 s in each of two
         assert all(each.error is None for each in ended)
 
 
-@pytest.mark.slow
-async def test_an_actor_that_is_killed_is_replaced_and_its_episodes_are_run_again(config, tmp_path):
-    async with open_actors(scene(), config) as actors:
+async def test_an_actor_that_is_killed_is_replaced_and_its_episodes_are_run_again(open_actors, tmp_path):
+    async with open_actors() as actors:
         before = actors.pids
         labels = ["die", *["play"] * 9]
         ended = await episodes(
@@ -303,9 +247,8 @@ async def test_an_actor_that_is_killed_is_replaced_and_its_episodes_are_run_agai
         assert "Scene.step: expected the environment's actor to be alive" in dead.error.message
 
 
-@pytest.mark.slow
-async def test_a_method_that_blocks_its_actor_delays_no_other_actor_and_is_killed(config, tmp_path):
-    async with open_actors(scene(), replace(config, stuck_s=2.0)) as actors:
+async def test_a_method_that_blocks_its_actor_delays_no_other_actor_and_is_killed(open_actors, tmp_path):
+    async with open_actors(stuck_s=2.0) as actors:
         blocked = asyncio.ensure_future(
             episodes(actors, ["block 600"], marks=str(tmp_path), limits=Limits(max_length=512, step_timeout_s=120))
         )
@@ -318,10 +261,8 @@ async def test_a_method_that_blocks_its_actor_delays_no_other_actor_and_is_kille
         await until(lambda: len(actors.pids) == 2)
 
 
-@pytest.mark.slow
-async def test_actors_that_die_again_and_again_are_given_up(config, tmp_path):
-    few = replace(config, num=1, max_restarts=1, stuck_s=60.0)
-    async with open_actors(scene(), few) as actors:
+async def test_actors_that_die_again_and_again_are_given_up(open_actors, tmp_path):
+    async with open_actors(num=1, max_restarts=1, stuck_s=60.0) as actors:
         for _ in range(2):
             [dead] = await episodes(actors, ["die"], marks=str(make_folder(tmp_path / str(time.monotonic_ns()))))
             assert dead.error.kind == "infra"
@@ -330,13 +271,19 @@ async def test_actors_that_die_again_and_again_are_given_up(config, tmp_path):
         assert "expected a living actor" in none.error.message
 
 
+async def test_a_class_that_cannot_be_loaded_ends_the_run_before_it_begins(open_actors):
+    with pytest.raises(ConfigError, match="to name a class, got no 'Gone' there"):
+        async with open_actors("Gone"):
+            pytest.fail("opened")
+
+
 @pytest.mark.slow
-async def test_anything_that_cannot_be_loaded_ends_the_run_before_it_begins(config):
+async def test_a_file_or_room_that_is_missing_in_ray_ends_the_run_before_it_begins(session):
     with pytest.raises(ConfigError, match=r"on every node"):
-        async with open_actors(EnvSpec(env="gone.py:Scene", folder="/nowhere"), config):
+        async with open_ray_actors(EnvSpec("gone.py:Scene", "/nowhere"), RayPlaces(cpus=0.5), EnvActorConfig()):
             pytest.fail("opened")
     with pytest.raises(ConfigError, match=r"--env_actors, --env_actor_cpus: expected room for 2 times CPU 1000, GPU 0"):
-        async with open_actors(scene(), EnvActorConfig(num=2, cpus=1000.0)):
+        async with open_ray_actors(scene(), RayPlaces(2, cpus=1000.0), EnvActorConfig()):
             pytest.fail("opened")
 
 
@@ -352,6 +299,53 @@ def make_folder(path):
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "flags", "num"),
+    [("Computes", [], num_cores()), ("Computes", ["--env_actors", 0], 0), ("Scene", ["--env_actors", 1], 1)],
+    ids=["one per core", "none", "as many as asked for"],
+)
+def test_a_class_that_computes_runs_in_local_processes(name, flags, num, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "data.jsonl", [{"prompt": str(n), "label": "play"} for n in range(16)])
+    argv = ["run", "--env", f"{SCENE}:{name}", "--data", "data.jsonl", "--max_tokens", 8, "--max_length", 256]
+    assert command([*argv, "--engine", "scripted", "--json", "--out", "out", *flags]) == 0
+    pids = {turn["result"]["info"]["pid"] for each in lines(tmp_path / "out") for turn in each["turns"]}
+    if num:
+        assert os.getpid() not in pids
+        assert len(pids) == num
+    else:
+        assert pids == {os.getpid()}
+
+
+@pytest.mark.long
+def test_a_class_in_an_agent_func_that_computes_runs_in_local_processes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent_func.py").write_text(COMPUTING_FUNC)
+    write_rows(tmp_path / "data.jsonl", [{"prompt": str(n), "label": "play"} for n in range(4)])
+    argv = ["run", "--agent_func_path", "agent_func.py", "--data", "data.jsonl", "--max_tokens", 8]
+    assert command([*argv, "--engine", "scripted", "--json", "--out", "out"]) == 0
+    pids = {turn["result"]["info"]["pid"] for each in lines(tmp_path / "out") for turn in each["turns"]}
+    assert pids
+    assert os.getpid() not in pids
+
+
+COMPUTING_FUNC = """
+import os
+from agentenv import AgentInstance, StepResult
+from agentenv.interop.openrlhf import AgentExecutor as Base
+
+class Counts(AgentInstance):
+    cpu_bound = True
+
+    def step(self, states):
+        return StepResult(reward=1.0, terminated=True, info={"pid": float(os.getpid())})
+
+class AgentExecutor(Base):
+    agent_cls = Counts
+"""
 
 
 AGENT_FUNC = """
@@ -428,3 +422,11 @@ def actors_of_this_ray():
         except OSError:
             continue
     return found
+
+
+@pytest.mark.long
+def test_a_cluster_that_the_shell_names_does_not_turn_processes_into_ray_actors(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    argv = ["run", "--env", "guess_number", "--engine", "scripted", "--limit", 2, "--progress", "none"]
+    assert command([*argv, "--env_actors", 1, "--out", tmp_path / "out"]) == 0
+    assert all(episode["error"] is None for episode in lines(tmp_path / "out"))

@@ -6,37 +6,50 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import pickle
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
-from agentenv._util.ray.cluster import (
-    ClusterConfig,
-    call_result,
-    check_node,
-    describe_death,
-    kill_actor,
-    missing_package_error,
-)
-from agentenv._util.ray.library import import_ray
+from agentenv._util.brief import brief
+from agentenv._util.ray.cluster import check_node
 from agentenv.core.agent import AgentInstance
-from agentenv.errors import AgentEnvError, ContractError, InfraError
-from agentenv.runs.env_actors.host import EnvActor, EnvSpec, Failure
+from agentenv.episode.env_actors.host import Failure
+from agentenv.errors import AgentEnvError, ConfigError, ContractError, InfraError
 
 logger = logging.getLogger(__name__)
 
-_MAX_CALLS = 10_000
-"""Maximum number of concurrent calls of an actor."""
+
+class ActorLost(Exception):
+    """The process of an actor is gone; the message says why."""
+
+
+class Actor(Protocol):
+    """A process with an EnvActor, as its caller sees it."""
+
+    async def call(self, method: str, *args: Any, where: str) -> Any:
+        """Return what a method of the EnvActor returns; cancelling this cancels the method.
+
+        Raises:
+            ActorLost: the process is gone.
+            AgentEnvError: raised by the method; ContractError if something cannot be pickled.
+        """
+
+    def send(self, method: str, *args: Any) -> None:
+        """Call a method without waiting for its result."""
+
+    def kill(self) -> None:
+        """End the process at once."""
+
+    async def close(self) -> None:
+        """End the process, and wait for its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvActorConfig:
-    """The number of actors, and when an actor is replaced."""
+    """When an actor is replaced."""
 
-    num: int = 1
-    cpus: float = 1.0
-    """CPU cores of each actor."""
     stuck_s: float = 30.0
     """An actor whose event loop does not answer for this time is killed."""
     start_timeout_s: float = 120.0
@@ -44,14 +57,18 @@ class EnvActorConfig:
     """Wait before an actor is replaced; doubled, up to 30 s, until an episode ends on the replacement."""
     max_restarts: int = 8
     """Maximum number of restarts of an actor without an episode that ended on it."""
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+
+    @classmethod
+    def of(cls, step_timeout_s: float) -> EnvActorConfig:
+        """Return the config for a time limit: an actor is replaced before other agents on it reach theirs."""
+        return cls(stuck_s=min(max(1.0, step_timeout_s / 2), 30.0))
 
 
 @dataclass(slots=True, eq=False)
 class _Life:
     """One actor from its start to its death."""
 
-    actor: Any
+    actor: Actor
     pid: int
     num_agents: int = 0
     num_served: int = 0
@@ -63,24 +80,23 @@ class _Life:
 class _Host:
     """A slot for an actor; it remains when the actor dies."""
 
-    options: Mapping[str, Any]
+    start: Callable[[], Awaitable[Actor]]
     life: _Life | None = None
     num_deaths: int = 0
     """Deaths since an episode last ended here."""
 
 
 class EnvActors:
-    """Actors that host agent instances; the next instance goes to the least loaded. Ray must be running.
+    """Actors that host agent instances; the next instance goes to the least loaded.
 
     Args:
-        spec: the environment that the actors load.
-        places: Ray's options for each actor.
-        config: the number of actors, and their limits.
+        starts: functions that start a process, one for each actor.
+        config: when an actor is replaced.
     """
 
-    def __init__(self, spec: EnvSpec, places: Sequence[Mapping[str, Any]], config: EnvActorConfig) -> None:
-        self._spec, self.config = spec, config
-        self._hosts = [_Host(options) for options in places]
+    def __init__(self, starts: Sequence[Callable[[], Awaitable[Actor]]], config: EnvActorConfig) -> None:
+        self.config = config
+        self._hosts = [_Host(start) for start in starts]
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
@@ -109,14 +125,17 @@ class EnvActors:
             raise group.exceptions[0] from None
 
     async def close(self) -> None:
-        """Kill all actors."""
+        """End all actors."""
         for task in self._tasks:
             task.cancel()
+        ending = [*self._tasks]
         for host in self._hosts:
             life, host.life = host.life, None
             if life is not None:
                 life.lost = "it was closed."
-                kill_actor(life.actor)
+                ending.append(asyncio.ensure_future(life.actor.close()))
+        if ending:
+            await asyncio.wait(ending)
 
     def agent_class(self) -> type[AgentInstance]:
         """Return a class whose instances live in the actors, with the name of the agents' class."""
@@ -160,7 +179,7 @@ class EnvActors:
         """Close an agent without waiting for the result."""
         if life.lost is None:
             self.leave(life, ended=False)
-            life.actor.drop.remote(number)
+            life.actor.send("drop", number)
 
     async def ask(self, life: _Life, method: str, *args: Any, where: str) -> Any:
         """Call a method of an actor and return the result. `where` names the call in messages.
@@ -170,26 +189,13 @@ class EnvActors:
         Raises:
             InfraError: the actor is gone.
         """
-        ray = import_ray()
         if life.lost is not None:
             raise _hosted_by_dead(where, life.lost)
         try:
-            outcome = await call_result(getattr(life.actor, method).remote(*args))
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, AgentEnvError):
-                raise error.cause from None
-            raise _no_plain_data(where, error.cause) from error
-        except ray.exceptions.RaySystemError as error:  # the result cannot be unpickled here
-            raise _no_plain_data(where, error) from error
-        except ray.exceptions.TaskCancelledError as error:
-            raise InfraError(f"{where}: expected an answer, got a call that was cancelled. Run it again.") from error
-        except (ray.exceptions.RayError, ConnectionError) as error:
-            if (absent := missing_package_error("--env_actors", error)) is not None:
-                raise absent from error
-            self._lose(life, describe_death(error))
+            outcome = await life.actor.call(method, *args, where=where)
+        except ActorLost as error:
+            self._lose(life, str(error))
             raise _hosted_by_dead(where, life.lost or "") from error
-        except TypeError as error:
-            raise _no_plain_data(where, error) from error
         if isinstance(outcome, Failure):
             raise outcome.error()
         return outcome
@@ -197,21 +203,19 @@ class EnvActors:
     # --- life and death ---------------------------------------------------------------------------------------------
 
     async def _start(self, host: _Host) -> None:
-        cls = import_ray().remote(EnvActor)
-        options = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": _MAX_CALLS, **host.options}
-        life = _Life(cls.options(**options).remote(self._spec), pid=0)
+        life = _Life(await host.start(), pid=0)
         try:
             async with asyncio.timeout(self.config.start_timeout_s):
                 life.pid, version, self.name, self.score_range = await self.ask(life, "start", where="--env_actors")
             check_node("--env_actors", version)
         except TimeoutError as error:
-            kill_actor(life.actor)
+            life.actor.kill()
             raise InfraError(
                 f"--env_actors: expected an actor to load its environment within {self.config.start_timeout_s:g} s, "
                 "got none. Make its import quicker."
             ) from error
         except BaseException:
-            kill_actor(life.actor)
+            life.actor.kill()
             raise
         host.life = life
         self._spawn(self._watch(life))
@@ -244,7 +248,7 @@ class EnvActors:
         if life.lost is not None:
             return  # another call noticed it before
         life.lost = reason
-        kill_actor(life.actor)
+        life.actor.kill()
         for host in self._hosts:
             if host.life is life:
                 logger.warning("an environment actor (process %d) is lost: %s", life.pid, reason)
@@ -308,6 +312,14 @@ class RemoteAgent(AgentInstance):
             self.actors.abandon(life, self._number)
 
 
+async def made_agent(actors: EnvActors, kwargs: Mapping[str, Any]) -> AgentInstance:
+    """Make an agent in one of the actors, and return its proxy."""
+    cls: Any = actors.agent_class()
+    agent: RemoteAgent = cls(**kwargs)
+    await agent.make()
+    return agent
+
+
 def _forward(name: str, method: str) -> Callable[..., Awaitable[Any]]:
     async def forwarded(self: RemoteAgent, states: Any) -> Any:
         return await self._ask(method, states)
@@ -320,8 +332,26 @@ def _hosted_by_dead(where: str, reason: str) -> InfraError:
     return InfraError(f"{where}: expected the environment's actor to be alive, got a dead one: {reason}")
 
 
-def _no_plain_data(where: str, error: BaseException) -> ContractError:
+def no_plain_data(where: str, error: BaseException | str) -> ContractError:
+    """Return the error to raise if the arguments or the result of a call cannot be pickled."""
+    got = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     return ContractError(
-        f"{where}: expected data that can be pickled, got {type(error).__name__}: {error}. "
+        f"{where}: expected data that can be pickled, got {got}. "
         "Return text, numbers and messages; --env_actors moves them between processes."
     )
+
+
+def check_kwargs(kwargs: Mapping[str, Any], where: str = "--env_kwargs") -> None:
+    """Raise if arguments of the constructor cannot be sent to an actor.
+
+    Raises:
+        ConfigError: with the argument's name.
+    """
+    for name, value in kwargs.items():
+        try:
+            pickle.dumps(value)
+        except (pickle.PickleError, TypeError, AttributeError, RecursionError) as error:
+            raise ConfigError(
+                f"{where}: {name}: expected a value that can be pickled for another process, got {brief(value)} "
+                f"({error}). Pass what it is made from, or env_actors 0."
+            ) from error

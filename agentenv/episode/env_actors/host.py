@@ -9,61 +9,66 @@ import traceback
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from agentenv._util.calls import call, create
 from agentenv._util.paths import place_of, traceback_of
 from agentenv._util.ray.cluster import restore_sigchld
 from agentenv._util.version import __version__
 from agentenv.core.agent import AgentInstance
-from agentenv.core.engine import Tokenizer
-from agentenv.episode.factory import as_agent
 from agentenv.episode.registry import load_env
 from agentenv.errors import ConfigError, InfraError
-from agentenv.interop.agent_files import load_agent_func
 
 
-@dataclass(frozen=True, slots=True)
-class EnvSpec:
+class Spec(Protocol):
     """The environment that an actor loads; sent to the actor."""
-
-    env: str | None = None
-    """Value of `--env`."""
-    agent_func_path: str | None = None
-    tokenizer: Tokenizer | None = None
-    """For the constructor of an agent_func's executor."""
-    folder: str = ""
-    """Folder of relative paths. If a file is missing there on an actor's node, the actor's working folder is used."""
 
     def load(self) -> type[AgentInstance]:
         """Return the class of the agent instances.
 
         Raises:
-            ConfigError: the class is missing on this node.
+            ConfigError: the class is missing in the actor.
         """
-        if self.env is not None:
-            path, colon, attribute = self.env.partition(":")
-            cls: type[AgentInstance] = load_env(
-                self._found(path) + colon + attribute if path.endswith(".py") else self.env
-            )
-            return cls
-        no_engine: Any = None
-        named = load_agent_func(self._found(self.agent_func_path or "")).agent_class(no_engine, self.tokenizer)  # type: ignore[arg-type]
-        if named is None:
-            raise ConfigError(
-                f"--env_actors: expected {self.agent_func_path} to name its agent class, got none. "
-                "Leave --env_actors out: the file runs its own loop."
-            )
-        return as_agent(named)
 
-    def _found(self, path: str) -> str:
-        there = Path(self.folder, Path(path).expanduser())
-        if there.is_file() or Path(path).is_file():
-            return str(there if there.is_file() else path)
-        raise ConfigError(
-            f"--env_actors: expected {there} on every node, got none on {socket.gethostname()}. Put it on a shared "
-            """disk, or ship this folder: --ray_runtime_env '{"working_dir": "."}' and a path relative to it."""
-        )
+
+@dataclass(frozen=True, slots=True)
+class EnvSpec:
+    """The environment of a value of `--env`."""
+
+    env: str
+    folder: str = ""
+    """Folder of relative paths. If a file is missing there on an actor's node, the actor's working folder is used."""
+
+    def load(self) -> type[AgentInstance]:
+        """Return the class; see `Spec`."""
+        path, colon, attribute = self.env.partition(":")
+        name = found_file(path, self.folder) + colon + attribute if path.endswith(".py") else self.env
+        cls: type[AgentInstance] = load_env(name)
+        return cls
+
+    def check(self) -> None:
+        """Raise ConfigError if only this process has the class."""
+        module, _, attribute = self.env.partition(":")
+        if module == "__main__" or "<locals>" in attribute:
+            raise ConfigError(
+                f"--env_actors: expected a class that other processes can import, got {self.env}. Save it in a file "
+                "and name that, or pass env_actors 0."
+            )
+
+
+def found_file(path: str, folder: str) -> str:
+    """Return where a file is: in `folder`, or from the working folder.
+
+    Raises:
+        ConfigError: in neither.
+    """
+    there = Path(folder, Path(path).expanduser())
+    if there.is_file() or Path(path).is_file():
+        return str(there if there.is_file() else path)
+    raise ConfigError(
+        f"--env_actors: expected {there} on every node, got none on {socket.gethostname()}. Put it on a shared "
+        """disk, or ship this folder: --ray_runtime_env '{"working_dir": "."}' and a path relative to it."""
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,7 @@ class Failure:
 class EnvActor:
     """Agent instances by number. Methods run on one event loop; synchronous methods of agents run in threads."""
 
-    def __init__(self, spec: EnvSpec) -> None:
+    def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self._agents: dict[int, AgentInstance] = {}
 

@@ -1,6 +1,7 @@
 """An environment as a user writes one, loaded by path in actors; its label says what it does."""
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -93,3 +94,15 @@ class Plain(AgentInstance):
     def step(self, states):
         time.sleep(float(states["label"]))
         return StepResult(terminated=True, info={"pid": float(os.getpid())})
+
+
+class Computes(AgentInstance):
+    """Says that it computes."""
+
+    cpu_bound = True
+
+    def step(self, states):
+        if states["label"] == "warn":
+            logging.getLogger("scene").warning("seen from %s", states["label"])
+            print("printed")
+        return StepResult(reward=1.0, terminated=True, info={"pid": float(os.getpid())})
