@@ -256,10 +256,34 @@ class _Group:
     num_passed: int = 0
 
 
-_COUNTED = (
-    "num_prompt_tokens", "num_action_tokens", "num_observation_tokens", "num_input_tokens", "num_cached_tokens",
-)  # fmt: skip
-_TIMED = ("generate_s", "step_s", "wait_s")
+class TimeCounts:
+    """The running counts behind Time."""
+
+    def __init__(self) -> None:
+        self.num_episodes = self.num_action_tokens = self.num_input_tokens = 0
+        self.generate_s = self.step_s = self.wait_s = 0.0
+
+    def add(self, e: Summary) -> None:
+        """Count an episode."""
+        self.num_episodes += 1
+        self.num_action_tokens += e.num_action_tokens
+        self.num_input_tokens += e.num_input_tokens
+        self.generate_s += e.generate_s
+        self.step_s += e.step_s
+        self.wait_s += e.wait_s
+
+    def time(self, wall_s: float) -> Time:
+        """Return the Time of a run of `wall_s` seconds."""
+        total_s = self.generate_s + self.step_s + self.wait_s
+        return Time(
+            wall_s=wall_s,
+            episodes_per_s=_ratio(self.num_episodes, wall_s),
+            action_tokens_per_s=_ratio(self.num_action_tokens, wall_s),
+            input_tokens_per_s=_ratio(self.num_input_tokens, wall_s),
+            generate_share=_ratio(self.generate_s, total_s),
+            step_share=_ratio(self.step_s, total_s),
+            wait_share=_ratio(self.wait_s, total_s),
+        )
 
 
 class _Counts:
@@ -274,10 +298,9 @@ class _Counts:
         self.pass_scores = dict(pass_scores)
         self.group_size, self.passes = group_size, Passes(pass_score)
         self.rewards_in_range = self.scores_in_range = True
-        self.num_episodes = self.num_truncated = self.num_retries = self.turns = self.turns_max = 0
-        self.num_cut = 0
-        self.tokens: Counter[str] = Counter()
-        self.seconds = {name: Moments() for name in _TIMED}
+        self.num_truncated = self.num_retries = self.turns = self.turns_max = 0
+        self.num_cut = self.num_prompt_tokens = self.num_observation_tokens = self.num_cached_tokens = 0
+        self.times = TimeCounts()
         self.error_types, self.stop_reasons, self.bridges = Counter[str](), Counter[str](), Counter[str]()
         self.refusals = Counter[str]()
         self.info: dict[str, tuple[Moments, Moments]] = {}
@@ -288,7 +311,7 @@ class _Counts:
 
     def add(self, e: Summary) -> None:
         """Count an episode."""
-        self.num_episodes += 1
+        self.times.add(e)
         self.num_retries += e.attempt
         self.num_truncated += e.stop_reason is not None and e.stop_reason.truncated
         self.stop_reasons[str(e.stop_reason) if e.stop_reason else "unfinished"] += 1
@@ -296,12 +319,12 @@ class _Counts:
             self.error_types[f"{e.error_kind}:{e.error_type}"] += 1
         self.bridges.update(e.bridges)
         self.refusals.update(e.refusals)
-        self.tokens.update({name: getattr(e, name) for name in _COUNTED})
+        self.num_prompt_tokens += e.num_prompt_tokens
+        self.num_observation_tokens += e.num_observation_tokens
+        self.num_cached_tokens += e.num_cached_tokens
         self.num_cut += e.num_cut
         if e.cost_usd is not None:
             self.cost.add(e.cost_usd)
-        for name, seconds in self.seconds.items():
-            seconds.add(getattr(e, name))
         key = e.group_id or e.episode_id
         group = self.open.setdefault(key, _Group())
         group.num += 1
@@ -338,10 +361,10 @@ class _Counts:
         """Return the Metrics. Nothing can be counted afterwards."""
         while self.open:
             self._fold(self.open.popitem()[1])
-        num, num_rewarded = self.num_episodes, self.rewards.num
-        num_infra = sum(times for name, times in self.error_types.items() if name.startswith("infra:"))
+        times, num_rewarded = self.times, self.rewards.num
+        num, sent = times.num_episodes, times.num_input_tokens
+        num_infra = sum(num for name, num in self.error_types.items() if name.startswith("infra:"))
         at_least_one, all_of = self.passes.estimates(num_samples)
-        prompt, action, observation, sent, cached = (self.tokens[name] for name in _COUNTED)
         return Metrics(
             num_tasks=num_tasks,
             num_samples=num_samples,
@@ -367,27 +390,20 @@ class _Counts:
             num_cut=self.num_cut,
             bridges=dict(self.bridges.most_common()),
             refusals=dict(self.refusals.most_common()),
-            tokens=TokenCounts(prompt, action, observation, sent, cached_share=_ratio(cached, sent)),
-            time=self._time(wall_s),
+            tokens=TokenCounts(
+                num_prompt=self.num_prompt_tokens,
+                num_action=times.num_action_tokens,
+                num_observation=self.num_observation_tokens,
+                num_input=sent,
+                cached_share=_ratio(self.num_cached_tokens, sent),
+            ),
+            time=times.time(wall_s),
             cost_usd=self.cost.total if self.cost.num else None,
             num_priced=self.cost.num,
             info={
                 key: {"last": last.mean or 0.0, "sum": total.mean or 0.0, "num_episodes": last.num}
                 for key, (last, total) in sorted(self.info.items())
             },
-        )
-
-    def _time(self, wall_s: float) -> Time:
-        generate_s, step_s, wait_s = (self.seconds[name].total for name in _TIMED)
-        total_s = generate_s + step_s + wait_s
-        return Time(
-            wall_s=wall_s,
-            episodes_per_s=_ratio(self.num_episodes, wall_s),
-            action_tokens_per_s=_ratio(self.tokens["num_action_tokens"], wall_s),
-            input_tokens_per_s=_ratio(self.tokens["num_input_tokens"], wall_s),
-            generate_share=_ratio(generate_s, total_s),
-            step_share=_ratio(step_s, total_s),
-            wait_share=_ratio(wait_s, total_s),
         )
 
 

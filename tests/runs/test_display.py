@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import time
 
 import pytest
@@ -88,11 +89,11 @@ def test_engines_and_learners_that_start_are_told_unless_progress_is_off(every_m
     run = ["run", "--env", "env.py:Letters", "--data", "tasks.jsonl", "--model", tiny_model(), "--engine", "hf"]
     run += ["--limit", 1, "--max_tokens", 2]
     assert command(run) == 0
-    assert "starting transformers, 0 s\n" in capfd.readouterr().err
+    assert re.search(r"starting transformers, \d+ s\n", capfd.readouterr().err)
     assert command(flags("--max_train_steps", 1)) == 0
     said = capfd.readouterr().err
-    assert "starting transformers, 0 s\n" in said
-    assert "loading the learner, 0 s\n" in said
+    assert re.search(r"starting transformers, \d+ s\n", said)
+    assert re.search(r"loading the learner, \d+ s\n", said)
     for argv in (run, flags("--max_train_steps", 1, "--out", "quiet")):
         assert command([*argv, "--progress", "none"]) == 0
         said = capfd.readouterr().err

@@ -16,7 +16,7 @@ from agentenv.core.trajectory import Trajectory
 from agentenv.runs.config import RunConfig
 from agentenv.runs.display.progress import JSONProgress, LiveProgress, PlainProgress, Progress, Stats
 from agentenv.runs.display.report import FailureKinds, environments_table, final_table, header, wide_console
-from agentenv.runs.metrics import Metrics, Summary, Tally, summarize
+from agentenv.runs.metrics import Metrics, Summary, Tally, TimeCounts, summarize
 from agentenv.runs.prepare import Job
 from agentenv.runs.records.async_writer import Outbox
 from agentenv.runs.records.directory import METRICS
@@ -47,7 +47,7 @@ class RunScreen:
             else Tally(config.n, pass_score=job.config.pass_score, pass_scores=job.pass_scores)
         )
         self.console, self.notes = wide_console(), wide_console(stderr=True)
-        self._session = Tally(config.n)
+        self._session = TimeCounts()
         self._failures = FailureKinds()
         self.progress: Progress
         stats, mode = Stats(self.num_tasks * config.n, self.tally), config.output.progress
@@ -128,7 +128,7 @@ class RunScreen:
         counts: dict[str, Any] = {"num_tasks": self.num_tasks, "num_samples": self.config.n}
         wall_s = self.progress.stats.facts()["elapsed_s"]
         metrics = self.tally.metrics(**counts, wall_s=wall_s, env_tasks=self._env_tasks)
-        metrics = replace(metrics, time=self._session.metrics(**counts, wall_s=wall_s).time)
+        metrics = replace(metrics, time=self._session.time(wall_s))
         if self.outbox:
             try:
                 stored = json.loads((self.outbox.writer.path / METRICS).read_bytes())
@@ -136,7 +136,11 @@ class RunScreen:
                 stored = None
             now = jsonable(metrics.to_dict())
             # A session without episodes leaves a file that differs only in the times.
-            if self._session or not isinstance(stored, dict) or stored | {"time": None} != now | {"time": None}:
+            if (
+                self._session.num_episodes
+                or not isinstance(stored, dict)
+                or stored | {"time": None} != now | {"time": None}
+            ):
                 await self.outbox.write_metrics(metrics.to_dict())
         await self.trackers.finish(metrics.num_episodes, metrics.to_dict())
         return metrics
