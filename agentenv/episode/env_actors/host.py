@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import socket
 import traceback
 from collections.abc import Awaitable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -110,11 +112,14 @@ class Failure:
 
 
 class EnvActor:
-    """Agent instances by number. Methods run on one event loop; synchronous methods of agents run in threads."""
+    """Agent instances by number. Methods run on one event loop; synchronous methods of agents run in threads, those of
+    a class with `cpu_bound = True` one by one: threads that compete for the interpreter only slow each other down.
+    """
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self._agents: dict[int, AgentInstance] = {}
+        self._turn = asyncio.Semaphore(1)
 
     async def start(self) -> tuple[int, str, str, tuple[float, float] | None]:
         """Load the class and return the process id, the version of agentenv, the class's name and its score range."""
@@ -133,7 +138,10 @@ class EnvActor:
 
     async def ask(self, number: int, method: str, states: Any) -> Any:
         """Call a method of an agent and return its result, or the Failure if it raises an exception."""
-        return await _outcome(call(getattr(self._agents[number], method), states))
+        function = getattr(self._agents[number], method)
+        computes = self._cls.cpu_bound and not inspect.iscoroutinefunction(function)
+        async with self._turn if computes else nullcontext():
+            return await _outcome(call(function, states))
 
     async def drop(self, number: int) -> Failure | None:
         """Close an agent and drop it; do nothing if it was never made."""

@@ -100,8 +100,16 @@ class Computes(AgentInstance):
     """Says that it computes."""
 
     cpu_bound = True
+    running = 0
 
     def step(self, states):
+        if states["label"] == "overlap":
+            Computes.running += 1
+            time.sleep(0.05)
+            Computes.running -= 1
+            return StepResult(reward=float(Computes.running), terminated=True)
+        if states["label"] == "hang":
+            time.sleep(600)
         if states["label"] == "warn":
             logging.getLogger("scene").warning("seen from %s", states["label"])
             print("printed")
