@@ -70,7 +70,8 @@ def show(args: Sequence[str]) -> int:
     where = None if config.where is None else parse_filter(config.where)
     selection = Selection(config.failed, config.task, where, grep, config.worst, config.best)
     if config.episode is not None and selection != Selection():
-        raise ConfigError(f"--episode: expected no other condition, got {shlex.join(args)}. Leave the others out.")
+        others = [flag for arg in args if (flag := arg.partition("=")[0]).startswith("--") and flag != "--episode"]
+        raise ConfigError(f"--episode: expected no other condition, got {', '.join(others)}. Leave the others out.")
     check_run(config.run)
     report, is_empty, was_quit = ReadReport(), True, True
     one = None if config.episode is None else load_episode(config.run, config.episode, report=report)

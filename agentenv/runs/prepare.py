@@ -445,7 +445,8 @@ def load_tasks(
     data = rows if rows is not None else config.data or next(iter(own_data), None)
     if data is None:
         raise ConfigError(
-            f"--data: expected tasks, got none. Add --data FILE.jsonl or a built-in name ({', '.join(builtin)})."
+            "--data: expected tasks, got none. Add --data FILE.jsonl or a built-in name; of several environments, each "
+            f"entry of --env has its own `data`. Built in are {', '.join(builtin)}."
         )
     tasks = read_tasks(
         data,

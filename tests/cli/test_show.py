@@ -133,7 +133,8 @@ def test_nothing_that_a_model_writes_reaches_the_terminal_as_a_control(run, caps
         (["--worst", "1", "--best", "1"], "--worst: expected no --best with it"),
         (["--grep", "("], "--grep: expected a regular expression, got '('"),
         (["--where", "rewad=1"], "Did you mean 'reward'?"),
-        (["--episode", "0", "--failed"], "--episode: expected no other condition"),
+        (["--episode", "0", "--failed"], "--episode: expected no other condition, got --failed. Leave"),
+        (["--where=score=0", "--episode=0"], "--episode: expected no other condition, got --where. Leave"),
     ],
 )
 def test_wrong_flags_are_one_line(run, capsys, args, expected):
