@@ -262,7 +262,10 @@ def test_failures_are_counted_for_their_environment(place):
         ({"max_length": -3}, "environment Short: --max_length: expected an integer >= 2, got -3"),
         ({"limit": 0}, "environment Short: --limit: expected an integer >= 1, got 0"),
         ({"env_kwargs": {"price": 1}}, "environment Short: --env_kwargs: expected arguments of Short"),
-        ({"data": None}, "each entry of --env has its own `data`"),
+        (
+            {"data": None},
+            "environment Short: --data: expected tasks, got none. Add --data FILE.jsonl or a built-in name; of several",
+        ),
         ({"env": "envs.py:NoTurns"}, "environment NoTurns: --max_turns: expected an integer >= 1, got 0"),
     ],
 )
