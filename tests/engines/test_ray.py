@@ -482,11 +482,11 @@ def test_a_run_on_two_actors_with_vllm_loses_nothing_when_one_is_killed(tmp_path
     out = tmp_path / "out"
     process = start(
         *RUN, "--engine", "ray", "--engine_backend", "vllm_local", "--num_engines", 2, "--dtype", "float32",
-        "--engine_args", '{"enforce_eager": true}', "--concurrency", 8, "--out", out,
+        "--engine_args", '{"enforce_eager": true}', "--concurrency", 4, "--out", out,
         cwd=tmp_path, env={"VLLM_CPU_KVCACHE_SPACE": "1", "PYTHONWARNINGS": "ignore"},
     )  # fmt: skip
     try:
-        wait_for(process, lambda: len(lines(out)) >= 10, tmp_path, timeout_s=600)
+        wait_for(process, lambda: len(lines(out)) >= 2, tmp_path, timeout_s=600)
         victim = actors(process.pid)[0]
         below = descendants(victim)
         os.kill(victim, signal.SIGKILL)
