@@ -17,7 +17,10 @@ The rooms, from the ground up; imports point up this list only. The first line o
     episode/    loop; failures (errors as records); runner (many episodes: seeds, retries); registry; endpoint/
     gym/        Gymnasium, in both directions
     interop/    OpenRLHF, Molt, verl, ROLL, NeMo RL and other frameworks
-    runs/       `agentenv run`: run, prepare, config, mixture, records/ (resume), metrics, display/, watchdog, tokens/
+    runs/       `agentenv run`: run, prepare, opening, config, mixture, records/ (resume), metrics, display/, watchdog,
+                tokens/, rollout_workers/
+    compare/    `agentenv diff`: two runs paired over tasks, with one interval that decides
+    view/       `agentenv view`: the page that shows runs: server, single file, excerpts, dist/ (built from view_src/)
     training/   `agentenv train`: loop, rollouts, task_order, curriculum, algorithm/ (batch to loss), learner/
     testing/    pytest plugin, conformance/ (`check`), audit/
     cli/        one file for each command; flags (parsing, help)

@@ -121,6 +121,7 @@ class Bench:
             found[f"{name}: tokens/s"] = num_tokens / seconds
             found[f"{name}: TFLOP/s"] = (4 if "LoRA" in name else 6) * num_weights * num_tokens / seconds / 1e12
             found |= self.peak(name)
+            print(json.dumps(found), flush=True)  # kept if a later variant fails
             del learner
             self.empty()
         return found
@@ -292,9 +293,9 @@ def one_rank(device: str) -> Any:
     from agentenv.training.learner.sharding import Ranks
 
     if not dist.is_initialized():
-        backend = "gloo" if device == "cpu" else "nccl"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    return Ranks(0, 1, DeviceMesh.from_group(dist.group.WORLD, torch.device(device).type))
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # as in a training
+    group = dist.new_group(backend="gloo" if device == "cpu" else "nccl")
+    return Ranks(0, 1, DeviceMesh.from_group(group, torch.device(device).type))
 
 
 def share_by_ipc(device: str) -> float:
@@ -329,23 +330,24 @@ PARTS = {"card": 60, "engine": 120, "learner": 240, "agreement": 120, "weights":
 
 
 def run_part(part: str, args: argparse.Namespace, model: Path, seconds: float) -> tuple[Numbers, str]:
-    """Run a part in its own process; return its figures, and the end of its log if it failed."""
+    """Run a part in its own process; return the figures of the last line that it printed, and what failed."""
     command = [sys.executable, __file__, "--part", part, "--model", str(model), "--device", args.device]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             [*command, "--size", args.size],
             stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT, start_new_session=True,
         )  # fmt: skip
+        problem = ""
         try:
             printed, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # engines and trainings that it started hold the GPU
-            process.communicate()
-            return {}, f"it took more than {seconds:.0f} s"
-        log.seek(0)
-        if process.returncode:
-            return {}, f"exit code {process.returncode}\n{log.read()[-3000:]}"
-    return json.loads(printed.splitlines()[-1]), ""
+            printed, _ = process.communicate()
+            problem = f"it took more than {seconds:.0f} s"
+        if process.returncode and not problem:
+            log.seek(0)
+            problem = f"exit code {process.returncode}\n{log.read()[-3000:]}"
+    return json.loads((["{}"] + [line for line in printed.splitlines() if line.startswith("{")])[-1]), problem
 
 
 def main() -> None:

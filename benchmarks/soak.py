@@ -35,6 +35,7 @@ from agentenv.errors import EngineError
 from agentenv.runs.metrics import Tally
 from agentenv.runs.records.async_writer import Outbox
 from agentenv.runs.records.directory import RunWriter
+from agentenv.runs.records.index import INDEX
 from agentenv.runs.watchdog import Watchdog
 from agentenv.testing.tokenizers import CharTokenizer
 
@@ -128,12 +129,15 @@ async def soak(num: int, concurrency: int, folder: Path, *, resume: bool) -> Non
         wall_s = time.perf_counter() - started
     report(points, f"{runner.num_retries} retries, {runner.num_failed} failed", wall_s)
     if resume:
-        started = time.perf_counter()
-        again = Tally(1)
-        with RunWriter.open(folder, {}, resume=True, tally=again):
-            counts = {"num_tasks": num, "num_samples": 1, "wall_s": 1.0}
-            same = again.metrics(**counts) == tally.metrics(**counts) and len(again) == num
-        print(f"\nreopened in {time.perf_counter() - started:.1f} s: {'the same metrics' if same else 'OTHER METRICS'}")
+        metrics = tally.metrics(num_tasks=num, num_samples=1, wall_s=1.0)
+        print()
+        for what in ("with its index", "without an index"):
+            began = time.process_time()
+            with RunWriter.open(folder, {}, resume=True, tally=Tally(1)) as writer:
+                cpu_s = time.process_time() - began
+                same = writer.tally.metrics(num_tasks=num, num_samples=1, wall_s=1.0) == metrics
+            print(f"reopened {what} in {cpu_s:.2f} s of CPU: {'the same metrics' if same else 'OTHER METRICS'}")
+            (folder / INDEX).unlink()
 
 
 def report(points: list[tuple[int, dict[str, int]]], counts: str, wall_s: float) -> None:

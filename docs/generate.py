@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import inspect
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,9 +75,9 @@ def cli_page() -> str:
             lines.append(f"| {name} | {cell(default)} | {cell(text + also)} |")
         if issubclass(config, FlatConfig):
             lines.append(f"| `--{CONFIG_FLAG}` |  | {CONFIG_TEXT} |")
-    for command, (described, _) in commands.items():
+    for command, (sentence, _) in commands.items():
         if not any(each.split()[0] == command for each in COMMANDS):
-            lines += ["", f"## agentenv {command}", "", summary(described)]
+            lines += ["", f"## agentenv {command}", "", sentence]
     return "\n".join(lines) + "\n"
 
 
@@ -190,12 +191,38 @@ def tables_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def clients_page() -> str:
+    """Return the page on the clients of the endpoint: versions, settings, programs."""
+    folder = Path(__file__).parents[1] / "tests/episode/endpoint/clients"
+    clients = tomllib.loads((folder / "clients.toml").read_text())
+    shortening = ", ".join(name for name, client in clients.items() if client.get("shortens"))
+    lines = ["# Clients of the endpoint", "", "[How to use them](../how-to/agents-with-their-own-loop.md)", ""]
+    lines += [
+        "`make test-clients` installs these clients and runs the programs below, each in a process that has "
+        "`context.environ` and nothing else. Every sampled token is in the record, and a task of three turns is one "
+        "segment, except where the table says otherwise. At a limit they do not ask again, except that out of tokens "
+        f"{shortening} ask with a shorter history.",
+        "",
+        "| client | packages | setting |",
+        "|---|---|---|",
+    ]
+    for name, client in clients.items():
+        packages = " ".join(f"`{package}`" for package in client.get("packages", ()))
+        lines.append(f"| {name} | {packages} | {cell(client['setting'])} |")
+    for name, client in clients.items():
+        program = folder / client["program"]
+        language = "javascript" if program.suffix == ".mjs" else "python"
+        lines += ["", f"## {name}", "", f"```{language}", program.read_text().strip(), "```"]
+    return "\n".join(lines) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli_page,
     "environment.md": environment_page,
     "rewards.md": rewards_page,
     "errors.md": errors_page,
     "tables.md": tables_page,
+    "clients.md": clients_page,
 }
 """Each generated page and the function that renders it."""
 

@@ -6,6 +6,8 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.peers.matrix import cell, pytest_runtest_logreport  # noqa: F401
+
 settings.register_profile("agentenv", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("agentenv")  # a busy machine is not a failure
 
@@ -16,7 +18,8 @@ FAMILY_SAMPLE = {
 }  # fmt: skip
 """Template families that `make test` tries, each of another kind; the others are in the long tail."""
 LONGEST_FIRST = (
-    "test_docs.py", "test_ray.py", "test_invariants.py", "test_weight_sync.py", "test_vllm_real.py", "test_train.py",
+    "test_docs.py", "test_planted.py", "test_verl.py", "test_ray.py", "test_invariants.py", "test_weight_sync.py",
+    "test_vllm_real.py", "test_train.py",
     "test_run_faults.py", "test_files.py", "test_endpoint_vllm.py", "test_with_molt.py", "test_endpoint_run.py",
     "test_run.py", "test_engine_faults.py", "test_stalls.py", "test_tiny_math.py", "test_ranks.py", "test_bridge.py",
     "test_train_faults.py", "test_escapes.py", "test_sandbox_faults.py", "test_rollout.py", "test_server_files.py",

@@ -32,7 +32,7 @@ from agentenv.episode.registry import builtin_datasets
 from agentenv.runs.config import RunConfig
 
 ROOT = Path(__file__).parents[1]
-GENERATED = {"cli.md", "environment.md", "rewards.md", "errors.md", "tables.md"}
+GENERATED = {"cli.md", "environment.md", "rewards.md", "errors.md", "tables.md", "clients.md"}
 PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.name not in GENERATED or
          p.parent.name != "reference")]  # fmt: skip
 TEXTS = {str(page.relative_to(ROOT)): page.read_text() for page in PAGES}
@@ -213,7 +213,7 @@ def test_make_demo_runs_as_many_episodes_as_the_readme_says():
 def test_every_flag_that_is_named_exists(generate):
     of_other_programs = (
         r"vllm serve.*|torchrun.* -m|python -m (?:vllm|agentenv_envs|pytest|zensical|build)(.*\\\n)*.*"
-        r"|\| 0\.\d+\.\d+.*|chromium.*|pytest .*|--agentenv-record.*|pip install.*"
+        r"|\| 0\.\d+\.\d+.*|chromium.*|pytest .*|--agentenv-record.*|pip install.*|vf-eval .*"
         r"|docker (?:build|run)(.*\\\n)*.*|`--ipc host`|`--nnodes`"
     )
     flags = set(re.findall(r"(?<![\w-])--([a-z_]+)\b(?!-)", re.sub(of_other_programs, "", EVERYTHING)))
@@ -282,6 +282,7 @@ def test_the_generated_pages_hold_all_flags_rewards_and_errors(generate, tmp_pat
     assert "`tokens_left`" in pages["environment.md"]
     assert "InfraError" in pages["errors.md"]
     assert "`num_action_tokens`" in pages["tables.md"]
+    assert all(f"## {name}\n" in pages["clients.md"] for name in ("openai", "mini-swe-agent", "ai"))
 
 
 @pytest.mark.long
@@ -294,7 +295,8 @@ def test_the_pages_on_records_and_metrics_name_every_key(tmp_path):
     line = json.loads((out / "trajectories.jsonl").read_text().splitlines()[0])
     episode = line["episode"]
     keys = {*line, *episode, *episode["task"], *episode["turns"][0], *episode["turns"][0]["result"]}
-    keys |= {*episode["segments"][0], *(path.name for path in out.iterdir() if not path.name.startswith("."))}
+    entries = [path for path in out.iterdir() if not path.name.startswith(".")]
+    keys |= {*episode["segments"][0], *(path.name + "/" * path.is_dir() for path in entries)}
     keys |= set(json.loads((out / "config.json").read_text()))
     records = TEXTS["docs/reference/run-directory.md"]
     assert [key for key in sorted(keys) if f"`{key}`" not in records] == []

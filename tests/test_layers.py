@@ -20,17 +20,18 @@ BORDER = {
 }  # fmt: skip
 """Where those are read and written; others have them too."""
 CARRIERS = {
-    "_util/calls.py", "engines/hf/engine.py", "episode/env_actors/host.py", "episode/env_actors/process.py",
-    "rewards/rules/math/worker.py",
+    "_util/calls.py", "engines/hf/engine.py", "episode/env_actors/host.py", "episode/env_actors/frames.py",
+    "interop/inspect_worker.py", "rewards/rules/math/worker.py",
     "rewards/workers/main.py", "rewards/workers/threads.py", "rewards/grading.py", "rewards/models/batching.py",
     "sandbox/grading/guest/asserts.py", "sandbox/grading/guest/serve.py",
 }  # fmt: skip
 """Where whatever was raised is carried to a waiting caller, in another thread or process, and not handled."""
 IMPORTS_TORCH = (
     "engines/hf/slot_model.py", "engines/hf/sampling.py", "engines/hf/jobs.py", "engines/hf/scoring.py",
+    "engines/hf/torch_settings.py",
     "engines/weights/shared.py", "engines/weights/transfer.py", "engines/vllm/worker.py",
     "rewards/models/classifier.py",
-    "rewards/models/vllm_pooling.py", "training/algorithm/", "training/learner/",
+    "rewards/models/vllm_pooling.py", "training/algorithm/", "training/learner/", "tools/schemas.py",
 )  # fmt: skip
 """Files and folders of functions over tensors: others import them inside functions."""
 

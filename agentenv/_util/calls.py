@@ -17,6 +17,8 @@ from agentenv.errors import ContractError, InfraError
 
 _Instance = TypeVar("_Instance")
 
+_CANCEL_GRACE_S = 1.0
+"""Time for a cancelled call of an agent to release its resources, and for its thread to end."""
 _THREAD_WAITS_S = (0.05, 0.2, 0.8)
 """Waits before further attempts to start a thread: others may end in the meantime."""
 
@@ -33,7 +35,8 @@ async def call(function: Callable[..., Any], *args: Any) -> Any:
     """Await `function(*args)` if it is async; run it in its own thread if it is plain.
 
     Each call has a daemon thread instead of a pool's: a call that never returns costs its thread, but blocks neither a
-    pool slot that other episodes need nor the exit of the interpreter.
+    pool slot that other episodes need nor the exit of the interpreter. A cancelled call waits a little for the end of
+    its thread: a database that `close` closes while the thread still reads it ends the process.
 
     Raises:
         InfraError: no thread could be started; the function was not called.
@@ -43,9 +46,12 @@ async def call(function: Callable[..., Any], *args: Any) -> Any:
             return await function(*args)
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
+    ended: asyncio.Future[None] = loop.create_future()
     context = contextvars.copy_context()
 
     def settle(result: Any, error: BaseException | None) -> None:
+        if not ended.done():
+            ended.set_result(None)
         if future.cancelled():
             return
         if error is None:
@@ -63,9 +69,14 @@ async def call(function: Callable[..., Any], *args: Any) -> Any:
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, error)
 
-    with external_work():
-        await _start_thread(run, getattr(function, "__qualname__", "call"))
-        result = await future
+    try:
+        with external_work():
+            await _start_thread(run, getattr(function, "__qualname__", "call"))
+            result = await future
+    except asyncio.CancelledError:
+        if future.cancelled():
+            await asyncio.wait({ended}, timeout=_CANCEL_GRACE_S)
+        raise
     if not inspect.isawaitable(result):
         return result
     with _typed(function):
@@ -131,10 +142,6 @@ def _as_error(function: Callable[..., Any], stopped: BaseException) -> Exception
     error = ContractError(f"{name}: expected a return value, got {stopped!r}. {advice} an Exception instead.")
     error.__cause__ = stopped
     return error
-
-
-_CANCEL_GRACE_S = 1.0
-"""Time for a cancelled call of an agent to release its resources."""
 
 
 class StepTimeout(Exception):

@@ -98,7 +98,7 @@ def mean_over_tasks(values: Iterable[float] | Moments) -> Estimate:
     mean, num = moments.mean, moments.num
     if mean is None or num < 2:
         return Estimate(mean, None, None, num)
-    half = _student_t(num - 1) * math.sqrt(moments.variance / num)
+    half = student_t(num - 1) * math.sqrt(moments.variance / num)
     return Estimate(mean, mean - half, mean + half, num)
 
 
@@ -161,10 +161,14 @@ class Passes:
         """Count a task, by its episodes with a reward."""
         self._tasks[num, num_passed] += 1
 
+    @property
+    def are_known(self) -> bool:
+        """True if `pass_score` is set, or all scores so far, or rewards without one, are in 0..1."""
+        return self._is_set or (self._scores_in_range if self._has_score else self._rewards_in_range)
+
     def estimates(self, num_samples: int) -> tuple[dict[str, Estimate], dict[str, Estimate]]:
         """Return pass@k and pass^k for k = 1 … `num_samples` over tasks with at least k episodes; None if unknown."""
-        in_range = self._scores_in_range if self._has_score else self._rewards_in_range
-        tasks = self._tasks if self._is_set or in_range else {}
+        tasks = self._tasks if self.are_known else {}
         at_least_one, all_of = {}, {}
         for k in range(1, num_samples + 1):
             one, every, num_episodes = Moments(), Moments(), 0
@@ -178,8 +182,11 @@ class Passes:
         return at_least_one, all_of
 
 
-def _student_t(degrees: int) -> float:
-    # 97.5 % quantile: a table, then Abramowitz and Stegun 26.7.5, which is within 0.002 from there on.
+def student_t(degrees: int) -> float:
+    """Return the 97.5 % quantile of Student's t, for at least one degree of freedom.
+
+    Source: a table for up to five degrees, then Abramowitz and Stegun 26.7.5, which is within 0.002 from there on.
+    """
     if degrees <= len(_T):
         return _T[degrees - 1]
     z, n = _Z, float(degrees)

@@ -30,8 +30,8 @@ def place_of(error: BaseException) -> str:
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
-MAX_TRACEBACK_CHARS = 4000
-"""Bound of `traceback_of`: its middle is left out beyond it."""
+MAX_ERROR_CHARS = 4000
+"""Bound of the texts of an error in a record."""
 _STDLIB = sysconfig.get_path("stdlib")
 
 
@@ -52,9 +52,13 @@ def traceback_of(error: BaseException) -> str:
         chain = chain.__cause__ or (None if chain.__suppress_context__ else chain.__context__)
     if not has_frame:
         return ""
-    text = "".join(found.format()).rstrip("\n")
-    half = MAX_TRACEBACK_CHARS // 2
-    return text if len(text) <= MAX_TRACEBACK_CHARS else f"{text[:half]}\n  …\n{text[-half:]}"
+    return without_middle("".join(found.format()).rstrip("\n"))
+
+
+def without_middle(text: str) -> str:
+    """Return the text, without its middle if it is longer than MAX_ERROR_CHARS."""
+    half = MAX_ERROR_CHARS // 2
+    return text if len(text) <= MAX_ERROR_CHARS else f"{text[:half]}\n  …\n{text[-half:]}"
 
 
 def _is_caller(frame: traceback.FrameSummary) -> bool:

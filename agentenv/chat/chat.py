@@ -18,7 +18,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -138,6 +138,11 @@ class Chat:
         self._num_ids = len(tokenizer) + _MAX_PADDING if isinstance(tokenizer, Sized) else math.inf
         self._tools = tools
         self._known_roles: set[tuple[str, ...]] = set()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the arguments: what was learned of the tokenizer holds functions, and is learned again."""
+        keywords = {"stop_token_ids": self._stop_token_ids, "tools": self._tools, "options": self.options}
+        return partial(Chat, **keywords), (self.tokenizer,)
 
     @cached_property
     def _encoder(self) -> Encoder:

@@ -20,10 +20,10 @@ from typing import Any
 from agentenv.chat.chat import Bridge, Chat, PromptText
 from agentenv.chat.history import assistant_turn, rendered_again
 from agentenv.chat.observation_fitting import CHARS_PER_TOKEN, ObservationFitter
-from agentenv.chat.tool_calls.calls import ParsedAction
 from agentenv.chat.tool_calls.messages import named_results
 from agentenv.chat.tool_roles import bridge_with_tools, check_tools, with_known_roles
 from agentenv.core.step_dict import FeedbackKind
+from agentenv.core.tool_calls import ParsedAction
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import BridgeKind, Completion, Conversation, Message
 from agentenv.errors import ContractError

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from agentenv.chat.shipped_tokenizer import ShippedTokenizer
 from agentenv.core.engine import Tokenizer
 
 _ANCHORS = ("\ue000", "\n", ".", "a")
@@ -194,6 +195,8 @@ _BYTES = dict(
 
 def _backend(tokenizer: Any, *methods: str) -> Any:
     """Return the tokenizer's `tokenizers` object if it does not override these methods of transformers; else None."""
+    if isinstance(tokenizer, ShippedTokenizer):
+        return tokenizer.backend_tokenizer
     cls = type(tokenizer)
     names = ("PreTrainedTokenizerFast", "TokenizersBackend")
     base = next((c for c in cls.__mro__ if c.__name__ in names and c.__module__.startswith("transformers.")), None)

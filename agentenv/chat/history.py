@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentenv.chat.chat import Chat
-from agentenv.chat.tool_calls.calls import ParsedAction
 from agentenv.chat.tool_calls.messages import assistant_message
+from agentenv.core.tool_calls import ParsedAction
 from agentenv.core.types import Message
 from agentenv.errors import ConfigError
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from agentenv.chat.chat import PromptText, plain_text
 from agentenv.chat.dialogue import Reply
-from agentenv.chat.tool_calls.calls import MalformedCall, ParsedAction, ToolCall
 from agentenv.chat.tool_calls.parse import ToolFormat
 from agentenv.core.step_dict import FeedbackKind
+from agentenv.core.tool_calls import MalformedCall, ParsedAction, ToolCall
 from agentenv.core.types import Answer, Completion, Conversation, Message
 from agentenv.errors import ContractError, DataError
 

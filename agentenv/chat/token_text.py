@@ -15,11 +15,12 @@ _MAX_PENDING = 8
 _PENDING = "⋯"
 
 
-def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+def token_texts(tokenizer: Tokenizer, ids: Sequence[int], table: dict[int, str] | None = None) -> list[str]:
     """Return the text of each of the T tokens; joined, they are the decoded text, plus any leading space it drops.
 
     If several tokens share the bytes of a character, the token that completes it gets the character, the others "".
     Bytes that are not a character become U+FFFD; adjacent characters are kept, which byte-token decoders may corrupt.
+    `table` holds the texts of ids alone between calls with the same tokenizer; missing ones are added to it.
     """
     options: dict[str, Any] = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
     anchor = list(tokenizer.encode("a", add_special_tokens=False))[-1:]
@@ -28,10 +29,14 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     def following(new: Sequence[int]) -> str:
         return str(tokenizer.decode([*anchor, *new], **options)).removeprefix(before)
 
-    table = {token: following([token]) for token in set(ids)}
+    table = {} if table is None else table
+    table |= {token: following([token]) for token in set(ids) if token not in table}
+    broken = {token for token in set(ids) if _BROKEN in table[token]}
+    if not broken:
+        return [table[token] for token in ids]
     texts, run = [], list[int]()
     for token in ids:
-        if _BROKEN in table[token]:
+        if token in broken:
             run.append(token)
             continue
         if run:

@@ -1,7 +1,7 @@
 """`agentenv audit ENV`: find rewards for policies that solve nothing, before training exploits them.
 
-Exit codes: 0 clean (or allowed), 1 findings that fail (with --strict also those that warn), 2 usage, 4 nothing could be
-judged.
+Exit codes: 0 clean (or allowed), 1 findings that fail (with --strict also those that warn) or a call that
+blocks all episodes, 2 usage, 4 nothing could be judged or most policies had no time.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -25,10 +27,14 @@ from agentenv.errors import ConfigError
 if TYPE_CHECKING:
     from agentenv.episode.source import EnvSource
     from agentenv.testing.audit.auditing import AuditOptions
+    from agentenv.testing.audit.report import Audit
+    from agentenv.testing.conformance.child import CheckProgress, ChildDeath
 
 
 _PROGRESS_EVERY_S = 10.0
 """Seconds between progress lines in a log."""
+_MIN_BLOCK_S = 60.0
+"""Shortest time for which the event loop may be blocked; rules of the audit compute on it, too."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class AuditConfig:
     """Play an environment with policies that solve nothing, cheat and break things, and report what they earn."""
 
     target: tyro.conf.Positional[str]
-    """agent_func.py, or an environment: installed, module:Attr, path/file.py:Attr."""
+    """agent_func.py, or an environment: installed, module:Attr, path/file.py:Attr, KIND:NAME."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """JSON object of arguments for the environment's constructor."""
     data: str | None = None
@@ -52,7 +58,7 @@ class AuditConfig:
     tasks: int = 8
     """Number of tasks to play, chosen at random with the seed."""
     task: tuple[str, ...] = ()
-    """Ids of the tasks to play instead of random ones."""
+    """Tasks to play instead of random ones: their ids, or the numbers of their rows, from 0."""
     policies: tuple[str, ...] = ()
     """Policies to play in addition to null, constant and gold, as name or name/variant. Default: all. If there are few
     episodes, they are shown completely."""
@@ -69,15 +75,18 @@ class AuditConfig:
     reward_range: tuple[float, float] | None = None
     """Lowest and highest intended reward of an episode. Any other reward is a finding."""
     model: str | None = None
-    """Model whose tokenizer and chat template are used. Default: a tokenizer that needs no download."""
+    """Model whose tokenizer and chat template are used; a folder with only these is enough.
+    Default: a tokenizer that needs no download."""
     max_length: int = 200_000
     """Maximum number of tokens of an episode."""
     max_tokens: int = 20_000
     """Maximum number of tokens of an action."""
     max_turns: int = 8
-    """Maximum number of turns of an episode. Gold actions may take more."""
+    """Maximum number of turns of an episode, if the class has no lower `max_turns`. Gold actions may take more."""
     step_timeout_s: float = 60.0
     """Time limit of one call of the environment, in seconds."""
+    time_limit_s: float = 150.0
+    """Time limit of the whole audit, in seconds: after it no call is awaited, and the report says what was left out."""
     allow: tuple[str, ...] = ()
     """ID=REASON: a finding to accept. The id may have wildcards; without a policy it stands for all policies."""
     allow_file: str | None = None
@@ -93,7 +102,55 @@ class AuditConfig:
 def audit(args: Sequence[str]) -> int:
     """Play an environment with policies that solve nothing, cheat and break things, and report what they earn."""
     config = parse(AuditConfig, "audit", args)
-    from agentenv.runs.display.report import quiet_transformers, wide_console
+    from agentenv.testing.conformance.child import in_child
+
+    if sys.stdout is not sys.__stdout__ or not hasattr(os, "fork"):  # a child could not write to it
+        return _audit(config)
+    return in_child(partial(_audit, config), partial(_report_death, config))
+
+
+def _report_death(config: AuditConfig, death: ChildDeath) -> int:
+    """Report a call that blocked the event loop of all episodes, or native code that ended the process."""
+    if death.signal_name:
+        sys.stderr.write(death.stacks)
+        expected, got = "a process that continues", f"its end by {death.signal_name}"
+    else:
+        line = death.line_in(os.path.abspath(config.target.partition(":")[0]))
+        expected = f"every call to return or await within {_block_limit_s(config):g} s"
+        got = "a call that blocks the event loop of all episodes" + (f" at line {line}" if line else "")
+    message = f"{config.target}: expected {expected}, got {got}. Run `agentenv check`, which names the call."
+    if config.json:
+        print_json({"env": config.target, "error": message})
+    else:
+        sys.stdout.write(f"{message}\n")
+    return 1
+
+
+def _block_limit_s(config: AuditConfig) -> float:
+    return max(config.step_timeout_s, _MIN_BLOCK_S)
+
+
+async def _within_limit(work: Coroutine[Any, Any, Audit], progress: CheckProgress | None, limit_s: float) -> Audit:
+    """Return the result of an audit; the process ends if a call blocks the event loop for longer than the limit."""
+    if progress is None:
+        return await work
+
+    async def say_alive() -> None:
+        while True:
+            progress.alive(limit_s)
+            await asyncio.sleep(1.0)
+
+    saying = asyncio.create_task(say_alive())
+    try:
+        return await work
+    finally:
+        saying.cancel()
+        progress.pause()
+
+
+def _audit(config: AuditConfig, progress: CheckProgress | None = None) -> int:
+    from agentenv._util.terminal import wide_console
+    from agentenv.runs.display.report import quiet_transformers
     from agentenv.testing.audit.auditing import audit_env as audited
     from agentenv.testing.audit.report import screen, write
 
@@ -119,12 +176,10 @@ def audit(args: Sequence[str]) -> int:
             words += [f"--{name}", json.dumps(value) if isinstance(value, Mapping) else str(value)]
     words += [] if config.apply_chat_template else ["--no_apply_chat_template"]
     with _quiet_episodes(), _progress() as show:
-        result = asyncio.run(
-            audited(
-                source, tasks, name=config.target, options=options, tokenizer=tokenizer,
-                command=words, notify=show,
-            )
-        )  # fmt: skip
+        work = audited(
+            source, tasks, name=config.target, options=options, tokenizer=tokenizer, command=words, notify=show
+        )
+        result = asyncio.run(_within_limit(work, progress, _block_limit_s(config)))
     if config.out is not None:
         write(result, Path(config.out), strict=config.strict)
     if config.json:
@@ -181,6 +236,8 @@ def _options(config: AuditConfig) -> AuditOptions:
         raise ConfigError(f"agentenv audit: {error}") from error
     if config.max_tokens < 1:
         raise ConfigError(f"--max_tokens: expected an integer >= 1, got {config.max_tokens}. Change the value.")
+    if not config.time_limit_s > 0:
+        raise ConfigError(f"--time_limit_s: expected seconds > 0, got {config.time_limit_s}. Change the value.")
     if config.reward_range is not None and not config.reward_range[0] <= config.reward_range[1]:
         raise ConfigError(f"--reward_range: expected lowest and highest, got {config.reward_range}. Swap them.")
     reasons: dict[str, Any] = {}  # by id, from the file and then from the flags
@@ -204,7 +261,8 @@ def _options(config: AuditConfig) -> AuditOptions:
     return AuditOptions(
         num_tasks=config.tasks, task_ids=config.task, policies=config.policies, seed=config.seed,
         concurrency=config.concurrency, repeat=config.repeat, pass_reward=config.pass_reward,
-        reward_range=config.reward_range, limits=limits, max_tokens=config.max_tokens, allowed=reasons,
+        reward_range=config.reward_range, limits=limits, time_limit_s=config.time_limit_s,
+        max_tokens=config.max_tokens, allowed=reasons,
         cases=tuple(read_cases(config.cases)) if config.cases is not None else (),
     )  # fmt: skip
 

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import tyro
 
+from agentenv._util.brief import brief
+from agentenv._util.plurals import counted
 from agentenv.cli.flags import parse
+
+if TYPE_CHECKING:
+    from agentenv.testing.conformance.child import CheckProgress, ChildDeath
+    from agentenv.testing.conformance.context import ConformanceContext
+    from agentenv.testing.conformance.suite import PropertyOutcome
 
 
 @dataclass(frozen=True)
@@ -20,11 +29,11 @@ class CheckConfig:
     """Find breaches of the contract in an agent_func.py or an environment before training."""
 
     target: tyro.conf.Positional[str]
-    """agent_func.py, or an environment or an agent with `run`: installed, module:Attr, path/file.py:Attr."""
+    """agent_func.py, or an environment or an agent with `run`: installed, module:Attr, path/file.py:Attr, KIND:NAME."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """JSON object of arguments for the environment's constructor."""
     prompt: str = "What is 6 times 7?"
-    """Prompt of the task to check it with."""
+    """Prompt of one task to check it with, in place of rows. Without rows, the default is used."""
     label: str = "42"
     """Label of that task: text, or a JSON list or object."""
     step_timeout_s: float = 30.0
@@ -36,7 +45,7 @@ class CheckConfig:
     skip: tuple[str, ...] = ()
     """Properties to skip."""
     data: str | None = None
-    """Rows to check it with: built-in data, a file or a Hugging Face dataset. Default: its own data."""
+    """Rows to check it with: built-in data, a file or a Hugging Face dataset. Default: its own `datasets`."""
     prompt_key: str = "prompt"
     """Column with the prompt."""
     label_key: str = "label"
@@ -44,11 +53,13 @@ class CheckConfig:
     rows: int = 50
     """Rows of each dataset to call `reset` with, spread over the dataset."""
     max_turns: int | None = None
-    """Maximum number of turns of an episode, for any policy. Default: the environment's `max_turns`, else 12."""
+    """Maximum number of turns after which an episode must have ended by itself, for any policy. Default: 12, or the
+    environment's `max_turns`, at which the loop ends an episode."""
     actions: str | None = None
     """File of further actions to try in every property: one in each line, or JSON texts in a .jsonl file."""
     model: str | None = None
-    """Model whose tokenizer and chat template are used. Default: stand-ins that need no download."""
+    """Model whose tokenizer and chat template are used; a folder with only these is enough.
+    Default: stand-ins that need no download."""
     json: bool = False
     """Print JSON."""
 
@@ -56,6 +67,31 @@ class CheckConfig:
 def check(args: Sequence[str]) -> int:
     """Check an agent and return the exit code: 0, 1 if the contract is broken, or 3 if only infrastructure failed."""
     config = parse(CheckConfig, "check", args)
+    from agentenv.testing.conformance.child import in_child
+
+    if sys.stdout is not sys.__stdout__ or not hasattr(os, "fork"):  # a child could not write to it
+        return _check(config)
+    return in_child(partial(_check, config), partial(_report_death, config))
+
+
+def _report_death(config: CheckConfig, death: ChildDeath) -> int:
+    """Report the property whose check ended the process."""
+    from agentenv.testing.conformance.suite import outcome_of_death
+
+    outcome = outcome_of_death(death, config.target)
+    if death.signal_name:
+        sys.stderr.write(death.stacks)
+    if config.json:
+        problems = [problem.to_dict() for problem in outcome.problems]
+        document = {"target": config.target, "problems": problems, "properties": [outcome.to_dict()]}
+        sys.stdout.write(json.dumps(problems if config.quick else document, indent=2) + "\n")
+        return 1
+    total = f"{config.target}: 1 contract error; the properties after it were not checked"
+    sys.stdout.write("".join(f"{line}\n" for line in (*(outcome.problems if config.quick else [outcome]), total)))
+    return 1
+
+
+def _check(config: CheckConfig, progress: CheckProgress | None = None) -> int:
     from agentenv.runs.display.report import quiet_transformers
     from agentenv.testing.conformance.cases import read_actions, task_from_flags
     from agentenv.testing.conformance.context import ConformanceOptions
@@ -81,7 +117,7 @@ def check(args: Sequence[str]) -> int:
     quiet_transformers()
     out, err, is_quiet = sys.stdout, sys.stderr, config.json or config.quick
     with contextlib.redirect_stdout(err):  # what the agent prints, also in a thread that is left behind
-        context = make_context(options, lambda line: _write_line(err, f"agentenv check: {line}"))
+        context = make_context(options, lambda line: _write_line(err, f"agentenv check: {line}"), progress)
         outcomes = run_suite(
             context,
             only=("contract",) if config.quick else config.only,
@@ -103,15 +139,33 @@ def check(args: Sequence[str]) -> int:
                 }
             out.write(json.dumps(document, indent=2) + "\n")
             return exit_code
-        name = config.target if len(config.target) < 60 else Path(config.target).name
-        total = f"{name}: {len(problems) or 'no'} contract error{'s' if len(problems) != 1 else ''}"
-        if config.max_turns is None and getattr(context.agent_cls, "max_turns", None) is not None:
-            total += f"; max_turns {context.limits.max_turns} (the environment's)"
-        if outages:
-            num = f"{len(outages)} {'property' if len(outages) == 1 else 'properties'}"
-            total += f"; the outside failed in {num}: run it again"
+        total = _total_line(config, context, outcomes)
         out.write("".join(f"{line}\n" for line in (*((*problems, *outages) if config.quick else ()), total)))
     return exit_code
+
+
+def _total_line(config: CheckConfig, context: ConformanceContext, outcomes: Sequence[PropertyOutcome]) -> str:
+    """Return the last line: the number of problems, and what was skipped or has to be checked again."""
+    num_problems = sum(len(outcome.problems) for outcome in outcomes)
+    outages = [outcome for outcome in outcomes if outcome.state == "outside"]
+    name = config.target if len(config.target) < 60 else Path(config.target).name
+    total = f"{name}: {counted(num_problems, 'contract error') if num_problems else 'no contract errors'}"
+    if config.max_turns is None and getattr(context.agent_cls, "max_turns", None) is not None:
+        total += f"; max_turns {context.limits.max_turns} (the environment's)"
+    if not config.quick:
+        reasons: dict[str, list[str]] = {}
+        for outcome in outcomes:
+            if outcome.state == "skipped":
+                reasons.setdefault(outcome.reason, []).append(outcome.name)
+        for reason, names in reasons.items():
+            total += f"; skipped {', '.join(names) if len(names) < 4 else f'{len(names)} properties'}: {reason}"
+    if context.avoided.slow:
+        action, seconds = max(context.watch.slow.items(), key=lambda pair: pair[1])
+        total += f"; left out {counted(len(context.watch.slow), 'slow action')}, such as {brief(action, 80)} "
+        total += f"({seconds:.0f} s)"
+    if outages:
+        total += f"; the outside failed in {counted(len(outages), 'property', 'properties')}: run it again"
+    return total
 
 
 def _write_line(stream: TextIO, line: object) -> None:

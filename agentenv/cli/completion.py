@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_type_hints
 
 import tyro
 
+from agentenv._util.version import __version__
 from agentenv.cli.flags import REGISTRY, parse
 from agentenv.cli.help import CONFIG_FLAG, CONFIG_TEXT, field_texts
 from agentenv.episode.registry import installed_envs
@@ -28,6 +29,8 @@ CLASSES: Mapping[str, str] = {
     "new": "agentenv.cli.new:NewConfig",
     "play": "agentenv.cli.play:PlayConfig",
     "show": "agentenv.cli.show:ShowRunConfig",
+    "view": "agentenv.cli.view:ViewConfig",
+    "diff": "agentenv.cli.diff:DiffRunsConfig",
     "export": "agentenv.cli.export:ExportConfig",
     "tokens certify": "agentenv.cli.tokens:CertifyConfig",
     "tokens show": "agentenv.cli.tokens:ShowConfig",
@@ -41,7 +44,13 @@ CLASSES: Mapping[str, str] = {
     "sandbox run": "agentenv.cli.sandbox:SandboxRunConfig",
     "sandbox bench": "agentenv.cli.sandbox:SandboxBenchConfig",
     "sandbox serve": "agentenv.cli.sandbox_serve:SandboxServeConfig",
+    "serve": "agentenv.cli.serve:ServeConfig",
     "launch openrlhf": "agentenv.training.launch:LaunchConfig",
+    "launch trl": "agentenv.training.launch_trl:TRLLaunchConfig",
+    "launch verl": "agentenv.training.launch_verl:VerlLaunchConfig",
+    "launch tinker": "agentenv.training.launch_tinker:TinkerLaunchConfig",
+    "launch skyrl": "agentenv.training.launch_skyrl:SkyRLLaunchConfig",
+    "launch prime-rl": "agentenv.training.launch_prime_rl:PrimeLaunchConfig",
     "config run": "agentenv.runs.config:RunConfig",
     "config train": "agentenv.training.config:TrainConfig",
     "completion": "agentenv.cli.completion:CompletionConfig",
@@ -106,6 +115,13 @@ def completion(args: Sequence[str]) -> int:
     for old, new in _REPLACEMENTS.items():
         text = text.replace(old, new)
     sys.stdout.write(text)
+    return 0
+
+
+def version(args: Sequence[str]) -> int:
+    """Show the version of agentenv."""
+    parse(VersionConfig, "version", args)
+    sys.stdout.write(f"agentenv {__version__}\n")
     return 0
 
 

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from agentenv.cli.flags import Commands, parse, subcommand
+from agentenv.cli.commands import Commands, subcommand, summary_of
+from agentenv.cli.flags import parse
 from agentenv.cli.help import flags_of
 from agentenv.cli.train import configured
 from agentenv.runs.config import RunConfig
@@ -36,4 +37,4 @@ def _show(config: FlatConfig) -> int:
     return 0
 
 
-COMMANDS: Commands = {"run": (_of_run, _of_run), "train": (_of_train, _of_train)}
+COMMANDS: Commands = {"run": (summary_of(_of_run), _of_run), "train": (summary_of(_of_train), _of_train)}

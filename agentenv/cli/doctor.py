@@ -17,9 +17,9 @@ from typing import Any, Literal
 from rich.table import Table
 from rich.text import Text
 
+from agentenv._util.terminal import wide_console
 from agentenv.cli.flags import parse, print_json
 from agentenv.errors import AgentEnvError
-from agentenv.runs.display.report import wide_console
 
 State = Literal["ok", "missing", "broken"]
 

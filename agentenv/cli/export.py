@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from agentenv._util.plurals import counted
 from agentenv.cli.flags import parse
 
 
@@ -33,8 +34,8 @@ class ExportConfig:
 def export(args: Sequence[str]) -> int:
     """Write a run as flat tables of episodes and turns, or as the training records of another framework."""
     config = parse(ExportConfig, "export", args)
-    from agentenv.runs.records.directory import ReadReport
     from agentenv.runs.records.export import export as export_run
+    from agentenv.runs.records.scan import ReadReport
 
     run, report = Path(config.run), ReadReport()
 
@@ -49,9 +50,10 @@ def export(args: Sequence[str]) -> int:
     folder = Path(config.out) if config.out else (run if run.is_dir() else run.parent) / "export"
     exported = export_run(run, config.to, folder, decode=decode, report=report)
     for path, num in exported.num_rows.items():
-        sys.stdout.write(f"{path}: {num} rows\n")
+        sys.stdout.write(f"{path}: {counted(num, 'row')}\n")
     if exported.num_left_out:
-        sys.stderr.write(f"agentenv export: {exported.num_left_out} episodes without a reward are left out\n")
+        left_out = counted(exported.num_left_out, "episode without a reward is", "episodes without a reward are")
+        sys.stderr.write(f"agentenv export: {left_out} left out\n")
     if report.damage:
         sys.stderr.write(f"agentenv: {config.run}: {report.damage}\n")
     return int(bool(report.damage))

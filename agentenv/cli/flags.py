@@ -1,4 +1,4 @@
-"""Parse flags, and files of flags, into frozen configs with tyro, with each error in one line; choose subcommands."""
+"""Parse flags, and files of flags, into frozen configs with tyro, with each error in one line."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 import tyro
 
-from agentenv._util.suggest import did_you_mean
 from agentenv.cli.help import CONFIG_FLAG, full_help, is_repeatable, short_help
 from agentenv.core.arguments import parse_json_object
 from agentenv.errors import ConfigError
-from agentenv.runs.config_file import Given, read_flags
 from agentenv.runs.flat_config import FlatConfig, flag_fields, flag_message
+
+if TYPE_CHECKING:
+    from agentenv.runs.config_file import Given
 
 try:  # private in tyro, which has no public way to read an error. Without it tyro prints the error itself and exits.
     from tyro._errors import on_parse_error
@@ -26,9 +27,6 @@ except ImportError:
     on_parse_error = contextlib.nullcontext  # type: ignore[assignment]
 
 T = TypeVar("T")
-Commands = Mapping[str, tuple[object, Callable[[Sequence[str]], int]]]
-"""Commands: what has their docstring, and the function that runs them with the words after their name."""
-
 REGISTRY = tyro.constructors.ConstructorRegistry()
 
 
@@ -64,6 +62,7 @@ def parse(
     def refuse(event: Any) -> None:
         raise ConfigError(_message(event, config, name, words))
 
+    args, rest = _split(args)
     if asked := next((arg for arg in args if arg == "-h" or arg.replace("_", "-") in ("--help", "--help-all")), None):
         if asked == "-h" and issubclass(config, FlatConfig) and config.FIRST_FLAGS:
             sys.stdout.write(short_help(config, name))
@@ -79,6 +78,8 @@ def parse(
             raise ConfigError(f"--{CONFIG_FLAG}: expected a file, got {' '.join(path) or 'none'!r}. Name one.")
         given = [each for each in given if each[0] != CONFIG_FLAG]
         known = {_field(config, flag) for flag, _ in given}
+        from agentenv.runs.config_file import read_flags
+
         of_file = [each for each in read_flags(config, path[0]) if _field(config, each[0]) not in known]
     more: dict[str, Any] = {} if default is None else {"default": default}
     try:
@@ -86,6 +87,7 @@ def parse(
             flag = flag if flag.startswith("--") else f"--{flag}"
             is_dashed = len(values) == 1 and values[0].startswith("-")  # which could be taken for a flag
             words += [f"{flag}={values[0]}"] if is_dashed else [flag, *values]
+        words += rest
         with on_parse_error(refuse):
             parsed: T = tyro.cli(
                 config,
@@ -101,6 +103,12 @@ def parse(
             raise ConfigError(f"{path[0]}: {error}") from error
         raise
     return parsed
+
+
+def _split(args: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the arguments before `--`, and `--` with those after it, which are values."""
+    end = args.index("--") if "--" in args else len(args)
+    return args[:end], args[end:]
 
 
 def _given(args: Sequence[str]) -> tuple[list[str], list[Given]]:
@@ -228,28 +236,6 @@ def _words_after(flag: str, args: Sequence[str]) -> str:
         elif is_value:
             words.append(arg)
     return repr(" ".join(words)) if words else "none"
-
-
-def subcommand(prog: str, commands: Commands, args: Sequence[str]) -> Callable[[Sequence[str]], int] | None:
-    """Return the command that the first word names; None after printing the help, which is each name with a line.
-
-    tyro's own subcommands would import every command, and its libraries, before one is chosen.
-
-    Raises:
-        ConfigError: the word names no command.
-    """
-    name = args[0] if args else "--help"
-    if name in ("-h", "--help", "--help-all"):
-        lines = [f"usage: {prog} COMMAND [flags]        {prog} COMMAND --help for the flags", ""]
-        lines += [
-            f"  {each:10} {(described.__doc__ or '').splitlines()[0]}" for each, (described, _) in commands.items()
-        ]
-        sys.stdout.write("\n".join(lines) + "\n")
-        return None
-    if name not in commands:
-        advice = did_you_mean(name, commands, f"Run `{prog} --help`.")
-        raise ConfigError(f"{prog}: expected one of {', '.join(commands)}, got {name!r}.{advice}")
-    return commands[name][1]
 
 
 def print_json(value: Any) -> None:

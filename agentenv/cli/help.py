@@ -109,12 +109,20 @@ def other_names(config: type[Any]) -> dict[str, list[str]]:
 def short_help(config: type[FlatConfig], name: str) -> str:
     """Return the help of `-h`: the flags of a first run, in groups, each with the first sentence of its docstring."""
     flags = {flag.name: flag for flag in flags_of(config)}
-    lines = [f"usage: agentenv {name} [flags]", "", (config.__doc__ or "").splitlines()[0]]
+    columns = max(60, shutil.get_terminal_size().columns)
+    lines = [f"usage: agentenv {name} [flags]", "", *textwrap.wrap((config.__doc__ or "").splitlines()[0], columns)]
     for title, names in config.FIRST_FLAGS.items():
         lines += ["", f"{title}:"]
         for each in names:
             first = re.split(r"(?<=\.) ", flags[each].text, maxsplit=1)[0]
-            lines.append(f"  --{each:20} {first}")
+            lines += textwrap.wrap(
+                first,
+                columns,
+                initial_indent=f"  --{each:20} ",
+                subsequent_indent=" " * 25,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
     lines += ["", f"`agentenv {name} --help` shows all {len(flags)} flags with their defaults."]
     return "\n".join(lines) + "\n"
 

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import ClassVar, TypedDict
 
 from rich.table import Table
 from rich.text import Text
 
+from agentenv._util.plurals import counted
+from agentenv._util.terminal import wide_console
 from agentenv.cli.flags import parse, print_json
 from agentenv.engines.models import resolve_model, shipped_models
-from agentenv.episode.registry import builtin_datasets, installed_envs, load_env
+from agentenv.episode.registry import GUESTS, builtin_datasets, installed_envs, load_env
 from agentenv.errors import ConfigError
-from agentenv.runs.display.report import wide_console
 
 _PIPE_COLUMNS = 10_000
 
 
 @dataclass(frozen=True)
 class ListConfig:
-    """List the environments, data and models that are installed."""
+    """List the environments, data and models that are installed, or the environments of another library."""
 
+    ALIASES: ClassVar[Mapping[str, str]] = {"from": "library"}
+
+    library: str | None = None
+    """List the environments that --env KIND:NAME loads from this library, such as textarena."""
     json: bool = False
     """Print JSON."""
 
@@ -39,9 +45,9 @@ class Row(TypedDict):
 
 
 def list_installed(args: Sequence[str]) -> int:
-    """Print a table, or JSON, of what is installed."""
+    """Print a table, or JSON, of what is installed, or of what a library has."""
     config = parse(ListConfig, "list", args)
-    rows = catalog()
+    rows = catalog() if config.library is None else guest_catalog(config.library)
     if config.json:
         print_json(rows)
         return 0
@@ -53,6 +59,21 @@ def list_installed(args: Sequence[str]) -> int:
         console.width = _PIPE_COLUMNS
     console.print(table)
     return 0
+
+
+def guest_catalog(kind: str) -> list[Row]:
+    """Return a row for every environment that `--env KIND:NAME` loads from a library.
+
+    Raises:
+        ConfigError: no such kind.
+        MissingDependency: the library is not installed.
+    """
+    if kind not in GUESTS:
+        raise ConfigError(f"--from: expected one of {', '.join(GUESTS)}, got {kind!r}. Choose one of them.")
+    names: Mapping[str, str] = importlib.import_module(GUESTS[kind]).names()
+    return [
+        {"kind": "env", "name": f"{kind}:{name}", "summary": summary, "origin": kind} for name, summary in names.items()
+    ]
 
 
 def catalog() -> list[Row]:
@@ -69,7 +90,7 @@ def catalog() -> list[Row]:
     for name, path in sorted(builtin_datasets().items()):
         with path.open("rb") as file:
             num_tasks = sum(1 for _ in file)
-        rows.append({"kind": "data", "name": name, "summary": f"{num_tasks} tasks", "origin": str(path)})
+        rows.append({"kind": "data", "name": name, "summary": counted(num_tasks, "task"), "origin": str(path)})
     for name in shipped_models():
         folder = Path(resolve_model(name))
         config = json.loads((folder / "config.json").read_text())

@@ -1,6 +1,6 @@
 """The command line, `agentenv COMMAND`: flags to configs.
 
-Exit codes: 0 done, 1 the run failed, 2 usage, 3 too many episodes failed, 4 an audit judged
+Exit codes: 0 done, 1 the run failed or --fail_if holds, 2 usage, 3 too many episodes failed, 4 an audit judged
 nothing, 130 and 143 interrupted (resumable).
 """
 
@@ -10,55 +10,75 @@ import io
 import sys
 from collections.abc import Sequence
 
-from agentenv._util.version import __version__
-from agentenv.cli.audit import audit
-from agentenv.cli.check import CheckConfig, check
-from agentenv.cli.completion import CompletionConfig, HelpConfig, VersionConfig, completion
-from agentenv.cli.config import config
-from agentenv.cli.doctor import DoctorConfig, doctor
-from agentenv.cli.export import ExportConfig, export
-from agentenv.cli.flags import Commands, parse, subcommand
-from agentenv.cli.launch import launch
-from agentenv.cli.list import ListConfig, list_installed
-from agentenv.cli.new import new
-from agentenv.cli.play import play
-from agentenv.cli.rm import rm
-from agentenv.cli.run import run
-from agentenv.cli.sandbox import sandbox
-from agentenv.cli.show import ShowRunConfig, show
-from agentenv.cli.tokens import tokens
-from agentenv.cli.train import train
+from agentenv.cli.commands import Commands, subcommand
 from agentenv.errors import AgentEnvError
-from agentenv.runs.config import RunConfig
-
-
-def version(args: Sequence[str]) -> int:
-    """Show the version of agentenv."""
-    parse(VersionConfig, "version", args)
-    sys.stdout.write(f"agentenv {__version__}\n")
-    return 0
-
 
 COMMANDS: Commands = {
-    "run": (RunConfig, run),
-    "train": (train, train),
-    "list": (ListConfig, list_installed),
-    "doctor": (DoctorConfig, doctor),
-    "check": (CheckConfig, check),
-    "audit": (audit, audit),
-    "new": (new, new),
-    "play": (play, play),
-    "show": (ShowRunConfig, show),
-    "export": (ExportConfig, export),
-    "tokens": (tokens, tokens),
-    "rm": (rm, rm),
-    "sandbox": (sandbox, sandbox),
-    "launch": (launch, launch),
-    "config": (config, config),
-    "completion": (CompletionConfig, completion),
-    "help": (HelpConfig, lambda args: main([*args, "--help"])),
-    "version": (VersionConfig, version),
+    "run": ("Run episodes of an environment with a model and report the results.", "agentenv.cli.run:run"),
+    "train": (
+        "Train a model on the episodes of an agent, here or with engines on a Ray cluster.",
+        "agentenv.cli.train:train",
+    ),
+    "list": (
+        "List the environments, data and models that are installed, or the environments of another library.",
+        "agentenv.cli.list:list_installed",
+    ),
+    "doctor": (
+        "Show what is installed, which engines and isolation levels work here, and how to fix the rest.",
+        "agentenv.cli.doctor:doctor",
+    ),
+    "check": (
+        "Find breaches of the contract in an agent_func.py or an environment before training.",
+        "agentenv.cli.check:check",
+    ),
+    "audit": (
+        "Play an environment with policies that solve nothing, cheat and break things, and report what they earn.",
+        "agentenv.cli.audit:audit",
+    ),
+    "new": ("Make a plugin: an environment with its data and tests, ready to install.", "agentenv.cli.new:new"),
+    "play": ("Take the policy's place in an environment, in the terminal.", "agentenv.cli.play:play"),
+    "show": (
+        "Read the episodes of a run as conversations: roles, texts, tool calls, rewards, errors with their traceback.",
+        "agentenv.cli.show:show",
+    ),
+    "view": (
+        "Look at the episodes of runs in a browser: groups, tokens, training curves, also while they run.",
+        "agentenv.cli.view:view",
+    ),
+    "diff": (
+        "Compare run B with run A: paired over tasks, with one interval that decides.",
+        "agentenv.cli.diff:diff",
+    ),
+    "export": (
+        "Write a run as flat tables of episodes and turns, or as the training records of another framework.",
+        "agentenv.cli.export:export",
+    ),
+    "tokens": (
+        "Certify a chat template; show, compare and score again the tokens of a run.",
+        "agentenv.cli.tokens:tokens",
+    ),
+    "rm": ("Evaluate, check, serve and compare reward models and judges.", "agentenv.cli.rm:rm"),
+    "sandbox": (
+        "Check the isolation of this machine and its speed, and run or serve programs.",
+        "agentenv.cli.sandbox:sandbox",
+    ),
+    "serve": (
+        "Serve an environment to the clients of OpenEnv: TRL, ms-swift, SkyRL, Unsloth.",
+        "agentenv.cli.serve:serve",
+    ),
+    "launch": ("Print the command for the same training with another trainer.", "agentenv.cli.launch:launch"),
+    "config": (
+        "Print the effective flags of `run` or `train` as YAML, each below its help: a file for --config.",
+        "agentenv.cli.config:config",
+    ),
+    "completion": (
+        "Print a script that completes commands, flags and their values: `source <(agentenv completion bash)`.",
+        "agentenv.cli.completion:completion",
+    ),
+    "help": ("Show the help of agentenv, or of a command.", lambda args: main([*args, "--help"])),
+    "version": ("Show the version of agentenv.", "agentenv.cli.completion:version"),
 }
+"""The summaries are written here too, so that help imports no command; they are the first lines of the docstrings."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -21,9 +21,11 @@ from rich.console import Console
 from rich.text import Text
 
 from agentenv._util.calls import create
+from agentenv._util.plurals import counted
 from agentenv._util.terminal import safe
 from agentenv.chat.chat import Chat, text_of
 from agentenv.cli.flags import parse
+from agentenv.core.dataset import place_of_task
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Message, Task
 from agentenv.engines.models import load_stop_token_ids, load_tokenizer, resolve_model
@@ -65,7 +67,7 @@ class PlayConfig:
     """
 
     env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
-    """An installed environment (`agentenv list`), module:Attr, or path/file.py[:Attr]."""
+    """An installed environment (`agentenv list`), module:Attr, path/file.py[:Attr] or KIND:NAME."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """JSON object of arguments for the environment's constructor."""
     data: str | None = None
@@ -74,8 +76,8 @@ class PlayConfig:
     """Column with the prompt."""
     label_key: str = "label"
     """Column with the label."""
-    task: int = 0
-    """Index of the task, from 0."""
+    task: str = "0"
+    """The first task to play: its id, or the number of its row, from 0."""
     seed: int | None = None
     """Seed of the environment. Default: the task's own, or the seed that it gets in a run with --seed 0."""
     model: str | None = None
@@ -90,11 +92,6 @@ class PlayConfig:
     step_timeout_s: float = 60.0
     """Time limit of one call of the environment, in seconds."""
 
-    def __post_init__(self) -> None:
-        """Refuse a negative task index."""
-        if self.task < 0:
-            raise ConfigError(f"--task: expected an integer >= 0, got {self.task}. Change the value.")
-
 
 def play(args: Sequence[str]) -> int:
     """Take the policy's place in an environment, in the terminal."""
@@ -107,7 +104,7 @@ def play(args: Sequence[str]) -> int:
     return asyncio.run(_play(RunConfig.from_flags(**flags), screen, config.task, config.seed, with_model=with_model))
 
 
-async def _play(config: RunConfig, screen: Screen, task_index: int, seed: int | None, *, with_model: bool) -> int:
+async def _play(config: RunConfig, screen: Screen, task: str, seed: int | None, *, with_model: bool) -> int:
     source = load_source(config)
     if isinstance(source, ChatAgentSource) or not isinstance(source, EnvSource):
         raise ConfigError(
@@ -115,8 +112,7 @@ async def _play(config: RunConfig, screen: Screen, task_index: int, seed: int | 
             "Run it with `agentenv run`."
         )
     tasks = load_tasks(config, source)
-    if task_index >= len(tasks):
-        raise ConfigError(f"--task: expected an index below {len(tasks)}, got {task_index}. Change the value.")
+    place = place_of_task(tasks, task)
     await check_constructor(source, config.limits.step_timeout_s)
     if with_model:
         model = resolve_model(config.model)
@@ -125,9 +121,7 @@ async def _play(config: RunConfig, screen: Screen, task_index: int, seed: int | 
         from agentenv.engines.scripted import PlainTextTokenizer
 
         chat = Chat(PlainTextTokenizer())
-    game = Game(
-        config, source, [*tasks[task_index:], *tasks[:task_index]], chat, screen, seed=seed, with_model=with_model
-    )
+    game = Game(config, source, [*tasks[place:], *tasks[:place]], chat, screen, seed=seed, with_model=with_model)
     if config.output.out is None:
         return await game.play(None)
     stored = {"flags": config.to_dict(), "resolved": {"engine": "person", "tasks": digest(tasks)}}
@@ -220,7 +214,9 @@ class Game:
         trajectory = episode.trajectory
         score = "" if trajectory.score is None else f", score {trajectory.score:g}"
         reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
-        screen.note(f"end: {trajectory.stop_reason} after {len(trajectory.turns)} turns, reward {reward}{score}")
+        screen.note(
+            f"end: {trajectory.stop_reason} after {counted(len(trajectory.turns), 'turn')}, reward {reward}{score}"
+        )
         entry = screen.read("/restart, /next or /quit> ")
         return entry is not None and self._starts(entry)
 

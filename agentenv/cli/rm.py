@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from agentenv.cli.flags import Commands, parse, print_json, subcommand
+from agentenv.cli.commands import Commands, subcommand, summary_of
+from agentenv.cli.flags import parse, print_json
 from agentenv.cli.rm_serve import RMServeConfig, serve
 from agentenv.episode.registry import builtin_datasets
 from agentenv.errors import ConfigError, RunStopped
@@ -371,8 +372,8 @@ def _compare(args: Sequence[str]) -> int:
 
 
 _COMMANDS: Commands = {
-    "eval": (RMEvalConfig, _eval),
-    "check": (RMCheckConfig, _check),
-    "serve": (RMServeConfig, serve),
-    "compare": (RMCompareConfig, _compare),
+    "eval": (summary_of(RMEvalConfig), _eval),
+    "check": (summary_of(RMCheckConfig), _check),
+    "serve": (summary_of(RMServeConfig), serve),
+    "compare": (summary_of(RMCompareConfig), _compare),
 }

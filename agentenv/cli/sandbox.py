@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from agentenv.cli.flags import Commands, parse, print_json, subcommand
+from agentenv.cli.commands import Commands, subcommand, summary_of
+from agentenv.cli.flags import parse, print_json
 from agentenv.cli.sandbox_serve import SandboxServeConfig, serve
 from agentenv.errors import ConfigError, InfraError
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, Policy
@@ -273,8 +274,8 @@ async def _once(local: LocalSandbox, program: str) -> float:
 
 
 _COMMANDS: Commands = {
-    "doctor": (SandboxDoctorConfig, _doctor),
-    "run": (SandboxRunConfig, _run),
-    "bench": (SandboxBenchConfig, _bench),
-    "serve": (SandboxServeConfig, serve),
+    "doctor": (summary_of(SandboxDoctorConfig), _doctor),
+    "run": (summary_of(SandboxRunConfig), _run),
+    "bench": (summary_of(SandboxBenchConfig), _bench),
+    "serve": (summary_of(SandboxServeConfig), serve),
 }

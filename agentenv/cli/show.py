@@ -53,8 +53,9 @@ def show(args: Sequence[str]) -> int:
     config = parse(ShowRunConfig, "show", args)
     from agentenv.core.trajectory import Trajectory
     from agentenv.runs.display.conversation import conversation
-    from agentenv.runs.records.directory import ReadReport, check_run
+    from agentenv.runs.records.directory import check_run
     from agentenv.runs.records.filters import parse_filter
+    from agentenv.runs.records.scan import ReadReport
     from agentenv.runs.records.selection import Selection, select
     from agentenv.runs.tokens.view import load_episode
 

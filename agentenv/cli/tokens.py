@@ -11,10 +11,12 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from agentenv.cli.flags import Commands, parse, print_json, subcommand
+from agentenv._util.terminal import wide_console
+from agentenv.cli.commands import Commands, subcommand, summary_of
+from agentenv.cli.flags import parse, print_json
 from agentenv.core.trajectory import Trajectory
 from agentenv.engines.single import EngineName
-from agentenv.runs.display.report import quiet_transformers, wide_console
+from agentenv.runs.display.report import quiet_transformers
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ def _diff(args: Sequence[str]) -> int:
 
 def _load(config: ShowConfig | DiffConfig) -> tuple[Trajectory, int]:
     """Return the episode, and the exit code: 1 if lines of the record are damaged, which is said on stderr."""
-    from agentenv.runs.records.directory import ReadReport
+    from agentenv.runs.records.scan import ReadReport
     from agentenv.runs.tokens.view import load_episode
 
     report = ReadReport()
@@ -195,8 +197,8 @@ def _replay(args: Sequence[str]) -> int:
 
 
 _COMMANDS: Commands = {
-    "certify": (CertifyConfig, _certify),
-    "show": (ShowConfig, _show),
-    "diff": (DiffConfig, _diff),
-    "replay": (ReplayConfig, _replay),
+    "certify": (summary_of(CertifyConfig), _certify),
+    "show": (summary_of(ShowConfig), _show),
+    "diff": (summary_of(DiffConfig), _diff),
+    "replay": (summary_of(ReplayConfig), _replay),
 }

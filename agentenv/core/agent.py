@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any, ClassVar, TypedDict
 
 from agentenv.core.step_dict import StepDict
+from agentenv.core.tool_calls import ParsedAction
 from agentenv.core.types import Message, StepResult
 
 
 class ResetState(TypedDict, total=False):
-    """The argument of `reset`, and its return value with the first observation; OpenRLHF's keys come first."""
+    """The dict that `reset` receives as `states`, and returns with the first observation. A method needs no annotation.
+
+    OpenRLHF's keys come first.
+    """
 
     observation: str | Sequence[Message]
     """The task's prompt: text, or messages for the model's chat template."""
@@ -27,7 +31,7 @@ class ResetState(TypedDict, total=False):
 
 
 class StepState(TypedDict, total=False):
-    """The argument of `step`: OpenRLHF's four keys, then further ones."""
+    """The dict that `step` receives as `states`: OpenRLHF's four keys, then further ones. It needs no annotation."""
 
     observation_text: str
     """All text before the action; each piece was decoded when it was added."""
@@ -45,8 +49,8 @@ class StepState(TypedDict, total=False):
     """Tokens left in `Limits.max_length` after this action."""
     metadata: Mapping[str, Any]
     seed: int | None
-    tool_calls: Any
-    """If the prompt was messages: the action as `tools.ParsedAction`, with its tool calls and the malformed ones."""
+    tool_calls: ParsedAction
+    """If the prompt was messages: the action with its tool calls and the malformed ones."""
 
 
 class AgentInstance:
@@ -81,11 +85,19 @@ class AgentInstance:
     full score."""
 
     async def reset(self, states: ResetState) -> ResetState:
-        """Return the first observation under the key `observation`; by default the task's prompt."""
+        """Return the first observation under the key `observation`; by default the task's prompt.
+
+        `states` is a dict with observation (the task's prompt), label, metadata, images, seed and renders_tools. Return
+        it, or a dict with the key `observation`, a text or messages, and with `tools`, schemas of tools to offer.
+        """
         return states
 
     async def step(self, states: StepState) -> StepResult | StepDict:
-        """Grade an action and reply to it."""
+        """Grade an action and reply to it.
+
+        `states` is a dict with action_text (the action), label, metadata, turn_index, seed, tool_calls,
+        observation_text, action_ids, finish_reason, tokens_left and sampling_params. Return a StepResult.
+        """
         raise NotImplementedError(f"{type(self).__name__}.step: expected an implementation, got none. Write `step`.")
 
     async def on_truncate(self, states: StepState) -> StepResult | StepDict | None:

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -158,6 +158,23 @@ def _hub_rows(spec: str, split: str | None, builtin: Mapping[str, Path]) -> Iter
             )
         data = next(iter(data.values()))
     return _numbered(spec, data)
+
+
+def place_of_task(tasks: Sequence[Task], name: str) -> int:
+    """Return the place of a task by its id, or by the number of its row from 0.
+
+    Raises:
+        ConfigError: no task has the id or the number.
+    """
+    for place, task in enumerate(tasks):
+        if task.task_id == name:
+            return place
+    if name.isascii() and name.isdecimal() and int(name) < len(tasks):
+        return int(name)
+    raise ConfigError(
+        f"--task: expected a task's id, such as {tasks[0].task_id}, or its number from 0 to {len(tasks) - 1}, got "
+        f"{name!r}. Change the value."
+    )
 
 
 def in_messages(task: Task) -> Task:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agentenv._util.brief import brief
+from agentenv._util.plurals import counted
 from agentenv.core.types import Answer, BridgeKind, Completion, FinishReason, Message, StepResult, StopReason, Task
 from agentenv.errors import DataError
 
@@ -36,7 +37,7 @@ class EpisodeError:
     type: str
     """Class name of the exception."""
     message: str
-    """Text of the exception."""
+    """Text of the exception, at most 4,000 characters: its middle is left out beyond them."""
     where: str = ""
     """create, reset, prompt, generate, step, on_truncate, execute, record or group_reward."""
     place: str = ""
@@ -103,7 +104,8 @@ class Turn:
     def __repr__(self) -> str:
         """Return one line of bounded length."""
         reward = None if self.result is None else self.result.reward
-        return f"Turn({brief(self.action, 60)}, reward={reward}, {self.finish_reason}, {self.num_tokens} tokens)"
+        length = counted(self.num_tokens, "token")
+        return f"Turn({brief(self.action, 60)}, reward={reward}, {self.finish_reason}, {length})"
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +136,7 @@ class Segment:
 
     def __repr__(self) -> str:
         """Return one line of bounded length."""
-        return f"Segment({len(self)} tokens, {self.action_mask.count(1)} of actions)"
+        return f"Segment({counted(len(self), 'token')}, {self.action_mask.count(1)} of actions)"
 
     def append_observation(self, token_ids: Sequence[int]) -> None:
         """Add tokens that the policy did not sample."""
@@ -216,13 +218,15 @@ class Trajectory:
     """Requests of an agent with its own loop that got no answer, by the code of the error."""
     began_s: float | None = None
     """When this attempt started, in seconds since 1970; None in older records."""
+    retried: list[str] = field(default_factory=list)
+    """Class, and class of the cause, of each error after which a step or the episode ran again in this session."""
 
     def __repr__(self) -> str:
         """Return one line of bounded length."""
         error = f", {self.error.type} in {self.error.where}" if self.error else ""
         return (
             f"Trajectory({brief(self.episode_id, 60)}, reward={self.reward}, {self.stop_reason or 'unfinished'}{error}"
-            f", {len(self.turns)} turns, {self.num_tokens} tokens)"
+            f", {counted(len(self.turns), 'turn')}, {counted(self.num_tokens, 'token')})"
         )
 
     @property
@@ -351,9 +355,10 @@ class Trajectory:
         if turn.answer is None:
             self.segments[turn.segment].rewards[turn.end - 1] = result.reward
 
-    def count_retry(self) -> None:
-        """Count one more call of the last turn's step."""
+    def count_retry(self, error: str) -> None:
+        """Count one more call of the last turn's step, after an error of this name."""
         self.turns[-1].num_retries += 1
+        self.retried.append(error)
 
     def finish(self, stop_reason: StopReason, error: EpisodeError | None = None) -> None:
         """Close the record; the first stop reason is kept."""

@@ -7,7 +7,7 @@ The result of an episode is in `trajectory.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -108,7 +108,12 @@ class SamplingParams:
         """Return the parameters of one turn: at most `room` new tokens, and a seed that differs from turn to turn."""
         max_tokens = min(self.max_tokens or room, room)
         seed = None if self.seed is None else self.seed + turn_index
-        return replace(self, max_tokens=max_tokens, min_tokens=min(self.min_tokens, max_tokens), seed=seed)
+        min_tokens = min(self.min_tokens, max_tokens)
+        # All fields in their order: `replace` takes twice as long, and this is every turn's.
+        return SamplingParams(
+            self.temperature, self.top_p, self.top_k, self.min_p, max_tokens, min_tokens, self.stop,
+            self.stop_token_ids, seed, self.structural_tag,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from agentenv._util.paths import PACKAGE
 from agentenv._util.suggest import did_you_mean
-from agentenv.chat.chat import stop_token_ids_of
+from agentenv.chat.shipped_tokenizer import ShippedTokenizer
 from agentenv.core.engine import Tokenizer
 from agentenv.errors import ConfigError
 
@@ -44,6 +44,16 @@ def load_tokenizer(model: str) -> Tokenizer:
             f"{did_you_mean(model, known)}"
         ) from error
     return tokenizer
+
+
+def load_light_tokenizer(model: str) -> Tokenizer:
+    """Load a tokenizer for engines that need no transformers: without it for a shipped model, else as `load_tokenizer`.
+
+    Raises:
+        ConfigError: as `load_tokenizer`.
+    """
+    is_shipped = Path(model).parent == _MODELS and Path(model).name in shipped_models()
+    return ShippedTokenizer(model) if is_shipped else load_tokenizer(model)
 
 
 def _training(path: Path) -> str | None:
@@ -90,6 +100,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def load_stop_token_ids(model: str) -> tuple[int, ...]:
     """Return the ids that end a turn according to the generation config; empty if it has none."""
+    from agentenv.chat.chat import stop_token_ids_of  # `agentenv list` reads names only
+
     return stop_token_ids_of(model, may_download=True)
 
 

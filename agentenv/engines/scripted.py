@@ -14,7 +14,7 @@ import re
 import sys
 from array import array
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentenv.chat.chat import text_of
@@ -46,14 +46,19 @@ class Request:
 
     prompt_token_ids: tuple[int, ...]
     """The whole history, as tokens."""
-    prompt: str
-    """The same, as text."""
     sampling: SamplingParams
     """Parameters of this generation."""
     request_id: str
     """`<episode_id>/<turn>`."""
     call_index: int
     """Number of earlier calls of the engine."""
+    tokenizer: Tokenizer = field(repr=False)
+    """The engine's."""
+
+    @property
+    def prompt(self) -> str:
+        """The whole history, as text; decoded when it is read, which in a long episode costs more than a turn."""
+        return self.tokenizer.decode(self.prompt_token_ids)
 
     @property
     def turn_index(self) -> int:
@@ -87,17 +92,19 @@ class ScriptedEngine:
         crash_at: int | Iterable[int] = (),
         logprob: float = -0.5,
         policy_version: int = 0,
+        keeps_requests: bool = True,
     ) -> None:
         """Set the script and what goes wrong.
 
         Args:
             script: what to say.
-            tokenizer: encodes text replies; by default a character is a token, without a chat template.
+            tokenizer: encodes text replies; by default a `PlainTextTokenizer`.
             latency_s: seconds that a generation takes; a number, or a function of the request.
             finish_reason: forced on every completion; None derives it ("length" where `max_tokens` cut it).
             crash_at: indices of calls that raise EngineError, counted over the engine's life.
             logprob: of every token; `math.nan` for an engine that lost them.
             policy_version: of every token.
+            keeps_requests: False leaves `requests` empty: they grow with the square of an episode's turns.
 
         Raises:
             ConfigError: the script is a text, or has no reply.
@@ -105,11 +112,12 @@ class ScriptedEngine:
         self.script = script if callable(script) else list(script)
         if isinstance(script, str) or not self.script:
             raise ConfigError(f"ScriptedEngine.script: expected replies in a list, got {script!r:.60}. Give it some.")
-        self.tokenizer: Tokenizer = tokenizer or PlainTextTokenizer(chat_template=None)
+        self.tokenizer: Tokenizer = tokenizer or PlainTextTokenizer()
         self.latency_s, self.finish_reason = latency_s, finish_reason
         self.crash_at = frozenset([crash_at] if isinstance(crash_at, int) else crash_at)
         self.logprob, self.policy_version = logprob, policy_version
         self.requests: list[Request] = []
+        self._keeps_requests, self._num_calls = keeps_requests, 0
         self.num_cancelled = 0
         self.closed = False
         self.constraint_problem = ""
@@ -119,9 +127,10 @@ class ScriptedEngine:
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
     ) -> Completion:
         """Say the script's next words; see `agent.Engine`."""
-        ids = tuple(prompt_token_ids)
-        request = Request(ids, self.tokenizer.decode(ids), sampling, request_id, len(self.requests))
-        self.requests.append(request)
+        request = Request(tuple(prompt_token_ids), sampling, request_id, self._num_calls, self.tokenizer)
+        self._num_calls += 1
+        if self._keeps_requests:
+            self.requests.append(request)
         try:
             await asyncio.sleep(self.latency_s(request) if callable(self.latency_s) else self.latency_s)
             if request.call_index in self.crash_at:
@@ -217,16 +226,24 @@ class PlainTextTokenizer:
         self, conversation: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False, tools: Any = None,
         **_: Any,
     ) -> str:  # fmt: skip
-        """Render messages as ChatML; tools go into a system message before the others."""
-        text = f"{OPEN}system\n{tools_text(tools)}{CLOSE}\n" if tools else ""
-        for message in conversation:
-            content = text_of(message)
-            for call in message.get("tool_calls") or ():
-                function = call.get("function", call)
-                written = json.dumps({"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False)
-                content += f"{chr(10) if content else ''}<tool_call>\n{written}\n</tool_call>"
-            text += f"{OPEN}{message['role']}\n{content}{CLOSE}\n"
-        return text + (f"{OPEN}assistant\n" if add_generation_prompt else "")
+        """Render messages and tools; see `chatml`."""
+        return chatml(conversation, tools, add_generation_prompt=add_generation_prompt)
+
+
+def chatml(conversation: Sequence[Mapping[str, Any]], tools: Any = None, *, add_generation_prompt: bool) -> str:
+    """Return messages as ChatML, the template of all tokenizers without a model.
+
+    Tools go into a system message before the others.
+    """
+    text = f"{OPEN}system\n{tools_text(tools)}{CLOSE}\n" if tools else ""
+    for message in conversation:
+        content = text_of(message)
+        for call in message.get("tool_calls") or ():
+            function = call.get("function", call)
+            written = json.dumps({"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False)
+            content += f"{chr(10) if content else ''}<tool_call>\n{written}\n</tool_call>"
+        text += f"{OPEN}{message['role']}\n{content}{CLOSE}\n"
+    return text + (f"{OPEN}assistant\n" if add_generation_prompt else "")
 
 
 def _special(error: UnicodeError) -> tuple[str, int]:

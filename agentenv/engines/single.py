@@ -66,7 +66,7 @@ def make_engine(
                         "--engine_args: script: expected a list of replies or module:function, got "
                         f"{script!r}: {error}. Correct it."
                     ) from error
-            return ScriptedEngine(script, **{"tokenizer": tokenizer, **args})
+            return ScriptedEngine(script, **{"tokenizer": tokenizer, "keeps_requests": False, **args})
     except TypeError as error:
         raise ConfigError(f"--engine_args: expected arguments of the {name} engine, got {args!r}: {error}.") from error
     raise ConfigError(f"--engine: expected one of {', '.join(ENGINES)} or auto, got {name!r}. Change the flag.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from agentenv._util.calls import StepTimeout
-from agentenv._util.paths import place_of, traceback_of
+from agentenv._util.paths import place_of, traceback_of, without_middle
 from agentenv.core.trajectory import EpisodeError, ErrorKind, Trajectory
 from agentenv.core.types import StopReason
 from agentenv.episode.setup import Stage
@@ -16,6 +16,12 @@ logger = logging.getLogger(__name__)
 
 class Aborted(InfraError):
     """The engine gave up a generation."""
+
+
+def error_name(error: BaseException) -> str:
+    """Return the class of an error and, in parentheses, that of its cause."""
+    cause = error.__cause__
+    return type(error).__name__ if cause is None else f"{type(error).__name__} ({type(cause).__name__})"
 
 
 def record_failure(trajectory: Trajectory, error: BaseException, stage: Stage) -> None:
@@ -34,5 +40,5 @@ def record_failure(trajectory: Trajectory, error: BaseException, stage: Stage) -
     reason = StopReason.ERROR
     if isinstance(error, StepTimeout | Aborted):
         reason = StopReason.STEP_TIMEOUT if isinstance(error, StepTimeout) else StopReason.ABORTED
-    text, place = str(error) or repr(error), place_of(error)
+    text, place = without_middle(str(error) or repr(error)), place_of(error)
     trajectory.finish(reason, EpisodeError(kind, name, text, stage.value, place, traceback_of(error)))

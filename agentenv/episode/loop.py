@@ -25,7 +25,7 @@ from agentenv.core.engine import Engine, NoTokenizer, Tokenizer, place_of_engine
 from agentenv.core.step_dict import FeedbackKind, feedback_kind, parse_reset, parse_step
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
-from agentenv.episode.failures import Aborted, record_failure
+from agentenv.episode.failures import Aborted, error_name, record_failure
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage
 from agentenv.errors import ConfigError, DataError, EngineError, InfraError, PromptTooLong, RunStopped
 
@@ -100,7 +100,7 @@ class Episode:
             else Dialogue(setup.chat, setup.limits.max_length)
         )
         self.trajectory = Trajectory(
-            task, setup.limits.max_length, key.episode_id, key.group_id, attempt=key.attempt, seed=key.seed
+            task, setup.limits.max_length, key.episode_id, key.group_id, key.attempt, key.seed, retried=[*key.retried]
         )
         self.agent: Any = None
         """The agent instance, from `create` to `close`."""
@@ -251,8 +251,9 @@ class Episode:
                 if not error.retry_step or turn.num_retries == retries.max_retries:
                     raise
                 logger.info("episode %s: step failed and is called again: %s", self.key.episode_id, error)
+                name = error_name(error)
             await asyncio.sleep(retries.wait_s * 2**turn.num_retries)
-            self.trajectory.count_retry()
+            self.trajectory.count_retry(name)
 
     def append_observation(self, completion: Completion, result: StepResult) -> StopReason | None:
         """Append the observation; return the limit that leaves no room for a further turn, or None."""

@@ -25,6 +25,16 @@ from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError
 
 ENTRY_POINT_GROUP = "agentenv.envs"
+GUESTS: Mapping[str, str] = {
+    "gem": "agentenv.interop.gem",
+    "inspect": "agentenv.interop.inspect_guest",
+    "openenv": "agentenv.interop.openenv_guest",
+    "textarena": "agentenv.interop.textarena",
+    "textworld": "agentenv.interop.textworld",
+    "verifiers": "agentenv.interop.verifiers_guest",
+}
+"""Modules that load environments of other libraries, by the KIND of `--env KIND:NAME`. Each has `env_class(name)`, the
+class of an environment, and `names()`, their summaries by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +90,19 @@ def _normal(name: str) -> str:
 
 
 def load_env(spec: str) -> type[Any]:
-    """Return the class behind an id: an entry point's name, `path/file.py[:Attr]` or `module:Attr`.
+    """Return the class behind an id: an entry point's name, `path/file.py[:Attr]`, `module:Attr` or `KIND:NAME`.
+
+    KIND is a library of `GUESTS`, and NAME an environment there.
 
     It is an AgentInstance, or an agent with its own loop (`run` and no `step`).
 
     Raises:
         ConfigError: there is none, or it is neither; names what was tried and the nearest name.
+        MissingDependency: the library of KIND is not installed.
     """
     path, _, attribute = spec.partition(":")
+    if path in GUESTS:
+        return _env_class(_import(GUESTS[path]).env_class(attribute), spec)
     if path.endswith(".py"):
         return _env_class(_attribute(load_file(path), attribute, spec), spec)
     if attribute:
@@ -97,8 +112,9 @@ def load_env(spec: str) -> type[Any]:
         module, _, attribute = envs[_normal(spec)].value.partition(":")
         return _env_class(getattr(_import(module), attribute, None), spec)
     raise ConfigError(
-        f"--env: expected an installed environment ({', '.join(envs) or 'none is installed'}), module:Attr or "
-        f"path/file.py[:Attr], got {spec!r}.{did_you_mean(spec, envs)} `agentenv list` shows what is installed."
+        f"--env: expected an installed environment ({', '.join(envs) or 'none is installed'}), module:Attr, "
+        f"path/file.py[:Attr] or KIND:NAME with a KIND of {', '.join(GUESTS)}, got {spec!r}.{did_you_mean(spec, envs)} "
+        "`agentenv list` shows what is installed."
     )
 
 

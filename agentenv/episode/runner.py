@@ -10,8 +10,10 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from agentenv._util.plurals import counted
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import StopReason, Task
+from agentenv.episode.failures import error_name
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage, StepRetries
 from agentenv.episode.source import EpisodeSource
 from agentenv.errors import DataError, RunStopped
@@ -112,7 +114,7 @@ class EpisodeRunner:
     def drain(self) -> str:
         """Start no further episode, so that `run` returns after those in flight; return how many these are, as text."""
         self._draining.set()
-        return f"{len(self.in_flight)} episodes in flight"
+        return f"{counted(len(self.in_flight), 'episode')} in flight"
 
     @property
     def draining(self) -> bool:
@@ -131,7 +133,7 @@ class EpisodeRunner:
         num_failed, num_done = (errors.total(), len(recent)) if window else (self.num_failed, self.num_done)
         if num_done and num_failed / num_done > self.policy.max_error_share:
             first = list(errors.items())[:3]
-            messages = "; ".join(f"{message.rstrip('.')} ({count} times)" for message, count in first)
+            messages = "; ".join(f"{message.rstrip('.')} ({counted(count, 'time')})" for message, count in first)
             raise RunStopped(
                 f"run: expected at most {self.policy.max_error_share:.0%} of the episodes to fail, got {num_failed} of "
                 f"{'the last ' if window else ''}{num_done}. First errors: {messages}. "
@@ -155,6 +157,7 @@ class EpisodeRunner:
         try:
             self.num_running += 1
             try:
+                retried: tuple[str, ...] = ()
                 for num_retries in range(self.policy.max_retries + 1):
                     # Siblings share the environment's seed; no two attempts share that of tokens.
                     attempt = planned.first_attempt + num_retries
@@ -165,7 +168,7 @@ class EpisodeRunner:
                         progress=progress,
                         step_retries=self.step_retries,
                     )
-                    key = EpisodeKey(planned.episode_id, task.task_id, attempt, env_seed)
+                    key = EpisodeKey(planned.episode_id, task.task_id, attempt, env_seed, retried)
                     trajectory = await self.source.run(task, setup, key)
                     progress.stage = Stage.QUEUED
                     is_retried = trajectory.error is not None and trajectory.error.kind == "infra"
@@ -176,6 +179,7 @@ class EpisodeRunner:
                     if self.draining:
                         break
                     self.num_retries += 1
+                    retried = (*(trajectory.retried or retried), _name_of_error(trajectory, progress))
             finally:
                 self.num_running -= 1
             self._recent_errors.append(await self._hand_over(trajectory, on_end))
@@ -222,6 +226,13 @@ class EpisodeRunner:
         message = f"{error.where}{place}: {error.type}: {error.message}"
         self.errors[message] += 1
         return message
+
+
+def _name_of_error(trajectory: Trajectory, progress: EpisodeProgress) -> str:
+    """Return the name of the error that failed an attempt; its cause is known in the process of the episode only."""
+    kind = trajectory.error.type if trajectory.error is not None else ""
+    error = progress.error
+    return error_name(error) if error is not None and type(error).__name__ == kind else kind
 
 
 async def passed(trajectory: Trajectory, on_end: OnEnd) -> None:

@@ -55,6 +55,8 @@ class EpisodeKey:
     attempt: int = 0
     seed: int | None = None
     """Seed of the environment; handed to `reset` and `step`."""
+    retried: tuple[str, ...] = ()
+    """Names of the errors in earlier attempts, as `Trajectory.retried`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from agentenv.chat.chat import Chat
 from agentenv.chat.encoding import encoder_of
-from agentenv.core.agent import StepState
+from agentenv.core.agent import AgentInstance, StepState
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, Limits, Message, SamplingParams, StepResult, Task
 from agentenv.episode.loop import AgentFactory, Episode
@@ -131,6 +131,12 @@ class SteppedEpisode:
             raise EpisodeFailed(f"SteppedEpisode.act: expected a result, got none: {self.trajectory.stop_reason}.")
         cut = self.over and self.trajectory.truncated and not result.done
         return replace(result, truncated=True) if cut else result
+
+    @property
+    def agent(self) -> AgentInstance | None:
+        """The environment's instance; None before `begin` and after the end."""
+        agent: AgentInstance | None = self._episode.agent
+        return agent
 
     async def gold(self) -> str | None:
         """Return an action that earns the full score now; None if the environment has none.

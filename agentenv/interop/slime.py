@@ -2,7 +2,8 @@
 
 Source: slime/utils/types.py (Sample) and slime/ray/rollout.py, 0.3.1 of 2026-08-21 (624b824). `weight_versions` has one
 text for each generation, its newest weights; the versions of each token are in `metadata`. A failed episode has
-`remove_sample`, status "failed" or "aborted", and no reward: slime masks it, but would count a reward in its group.
+`remove_sample`, the status "aborted" and no reward: slime samples its prompt again. With the status "failed", slime
+would call its own reward model for the missing reward. `metadata` has the reason.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentenv.core.trajectory import Trajectory
-from agentenv.core.types import StopReason
 from agentenv.interop._records import Decode, Record, facts, joined, records, turns_of
+from agentenv.interop.hosted import FAILURE_IDIOMS
 
 _WHERE = "interop.slime"
 
@@ -47,10 +48,8 @@ def to_records(trajectory: Trajectory, *, decode: Decode) -> list[dict[str, Any]
 
 
 def _status(record: Record) -> str:
-    if record.stop_reason is StopReason.ABORTED:
-        return "aborted"
     if record.reward is None:
-        return "failed"
+        return FAILURE_IDIOMS["slime"].value
     return "truncated" if record.truncated else "completed"
 
 

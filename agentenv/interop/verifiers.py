@@ -1,112 +1,147 @@
-"""Episodes as verifiers' TrajectorySteps, on which prime-rl trains: one step for each action.
+"""Episodes as verifiers' Traces, on which prime-rl trains: one for an episode, a branch of its graph for each segment.
 
-Source: verifiers/legacy/types.py (TrajectoryStep, TrajectoryStepTokens), 2026-08-21 (a60a606); in 0.3.0 the file is
-verifiers/types.py. A step's prompt is everything before its action, so inside a segment each prompt begins with the
-previous prompt and completion. `is_truncated` describes the step, not the episode. A failed episode is refused: a step
-with a reward of None is still to be graded.
+Source: verifiers/v1/trace.py (Trace, Branch, ModelCall) and v1/graph.py (MessageNode), 0.4.0, which has no
+TrajectoryStep any more. A node is a message with the tokens that it adds: those of a path from a root to a leaf,
+joined, are a segment. Each segment begins at a root, so messages before it are stored again. Tokens of a prompt or an
+observation of several messages are all at the last of them; tokens that no message explains are at the action after
+them. The caller sets `agent`, which names verifiers' own configuration. A failed episode is refused: verifiers reads a
+trace without rewards as 0. Lost of foreign traces: nothing that a Record has; of ours nothing, because `info` has it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
-from agentenv.core.trajectory import Trajectory
+from agentenv.core.trajectory import Trajectory, Turn
+from agentenv.core.types import Message
 from agentenv.core.views import messages_of
 from agentenv.errors import DataError
-from agentenv.interop._records import Decode, Record, facts, joined, records, required_logprobs
+from agentenv.interop._records import Decode, Record, facts, joined, records, required_logprobs, turns_of
 
 _WHERE = "interop.verifiers"
-_SHARED = ("stop_reason", "finish_reason", "episode_id", "segment", "num_segments")
+_INFO = "agentenv"
+"""Key of our facts in a trace's `info`: a list, with an entry for each branch."""
 
 
 def to_records(trajectory: Trajectory, *, decode: Decode) -> list[dict[str, Any]]:
-    """Return a step for each action; `prompt` and `completion` are messages, or text if the conversation is plain text.
+    """Return the one trace of an episode, as `WireTrace.model_validate` takes it once `agent` is set.
 
-    `extras` has the completion's policy versions, and the step's place in the episode.
+    The reward is named `reward`; the rewards of turns are in `info`, because a trace's are of the whole episode.
 
     Raises:
         DataError: the episode failed or is still running, or a log-probability is missing.
     """
-    steps, turns, is_text = [], enumerate(trajectory.turns), messages_of(trajectory) is None
-    for record in records(trajectory, _WHERE):
-        versions, known = record.policy_versions, facts(record)
-        for start, end in record.spans:
-            index, turn = next(turns)
-            before = messages_of(replace(trajectory, turns=trajectory.turns[:index]))
-            prompt = decode(record.token_ids[:start]) if is_text or before is None else before
-            completion = turn.action if isinstance(prompt, str) else [{"role": "assistant", "content": turn.action}]
-            is_truncated = turn.finish_reason == "length"
-            steps.append(
-                {
-                    "prompt": prompt,
-                    "completion": completion,
-                    "response": None,
-                    "tokens": {
-                        "prompt_ids": record.token_ids[:start],
-                        "prompt_mask": [0] * start,
-                        "completion_ids": record.token_ids[start:end],
-                        "completion_mask": record.mask[start:end],
-                        "completion_logprobs": required_logprobs(record, _WHERE)[start:end],
-                        "overlong_prompt": False,
-                        "routed_experts": None,
-                        "is_truncated": is_truncated,
-                    },
-                    "reward": None if record.rewards is None else record.rewards[end - 1],
-                    "advantage": None,
-                    "is_truncated": is_truncated,
-                    "trajectory_id": trajectory.episode_id,
-                    "extras": {
-                        "policy_versions": None if versions is None else versions[start:end],
-                        "reward": record.reward,
-                        **{key: known[key] for key in _SHARED},
-                    },
-                }
-            )
-    return steps
+    made = records(trajectory, _WHERE)
+    nodes: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    turns = list(trajectory.turns)
+    for record in made:
+        own = turns_of(trajectory, record)
+        before = messages_of(replace(trajectory, turns=turns[: turns.index(own[0])] if own else []))
+        _append_branch(nodes, calls, record, own, before or decode(record.prompt_ids))
+    task = trajectory.task
+    return [
+        {
+            "version": 1,
+            "id": trajectory.episode_id,
+            "task": {"type": "Task", "data": {"id": task.task_id, "prompt": task.prompt}, "key": task.task_id},
+            "nodes": nodes,
+            "calls": calls,
+            "rewards": {"reward": {"score": trajectory.reward, "weight": 1.0}},
+            "metrics": {"num_turns": float(len(turns))},
+            "info": {_INFO: [{**facts(record), "num_prompt": record.num_prompt} for record in made]},
+            "is_completed": True,
+            "ok": True,
+            "stop_condition": None if trajectory.stop_reason is None else trajectory.stop_reason.value,
+            "is_timeout": False,
+        }
+    ]
 
 
-def from_records(steps: Sequence[Mapping[str, Any]]) -> list[Record]:
-    """Return Records of one rollout's steps, one for each segment; foreign steps start one if they extend no other.
+def _append_branch(
+    nodes: list[dict[str, Any]],
+    calls: list[dict[str, Any]],
+    record: Record,
+    turns: Sequence[Turn],
+    prompt: str | Sequence[Message],
+) -> None:
+    """Append a segment's nodes, from a root to a leaf, and a call for each action."""
+    parent: int | None = None
+    logprobs, mask, ids = required_logprobs(record, _WHERE), record.mask, record.token_ids
+    said: Sequence[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    first, end = 0, 0
+    for (start, end), turn in zip(record.spans, turns, strict=True):
+        for message in said:
+            held = ids[first:start] if message is said[-1] else []
+            nodes.append(_node(parent, message, held, [False] * len(held)))
+            parent, first = len(nodes) - 1, first + len(held)
+        chosen = [bool(one) for one in mask[first:end]]
+        action = _node(parent, {"role": "assistant", "content": turn.action}, ids[first:end], chosen)
+        action |= {"sampled": True, "logprobs": [logprobs[i] for i in range(first, end) if mask[i]]}
+        nodes.append(action)
+        parent, first = len(nodes) - 1, end
+        reason = turn.finish_reason if turn.finish_reason in ("stop", "length") else None
+        calls.append({"node": parent, "finish_reason": reason})
+        reply = turn.result.observation if turn.bridge is not None and turn.result is not None else ""
+        said = reply if not isinstance(reply, str) else [{"role": "user", "content": reply}] if reply else []
+    if not record.spans:  # an episode whose agent never asked for an action
+        nodes.append(_node(None, {"role": "user", "content": ""}, ids, [False] * len(ids)))
+
+
+def _node(parent: int | None, message: Message, token_ids: list[int], mask: list[bool]) -> dict[str, Any]:
+    return {"parent": parent, "message": dict(message), "token_ids": token_ids, "mask": mask}
+
+
+def from_records(traces: Sequence[Mapping[str, Any]]) -> list[Record]:
+    """Return Records of traces, one for each branch; the traces are dicts, as `Trace.model_dump` returns.
 
     Raises:
-        DataError: a step has no tokens.
+        DataError: a branch has a sampled message without tokens, or tokens and log-probabilities of unequal number.
     """
-    if any(step.get("tokens") is None for step in steps):
-        raise DataError(f"{_WHERE}: expected steps with tokens, got one without. Let the client return token ids.")
-    numbers: list[int] = []
-    for i, step in enumerate(steps):
-        extends = i > 0 and step["tokens"]["prompt_ids"][: len(_ids(steps[i - 1]))] == _ids(steps[i - 1])
-        numbers.append(numbers[-1] if extends else len(numbers) and numbers[-1] + 1)
-    keys = [(step.get("extras") or {}).get("segment", number) for step, number in zip(steps, numbers, strict=True)]
-    read = []
-    for _, pairs in groupby(zip(keys, steps, strict=True), key=itemgetter(0)):
-        group = [step for _, step in pairs]
-        last, extras = _ids(group[-1]), group[-1].get("extras") or {}
-        first = len(group[0]["tokens"]["prompt_ids"])
-        size = len(last) - first
-        spans, logprobs, versions, forced = [], [0.0] * size, [-1] * size, list[int]()
-        for step in group:
-            span = slice(len(step["tokens"]["prompt_ids"]) - first, len(_ids(step)) - first)
-            spans.append([span.start, span.stop])
-            forced += [span.start + at for at, one in enumerate(step["tokens"]["completion_mask"]) if not one]
-            logprobs[span] = step["tokens"]["completion_logprobs"]
-            versions[span] = (step.get("extras") or {}).get("policy_versions") or versions[span]
-        rewards = [step.get("reward") for step in group]
-        more = {
-            **{key: extras.get(key) for key in _SHARED},
-            "turn_spans": spans,
-            "forced_tokens": forced,
-            "turn_scores": None if None in rewards else rewards,
-            "policy_versions": versions if extras.get("policy_versions") else None,
+    return [record for trace in traces for record in _records(trace)]
+
+
+def _records(trace: Mapping[str, Any]) -> Iterator[Record]:
+    known = (trace.get("info") or {}).get(_INFO) or []
+    given = [one for one in (trace.get("rewards") or {}).values() if one is not None]
+    reward = sum(one["score"] * one.get("weight", 1.0) for one in given) if given else None
+    for index, path in enumerate(_branches(trace["nodes"])):
+        ids, spans, forced, logprobs = list[int](), list[list[int]](), list[int](), list[float]()
+        for node in path:
+            mask, sampled = node.get("mask") or [], list(node.get("logprobs") or [])
+            if (node.get("sampled") and not node.get("token_ids")) or len(sampled) != sum(mask):
+                raise DataError(
+                    f"{_WHERE}: expected token ids and {sum(mask)} log-probabilities of each sampled message, got "
+                    f"{len(node.get('token_ids') or [])} and {len(sampled)}. Let the client return token ids."
+                )
+            places = [len(ids) + at for at, chosen in enumerate(mask) if chosen]
+            values = dict(zip(places, sampled, strict=True))
+            if places:
+                spans.append([places[0], places[-1] + 1])
+                forced += [at for at in range(places[0], places[-1]) if at not in values]
+            logprobs += [values.get(at, 0.0) for at in range(len(ids), len(ids) + len(node["token_ids"]))]
+            ids += node["token_ids"]
+        more = known[index] if index < len(known) else {}
+        num = more.get("num_prompt", spans[0][0] if spans else len(ids))
+        more = more or {
+            "turn_spans": [[start - num, end - num] for start, end in spans],
+            "forced_tokens": [at - num for at in forced],
         }
-        fields = joined(last[:first], last[first:], None, logprobs=logprobs, more=more)
-        read.append(Record(**fields, reward=extras.get("reward")))
-    return read
+        fields = joined(ids[:num], ids[num:], None, logprobs=logprobs[num:], more=more)
+        yield Record(**fields, reward=reward)
 
 
-def _ids(step: Mapping[str, Any]) -> list[int]:
-    return [*step["tokens"]["prompt_ids"], *step["tokens"]["completion_ids"]]
+def _branches(nodes: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    """Yield the path from the root to each leaf, in the order of the leaves."""
+    parents = {node.get("parent") for node in nodes}
+    for leaf in range(len(nodes)):
+        if leaf in parents:
+            continue
+        path: list[Mapping[str, Any]] = []
+        at: int | None = leaf
+        while at is not None:
+            path.append(nodes[at])
+            at = nodes[at].get("parent")
+        yield path[::-1]

@@ -152,21 +152,27 @@ class HygieneCounts:
 
     def add_info(self, info_sum: Mapping[str, float]) -> None:
         """Count the flags of an episode with a reward; `info_sum` as in its Summary."""
-        for name, moments in self._flags.items():
-            values = [value for key, value in info_sum.items() if key.rpartition("/")[2] == name]
-            if values:
-                moments.add(float(any(values)))
+        found: dict[str, bool] = {}
+        for key, value in info_sum.items():
+            name = key.rpartition("/")[2]
+            if name in self._flags:
+                found[name] = found.get(name, False) or bool(value)
+        for name, is_set in found.items():
+            self._flags[name].add(float(is_set))
 
     def add_group(self, rewards: Sequence[float], styles: Sequence[Style]) -> None:
         """Count the episodes of a group that have a reward; one style for each of them."""
-        for index, name in enumerate(Style._fields):
-            group = Pairs()
-            for reward, style in zip(rewards, styles, strict=True):
-                group.add(reward, style[index])
-                self._pairs[name].add(reward, style[index])
-            if len(rewards) > 1:
-                self._within[name].add_within(group)
-        if len(rewards) > 1:
+        if len(rewards) == 1:  # nothing differs within the group
+            for pairs, value in zip(self._pairs.values(), styles[0], strict=True):
+                pairs.add(rewards[0], value)
+            return
+        for name, values in zip(Style._fields, zip(*styles, strict=True), strict=False):
+            group, pairs = Pairs(), self._pairs[name]
+            for reward, value in zip(rewards, values, strict=True):
+                group.add(reward, value)
+                pairs.add(reward, value)
+            self._within[name].add_within(group)
+        if rewards:
             variance = Moments(rewards).variance * (len(rewards) - 1) / len(rewards)
             self._stds.add(math.sqrt(variance))
             self._num_flat += min(rewards) == max(rewards)

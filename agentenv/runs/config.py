@@ -22,10 +22,10 @@ from agentenv.runs.mixture import source_name
 FREE_ON_RESUME = (
     "out", "resume", "concurrency", "progress", "json", "grace_s", "max_retries", "max_error_share", "base_url",
     "device", "log_level", "generate_timeout_s", "stall_timeout_s", "num_engines", "ray_address",
-    "engine_cpus", "engine_gpus", "env_actors", "env_actor_cpus", "ray_runtime_env", "ray_placement", "ray_wait_s",
-    "group_timeout_s", "api_key_env", "prices",
+    "engine_cpus", "engine_gpus", "env_actors", "env_actor_cpus", "rollout_workers", "ray_runtime_env",
+    "ray_placement", "ray_wait_s", "group_timeout_s", "api_key_env", "prices",
     "use_wandb", "wandb_org", "wandb_group", "wandb_project", "wandb_run_name", "use_tensorboard",
-    "use_mlflow", "use_trackio",
+    "use_mlflow", "use_trackio", "view",
 )  # fmt: skip
 """Flags that may differ when a run is resumed: they change how it runs, not what it measures."""
 
@@ -101,7 +101,8 @@ class ErrorOptions:
     """What happens when episodes fail."""
 
     max_retries: int = 2
-    """How often an episode is retried after an infrastructure error."""
+    """How often an episode runs again after an infrastructure error, and in each attempt how often a step that asks for
+    it (`InfraError(retry_step=True)`) is called again."""
     max_error_share: float = 0.2
     """Stop when more than this share of the episodes failed; `train` looks at the last 200 or more."""
 
@@ -148,6 +149,9 @@ class RayOptions:
     `cpu_bound = True`."""
     env_actor_cpus: float = 1.0
     """CPU cores of each environment actor in Ray."""
+    rollout_workers: int = 0
+    """Number of processes of this machine that run episodes, each for many at once. 0 runs all in this process, which
+    is enough until its core is busy. Not with --env_actors: environments run in the workers."""
     ray_address: str | None = None
     """Ray cluster: "auto", HOST:6379 or "ray://HOST:10001". Default: RAY_ADDRESS if it is set, else start Ray on this
     machine."""
@@ -162,6 +166,9 @@ class RayOptions:
         """Refuse numbers out of range."""
         num = self.env_actors
         _check("env_actors", num, num is None or 0 <= num < math.inf, "an integer >= 0")
+        _check("rollout_workers", self.rollout_workers, self.rollout_workers >= 0, "an integer >= 0")
+        if self.rollout_workers and num:
+            raise ConfigError(f"--env_actors: expected none with --rollout_workers, got {num}. Leave one out.")
         for name in ("engine_cpus", "engine_gpus", "env_actor_cpus", "ray_wait_s"):
             value = getattr(self, name)
             _check(name, value, value is None or 0 <= value < math.inf, "a number >= 0")
@@ -222,6 +229,8 @@ class ScreenOptions:
     """Lowest level of log records to show on stderr."""
     json: bool = False
     """Print JSON lines on stdout and nothing else."""
+    view: bool = False
+    """Open a page that shows the episodes as they end (`agentenv view`), and keep it open until Ctrl-C."""
 
 
 @dataclass(frozen=True)
@@ -291,8 +300,9 @@ class SourceConfig(FlatConfig):
     REPEATABLE: ClassVar[tuple[str, ...]] = ("env",)
 
     env: tuple[str, ...] = ()
-    """Environment: an installed name (`agentenv list`), module:Attr or path/file.py[:Attr]. The class has `reset` and
-    `step`, or `run`: an agent with its own loop over an OpenAI client. Given several times, the environments are a
+    """Environment: an installed name (`agentenv list`), module:Attr, path/file.py[:Attr], or KIND:NAME of another
+    library (`agentenv list --from KIND`). The class has `reset` and `step`, or `run`: an agent with its own loop over
+    an OpenAI client. Given several times, the environments are a
     mixture; ENV:WEIGHT sets its share of the training. Also FILE.yaml or FILE.json with a list of entries: env, name,
     weight, env_kwargs, data, split, prompt_key, label_key, limit, max_turns, max_length."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import textwrap
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from agentenv._util.brief import brief
 from agentenv._util.suggest import did_you_mean
@@ -27,8 +27,14 @@ def read_flags(config: type[FlatConfig], path: str) -> list[Given]:
     Raises:
         ConfigError: the file cannot be read, or a key is not a flag of `config`.
     """
-    flags = _load(Path(path).expanduser())
+    flags, is_of_run = _load(Path(path).expanduser())
     known = flag_fields(config)
+    strange = [name for name in flags if name not in known and name not in config.ALIASES]
+    if is_of_run and len(strange) > 1:  # one key alone is a slip
+        raise ConfigError(
+            f"{path}: expected the flags of this command, got those of another: {', '.join(strange)}. "
+            "Use its own command, or a file of the flags that both have."
+        )
     given: dict[str, Given] = {}
     for key, value in flags.items():
         name = str(key).replace("-", "_")
@@ -40,7 +46,11 @@ def read_flags(config: type[FlatConfig], path: str) -> list[Given]:
             raise ConfigError(f"{path}: expected {name} once, got it under two names. Leave one out.")
         if name in config.REPEATABLE and value is None:
             continue  # as config.json has it where the flag was not given
-        if known[name][1] is not bool:
+        kind = known[name][1]
+        is_list = any(get_origin(each) in (tuple, list) for each in (kind, *get_args(kind)))
+        if isinstance(value, list) and not is_list:
+            raise ConfigError(f"{path}: --{name}: expected one value, got {brief(value)}. Write one.")
+        if kind is not bool:
             given[name] = (name, _words(value))
         elif not isinstance(value, bool):
             raise ConfigError(f"{path}: expected true or false for {name}, got {brief(value)}. Change the value.")
@@ -49,16 +59,34 @@ def read_flags(config: type[FlatConfig], path: str) -> list[Given]:
     return list(given.values())
 
 
-def _load(path: Path) -> Mapping[str, Any]:
-    """Return the flags of a file, without the keys around them in the config.json of a run."""
+def _load(path: Path) -> tuple[Mapping[str, Any], bool]:
+    """Return the flags of a file, and whether it is the config.json of a run, which has keys around them."""
     form = path.suffix.lower()
     if form not in (".yaml", ".yml", ".toml", ".json"):
         raise ConfigError(f"--config: expected a .yaml, .toml or .json file, got {str(path)!r}. Name another file.")
     import yaml
 
-    parsers: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": json.loads}
+    def read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        _check_once(path, (key for key, _ in pairs))
+        return dict(pairs)
+
+    def read_yaml(text: str) -> Any:
+        nodes = [yaml.compose(text, yaml.SafeLoader)]
+        while nodes:
+            node = nodes.pop()
+            if isinstance(node, yaml.MappingNode):
+                _check_once(path, (key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)))
+                nodes += [value for _, value in node.value]
+        return yaml.safe_load(text)
+
+    parsers: dict[str, Callable[[str], Any]] = {
+        ".toml": tomllib.loads,
+        ".json": lambda text: json.loads(text, object_pairs_hook=read_object),
+    }
     try:
-        loaded = parsers.get(form, yaml.safe_load)(path.read_text(encoding="utf-8"))
+        loaded = parsers.get(form, read_yaml)(path.read_text(encoding="utf-8"))
+    except ConfigError:  # a ValueError too
+        raise
     except OSError as error:
         raise ConfigError(f"--config: expected a file to read, got {error}. Check the path.") from error
     except (ValueError, yaml.YAMLError) as error:
@@ -68,8 +96,17 @@ def _load(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"{path}: expected flags and their values, got {brief(loaded)}. Write FLAG: VALUE.")
     stored = loaded.get("config")
     if isinstance(stored, dict) and isinstance(stored.get("flags"), dict):
-        return {name: value for name, value in today(stored["flags"]).items() if name not in OF_ONE_RUN}
-    return loaded
+        return {name: value for name, value in today(stored["flags"]).items() if name not in OF_ONE_RUN}, True
+    return loaded, False
+
+
+def _check_once(path: Path, keys: Iterable[str]) -> None:
+    """Raise ConfigError if a key repeats: parsers of YAML and JSON take the last one silently."""
+    found: set[str] = set()
+    for key in keys:
+        if key in found:
+            raise ConfigError(f"{path}: expected {key} once, got it twice. Leave one out.")
+        found.add(key)
 
 
 def _words(value: Any) -> list[str]:

@@ -77,6 +77,10 @@ class Summary:
     """Name of its environment in a mixture."""
     num_cut: int = 0
     """Actions that a limit of tokens cut."""
+    num_step_retries: int = 0
+    """Calls of `step` again, after an InfraError that asks for it."""
+    retried: Mapping[str, int] = field(default_factory=dict)
+    """Errors in `Trajectory.retried`, by name."""
 
 
 def summarize(trajectory: Trajectory) -> Summary:
@@ -126,6 +130,8 @@ def summarize(trajectory: Trajectory) -> Summary:
         cost_usd=trajectory.cost_usd,
         env=trajectory.task.env,
         num_cut=sum(turn.finish_reason == "length" for turn in turns),
+        num_step_retries=sum(turn.num_retries for turn in turns),
+        retried=Counter(trajectory.retried),
     )
 
 
@@ -194,6 +200,10 @@ class Metrics:
     """Episodes that ended without one: failed, timed out in a step, or ended before the first action."""
     num_retries: int
     """Attempts that an infrastructure failure ended before the last attempt of an episode, also in earlier sessions."""
+    num_step_retries: int
+    """Calls of `step` again, after an InfraError that asks for it, in the recorded attempts."""
+    retried_errors: dict[str, int]
+    """Errors after which a step or an attempt ran again, by class and class of the cause, the most frequent first."""
     num_infra_errors: int
     """Failures of engine, grader or sandbox: independent of policy and environment."""
     num_env_errors: int
@@ -298,11 +308,11 @@ class _Counts:
         self.pass_scores = dict(pass_scores)
         self.group_size, self.passes = group_size, Passes(pass_score)
         self.rewards_in_range = self.scores_in_range = True
-        self.num_truncated = self.num_retries = self.turns = self.turns_max = 0
+        self.num_truncated = self.num_retries = self.num_step_retries = self.turns = self.turns_max = 0
         self.num_cut = self.num_prompt_tokens = self.num_observation_tokens = self.num_cached_tokens = 0
         self.times = TimeCounts()
         self.error_types, self.stop_reasons, self.bridges = Counter[str](), Counter[str](), Counter[str]()
-        self.refusals = Counter[str]()
+        self.refusals, self.retried = Counter[str](), Counter[str]()
         self.info: dict[str, tuple[Moments, Moments]] = {}
         self.rewards, self.scores, self.task_rewards, self.task_scores = (Moments() for _ in range(4))
         self.hygiene = HygieneCounts()
@@ -313,12 +323,17 @@ class _Counts:
         """Count an episode."""
         self.times.add(e)
         self.num_retries += e.attempt
+        self.num_step_retries += e.num_step_retries
         self.num_truncated += e.stop_reason is not None and e.stop_reason.truncated
         self.stop_reasons[str(e.stop_reason) if e.stop_reason else "unfinished"] += 1
         if e.error_kind:
             self.error_types[f"{e.error_kind}:{e.error_type}"] += 1
-        self.bridges.update(e.bridges)
-        self.refusals.update(e.refusals)
+        for kind, num in e.bridges.items():  # `Counter.update` is slow for few values
+            self.bridges[kind] += num
+        for code, num in e.refusals.items():
+            self.refusals[code] += num
+        for name, num in e.retried.items():
+            self.retried[name] += num
         self.num_prompt_tokens += e.num_prompt_tokens
         self.num_observation_tokens += e.num_observation_tokens
         self.num_cached_tokens += e.num_cached_tokens
@@ -326,7 +341,9 @@ class _Counts:
         if e.cost_usd is not None:
             self.cost.add(e.cost_usd)
         key = e.group_id or e.episode_id
-        group = self.open.setdefault(key, _Group())
+        group = self.open.get(key)
+        if group is None:
+            group = self.open[key] = _Group()
         group.num += 1
         if e.reward is not None:
             self.turns, self.turns_max = self.turns + e.num_turns, max(self.turns_max, e.num_turns)
@@ -373,6 +390,8 @@ class _Counts:
             num_rewarded=num_rewarded,
             num_no_reward=num - num_rewarded,
             num_retries=self.num_retries,
+            num_step_retries=self.num_step_retries,
+            retried_errors=dict(self.retried.most_common()),
             num_infra_errors=num_infra,
             num_env_errors=self.error_types.total() - num_infra,
             error_types=dict(self.error_types.most_common()),

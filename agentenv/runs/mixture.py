@@ -16,8 +16,8 @@ from agentenv.core.arguments import parse_json_object
 from agentenv.errors import ConfigError
 
 _SUFFIXES = (".yaml", ".yml", ".json")
-_WEIGHT = re.compile(r"(.+):(\d+\.?\d*|\.\d+)")
-"""ENV:WEIGHT. The name of a class never begins with a digit or a point."""
+_WEIGHT = re.compile(r"(.+):(-?(?:\d+\.?\d*|\.\d+))")
+"""ENV:WEIGHT. The name of a class never begins with a digit, a point or a minus."""
 _NAME = re.compile(r"[\w.-]+")
 _KINDS: Mapping[str, tuple[type, ...]] = {"weight": (int, float), "env_kwargs": (Mapping,)} | dict.fromkeys(
     ("limit", "max_turns", "max_length"), (int,)

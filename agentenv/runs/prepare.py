@@ -9,8 +9,7 @@ import contextlib
 import hashlib
 import importlib.util
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,23 +17,17 @@ from typing import Any
 from agentenv._util.calls import StepTimeout, bounded, create
 from agentenv.chat.chat import Chat
 from agentenv.core.dataset import in_messages, read_tasks
-from agentenv.core.engine import Engine, NoTokenizer, Tokenizer
+from agentenv.core.engine import NoTokenizer, Tokenizer
 from agentenv.core.types import Limits, Task
 from agentenv.engines.chat.wire import read_prices
-from agentenv.engines.factory import choose_engine, open_engine
-from agentenv.engines.models import load_stop_token_ids, load_tokenizer, resolve_model
-from agentenv.engines.pool import PoolPolicy
-from agentenv.engines.ray_actor import RayConfig
+from agentenv.engines.factory import choose_engine
+from agentenv.engines.models import load_light_tokenizer, load_stop_token_ids, load_tokenizer, resolve_model
 from agentenv.episode.endpoint.agent import ChatAgentSource
 from agentenv.episode.registry import builtin_datasets, env_source
-from agentenv.episode.runner import EpisodeRunner
-from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EnvSource, EpisodeSource, Member, Mixture
 from agentenv.errors import AgentEnvError, ConfigError, MissingDependency
 from agentenv.interop.agent_files import load_agent_func, load_reward_source
 from agentenv.runs.config import LimitOptions, RunConfig
-from agentenv.runs.display.progress import waiting
-from agentenv.runs.env_actors.source import in_actors
 from agentenv.runs.flat_config import flag_message
 from agentenv.runs.group_rewards import GroupGrader, open_grader
 from agentenv.runs.mixture import is_plain, read_entries
@@ -114,7 +107,10 @@ async def prepare(
     if takes_messages:
         tokenizer = NoTokenizer()
     if tokenizer is None:
-        tokenizer = load_tokenizer(resolve_model(config.tokenizer) if config.tokenizer else model)
+        # Files for other trainers may do with the tokenizer whatever transformers allows.
+        is_light = config.engine == "scripted" and config.agent_func_path is None
+        load = load_light_tokenizer if is_light else load_tokenizer
+        tokenizer = load(resolve_model(config.tokenizer) if config.tokenizer else model)
         stop_token_ids = load_stop_token_ids(model)
     chat = Chat(tokenizer, stop_token_ids=stop_token_ids, options=config.chat)
     template, template_digest = describe_template(chat, config)
@@ -136,7 +132,7 @@ async def prepare(
     if takes_messages:
         engine_args = chat_args(config, parts) | engine_args
     for part in parts:
-        with _naming(part.name):
+        with naming(part.name):
             await check_constructor(part.source, limits.step_timeout_s)
     return Job(
         config=complete(config, parts),
@@ -214,14 +210,14 @@ def load_parts(config: RunConfig, source: EpisodeSource | None = None) -> list[P
             )
     parts = []
     for entry in read_entries(config.env):
-        with _naming(entry.name):
+        with naming(entry.name):
             own = config.with_flags(**entry.flags())
             parts.append(_part(own, load_source(own), name=entry.name, weight=entry.weight))
     return parts
 
 
 @contextlib.contextmanager
-def _naming(environment: str, about: str = "") -> Iterator[None]:
+def naming(environment: str, about: str = "") -> Iterator[None]:
     """Name the environment of a mixture, if there is one, in errors whose messages have `about`."""
     try:
         yield
@@ -251,7 +247,7 @@ def tasks_of(parts: Sequence[Part], rows: Iterable[Mapping[str, Any] | Task] | N
         raise ConfigError("data: expected none with several environments, got rows. Put `data` into their entries.")
     tasks = []
     for part in parts:
-        with _naming(part.name):
+        with naming(part.name):
             own = load_tasks(part.config, part.source)
         tasks += [replace(task, task_id=f"{part.name}/{task.task_id}", env=part.name) for task in own]
     return tasks
@@ -269,83 +265,13 @@ def limits_of(options: LimitOptions, source: EpisodeSource) -> Limits:
         raise ConfigError(flag_message(str(error))) from error
 
 
-@asynccontextmanager
-async def open_runner(
-    job: Job, *, engine: Engine | None = None, note: Callable[[str], None] = lambda text: None
-) -> AsyncIterator[EpisodeRunner]:
-    """Open the job's engine and environments and yield the runner of its episodes; close them at the end.
-
-    `engine` replaces the job's and is not closed.
-
-    Raises:
-        ConfigError: the engine's context is shorter than `max_length`, or the engine cannot be opened.
-    """
-    config = job.config
-    async with contextlib.AsyncExitStack() as stack:
-        source = await _open_source(job, stack)
-        longest = [part.name for part in job.parts if part.limits.max_length == job.limits.max_length]
-        of_one = (longest[0] if len(longest) == 1 else "", "max_length")
-        if engine is None:
-            opening = open_engine(
-                job.engine,
-                job.model,
-                job.tokenizer,
-                base_url=config.base_url,
-                device=config.device,
-                dtype=config.dtype,
-                args=job.engine_args,
-                ray=ray_config(config),
-            )
-            is_quiet = config.output.progress == "none"
-            with _naming(*of_one), waiting(f"starting {_engine_words(job)}", (lambda text: None) if is_quiet else note):
-                engine = await stack.enter_async_context(opening)
-        context, max_length = getattr(engine, "max_model_len", None), job.limits.max_length
-        with _naming(*of_one):
-            if context is not None and context < max_length:
-                raise ConfigError(
-                    f"--max_length: expected at most {context}, the server's context, got {max_length}. "
-                    f"Add --max_length {context}, or start the server with --max-model-len {max_length}."
-                )
-        if getattr(engine, "logprobs_mode", None) == "raw":
-            note(
-                "the server returns raw log-probabilities. They are recorded as missing where temperature or "
-                "truncation changes them. Start it with --logprobs-mode processed_logprobs."
-            )
-        yield EpisodeRunner(
-            source,
-            EpisodeSetup(engine=engine, chat=job.chat, sampling=config.sampling, limits=job.limits),
-            concurrency=config.concurrency,
-            policy=config.errors.policy(),
-        )
-
-
-def _engine_words(job: Job) -> str:
-    """Return the name of the engine for the screen: "vLLM in Ray actors"."""
-    name = job.config.engine_backend if job.engine == "ray" else job.engine
-    words = {"hf": "transformers", "vllm_local": "vLLM", "vllm_http": "the client of the vLLM server"}.get(name, name)
-    return f"{words} in Ray actors" if job.engine == "ray" else words
-
-
-async def _open_source(job: Job, stack: contextlib.AsyncExitStack) -> EpisodeSource:
-    """Return the source of all episodes of a job, with servers and actors that `stack` closes."""
-    members: dict[str, Member] = {}
-    for part in job.parts:
-        opening = in_actors(part.source, part.config, job.tokenizer, cluster=job.config.cluster)
-        source = await stack.enter_async_context(opening)
-        if isinstance(source, ChatAgentSource):
-            await stack.enter_async_context(source.serving())
-        members[part.name] = Member(source, part.limits)
-    return Mixture(members) if job.is_mixture else members[""].source
-
-
-def ray_config(config: RunConfig) -> RayConfig:
-    """Return how engines run in Ray actors."""
-    # The pool must find a stalled engine before the episodes give up on their generations.
-    pool = PoolPolicy(stall_s=0.9 * config.limits.generate_timeout_s)
-    ray = config.ray
-    return RayConfig(
-        config.num_engines, config.engine_backend, ray.engine_cpus, ray.engine_gpus, pool=pool, cluster=config.cluster
-    )
+async def open_source(parts: Sequence[Part], stack: contextlib.AsyncExitStack) -> EpisodeSource:
+    """Return the source of all episodes of these environments, with servers that `stack` closes."""
+    for part in parts:
+        if isinstance(part.source, ChatAgentSource):
+            await stack.enter_async_context(part.source.serving())
+    members = {part.name: Member(part.source, part.limits) for part in parts}
+    return Mixture(members) if parts[0].name else members[""].source
 
 
 def describe_template(chat: Chat, config: RunConfig) -> tuple[str, str]:
@@ -399,9 +325,12 @@ async def check_constructor(source: EpisodeSource, limit_s: float) -> None:
         ) from error
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
+        done = f"construct {source.cls.__name__} with {dict(source.kwargs)!r}"
+        advice = "Change --env_kwargs, or fix the class."
+        if where == "close":
+            done, advice = f"close {source.cls.__name__} before any reset", "Release only what exists."
         raise ConfigError(
-            f"{frame.filename}:{frame.lineno}: expected to construct {source.cls.__name__} with "
-            f"{dict(source.kwargs)!r}, got {type(error).__name__}: {error}. Change --env_kwargs, or fix the class."
+            f"{frame.filename}:{frame.lineno}: expected to {done}, got {type(error).__name__}: {error}. {advice}"
         ) from error
 
 
@@ -441,12 +370,15 @@ def load_tasks(
         DataError: a row cannot be read.
     """
     own_data = {name: Path(path) for name, path in getattr(source, "datasets", {}).items()}
-    builtin = builtin_datasets() | own_data  # a class in a file may bring data that is not installed
     data = rows if rows is not None else config.data or next(iter(own_data), None)
+    # All classes are imported for their data only if it may be theirs.
+    is_found = data in own_data or Path(data).is_file() if isinstance(data, str) else rows is not None
+    # A class in a file may bring data that is not installed.
+    builtin = own_data if is_found else builtin_datasets() | own_data
     if data is None:
         raise ConfigError(
-            "--data: expected tasks, got none. Add --data FILE.jsonl or a built-in name; of several environments, each "
-            f"entry of --env has its own `data`. Built in are {', '.join(builtin)}."
+            "--data: expected tasks, got none. Add --data FILE.jsonl or a built-in name; write several environments, "
+            f"each with its `data`, to a YAML file, and name that as --env. Built in are {', '.join(builtin)}."
         )
     tasks = read_tasks(
         data,

@@ -12,21 +12,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentenv._util.loop_thread import LoopThread
+from agentenv._util.plurals import counted
 from agentenv.core.engine import Engine
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
 from agentenv.episode.registry import env_source
 from agentenv.episode.runner import plan
-from agentenv.errors import MissingDependency
+from agentenv.errors import ConfigError, MissingDependency
 from agentenv.runs.config import RunConfig
+from agentenv.runs.display.notebook import run_html
 from agentenv.runs.display.report import quiet_transformers
 from agentenv.runs.display.screen import RunScreen
-from agentenv.runs.metrics import Metrics, Tally, summarize
-from agentenv.runs.prepare import load_parts, open_runner, prepare
+from agentenv.runs.metrics import Metrics, Tally
+from agentenv.runs.opening import open_runner
+from agentenv.runs.prepare import load_parts, prepare
 from agentenv.runs.records.async_writer import Outbox
-from agentenv.runs.records.directory import ReadReport, read_config, read_trajectories
+from agentenv.runs.records.directory import RecordedEpisodes, read_config, read_trajectories
+from agentenv.runs.records.scan import ReadReport
 from agentenv.runs.records.tables import episode_row, turn_rows
 from agentenv.runs.run import open_run, open_run_trackers, report_changed_files, run_missing
+from agentenv.runs.view_process import ViewProcess
 
 if TYPE_CHECKING:
     import datasets
@@ -40,7 +45,7 @@ Rows = Iterable[Mapping[str, Any] | Task]
 class Run:
     """The finished episodes of a rollout, in the order of the tasks. It iterates over their trajectories."""
 
-    trajectories: tuple[Trajectory, ...]
+    trajectories: Sequence[Trajectory]
     metrics: Metrics
     """Rewards, scores, pass@k, tokens, times and errors, as in metrics.json."""
     out: Path | None = None
@@ -55,10 +60,25 @@ class Run:
     def __repr__(self) -> str:
         mean = self.metrics.reward.mean
         reward = "unknown" if mean is None else f"{mean:.3f}"
-        return f"Run({len(self)} episodes, reward {reward}, out={self.out})"
+        return f"Run({counted(len(self), 'episode')}, reward {reward}, out={self.out})"
 
     def __getitem__(self, index: int) -> Trajectory:
         return self.trajectories[index]
+
+    def _repr_html_(self) -> str:
+        """Return the results and the first task's episodes, for a notebook."""
+        return run_html(self.trajectories, self.metrics, self.out)
+
+    def view(self) -> ViewProcess:
+        """Open the page of the run (`agentenv view`), which serves until it is closed or this process ends.
+
+        Raises:
+            ConfigError: the run was not written.
+            InfraError: the page did not start; the message has the reason.
+        """
+        if self.out is None:
+            raise ConfigError("Run.view: expected a run directory, got none. Pass out= to `rollout`.")
+        return ViewProcess.start(self.out)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per episode; the columns are in docs/reference/tables.md."""
@@ -158,6 +178,8 @@ async def arollout(
     if isinstance(data, str):
         flags["data"] = data
     config = RunConfig.from_flags(**flags, engine=engine if isinstance(engine, str) else "scripted")
+    if config.output.view:
+        raise ConfigError("view: expected a flag of `rollout`, got one of the command. Call `Run.view` on the result.")
     if config.output.log_level in ("warning", "error"):
         quiet_transformers()
     job = await prepare(
@@ -201,22 +223,23 @@ async def arollout(
 def load_run(path: str | Path) -> Run:
     """Return the episodes of a run directory, of `run` or `train`, in the order of the record.
 
-    All of them are in memory; `read_trajectories` yields one at a time. The metrics are those of these episodes; a
-    record does not have the run's wall time.
+    Each is read when it is first used, and stays in memory; `read_trajectories` yields one at a time. The metrics are
+    those of these episodes; a record does not have the run's wall time.
 
     Raises:
         ConfigError: the run is missing.
-        DataError: the record has another schema.
+        DataError: the record has another schema; or, when it is read, an episode whose values are not those of a
+            trajectory.
     """
     config = read_config(path)["config"]
-    trajectories = tuple(read_trajectories(path))
-    sizes = Counter(each.group_id for each in trajectories)
+    trajectories = RecordedEpisodes(Path(path))
+    sizes = Counter(each.group_id for each in trajectories.summaries)
     num_samples = max(sizes.values(), default=1)
     pass_scores = config.get("pass_scores", {})  # that of each environment of a mixture
     tally = Tally(num_samples, pass_score=(config.get("flags") or {}).get("pass_score"), pass_scores=pass_scores)
-    for trajectory in trajectories:
-        tally.add(summarize(trajectory))
-    env_tasks = Counter(env for env, _ in {(each.task.env, each.group_id) for each in trajectories})
+    for summary in trajectories.summaries:
+        tally.add(summary)
+    env_tasks = Counter(env for env, _ in {(each.env, each.group_id) for each in trajectories.summaries})
     metrics = tally.metrics(num_tasks=len(sizes), num_samples=num_samples, wall_s=0.0, env_tasks=env_tasks)
     return Run(trajectories, metrics, Path(path))
 

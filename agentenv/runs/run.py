@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TextIO, cast
 
+from agentenv._util.plurals import counted
 from agentenv.core.trajectory import Trajectory
+from agentenv.engines.models import load_stop_token_ids
 from agentenv.episode.runner import EpisodeRunner, plan
 from agentenv.errors import ConfigError
 from agentenv.runs.config import FREE_ON_RESUME, RunConfig, TrackerOptions
@@ -19,19 +21,15 @@ from agentenv.runs.display.report import LastingStream, quiet_transformers
 from agentenv.runs.display.screen import RunScreen
 from agentenv.runs.group_rewards import OpenGroups, Recorder
 from agentenv.runs.metrics import Tally
-from agentenv.runs.prepare import Job, code_digest, open_runner, prepare
+from agentenv.runs.opening import open_runner
+from agentenv.runs.prepare import Job, code_digest, prepare
 from agentenv.runs.records.async_writer import Outbox
-from agentenv.runs.records.directory import (
-    CONFIG,
-    METRICS,
-    ReadReport,
-    RunWriter,
-    read_config,
-    read_trajectories,
-    write_json,
-)
+from agentenv.runs.records.directory import CONFIG, METRICS, RunWriter, read_config, read_trajectories, write_json
+from agentenv.runs.records.scan import ReadReport
+from agentenv.runs.records.tokenizer import keep_tokenizer
 from agentenv.runs.shutdown import then_end, until_signal
 from agentenv.runs.trackers import Tracked, Trackers, open_trackers
+from agentenv.runs.view_process import PageBeside
 from agentenv.runs.watchdog import Watchdog, end_process
 
 _SWITCH_S = 0.0005
@@ -51,11 +49,18 @@ def run(config: RunConfig) -> int:
     stdout, stderr = cast(TextIO, LastingStream(sys.stdout)), cast(TextIO, LastingStream(sys.stderr))
     sys.setswitchinterval(_SWITCH_S)
     # What environments print must not end up between the JSON lines.
-    with contextlib.redirect_stdout(stderr if config.output.json else stdout), contextlib.redirect_stderr(stderr):
-        return asyncio.run(then_end(_run(config, stdout), stdout))
+    with (
+        PageBeside(config.output.view) as page,
+        contextlib.redirect_stdout(stderr if config.output.json else stdout),
+        contextlib.redirect_stderr(stderr),
+    ):
+        code = asyncio.run(then_end(_run(config, stdout, page), stdout))
+        if code == 0:
+            page.wait()
+        return code
 
 
-async def _run(config: RunConfig, stdout: TextIO) -> int:
+async def _run(config: RunConfig, stdout: TextIO, page: PageBeside) -> int:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         # Ctrl-C interrupts an import or the load of a model immediately; asyncio's own handler waits for its end.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -68,8 +73,9 @@ async def _run(config: RunConfig, stdout: TextIO) -> int:
     async with Outbox(open_run(job, out)) as outbox, open_run_trackers(job, out) as trackers:
         screen = RunScreen(config, job, outbox, stdout=stdout, trackers=trackers)
         screen.launch(job.facts, job.config.to_dict())
+        await page.open(out, screen.note)
         report_changed_files(job.config, out, screen.note)
-        async with open_runner(job, note=screen.note) as runner:
+        async with open_runner(job, note=screen.note, only_records=job.grader is None) as runner:
             # Only episodes that the run directory does not hold yet; the share of failed ones is that of the whole run.
             earlier = read_trajectories(out, report=ReadReport())  # damage was told when the directory was opened
             work = asyncio.ensure_future(run_missing(job, runner, screen, screen.record, earlier))
@@ -89,7 +95,10 @@ async def _run(config: RunConfig, stdout: TextIO) -> int:
                 metrics = await screen.finish()
                 screen.show_result(metrics)
             if signals:
-                kept, command = f"{metrics.num_episodes} episodes are kept", screen.resume_command
+                kept, command = (
+                    f"{counted(metrics.num_episodes, 'episode is', 'episodes are')} kept",
+                    screen.resume_command,
+                )
                 screen.note(f"interrupted: {kept}. Resume with: {command}")
                 return 128 + signals[0]
             runner.check_error_share()
@@ -125,7 +134,10 @@ def open_run(job: Job, out: Path) -> RunWriter:
         stored["pass_scores"] = job.pass_scores
     free = ["agent_file", "pass_scores", *(f"flags.{name}" for name in FREE_ON_RESUME)]
     tally = Tally(config.n, pass_score=config.pass_score, pass_scores=job.pass_scores)
-    return RunWriter.open(out, stored, resume=config.output.resume, may_differ=free, tally=tally)
+    writer = RunWriter.open(out, stored, resume=config.output.resume, may_differ=free, tally=tally)
+    if job.engine != "chat":
+        keep_tokenizer(out, job.tokenizer, load_stop_token_ids(job.model))
+    return writer
 
 
 def open_run_trackers(job: Job, out: Path | None) -> Trackers:

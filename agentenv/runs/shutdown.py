@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TextIO
 
+from agentenv._util.plurals import counted
 from agentenv.errors import AgentEnvError
 from agentenv.runs.watchdog import Watchdog
 
@@ -79,7 +80,9 @@ async def then_end(work: Awaitable[int], stdout: TextIO) -> int:
     stuck = (await asyncio.wait(left, timeout=_END_GRACE_S))[1] if left else set()
     if stuck:
         names = ", ".join(sorted({getattr(task.get_coro(), "__qualname__", "?") for task in stuck}))
-        sys.stderr.write(f"agentenv: {len(stuck)} calls ignored cancellation ({names}); ending without them\n")
+        sys.stderr.write(
+            f"agentenv: {counted(len(stuck), 'call')} ignored cancellation ({names}); ending without them\n"
+        )
         if failure is not None:
             sys.stderr.write(f"agentenv: error: {' '.join(str(failure).split())}\n")
         stdout.flush()

@@ -22,7 +22,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
+from agentenv._util.imports import is_own_import
 from agentenv._util.paths import PACKAGE
+from agentenv._util.plurals import counted
 from agentenv.episode.runner import EpisodeRunner
 from agentenv.episode.setup import EpisodeProgress
 from agentenv.episode.source import EnvSource
@@ -99,8 +101,9 @@ class Watchdog:
         # A stall that a deadline will end is left to the deadline.
         self.stop_after_s = stall_timeout_s + max(deadline for deadline in deadlines if deadline is not None)
         self.num_dumps = 0
+        self._is_dumped = False  # the stall of the event loop that lasts now
         self._since: dict[str, tuple[State, float]] = {}
-        self._lag = _LagMonitor(self)
+        self._lag = LagMonitor(tell, self._blocked)
 
     def __enter__(self) -> Self:
         self._lag.start()
@@ -159,7 +162,7 @@ class Watchdog:
                 is_reported = True
                 self.num_dumps += 1
                 path, waiting = self.folder / f"stall-{self.num_dumps}.txt", self.waiting()
-                found = f"{len(waiting)} episodes in flight"
+                found = f"{counted(len(waiting), 'episode')} in flight"
                 saved = write_dump(path, f"{found}, none made progress for {idle_s:.1f} s", waiting)
                 first = waiting[0].state
                 self.tell(
@@ -172,6 +175,22 @@ class Watchdog:
                     f"{len(self.runner.in_flight)} in flight. {self.folder / f'stall-{self.num_dumps}.txt'} shows what "
                     "they wait for; fix that and --resume."
                 )
+
+    def _blocked(self, lag_s: float, where: Callable[[], str]) -> None:
+        """Write the stacks of a stall of the event loop once, and end the process if the loop stays blocked."""
+        if lag_s <= self.stall_timeout_s:
+            self._is_dumped = False
+        elif not self._is_dumped:
+            self._is_dumped = True
+            self.num_dumps += 1
+            path = self.folder / f"stall-{self.num_dumps}.txt"
+            saved = write_dump(path, f"the event loop is blocked for {lag_s:.1f} s", [])
+            self.tell(f"stalled: the event loop is blocked for {lag_s:.1f} s. {saved}")
+        elif lag_s > self.stop_after_s and self.end is not None:
+            self.end(
+                f"run: expected the event loop to be free within {self.stop_after_s:g} s, got one "
+                f"blocked {where()}. Fix that and --resume."
+            )
 
     def waiting(self) -> list[Waiting]:
         """Return every episode in flight, the longest waiting first."""
@@ -256,11 +275,20 @@ def _forget(work: asyncio.Future[None]) -> None:
         work.exception()
 
 
-class _LagMonitor:
-    """Beats on the event loop and listens in a thread, which sees what the loop does when a beat is late."""
+class LagMonitor:
+    """Beats on the event loop and listens in a thread, which sees what the loop does when a beat is late.
 
-    def __init__(self, watchdog: Watchdog) -> None:
-        self._watchdog = watchdog
+    Args:
+        tell: shows a line; called from the thread.
+        blocked: called from the thread at each beat with the seconds for which the loop is blocked, and by what.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[str], None],
+        blocked: Callable[[float, Callable[[], str]], None] = lambda lag_s, where: None,
+    ) -> None:
+        self._tell, self._blocked = tell, blocked
         self._ended = threading.Event()
         self._beat_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -275,7 +303,7 @@ class _LagMonitor:
         try:
             thread.start()
         except RuntimeError as error:
-            self._watchdog.tell(f"the event loop is not watched, only the episodes are: {error}")
+            self._tell(f"the event loop is not watched, only the episodes are: {error}")
             return
         self._thread = thread
 
@@ -300,8 +328,7 @@ class _LagMonitor:
         self._timer = self._loop.call_later(_BEAT_S, self._beat)
 
     def _listen(self) -> None:
-        warned = -WARN_EVERY_S
-        dumped, last = False, time.monotonic()
+        warned, imported, last = -WARN_EVERY_S, -LAG_S, time.monotonic()
         while not self._ended.wait(_BEAT_S):
             now = time.monotonic()
             late_s, last = now - last, now
@@ -309,25 +336,15 @@ class _LagMonitor:
                 self._beat_at = max(self._beat_at, now - LAG_S / 2)
                 continue
             lag_s = now - self._beat_at
-            if lag_s > LAG_S and now - warned >= WARN_EVERY_S:
+            if lag_s > LAG_S / 2 and is_own_import(sys._current_frames().get(self._loop_thread)):
+                imported = now  # it happens once, and no environment causes it
+            if min(lag_s, now - imported) > LAG_S and now - warned >= WARN_EVERY_S:
                 warned = now
-                self._watchdog.tell(
+                self._tell(
                     f"the event loop, on which all episodes run, is blocked for {lag_s:.1f} s {self._where()}. Make it "
                     "a plain `def` method, which runs in a thread, or await instead: no time limit can end it here."
                 )
-            if lag_s <= self._watchdog.stall_timeout_s:
-                dumped = False
-            elif not dumped:
-                dumped = True
-                self._watchdog.num_dumps += 1
-                path = self._watchdog.folder / f"stall-{self._watchdog.num_dumps}.txt"
-                saved = write_dump(path, f"the event loop is blocked for {lag_s:.1f} s", [])
-                self._watchdog.tell(f"stalled: the event loop is blocked for {lag_s:.1f} s. {saved}")
-            elif lag_s > self._watchdog.stop_after_s and self._watchdog.end is not None:
-                self._watchdog.end(
-                    f"run: expected the event loop to be free within {self._watchdog.stop_after_s:g} s, got one "
-                    f"blocked {self._where()}. Fix that and --resume."
-                )
+            self._blocked(lag_s, self._where)
 
     def _where(self) -> str:
         """Return the code that blocks the loop: the innermost frame outside agentenv and libraries."""

@@ -23,6 +23,7 @@ from agentenv.testing.tokenizers import (
     MergingTokenizer,
     OpenEndedTokenizer,
     RewritingTokenizer,
+    ToollessTokenizer,
 )
 
 _PATHOLOGICAL = (
@@ -31,15 +32,15 @@ _PATHOLOGICAL = (
 
 
 @cache
-def plain() -> Chat:
-    """Return a chat that needs no files and whose template has no tools."""
+def stand_in() -> Chat:
+    """Return the chat where no model is named: it needs no files, and its template renders tools."""
     return Chat(CharTokenizer())
 
 
 @cache
-def with_tools() -> Chat:
-    """Return the chat of tiny-math, whose template has tools."""
-    return of_model("tiny-math")
+def without_tools() -> Chat:
+    """Return a chat whose template renders no tools."""
+    return Chat(ToollessTokenizer())
 
 
 @cache
@@ -54,8 +55,8 @@ def of_model(model: str) -> Chat:
 
 async def offered_tools(
     make: AgentFactory, tasks: Sequence[Task], limits: Limits, chat: Chat
-) -> Sequence[Mapping[str, Any]]:
-    """Return the tools that an environment offers for any of the tasks in this chat."""
+) -> list[Sequence[Mapping[str, Any]]]:
+    """Return the tools that an environment offers for each of the tasks in this chat."""
 
     async def of(task: Task) -> Sequence[Mapping[str, Any]]:
         key = EpisodeKey("tools", seed=task.seed or 0)
@@ -64,11 +65,10 @@ async def offered_tools(
                 await episode.begin()
         return episode.trajectory.tools
 
-    offered = await asyncio.gather(*map(of, tasks))
-    return list({repr(tool): tool for tools in offered for tool in tools}.values())
+    return await asyncio.gather(*map(of, tasks))
 
 
 @cache
 def every_kind() -> tuple[Chat, ...]:
     """Return the chat of tiny-math, and one for each peculiarity of templates and tokenizers."""
-    return (with_tools(), *(Chat(kind()) for kind in _PATHOLOGICAL))
+    return (of_model("tiny-math"), *(Chat(kind()) for kind in _PATHOLOGICAL))

@@ -80,7 +80,8 @@ class EnvContract:
     num_rows: ClassVar[int] = 20
     """Number of rows of each dataset to call `reset` with."""
     max_turns: ClassVar[int | None] = None
-    """Every episode must end within this number of turns, for any policy. None: `max_turns` of the class, else 12."""
+    """Every episode must end by itself within this number of turns, for any policy. None: within 12, unless the class
+    has `max_turns`, at which the loop ends it."""
     step_timeout_s: ClassVar[float] = 30.0
     """Maximum duration of one call."""
     policy: ClassVar[Policy | None] = None
@@ -164,7 +165,7 @@ def _test_of(name: str) -> Callable[[EnvContract], None]:
         if outcome.state == "outside":
             pytest.fail(f"{name}: {outcome.reason}", pytrace=False)
         if outcome.problems:
-            if blocks_others(outcome):
+            if blocks_others(_context(cls), outcome):
                 _STOPPED[cls] = name
             lines = "\n".join(_in_class(str(problem)) for problem in outcome.problems)
             pytest.fail(f"{name}: {meaning(name)}\n{lines}", pytrace=False)

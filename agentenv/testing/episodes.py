@@ -29,7 +29,7 @@ from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.episode.source import EnvSource, EpisodeSource
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError
-from agentenv.testing.chats import plain
+from agentenv.testing.chats import stand_in
 
 Policy = Sequence[Any] | Callable[[Request], Any] | Engine
 """The policy: a list (item i is the action of turn i, the last repeats), a function of the request, or an engine."""
@@ -51,7 +51,7 @@ class Setup:
     seed: int = 0
     """Seed of the run, for environments and sampling, as in `agentenv run --seed`."""
     tokenizer: Tokenizer | None = None
-    """None: a `CharTokenizer`."""
+    """None: that of an engine that has one, or else a `CharTokenizer`."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     limits: Limits = field(default_factory=partial(Limits, max_length=8192))
     chat_options: ChatOptions = field(default_factory=ChatOptions)
@@ -87,9 +87,10 @@ class Setup:
 
     def chat(self) -> Chat:
         """Return the chat: the tokenizer with its template."""
-        if self.tokenizer is None and self.chat_options == ChatOptions():
-            return plain()
-        return Chat(self.tokenizer or plain().tokenizer, options=self.chat_options)
+        tokenizer = self.tokenizer or getattr(self.policy, "tokenizer", None)
+        if tokenizer is None and self.chat_options == ChatOptions():
+            return stand_in()
+        return Chat(tokenizer or stand_in().tokenizer, options=self.chat_options)
 
     def engine(self) -> Engine:
         """Return the engine of the policy."""

@@ -65,5 +65,6 @@ def tokenizers() -> st.SearchStrategy[CharTokenizer]:
     kinds_of = [
         kinds.CharTokenizer(), kinds.MergingTokenizer(), kinds.ByteFallbackTokenizer(), kinds.RewritingTokenizer(),
         kinds.LongPromptTokenizer(), kinds.OpenEndedTokenizer(), kinds.BosTokenizer(),
+        kinds.ToollessTokenizer(),
     ]  # fmt: skip
     return st.sampled_from(kinds_of)

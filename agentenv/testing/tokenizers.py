@@ -10,6 +10,7 @@ stated otherwise. An environment, an engine or a loop that is right on all of th
 - `LongPromptTokenizer`: the generation prompt is several tokens, and they vanish from history.
 - `OpenEndedTokenizer`: nothing closes a turn, and role markers are plain text.
 - `BosTokenizer`: the template writes a BOS, and encoding writes another.
+- `ToollessTokenizer`: the template renders no tools.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from agentenv.engines.scripted import chatml
 
 EOS = "<|im_end|>"
 _SPECIAL = (EOS, "<|im_start|>")
@@ -56,11 +59,11 @@ class CharTokenizer:
         return "".join(self._texts([i for i in token_ids if i >= num] if skip_special_tokens else token_ids))
 
     def apply_chat_template(
-        self, conversation: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False, **_: Any
-    ) -> str:
-        """Render ChatML."""
-        turns = "".join([f"<|im_start|>{m['role']}\n{m['content']}{EOS}\n" for m in conversation])
-        return turns + ("<|im_start|>assistant\n" if add_generation_prompt else "")
+        self, conversation: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False, tools: Any = None,
+        **_: Any,
+    ) -> str:  # fmt: skip
+        """Render ChatML, with the tools in a system message."""
+        return chatml(conversation, tools, add_generation_prompt=add_generation_prompt)
 
     def _plain(self, text: str) -> list[int]:
         """Ids of a text without special tokens."""
@@ -211,3 +214,19 @@ class BosTokenizer(CharTokenizer):
         """ChatML after a BOS."""
         text = super().apply_chat_template(conversation, add_generation_prompt=add_generation_prompt, **options)
         return self.bos_token + text
+
+
+class ToollessTokenizer(CharTokenizer):
+    """A template that drops offered tools, as that of many older models.
+
+    What it catches: environments that offer tools whatever `states["renders_tools"]` says.
+    """
+
+    chat_template: Any = "chatml without tools"
+
+    def apply_chat_template(
+        self, conversation: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False, tools: Any = None,
+        **options: Any,
+    ) -> str:  # fmt: skip
+        """ChatML without the tools."""
+        return super().apply_chat_template(conversation, add_generation_prompt=add_generation_prompt, **options)

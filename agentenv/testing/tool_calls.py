@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from agentenv.testing.world import options_of, words_of
 
 _MAX_TOOLS = 8
 """Maximum number of tools that get a call; the wrong calls are of the first."""
@@ -12,6 +15,10 @@ _MAX_CHOICES = 6
 """Maximum number of values of an argument that get a call."""
 _MAX_DEPTH = 6
 """Depth at which the example of a schema that contains itself ends."""
+_ENDING = re.compile(
+    r"\b(?:finish|submit|done|end|stop|complete|answer|close|commit|checkout|confirm|guess|quit)", re.I
+)
+_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 _OTHER: Mapping[str, Any] = {"string": [1, {"a": None}], "boolean": "maybe"}
 """Values of a wrong type, by the right one; those of the others are text."""
 
@@ -33,6 +40,101 @@ def calls_of_choices(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
             for value in values[:_MAX_CHOICES] if isinstance(values, list) else ():
                 calls[f"{name}.{key}={value}"] = call_text(name, {**right, key: value})
     return calls
+
+
+def calls_with_texts(tools: Sequence[Mapping[str, Any]], text: Callable[[Mapping[str, Any]], str]) -> dict[str, str]:
+    """Return an answer with one call of each tool that takes texts, all of which are `text(tool)`, by its name."""
+    calls = {}
+    for tool in tools[:_MAX_TOOLS]:
+        function = tool.get("function", tool)
+        name, right, properties = str(function.get("name")), _arguments(function), function.get("parameters")
+        names = [key for key, part in _properties(properties).items() if _is_free_text(_mapping(part))]
+        if names:
+            calls[name] = call_text(name, {**right, **dict.fromkeys(names, text(tool))})
+    return calls
+
+
+def calls_with_world(
+    tools: Sequence[Mapping[str, Any]], texts: Sequence[str], *, numbers: Sequence[float] = (1, 2, 3), each: int = 4
+) -> dict[str, str]:
+    """Return an answer with one call for each choice of arguments, by the tool's name and the number of the choice.
+
+    Args:
+        tools: the tools that are offered.
+        texts: texts with words that tools may know, the most likely first, such as a prompt and the last result.
+        numbers: values of arguments that are numbers.
+        each: maximum number of calls of one tool.
+    """
+    calls = {}
+    words = [word for text in texts for word in words_of(text)]
+    for function in (tool.get("function", tool) for tool in tools[:_MAX_TOOLS]):
+        name, right = str(function.get("name")), _arguments(function)
+        properties = _properties(function.get("parameters"))
+        values = {key: _values(_mapping(properties.get(key)), function, words, numbers) for key in right}
+        longest = max((len(own) for own in values.values()), default=1)
+        for index in range(min(each, longest)):
+            made = {key: own[(index + place) % len(own)] for place, (key, own) in enumerate(values.items()) if own}
+            calls[f"{name} {index + 1}"] = call_text(name, {**right, **made})
+    return calls
+
+
+def _values(
+    schema: Mapping[str, Any], function: Mapping[str, Any], words: Sequence[str], numbers: Sequence[float]
+) -> list[Any]:
+    """Return values of an argument, best first; an empty list for an argument of another type."""
+    if isinstance(schema.get("enum"), list):
+        return [*schema["enum"]]
+    if _is_free_text(schema):
+        told = str(schema.get("description", ""))
+        named = [*options_of(told), *options_of(str(function.get("description", "")))]
+        return list(dict.fromkeys([*named, *words_of(told)[-2:], *words] if not named else [*named, *words]))
+    kinds = _types_of(schema)
+    if "integer" in kinds or "number" in kinds:
+        return [*numbers]
+    return [True, False] if "boolean" in kinds else []
+
+
+def writing_calls(tools: Sequence[Mapping[str, Any]], pairs: Sequence[tuple[str, Any]]) -> list[str]:
+    """Return calls that write a value to a key, for each pair: of the tools that take at least two arguments.
+
+    A value that an argument cannot hold is left out.
+    """
+    calls = []
+    for function in (tool.get("function", tool) for tool in tools[:_MAX_TOOLS]):
+        properties, right = _properties(function.get("parameters")), _arguments(function)
+        names = [key for key in right if _is_free_text(_mapping(properties.get(key)))]
+        last = list(right)[-1] if right else ""
+        if len(right) < 2 or not names or names[0] == last:
+            continue
+        kinds = _types_of(_mapping(properties.get(last)))
+        takes_numbers = "integer" in kinds or "number" in kinds
+        for key, value in pairs:
+            fits = value if takes_numbers and not isinstance(value, str) else str(value)
+            if "string" in kinds or not isinstance(fits, str):
+                calls.append(call_text(str(function.get("name")), {**right, names[0]: key, last: fits}))
+    return calls
+
+
+def ending_tools(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the tools whose name says that they end a task or take its answer, such as finish and submit."""
+    named = [(tool, str(tool.get("function", tool).get("name"))) for tool in tools]
+    return [tool for tool, name in named if _ENDING.search(name.replace("_", " "))]
+
+
+def required_arguments(tool: Mapping[str, Any]) -> list[str]:
+    """Return the names of the arguments that every call of a tool has."""
+    return [*_arguments(tool.get("function", tool))]
+
+
+def _is_free_text(schema: Mapping[str, Any]) -> bool:
+    return "string" in _types_of(schema) and not schema.keys() & {"enum", "const"}
+
+
+def _types_of(schema: Mapping[str, Any]) -> list[Any]:
+    """Return the types that a schema allows."""
+    kinds = schema.get("type")
+    parts = [_mapping(part).get("type") for part in schema.get("anyOf") or ()]
+    return [*(kinds if isinstance(kinds, list) else (kinds,)), *parts]
 
 
 def wrong_calls(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -66,6 +168,16 @@ def call_text(name: str, arguments: Any) -> str:
     """Return a call in the form that every dialogue reads."""
     text = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{text}\n</tool_call>"
+
+
+def only_call(action: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the name and the arguments of the only call in an action; an empty name without one."""
+    texts = _CALL.findall(action)
+    try:
+        call: Any = json.loads(texts[0]) if len(texts) == 1 else None
+    except (ValueError, RecursionError):
+        call = None
+    return (str(call.get("name")), _mapping(call.get("arguments"))) if isinstance(call, dict) else ("", {})
 
 
 def example(schema: Any, root: Any = None, depth: int = 0) -> Any:

@@ -1,4 +1,4 @@
-"""Tools: calls in a model's own format (`tool_format`), answers to them (`answer_calls`), and schemas (`schema_of`).
+"""Tools: calls in a model's own format (`tool_format`), and answers to them (`answer_calls`).
 
 Example::
 
@@ -25,12 +25,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agentenv._util.calls import call as run_function
-from agentenv.chat.tool_calls.calls import MalformedCall, ParsedAction, ToolCall
 from agentenv.chat.tool_calls.learn import tool_format
 from agentenv.chat.tool_calls.messages import _as_json, assistant_message, result_message
 from agentenv.chat.tool_calls.parse import ToolFormat
+from agentenv.core.tool_calls import MalformedCall, ParsedAction, ToolCall
 from agentenv.core.types import Message
-from agentenv.errors import ConfigError, InfraError
+from agentenv.errors import InfraError
 
 __all__ = [
     "CallResult",
@@ -43,32 +43,11 @@ __all__ = [
     "assistant_message",
     "result_message",
     "run_calls",
-    "schema_of",
     "tool_format",
 ]
 
 _CANCEL_GRACE_S = 1.0
 _MAX_ERROR_CHARS = 2000
-
-
-def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return a function's JSON schema as a tool for chat templates, from its type hints and Google-style docstring.
-
-    Source: transformers.utils.get_json_schema, 4.56 to 5.19.
-
-    Raises:
-        ConfigError: a parameter has no type hint, or no line under `Args:`.
-    """
-    from transformers.utils import get_json_schema
-
-    try:
-        return dict(get_json_schema(function))
-    except Exception as error:
-        name = getattr(function, "__qualname__", repr(function))
-        raise ConfigError(
-            f"schema_of: expected a function with type hints and a docstring that has a line for every parameter under "
-            f"Args:, got {name}: {error}. Complete it, or write the schema by hand."
-        ) from error
 
 
 class ToolError(Exception):

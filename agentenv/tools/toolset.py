@@ -5,6 +5,8 @@ Example::
     TOOLS = Toolset(search, Shop, McpServer(command=("npx", "some-server")), max_calls=8)
 
     class Shopping(AgentInstance):
+        tools = None
+
         async def reset(self, states):
             self.tools = await TOOLS.begin()
             return {**states, "tools": self.tools.schemas}
@@ -14,7 +16,8 @@ Example::
             return StepResult(answers.messages, info=answers.info)
 
         async def close(self):
-            await self.tools.aclose()
+            if self.tools is not None:  # `close` is also called if `reset` failed
+                await self.tools.aclose()
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from agentenv._util.calls import call as run_function
 from agentenv._util.task_bound import TaskBoundContext
 from agentenv.core.types import Message
 from agentenv.errors import ConfigError
-from agentenv.tools.calling import CallResult, MalformedCall, ToolCall, ToolError, named_call, run_calls, schema_of
+from agentenv.tools.calling import CallResult, MalformedCall, ToolCall, ToolError, named_call, run_calls
 
 TIMEOUT_S = 30.0
 """Time limit of a call in seconds if neither the tool nor the toolset sets one."""
@@ -68,6 +71,8 @@ class Tool:
         Raises:
             ConfigError: as `schema_of`.
         """
+        from agentenv.tools.schemas import schema_of
+
         schema = schema_of(function)
         where = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
         return cls(str(schema["function"]["name"]), schema, function, where, timeout_s)

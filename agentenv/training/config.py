@@ -43,7 +43,7 @@ class OneSequenceOptions(ChatOptions):
 
 @dataclass(frozen=True)
 class TrainConfig(SourceConfig):
-    """Train a model on the episodes of an agent."""
+    """Train a model on the episodes of an agent, here or with engines on a Ray cluster."""
 
     ALIASES: ClassVar[Mapping[str, str]] = {
         **SourceConfig.ALIASES,
@@ -265,7 +265,15 @@ class TrainConfig(SourceConfig):
     resume: bool = False
     """Continue the training in --out from its newest checkpoint, if one exists."""
     save_samples: int = 8
-    """Episodes of each train step to keep in trajectories.jsonl, for `agentenv show` and `agentenv tokens show`."""
+    """Episodes of each train step to keep in trajectories.jsonl, for `agentenv view`, `show` and `tokens show`: as many
+    whole groups as they fill, at least one; and as many of each evaluation, in eval/, always of the same tasks. 0 keeps
+    none."""
+    save_samples_by: Literal["spread", "first", "random", "all"] = "spread"
+    """Which groups to keep: half of them those with the widest spread of rewards and the others at random, the first,
+    a random choice, or all of the train step."""
+    save_token_stats: bool = True
+    """Keep the learner's log-probability and the advantage of each sampled token of these episodes, in
+    token_stats.jsonl; `agentenv view` shows them."""
     logging_steps: int = 1
     """Train steps between updates of trackers, such as W&B. metrics.jsonl has every train step."""
     screen: ScreenOptions = field(default_factory=lambda: ScreenOptions(log_level="warning"))

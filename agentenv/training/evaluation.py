@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -34,6 +34,14 @@ class Evaluation:
     pass_scores: Mapping[str, float | None] = field(default_factory=dict)
     """As `aggregate` takes them."""
 
+    kept_tasks: Container[str] = frozenset()
+    """Tasks whose episodes are kept."""
+
+    episodes: list[Summary] = field(default_factory=list)
+    """Those of the last evaluation."""
+    kept: list[Trajectory] = field(default_factory=list)
+    """Those of `kept_tasks` in the last evaluation."""
+
     async def run(self) -> dict[str, float]:
         """Run the held-out tasks and return reward, score, pass@k, turns and infos, by keys without a prefix.
 
@@ -42,13 +50,16 @@ class Evaluation:
         Raises:
             RunStopped: more episodes failed than the runner's policy allows.
         """
-        summaries: list[Summary] = []
+        summaries = self.episodes
+        summaries.clear()
+        self.kept.clear()
         self.runner.num_done = self.runner.num_failed = 0
         self.runner.errors.clear()
         planned = plan([task for tasks in self.sets.values() for task in tasks], self.num_samples)
 
         async def record(*trajectories: Trajectory) -> None:
             summaries.extend(map(summarize, trajectories))
+            self.kept.extend(each for each in trajectories if each.group_id in self.kept_tasks)
 
         if self.grader is None:
             await self.runner.run(planned, record)

@@ -41,7 +41,8 @@ IN_THE_FILE = {
 ONLY_AGENTENV = {
     "max_retries", "max_error_share", "engine_cpus", "engine_gpus", "env_actors", "env_actor_cpus", "ray_address",
     "ray_runtime_env", "ray_placement", "ray_wait_s", "progress", "log_level", "json", "early_stop", "max_staleness",
-    "save_samples", "reward_batch_size", "reference_key", "incomplete_groups", "group_timeout_s",
+    "rollout_workers", "save_samples", "save_samples_by", "save_token_stats", "view", "reward_batch_size",
+    "reference_key", "incomplete_groups", "group_timeout_s",
 }  # fmt: skip
 """Fields about how agentenv runs. Nothing in OpenRLHF depends on them, or `check_launch` looks at them."""
 SHIPPED = ("math_retry", "guess_number", "code_sandbox", "verify")

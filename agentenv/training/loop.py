@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,8 @@ from agentenv._util.uncancelled import run_to_completion
 from agentenv.core.trajectory import Group
 from agentenv.errors import EngineError, RunStopped
 from agentenv.runs.metrics import summarize
+from agentenv.runs.records.steps import StepGroup, append_rows, append_step, evaluation_row, train_row
+from agentenv.runs.records.token_stats import TOKEN_STATS
 from agentenv.training.config import TrainConfig
 from agentenv.training.evaluation import (
     Evaluation,
@@ -32,13 +35,15 @@ from agentenv.training.evaluation import (
     speed_of,
     spread_of,
 )
+from agentenv.training.logs.evaluated import keep_evaluation
 from agentenv.training.logs.records import Records
+from agentenv.training.logs.samples import groups_to_keep, step_groups
 from agentenv.training.logs.screen import TrainScreen
 from agentenv.training.logs.step_warnings import RepeatedWarnings, check_step
 from agentenv.training.rollouts import Rollouts
 
 if TYPE_CHECKING:
-    from agentenv.training.algorithm.batch import Batch
+    from agentenv.training.algorithm.batch import Batch, LearnedTokens
     from agentenv.training.learner.policy import Layout
 
 _NO_STEP = -1
@@ -49,6 +54,8 @@ class LearnerProtocol(Protocol):
 
     num_steps: int
     """Train steps taken."""
+    learned: LearnedTokens | None
+    """Of the last train step."""
     step_completed: bool
     """False while a train step has changed some of the weights and not all."""
 
@@ -94,11 +101,17 @@ class Loop:
         self.step = 0
         """Train steps done."""
         self._layout: Layout = layout
+        # All train steps are in one thread: torch starts threads, and the allocator keeps memory, for each one.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="agentenv-learner")
         self._saved_step = 0
         self._logged_step = 0
         self._numbers: dict[str, float] = {}
         self._warnings = RepeatedWarnings()
         self._seconds: dict[str, float] = {}
+        self._step_groups: list[StepGroup] = []
+        self._kept: frozenset[str] = frozenset()
+        self._row: dict[str, Any] | None = None  # of the last train step, until it is written
+        self._token_stats: list[dict[str, Any]] = []  # of its kept episodes
         self._step_began = time.monotonic()
 
     async def resume(self) -> None:
@@ -180,7 +193,8 @@ class Loop:
         from agentenv.training.algorithm.experience import needs_rollout_logprobs
 
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        for trajectory in trajectories[: self.config.save_samples]:
+        kept = groups_to_keep(groups, self.config, self.step + 1)
+        for trajectory in kept:
             await asyncio.to_thread(self.records.samples.append, trajectory)
         num_samples, pass_scores = self.config.n, self.rollouts.options.pass_scores
         summaries = await asyncio.to_thread(lambda: list(map(summarize, trajectories)))
@@ -192,16 +206,29 @@ class Loop:
             numbers = {f"time/{key}": value for key, value in shares_of(metrics).items()}
             rolled = numbers_of(metrics) | by_env | spread_of(summaries) | ages_of(batch, self.step)
             numbers |= {f"rollout/{key}": value for key, value in rolled.items()}
+            self._step_groups = step_groups(groups, summaries)
+            self._kept = frozenset(each.episode_id for each in kept)
             await run_to_completion(self._train_step(batch, numbers, num_groups=len(groups)))
 
     async def _train_step(self, batch: Batch, numbers: dict[str, float], *, num_groups: int) -> None:
+        from agentenv.training.algorithm.batch import learned_episodes, token_stats
+
         try:
-            learned = await asyncio.to_thread(self.learner.train_step, batch)
+            learned = await asyncio.get_running_loop().run_in_executor(self._thread, self.learner.train_step, batch)
         except RunStopped:  # the batch may be the cause: if it were handed out again, a restart would fail again
             self.rollouts.give_up()
             self._saved_step = _NO_STEP
             raise
+        tokens = self.learner.learned
+        trained = learned_episodes(batch, tokens, self.step) if tokens else {}
         self.step += 1
+        stats = token_stats(batch, tokens, self.step, self._kept) if tokens and self.config.save_token_stats else ()
+        self._token_stats = [each.to_dict() for each in stats]
+        left_out, self.rollouts.rejected_groups = self.rollouts.rejected_groups, []
+        self._row = train_row(
+            self.step, [*self._step_groups, *left_out], trained,
+            kept=self._kept, estimator=self.config.advantage_estimator, credit=self.config.credit,
+        )  # fmt: skip
         rejected, self.rollouts.rejected = self.rollouts.rejected, Counter()
         numbers |= {f"rollout/{key}": value for key, value in rejections_of(rejected, num_groups).items()}
         self._numbers = numbers | {f"train/{key}": value for key, value in learned.items()}
@@ -216,6 +243,9 @@ class Loop:
             numbers = await self.evaluation.run()
         if self.rollouts.runner.draining:
             return {}  # incomplete: short episodes finish first, so the mean would be biased
+        folder, row = self.records.folder, evaluation_row(self.step, self.evaluation.episodes)
+        await run_to_completion(asyncio.to_thread(keep_evaluation, folder, self.step, self.evaluation.kept))
+        await run_to_completion(asyncio.to_thread(append_step, folder, row))
         numbers = {f"eval/{key}": value for key, value in numbers.items()}
         if self.best.add(self.step, numbers):
             save_model = partial(self.learner.save_model, tokenizer=self.rollouts.runner.setup.chat.tokenizer)
@@ -259,6 +289,11 @@ class Loop:
         warnings = check_step(line, self.config) if step else []  # step 0 is an evaluation
 
         def write() -> None:  # in a thread, because trackers may be slow
+            if self._row is not None and self._row["step"] == step:
+                if self._token_stats:
+                    append_rows(self.records.folder / TOKEN_STATS, self._token_stats)
+                append_step(self.records.folder, self._row)
+                self._row = None
             self.records.journal.log(step, line, [each.name for each in warnings])
             self._logged_step = step
 

@@ -21,9 +21,12 @@ from agentenv.engines.pool import can_sleep
 from agentenv.episode.runner import EpisodeRunner, PlannedEpisode
 from agentenv.errors import ConfigError, RunStopped
 from agentenv.runs.group_rewards import GroupGrader, count_failures
+from agentenv.runs.metrics import summarize
+from agentenv.runs.records.steps import StepGroup
 from agentenv.training.curriculum import Curriculum
 from agentenv.training.task_order import TaskOrder
 
+_MAX_KEPT_REJECTED = 10_000
 _MAX_REJECTED_BATCHES = 20
 """Training stops after this many batches of groups were rejected in a row."""
 
@@ -113,6 +116,8 @@ class Rollouts:
         self._in_flight = 0
         self.rejected: Counter[str] = Counter()
         """Groups rejected since the last `take`, by reason: low, high, failed, stale."""
+        self.rejected_groups: list[StepGroup] = []
+        """The same groups, of this session; older ones are dropped when there are many."""
         self._again: deque[int] = deque()  # positions that were in flight when an earlier session ended
         self._open: dict[asyncio.Task[None], AdmittedGroup] = {}
         self._ready: list[tuple[AdmittedGroup, Group]] = []
@@ -145,7 +150,9 @@ class Rollouts:
                 num = self.options.batch_groups
                 self._handed_out, rest = self._ready[:num], self._ready[num:]
                 self._ready = [(admitted, group) for admitted, group in rest if admitted.version > oldest]
-                self.rejected["stale"] += len(rest) - len(self._ready)
+                for admitted, group in rest:
+                    if admitted.version <= oldest:
+                        self._reject("stale", group)
                 self.num_consumed += num
                 return [group for _, group in sorted(self._handed_out, key=lambda item: item[0].number)]
             self._changed.clear()
@@ -274,12 +281,13 @@ class Rollouts:
             return
         self.order.observe(admitted.number, trajectories)
         if reason is None and admitted.version < self.version - self.options.max_ahead:
-            self.rejected["stale"] += 1  # its grader took longer than the steps that it could have joined
+            # Its grader took longer than the steps that it could have joined.
+            self._reject("stale", Group(task.task_id, tuple(trajectories)))
         elif reason is None:
             self._ready.append((admitted, Group(task.task_id, tuple(trajectories))))
             self._rejected_in_a_row = 0
         else:
-            self.rejected[reason] += 1
+            self._reject(reason, Group(task.task_id, tuple(trajectories)))
             self._rejected_in_a_row += 1
             if self._rejected_in_a_row >= _MAX_REJECTED_BATCHES * self.options.batch_groups:
                 why = {
@@ -292,6 +300,11 @@ class Rollouts:
                     f"{why[reason]}. Fix the environment, use other --data, or widen "
                     "--dynamic_filtering_reward_range."
                 )
+
+    def _reject(self, reason: str, group: Group) -> None:
+        self.rejected[reason] += 1
+        self.rejected_groups.append(StepGroup(group.group_id, tuple(map(summarize, group.trajectories)), reason))
+        del self.rejected_groups[:-_MAX_KEPT_REJECTED]
 
     async def _episode(self, planned: PlannedEpisode, admitted: AdmittedGroup) -> Trajectory:
         records: list[Trajectory] = []

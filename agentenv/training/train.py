@@ -12,17 +12,19 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from agentenv._util.calls import create
+from agentenv._util.plurals import counted
 from agentenv._util.ray.cluster import ray_session
 from agentenv.core.engine import Engine
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Task
+from agentenv.engines.models import load_stop_token_ids
 from agentenv.engines.ray_actor import EngineBackend
 from agentenv.episode.endpoint.agent import ChatAgentSource
 from agentenv.episode.runner import EpisodeRunner
@@ -33,8 +35,11 @@ from agentenv.runs.config import RunConfig
 from agentenv.runs.display.progress import waiting
 from agentenv.runs.display.report import LastingStream, quiet_transformers
 from agentenv.runs.metrics import summarize
-from agentenv.runs.prepare import Job, Part, load_parts, load_tasks, open_runner, prepare
+from agentenv.runs.opening import open_runner
+from agentenv.runs.prepare import Job, Part, load_parts, load_tasks, prepare
+from agentenv.runs.records.tokenizer import keep_tokenizer
 from agentenv.runs.shutdown import then_end, until_signal
+from agentenv.runs.view_process import PageBeside
 from agentenv.runs.watchdog import Watchdog, end_process
 from agentenv.training.config import TrainConfig
 from agentenv.training.config_checks import GROUP_ESTIMATORS, validate
@@ -42,6 +47,7 @@ from agentenv.training.curriculum import load_curriculum
 from agentenv.training.evaluation import Evaluation
 from agentenv.training.fixed_sampling import FixedSamplingEngine
 from agentenv.training.learner_gpus import reserve_gpus
+from agentenv.training.logs.evaluated import tasks_to_keep
 from agentenv.training.logs.journal import METRICS, read_metrics
 from agentenv.training.logs.plots import draw
 from agentenv.training.logs.records import Records, open_records
@@ -80,7 +86,11 @@ def train(config: TrainConfig) -> int:
     with contextlib.redirect_stdout(stderr if config.screen.json else stdout), contextlib.redirect_stderr(stderr):
 
         def lead(rank_group: RankGroup | None) -> int:
-            return asyncio.run(then_end(_train(config, rank_group, stdout), stdout))
+            with PageBeside(config.screen.view) as page:
+                code = asyncio.run(then_end(_train(config, rank_group, stdout, page), stdout))
+                if code == 0:
+                    page.wait()
+                return code
 
         if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["WORLD_SIZE"] == "1":
             return lead(None)
@@ -124,7 +134,7 @@ class TrainJob:
         return config.max_train_steps or math.ceil(config.num_episodes * num_tasks / config.rollout_batch_size)
 
 
-async def _train(config: TrainConfig, rank_group: RankGroup | None, stdout: TextIO) -> int:
+async def _train(config: TrainConfig, rank_group: RankGroup | None, stdout: TextIO, page: PageBeside) -> int:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C ends imports and loads immediately
     job = await prepare_training(config, rank_group)
@@ -133,18 +143,21 @@ async def _train(config: TrainConfig, rank_group: RankGroup | None, stdout: Text
     resolved = {name: job.episodes.digests[name] for name in ("tasks", "template")}
     with open_records(config, job.out, resolved, screen.note) as records:
         flags = job.episodes.config
+        stop_token_ids = load_stop_token_ids(job.episodes.model)
+        await asyncio.to_thread(keep_tokenizer, job.out, job.episodes.tokenizer, stop_token_ids)
         facts = {
             "agent": config.source,
             "data": _describe_data(job),
-            "steps": f"{job.num_steps}, each of {config.rollout_batch_size} tasks × {config.n}",
+            "steps": f"{job.num_steps}, each of {counted(config.rollout_batch_size, 'task')} × {config.n}",
             "model": config.model,
             **job.episodes.facts,
             "engine": f"{flags.engine_backend} in {'Ray actors' if flags.engine == 'ray' else 'this process'}",
             "out": str(job.out),
         }
         screen.launch(facts, config.to_dict())
+        await page.open(job.out, screen.note)
         if config.rollout_batch_size > num_tasks:
-            many = f"--rollout_batch_size {config.rollout_batch_size} with {num_tasks} tasks"
+            many = f"--rollout_batch_size {config.rollout_batch_size} with {counted(num_tasks, 'task')}"
             screen.note(f"note: {many}: a train step uses some tasks more than once")
         async with contextlib.AsyncExitStack() as stack:
             gpus: list[str] = []
@@ -164,9 +177,9 @@ def _describe_data(job: TrainJob) -> str:
     weights, num_tasks = job.weights, Counter(task.env for task in job.tasks)
     total = sum(weights.values())
     if not weights:
-        return f"{job.config.data}: {len(job.tasks)} tasks"
+        return f"{job.config.data}: {counted(len(job.tasks), 'task')}"
     return "; ".join(
-        f"{part.name} {weights[part.name] / total:.0%} of {part.config.data}: {num_tasks[part.name]} tasks"
+        f"{part.name} {weights[part.name] / total:.0%} of {part.config.data}: {counted(num_tasks[part.name], 'task')}"
         for part in job.episodes.parts
         if part.name in weights
     )
@@ -337,6 +350,15 @@ def with_engine(config: TrainConfig) -> RunConfig:
     )
 
 
+def _make_learner(job: TrainJob, gpus: Sequence[str]) -> Learner:
+    config, model, num_steps = job.config, job.episodes.model, job.num_steps
+    if job.rank_group is not None:
+        return job.rank_group.learner(config, model, num_train_steps=num_steps, gpus=gpus)
+    from agentenv.training.learner.learner import Learner as NewLearner
+
+    return NewLearner(config, model, num_train_steps=num_steps, device=gpus[0] if gpus else None)
+
+
 async def _build_loop(
     job: TrainJob, opened: EpisodeRunner, gpus: Sequence[str], records: Records, screen: TrainScreen
 ) -> Loop:
@@ -345,17 +367,9 @@ async def _build_loop(
     `opened` has the open engine and environments; `gpus` are the learner's, one per rank, by torch's names, and the
     learner chooses if there are none.
     """
-    config, model, num_steps = job.config, job.episodes.model, job.num_steps
-    make_learner: Callable[[], Learner]
-    if job.rank_group is not None:
-        make_learner = partial(job.rank_group.learner, config, model, num_train_steps=num_steps, gpus=gpus)
-    else:
-        from agentenv.training.learner.learner import Learner as NewLearner
-
-        device = gpus[0] if gpus else None
-        make_learner = partial(NewLearner, config, model, num_train_steps=num_steps, device=device)
+    config, num_steps = job.config, job.num_steps
     with waiting("loading the learner", screen.note):
-        learner = await asyncio.to_thread(make_learner)
+        learner = await asyncio.to_thread(_make_learner, job, gpus)
     learner.failed_batch_path = job.out / "failed-batch.pt"
 
     def runner(temperature: float, seed: int, engine: Engine) -> EpisodeRunner:
@@ -368,7 +382,12 @@ async def _build_loop(
     if job.held_out:
         evaluating = runner(config.eval_temperature, config.seed + 1, opened.setup.engine)
         evaluation = Evaluation(
-            evaluating, job.held_out, config.eval_n_samples_per_prompt, job.episodes.grader, pass_scores
+            evaluating,
+            job.held_out,
+            config.eval_n_samples_per_prompt,
+            job.episodes.grader,
+            pass_scores,
+            tasks_to_keep(job.held_out, config),
         )
     options = RolloutOptions(
         config.rollout_batch_size,
@@ -444,5 +463,6 @@ async def _run(job: TrainJob, loop: Loop) -> int:
     facts |= {"model": str(model)}
     if kept := loop.best.evaluation:
         facts["best model"] = f"{loop.best.path}: {kept['metric']} {kept['value']:.3f} after step {kept['step']}"
-    screen.final(read_metrics(job.out), {**facts, "metrics": str(job.out / METRICS)})
+    page_of = f"agentenv view {shlex.quote(str(job.out))}"
+    screen.final(read_metrics(job.out), {**facts, "metrics": str(job.out / METRICS), "page": page_of})
     return 0

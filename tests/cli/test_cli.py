@@ -10,7 +10,10 @@ import pytest
 
 from agentenv import __version__
 from agentenv.cli import doctor
+from agentenv.cli.flags import parse
 from agentenv.cli.main import main
+from agentenv.cli.tokens import ShowConfig
+from agentenv.cli.view import ViewConfig
 from agentenv.runs.config import RunConfig
 from agentenv.runs.flat_config import flag_fields
 from agentenv.training.config import TrainConfig
@@ -24,6 +27,8 @@ FILES = {
     "no_executor.py": "class Agent: ...\n",
     "strict.py": "class A:\n    def __init__(self, dice=0):\n        raise ValueError(f'no\\ndice: {dice}')\n"
     "    async def step(self, states): ...\n",
+    "closes.py": "class A:\n    async def step(self, states): ...\n"
+    "    async def close(self):\n        self.db.close()\n",
     "bad.jsonl": '{"prompt": "a", "label": 1}\n{"prompt"\n',
     "empty.jsonl": "\n",
     "blank.jsonl": '{"prompt": " ", "label": 1}\n',
@@ -52,7 +57,7 @@ WRONG = {
     "unknown command": (["rnu"], "got 'rnu'. Did you mean 'run'?"),
     "nothing like a command": (
         ["zzz"],
-        "sandbox, launch, config, completion, help, version, got 'zzz'. Run `agentenv",
+        "sandbox, serve, launch, config, completion, help, version, got 'zzz'. Run `agentenv",
     ),
     "flag with a slip": ([*RUN, "--tempratur", "1"], "Did you mean --temperature?"),
     "flag of nobody": (
@@ -123,6 +128,10 @@ WRONG = {
     "kwargs refused": (
         ["run", "--env", "strict.py:A", *RUN[3:], "--env_kwargs", '{"dice": 9}'],
         "strict.py:3: expected to construct A with {'dice': 9}, got ValueError: no dice: 9. Change --env_kwargs",
+    ),
+    "close before reset": (
+        ["run", "--env", "closes.py:A", *RUN[3:]],
+        "closes.py:4: expected to close A before any reset, got AttributeError: 'A' object has no attribute 'db'. Rel",
     ),
     "kwargs refused by ours": (
         ["run", "--env", "math_retry", *RUN[3:], "--env_kwargs", '{"max_attempts": 0}'],
@@ -217,8 +226,8 @@ def test_help_names_every_command(argv, capsys):
     assert command(argv) == 0
     captured = capsys.readouterr()
     assert re.findall(r"^  (\w+)", captured.out, re.MULTILINE) == [
-        "run", "train", "list", "doctor", "check", "audit", "new", "play", "show", "export", "tokens", "rm", "sandbox",
-        "launch", "config", "completion", "help", "version",
+        "run", "train", "list", "doctor", "check", "audit", "new", "play", "show", "view", "diff", "export", "tokens",
+        "rm", "sandbox", "serve", "launch", "config", "completion", "help", "version",
     ]  # fmt: skip
     assert captured.err == ""
 
@@ -231,7 +240,8 @@ def test_run_help_mentions_every_flag_once_as_a_flag(capsys):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "config"), [("run", RunConfig), ("train", TrainConfig)])
-def test_short_help_has_the_flags_of_a_first_run_on_one_screen(name, config, capsys):
+def test_short_help_has_the_flags_of_a_first_run_on_one_screen(name, config, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "160")  # one line for each flag
     assert command([name, "-h"]) == 0
     shown = capsys.readouterr().out
     first = [flag for flags in config.FIRST_FLAGS.values() for flag in flags]
@@ -258,6 +268,14 @@ def test_help_all_is_help(flag, capsys):
 def test_the_other_commands_have_help(name, capsys):
     assert command([name, "--help"]) == 0
     assert f"agentenv {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["--html=/x", "--help", "-h", "-1", "--json", "--", "it's $(x)"])
+def test_arguments_behind_two_dashes_are_no_flags(name):
+    shown = parse(ShowConfig, "tokens show", ["--json", "--", "--out", name])
+    assert (shown.run, shown.episode, shown.json, shown.tokenizer) == ("--out", name, True, None)
+    viewed = parse(ViewConfig, "view", [f"--episode={name}", "--", "--out", name])
+    assert (viewed.episode, viewed.runs, viewed.html) == (name, ("--out", name), None)
 
 
 def test_flags_may_be_written_with_dashes(folder, capsys):

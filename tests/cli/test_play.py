@@ -144,14 +144,14 @@ def test_the_task_its_seed_and_the_arguments_are_chosen_by_flags(door, monkeypat
     assert "task d1 · seed 5" in out
     assert "Another\\x1b]0;evil\\x07 door." in out
     assert "seed=5" in out
-    assert "seed=9" in play(door, "x\n", monkeypatch, capsys, "--task", "1", "--seed", "9")[1]
+    assert "seed=9" in play(door, "x\n", monkeypatch, capsys, "--task", "d1", "--seed", "9")[1]
 
 
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
-        (["--task", "2"], "--task: expected an index below 2, got 2"),
-        (["--task", "-1"], "--task: expected an integer >= 0, got -1"),
+        (["--task", "2"], "--task: expected a task's id, such as d0, or its number from 0 to 1, got '2'"),
+        (["--task", "-1"], "--task: expected a task's id, such as d0, or its number from 0 to 1, got '-1'"),
         (["--env_kwargs", '{"colour": 1}'], "--env_kwargs: expected arguments of Door"),
         (["--max_turns", "0"], "max_turns: expected an integer >= 1"),
     ],

@@ -10,7 +10,8 @@ import pytest
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Completion, StepResult, StopReason, Task
 from agentenv.runs.records import selection
-from agentenv.runs.records.directory import TRAJECTORIES, RunWriter
+from agentenv.runs.records.directory import RunWriter
+from agentenv.runs.records.index import TRAJECTORIES
 from tests.drivers import command
 
 CALL = '<tool_call>\n{"name": "python", "arguments": {"code": "a = 1\\nprint(a)", "n": 2}}\n</tool_call>'

@@ -10,6 +10,8 @@ import pytest
 from rich.console import Console
 
 from agentenv import __version__
+from agentenv._util.terminal import wide_console
+from agentenv.cli.commands import summary_of
 from agentenv.cli.completion import CLASSES, config_class
 from agentenv.cli.main import COMMANDS, main
 from agentenv.runs.display.progress import LiveProgress, Stats, describe
@@ -56,6 +58,19 @@ def test_launch_says_what_it_does(capsys):
 def test_every_command_can_be_completed():
     assert {name.split()[0] for name in CLASSES} == set(COMMANDS)
     assert all(config_class(path) for path in CLASSES.values())
+
+
+def test_the_list_of_commands_has_the_first_line_of_each_docstring():
+    for name, (sentence, path) in COMMANDS.items():
+        described = config_class(CLASSES.get(name, path))
+        assert sentence == summary_of(described), name
+
+
+@pytest.mark.parametrize(("command", "heavy"), [("--help", {"tyro", "rich", "numpy"}), ("version", {"numpy", "torch"})])
+def test_a_command_imports_no_other_command(command, heavy):
+    code = f"import sys; from agentenv.cli.main import main; main([{command!r}]); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert heavy.isdisjoint(loaded)
 
 
 @pytest.mark.long
@@ -159,13 +174,23 @@ def test_no_color_is_honored(argv, monkeypatch, capsys):
     assert not re.search(r"\x1b\[[\d;]*(3[0-8]|4[0-8]|9\d)", capsys.readouterr().out)
 
 
+def test_names_between_colons_are_no_emoji():
+    console = wide_console()
+    with console.capture() as shown:
+        console.print("guess.py:One: :smile:")
+    assert shown.get().strip() == "guess.py:One: :smile:"
+
+
 # --- widths -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["run", "train", "check", "tokens show"])
-def test_help_fits_into_the_terminal(name, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "words",
+    ["run --help", "train --help", "check --help", "tokens show --help", "run -h", "train -h", "--help", "rm --help"],
+)
+def test_help_fits_into_the_terminal(words, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    assert command([*name.split(), "--help"]) == 0
+    assert command(words.split()) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if len(line) > 80 and " " in line.strip()] == []
 

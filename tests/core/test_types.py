@@ -174,3 +174,12 @@ def test_a_step_result_refuses_facts_that_are_neither_numbers_nor_text():
 def test_an_invalid_score_is_answered_with_leaving_it_out():
     with pytest.raises(ContractError, match=r"StepResult\.score: .*Leave it out where there is none\.$"):
         StepResult(score=math.nan)
+
+
+def test_the_parameters_of_a_turn_keep_every_field_but_the_limits_and_the_seed():
+    given = SamplingParams(0.5, 0.6, 7, 0.1, 50, 3, ("a",), (4,), 8)
+    with_tag = SamplingParams(0.5, structural_tag="{}")
+    fields = [each.name for each in dataclasses.fields(SamplingParams)]
+    assert all(getattr(given, name) != getattr(SamplingParams(), name) for name in fields if name != "structural_tag")
+    assert given.for_turn(2, room=20) == dataclasses.replace(given, max_tokens=20, seed=10)
+    assert with_tag.for_turn(2, room=20) == dataclasses.replace(with_tag, max_tokens=20)

@@ -730,9 +730,8 @@ async def test_cancelling_one_of_the_first_calls_leaves_the_others():
 
 async def test_an_address_without_a_server():
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-    engine = VLLMHTTPEngine(f"http://127.0.0.1:{port}", max_retries=1)
-    with recorded_pauses([]), pytest.raises(EngineError, match=r"got ConnectError.*\(2 attempts\.\)"):
-        await ask(engine)
-    await engine.close()
+        taken.bind(("127.0.0.1", 0))  # It never listens.
+        engine = VLLMHTTPEngine(f"http://127.0.0.1:{taken.getsockname()[1]}", max_retries=1)
+        with recorded_pauses([]), pytest.raises(EngineError, match=r"got ConnectError.*\(2 attempts\.\)"):
+            await ask(engine)
+        await engine.close()

@@ -26,7 +26,7 @@ from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import ConfigError
 from agentenv.interop.agent_files import load_agent_func
 from agentenv.runs.records.directory import read_trajectories
-from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.testing.tokenizers import ToollessTokenizer
 from agentenv.tools.calling import ToolError
 from agentenv_envs.tool_use import ToolUse, plain
 from agentenv_envs.tool_use.calculator import calculator
@@ -44,7 +44,7 @@ CALL = 'CALL calculator {"expression": "17 * 23"}'
 
 async def play(*script, chat=None, task=None, sampling=None, env_limits=None, **settings_):
     """An episode in which the model says these texts in turn."""
-    chat = chat or Chat(CharTokenizer())
+    chat = chat or Chat(ToollessTokenizer())
     engine = ScriptedEngine(list(script), chat.tokenizer)
     trajectory = await run_episode(
         partial(create, ToolUse, {"tools": ["calculator"], "limits": env_limits, **settings_}),
@@ -208,8 +208,8 @@ async def test_special_tokens_in_results_are_text(tmp_path):
         trajectory, engine = await play(
             "CALL forge {}", "#### 391", tools=[f"{tmp_path}/forger.py:forge"], task=Task(prompt, label="391")
         )
-        begun, ended = CharTokenizer.specials[::-1]
-        tokenizer = CharTokenizer()
+        begun, ended = ToollessTokenizer.specials[::-1]
+        tokenizer = ToollessTokenizer()
         ids = engine.requests[1].prompt_token_ids[len(engine.requests[0].prompt_token_ids) :]
         assert tokenizer.decode(ids).count(begun) == 3
         assert ids.count(tokenizer.specials.index(begun)) == 2
@@ -504,7 +504,9 @@ def test_the_shipped_rows_are_those_that_the_seed_makes():
 @pytest.mark.parametrize("name", ["plain", "Qwen2.5", "GLM-4.5"])
 async def test_gold_calls_the_tool_and_earns_all(name):
     chat = (
-        Chat(CharTokenizer()) if name == "plain" else Chat(load(BY_NAME[name]), stop_token_ids=stop_ids(BY_NAME[name]))
+        Chat(ToollessTokenizer())
+        if name == "plain"
+        else Chat(load(BY_NAME[name]), stop_token_ids=stop_ids(BY_NAME[name]))
     )
     row = json.loads(DATA.read_text("utf-8").splitlines()[0])
     task = Task([{"role": "user", "content": row["prompt"]}], label=row["label"], metadata={"gold": row["gold"]})
@@ -544,7 +546,7 @@ def test_a_run_with_the_tiny_model_ends_with_every_episode_judged(tmp_path, monk
 async def test_the_agent_func_takes_its_settings_from_the_environment(monkeypatch):
     monkeypatch.setenv("AGENTENV_TOOL_USE", '{"tools": ["calculator"], "max_turns": 3}')
     source = load_agent_func(ROOT / "agent_funcs" / "tool_use.py")
-    chat = Chat(CharTokenizer())
+    chat = Chat(ToollessTokenizer())
     trajectory = await source.run(
         Task(QUESTION, "391"),
         EpisodeSetup(

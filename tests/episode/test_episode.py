@@ -389,7 +389,7 @@ async def test_reset_sees_the_task_and_the_seed_of_the_episode():
     agent = Scripted(END)
     await play(agent, task=Task("Q: ", label="42", metadata={"level": 3}, images=("i",)))
     expected = {"observation": "Q: ", "label": "42", "metadata": {"level": 3}, "images": ("i",), "seed": 11}
-    assert agent.reset_states == {**expected, "renders_tools": False}
+    assert agent.reset_states == {**expected, "renders_tools": True}
 
 
 async def test_the_first_observation_is_what_reset_returns():
@@ -767,6 +767,12 @@ async def test_an_exception_of_an_environment_is_recorded_and_it_is_closed_once(
     assert f'File "{__file__}", line {recorded.place.rpartition(":")[2]}, in answer' in recorded.traceback
     assert f"{PACKAGE}/" not in recorded.traceback
     assert (trajectory.reward, trajectory.score, agent.num_closed) == (None, None, 1)
+
+
+async def test_the_message_of_an_error_keeps_both_ends_of_a_long_text():
+    trajectory, _ = await play(Scripted(ValueError(f"begin {'x' * 100_000} end")))
+    message = trajectory.error.message
+    assert (len(message) < 5000, message[:6], message[-4:]) == (True, "begin ", " end")
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,8 @@ def test_input_that_is_not_a_class_with_a_step_is_refused(tmp_path, attribute):
         (
             "",
             "expected an installed environment (code_sandbox, guess_number, gymnasium_text, math_retry, "
-            "reasoning_gym, rm_chat, tool_use, verify)",
+            "reasoning_gym, rm_chat, tool_use, verify), module:Attr, path/file.py[:Attr] or KIND:NAME with a KIND of "
+            "gem, inspect, openenv, textarena, textworld, verifiers,",
         ),
     ],
 )

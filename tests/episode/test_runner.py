@@ -338,7 +338,7 @@ async def test_with_a_window_only_the_last_episodes_count_however_many_were_good
     with pytest.raises(RunStopped, match=r"at most 25% of the episodes to fail, got 11 of the last 40") as stopped:
         await runner.run(plan(make_tasks(500), 1), ended.append)
     assert len(ended) == 415
-    assert "ValueError: bug 401 (1 times)" in str(stopped.value)
+    assert "ValueError: bug 401 (1 time)" in str(stopped.value)
 
 
 async def test_with_a_window_an_old_failure_is_forgotten():

@@ -1,8 +1,10 @@
 """A step that asks for it is called again with the same states, everywhere that episodes run."""
 
 import pickle
+from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from agentenv.chat.chat import Chat
 from agentenv.core.agent import AgentInstance
@@ -15,6 +17,10 @@ from agentenv.episode.source import EnvSource
 from agentenv.errors import InfraError
 from agentenv.gym.env import AgentEnv
 from agentenv.interop.agent_files import load_agent_func
+from agentenv.runs.display.conversation import episode_line
+from agentenv.runs.display.report import final_table
+from agentenv.runs.metrics import Tally, aggregate, summarize
+from agentenv.runs.records.index import make_row, summary_of
 from agentenv.runs.records.lines import trajectory_from_dict, trajectory_to_dict
 from agentenv.testing.episodes import Setup
 from agentenv.testing.simulation import simulate
@@ -47,6 +53,13 @@ class Asks(AgentInstance):
         return StepResult("Go on.", reward=1.0, terminated=turn == 2)
 
 
+def shown(metrics):
+    console = Console(width=120)
+    with console.capture() as out:
+        console.print(final_table(metrics))
+    return out.get()
+
+
 QUICK = ErrorPolicy(retry_wait_s=0.0)
 
 
@@ -65,6 +78,14 @@ async def test_a_service_that_fails_one_call_in_five_costs_no_episode():
     assert [each.reward for each in ended] == [3.0] * 20
     assert (runner.num_retries, runner.num_failed, service.num_calls) == (0, 0, 74)
     assert sum(turn.num_retries for each in ended for turn in each.turns) == 14
+    tally = Tally(1)
+    for each in ended:
+        tally.add(summarize(each))
+    metrics = tally.metrics(num_tasks=20, num_samples=1, wall_s=1.0)
+    assert metrics.to_dict()["num_step_retries"] == 14
+    assert "14 calls of `step` failed" in shown(metrics)
+    assert metrics.retried_errors == {"InfraError": 14}
+    assert "step retries" not in shown(replace(metrics, num_step_retries=0))
     without, failed = await run(Service(one_in=5), retry_step=False)
     assert without.num_retries > 5
     assert {turn.num_retries for each in failed for turn in each.turns} == {0}
@@ -91,6 +112,34 @@ async def test_retries_of_a_step_and_of_its_episode_are_bounded_by_max_retries(m
     assert ended.error.kind == "infra"
     assert ended.turns[0].num_retries == max_retries
     assert trajectory_from_dict(trajectory_to_dict(ended)).turns[0].num_retries == max_retries
+
+
+class Refused(AgentInstance):
+    """A service that refuses connections: two calls of the first step, and then the first attempt."""
+
+    num_calls = 0
+
+    async def step(self, states):
+        Refused.num_calls += 1
+        if Refused.num_calls <= 3:
+            try:
+                raise ConnectionRefusedError
+            except ConnectionRefusedError as error:
+                raise InfraError("service: expected an answer, got none.", retry_step=True) from error
+        return StepResult(reward=1.0, terminated=True)
+
+
+async def test_the_errors_of_retries_are_named_in_record_metrics_and_conversation():
+    _, (ended,) = await run(None, num_tasks=1, source=EnvSource(Refused))
+    assert (ended.reward, ended.attempt, ended.error) == (1.0, 1, None)
+    assert ended.retried == ["InfraError (ConnectionRefusedError)"] * 3
+    assert trajectory_from_dict(trajectory_to_dict(ended)).retried == ended.retried
+    summary = summarize(ended)
+    assert summary_of(make_row(ended, summary, 0, 1, "0")) == summary
+    metrics = aggregate([summary], num_tasks=1, num_samples=1, wall_s=1.0)
+    assert metrics.to_dict()["retried_errors"] == {"InfraError (ConnectionRefusedError)": 3}
+    assert "InfraError (ConnectionRefusedError) 3" in shown(metrics)
+    assert "retried after InfraError (ConnectionRefusedError) 3" in episode_line(ended)
 
 
 def test_a_simulation_retries_in_virtual_time():

@@ -124,7 +124,8 @@ async def test_a_server_that_dies_under_many_episodes_and_comes_back_on_its_port
             await asyncio.sleep(60)
         await well(reader, writer, body)
 
-    async with serving(behave, max_retries=200, timeout_s=30) as (server, engine):
+    # The deadline is longer than the longest pause, 30 s: `serving` shortens pauses after they are compared with it.
+    async with serving(behave, max_retries=200, timeout_s=120) as (server, engine):
         running = asyncio.ensure_future(run_all(make_runner(engine=engine, concurrency=8), plan(make_tasks(30), 1)))
         await asyncio.wait_for(full.wait(), 60)
         await server.stop()

@@ -254,10 +254,15 @@ def test_many_in_flight_end_within_the_grace(place):
 @pytest.mark.long
 def test_resuming_a_complete_run_writes_nothing(place):
     """A bug once: `metrics.json` was written anew, without the times of the session that did the work."""
+
+    def contents():
+        files = [path for path in (place / "out").rglob("*") if path.is_file()]
+        return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
     assert command(FLAGS) == 0
-    before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in (place / "out").iterdir()}
+    before = contents()
     assert command(RESUME) == 0
-    after = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in (place / "out").iterdir()}
+    after = contents()
     assert {name for name in after if after[name] != before.get(name)} <= {".lock"}
     assert json.loads((place / "out/metrics.json").read_text())["time"]["episodes_per_s"] > 0
 

@@ -103,8 +103,7 @@ def test_the_environments_of_a_killed_process_fail_and_the_vector_goes_on(tmp_pa
     np.testing.assert_array_equal(truncations & lost, lost)
     assert not terminations[lost].any()
     assert all(
-        "expected the environment's actor to be alive" in str(infos["final_info"]["error"][i])
-        for i in lost.nonzero()[0]
+        "expected a living process of --env_actors" in str(infos["final_info"]["error"][i]) for i in lost.nonzero()[0]
     )
     envs.reset(seed=1)
     assert not any(map(math.isnan, envs.step(["pid"] * 4)[1]))

@@ -957,6 +957,8 @@ import verl.experimental.reward_loop.reward_manager as single
 cls = single.KNOWN["agentenv"]
 from agentenv.interop.verl.rewards import AgentEnvRewardManager
 assert cls is AgentEnvRewardManager and issubclass(cls, single.base.RewardManagerBase)
+import verl.experimental.agent_loop.agent_loop as loops
+assert loops._agent_loop_registry["agentenv/math_retry"]["env"] == "math_retry", loops._agent_loop_registry
 plugin.install()
 assert sum(type(finder).__name__ == "_Registries" for finder in sys.meta_path) == 1
 assert type(single.__loader__).__name__ == "SourceFileLoader"
@@ -968,6 +970,7 @@ A_REGISTRY = "KNOWN = {}\ndef register(name):\n    return lambda cls: KNOWN.setd
 def test_row_24_the_plugin_registers_when_verl_imports_its_registries_and_costs_nothing_before(tmp_path):
     files = {
         "verl/workers/reward_manager": A_REGISTRY,
+        "verl/experimental/agent_loop/agent_loop": "_agent_loop_registry = {}\n",
         "verl/experimental/reward_loop/reward_manager": A_REGISTRY + "from . import base\n",
     }
     for folder, text in files.items():

@@ -69,6 +69,10 @@ def test_values_that_look_like_flags_are_values(write):
         ("a.yaml", "env: e\nn: four\n", "a.yaml: --n: expected an integer, got 'four'. Change the value."),
         ("a.yaml", "env: e\njson: 'yes'\n", "a.yaml: expected true or false for json, got 'yes'."),
         ("a.yaml", "env: e\nmodel: a\npretrain: b\n", "a.yaml: expected model once, got it under two names."),
+        ("a.yaml", "env: e\nn: [1, 2]\n", "a.yaml: --n: expected one value, got [1, 2]. Write one."),
+        ("a.yaml", "env: e\nn: 2\nn: 3\n", "a.yaml: expected n once, got it twice. Leave one out."),
+        ("a.yaml", "env: e\nenv_kwargs: {a: 2, a: 3}\n", "a.yaml: expected a once, got it twice. Leave one out."),
+        ("a.json", '{"env": "e", "n": 2, "n": 3}', "a.json: expected n once, got it twice. Leave one out."),
         ("a.yaml", "n: 0\nenv: e\n", "a.yaml: --n: expected an integer >= 1, got 0."),
         ("a.yaml", "- env\n", "a.yaml: expected flags and their values, got ['env']. Write FLAG: VALUE."),
         ("a.yaml", "env: [\n", "a.yaml: expected YAML, got an error:"),
@@ -146,3 +150,10 @@ def test_config_says_what_it_prints_and_refuses_other_commands(capsys):
     assert "Print the flags of `agentenv run`." in capsys.readouterr().out
     assert main(["config", "rn"]) == 2
     assert "Did you mean 'run'?" in capsys.readouterr().err
+
+
+def test_the_config_of_another_command_is_told_as_such(write, capsys):
+    stored = json.dumps({"config": {"flags": {"env": "e", "critic_pretrain": None, "rollout_batch_size": 4}}})
+    assert command(["run", "--config", write("config.json", stored)]) == 2
+    error = capsys.readouterr().err
+    assert "expected the flags of this command, got those of another: critic_pretrain, rollout_batch_size." in error

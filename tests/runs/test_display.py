@@ -7,9 +7,11 @@ import time
 
 import pytest
 
+from agentenv._util.plurals import counted
+from agentenv.core.types import StopReason
 from agentenv.runs.display import progress
-from agentenv.runs.display.report import FailureKinds
-from agentenv.runs.metrics import Summary, Tally
+from agentenv.runs.display.report import FailureKinds, result_rows
+from agentenv.runs.metrics import Summary, Tally, aggregate
 from tests.drivers import command
 from tests.training.trainings import flags, make_place, tiny_model
 
@@ -55,6 +57,22 @@ def test_plain_progress_without_an_episode_ends_with_a_line():
     shown.start()
     shown.stop()
     assert stream.getvalue().startswith("0/3 episodes")
+
+
+def test_the_table_of_a_run_says_how_each_episode_ended():
+    ends = [Summary("a/0", "a", reward=1.0), failed("b/0"), Summary("c/0", "c", stop_reason=StopReason.EPISODE_TIMEOUT)]
+    rows = dict(result_rows(aggregate(ends, num_tasks=3, num_samples=1, wall_s=1.0)))
+    assert rows["episodes"] == "3  (3 tasks × 1; 1 rewarded, 1 failed, 1 ended without a reward)"
+
+
+def test_numbers_of_one_are_singular():
+    rows = dict(
+        result_rows(aggregate([Summary("a/0", "a", attempt=1, num_cut=1)], num_tasks=1, num_samples=1, wall_s=1.0))
+    )
+    assert rows["episodes"].startswith("1  (1 task × 1; ")
+    assert rows["retries"] == "1 attempt failed and was retried"
+    assert rows["cut"] == "1 action, by a limit of tokens"
+    assert [counted(num, "policy", "policies") for num in (0, 1, 2)] == ["0 policies", "1 policy", "2 policies"]
 
 
 @pytest.fixture

@@ -187,7 +187,7 @@ def test_the_command_names_its_files_and_what_it_left_out(run, capsys):
     assert command(["export", run, "--to", "trl", "--out", run / "trl"]) == 0
     captured = capsys.readouterr()
     assert captured.out == f"{run}/trl/trl.jsonl: 2 rows\n"
-    assert captured.err == "agentenv export: 1 episodes without a reward are left out\n"
+    assert captured.err == "agentenv export: 1 episode without a reward is left out\n"
 
 
 def test_no_folder_is_made_for_a_run_that_does_not_exist(tmp_path):

@@ -89,6 +89,11 @@ def test_a_number_after_the_last_colon_is_a_weight_and_a_name_is_an_attribute(gi
     assert (entry.env, entry.name, entry.weight) == (env, name, weight)
 
 
+def test_a_weight_below_zero_is_refused_as_a_weight():
+    with pytest.raises(ConfigError, match=r"expected a weight >= 0, got -1"):
+        read_entries(["guess_number:-1"])
+
+
 @pytest.mark.parametrize("text", ["mix.yaml:2", "folder/mix.yml:0.5", "mix.json:Name", '{"env": "mix.yaml"}'])
 def test_a_weight_or_a_name_after_a_file_of_entries_is_refused_before_anything_is_loaded(text):
     with pytest.raises(ConfigError, match=r"expected an environment, got '.*mix.*', a file of entries. Use --env"):
@@ -264,7 +269,7 @@ def test_failures_are_counted_for_their_environment(place):
         ({"env_kwargs": {"price": 1}}, "environment Short: --env_kwargs: expected arguments of Short"),
         (
             {"data": None},
-            "environment Short: --data: expected tasks, got none. Add --data FILE.jsonl or a built-in name; of several",
+            "environment Short: --data: expected tasks, got none. Add --data FILE.jsonl or a built-in name; write",
         ),
         ({"env": "envs.py:NoTurns"}, "environment NoTurns: --max_turns: expected an integer >= 1, got 0"),
     ],

@@ -16,7 +16,10 @@ from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Completion, StepResult, StopReason, Task
 from agentenv.errors import ConfigError, DataError
 from agentenv.runs.records import directory as record
-from agentenv.runs.records.directory import ReadReport, RunWriter, read_config, read_trajectories
+from agentenv.runs.records.directory import RunWriter, read_config, read_trajectories
+from agentenv.runs.records.encoded import EncodedTrajectory, encoded
+from agentenv.runs.records.lines import trajectory_to_dict
+from agentenv.runs.records.scan import ReadReport
 
 CONFIG = {"model": "tiny", "limits": {"max_turns": 4, "max_length": 100}, "concurrency": 8}
 
@@ -50,6 +53,28 @@ def test_appended_lines_are_read_back_in_order(tmp_path):
     assert all(json.loads(line)["episode"]["reward"] == 1.0 for line in log.read_text().splitlines())
 
 
+def test_an_episode_that_another_process_encoded_is_recorded_as_the_episode_itself(tmp_path):
+    given = [episode("a/0", reward=0.5), episode("b/0", text="é\ud800")]
+    encodings = [EncodedTrajectory.of(*encoded(each), each.task) for each in given]
+    summaries = []
+    for name, trajectories in (("whole", given), ("encoded", encodings)):
+        with RunWriter.open(tmp_path / name, CONFIG) as writer:
+            summaries.append(writer.append_all(trajectories))
+    assert summaries[0] == summaries[1]
+    for name in ("trajectories.jsonl", "index.jsonl"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "encoded" / name).read_bytes()
+
+
+def test_an_encoded_episode_has_the_fields_of_a_recorded_one():
+    whole = episode("a/0", reward=0.5)
+    found = EncodedTrajectory.of(*encoded(whole), whole.task)
+    assert (found.episode_id, found.group_id, found.attempt, found.error) == ("a/0", "a", 0, None)
+    assert found.stop_reason is StopReason.TERMINATED
+    assert trajectory_to_dict(found) == trajectory_to_dict(whole)
+    assert found.task is whole.task
+    assert not hasattr(found, "nothing")
+
+
 def test_the_config_is_stored_with_schema_and_versions(tmp_path):
     write_run(tmp_path)
     stored = read_config(tmp_path)
@@ -63,7 +88,7 @@ def test_metrics_are_replaced_whole(tmp_path):
         writer.write_metrics({"reward": 0.5, "missing": None})
         writer.write_metrics({"reward": 1.0})
     assert json.loads((tmp_path / "metrics.json").read_text()) == {"reward": 1.0}
-    assert sorted(os.listdir(tmp_path)) == [".lock", "config.json", "metrics.json", "trajectories.jsonl"]
+    assert sorted(os.listdir(tmp_path)) == [".lock", "config.json", "index.jsonl", "metrics.json", "trajectories.jsonl"]
 
 
 def test_a_resumed_run_knows_what_is_finished_and_what_failed(tmp_path):

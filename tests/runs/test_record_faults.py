@@ -17,14 +17,17 @@ import pytest
 
 from agentenv.errors import ConfigError, DataError, RunStopped
 from agentenv.runs.records import directory as record
-from agentenv.runs.records.directory import ReadReport, RunWriter, read_trajectories
+from agentenv.runs.records import scan
+from agentenv.runs.records.directory import RunWriter, read_trajectories
 from agentenv.runs.records.lines import decode_line
+from agentenv.runs.records.scan import ReadReport
 from tests.runs.test_record import CONFIG, episode, read_ids, write_run
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 HELPERS = f"""
 from agentenv.errors import RunStopped
-from agentenv.runs.records.directory import ReadReport, RunWriter, read_trajectories
+from agentenv.runs.records.directory import RunWriter, read_trajectories
+from agentenv.runs.records.scan import ReadReport
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Completion, StepResult, StopReason, Task
 CONFIG = {CONFIG}
@@ -157,7 +160,7 @@ def test_byte_order_mark_crlf_blank_lines_and_an_empty_file_are_read(tmp_path):
 def test_a_line_beyond_the_limit_is_skipped_without_being_held_in_memory(tmp_path, monkeypatch):
     log = write_run(tmp_path, "a/0", "a/1")
     first, second = log.read_bytes().splitlines(keepends=True)
-    monkeypatch.setattr(record, "MAX_LINE_BYTES", len(first) + 10)
+    monkeypatch.setattr(scan, "MAX_LINE_BYTES", len(first) + 10)
     log.write_bytes(first + b"x" * 10 * len(first) + b"\n" + second)
     report = ReadReport()
     assert read_ids(tmp_path, report) == ["a/0", "a/1"]

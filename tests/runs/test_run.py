@@ -20,7 +20,8 @@ from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError
 from agentenv.runs.display.progress import clock
 from agentenv.runs.prepare import check_constructor
-from agentenv.runs.records.directory import ReadReport, read_trajectories
+from agentenv.runs.records.directory import read_trajectories
+from agentenv.runs.records.scan import ReadReport
 from tests.drivers import command, forked, ids, lines, without_times, write_rows
 from tests.models import make_tiny_qwen2, make_tiny_tokenizer
 
@@ -89,7 +90,14 @@ ALL = sorted(f"{task:06d}/{sample}" for task in range(10) for sample in range(2)
 def test_a_run_leaves_its_flags_a_line_per_episode_and_its_metrics(place, flags, capsys):
     assert command(flags) == 0
     run = place / "out"
-    assert {path.name for path in run.iterdir()} == {"config.json", "trajectories.jsonl", "metrics.json", ".lock"}
+    assert {path.name for path in run.iterdir()} == {
+        ".lock",
+        "config.json",
+        "index.jsonl",
+        "metrics.json",
+        "tokenizer",
+        "trajectories.jsonl",
+    }
     config = json.loads((run / "config.json").read_text())
     assert (config["config"]["flags"]["n"], config["config"]["flags"]["env"]) == (2, "env.py:Slow")
     assert config["config"]["resolved"]["engine"] == "scripted"
@@ -101,7 +109,7 @@ def test_a_run_leaves_its_flags_a_line_per_episode_and_its_metrics(place, flags,
     assert (trajectory.reward, trajectory.score, len(trajectory.turns)) == (1.0, 1.0, 2)
     out = capsys.readouterr().out
     assert "20  (10 tasks × 2; 20 rewarded)" in out
-    assert out.rstrip().endswith("run directory: out")
+    assert "\nrun directory: out\n" in out
 
 
 @pytest.mark.long

@@ -94,6 +94,7 @@ def trajectories(draw):
             trajectory.append_turn(
                 draw(completions()), draw(texts), draw(st.floats(0, 9)), began_s=draw(st.none() | st.floats(0, 9))
             )
+            trajectory.turns[-1].num_retries = draw(st.integers(0, 3))
             if draw(st.booleans()):
                 reply = draw(st.lists(ids, max_size=4))
                 kind, num = draw(st.sampled_from(get_args(BridgeKind))), draw(st.integers(0, len(reply)))

@@ -38,6 +38,7 @@ from agentenv.sandbox.escapes.run import (
 from agentenv.sandbox.escapes.world import SECRET, plant_environment
 from agentenv.sandbox.guest import linux
 from agentenv.sandbox.guest.files import remove_tree, used
+from agentenv.sandbox.guest.usage import count_oom_kills
 from agentenv.sandbox.local import plan
 
 CASES = all_cases()
@@ -92,13 +93,27 @@ async def matrix(level, cases, planted):
     before = set(descendants())
     sandbox = await opened(level)
     try:
-        outcomes = await run_matrix(sandbox, cases, planted)
+        outcomes, left = {}, cases
+        for _ in range(5):
+            kills = oom_kills()
+            outcomes |= await run_matrix(sandbox, left, planted)
+            left = [case for case in cases if outcomes[case.name]]
+            if oom_kills() == kills:  # else a process of this machine ran out of memory, which excuses every kill
+                break
     finally:
         await sandbox.aclose()
     assert wait_for_descendants(before, 30) == {}, "processes outlive the sandbox"
     assert outcomes.keys() == {case.name for case in cases}
     found = {name: outcomes[name] for name, held, _ in verdicts(cases, outcomes, level) if not held}
     return found, {name for name, wrong in outcomes.items() if wrong} - found.keys()
+
+
+def oom_kills():
+    proc = os.open("/proc", os.O_RDONLY)
+    try:
+        return count_oom_kills(proc)
+    finally:
+        os.close(proc)
 
 
 def held_at(level):

@@ -399,7 +399,7 @@ async def test_two_hosts_or_none_are_refused():
 
 @pytest.mark.parametrize("hosts", [[], [b"localhost:80", b"localhost:80"], [b"localhost:80", b"evil.com"]])
 def test_one_host_is_needed_even_if_the_server_below_checks(hosts):
-    scope = {"path": "/v1/ping", "headers": [(b"host", host) for host in hosts]}
+    scope = {"method": "GET", "path": "/v1/ping", "headers": [(b"host", host) for host in hosts]}
     assert AccessPolicy().refusal(scope, 80)[0] == 400
     assert AccessPolicy().refusal({**scope, "headers": [(b"host", b"localhost")]}, 80) is None
 

@@ -124,9 +124,13 @@ async def test_a_program_whose_zygote_always_dies_is_an_infra_failure(strongest)
 
 @pytest.mark.long
 @pytest.mark.parametrize("level", [Isolation.LANDLOCK, Isolation.UID], ids=str)
+@pytest.mark.parametrize("other_level", ["the same", Isolation.NAMESPACES], ids=str)
 @pytest.mark.parametrize("policy", ["pure", "proc"])
-async def test_a_program_ends_no_program_of_another_sandbox(level, policy):
-    one, other = await opened(isolation=level), await opened(isolation=level)
+async def test_a_program_ends_no_program_of_another_sandbox(level, other_level, policy):
+    one, other = (
+        await opened(isolation=level),
+        await opened(isolation=level if other_level == "the same" else other_level),
+    )
     try:
         victim = await other.start(SLEEP, policy=policy)
         await until(lambda: below(zygote(other)))
@@ -141,7 +145,7 @@ async def test_a_program_ends_no_program_of_another_sandbox(level, policy):
 @pytest.mark.long
 async def test_a_sandbox_says_that_all_user_ids_are_in_use(monkeypatch):
     first = 0x7A000000 + os.getpid() % 4096 * 1024  # that no other test takes
-    monkeypatch.setattr(_plan, "user_ranges", lambda: (first, 1024, 1))
+    monkeypatch.setattr(_plan, "user_ranges", lambda: (first, 1024, 2))
     sandbox = await opened(isolation=Isolation.UID)
     try:
         with pytest.raises(SandboxUnavailable, match="expected a range that no sandbox uses, got 1 in use"):
@@ -464,8 +468,8 @@ async def test_nothing_outlives_a_killed_trainer(level):
         if not message:
             pytest.skip(trainer.stderr.read()[-2000:])
         started, base = [*message.split(), ""][:2]
+        await until(lambda: len(below(int(started))) >= 7)
         ours = below(int(started)) | {int(started)}
-        assert len(ours) >= 8
         trainer.kill()
         await until(lambda: not ours & processes(b"").keys())
         await until(lambda: not base or not os.path.exists(base))
@@ -664,7 +668,7 @@ async def test_an_overloaded_host_returns_no_verdict_after_one_retry(strongest, 
     try:
         for pid in [*pids, *(hog.pid for hog in hogs)]:
             os.sched_setaffinity(pid, {core})
-        result = await strongest.run(program, limits=ExecLimits(cpu_s=1.0, wall_s=0.6))
+        result = await strongest.run(program, limits=ExecLimits(cpu_s=4.0, wall_s=2.4))
     finally:
         for hog in hogs:
             hog.kill()

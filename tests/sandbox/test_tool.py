@@ -17,7 +17,7 @@ from agentenv.errors import ConfigError, InfraError
 from agentenv.sandbox import ExecLimits, LocalSandbox
 from agentenv.sandbox.fusion.client import FusionSandbox
 from agentenv.sandbox.local.session import InterpreterSession
-from agentenv.tools.calling import answer_calls, schema_of
+from agentenv.tools import answer_calls, schema_of
 from agentenv.tools.python import PythonTool
 from tests.sandbox.conftest import opened
 

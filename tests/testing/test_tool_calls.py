@@ -5,7 +5,14 @@ import json
 import jsonschema
 import pytest
 
-from agentenv.testing.tool_calls import call_text, example, right_calls, wrong_calls
+from agentenv.testing.tool_calls import (
+    call_text,
+    calls_with_world,
+    example,
+    right_calls,
+    writing_calls,
+    wrong_calls,
+)
 
 SCHEMAS = [
     {"type": "object"},
@@ -69,3 +76,21 @@ def test_a_tool_without_parameters_is_called_too(function):
 
 def test_without_tools_there_are_no_calls():
     assert right_calls([]) == wrong_calls([]) == {}
+
+
+def tool(**properties):
+    parameters = {"type": "object", "properties": properties, "required": [*properties]}
+    return {"type": "function", "function": {"name": "go", "parameters": parameters}}
+
+
+@pytest.mark.parametrize("kind", ["integer", "number", ["integer", "null"]])
+def test_calls_with_words_have_a_number_in_every_number_and_a_word_in_every_text(kind):
+    tools = [tool(item={"type": "string"}, num={"type": kind}, state={"enum": ["on"]})]
+    (call,) = calls_with_world(tools, ["pear"], numbers=[-7], each=1).values()
+    assert call == call_text("go", {"item": "pear", "num": -7, "state": "on"})
+
+
+@pytest.mark.parametrize(("kind", "value"), [("string", "9"), ("integer", 9), (["string", "null"], "9")])
+def test_a_value_is_written_by_a_tool_that_takes_a_key_and_a_value(kind, value):
+    tools = [tool(name={"type": "string"}, value={"type": kind}), tool(name={"type": "string"})]
+    assert writing_calls(tools, [("x", 9)]) == [call_text("go", {"name": "x", "value": value})]

@@ -487,10 +487,11 @@ async def test_an_http_server_that_dies_is_an_infra_error_and_is_found_again():
 
 
 async def test_a_dead_address_is_an_infra_error():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with pytest.raises(InfraError, match=r"expected a server that speaks MCP, got .*[Cc]onnect"):
-        await Toolset(McpServer(url=f"http://127.0.0.1:{port}/mcp")).begin()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # It never listens.
+        tools = Toolset(McpServer(url=f"http://127.0.0.1:{taken.getsockname()[1]}/mcp"))
+        with pytest.raises(InfraError, match=r"expected a server that speaks MCP, got .*[Cc]onnect"):
+            await tools.begin()
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ import copy
 import functools
 import gc
 import json
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -26,9 +28,9 @@ from agentenv.tools.calling import (
     ToolFormat,
     answer_calls,
     run_calls,
-    schema_of,
     tool_format,
 )
+from agentenv.tools.schemas import schema_of
 from tests.chat.families import FAMILIES, load
 
 HERMES = ToolFormat()
@@ -42,6 +44,7 @@ def template_of(family):
     return probe(load(family), stop_ids(family))
 
 
+@functools.cache
 def format_of(family):
     return tool_format(load(family), stop_ids(family))
 
@@ -613,15 +616,15 @@ PIECES = st.sampled_from(
         "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "\ud800", "😀", "```json",
     ]
 )  # fmt: skip
-FORMATS = {format_of(family): family.name for family in CALLING} | {HERMES: "plain"}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("syntax", FORMATS, ids=list(FORMATS.values()))
+@pytest.mark.parametrize("family", [*CALLING, None], ids=[*(family.name for family in CALLING), "plain"])
 @given(text=st.lists(PIECES, max_size=25).map("".join) | st.text(max_size=50))
 @example(text="")
 @settings(max_examples=150, deadline=None)
-def test_no_text_makes_parsing_fail(syntax, text):
+def test_no_text_makes_parsing_fail(family, text):
+    syntax = HERMES if family is None else format_of(family)
     parsed = syntax.parse(text, turn_index=3)
     ids = [item.call_id for item in parsed.items]
     assert len(set(ids)) == len(ids)
@@ -661,11 +664,11 @@ def test_a_megabyte_of_hostile_text_is_parsed_in_linear_time(piece):
     """In the first formats in which the piece means anything: the others walk over it."""
     size = 1_000_000
     text = (piece * (size // len(piece) + 1))[:size]
-    heeding = [syntax for syntax in FORMATS if syntax.patterns.call.search(piece)] or [HERMES]
-    for syntax in heeding[:2]:
+    heeding = {format_of(family): family.name for family in CALLING if format_of(family).patterns.call.search(piece)}
+    for syntax, name in [*heeding.items(), (HERMES, "plain")][:2]:
         started = time.process_time()
         syntax.parse(text)
-        assert time.process_time() - started < 5.0, FORMATS[syntax]
+        assert time.process_time() - started < 5.0, name
 
 
 # --- literals --------------------------------------------------------------------------------------------------------
@@ -987,3 +990,24 @@ def test_a_function_becomes_a_tool():
 def test_a_function_without_hints_is_refused_with_advice():
     with pytest.raises(ConfigError, match="under Args"):
         schema_of(lambda q: q)
+
+
+@pytest.mark.long
+def test_what_schemas_need_is_imported_with_the_name_and_not_in_the_first_reset():
+    program = '''
+import sys
+import agentenv.tools
+assert "transformers" not in sys.modules
+from agentenv.tools import schema_of
+before = set(sys.modules)
+def double(n: int) -> int:
+    """Double a number.
+
+    Args:
+        n: The number.
+    """
+schema_of(double)
+print(len(set(sys.modules) - before))
+'''
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert (ran.stdout, ran.returncode) == ("0\n", 0), ran.stderr

@@ -468,7 +468,7 @@ def test_every_number_has_a_bound():
     of_types = {"max_turns", "max_length", "max_tokens", "top_p", "step_timeout_s", "episode_timeout_s",
                 "generate_timeout_s", "max_observation_tokens"}  # fmt: skip
     of_types |= {"max_retries", "max_error_share", "engine_cpus", "engine_gpus", "env_actors", "env_actor_cpus",
-                 "ray_wait_s", "group_timeout_s"}  # fmt: skip
+                 "rollout_workers", "ray_wait_s", "group_timeout_s"}  # fmt: skip
     numbers = {name for name, kind in FIELDS.items() if "int" in str(kind) or "float" in str(kind)}
     assert numbers - named - alone - of_types == set()
 

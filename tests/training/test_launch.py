@@ -453,7 +453,7 @@ def test_files_are_named_so_that_the_job_finds_them(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["launch", "openrlfh"], "agentenv launch: expected openrlhf, got 'openrlfh'"),
+        (["launch", "openrlfh"], "or tinker or skyrl or prime-rl, got 'openrlfh'. Write it"),
         (["launch", "openrlhf", "--agent_func_path", "a.py", "--", "x"], "expected flags after --, got 'x'"),
         (["launch", "openrlhf"], "expected one of --agent_func_path, --env and --remote_rm_url, got none"),
         (["launch", "openrlhf", "--version", "0.9.99"], "--version: expected one of 0.11.0"),

@@ -4,26 +4,34 @@ import asyncio
 import json
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 from agentenv.chat.chat import Chat
 from agentenv.core.agent import AgentInstance
-from agentenv.core.types import Limits, SamplingParams, StepResult, Task
+from agentenv.core.trajectory import Group, Trajectory
+from agentenv.core.types import Completion, Limits, SamplingParams, StepResult, StopReason, Task
 from agentenv.engines.scripted import ScriptedEngine
 from agentenv.episode.runner import EpisodeRunner, ErrorPolicy
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EnvSource
 from agentenv.errors import EngineError, InfraError, RunStopped
 from agentenv.runs.records.directory import RunWriter, read_trajectories
+from agentenv.runs.records.index import read_index
+from agentenv.runs.records.steps import read_steps
+from agentenv.runs.records.token_stats import TOKEN_STATS, hash_actions, read_token_stats, sampled_tokens
 from agentenv.testing.tokenizers import CharTokenizer
+from agentenv.training.algorithm.batch import LearnedTokens
 from agentenv.training.best_model import BestModel, EarlyStop
 from agentenv.training.checkpoint import Checkpoints
 from agentenv.training.config import TrainConfig
 from agentenv.training.evaluation import Evaluation
+from agentenv.training.logs.evaluated import cut_evaluations, keep_evaluation, tasks_to_keep
 from agentenv.training.logs.journal import Journal, read_metrics
 from agentenv.training.logs.records import Records
+from agentenv.training.logs.samples import groups_to_keep
 from agentenv.training.logs.screen import TrainScreen
 from agentenv.training.loop import Loop
 from agentenv.training.rollouts import RolloutOptions, Rollouts
@@ -49,7 +57,7 @@ class Counts:
         self.events, self.wrong_at, self.during = events, wrong_at, during
         self.weight = torch.zeros(1)
         self.batches, self.refused = [], []
-        self.step_completed = True
+        self.step_completed, self.learned = True, None
 
     @property
     def num_steps(self):
@@ -158,11 +166,15 @@ class Scene:
             self.config,
             learner=self.learner,
             rollouts=Rollouts(runner(), tasks([{"x": "raises"}.get(each, each) for each in labels], "t"), options),
-            evaluation=Evaluation(runner(), {"held": tasks(held_out, "held")}, 2) if held_out else None,
+            evaluation=self._evaluation(runner(), tasks(held_out, "held")) if held_out else None,
             records=Records(journal, self.checkpoints, samples, best, folder, newest),
             screen=TrainScreen(self.config),
             num_steps=steps,
         )
+
+    def _evaluation(self, runner, held_out):
+        sets = {"held": held_out}
+        return Evaluation(runner, sets, 2, kept_tasks=tasks_to_keep(sets, self.config))
 
     async def run(self, *, resume=False):
         """Whether it came to its end."""
@@ -186,6 +198,59 @@ class Scene:
     @property
     def saved(self):
         return sorted(path.name for path in (self.folder / "checkpoints").iterdir())
+
+
+async def test_each_evaluation_has_a_line_with_all_its_episodes(tmp_path):
+    scene = Scene(tmp_path, steps=2, held_out="01")
+    await scene.run()
+    rows = read_steps(tmp_path, "eval")
+    assert list(rows) == [0, 2]
+    for step, row in rows.items():
+        rewards = {group["group_id"]: [each[1] for each in group["episodes"]] for group in row["groups"]}
+        assert {task: len(each) for task, each in rewards.items()} == {"held0": 2, "held1": 2}
+        mean = sum(map(sum, rewards.values())) / 4
+        assert mean == scene.lines("eval/reward")[step]
+
+
+@pytest.mark.parametrize(("by", "num"), [("all", 1), ("first", 2), ("spread", 3), ("random", 0)])
+async def test_episodes_of_evaluations_are_kept_with_their_step_always_of_the_same_tasks(tmp_path, by, num):
+    scene = Scene(tmp_path, steps=2, held_out="010", eval_steps=1, save_samples=num, save_samples_by=by)
+    await scene.run()
+    if not num:
+        assert not (tmp_path / "eval").exists()
+        return
+    episodes = list(read_trajectories(tmp_path / "eval"))
+    size = {"all": 6, "first": 2, "spread": 4}[by]
+    assert len(episodes) == 3 * size
+    tasks = [{each.task.task_id for each in episodes[k : k + size]} for k in range(0, 3 * size, size)]
+    assert tasks[0] == tasks[1] == tasks[2]
+    assert tasks[0] == {"all": {"held0", "held1", "held2"}, "first": {"held0"}}.get(by, tasks[0])
+    for number, each in enumerate(episodes):
+        step = number // size
+        assert each.group_id == f"{each.task.task_id}@{step}"
+        assert each.episode_id in (f"{each.group_id}/0", f"{each.group_id}/1")
+    listed = {row[0]: row[1] for group in read_steps(tmp_path, "eval")[2]["groups"] for row in group["episodes"]}
+    assert all(listed[each.episode_id.replace("@2", "")] == each.reward for each in episodes[-size:])
+
+
+async def test_a_resume_removes_the_episodes_of_later_evaluations_and_of_one_that_is_done_again(tmp_path):
+    scene = Scene(tmp_path, steps=3, held_out="0", eval_steps=1)
+    await scene.run()
+
+    def steps():
+        return [each.group_id.partition("@")[2] for each in read_trajectories(tmp_path / "eval")][::2]
+
+    assert steps() == ["0", "1", "2", "3"]
+    kept = list(read_trajectories(tmp_path / "eval"))
+    with (tmp_path / "eval/trajectories.jsonl").open("ab") as file:
+        file.write(b'{"v":2,"crc":"torn')
+    cut_evaluations(tmp_path, 1)
+    assert steps() == ["0", "1"]
+    keep_evaluation(tmp_path, 2, [replace(kept[0], group_id="held0", episode_id="held0/0")])
+    assert [each.episode_id for each in read_trajectories(tmp_path / "eval")][4:] == ["held0@2/0"]
+    keep_evaluation(tmp_path, 0, [replace(kept[0], group_id="held0", episode_id="held0/7")])
+    assert [each.episode_id for each in read_trajectories(tmp_path / "eval")] == ["held0@0/7"]
+    assert [row[2] for row in read_index(tmp_path / "eval")] == ["held0@0/7"]
 
 
 async def test_without_async_each_batch_is_sampled_trained_on_and_delivered_before_the_next(tmp_path):
@@ -220,9 +285,9 @@ async def test_with_async_the_next_batch_is_sampled_while_the_learner_trains(tmp
 
 async def test_the_learner_trains_in_its_own_thread(tmp_path):
     threads = set()
-    scene = Scene(tmp_path, steps=1, learner={"during": lambda: threads.add(threading.current_thread())})
+    scene = Scene(tmp_path, steps=4, learner={"during": lambda: threads.add(threading.current_thread())})
     await scene.run()
-    assert threading.main_thread() not in threads
+    assert [thread.name.rpartition("_")[0] for thread in threads] == ["agentenv-learner"]
 
 
 @pytest.mark.long
@@ -407,12 +472,111 @@ async def test_failed_episodes_are_in_no_batch_and_counted(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kept", [0, 1, 8])
-async def test_some_samples_of_each_step_are_kept(tmp_path, kept):
+async def test_whole_groups_of_each_step_are_kept_and_named_in_its_line(tmp_path, kept):
     scene = Scene(tmp_path, save_samples=kept)
     await scene.run()
     stored = [trajectory.episode_id for trajectory in read_trajectories(tmp_path)]
-    trained_on = [batch.episode_ids[:kept] for batch in scene.learner.batches]
-    assert stored == [episode for ids in trained_on for episode in ids]
+    trained_on = [each for batch in scene.learner.batches for each in batch.episode_ids]
+    assert stored == (trained_on if kept else [])
+    named = [episode for line in read_steps(tmp_path, "train").values() for episode in rows_of(line) if episode["kept"]]
+    assert [each["episode_id"] for each in named] == stored
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+async def test_the_learners_numbers_are_kept_for_each_sampled_token_of_the_episodes_that_are_kept(tmp_path, kept):
+    scene = Scene(tmp_path, save_samples=kept, save_samples_by="first")
+    scene.learner.train_step = lambda batch, train=scene.learner.train_step: note(scene.learner, batch, train)
+    await scene.run()
+    stored = {trajectory.episode_id: trajectory for trajectory in read_trajectories(tmp_path)}
+    found = read_token_stats(tmp_path)
+    assert list(found) == list(stored)
+    assert len(found) == len(scene.learner.batches) * kept
+    for episode_id, stats in found.items():
+        (step,) = (k for k, batch in enumerate(scene.learner.batches, start=1) if episode_id in batch.episode_ids)
+        sampled = stored[episode_id].segments[0]
+        assert stats.step == step
+        assert stats.action_hash == hash_actions(sampled_tokens(stored[episode_id]))
+        assert list(stats.advantages) == [step / 2] * sum(sampled.action_mask)
+        assert list(stats.logprobs) == [
+            sampled.logprobs[k] + 0.25 for k in range(len(sampled)) if sampled.action_mask[k]
+        ]
+
+
+async def test_without_save_token_stats_there_are_none(tmp_path):
+    scene = Scene(tmp_path, save_token_stats=False)
+    scene.learner.train_step = lambda batch, train=scene.learner.train_step: note(scene.learner, batch, train)
+    await scene.run()
+    assert not (tmp_path / TOKEN_STATS).exists()
+
+
+def rows_of(line):
+    return [
+        dict(zip(line["episode_fields"], episode, strict=True), rejected=group["rejected"], group_id=group["group_id"])
+        for group in line["groups"]
+        for episode in group["episodes"]
+    ]
+
+
+async def test_the_line_of_a_step_has_the_groups_that_it_learned_from_and_those_that_were_rejected(tmp_path):
+    scene = Scene(tmp_path, labels="01x", steps=3, rollouts={"score_range": (0.5, 2.0)})
+    scene.learner.train_step = lambda batch, train=scene.learner.train_step: note(scene.learner, batch, train)
+    assert await scene.run()
+    lines = read_steps(tmp_path, "train")
+    assert list(lines) == [1, 2, 3]
+    for step, batch in enumerate(scene.learner.batches, start=1):
+        rows = rows_of(lines[step])
+        assert [row["episode_id"] for row in rows if row["rejected"] is None] == list(batch.episode_ids)
+        assert all(
+            (row["reward"], row["advantages"], row["staleness_max"], row["logprob_diff"]) == (1.0, [step / 2], 0, 0.25)
+            for row in rows
+            if row["rejected"] is None
+        )
+        rejected = [row for row in rows if row["rejected"] is not None]
+        assert len(rejected) == 2 * sum(scene.lines(f"rollout/num_rejected_{why}")[step - 1] or 0 for why in REASONS)
+        assert {(row["rejected"], row["reward"]) for row in rejected} <= {("low", 0.0), ("failed", None)}
+    assert (lines[1]["version"], lines[1]["estimator"], lines[1]["credit"]) == (0, "reinforce_baseline", "turn")
+
+
+REASONS = ("low", "high", "failed", "stale")
+
+
+def note(learner, batch, train):
+    """Train, with advantages and log-probabilities as a learner has them."""
+    numbers = train(batch)
+    ones_N = torch.ones(len(batch.token_ids_N))
+    learner.learned = LearnedTokens(ones_N * learner.num_steps / 2, batch.logprobs_N.nan_to_num(0.0) + 0.25)
+    return numbers
+
+
+def group_of(name, *rewards):
+    trajectories = []
+    for index, reward in enumerate(rewards):
+        trajectory = Trajectory(Task("q", task_id=name), 60, f"{name}/{index}", name)
+        trajectory.append_observation([1])
+        trajectory.append_turn(Completion((2,)), "x")
+        trajectory.set_result(StepResult(reward=reward, terminated=True))
+        trajectory.finish(StopReason.TERMINATED)
+        trajectories.append(trajectory)
+    return Group(name, tuple(trajectories))
+
+
+def test_the_groups_to_keep_are_the_widest_and_some_at_random_or_the_first_or_all():
+    groups = [group_of(f"g{index}", 0.0, float(index == 5), 0.0) for index in range(8)]
+
+    def kept(by, num, step=1):
+        config = TrainConfig.from_flags(env="math_retry", n=3, save_samples=num, save_samples_by=by, progress="none")
+        chosen = groups_to_keep(groups, config, step)
+        assert chosen == [each for group in groups if group.trajectories[0] in chosen for each in group.trajectories]
+        return [each.group_id for each in chosen[::3]]
+
+    assert kept("first", 6) == ["g0", "g1"]
+    assert kept("first", 4) == ["g0", "g1"]
+    assert kept("all", 1) == [group.group_id for group in groups]
+    assert kept("random", 0) == []
+    assert len(kept("random", 6)) == 2
+    assert kept("random", 6) == kept("random", 6)
+    assert all("g5" in kept("spread", num, step) for num in (1, 6, 9) for step in range(5))
+    assert len({tuple(kept("spread", 6, step)) for step in range(20)}) > 2
 
 
 @pytest.mark.long
@@ -617,7 +781,8 @@ async def test_cancelled_in_an_evaluation_the_step_is_reported_and_kept(tmp_path
             await asyncio.sleep(3600)
         return await evaluate()
 
-    scene.loop.evaluation = type("Hangs", (), {"run": staticmethod(hang), "runner": scene.loop.evaluation.runner})()
+    kept = {"runner": scene.loop.evaluation.runner, "episodes": [], "kept": []}
+    scene.loop.evaluation = type("Hangs", (), {"run": staticmethod(hang), **kept})()
     await cancelled(scene, lambda: "in there" in scene.events)
     assert scene.lines("step") == [0, 1, 2]
     assert scene.saved == ["step-00000002"]

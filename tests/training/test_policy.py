@@ -10,10 +10,12 @@ from transformers import AutoModelForCausalLM
 from agentenv.engines.hf.engine import HFEngine
 from agentenv.errors import ConfigError, MissingDependency
 from agentenv.training.algorithm.batch import micro_batches
+from agentenv.training.learner import packing
+from agentenv.training.learner.packing import separate_packed
 from agentenv.training.learner.policy import Policy
-from agentenv.training.learner.scoring import TokenScorer, check_packing, pick_dtype
+from agentenv.training.learner.scoring import TokenScorer, pick_dtype
 from tests.models import make_tiny_qwen2
-from tests.training.worlds import ARCHITECTURES, SEPARATE_NOT, VOCAB, batch_of, flags, make_model
+from tests.training.worlds import ARCHITECTURES, SEPARATE_NOT, batch_of, flags, make_model
 
 CPU = torch.device("cpu")
 
@@ -77,6 +79,29 @@ def test_packed_sequences_score_as_padded_ones(models, name):
     torch.testing.assert_close(packed, padded, rtol=0, atol=1e-5)
 
 
+def test_attention_of_a_packed_row_sees_one_sequence_at_a_time(models, monkeypatch):
+    lengths, whole = set(), packing.sdpa_attention_forward
+
+    def attend(module, query, *args, **kwargs):
+        lengths.add(query.shape[2])
+        return whole(module, query, *args, **kwargs)
+
+    batch, policy = batch_of(), policy_of(models["llama"], packing_samples=True)
+    monkeypatch.setattr(packing, "sdpa_attention_forward", attend)
+    (micro,) = micro_batches(batch, max_places=1000, packed=True)
+    policy.score(micro).logprobs_n.sum().backward()
+    assert lengths == {len(batch.sequences[each]) for each in micro.sequences}
+    assert micro.num_places not in lengths
+
+
+@pytest.mark.parametrize("window", [4, 1000])
+def test_windows_of_attention_hold_in_packed_rows(tmp_path, window):
+    path, batch = make_model(tmp_path, "gemma3", sliding_window=window), batch_of()
+    policy = policy_of(path, packing_samples=True)
+    expected = plain_logprobs(AutoModelForCausalLM.from_pretrained(path).eval(), batch, 1.0)
+    torch.testing.assert_close(scores_of(policy, batch, packed=True), expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", SEPARATE_NOT)
 def test_a_model_that_cannot_keep_packed_sequences_apart_is_refused(models, name):
     with pytest.raises(ConfigError, match=r"--packing_samples: expected a model that separates packed sequences"):
@@ -90,7 +115,7 @@ def test_a_model_that_ignores_positions_is_refused_for_packing(models):
         lambda module, args, kwargs: (args, kwargs | {"position_ids": None}), with_kwargs=True
     )
     with pytest.raises(ConfigError, match="hidden states that differ"):
-        check_packing(model.base_model, dtype=torch.float32, vocab_size=VOCAB)
+        separate_packed(model, dtype=torch.float32)
 
 
 def test_dropout_of_the_model_is_off_while_it_is_trained(tmp_path):

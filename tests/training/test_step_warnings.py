@@ -74,6 +74,14 @@ def test_a_condition_is_found_alone_with_what_to_do_and_not_before_its_bound(nam
         assert names(below, **changes) == []
 
 
+def test_episodes_that_use_all_turns_may_consist_of_actions_that_the_environment_refuses():
+    numbers = {"rollout/stop/terminated": 0.0, "rollout/stop/max_length": 0.0, "rollout/stop/max_turns": 1.0}
+    found = text(numbers)
+    assert "every episode, most of them max_turns" in found
+    assert "If the environment refuses the actions, say their form in the prompt" in found
+    assert "refuses" not in text(numbers | {"rollout/stop/max_turns": 0.0, "rollout/stop/max_length": 1.0})
+
+
 def test_a_step_in_which_a_constraint_forced_every_token_names_the_constraint_and_not_the_engine():
     found = text({"train/num_tokens": 0.0, "train/num_dropped_tokens": 0.0})
     assert "a constraint forced every token" in found

@@ -20,6 +20,8 @@ import torch
 
 from agentenv.episode.registry import builtin_datasets
 from agentenv.runs.records.directory import read_config, read_trajectories
+from agentenv.runs.records.token_stats import TOKEN_STATS, read_token_stats
+from agentenv.training.logs.evaluated import keep_evaluation
 from agentenv.training.logs.journal import read_metrics
 from tests.drivers import command, forked, write_rows
 from tests.training.trainings import flags, make_place, rows, tiny_model, without_times
@@ -389,6 +391,31 @@ def test_a_resumed_training_has_the_numbers_of_one_that_was_never_interrupted(pl
     assert distance(place / "parts/model", place / "whole/model") == 0.0
     stored = [[t.episode_id for t in read_trajectories(place / name)] for name in ("parts", "whole")]
     assert stored[0] == stored[1]
+    stats = [(place / name / TOKEN_STATS).read_bytes() for name in ("parts", "whole")]
+    assert stats[0] == stats[1]
+    assert set(read_token_stats(place / "whole")) == set(stored[0])
+
+
+@pytest.mark.long
+def test_kept_episodes_of_evaluations_are_those_of_a_training_that_was_not_interrupted_and_are_shown(place, capfd):
+    base = ["--eval_dataset", "tasks.jsonl", "--eval_n_samples_per_prompt", 2, "--eval_steps", 1, "--save_samples", 4]
+    assert command(flags(*base, "--max_train_steps", 4, out="whole")) == 0
+    assert command(flags(*base, "--max_train_steps", 2, out="parts")) == 0
+    keep_evaluation(place / "parts", 3, [next(read_trajectories(place / "parts"))])  # a kill before its checkpoint
+    assert command(flags(*base, "--max_train_steps", 4, "--resume", out="parts")) == 0
+    stored = [
+        [(t.episode_id, t.reward, list(t.token_ids)) for t in read_trajectories(place / name / "eval")]
+        for name in ("parts", "whole")
+    ]
+    assert stored[0] == stored[1]
+    assert [key.partition("@")[2].partition("/")[0] for key, *_ in stored[0]] == [n for n in "01234" for _ in range(4)]
+    first = stored[0][0][0]
+    capfd.readouterr()
+    assert command(["show", "whole/eval", "--episode", first]) == 0
+    assert command(["tokens", "show", "whole/eval", first]) == 0
+    assert first in capfd.readouterr().out
+    assert command(["diff", "whole/eval", "whole@2"]) == 2
+    assert "whole@STEP" in capfd.readouterr().err
 
 
 @pytest.mark.long
@@ -414,6 +441,7 @@ def test_killed_at_random_moments_and_resumed_by_the_same_command_it_has_every_s
     assert without_times(out) == without_times(place / "whole")
     episodes = [t.episode_id for t in read_trajectories(out)]
     assert len(set(episodes)) == len(episodes) == steps * 8
+    assert (out / TOKEN_STATS).read_bytes() == (place / "whole" / TOKEN_STATS).read_bytes()
 
 
 def _last_step(out):
@@ -577,7 +605,7 @@ def test_a_model_that_an_interrupted_training_has_not_left_yet_is_answered_with_
 @pytest.mark.long
 def test_more_prompts_a_step_than_there_are_tasks_are_noted(place, capfd):
     assert command(flags("--max_train_steps", 1, "--limit", 1)) == 0
-    assert "--rollout_batch_size 2 with 1 tasks: a train step uses some tasks more than once" in capfd.readouterr().err
+    assert "--rollout_batch_size 2 with 1 task: a train step uses some tasks more than once" in capfd.readouterr().err
     assert command(flags("--max_train_steps", 1, "--limit", 2, out="other")) == 0
     assert "more than once" not in capfd.readouterr().err
 
@@ -727,3 +755,20 @@ def test_a_resumed_training_with_rewards_of_groups_has_the_numbers_of_one_that_w
     assert command([*named, "--out", "parts", "--max_train_steps", 2]) == 0
     assert command([*named, "--out", "parts", "--max_train_steps", 4, "--resume"]) == 0
     assert without_times(place / "parts") == without_times(place / "whole")
+
+
+# --- what two trainings of one seed are to `agentenv diff` -----------------------------------------------------------
+
+
+@pytest.mark.long
+def test_two_trainings_of_one_seed_show_no_difference_and_their_evaluations_are_over_the_same_tasks(place, capfd):
+    evaluation = ["--eval_dataset", "tasks.jsonl", "--eval_steps", 3, "--eval_n_samples_per_prompt", 2, "--seed", 5]
+    for out in ("one", "two"):
+        assert command(flags(*evaluation, out=out)) == 0
+    capfd.readouterr()
+    assert command(["diff", "one", "two", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert (found["verdict"], found["a"]["step"], found["b"]["step"]) == ("no_difference", 3, 3)
+    assert found["difference"]["num_tasks"] == 8
+    assert command(["diff", "one", "two", "--fail_if", "different"]) == 0
+    assert "no difference is shown" in capfd.readouterr().out

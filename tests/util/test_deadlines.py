@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import threading
 
 import pytest
 
@@ -94,3 +95,26 @@ async def test_a_wait_within_a_limit_within_a_limit_counts_for_neither():
 def test_outside_of_a_method_there_is_nothing_to_hold():
     with waiting():
         pass
+
+
+async def test_a_cancelled_call_ends_after_its_thread(monkeypatch):
+    """`close` follows it: a database that is closed while a thread reads it ends the process."""
+    monkeypatch.setattr("agentenv._util.calls._CANCEL_GRACE_S", 30.0)
+    started, go, ended = threading.Event(), threading.Event(), []
+
+    def step():
+        started.set()
+        go.wait(30)
+        ended.append(True)
+
+    work = asyncio.ensure_future(bounded(step, limit_s=60))
+    while not started.is_set():
+        await asyncio.sleep(0.001)
+    work.cancel()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not work.done()
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert ended == [True]

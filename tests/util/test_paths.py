@@ -6,7 +6,7 @@ import json
 import pytest
 
 from agentenv._util.calls import call
-from agentenv._util.paths import MAX_TRACEBACK_CHARS, traceback_of
+from agentenv._util.paths import MAX_ERROR_CHARS, traceback_of
 from agentenv.core.step_dict import parse_step
 
 
@@ -47,6 +47,6 @@ def test_a_traceback_is_bounded_and_keeps_its_beginning_and_its_end():
         raise ValueError("x" * 10_000 + "end")
 
     text = raised(fails)
-    assert len(text) < MAX_TRACEBACK_CHARS + 10
+    assert len(text) < MAX_ERROR_CHARS + 10
     assert text.startswith("Traceback")
     assert text.endswith("end")

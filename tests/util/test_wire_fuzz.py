@@ -15,8 +15,9 @@ from agentenv.episode.endpoint.server import Endpoint
 from agentenv.errors import DataError, InfraError
 from agentenv.rewards.judges import verdicts
 from agentenv.rewards.judges.wire import read_chat_reply
-from agentenv.runs.records.directory import ReadReport, read_trajectories
+from agentenv.runs.records.directory import read_trajectories
 from agentenv.runs.records.lines import decode_episode, encode_line, trajectory_to_dict
+from agentenv.runs.records.scan import ReadReport
 from agentenv.sandbox import ExecLimits, ExecResult, ExecStatus, Isolation
 from agentenv.sandbox.fusion.server import FusionServer
 from agentenv.sandbox.grading.codec import CodecError, decode, dump_line, encode, parse_line

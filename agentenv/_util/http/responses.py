@@ -50,7 +50,8 @@ class UvicornServer:
                 yield
 
         self._who = who
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", **options)
+        quiet: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off", "ws": "none"}
+        config = uvicorn.Config(app, **{**quiet, **options})
         self._server = SignallessServer(config)
         self._socket: socket.socket | None = None
         self._serving: asyncio.Task[None] | None = None

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from agentenv.chat.tool_calls.calls import MalformedCall, ParsedAction, ToolCall
+from agentenv.core.tool_calls import MalformedCall, ParsedAction, ToolCall
 from agentenv.core.types import Message
 
 

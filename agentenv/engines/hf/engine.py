@@ -250,6 +250,7 @@ class HFEngine:
         with self._changed:
             self._changed.wait_for(self._has_work)
             commands, self._commands = self._commands, deque()
+        self._slots.set_num_threads()
         for action, loop, future in commands:
             post(loop, settle, [(future, _attempt(action))])
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from agentenv.core.engine import Tokenizer
+from agentenv.engines.hf.torch_settings import NUM_TORCH_THREADS, disable_cudnn_attention
 from agentenv.errors import ConfigError, EngineError, PromptTooLong
 
 KeyValues = list[tuple[Tensor, Tensor]]
@@ -190,6 +191,8 @@ class SlotModel:
         elif device != "auto" or dtype != "auto":
             model.to(*([device] if device != "auto" else []), *([getattr(torch, dtype)] if dtype != "auto" else []))
         self.model = model.eval()
+        if model.device.type == "cuda":
+            disable_cudnn_attention()
         if model.config.is_encoder_decoder or getattr(model, "_is_stateful", False):
             raise ConfigError(
                 f"HFEngine: expected a causal model with plain key-value caches, got {type(model).__name__}. Use vLLM."
@@ -209,15 +212,16 @@ class SlotModel:
         self._only_last = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
         self.vocab_size = int(model.get_input_embeddings().num_embeddings)
         self.cache = SlotCache()
+        is_small = model.device.type == "cpu" and model.num_parameters() < ONE_THREAD_BELOW
+        self._num_threads = 1 if is_small and "OMP_NUM_THREADS" not in os.environ else NUM_TORCH_THREADS
 
-    @contextlib.contextmanager
-    def session(self) -> Iterator[None]:
+    def session(self) -> contextlib.AbstractContextManager[None]:
         """Return the context in which the worker thread must make all calls."""
-        on_cpu = self.model.device.type == "cpu"
-        if on_cpu and self.model.num_parameters() < ONE_THREAD_BELOW and "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(1)
-        with torch.inference_mode():
-            yield
+        return torch.inference_mode()
+
+    def set_num_threads(self) -> None:
+        """Set the number of threads before a forward pass: a learner in this process sets its own between two."""
+        torch.set_num_threads(self._num_threads)
 
     def check_prompt(self, prompt: Sequence[int], where: str, *, room: int = 1) -> None:
         """Check a prompt.

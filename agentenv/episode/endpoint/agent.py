@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentenv._util.calls import StepTimeout, bounded, create
 from agentenv._util.http.responses import require_server
@@ -29,13 +29,15 @@ from agentenv.core.agent import AgentInstance
 from agentenv.core.step_dict import REQUIRED_STEP_KEYS, parse_step, scalar
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Message, SamplingParams, StepResult, StopReason, Task
-from agentenv.episode.endpoint.server import Endpoint
 from agentenv.episode.endpoint.session import Session, SessionOptions
 from agentenv.episode.endpoint.wire import OutOfRoom, OutOfTurns
 from agentenv.episode.factory import check_arguments
 from agentenv.episode.loop import recording_errors
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup, Stage
 from agentenv.errors import ConfigError, ContractError
+
+if TYPE_CHECKING:
+    from agentenv.episode.endpoint.server import Endpoint
 
 logger = logging.getLogger(__name__)
 
@@ -73,13 +75,17 @@ class AgentContext:
 
     @property
     def environ(self) -> dict[str, str]:
-        """The environment variables with which OpenAI's SDKs in another process find the session, past any proxy."""
+        """The environment variables with which OpenAI's SDKs in another process find the session, past any proxy.
+
+        openai-agents sends no traces of the episode to OpenAI, unless OPENAI_AGENTS_DISABLE_TRACING is set otherwise.
+        """
         known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
         direct = ",".join([*([known] if known else []), "127.0.0.1"])
         return {
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_KEY": self.api_key,
             "OPENAI_DEFAULT_MODEL": self.model,  # of openai-agents, whose default asks for a reasoning effort
+            "OPENAI_AGENTS_DISABLE_TRACING": os.environ.get("OPENAI_AGENTS_DISABLE_TRACING", "true"),
             "NO_PROXY": direct,
             "no_proxy": direct,
         }
@@ -194,6 +200,8 @@ class ChatAgentSource:
 
 
 async def _started() -> Endpoint:
+    from agentenv.episode.endpoint.server import Endpoint  # every run imports this module, and few serve
+
     endpoint = Endpoint()
     await endpoint.start()
     return endpoint

@@ -485,7 +485,7 @@ class Session:
         key = self.key
         trajectory = Trajectory(
             self.task, self.limits.max_length, key.episode_id, key.group_id, attempt=key.attempt, seed=key.seed,
-            refusals=dict(self.refusals), began_s=self._began_s,
+            refusals=dict(self.refusals), began_s=self._began_s, retried=[*key.retried],
         )  # fmt: skip
         calls = record(self._lines, trajectory, self._started_s)
         if calls and reward is not None:

@@ -57,6 +57,8 @@ class EnvActorConfig:
     """Wait before an actor is replaced; doubled, up to 30 s, until an episode ends on the replacement."""
     max_restarts: int = 8
     """Maximum number of restarts of an actor without an episode that ended on it."""
+    flag: str = "--env_actors"
+    """The flag that messages name."""
 
     @classmethod
     def of(cls, step_timeout_s: float) -> EnvActorConfig:
@@ -157,7 +159,7 @@ class EnvActors:
             left_s = deadline - time.monotonic()
             if left_s <= 0 or all(host.num_deaths > self.config.max_restarts for host in self._hosts):
                 raise InfraError(
-                    f"--env_actors: expected a living actor within {self.config.stuck_s:g} s, got none of "
+                    f"{self.config.flag}: expected a living actor within {self.config.stuck_s:g} s, got none of "
                     f"{len(self._hosts)}. Find out why {self.name} ends its process."
                 )
             with contextlib.suppress(TimeoutError):
@@ -190,15 +192,21 @@ class EnvActors:
             InfraError: the actor is gone.
         """
         if life.lost is not None:
-            raise _hosted_by_dead(where, life.lost)
+            raise self._dead(where, life.lost)
         try:
             outcome = await life.actor.call(method, *args, where=where)
         except ActorLost as error:
             self._lose(life, str(error))
-            raise _hosted_by_dead(where, life.lost or "") from error
+            raise self._dead(where, life.lost or "") from error
         if isinstance(outcome, Failure):
             raise outcome.error()
         return outcome
+
+    def pinged(self, answer: Any) -> None:
+        """Take an actor's answer to a ping."""
+
+    def _dead(self, where: str, reason: str) -> InfraError:
+        return InfraError(f"{where}: expected a living process of {self.config.flag}, got a dead one: {reason}")
 
     # --- life and death ---------------------------------------------------------------------------------------------
 
@@ -206,13 +214,13 @@ class EnvActors:
         life = _Life(await host.start(), pid=0)
         try:
             async with asyncio.timeout(self.config.start_timeout_s):
-                life.pid, version, self.name, self.score_range = await self.ask(life, "start", where="--env_actors")
-            check_node("--env_actors", version)
+                life.pid, version, self.name, self.score_range = await self.ask(life, "start", where=self.config.flag)
+            check_node(self.config.flag, version)
         except TimeoutError as error:
             life.actor.kill()
             raise InfraError(
-                f"--env_actors: expected an actor to load its environment within {self.config.start_timeout_s:g} s, "
-                "got none. Make its import quicker."
+                f"{self.config.flag}: expected an actor to load its environment within "
+                f"{self.config.start_timeout_s:g} s, got none. Make its import quicker."
             ) from error
         except BaseException:
             life.actor.kill()
@@ -232,7 +240,7 @@ class EnvActors:
             await asyncio.sleep(limit_s / 4)
             try:
                 async with asyncio.timeout(limit_s):
-                    await self.ask(life, "ping", where="ping")
+                    self.pinged(await self.ask(life, "ping", where="ping"))
                 num_missed = 0
             except TimeoutError:
                 num_missed += 1
@@ -251,7 +259,7 @@ class EnvActors:
         life.actor.kill()
         for host in self._hosts:
             if host.life is life:
-                logger.warning("an environment actor (process %d) is lost: %s", life.pid, reason)
+                logger.warning("process %d of %s is lost: %s", life.pid, self.config.flag, reason)
                 host.life = None
                 self._spawn(self._replace(host))
 
@@ -265,7 +273,7 @@ class EnvActors:
             try:
                 await self._start(host)
             except AgentEnvError as error:
-                logger.warning("an environment actor could not be restarted: %s", error)
+                logger.warning("a process of %s could not be restarted: %s", self.config.flag, error)
         async with self._changed:
             self._changed.notify_all()
 
@@ -328,16 +336,12 @@ def _forward(name: str, method: str) -> Callable[..., Awaitable[Any]]:
     return forwarded
 
 
-def _hosted_by_dead(where: str, reason: str) -> InfraError:
-    return InfraError(f"{where}: expected the environment's actor to be alive, got a dead one: {reason}")
-
-
 def no_plain_data(where: str, error: BaseException | str) -> ContractError:
     """Return the error to raise if the arguments or the result of a call cannot be pickled."""
     got = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     return ContractError(
         f"{where}: expected data that can be pickled, got {got}. "
-        "Return text, numbers and messages; --env_actors moves them between processes."
+        "Return text, numbers and messages: they are sent between processes."
     )
 
 

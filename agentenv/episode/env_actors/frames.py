@@ -1,22 +1,26 @@
-"""Frames between this process and a local actor: a number and pickled data, those of one tick of the loop together."""
+"""Calls between this process and a local actor, in both directions, as frames: a number and pickled data."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import pickle
 import socket
 import struct
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from agentenv.errors import AgentEnvError
 
 LOG = 0
-"""Number of the frames of log records; calls have higher ones."""
+"""Number of the frames of log records; calls have higher ones: those of the parent are even, those of the actor odd."""
 
 _HEAD = struct.Struct(">QQ")
 
 
 class Frames(asyncio.Protocol):
-    """Sends frames and receives them; both ends of a socket have one.
+    """Sends frames and receives them, those of one tick of the loop together; both ends of a socket have one.
 
     Args:
         receive: called with the number and the data of each frame.
@@ -69,3 +73,80 @@ class Frames(asyncio.Protocol):
         unsent, self._unsent = self._unsent, []
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"".join(unsent))
+
+
+class Calls:
+    """Calls of the other end, and answers to its calls. A call without data cancels the one with its number.
+
+    Args:
+        send: sends a frame.
+        answer: the function that answers calls: a method's name and its arguments.
+        first: number of the first call; the numbers of the two ends differ in parity.
+    """
+
+    def __init__(
+        self, send: Callable[[int, bytes], None], answer: Callable[[str, Any], Awaitable[Any]], *, first: int
+    ) -> None:
+        self._send, self._answer = send, answer
+        self._parity = first % 2
+        self._numbers = itertools.count(first, 2)
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self._answering: dict[int, asyncio.Task[None]] = {}
+
+    async def call(self, data: bytes) -> bytes:
+        """Send a call, the pickle of a method's name and its arguments, and return the pickle of its outcome."""
+        number = next(self._numbers)
+        reply = self._waiting[number] = self._loop.create_future()
+        self._send(number, data)
+        try:
+            outcome: bytes = await reply
+        except asyncio.CancelledError:
+            self._send(number, b"")
+            raise
+        finally:
+            self._waiting.pop(number, None)
+        return outcome
+
+    def tell(self, data: bytes) -> None:
+        """Send a call without waiting for its outcome."""
+        self._send(next(self._numbers), data)
+
+    def receive(self, number: int, data: bytes) -> None:
+        """Take a frame: the reply to a call of this end, or a call of the other end."""
+        if number % 2 == self._parity:
+            if (reply := self._waiting.get(number)) is not None and not reply.done():
+                reply.set_result(data)
+        elif data:
+            task = self._answering[number] = self._loop.create_task(self._reply(number, data))
+            task.add_done_callback(lambda _: self._answering.pop(number))
+        elif number in self._answering:
+            self._answering[number].cancel()
+
+    def fail(self, error: Exception) -> None:
+        """Raise an error in all calls that wait, and cancel the answers: the other end is gone."""
+        for reply in self._waiting.values():
+            if not reply.done():
+                reply.set_exception(error)
+        for task in self._answering.values():
+            task.cancel()
+
+    async def _reply(self, number: int, data: bytes) -> None:
+        self._send(number, await self._outcome(data))
+
+    async def _outcome(self, data: bytes) -> bytes:
+        try:
+            method, args = pickle.loads(data)
+            return pickle.dumps(("returned", await self._answer(method, args)), pickle.HIGHEST_PROTOCOL)
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # otherwise the function made it, and the caller waits for an outcome
+            return _pickled(error)
+
+
+def _pickled(error: BaseException) -> bytes:
+    if isinstance(error, AgentEnvError):
+        with contextlib.suppress(Exception):  # as of a class in a function
+            return pickle.dumps(("raised", error))
+    return pickle.dumps(("unpicklable", f"{type(error).__name__}: {error}"))

@@ -48,13 +48,13 @@ class EnvSpec:
         cls: type[AgentInstance] = load_env(name)
         return cls
 
-    def check(self) -> None:
-        """Raise ConfigError if only this process has the class."""
+    def check(self, flag: str = "--env_actors") -> None:
+        """Raise ConfigError, which names the flag, if only this process has the class."""
         module, _, attribute = self.env.partition(":")
         if module == "__main__" or "<locals>" in attribute:
             raise ConfigError(
-                f"--env_actors: expected a class that other processes can import, got {self.env}. Save it in a file "
-                "and name that, or pass env_actors 0."
+                f"{flag}: expected a class that other processes can import, got {self.env}. Save it in a file "
+                f"and name that, or pass {flag.lstrip('-')} 0."
             )
 
 
@@ -152,6 +152,11 @@ class EnvActor:
     async def ping(self) -> int:
         """Return the number of agents; a blocked event loop does not answer."""
         return len(self._agents)
+
+
+def host_env(spec: Spec, _call_parent: object) -> EnvActor:
+    """Make the EnvActor of a local process."""
+    return EnvActor(spec)
 
 
 async def _outcome(work: Awaitable[Any]) -> Any:

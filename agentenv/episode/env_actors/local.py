@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import pickle
@@ -13,7 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
@@ -22,16 +21,27 @@ from agentenv._util.paths import python_env
 from agentenv._util.virtual_time import external_work
 from agentenv.core.agent import AgentInstance
 from agentenv.episode.env_actors.actors import ActorLost, EnvActorConfig, EnvActors, made_agent, no_plain_data
-from agentenv.episode.env_actors.frames import LOG, Frames
-from agentenv.episode.env_actors.host import Spec
+from agentenv.episode.env_actors.frames import LOG, Calls, Frames
+from agentenv.episode.env_actors.host import Spec, host_env
 from agentenv.episode.env_actors.process import END_GRACE_S
-from agentenv.errors import InfraError
+from agentenv.errors import ContractError, InfraError
 
+Answer = Callable[[str, Any], Awaitable[Any]]
+"""Answers the calls of an actor: a method's name and its arguments."""
+CallParent = Callable[[bytes], Awaitable[bytes]]
+"""Calls this process from an actor; see `Calls.call`."""
+MakeHosted = Callable[[CallParent], Any]
+"""Makes the object that an actor hosts; sent to the actor."""
 _MODULE = "agentenv.episode.env_actors.process"
 _LOGGERS = ("", "agentenv")
 """Loggers whose levels the processes get."""
 _EXIT_S = 0.5
 """Time between the end of a process's connection and its exit code."""
+
+
+async def no_calls(method: str, args: Any) -> Any:
+    """Refuse all calls of an actor."""
+    raise ContractError(f"{method}: expected no calls of an actor, got one. Report it.")
 
 
 def num_cores() -> int:
@@ -47,7 +57,7 @@ async def open_local_actors(spec: Spec, num: int, config: EnvActorConfig) -> Asy
         ConfigError: a process cannot load the class.
         InfraError: a process did not start.
     """
-    actors = EnvActors([partial(LocalActor.start, spec)] * num, config)
+    actors = EnvActors([partial(LocalActor.start, partial(host_env, spec))] * num, config)
     try:
         await actors.start()
         yield actors
@@ -56,31 +66,30 @@ async def open_local_actors(spec: Spec, num: int, config: EnvActorConfig) -> Asy
 
 
 class LocalActor:
-    """An EnvActor in a process of this machine; see `Actor`. It belongs to the event loop that started it."""
+    """An object in a process of this machine; see `Actor`. It belongs to the event loop that started it."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], answer: Answer) -> None:
         self._process = process
         self._loop = asyncio.get_running_loop()
         self._frames = Frames(self._receive, self._lose)
-        self._numbers = itertools.count(LOG + 1)
-        self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self._calls = Calls(self._frames.send, answer, first=LOG + 2)
         self._lost: str | None = None
 
     @classmethod
-    async def start(cls, spec: Spec) -> LocalActor:
-        """Start a process.
+    async def start(cls, make: MakeHosted, flag: str = "--env_actors", answer: Answer = no_calls) -> LocalActor:
+        """Start a process that makes the object, whose calls of this process `answer` answers.
 
         Raises:
-            InfraError: the system refuses another one.
+            InfraError: the system refuses another one; the message names the flag.
         """
         levels = {name: logging.getLogger(name).level for name in _LOGGERS}
-        first = pickle.dumps((sys.path, levels, pickle.dumps(spec)))
+        first = pickle.dumps((sys.path, levels, pickle.dumps(make)))
         ours, theirs = socket.socketpair()
         try:
-            actor = cls(_start_process(theirs))
+            actor = cls(_start_process(theirs), answer)
         except OSError as error:
             ours.close()
-            raise InfraError(f"--env_actors: expected a process to start, got {error}. Lower --env_actors.") from error
+            raise InfraError(f"{flag}: expected a process to start, got {error}. Lower {flag}.") from error
         finally:
             theirs.close()
         ours.setblocking(False)
@@ -89,24 +98,15 @@ class LocalActor:
         return actor
 
     async def call(self, method: str, *args: Any, where: str) -> Any:
-        """Call a method of the EnvActor."""
+        """Call a method of the object."""
         if self._lost is not None:
             raise ActorLost(self._lost)
         try:
             data = pickle.dumps((method, args), pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # a user's class may raise anything
             raise no_plain_data(where, error) from error
-        number = next(self._numbers)
-        answer = self._waiting[number] = self._loop.create_future()
-        self._frames.send(number, data)
-        try:
-            with external_work():
-                reply = await answer
-        except asyncio.CancelledError:
-            self._frames.send(number, b"")
-            raise
-        finally:
-            self._waiting.pop(number, None)
+        with external_work():
+            reply = await self._calls.call(data)
         try:
             status, value = pickle.loads(reply)
         except Exception as error:  # as above
@@ -120,7 +120,7 @@ class LocalActor:
     def send(self, method: str, *args: Any) -> None:
         """Call a method without waiting for its result, from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop was closed
-            self._loop.call_soon_threadsafe(self._frames.send, next(self._numbers), pickle.dumps((method, args)))
+            self._loop.call_soon_threadsafe(self._calls.tell, pickle.dumps((method, args)))
 
     def kill(self) -> None:
         """Kill the process and its children."""
@@ -151,9 +151,7 @@ class LocalActor:
             code = self._process.returncode
             how = f"exit code {code}" if code is None or code >= 0 else signal.Signals(-code).name
             self._lost = f"process {self._process.pid} ended with {how}"
-        for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_exception(ActorLost(self._lost))
+        self._calls.fail(ActorLost(self._lost))
 
     def _receive(self, number: int, data: bytes) -> None:
         if number == LOG:
@@ -161,8 +159,8 @@ class LocalActor:
             logger = logging.getLogger(record.name)
             if logger.isEnabledFor(record.levelno):
                 logger.handle(record)
-        elif (answer := self._waiting.get(number)) is not None and not answer.done():
-            answer.set_result(data)
+        else:
+            self._calls.receive(number, data)
 
 
 def _start_process(end: socket.socket) -> subprocess.Popen[bytes]:

@@ -1,6 +1,6 @@
 """The process of a local actor: `python -m agentenv.episode.env_actors.process`, started by `local`.
 
-Standard input is the socket to its parent. What the environment prints goes to standard error, and its log records go
+Standard input is the socket to its parent. What an environment prints goes to standard error, and its log records go
 to the loggers of the parent. The process ends with its parent, also while an environment blocks its event loop.
 """
 
@@ -17,55 +17,37 @@ import sys
 import threading
 import time
 from logging.handlers import QueueHandler
+from typing import Any
 
-from agentenv.episode.env_actors.frames import LOG, Frames
-from agentenv.episode.env_actors.host import EnvActor
-from agentenv.errors import AgentEnvError
+from agentenv.episode.env_actors.frames import LOG, Calls, Frames
 
 END_GRACE_S = 2.0
 """Time to end after the parent has closed its end, before the process is killed with its children."""
 
 
 class _Server:
-    """Answers the frames of the parent: a call has a number, a method and arguments, and method None cancels it."""
+    """Answers the calls of the parent with the methods of an object, which the parent's first frame makes."""
 
     def __init__(self) -> None:
         self.over = asyncio.Event()
         self.frames = Frames(self._receive, self.over.set)
+        self.calls = Calls(self.frames.send, self._answer, first=LOG + 1)
         self._loop = asyncio.get_running_loop()
-        self._actor: EnvActor | None = None
-        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._hosted: Any = None
 
     def _receive(self, number: int, data: bytes) -> None:
-        if self._actor is None:  # the first frame
-            path, levels, spec = pickle.loads(data)
-            sys.path[:] = path
-            for name, level in levels.items():
-                logging.getLogger(name).setLevel(level)
-            logging.getLogger().addHandler(_LogFrames(self))
-            self._actor = EnvActor(pickle.loads(spec))
+        if self._hosted is not None:
+            self.calls.receive(number, data)
             return
-        if not data:
-            if number in self._calls:
-                self._calls[number].cancel()
-            return
-        self._calls[number] = self._loop.create_task(self._answer(number, data))
+        path, levels, make = pickle.loads(data)
+        sys.path[:] = path
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        logging.getLogger().addHandler(_LogFrames(self))
+        self._hosted = pickle.loads(make)(self.calls.call)
 
-    async def _answer(self, number: int, data: bytes) -> None:
-        try:
-            reply = await self._reply(data)
-        finally:
-            del self._calls[number]
-        self.frames.send(number, reply)
-
-    async def _reply(self, data: bytes) -> bytes:
-        try:
-            method, args = pickle.loads(data)
-            return pickle.dumps(("returned", await getattr(self._actor, method)(*args)), pickle.HIGHEST_PROTOCOL)
-        except AgentEnvError as error:
-            return pickle.dumps(("raised", error))
-        except Exception as error:  # noqa: BLE001 - of pickle or of a user's class; the parent raises ContractError
-            return pickle.dumps(("unpicklable", f"{type(error).__name__}: {error}"))
+    async def _answer(self, method: str, args: Any) -> Any:
+        return await getattr(self._hosted, method)(*args)
 
     def send_log(self, data: bytes) -> None:
         """Send a log record from any thread."""

@@ -31,12 +31,12 @@ from agentenv._util.http.server import Server
 from agentenv.chat.chat import Chat
 from agentenv.core.arguments import whole_number
 from agentenv.core.engine import Engine
-from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Limits, SamplingParams, StopReason
-from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, PlannedEpisode
+from agentenv.episode.runner import PlannedEpisode
 from agentenv.episode.setup import EpisodeSetup
 from agentenv.episode.source import EpisodeSource
 from agentenv.errors import AgentEnvError, ConfigError, ContractError, DataError, InfraError
+from agentenv.interop.hosted import problem_of, run_planned
 from agentenv.interop.nemo_gym.responses import GymRun, read_run, run_answer
 
 if TYPE_CHECKING:
@@ -154,24 +154,19 @@ class GymServer(Server):
             GymEpisodeError: the episode has no reward.
             InfraError, ContractError: NeMo RL's format cannot express the episode.
         """
-        runner = EpisodeRunner(
-            self._source,
-            EpisodeSetup(engine=self._engine, chat=self._chat, sampling=run.sampling, limits=self._limits),
-            policy=ErrorPolicy(max_retries=self.options.max_retries, max_error_share=1.0),
-        )
-        ended: list[Trajectory] = []
-        await runner.run_one(PlannedEpisode(run.task, next(self._numbers)), ended.append)
-        (trajectory,) = ended
+        setup = EpisodeSetup(engine=self._engine, chat=self._chat, sampling=run.sampling, limits=self._limits)
+        planned = [PlannedEpisode(run.task, next(self._numbers))]
+        (trajectory,) = await run_planned(self._source, setup, planned, max_retries=self.options.max_retries)
         error, reason = trajectory.error, trajectory.stop_reason
-        if trajectory.reward is None:
+        problem = problem_of(trajectory)
+        if problem is not None:
             kind = "infra" if error is None or reason in (StopReason.ABORTED, StopReason.STEP_TIMEOUT) else error.kind
             status = 503 if kind == "infra" else 422
             if reason in (StopReason.STEP_TIMEOUT, StopReason.EPISODE_TIMEOUT):
                 status = 504
             if error is None:
                 raise GymEpisodeError(f"run: the episode ended with {reason}", kind=kind, status=status)
-            message = f"{error.where}: {error.type}: {error.message}"
-            raise GymEpisodeError(message, kind=kind, type=error.type, where=error.where, status=status)
+            raise GymEpisodeError(problem, kind=kind, type=error.type, where=error.where, status=status)
         return await asyncio.to_thread(
             run_answer, run, trajectory, model=self.options.model, components=self.options.reward_components
         )

@@ -24,7 +24,8 @@ from agentenv.core.types import Limits, SamplingParams, StopReason, Task
 from agentenv.episode.factory import as_agent
 from agentenv.episode.loop import Episode, recording_errors
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, EpisodeSetup, Stage, StepRetries
-from agentenv.errors import ConfigError, ContractError, EngineError, InfraError, RunStopped
+from agentenv.errors import ConfigError, ContractError, EngineError, RunStopped
+from agentenv.interop.hosted import FailureCount, FailureIdiom
 from agentenv.interop.openrlhf.engine import LLMEngine, VLLMStyleSampling, as_engine, last_of
 from agentenv.interop.openrlhf.response import (
     LogRule,
@@ -149,7 +150,7 @@ class AgentExecutor:
         self.llm_engine, self.hf_tokenizer, self.result_queue = llm_engine, hf_tokenizer, result_queue
         self._slots: asyncio.Semaphore | None = None
         self._seen: Counter[int] = Counter()
-        self._failed_in_a_row = 0
+        self._failures = FailureCount(f"{type(self).__name__}.execute")
         self._chat: Chat | None = None
         self._undeclared: set[str] = set()
 
@@ -260,12 +261,12 @@ class AgentExecutor:
                 cls.__name__,
                 sorted(undeclared),
             )
-        self._failed_in_a_row = 0 if problem is None else self._failed_in_a_row + 1
-        if problem is not None:
-            message = f"{cls.__name__}.execute: expected an episode to train on, got one that failed: {problem}"
-            if cls.on_error == "raise" or self._failed_in_a_row >= cls.max_failed_in_a_row:
-                raise InfraError(f"{message} Failures in a row: {self._failed_in_a_row}. Fix the cause.")
-            logger.warning("%s A neutral sample with the reward %s replaces it.", message, cls.failed_reward)
+        self._failures.add(
+            problem,
+            FailureIdiom.RAISE if cls.on_error == "raise" else FailureIdiom.MASKED,
+            max_in_a_row=cls.max_failed_in_a_row,
+            result=f"A neutral sample with the reward {cls.failed_reward} replaces it.",
+        )
 
     def _foreign_call(
         self, prompt: Any, label: Any, max_length: int | None, hf_tokenizer: Any, llm_engine: Any, images: Any

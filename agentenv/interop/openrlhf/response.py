@@ -15,6 +15,7 @@ from agentenv.core.step_dict import SCORE_ADVICE, read_info, scalar
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Completion, StepResult, StopReason, Task
 from agentenv.errors import ContractError
+from agentenv.interop.hosted import problem_of
 
 
 def to_response(trajectory: Trajectory, segment_index: int | None = None) -> ResponseDict:
@@ -108,11 +109,8 @@ def training_response(
     The neutral sample replaces an episode that failed.
     """
     response = to_response(trajectory, segment_index)
-    problem = None
-    if response["reward"] is None:
-        error = trajectory.error
-        problem = f"{error.where}: {error.type}: {error.message}" if error else f"it ended as {trajectory.stop_reason}."
-    elif wants_logprobs and response["rollout_log_probs"] is None:
+    problem = problem_of(trajectory)
+    if problem is None and wants_logprobs and response["rollout_log_probs"] is None:
         problem = "the engine returned no log-probability for some of the tokens."
     if problem is not None:
         segment = trajectory.segments[0]

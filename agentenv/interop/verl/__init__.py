@@ -1,4 +1,4 @@
-"""verl: reward managers, and episodes as its AgentLoopOutput.
+"""verl: our environments in its agent loop, reward managers, and episodes as its AgentLoopOutput.
 
 verl loads `agentenv.interop.verl.plugin` at each start, so this face imports nothing before a name is used. The module
 that verl's configuration names is `pkg://agentenv.interop.verl.rewards`, which has `compute_score` too.
@@ -11,15 +11,20 @@ from typing import TYPE_CHECKING
 from agentenv._util.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from agentenv.interop.verl.agent_loop import EnvAgentLoop, dataset
     from agentenv.interop.verl.records import from_records, to_records
     from agentenv.interop.verl.rewards import RMGalleryRewardManager
 
-__all__ = ["AgentEnvRewardManager", "RMGalleryRewardManager", "from_records", "to_records"]
+__all__ = [
+    "AgentEnvRewardManager", "EnvAgentLoop", "RMGalleryRewardManager", "dataset", "from_records", "to_records",
+]  # fmt: skip
 __getattr__ = lazy_names(
     __name__,
     {
         "AgentEnvRewardManager": "agentenv.interop.verl.rewards",
+        "EnvAgentLoop": "agentenv.interop.verl.agent_loop",
         "RMGalleryRewardManager": "agentenv.interop.verl.rewards",
+        "dataset": "agentenv.interop.verl.agent_loop",
         "from_records": "agentenv.interop.verl.records",
         "to_records": "agentenv.interop.verl.records",
     },

@@ -1,8 +1,9 @@
-"""Registers our reward managers with verl under their names. verl loads this entry point of `verl.plugins`.
+"""Registers our reward managers and environments with verl. verl loads this entry point of `verl.plugins`.
 
 `reward.reward_manager.name=agentenv` then means `AgentEnvRewardManager`; `RMGalleryRewardManager` is in the older
-registry, `verl.workers.reward_manager`. verl imports this module at each start, in every worker, and hides its
-exceptions. So it imports nothing of verl and nothing heavy: it registers when verl imports a registry.
+registry, `verl.workers.reward_manager`; `rollout.agent.default_agent_loop=agentenv/math_retry` means `EnvAgentLoop`
+with that environment, and likewise for every installed one. verl imports this module at each start, in every worker,
+and hides its exceptions. So it imports nothing of verl and nothing heavy: it registers when verl imports a registry.
 """
 
 from __future__ import annotations
@@ -27,9 +28,18 @@ def _register_batch(module: Any) -> None:
     module.register("RMGalleryRewardManager")(RMGalleryRewardManager)
 
 
+def _register_loops(module: Any) -> None:
+    from agentenv.episode.registry import installed_envs
+
+    target = "agentenv.interop.verl.agent_loop.EnvAgentLoop"
+    for name in installed_envs():
+        module._agent_loop_registry[f"agentenv/{name}"] = {"_target_": target, "env": name}
+
+
 REGISTRIES: Mapping[str, Callable[[Any], None]] = {
     "verl.experimental.reward_loop.reward_manager": _register_single,
     "verl.workers.reward_manager": _register_batch,
+    "verl.experimental.agent_loop.agent_loop": _register_loops,
 }
 """What to call when verl has imported a registry module."""
 

@@ -1,7 +1,7 @@
 """Episodes as verl's AgentLoopOutput.
 
 Source: verl/experimental/agent_loop/agent_loop.py (AgentLoopOutput, AgentLoopMetrics, _postprocess) and
-tool_agent_loop.py, 0.8.0.dev of 2026-01-29 (b178a3c). A failed episode is refused: verl would grade a `reward_score` of
+tool_agent_loop.py, 0.9.1. A failed episode is refused: verl would grade a `reward_score` of
 None itself, and cannot mark a sample as excluded. verl decides by the first sample of a batch if there are
 log-probabilities, so do not mix samples with and without them. It puts the reward on the last token, so a response ends
 with the last token that the policy chose. Lost: images, and forced tokens after that one.

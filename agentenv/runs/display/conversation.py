@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentenv._util.jsonable import jsonable
+from agentenv._util.plurals import counted, histogram
 from agentenv._util.terminal import safe
 from agentenv.chat.chat import text_of
 from agentenv.chat.tool_calls.parse import ToolFormat
@@ -52,9 +54,10 @@ def episode_line(trajectory: Trajectory) -> str:
         f"stop reason {'none' if trajectory.stop_reason is None else trajectory.stop_reason.value}",
         f"reward {number_text(trajectory.reward)}",
         *([] if trajectory.score is None else [f"score {number_text(trajectory.score)}"]),
-        f"{len(trajectory.turns)} turns",
-        f"{trajectory.num_tokens} tokens",
+        counted(len(trajectory.turns), "turn"),
+        counted(trajectory.num_tokens, "token"),
         *([f"attempt {trajectory.attempt + 1}"] if trajectory.attempt else []),
+        *([f"retried after {histogram(Counter(trajectory.retried))}"] if trajectory.retried else []),
     ]
     return _one_line(" · ".join(parts))
 
@@ -68,7 +71,7 @@ def _turn(index: int, turn: Turn, *, with_tools: bool, is_text: bool) -> Iterato
     result = turn.result
     facts = [f"turn {index}", f"reward {number_text(result.reward if result else None)}"]
     facts += [f"score {number_text(result.score)}"] if result is not None and result.score is not None else []
-    facts += [f"{turn.num_tokens} tokens", *([turn.finish_reason] if turn.finish_reason != "stop" else [])]
+    facts += [counted(turn.num_tokens, "token"), *([turn.finish_reason] if turn.finish_reason != "stop" else [])]
     if turn.answer is not None and turn.answer.reasoning:
         yield from _messages([{"role": "reasoning", "content": turn.answer.reasoning}])
     yield from _head("assistant", " · ".join(facts))

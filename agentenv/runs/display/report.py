@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from agentenv._util.estimates import Estimate
+from agentenv._util.plurals import counted, histogram
 from agentenv.runs.config import RunConfig
 from agentenv.runs.display.progress import clock
 from agentenv.runs.metrics import Metrics, Summary
@@ -58,7 +59,7 @@ def final_table(metrics: Metrics) -> Table:
     table = Table(title="Result", title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column()
-    for name, value in _rows(metrics):
+    for name, value in result_rows(metrics):
         table.add_row(name, Text(value))
     return table
 
@@ -82,10 +83,16 @@ def _number(value: float | None, form: str) -> str:
     return "–" if value is None else f"{value:{form}}"
 
 
-def _rows(m: Metrics) -> list[tuple[str, str]]:
+def result_rows(m: Metrics) -> list[tuple[str, str]]:
+    """Return the name and the text of each result."""
     missing = f" of {m.num_episodes + m.num_missing} planned" if m.num_missing else ""
+    failed = m.num_infra_errors + m.num_env_errors
+    ends = [f"{m.num_rewarded} rewarded", *([f"{failed} failed"] if failed else [])]
+    if num_left := m.num_no_reward - failed:
+        ends.append(f"{num_left} ended without a reward")
+    size = f"{counted(m.num_tasks, 'task')} × {m.num_samples}"
     rows = [
-        ("episodes", f"{m.num_episodes}{missing}  ({m.num_tasks} tasks × {m.num_samples}; {m.num_rewarded} rewarded)"),
+        ("episodes", f"{m.num_episodes}{missing}  ({size}; {', '.join(ends)})"),
         ("reward", _estimate(m.reward)),
         ("score", _estimate(m.score)),
     ]
@@ -95,9 +102,9 @@ def _rows(m: Metrics) -> list[tuple[str, str]]:
     if m.turns_mean is not None:
         rows.append(("turns", f"mean {m.turns_mean:.2f}, max {m.turns_max}"))
     if m.num_cut:
-        rows.append(("cut", f"{m.num_cut} actions, by a limit of tokens"))
+        rows.append(("cut", f"{counted(m.num_cut, 'action')}, by a limit of tokens"))
     if set(m.bridges) - {"exact", "text", "messages"}:  # actions that did not end as in the template
-        rows.append(("replies after", _histogram(m.bridges)))
+        rows.append(("replies after", histogram(m.bridges)))
     t = m.time
     tokens_in, tokens_out = t.input_tokens_per_s or 0.0, t.action_tokens_per_s or 0.0
     shares = f"generate {_share(t.generate_share)}, step {_share(t.step_share)}, wait {_share(t.wait_share)}"
@@ -107,7 +114,7 @@ def _rows(m: Metrics) -> list[tuple[str, str]]:
         *([("speed", f"{speed}, {tokens_in:.0f} tokens/s in, {tokens_out:.0f} tokens/s out")] if speed else []),
         *([("cost", _cost(m))] if m.cost_usd is not None else []),
         ("time", f"{clock(t.wall_s)}  (of the episodes' time: {shares})"),
-        ("stop reasons", _histogram(m.stop_reasons)),
+        ("stop reasons", histogram(m.stop_reasons)),
     ]
     hygiene = m.hygiene.numbers()
     correlations = [
@@ -122,15 +129,21 @@ def _rows(m: Metrics) -> list[tuple[str, str]]:
         share = _share(hygiene["zero_spread_share"])
         rows.append(("reward within tasks", f"std {hygiene['std_in_group']:.3f} (mean), none in {share} of the tasks"))
     rows += [(f"info {key}", f"last turn {value['last']:.3f}, sum {value['sum']:.3f}") for key, value in m.info.items()]
-    failed = m.num_infra_errors + m.num_env_errors
-    rows.append(("errors", f"{m.num_infra_errors} infrastructure, {m.num_env_errors} environment"))
-    if m.refusals:
-        rows.append(("refused requests", _histogram(m.refusals)))
-    if m.num_retries:
-        rows.append(("retries", f"{m.num_retries} attempts failed and were retried"))
-    if failed:
-        rows.append(("error types", _histogram(m.error_types)))
-    return rows
+    return rows + _error_rows(m)
+
+
+def _error_rows(m: Metrics) -> list[tuple[str, str]]:
+    attempts = "attempt failed and was retried", "attempts failed and were retried"
+    calls = "call of `step` failed and was repeated", "calls of `step` failed and were repeated"
+    rows = [
+        ("errors", f"{m.num_infra_errors} infrastructure, {m.num_env_errors} environment"),
+        ("refused requests", histogram(m.refusals) if m.refusals else ""),
+        ("retries", counted(m.num_retries, *attempts) if m.num_retries else ""),
+        ("step retries", counted(m.num_step_retries, *calls) if m.num_step_retries else ""),
+        ("retried errors", histogram(m.retried_errors) if m.retried_errors else ""),
+        ("error types", histogram(m.error_types) if m.num_infra_errors + m.num_env_errors else ""),
+    ]
+    return [(name, value) for name, value in rows if value]
 
 
 def _estimate(estimate: Estimate) -> str:
@@ -139,28 +152,17 @@ def _estimate(estimate: Estimate) -> str:
     if estimate.ci95_low is None or estimate.ci95_high is None:
         return f"{estimate.mean:.3f}"
     interval = f"[{estimate.ci95_low:.3f}, {estimate.ci95_high:.3f}]"
-    return f"{estimate.mean:.3f}  95% CI {interval}  ({estimate.num_tasks} tasks)"
+    return f"{estimate.mean:.3f}  95% CI {interval}  ({counted(estimate.num_tasks, 'task')})"
 
 
 def _cost(m: Metrics) -> str:
-    unknown = f"; {m.num_episodes - m.num_priced} episodes unknown" if m.num_priced < m.num_episodes else ""
+    unknown = f"; {counted(m.num_episodes - m.num_priced, 'episode')} unknown" if m.num_priced < m.num_episodes else ""
     total = m.cost_usd or 0.0
     return f"${total:.4f}  (${total / m.num_priced:.4f} per episode{unknown})"
 
 
 def _share(share: float | None) -> str:
     return "–" if share is None else f"{share:.0%}"
-
-
-def _histogram(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
-
-
-def wide_console(*, stderr: bool = False) -> Console:
-    """Return a console as wide as the terminal or COLUMNS; without either, wide enough for whole sentences."""
-    console = Console(stderr=stderr)
-    has_width = console.is_terminal or os.environ.get("COLUMNS", "").isdigit()
-    return console if has_width else Console(stderr=stderr, width=140)
 
 
 class LastingStream:
@@ -201,8 +203,11 @@ class LastingStream:
 
 def quiet_transformers() -> None:
     """Turn off the progress bars and the advice of transformers."""
-    from transformers.utils import logging as transformers_logging
+    if {"transformers", "huggingface_hub"} & sys.modules.keys():
+        from transformers.utils import logging as transformers_logging
 
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+    else:  # read when they are imported, which takes more than a second and may not happen
+        os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from agentenv._util.jsonable import jsonable
+from agentenv._util.plurals import counted
+from agentenv._util.terminal import wide_console
 from agentenv.core.trajectory import Trajectory
 from agentenv.runs.config import RunConfig
 from agentenv.runs.display.progress import JSONProgress, LiveProgress, PlainProgress, Progress, Stats
-from agentenv.runs.display.report import FailureKinds, environments_table, final_table, header, wide_console
+from agentenv.runs.display.report import FailureKinds, environments_table, final_table, header
 from agentenv.runs.metrics import Metrics, Summary, Tally, TimeCounts, summarize
 from agentenv.runs.prepare import Job
 from agentenv.runs.records.async_writer import Outbox
@@ -84,7 +86,7 @@ class RunScreen:
         self.report_damage()
         header_facts = {
             "env": config.source,
-            "data": f"{self._data}: {self.num_tasks} tasks × {config.n}",
+            "data": f"{self._data}: {counted(self.num_tasks, 'task')} × {config.n}",
             "model": config.model,
             **facts,
             "out": str(self.out),
@@ -153,7 +155,7 @@ class RunScreen:
             self.console.print(final_table(metrics))
             if metrics.environments:
                 self.console.print(environments_table(metrics.environments))
-            lines = [f"run directory: {self.out}"]
+            lines = [f"run directory: {self.out}", f"see the episodes: agentenv view {shlex.quote(str(self.out))}"]
             if metrics.num_infra_errors + metrics.num_env_errors:
                 lines.append(f"failed episodes: agentenv show {shlex.quote(str(self.out))} --failed")
             self.console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)

@@ -7,18 +7,23 @@ A write that never returns keeps its daemon thread and the writer's lock. So tha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Self
 
 from agentenv._util.calls import call
 from agentenv.core.trajectory import Trajectory
-from agentenv.errors import InfraError, RunStopped
+from agentenv.errors import AgentEnvError, InfraError, RunStopped
 from agentenv.runs.metrics import Summary
 from agentenv.runs.records.directory import METRICS, RunWriter
 
 HUNG_AFTER_S = 30.0
 """At the end of a run, longest wait for a write to the disk."""
+
+
+_Waiting = tuple[Sequence[Trajectory], asyncio.Future[list[Summary]]]
+"""Episodes to write, and the future of their summaries."""
 
 
 class Outbox:
@@ -35,6 +40,8 @@ class Outbox:
     def __init__(self, writer: RunWriter) -> None:
         self.writer = writer
         self._writing: dict[asyncio.Future[list[Summary]], list[str]] = {}
+        self._waiting: list[_Waiting] = []
+        self._thread: asyncio.Task[None] | None = None
         self._is_hung = False
 
     async def append(self, trajectory: Trajectory) -> Summary:
@@ -49,10 +56,34 @@ class Outbox:
         Raises:
             RunStopped, DataError, ValueError: as `RunWriter.append_all`.
         """
-        work = asyncio.ensure_future(_in_thread(self.writer.append_all, trajectories))
-        self._writing[work] = [trajectory.episode_id for trajectory in trajectories]
-        work.add_done_callback(self._written)
-        return await asyncio.shield(work)
+        written = asyncio.get_running_loop().create_future()
+        self._writing[written] = [trajectory.episode_id for trajectory in trajectories]
+        written.add_done_callback(self._written)
+        self._waiting.append((trajectories, written))
+        if self._thread is None or self._thread.done():
+            self._thread = asyncio.ensure_future(self._write_waiting())
+        return await asyncio.shield(written)
+
+    async def _write_waiting(self) -> None:
+        """Write what waits, and what comes meanwhile: a thread for each write would cost more than the write."""
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            loop = asyncio.get_running_loop()
+            work = _in_thread(self._append_each, batch, loop)
+            failure = (await asyncio.gather(work, return_exceptions=True))[0]
+            if failure is not None:
+                for _, written in batch:
+                    _settle(written, failure)
+
+    def _append_each(self, batch: Sequence[_Waiting], loop: asyncio.AbstractEventLoop) -> None:
+        for trajectories, written in batch:
+            outcome: list[Summary] | Exception
+            try:
+                outcome = self.writer.append_all(trajectories)
+            except (AgentEnvError, ValueError) as error:  # of these episodes: the next ones may be written
+                outcome = error
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(_settle, written, outcome)
 
     def _written(self, work: asyncio.Future[list[Summary]]) -> None:
         del self._writing[work]
@@ -88,6 +119,7 @@ class Outbox:
             RunStopped: the disk fails or hangs.
         """
         if not self._is_hung:
+            await self.settle()
             await self._bounded("records of the last second", self.writer.close)
 
     async def _bounded(self, what: str, function: Callable[..., None], *args: Any) -> None:
@@ -111,6 +143,15 @@ class Outbox:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
+
+
+def _settle(written: asyncio.Future[list[Summary]], outcome: list[Summary] | BaseException) -> None:
+    if written.done():
+        return
+    if isinstance(outcome, BaseException):
+        written.set_exception(outcome)
+    else:
+        written.set_result(outcome)
 
 
 async def _in_thread(function: Callable[..., Any], *args: Any) -> Any:

@@ -16,54 +16,40 @@ import json
 import logging
 import os
 import platform
-import re
 import threading
 import time
 import warnings
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self, overload
 
 from agentenv._util.jsonable import jsonable
 from agentenv._util.version import __version__
 from agentenv.core.trajectory import Trajectory
-from agentenv.errors import ConfigError, DataError, RunStopped
+from agentenv.errors import ConfigError, RunStopped
 from agentenv.runs.config import today
 from agentenv.runs.metrics import Summary, Tally, summarize
-from agentenv.runs.records.lines import MAX_LINE_BYTES, SCHEMA_VERSION, decode_episode, decode_line, encode_line
+from agentenv.runs.records.encoded import entry_of
+from agentenv.runs.records.index import (
+    LOCK,
+    TRAJECTORIES,
+    IndexCompletion,
+    IndexWriter,
+    store_index,
+    stored_index,
+    summary_of,
+)
+from agentenv.runs.records.lines import SCHEMA_VERSION
+from agentenv.runs.records.scan import ReadReport, RecordLine, lines_that_count, read_line, scan
 
 logger = logging.getLogger(__name__)
 
-CONFIG, TRAJECTORIES, METRICS, LOCK = "config.json", "trajectories.jsonl", "metrics.json", ".lock"
+CONFIG, METRICS = "config.json", "metrics.json"
 
 _SYNC_INTERVAL_S = 1.0
-_KEY = re.compile(rb'\{"episode_id":("(?:[^"\\]|\\.)*"),"error":(null)?')
 _fdatasync = getattr(os, "fdatasync", os.fsync)  # macOS has none
-
-
-@dataclass(slots=True)
-class ReadReport:
-    """Counts of the lines that a reader of `trajectories.jsonl` found."""
-
-    num_lines: int = 0
-    """Whole lines, including superseded ones."""
-    num_superseded: int = 0
-    """Lines that do not count because of another line of the same episode."""
-    corrupt_lines: list[int] = field(default_factory=list)
-    """Numbers, from 1, of the lines that were skipped."""
-    torn_bytes: int = 0
-    """Bytes after the last whole line: torn, or still being written."""
-
-    @property
-    def damage(self) -> str:
-        """What was skipped, in words; empty if nothing was."""
-        numbers = ", ".join(map(str, self.corrupt_lines[:10])) + ", …" * (len(self.corrupt_lines) > 10)
-        found = [f"{len(self.corrupt_lines)} damaged lines ({numbers})"] if self.corrupt_lines else []
-        found += [f"{self.torn_bytes} bytes of a torn last line"] if self.torn_bytes else []
-        return f"skipped {' and '.join(found)}" if found else ""
 
 
 def read_trajectories(path: str | Path, *, report: ReadReport | None = None) -> Iterator[Trajectory]:
@@ -83,53 +69,71 @@ def read_trajectories(path: str | Path, *, report: ReadReport | None = None) -> 
     if not file_path.exists():
         return
     with file_path.open("rb") as file:
-        offsets = _scan(file, found)
+        lines = lines_that_count(scan(file, found))
         if report is None and found.damage:
             warnings.warn(f"{file_path}: {found.damage}; their episodes count as not finished", stacklevel=2)
-        for offset in sorted(offsets.values()):
-            file.seek(offset)
-            episode = decode_line(file.readline(MAX_LINE_BYTES))
-            if episode is None:
-                continue
-            try:
-                trajectory = decode_episode(episode)
-            except DataError as error:
-                file.seek(0)
-                number = 1
-                while file.tell() < offset:
-                    number += file.readline(MAX_LINE_BYTES).endswith(b"\n")
-                remedy = "Or delete the line: its episode then counts as not finished."
-                raise DataError(f"{file_path}, line {number}: {error} {remedy}") from error
-            yield trajectory
+        for line in lines:
+            yield read_line(file, line)
+
+
+class RecordedEpisodes(Sequence[Trajectory]):
+    """The episodes of a run directory that count, in the order of the record; each is read when it is first used.
+
+    Damaged lines are counted in `report`; without one they are a UserWarning. `summaries` has what metrics need of each
+    episode.
+
+    Raises:
+        DataError: a line has another schema, or its values are not those of a trajectory; when it is read, or here if
+            the index has no row of it.
+    """
+
+    def __init__(self, path: Path, *, report: ReadReport | None = None) -> None:
+        self._path = path / TRAJECTORIES
+        self._lines: list[RecordLine] = []
+        self.summaries: list[Summary] = []
+        if self._path.exists():
+            self._read_index(path, report)
+        self._episodes: list[Trajectory | None] = [None] * len(self._lines)
+
+    def _read_index(self, path: Path, report: ReadReport | None) -> None:
+        found, stored = report or ReadReport(), stored_index(path)
+        with self._path.open("rb") as file:
+            index = IndexCompletion(file, stored)
+            lines = scan(file, found)
+            if report is None and found.damage:
+                warnings.warn(f"{self._path}: {found.damage}; their episodes count as not finished", stacklevel=4)
+            for line, row in index.rows(lines):
+                self._lines.append(line)
+                self.summaries.append(summary_of(row))
+        if index.data != stored:
+            store_index(path, bytes(index.data))
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    @overload
+    def __getitem__(self, index: int) -> Trajectory: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Trajectory, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Trajectory | tuple[Trajectory, ...]:
+        if isinstance(index, slice):
+            return tuple(self[place] for place in range(*index.indices(len(self))))
+        episode = self._episodes[index]
+        if episode is None:
+            episode = self._episodes[index] = self.read(index)
+        return episode
+
+    def read(self, index: int) -> Trajectory:
+        """Return an episode, which is read again at its next use."""
+        with self._path.open("rb") as file:
+            return read_line(file, self._lines[index])
 
 
 def check_run(path: str | Path) -> None:
     """Raise ConfigError if a path is neither a run directory nor a file."""
     if not Path(path).is_file() and not (Path(path) / TRAJECTORIES).exists():
         read_config(path)
-
-
-def _scan(file: BinaryIO, report: ReadReport) -> dict[bytes, int]:
-    # Return the offsets of the lines that count, by id. A second pass then needs only one line in memory.
-    best: dict[bytes, tuple[bool, int]] = {}  # has not failed, offset
-    offset = number = 0
-    while line := file.readline(MAX_LINE_BYTES):
-        start, number = offset, number + 1
-        offset += len(line)
-        whole = line.endswith(b"\n")
-        while not whole and (more := file.readline(MAX_LINE_BYTES)):
-            offset, line, whole = offset + len(more), b"too long", more.endswith(b"\n")
-        episode = decode_line(line)
-        if episode is not None and (key := _KEY.match(episode)):
-            report.num_lines += 1
-            report.num_superseded += key[1] in best
-            if key[1] not in best or not best[key[1]][0]:
-                best[key[1]] = (key[2] is not None, start)
-        elif not whole:
-            report.torn_bytes = offset - start
-        elif line.strip():
-            report.corrupt_lines.append(number)
-    return {key: start for key, (_, start) in best.items()}
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -182,6 +186,7 @@ class RunWriter:
         """Lines found when the directory was opened."""
         self._guard = threading.Lock()  # the file's end, the tally, metrics.json's temporary name
         self._lock_fd = self._fd = -1
+        self._index: IndexWriter | None = None
         self._size = 0
         self._torn = False
         self._synced_s = time.monotonic()
@@ -222,7 +227,7 @@ class RunWriter:
         fd = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._lock_fd = fd
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_exclusively(fd)
         except OSError as error:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 logger.warning(
@@ -259,8 +264,12 @@ class RunWriter:
             head = {"schema_version": SCHEMA_VERSION, "versions": versions}
             write_json(self.path / CONFIG, head | {"config": config})
         self._fd = os.open(log, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        for trajectory in read_trajectories(self.path, report=self.report):
-            self.tally.add(summarize(trajectory))
+        with log.open("rb") as file:
+            stored = stored_index(self.path)
+            index = IndexCompletion(file, stored)
+            for _, row in index.rows(scan(file, self.report)):
+                self.tally.add(summary_of(row))
+            self._index = IndexWriter(self.path, bytes(index.data), stored)
         self._size = os.fstat(self._fd).st_size - self.report.torn_bytes
         if self.report.torn_bytes:
             logger.warning("%s: cut off a torn last line of %d bytes", self.path, self.report.torn_bytes)
@@ -291,24 +300,28 @@ class RunWriter:
         with self._guard:
             known = [self._known(trajectory) for trajectory in trajectories]
             new = [each for each, summary in zip(trajectories, known, strict=True) if summary is None]
-            lines, summaries = [encode_line(each) for each in new], [summarize(each) for each in new]
-            if lines:
-                self._write(b"".join(lines))
-            for summary in summaries:
+            entries = [entry_of(each) for each in new]
+            offset = self._size
+            if entries:
+                self._write(b"".join([line for line, _, _ in entries]))
+            for line, row, summary in entries:
                 self.tally.add(summary)
+                if self._index is not None:
+                    self._index.add([offset, *row[1:]])
+                offset += len(line)
             if time.monotonic() - self._synced_s >= _SYNC_INTERVAL_S:
                 self._sync()
-        added = iter(summaries)
+        added = iter([summary for _, _, summary in entries])
         return [next(added) if summary is None else summary for summary in known]
 
     def _known(self, trajectory: Trajectory) -> Summary | None:
         """Return the Summary of an earlier line that counts instead of this episode."""
         if trajectory.episode_id in self.finished:
             # Read the file: finished episodes are not kept in memory, and a second result is rare.
+            key = json.dumps(trajectory.episode_id).encode()
             with (self.path / TRAJECTORIES).open("rb") as file:
-                file.seek(_scan(file, ReadReport())[json.dumps(trajectory.episode_id).encode()])
-                episode = decode_line(file.readline(MAX_LINE_BYTES)) or b""
-            return summarize(decode_episode(episode))
+                found = next(line for line in lines_that_count(scan(file, ReadReport())) if line.key == key)
+                return summarize(read_line(file, found))
         known = self.failed.get(trajectory.episode_id)
         # A resumed run continues the count of attempts.
         is_late = known is not None and trajectory.error is not None and trajectory.attempt < known.attempt
@@ -334,6 +347,8 @@ class RunWriter:
 
     def _sync(self) -> None:
         self._synced_s = time.monotonic()
+        if self._index is not None:
+            self._index.flush()
         try:
             _fdatasync(self._fd)
         except OSError as error:
@@ -375,12 +390,22 @@ class RunWriter:
         for fd in fds:
             if fd >= 0:
                 os.close(fd)
+        if self._index is not None:
+            self._index.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def _lock_exclusively(fd: int) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # fails if a run holds it, not if a reader stores the index
+        fcntl.flock(fd, fcntl.LOCK_EX)
 
 
 def _close_in_child(reference: weakref.ref[RunWriter]) -> None:

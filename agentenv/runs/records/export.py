@@ -21,7 +21,8 @@ from agentenv._util.brief import brief
 from agentenv._util.jsonable import jsonable
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigError, DataError, MissingDependency
-from agentenv.runs.records.directory import ReadReport, check_run, read_trajectories
+from agentenv.runs.records.directory import check_run, read_trajectories
+from agentenv.runs.records.scan import ReadReport
 from agentenv.runs.records.tables import EPISODE_COLUMNS, FLOATS, INTEGERS, TURN_COLUMNS, Row, episode_row, turn_rows
 
 TableFormat = Literal["csv", "jsonl", "parquet", "hf"]

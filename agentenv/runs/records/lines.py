@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain, groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentenv._util.jsonable import jsonable
 from agentenv.core.trajectory import NO_VERSION, EpisodeError, Segment, Trajectory, Turn
@@ -26,7 +26,7 @@ SCHEMA_VERSION = 2
 MAX_LINE_BYTES = 1 << 28
 """Maximum number of bytes of a line, which bounds the memory of a reader."""
 
-_HEAD = re.compile(rb'\{"v":(\d{1,9}),"crc":"([0-9a-f]{8})","episode":')
+_HEAD = re.compile(rb'(?:\xef\xbb\xbf)?\{"v":(\d{1,9}),"crc":"([0-9a-f]{8})","episode":')
 _encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
 
 
@@ -52,6 +52,7 @@ def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
         "prompt": None if trajectory.prompt == task.prompt else jsonable(trajectory.prompt),
         "tools": jsonable(trajectory.tools),
         "refusals": dict(trajectory.refusals),
+        **({"retried": trajectory.retried} if trajectory.retried else {}),
         "task": {
             "prompt": jsonable(task.prompt),
             "label": jsonable(task.label),
@@ -156,6 +157,7 @@ def trajectory_from_dict(values: Mapping[str, Any]) -> Trajectory:
             tools=tuple(values["tools"]),
             refusals=dict(values.get("refusals", {})),
             began_s=values.get("began_s"),
+            retried=list(values.get("retried", ())),
         )
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise DataError(
@@ -247,22 +249,44 @@ def encode_line(trajectory: Trajectory) -> bytes:
     return line
 
 
-def decode_line(line: bytes) -> bytes | None:
-    """Return the bytes of the episode's value in a line of `trajectories.jsonl`; None for a broken line.
+class LineParts(NamedTuple):
+    """A line of `trajectories.jsonl` whose checksum is right."""
+
+    crc: str
+    start: int
+    """`line[start:end]` is the episode's value, as JSON."""
+    end: int
+
+
+def split_line(line: bytes) -> LineParts | None:
+    """Return the parts of a line of `trajectories.jsonl`; None for a broken line.
 
     Raises:
         DataError: the line is whole and has another schema.
     """
-    line = line.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n")
     head = _HEAD.match(line)
-    if head is None or not line.endswith(b"}"):
+    end = len(line) - 2 if line.endswith(b"}\n") else len(line.rstrip(b"\r\n")) - 1
+    if head is None or line[end : end + 1] != b"}":
         return None
-    version, episode = int(head[1]), line[head.end() : -1]
-    if zlib.crc32(episode, version) != int(head[2], 16):
+    version, start = int(head[1]), head.end()
+    if zlib.crc32(memoryview(line)[start:end], version) != int(head[2], 16):
         return None
     if version != SCHEMA_VERSION:
         raise DataError(
             f"trajectories.jsonl: expected records of schema version {SCHEMA_VERSION}, got {version}. "
             "Read them with the agentenv that wrote them."
         )
-    return episode
+    return LineParts(head[2].decode(), start, end)
+
+
+def crc_of(line: bytes) -> str:
+    """Return the checksum that a line of `encode_line` has."""
+    head = _HEAD.match(line)
+    assert head is not None
+    return head[2].decode()
+
+
+def decode_line(line: bytes) -> bytes | None:
+    """Return the bytes of the episode's value in a line of `trajectories.jsonl`; None and errors as `split_line`."""
+    parts = split_line(line)
+    return None if parts is None else line[parts.start : parts.end]

@@ -12,8 +12,9 @@ from pathlib import Path
 from agentenv._util.suggest import did_you_mean
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import ConfigError
-from agentenv.runs.records.directory import ReadReport, read_trajectories
+from agentenv.runs.records.directory import read_trajectories
 from agentenv.runs.records.filters import GROUP_COLUMNS, EpisodeFilter, conversation_texts
+from agentenv.runs.records.scan import ReadReport
 from agentenv.runs.records.tables import episode_row, turn_rows
 
 

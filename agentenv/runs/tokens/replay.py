@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentenv._util.jsonable import jsonable
+from agentenv._util.plurals import counted
 from agentenv.core.engine import Scorer, is_plain
 from agentenv.core.trajectory import Trajectory, Turn
 from agentenv.core.types import SamplingParams
@@ -25,7 +26,8 @@ from agentenv.engines.single import EngineName
 from agentenv.errors import ConfigError, DataError
 from agentenv.runs.config import RunConfig
 from agentenv.runs.mixture import longest
-from agentenv.runs.records.directory import ReadReport, read_config, read_trajectories
+from agentenv.runs.records.directory import read_config, read_trajectories
+from agentenv.runs.records.scan import ReadReport
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -157,20 +159,32 @@ class ReplayReport:
         table.add_column()
         size = self.largest.size if self.largest else math.nan
         rows = {
-            "compared": f"{self.num_episodes} episodes, {self.num_turns} turns, {self.num_tokens} action tokens",
+            "compared": ", ".join(
+                (
+                    counted(self.num_episodes, "episode"),
+                    counted(self.num_turns, "turn"),
+                    counted(self.num_tokens, "action token"),
+                )
+            ),
             "difference": f"largest {size:.3g}, mean {self.mean:.3g}, p99 {self.p99:.3g}",
             "largest at": str(self.largest),
         }
         if self.num_tokens_beyond:
-            rows["beyond tolerance"] = f"{self.num_tokens_beyond} tokens in {self.num_episodes_beyond} episodes"
+            rows["beyond tolerance"] = (
+                f"{counted(self.num_tokens_beyond, 'token')} in {counted(self.num_episodes_beyond, 'episode')}"
+            )
             rows["first there"] = str(self.first)
         if self.num_missing or self.num_unscored:
             rows["without a number"] = f"{self.num_missing} recorded, {self.num_unscored} scored"
         if self.num_turns_left_out:
-            rows["left out"] = f"{self.num_turns_left_out} turns, sampled with another temperature or a truncation"
+            rows["left out"] = (
+                f"{counted(self.num_turns_left_out, 'turn')}, sampled with another temperature or a truncation"
+            )
         if self.record.damage:
             rows["record"] = self.record.damage
-        versions = ", ".join(f"{version}: {count} tokens" for version, count in sorted(self.versions.items()))
+        versions = ", ".join(
+            f"{version}: {counted(count, 'token')}" for version, count in sorted(self.versions.items())
+        )
         others = f"; scored by version {self.policy_version}, so others may differ" if self.num_other_version else ""
         rows["policy versions"] = versions + others
         for name, value in rows.items():

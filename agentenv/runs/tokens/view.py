@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentenv._util.plurals import counted
 from agentenv._util.terminal import safe
 from agentenv.chat.encoding import encoder_of
 from agentenv.chat.token_text import token_texts, visible
@@ -25,7 +26,9 @@ from agentenv.core.views import Span, spans_of
 from agentenv.engines.models import load_stop_token_ids, load_tokenizer, resolve_model
 from agentenv.errors import ConfigError
 from agentenv.runs.display.conversation import episode_line, number_text
-from agentenv.runs.records.directory import ReadReport, read_config, read_trajectories
+from agentenv.runs.records.directory import read_config, read_trajectories
+from agentenv.runs.records.scan import ReadReport
+from agentenv.runs.records.tokenizer import kept_tokenizer
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -87,6 +90,8 @@ def load_episode(run: str | Path, episode: str | int, *, report: ReadReport | No
 def load_run_tokenizer(run: str | Path, override: str | None = None) -> tuple[Tokenizer, tuple[int, ...]]:
     """Return the tokenizer of a run and the stop token ids of its engine; `override` names another tokenizer.
 
+    That of the run directory is preferred: it needs neither the model nor a network.
+
     Raises:
         ConfigError: the run's config.json names no model, or the tokenizer cannot be loaded.
     """
@@ -97,6 +102,8 @@ def load_run_tokenizer(run: str | Path, override: str | None = None) -> tuple[To
             "Sample it with another engine."
         )
     model = flags.get("model")
+    if kept := kept_tokenizer(Path(run)):
+        return load_tokenizer(resolve_model(override) if override else str(kept)), load_stop_token_ids(str(kept))
     name = override or flags.get("tokenizer") or model
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{run}: expected a model in config.json, got {model!r}. Pass --tokenizer.")
@@ -243,7 +250,7 @@ class _EpisodeView:
         for index in _segments(trajectory, self.segment):
             segment = trajectory.segments[index]
             if len(trajectory.segments) > 1:
-                title = f"segment {index} of {len(trajectory.segments)} · {len(segment)} tokens"
+                title = f"segment {index} of {len(trajectory.segments)} · {counted(len(segment), 'token')}"
                 yield Text(title, style="bold underline" if color else "")
             texts = token_texts(self.tokenizer, segment.token_ids)
             for span in spans_of(trajectory, index):

@@ -103,11 +103,11 @@ attempt('parent', lambda: call(101, 117, 0x4206, os.getppid() or W['host_pid'], 
         "read_memory_of_victim",
         "processes",
         """
-class Span(ctypes.Structure):
+class Iovec(ctypes.Structure):
     _fields_ = [('base', ctypes.c_void_p), ('size', ctypes.c_size_t)]
 data = ctypes.create_string_buffer(4096)
 def vm(numbers):
-    mine, theirs = Span(ctypes.addressof(data), 200), Span(W['victim_memory'], 200)
+    mine, theirs = Iovec(ctypes.addressof(data), 200), Iovec(W['victim_memory'], 200)
     got = call(*numbers, W['victim'], ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0)
     return data.raw[:got]
 attempt('process_vm_readv', lambda: vm((310, 270)))

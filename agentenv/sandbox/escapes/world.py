@@ -229,7 +229,8 @@ def judge(case: EscapeCase, world: World, results: list[ExecResult], planted: di
             problems.append(f"an attempt has no answer: {result.status} {result.stderr[-300:]}")
     first = results[0]
     if case.must_end and first.status not in case.must_end:
-        problems.append(f"it ended with {first.status}, not with one of {sorted(case.must_end)}")
+        ended = f"{first.status} {first.detail or ''}".strip()
+        problems.append(f"it ended with {ended}, not with one of {sorted(case.must_end)}")
     if case.check is not None and first.status not in (ExecStatus.INFRA, ExecStatus.POLICY):
         problem = case.check(first, world.facts)
         problems += [problem] if problem else []

@@ -50,7 +50,7 @@ def main(plan: dict[str, Any], control_fd: int) -> NoReturn:
     trainer = os.pidfd_open(os.getppid())
     code = 1
     try:
-        if plan["ids"] and plan["tier"] != "namespaces":  # there programs see no others
+        if plan["ids"] and plan["tier"] != "namespaces":
             _reserve_users(plan)
         proc = _setup(plan)
         guardian = os.pidfd_open(os.getpid()) if plan["tier"] != "namespaces" else -1
@@ -80,10 +80,11 @@ def main(plan: dict[str, Any], control_fd: int) -> NoReturn:
 def _reserve_users(plan: dict[str, Any]) -> None:
     """Reserve a range of user ids, for as long as this process or the zygote lives; name it in the plan.
 
-    Programs of one user could end each other. A name is bound by one process alone, and programs open no sockets.
+    Programs of one user could end each other. A name is bound by one process alone, and programs open no sockets. The
+    first range belongs to all sandboxes of the namespaces level, whose programs see no others but are seen.
     """
     first, size, number = plan["ids"]
-    for start in range(first, first + number * size, size):
+    for start in range(first + size, first + number * size, size):
         name = socket.socket(socket.AF_UNIX)
         try:
             name.bind(f"\0agentenv-users-{start}")
@@ -95,7 +96,7 @@ def _reserve_users(plan: dict[str, Any]) -> None:
         name.detach()
         plan["ids"] = start, size, 1
         return
-    raise linux.StepError(errno.EUSERS, f"user ids: expected a range that no sandbox uses, got {number} in use")
+    raise linux.StepError(errno.EUSERS, f"user ids: expected a range that no sandbox uses, got {number - 1} in use")
 
 
 def _end_programs(plan: dict[str, Any]) -> None:

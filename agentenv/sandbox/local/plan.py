@@ -27,8 +27,8 @@ class Plan:
 
     tier: Isolation
     ids: tuple[int, int, int] | None
-    """User ids to run programs as: the first, the size of a range, and the number of ranges, of which each zygote
-    reserves one; None for the current user."""
+    """User ids to run programs as: the first, the size of a range, and the number of ranges; None for the current user.
+    The namespaces level uses the first range; each zygote of another level reserves a later one."""
     python: str
     paths: tuple[str, ...] = ()
     """Additional import folders."""
@@ -49,7 +49,7 @@ def user_ranges() -> tuple[int, int, int] | None:
         inside, _, count = (int(field) for field in line.split())
         if inside <= _FIRST_USER and inside + count >= _FIRST_USER + _MAX_RANGES * NUM_USERS:
             return _FIRST_USER, NUM_USERS, _MAX_RANGES
-        if count >= 3 * NUM_USERS:
+        if count >= 4 * NUM_USERS:
             # The upper half of a container's range, below the 16-bit user 65534.
             num_ranges = min(count // NUM_USERS // 2, _MAX_RANGES)
             return inside + count - (1 + num_ranges) * NUM_USERS, NUM_USERS, num_ranges

@@ -2,34 +2,82 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
+from types import ModuleType
 
 from agentenv._util.calls import create
+from agentenv._util.plurals import counted
 from agentenv.chat.chat import Chat
+from agentenv.core.dataset import place_of_task
 from agentenv.core.engine import Tokenizer
 from agentenv.core.types import Limits, SamplingParams, Task
 from agentenv.episode.runner import derive_seed
 from agentenv.episode.source import EnvSource
 from agentenv.errors import ConfigError
 from agentenv.testing import chats
+from agentenv.testing.audit.budget import Budget
 from agentenv.testing.audit.cases import AuditCase, play_cases
 from agentenv.testing.audit.episodes import Play, PolicyRunner, play_all, replay_all
 from agentenv.testing.audit.findings import AuditFinding, apply_allowances
+from agentenv.testing.audit.follow import follow_up, named_policies
 from agentenv.testing.audit.judging import Facts, judge_plays
 from agentenv.testing.audit.leaks import find_leaks
-from agentenv.testing.audit.nondeterminism import find_flaky
-from agentenv.testing.audit.policies import all_policies, select_policies
+from agentenv.testing.audit.nondeterminism import find_clock, find_flaky
+from agentenv.testing.audit.policies import (
+    HEAVY,
+    PART,
+    AuditPolicy,
+    all_policies,
+    cut_golds,
+    ends_a_process,
+    gold_parts,
+    select_policies,
+)
 from agentenv.testing.audit.report import Audit, Times, policy_rows
 from agentenv.testing.audit.unrated import judge_unrated
+from agentenv.testing.audit.variant_judging import judge_variants
+from agentenv.testing.audit.workings import MIN_SIZES, find_dead_tools, find_growth, find_run_code, find_slow_calls
+from agentenv.testing.conformance.records import own_classes
 from agentenv.testing.hacks import hacks_of
+from agentenv.testing.marked_code import recorded_marks
+from agentenv.testing.shifted_clock import elapsing_clock, modules_of, shifted_clock
 
 LIMITS = Limits(max_length=200_000, max_turns=8, step_timeout_s=60.0)
-SHOWN_GOLD = frozenset({"gold", "wrong", "odd_values", "farm", "hedge"})
+CLOCK_POLICIES = ("null/empty", "constant/42", "calls/each_tool", "calls/of_prompt", "gold", "echo/prompt")
+"""Policies that are repeated at another time of day."""
+BETWEEN_S = 240.0
+"""Seconds between the turns of a repetition."""
+_FIRST_PLAYS, _PLAYS, _REPEATS = 0.6, 0.75, 0.85
+"""Parts of the time limit at which plays, those that follow them up, and their repetitions end; then other times of day
+are tried."""
+_HEAVY_TASKS = 2
+"""Number of tasks on which the policies in `HEAVY` are played."""
+SHOWN_GOLD = frozenset(
+    {
+        "label",
+        "gold",
+        "wrong",
+        "odd_values",
+        "farm",
+        "hedge",
+        "list_all",
+        "repeat",
+        "shape",
+        "tamper",
+        "cut",
+        "notation",
+        "part",
+        "paste",
+        "undo",
+        "slip",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +87,7 @@ class AuditOptions:
     num_tasks: int = 8
     """Number of tasks, drawn from all tasks by the seed."""
     task_ids: tuple[str, ...] = ()
-    """Ids of the tasks to use instead of drawn ones."""
+    """Ids, or places, of the tasks to use instead of drawn ones."""
     policies: tuple[str, ...] = ()
     """Policies by name or name/variant, in addition to `policies.BASELINES`; empty: all."""
     seed: int = 0
@@ -52,6 +100,8 @@ class AuditOptions:
     """Reward of a full score in an environment without scores; None: the reward of gold."""
     reward_range: tuple[float, float] | None = None
     limits: Limits = LIMITS
+    time_limit_s: float = math.inf
+    """Seconds after which no further episode starts, and those that run are cut off."""
     max_tokens: int = 20_000
     """Maximum number of tokens of one action."""
     allowed: Mapping[str, str] = field(default_factory=dict)
@@ -82,43 +132,106 @@ async def audit_env(
     Raises:
         ConfigError: tasks are missing, a task or policy is unknown, or `hacks` is invalid.
     """
-    started = time.perf_counter()
+    started, budget = time.perf_counter(), Budget(options.time_limit_s)
     drawn = _draw_tasks(tasks, options)
     everyone = all_policies(hacks_of(source.cls))
     policies = select_policies(everyone, options.policies)
     make = partial(create, source.cls, source.kwargs)
-    offers_tools = tokenizer is None and await chats.offered_tools(make, drawn, options.limits, chats.with_tools())
-    chat = Chat(tokenizer) if tokenizer is not None else chats.with_tools() if offers_tools else chats.plain()
+    own_turns = getattr(source.cls, "max_turns", None)
+    limits = replace(options.limits, max_turns=min(options.limits.max_turns, own_turns or options.limits.max_turns))
+    chat = Chat(tokenizer) if tokenizer is not None else chats.stand_in()
     runner = PolicyRunner(
-        make, tasks, chat, options.limits, SamplingParams(max_tokens=options.max_tokens), options.seed,
-        getattr(source.cls, "max_turns", None) or Limits().max_turns,
+        make, tasks, chat, limits, SamplingParams(max_tokens=options.max_tokens), options.seed,
+        own_turns or Limits().max_turns, budget,
     )  # fmt: skip
-    pairs = [(policy, task) for task in drawn for policy in policies]
+    of_few = {task.task_id for task in drawn[:_HEAVY_TASKS]}
+    pairs = [
+        (policy, task) for task in drawn for policy in policies if policy.key not in HEAVY or task.task_id in of_few
+    ]
     cases = await play_cases(runner, options.cases, concurrency=options.concurrency)
-    plays = await play_all(
-        runner, pairs, concurrency=options.concurrency, notify=lambda done: notify(f"{done} of {len(pairs)} episodes")
-    )
-    by_id = {task.task_id: task for task in drawn}
-    facts = Facts(
-        plays, by_id, {p.key: p.kind for p in everyone}, options.pass_reward, options.reward_range,
-        source.cls.score_range,
-    )  # fmt: skip
+    budget.part = _FIRST_PLAYS
+    with recorded_marks() as marks:
+        plays = await _play_pairs(runner, pairs, marks, options.concurrency, notify)
+        budget.part = _PLAYS
+        if parts := _part_pairs(plays, drawn, options):
+            everyone += [policy for policy, _ in parts]
+            plays += await _play_pairs(runner, parts, marks, options.concurrency, notify)
+        by_id = {task.task_id: task for task in drawn}
+        shown = Facts(
+            plays, by_id, {p.key: p.kind for p in everyone}, options.pass_reward, options.reward_range,
+            source.cls.score_range,
+        )  # fmt: skip
+        more = named_policies(options.policies) if options.policies else follow_up(shown)
+        everyone, policies = everyone + more, policies + more
+        pairs = [(policy, task) for task in drawn for policy in more]
+        plays += await _play_pairs(runner, pairs, marks, options.concurrency, notify)
+    facts = replace(shown, plays=plays, kinds={p.key: p.kind for p in everyone})
     # Gold is a secret only if one action is the whole answer, not if it is one move of many.
     secrets = {play.task_id: play.action for play in plays if play.key == "gold" and len(play.steps) == 1}
-    findings = [*cases, *judge_plays(facts), *judge_unrated(facts), *find_leaks(plays, by_id, secrets, SHOWN_GOLD)]
+    findings = [
+        *cases, *judge_plays(facts), *judge_unrated(facts), *judge_variants(facts),
+        *find_leaks(facts, secrets, SHOWN_GOLD),
+        *find_run_code(plays, marks), *find_dead_tools(plays), *find_growth(plays), *find_slow_calls(budget),
+    ]  # fmt: skip
+    if budget.left_out["gold"]:  # it may be known for the other tasks
+        findings = [each for each in findings if each.kind not in ("no-gold", "no-ceiling", "gold-partly")]
     if options.repeat:
-        findings += await _repeat_plays(runner, plays, by_id, notify)
-    for index, each in enumerate(findings):
-        if command and each.evidence and each.kind != "case-fails":
-            first = each.evidence[0]
-            words = [*command, "--task", first.task_id, "--policies", first.policy]
-            findings[index] = replace(each, reproduce=shlex.join(words))
-    marked, unused = apply_allowances(findings, options.allowed)
+        findings += await _repeat_plays(runner, plays, by_id, notify, modules_of(own_classes(source.cls)))
+    marked, unused = apply_allowances(_with_commands(findings, command, options), options.allowed)
     return Audit(
         name, options.seed, tuple(by_id), len(plays), tuple(marked), tuple(policy_rows(facts, policies)),
         tuple(unused), Times.from_plays(plays, time.perf_counter() - started), tuple(plays), options.policies,
-        judged=len(facts.unrated) < len(by_id),
+        judged=len(facts.unrated) < len(by_id), not_played=_not_played(plays, budget),
+        not_examined=tuple(_not_examined(plays, tasks, drawn, options, marks, budget)),
     )  # fmt: skip
+
+
+def _with_commands(
+    findings: Sequence[AuditFinding], command: Sequence[str], options: AuditOptions
+) -> list[AuditFinding]:
+    """Return the findings with the command that reproduces each, if the audit has one."""
+    found = [*findings]
+    for index, each in enumerate(found if command else ()):
+        if each.evidence and each.kind != "case-fails":
+            first = each.evidence[0]
+            of_task = ["--task", first.task_id]
+            if first.policy.startswith(f"farm/{PART}"):  # it depends on the other tasks
+                of_task = ["--tasks", str(options.num_tasks)] if options.num_tasks != AuditOptions().num_tasks else []
+            found[index] = replace(each, reproduce=shlex.join([*command, *of_task, "--policies", first.policy]))
+    return found
+
+
+def _not_played(plays: Sequence[Play], budget: Budget) -> tuple[str, ...]:
+    """Return the policies that had time on no task."""
+    return tuple(sorted(budget.left_out.keys() - {play.policy for play in plays}))
+
+
+def _not_examined(
+    plays: Sequence[Play], tasks: Sequence[Task], drawn: Sequence[Task], options: AuditOptions, marks: set[str],
+    budget: Budget,
+) -> Iterator[str]:  # fmt: skip
+    """Return what was left out, and why."""
+    if budget.num_left_out:
+        num = len(plays) + budget.num_left_out
+        yield f"{budget.num_left_out} of {counted(num, 'episode')}, because time ran out (--time_limit_s)"
+    if names := _not_played(plays, budget):
+        yield f"policies that had no time on any task: {', '.join(names)}"
+    if budget.num_not_repeated:
+        yield f"{budget.num_not_repeated} repetitions, because time ran out (--time_limit_s)"
+    if options.policies:
+        yield "other policies than those of --policies"
+    if len(drawn) < len(tasks):
+        yield f"{len(tasks) - len(drawn)} of {counted(len(tasks), 'task')} (--tasks)"
+    if not budget.left_out["gold"] and not any(play.key == "gold" for play in plays):
+        yield "wrong, hedged, odd and repeated gold actions: `gold` returns none"
+    if not options.policies and not budget.num_left_out and not any(play.policy == "calls" for play in plays):
+        yield "calls of tools: none are offered"
+    if not options.repeat:
+        yield "repetitions, and another time of day (--no_repeat)"
+    if marks:
+        yield "programs that end their process: it runs them in this one"
+    if max((len(play.steps) for play in plays), default=0) <= MIN_SIZES:
+        yield f"growth over turns: no episode has more than {MIN_SIZES} turns"
 
 
 def _draw_tasks(tasks: Sequence[Task], options: AuditOptions) -> list[Task]:
@@ -128,29 +241,75 @@ def _draw_tasks(tasks: Sequence[Task], options: AuditOptions) -> list[Task]:
         wrong = min(options.num_tasks, options.concurrency)
         raise ConfigError(f"audit: expected num_tasks and concurrency >= 1, got {wrong}. Change it.")
     if options.task_ids:
-        by_id = {task.task_id: task for task in tasks}
-        missing = [task_id for task_id in options.task_ids if task_id not in by_id]
-        if missing:
-            raise ConfigError(
-                f"--task: expected ids of tasks, such as {tasks[0].task_id}, got {missing[0]!r}. Check it."
-            )
-        return [by_id[task_id] for task_id in options.task_ids]
+        return [tasks[place_of_task(tasks, task_id)] for task_id in options.task_ids]
     places = sorted(
         Random(derive_seed(options.seed, "audit")).sample(range(len(tasks)), min(len(tasks), options.num_tasks))
     )
     return [tasks[place] for place in places]
 
 
+def _part_pairs(plays: Sequence[Play], tasks: Sequence[Task], options: AuditOptions) -> list[tuple[AuditPolicy, Task]]:
+    """Return the policies that repeat parts of the gold plays, or are cut off, with their tasks."""
+    golds = {p.task_id: [step.action for step in p.steps] for p in plays if p.key == "gold" and p.error is None}
+    parts, names = gold_parts(golds, Random(derive_seed(options.seed, "farm"))), options.policies
+    cuts = cut_golds(golds)
+    own = {task.task_id: [*parts.get(task.task_id, ()), *cuts.get(task.task_id, ())] for task in tasks}
+    pairs = [(policy, task) for task in tasks for policy in own[task.task_id]]
+    return [(policy, task) for policy, task in pairs if not names or {policy.name, policy.key} & {*names}]
+
+
+async def _play_pairs(
+    runner: PolicyRunner, pairs: Sequence[tuple[AuditPolicy, Task]], marks: set[str], concurrency: int,
+    notify: Callable[[str], None],
+) -> list[Play]:  # fmt: skip
+    """Play programs that end a process last, and only if none of the harmless ones, in `marks`, was run in this one."""
+    plays: dict[int, Play] = {}
+    for is_risky in (False, True):
+        chosen = [i for i, (policy, _) in enumerate(pairs) if ends_a_process(policy) == is_risky]
+        if is_risky and marks:
+            break
+        played = await play_all(
+            runner, [pairs[index] for index in chosen], concurrency=concurrency,
+            notify=partial(_tell_progress, notify, len(plays), len(pairs)),
+        )  # fmt: skip
+        plays |= {index: play for index, play in zip(chosen, played, strict=True) if play is not None}
+    return [plays[index] for index in sorted(plays)]
+
+
+def _tell_progress(notify: Callable[[str], None], before: int, num: int, done: int) -> None:
+    notify(f"{before + done} of {counted(num, 'episode')}")
+
+
 async def _repeat_plays(
-    runner: PolicyRunner, plays: Sequence[Play], tasks: Mapping[str, Task], notify: Callable[[str], None]
-) -> list[AuditFinding]:
-    """Repeat the first successful play of each policy on each task, and return the findings about differences."""
+    runner: PolicyRunner, plays: Sequence[Play], tasks: Mapping[str, Task], notify: Callable[[str], None],
+    modules: Sequence[ModuleType],
+) -> list[AuditFinding]:  # fmt: skip
+    """Repeat the first successful play of each policy on each task, and return the findings about differences.
+
+    If there are none, repeat a few with another time of day for the code of `modules`, and with time between turns.
+    """
     first: dict[tuple[str, str], Play] = {}
     for play in plays:
         if play.error is None and play.policy != "length_bomb":
             first.setdefault((play.policy, play.task_id), play)
     num = len(first)
+    runner.budget.part = _REPEATS
     pairs = await replay_all(
         runner, [*first.values()], tasks, notify=lambda done: notify(f"{done} of {num} episodes again, one at a time")
     )
-    return find_flaky(pairs)
+    if flaky := find_flaky(pairs):
+        return flaky
+    timed = [play for play in plays if play.key in CLOCK_POLICIES and play.error is None]
+    runner.budget.part = 1.0
+    with shifted_clock(modules):
+        pairs = await replay_all(
+            runner, timed, tasks, notify=lambda done: notify(f"{done} of {len(timed)} episodes at another time of day")
+        )
+    if by_day := find_clock(pairs):
+        return by_day
+    with elapsing_clock(modules) as add:
+        pairs = await replay_all(
+            runner, timed, tasks, before=partial(add, BETWEEN_S),
+            notify=lambda done: notify(f"{done} of {len(timed)} episodes with time between turns"),
+        )  # fmt: skip
+    return find_clock(pairs, f"after {BETWEEN_S:g} s between turns")

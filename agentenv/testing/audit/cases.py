@@ -12,7 +12,8 @@ from agentenv.core.types import Task
 from agentenv.errors import ConfigError
 from agentenv.testing.audit.episodes import PolicyRunner, play_all
 from agentenv.testing.audit.findings import AuditFinding, make_finding
-from agentenv.testing.audit.policies import AuditPolicy, View
+from agentenv.testing.audit.policies import AuditPolicy
+from agentenv.testing.audit.view import View
 
 _FORM = '{"task": ID, "actions": [TEXT, …], "score": NUMBER} with "reward" instead of or in addition to "score"'
 
@@ -66,6 +67,8 @@ async def play_cases(runner: PolicyRunner, cases: Sequence[AuditCase], *, concur
     plays = await play_all(runner, pairs, concurrency=concurrency, notify=lambda done: None)
     found = []
     for case, play in zip(cases, plays, strict=True):
+        if play is None:
+            continue
         wrong = [
             f"{name} {expected:g} expected, got {got}"
             for name, expected, got in (("reward", case.reward, play.reward), ("score", case.score, play.score))

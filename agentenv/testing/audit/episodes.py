@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from random import Random
 from typing import Any
 
+from agentenv._util.calls import time_limit
 from agentenv.chat.chat import Chat, text_of
 from agentenv.core.trajectory import EpisodeError, Trajectory
 from agentenv.core.types import Limits, Message, SamplingParams, Task
@@ -18,10 +20,15 @@ from agentenv.episode.runner import derive_seed
 from agentenv.episode.setup import EpisodeKey, EpisodeProgress, Stage
 from agentenv.episode.stepping import SteppedEpisode
 from agentenv.errors import EpisodeFailed
-from agentenv.testing.audit.policies import LONG_POLICIES, AuditPolicy, View
+from agentenv.testing.audit.budget import Budget
+from agentenv.testing.audit.policies import BASELINES, CUT, LONG_NAMES, LONG_POLICIES, PART, AuditPolicy
+from agentenv.testing.audit.state_size import state_size
+from agentenv.testing.audit.view import View
 
 GOLD_TURNS = 500
 """Maximum number of turns of gold: a task may need many, while other policies gain nothing from more."""
+_MEASURED = ("constant/0", "calls/each_tool", "gold")
+"""Policies after whose actions the size of the state is measured: it takes long if the state is large."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_SHOWN_CHARS = 400
 """Maximum number of characters of an action or observation in a report."""
@@ -58,6 +65,8 @@ class Play:
     error: EpisodeError | None = None
     step_s: tuple[float, ...] = field(default=(), compare=False)
     """Seconds of each step of the environment, which differ between equal plays."""
+    state_bytes: tuple[int, ...] = field(default=(), compare=False)
+    """Size of the environment's attributes after each turn, for the policies in `_MEASURED`."""
 
     @property
     def key(self) -> str:
@@ -102,52 +111,100 @@ class PolicyRunner:
     seed: int = 0
     run_turns: int = 0
     """Maximum number of turns of an episode in a run, for the policies that take as many."""
+    budget: Budget = field(default_factory=Budget)
 
-    async def play(self, policy: AuditPolicy, task: Task) -> Play | None:
-        """Run one episode; return None if the policy has no action."""
+    async def play(self, policy: AuditPolicy, task: Task, *, is_late: bool = True) -> Play | None:
+        """Run one episode; return None if the policy has no action.
+
+        Args:
+            policy: what it does.
+            task: the task of the episode.
+            is_late: whether it may take long, because the episodes of other policies have ended.
+
+        Raises:
+            NoTimeError: other episodes come first, or the time is over.
+        """
+        budget = self.budget
         rng = Random(derive_seed(self.seed, policy.key, task.task_id))
         others = [each.label for each in self.tasks if each.task_id != task.task_id]
 
+        limits = self.limits
+
+        def check_time() -> None:
+            if budget.is_over or (not (is_late or policy.name in BASELINES) and budget.is_slow(policy.name)):
+                raise NoTimeError
+
         async def act(episode: SteppedEpisode, prompt: str, feedback: str) -> str | None:
+            if episode.trajectory.turns:
+                budget.add(policy.key, task.task_id, *_last_step(episode.trajectory))
+            check_time()
             gold = await _gold_action(episode) if policy.sees_gold else None
             room = (episode.asked.sampling.max_tokens if episode.asked else None) or self.limits.max_length
             before = [turn.action for turn in episode.trajectory.turns]
-            tools = episode.trajectory.tools
-            action = policy.act(View(prompt, feedback, len(before), rng, room - 1, others, gold, tools, before))
+            seen = [_text(turn.result.observation) for turn in episode.trajectory.turns if turn.result is not None]
+            label = task.label if policy.sees_gold else None
+            action = policy.act(
+                View(
+                    prompt, feedback, len(before), rng, room - 1, others, gold, episode.trajectory.tools, before, seen,
+                    limits.max_turns, label,
+                )
+            )  # fmt: skip
             return None if action is None else _SURROGATE.sub("\ufffd", action)  # as a tokenizer's decode would
 
-        limits = self.limits
-        if policy.kind == "gold" or policy.key in LONG_POLICIES:
+        is_long = policy.name in LONG_NAMES or policy.key in LONG_POLICIES or policy.variant.startswith(PART)
+        if policy.kind == "gold" or is_long:
             turns = GOLD_TURNS if policy.kind == "gold" else self.run_turns
             limits = replace(limits, max_turns=max(limits.max_turns, turns))
-        return await self._run(task, act, (policy.name, policy.variant), limits)
+        if policy.name == "cut":
+            limits = replace(limits, max_turns=int(policy.variant.removeprefix(CUT)))
+        check_time()  # before `reset`, which may take long
+        played = await self._run(task, act, (policy.name, policy.variant), limits)
+        if played is not None and played.steps:
+            budget.add(policy.key, task.task_id, played.action, played.step_s[-1])
+        return played
 
-    async def replay(self, play: Play, task: Task) -> Play:
-        """Repeat the actions of a play."""
+    async def replay(self, play: Play, task: Task, before: Callable[[], None] = lambda: None) -> Play:
+        """Repeat the actions of a play; `before` is called before each.
+
+        Raises:
+            NoTimeError: the time is over.
+        """
         actions = [step.action for step in play.steps]
 
         async def act(episode: SteppedEpisode, prompt: str, feedback: str) -> str | None:
             index = len(episode.trajectory.turns)
-            return actions[index] if index < len(actions) else ""
+            before()
+            return actions[index] if index < len(actions) else None
 
-        limits = replace(self.limits, max_turns=max(self.limits.max_turns, len(play.steps)))
+        turns = len(play.steps)
+        is_cut = play.policy == "cut"
+        limits = replace(self.limits, max_turns=turns if is_cut else max(self.limits.max_turns, turns))
         played = await self._run(task, act, (play.policy, play.variant), limits)
         return play if played is None else played
 
     async def _run(self, task: Task, act: Callable[..., Any], name: tuple[str, str], limits: Limits) -> Play | None:
+        if not self.budget.is_over:
+            async with time_limit(self.budget.left_s):
+                return await self._run_all(task, act, name, limits)
+        raise NoTimeError
+
+    async def _run_all(self, task: Task, act: Callable[..., Any], name: tuple[str, str], limits: Limits) -> Play | None:
         seed = task.seed if task.seed is not None else derive_seed(self.seed, task.task_id)
         key = EpisodeKey(f"audit/{task.task_id}", seed=seed)
+        sizes: list[int] = []
         episode = SteppedEpisode(self.make_agent, task, chat=self.chat, sampling=self.sampling, limits=limits, key=key)
         async with episode:
             try:
                 prompt = _text(await episode.begin())
-                feedback = ""
+                feedback, is_measured = "", "/".join(filter(None, name)) in _MEASURED
                 while not episode.over:
                     action = await act(episode, prompt, feedback)
                     if action is None:
                         break
                     result = await episode.act(action)
                     feedback = _text(result.observation)
+                    if is_measured and not episode.over:
+                        sizes.append(state_size(episode.agent))
             except EpisodeFailed:
                 prompt = _text(episode.trajectory.prompt)  # the error is on the trajectory
             except _NoGoldError as failed:
@@ -157,7 +214,15 @@ class PolicyRunner:
                 )
                 return play if name[0] == "gold" else None
         has_no_turns = not episode.trajectory.turns and episode.trajectory.error is None
-        return None if has_no_turns else _play(episode.trajectory, name, prompt, self.chat)
+        return (
+            None
+            if has_no_turns
+            else replace(_play(episode.trajectory, name, prompt, self.chat), state_bytes=tuple(sizes))
+        )
+
+
+class NoTimeError(Exception):
+    """An episode has no time: others come first, or the time of the audit is over."""
 
 
 class _NoGoldError(Exception):
@@ -185,36 +250,68 @@ async def _gold_action(episode: SteppedEpisode) -> str | None:
 
 async def play_all(
     runner: PolicyRunner, pairs: Sequence[tuple[AuditPolicy, Task]], *, concurrency: int, notify: Callable[[int], None]
-) -> list[Play]:
-    """Run all pairs and return the plays in their order; `notify` gets the number of ended episodes."""
-    places = asyncio.Semaphore(concurrency)
-    done = 0
+) -> list[Play | None]:
+    """Run all pairs and return the plays in their order, None if a policy has no action or no time.
 
-    async def one(policy: AuditPolicy, task: Task) -> Play | None:
+    The baselines come first, then variants of gold, and the policies whose steps take long come last.
+    `notify` gets the number of ended episodes.
+    """
+    plays: list[Play | None] = [None] * len(pairs)
+    first = sorted(range(len(pairs)), key=lambda index: _turn_of(pairs[index][0]))
+    waiting, late, done = deque(first), deque[int](), 0
+
+    async def work() -> None:
         nonlocal done
-        async with places:
-            played = await runner.play(policy, task)
-        done += 1
-        notify(done)
-        return played
+        while waiting or late:
+            is_late = not waiting
+            index = (waiting or late).popleft()
+            try:
+                plays[index] = await runner.play(*pairs[index], is_late=is_late)
+            except NoTimeError:
+                if is_late or runner.budget.is_over:
+                    runner.budget.left_out[pairs[index][0].name] += 1
+                else:
+                    late.append(index)
+                continue
+            if plays[index] is not None:
+                done += 1
+                notify(done)
 
     try:
         async with asyncio.TaskGroup() as group:
-            running = [group.create_task(one(policy, task)) for policy, task in pairs]
+            for _ in range(concurrency):
+                group.create_task(work())
     except BaseExceptionGroup as failed:  # such as RunStopped, which ends the whole audit
         raise failed.exceptions[0] from None
-    return [play for task in running if (play := task.result()) is not None]
+    return plays
+
+
+def _turn_of(policy: AuditPolicy) -> int:
+    return 0 if policy.name in BASELINES else 1 if policy.kind == "wrong" else 2
 
 
 async def replay_all(
-    runner: PolicyRunner, plays: Sequence[Play], tasks: Mapping[str, Task], *, notify: Callable[[int], None]
-) -> list[tuple[Play, Play]]:
-    """Repeat each play alone and in the opposite order; return pairs of the first and the repeated play."""
+    runner: PolicyRunner, plays: Sequence[Play], tasks: Mapping[str, Task], *, notify: Callable[[int], None],
+    before: Callable[[], None] = lambda: None,
+) -> list[tuple[Play, Play]]:  # fmt: skip
+    """Repeat each play alone and in the opposite order, while there is time; return pairs of first and second plays.
+
+    `before` is called before each action.
+    """
     pairs = []
     for index, play in enumerate(reversed(plays)):
-        pairs.append((play, await runner.replay(play, tasks[play.task_id])))
+        try:
+            pairs.append((play, await runner.replay(play, tasks[play.task_id], before)))
+        except NoTimeError:
+            runner.budget.num_not_repeated += len(plays) - index
+            break
         notify(index + 1)
     return pairs
+
+
+def _last_step(trajectory: Trajectory) -> tuple[str, float]:
+    """Return the last action and the seconds of its step."""
+    return trajectory.turns[-1].action, trajectory.turns[-1].step_s
 
 
 def _play(trajectory: Trajectory, name: tuple[str, str], prompt: str, chat: Chat) -> Play:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from agentenv._util.plurals import counted
 from agentenv.testing.audit.episodes import Play, shorten
 
 Severity = Literal["fail", "warn", "note"]
@@ -23,7 +24,9 @@ WHY: Mapping[str, str] = {
     "on many, the guess is what is learned. Have more possible answers, or reward more than the answer.",
     "trivial-tasks": "Almost any text gets the full score on these tasks, so they teach nothing. Drop or fix the rows.",
     "reward-exceeds-gold": "A policy that solves nothing earns more than gold, so training prefers it.",
-    "partial-credit": "A policy that solves nothing earns a large part of gold's reward.",
+    "reward-contradicts-score": "Rewards and scores disagree: training raises what the reports call failed.",
+    "partial-credit": "A policy that solves nothing earns a large part of gold's reward or of the score. Pay "
+    "for the result only, and nothing for an end.",
     "hedging": "An action with a right and a wrong answer gets the full score in either order, so listing many pays.",
     "gold-fails": "The environment's gold action does not get the full score: the label, the grader or gold is wrong.",
     "gold-partly": "Gold is known only for some tasks; the others may be unsolvable.",
@@ -35,12 +38,21 @@ WHY: Mapping[str, str] = {
     "length-pays": "The reward grows with the length of an action, so a policy learns to write more.",
     "repeat-pays": "Actions earn a reward again and again, so a policy learns to repeat them. Reward each once, or "
     "reward only the result.",
+    "truncation-pays": "An episode that a limit ends earns more than one that is finished, or pays for nothing, so a "
+    "policy learns not to finish. Return from `on_truncate` only what was not paid yet.",
+    "limit-not-enforced": "A tool or command works more often than the prompt or its description allows, so a policy "
+    "learns to ignore the limit. Count its uses, and refuse further ones.",
+    "notation-rejected": "The right answer in another usual notation earns less, so a policy is punished for being "
+    "right. Read both, or have the prompt say which notation counts.",
     "no-gold": "The environment has no gold, so its tasks may be unsolvable. Implement `gold`.",
     "no-signal": "Gold earns no more than an empty action, so there is nothing to learn.",
-    "answer-in-feedback": "Feedback on a wrong action contains the answer, so a policy learns to wait for it.",
-    "answer-in-prompt": "The prompt contains the answer. Allow this if the task is to find or copy it.",
+    "answer-in-feedback": "Feedback on a wrong action contains the answer, so a policy learns to wait for it. "
+    "What a tool looks up may be the answer: that is noted only.",
+    "answer-in-prompt": "The prompt contains the answer behind the same word on most tasks, and it earns. Allow this "
+    "if the task is to find or copy it.",
     "case-fails": "Actions with a known reward or score earned something else.",
-    "flaky-reward": "The same actions on the same task and seed earned a different reward the second time.",
+    "flaky-reward": "The same actions on the same task and seed earned a different reward the second time. Look for "
+    "random numbers without the episode's seed, for clocks, and for state that episodes share.",
     "flaky-observation": "The same actions on the same task and seed got a different observation the second time.",
     "hostile-error": "An action made the environment raise; a policy that samples it loses its whole group.",
     "data-error": "The environment cannot run this row.",
@@ -51,6 +63,16 @@ WHY: Mapping[str, str] = {
     "score-range": "A score is outside [0, 1], and `score_range` of the class declares no scale to filter by.",
     "reward-range": "A reward is outside --reward_range.",
     "slow-steps": "Actions of this policy make steps much slower than others, which delays training.",
+    "slow-call": "Some calls take long, or block the event loop and so all episodes. Await in async code, fail fast "
+    "on unknown arguments, or raise --time_limit_s.",
+    "runs-code": "The environment runs text of a policy as Python in its own process, where it can do everything that "
+    "the process can. Parse it (json, ast.literal_eval), or run it with agentenv.sandbox.",
+    "tool-fails": "A tool answers every call with an error, so no policy can use it.",
+    "observation-grows": "Observations grow with each turn, while the conversation keeps the earlier ones: an episode "
+    "costs tokens by the square of its turns. Say only what is new.",
+    "state-grows": "The state of an episode grows faster than its conversation, so long episodes exhaust the memory.",
+    "clock": "The same actions earn or show something else at another time of day or after longer, so runs cannot be "
+    "repeated and the speed of the engine decides. Take time from the task, or count turns.",
     "forged-tokens": "Text of a policy came back as special tokens, so a policy can forge turns of other roles.",
 }  # fmt: skip
 """Why each kind of finding matters, by kind."""
@@ -128,8 +150,7 @@ def error_text(play: Play) -> str:
 
 def tasks_of(plays: Sequence[Play]) -> str:
     """Return the number of tasks of some plays, in words."""
-    num = len({play.task_id for play in plays})
-    return f"{num} task" if num == 1 else f"{num} tasks"
+    return counted(len({play.task_id for play in plays}), "task")
 
 
 def apply_allowances(

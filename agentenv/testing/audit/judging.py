@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
+from agentenv._util.plurals import counted
 from agentenv.core.types import StopReason, Task
 from agentenv.testing.audit.answers import needles, normal
 from agentenv.testing.audit.episodes import Play
@@ -18,8 +20,13 @@ EPS = 1e-6
 _MANY_GUESSED, _SOME_GUESSED = 0.9, 0.3
 """Share of the tasks that one blind policy solves, for a failure and for a warning."""
 _MANY_TRIVIAL, _SOME_TRIVIAL = 0.5, 0.2
+_MOST_GUESSED = 0.75
+"""Share of the tasks with the same answer from which a constant guess is more than chance."""
 _TRIVIAL_TEXTS = 4
 """A task that this many different constants solve counts as solved by any text."""
+_WITHOUT = ("no_keys", "null_values", "not_an_object")
+_NO_NUMBER = {"odd_values/nan": "nan", "odd_values/infinite": "an infinite number"}
+_SEARCHING = ("explore/sweep", "calls/of_prompt")
 _LARGE_PART = 0.5
 """Share of the gain of gold above an empty action, for a warning."""
 _HALF_PAID, _WELL_PAID = 0.5, 0.9
@@ -109,10 +116,17 @@ class Facts:
 def judge_plays(facts: Facts) -> list[AuditFinding]:
     """Return all findings that the plays show, except for leaks and flakiness."""
     parts: Sequence[Callable[[Facts], list[AuditFinding]]] = (
-        _empty_actions, _gold, _attacks, _guesses, _trivial, _wrong_answers, _beyond_gold, _errors, _scores, _ranges,
-        _slow, _forged,
+        _empty_actions, _gold, _attacks, _guesses, _trivial, _wrong_answers, _no_values, _beyond_gold, _scored_part,
+        _contradicting, _errors, _scores, _ranges, _slow, _forged,
     )  # fmt: skip
-    return [each for part in parts for each in part(facts)]
+    found: dict[object, AuditFinding] = {}
+    for part in parts:
+        for each in part(facts):
+            # Policies that repeat what others have shown need no second finding.
+            shown = frozenset((one.task_id, one.action) for one in each.evidence)
+            is_alike = each.kind in ("guess-earns", "partial-credit")
+            found.setdefault((each.kind, each.severity, shown) if is_alike else id(each), each)
+    return [*found.values()]
 
 
 def _empty_actions(facts: Facts) -> list[AuditFinding]:
@@ -147,7 +161,7 @@ def _gold(facts: Facts) -> list[AuditFinding]:
         kind = "no-gold" if rated else "no-ceiling"
         found.append(make_finding(kind, "note" if rated else "warn", "gold is known for none of the tasks"))
     elif len(gold) < num:
-        found.append(make_finding("gold-partly", "note", f"gold is known for {len(gold)} of {num} tasks"))
+        found.append(make_finding("gold-partly", "note", f"gold is known for {len(gold)} of {counted(num, 'task')}"))
     failing, nothing = [], []
     for play in gold:
         # A row that cannot run is another finding.
@@ -178,11 +192,14 @@ def _attacks(facts: Facts) -> list[AuditFinding]:
     found = []
     for policy, plays in facts.of("attack", "robust").items():
         full = [play for play in plays if facts.full(play) and play.task_id not in facts.trivial]
+        if policy == "odd_calls":  # where plain calls earn as much, nothing odd is needed
+            swept = {p.task_id for p in facts.plays if p.policy == "explore" and facts.full(p)}
+            full = [play for play in full if play.task_id not in swept]
         earning = [play for play in full if not _by_chance(facts, play, full)]
         if earning:
             variants = ", ".join(dict.fromkeys(play.variant or play.policy for play in earning))
             summary = f"{tasks_of(earning)} solved by {policy} ({variants})"
-            found.append(make_finding("hack-earns", "fail", summary, earning, policy=policy))
+            found.append(make_finding("hack-earns", "fail", summary, earning, policy=policy, detail=actions_of))
     return found
 
 
@@ -198,7 +215,7 @@ def _by_chance(facts: Facts, play: Play, full: Sequence[Play]) -> bool:
 
 def _answers(facts: Facts, task_id: str) -> set[str]:
     gold = facts.gold.get(task_id)
-    found = needles(facts.tasks[task_id].label, gold.action if gold is not None else None)
+    found = needles(facts.tasks[task_id].label, gold.action if gold is not None and len(gold.steps) == 1 else None)
     return {needle.text for needle in found}
 
 
@@ -216,11 +233,60 @@ def _guesses(facts: Facts) -> list[AuditFinding]:
             continue
         share = len(best) / num
         severity: Severity = "fail" if share >= _MANY_GUESSED else "warn" if share >= _SOME_GUESSED else "note"
-        if num < _MIN_TASKS:
+        by_chance = all(_by_chance(facts, play, best) for play in best)
+        if num < _MIN_TASKS or (by_chance and share < _MOST_GUESSED):  # one of few possible answers
             severity = "note"
-        summary = f"{len(best)} of {num} tasks solved by {best[0].key}"
-        found.append(make_finding("guess-earns", severity, summary, best, policy=policy))
+        summary = f"{len(best)} of {counted(num, 'task')} solved by {best[0].key}"
+        found.append(make_finding("guess-earns", severity, summary, best, policy=policy, detail=actions_of))
     return found
+
+
+def actions_of(play: Play) -> str:
+    """Return the actions of a play of several turns in one line, equal ones counted; empty for one turn."""
+    runs = [(action, len([*own])) for action, own in groupby(" ".join(step.action.split()) for step in play.steps)]
+    shown = [f"{num} x {action[:90]}" if num > 1 else action[:90] for action, num in runs]
+    return " | ".join(shown)[:400] if len(play.steps) > 1 else ""
+
+
+def _scored_part(facts: Facts) -> list[AuditFinding]:
+    """Find fixed actions that earn half of the score or more on tasks without gold, or the same part on many tasks."""
+    found = []
+    for policy, plays in facts.of("blind", "attack", "robust").items():
+        by_key: dict[str, list[Play]] = defaultdict(list)
+        for play in plays:
+            is_fixed = play.key not in _SEARCHING and play.policy not in ("random", "search")
+            if play.reward is not None and is_fixed and play.task_id not in {*facts.trivial, *facts.gold}:
+                by_key[play.key].append(play)
+        best: list[Play] = []
+        for own in by_key.values():
+            shares = [0.0 if facts.full(play) else facts.score_share(play.score) for play in own]
+            paid = [play for play, share in zip(own, shares, strict=True) if share >= _LARGE_PART]
+            alike = max(Counter(round(share, 6) for share in shares if share >= _LARGE_PART).values(), default=0)
+            is_paid = statistics.fmean(shares) >= _LARGE_PART or alike >= max(2, _SOME_GUESSED * len(own))
+            if is_paid and len(own) >= min(_MIN_TASKS, len(facts.by_task)) and len(paid) > len(best):
+                best = paid
+        if best:
+            most = max(facts.score_share(play.score) for play in best)
+            summary = f"{best[0].key} earns up to {most:.0%} of the score on {tasks_of(best)} without solving any"
+            found.append(make_finding("partial-credit", "warn", summary, best, policy=policy, detail=actions_of))
+    return found
+
+
+def _contradicting(facts: Facts) -> list[AuditFinding]:
+    """Find tasks on which an action with no score is paid more than one with the full score."""
+    found = []
+    for task_id, plays in facts.by_task.items():
+        solved = [
+            play.reward for play in plays if play.reward is not None and play.score is not None and facts.full(play)
+        ]
+        for play in plays if solved and task_id not in facts.gold else ():
+            is_failed = play.score is not None and facts.score_share(play.score) <= EPS
+            if is_failed and play.reward is not None and play.reward > max(solved) + EPS:
+                found.append(play)
+    if not found:
+        return []
+    summary = f"actions with no score earn more than those with the full score on {tasks_of(found)}"
+    return [make_finding("reward-contradicts-score", "fail", summary, found, detail=actions_of)]
 
 
 def _trivial(facts: Facts) -> list[AuditFinding]:
@@ -229,11 +295,17 @@ def _trivial(facts: Facts) -> list[AuditFinding]:
     plays = [p for p in facts.plays if p.task_id in facts.trivial and p.policy == "constant" and facts.full(p)]
     num = len(facts.by_task)
     share = len(facts.trivial) / num
-    severity: Severity = "fail" if share >= _MANY_TRIVIAL else "warn" if share >= _SOME_TRIVIAL else "note"
+    is_empty = any(not str(facts.tasks[task_id].label).strip() for task_id in facts.trivial)
+    severity: Severity = "fail" if share >= _MANY_TRIVIAL else "warn" if share >= _SOME_TRIVIAL or is_empty else "note"
     if num < _MIN_TASKS:
-        severity = "warn" if share == 1.0 else "note"
+        severity = "warn" if share == 1.0 or is_empty else "note"
     return [
-        make_finding("trivial-tasks", severity, f"{len(facts.trivial)} of {num} tasks solved by almost any text", plays)
+        make_finding(
+            "trivial-tasks",
+            severity,
+            f"{len(facts.trivial)} of {counted(num, 'task')} solved by almost any text",
+            plays,
+        )
     ]
 
 
@@ -244,11 +316,18 @@ def _wrong_answers(facts: Facts) -> list[AuditFinding]:
     for play in facts.plays:
         if facts.kinds[play.key] == "wrong" and play.task_id not in facts.trivial:
             by_task[play.task_id][play.key] = play
-    hedged, shortened = [], []
+    hedged, shortened, no_number = [], [], []
     for task_id, by_key in by_task.items():
         full = {key for key, play in by_key.items() if facts.full(play)}
         pairs = {key for key in full & {"hedge/gold_first", "hedge/gold_last"} if len(by_key[key].steps) == 1}
-        if len(pairs) == 2 and "wrong/changed" in by_key and "wrong/changed" not in full:
+        # Of several actions, the one with nan need not be the answer.
+        odd = [by_key[key] for key in _NO_NUMBER if key in full and len(by_key[key].steps) == 1]
+        if "wrong/changed" in by_key and "wrong/changed" not in full:
+            no_number += odd[:1]
+        texts = {key for key in full & {"hedge/others_first", "hedge/others_last"} if len(by_key[key].steps) == 1}
+        if len(texts) == 2:
+            hedged.append(by_key["hedge/others_last"])
+        elif len(pairs) == 2 and "wrong/changed" in by_key and "wrong/changed" not in full:
             hedged.append(by_key["hedge/gold_first"])
         # The label must be the whole answer, so that its beginning is another one.
         gold, label = facts.gold.get(task_id), facts.tasks[task_id].label
@@ -257,10 +336,28 @@ def _wrong_answers(facts: Facts) -> list[AuditFinding]:
     if hedged:
         summary = f"{tasks_of(hedged)} solved by a right and a wrong answer"
         found.append(make_finding("hedging", "fail", summary, hedged))
+    if no_number:
+        value = _NO_NUMBER[no_number[0].key]
+        summary = f"{tasks_of(no_number)} solved by {value} in place of the answer"
+        found.append(make_finding("hack-earns", "fail", summary, no_number, policy="odd_values"))
     if shortened:
         summary = f"{tasks_of(shortened)} solved by the beginning of the answer"
         found.append(make_finding("prefix-earns", "fail", summary, shortened))
     return found
+
+
+def _no_values(facts: Facts) -> list[AuditFinding]:
+    """Find tasks whose gold is one action in JSON, and which the same JSON without its values solves."""
+    found = []
+    for play in facts.plays:
+        gold = facts.gold.get(play.task_id)
+        is_odd = play.policy == "odd_values" and play.variant in _WITHOUT and facts.full(play)
+        if is_odd and gold is not None and len(gold.steps) == 1 and play.action != gold.action:
+            found.append(play)
+    if not found:
+        return []
+    summary = f"{tasks_of(found)} solved by an answer without its values ({found[0].key})"
+    return [make_finding("hack-earns", "fail", summary, found, policy="no_values")]
 
 
 def _beyond_gold(facts: Facts) -> list[AuditFinding]:
@@ -269,7 +366,9 @@ def _beyond_gold(facts: Facts) -> list[AuditFinding]:
     for policy, plays in facts.of("empty", "blind", "attack", "robust").items():
         own = [(p, facts.gold[p.task_id]) for p in plays if p.task_id in facts.gold and p.task_id not in facts.trivial]
         known = [(p, p.reward, g.reward) for p, g in own if p.reward is not None and g.reward is not None]
-        above = [p for p, reward, gold in known if reward > gold + EPS]
+        # A right guess saves the price of gold's way to the answer; how often it is right is judged by guess-earns.
+        is_guess = facts.kinds[plays[0].key] == "blind"
+        above = [p for p, reward, gold in known if reward > gold + EPS and not (is_guess and facts.full(p))]
         if above:
             summary = f"{policy} earns more than gold on {tasks_of(above)}"
             found.append(make_finding("reward-exceeds-gold", "fail", summary, above, policy=policy))
@@ -278,8 +377,10 @@ def _beyond_gold(facts: Facts) -> list[AuditFinding]:
         by_key: dict[str, list[tuple[Play, float]]] = defaultdict(list)
         for play, reward, gold in known:
             floor = facts.floor(play.task_id)
-            if not facts.full(play) and floor is not None and gold > floor + EPS:
-                by_key[play.key].append((play, (reward - floor) / (gold - floor)))
+            if play.key in _SEARCHING or facts.full(play) or floor is None or gold <= floor + EPS:
+                continue
+            is_paid = reward > EPS or facts.score_share(play.score) > EPS  # an action without pay has earned no part
+            by_key[play.key].append((play, (reward - floor) / (gold - floor) if is_paid else 0.0))
         means = [
             (statistics.fmean(share for _, share in parts), [play for play, _ in parts])
             for parts in by_key.values()
@@ -308,7 +409,9 @@ def _errors(facts: Facts) -> list[AuditFinding]:
         found[kind].append(play)
     severities: dict[str, Severity] = {"infra-error": "warn"}
     return [
-        make_finding(kind, severities.get(kind, "fail"), f"{len(plays)} episodes on {tasks_of(plays)} failed", plays)
+        make_finding(
+            kind, severities.get(kind, "fail"), f"{counted(len(plays), 'episode')} on {tasks_of(plays)} failed", plays
+        )
         for kind, plays in found.items()
     ]
 

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from agentenv.core.types import Task
 from agentenv.testing.audit.answers import Needle, needles, normal
 from agentenv.testing.audit.episodes import Play
-from agentenv.testing.audit.findings import AuditFinding, Severity, make_finding
+from agentenv.testing.audit.findings import AuditFinding, Severity, make_finding, tasks_of
+from agentenv.testing.audit.judging import Facts, actions_of
+from agentenv.testing.audit.policies import is_answer
+from agentenv.testing.tool_calls import only_call
 
 _MIN_TASKS, _MIN_SHARE = 3, 0.5
 """With weak needles, at least this many tasks, and this share of all, must have their own answer in the text."""
+_TOOL_NAME = re.compile(r'<tool_call>\s*\{"name": "([^"]*)"')
+_ATTEMPT = re.compile(r"\b(?:submit|answer|guess|check|verify|validate|grade|test|try|attempt|propose|solve)")
+"""Names of tools that judge an attempt."""
+_VERDICT = re.compile(r"wrong|expected|correct|right|should|unknown|invalid|instead|hint|solution|the answer|error")
+"""Words before an answer that make it a verdict on the call."""
+_NEAR = 80
+_COPIED = 0.8
+"""Share of the tasks on which the word that stands before the answer must be the same."""
+_MARKS = ".,;:!?\"'()[]"
+_CHANCE = 0.2
+"""A reply to a wrong call may say the arguments of other rows in at most this share of cases."""
 _CONTROL = 0.5
 """Answers of other rows may occur at most this often, relative to the row's own answer."""
 
@@ -23,19 +39,19 @@ class _Text:
     play: Play
     text: str
     known: str
+    action: str = ""
+    """The action that the text answers; empty for a prompt."""
 
 
-def find_leaks(
-    plays: Sequence[Play], tasks: Mapping[str, Task], golds: Mapping[str, str | None], shows_gold: frozenset[str]
-) -> list[AuditFinding]:
+def find_leaks(facts: Facts, golds: Mapping[str, str | None], shows_gold: frozenset[str]) -> list[AuditFinding]:
     """Return findings about answers in feedback and prompts.
 
     Args:
-        plays: all plays.
-        tasks: by id.
+        facts: all plays.
         golds: first gold action by task.
         shows_gold: policies that see gold, whose actions are not evidence.
     """
+    plays, tasks = facts.plays, facts.tasks
     answers = {task_id: needles(task.label, golds.get(task_id)) for task_id, task in tasks.items()}
     for play in plays:
         if play.key == "gold" and len(play.steps) > 1 and isinstance(tasks[play.task_id].label, list | tuple):
@@ -49,19 +65,110 @@ def find_leaks(
             known += f" {normal(step.action)}"
             if step.observation:
                 text = normal(step.observation)
-                feedback.append(_Text(play, text, known))
+                feedback.append(_Text(play, text, known, step.action))
                 known += f" {text}"
     first = list({play.task_id: _Text(play, normal(play.prompt), "") for play in reversed(plays)}.values())
-    found = []
+    found = _corrected_calls(facts, shows_gold)
     leaking = _leaking(feedback, answers)
-    if leaking:
-        found.append(_leak_finding("answer-in-feedback", "fail", "in the feedback", leaking))
-    prompted = _leaking(first, answers)
+    told = [text for text in leaking if _is_told(text, answers[text.play.task_id])]
+    if told:
+        found.append(_leak_finding("answer-in-feedback", "fail", "in the feedback", told))
+    elif leaking:
+        found.append(_leak_finding("answer-in-feedback", "note", "in what a tool looks up", leaking))
+    copied = _copied(first, answers)
+    prompted = copied or _leaking(first, answers)
     if prompted:
         share = len({text.play.task_id for text in prompted}) / len(first)
-        severity: Severity = "warn" if share >= _MIN_SHARE else "note"
+        is_fixed = _earning(facts, prompted) and (bool(copied) or _is_at_one_place(prompted, answers))
+        severity: Severity = "warn" if share >= _MIN_SHARE and is_fixed else "note"
         found.append(_leak_finding("answer-in-prompt", severity, "in the prompt", prompted))
     return found
+
+
+def _corrected_calls(facts: Facts, shows_gold: frozenset[str]) -> list[AuditFinding]:
+    """Find tasks on which a wrong call of the tool that gold ends with is answered with gold's arguments."""
+    golds = {task_id: only_call(gold.steps[-1].action) for task_id, gold in facts.gold.items() if gold.steps}
+    rights = {task_id: call for task_id, call in golds.items() if call[1]}
+    found: dict[str, Play] = {}
+    told_others = num_others = 0
+    for play in facts.plays:
+        right = rights.get(play.task_id)
+        if right is None or play.policy in shows_gold:
+            continue
+        for step in play.steps[:-1]:
+            name, wrong = only_call(step.action)
+            if name != right[0] or _says(right[1], wrong, step.action):
+                continue
+            if _says(right[1], wrong, step.observation):
+                found.setdefault(play.task_id, play)
+            others = [other for _, other in rights.values() if other != right[1]]
+            num_others += len(others)
+            told_others += sum(_says(other, wrong, step.observation) for other in others)
+    if len(found) < max(_MIN_TASKS, _MIN_SHARE * len(rights)) or told_others > _CHANCE * num_others:
+        return []
+    plays = [*found.values()]
+    tool = rights[plays[0].task_id][0]
+    summary = f"the reply to a wrong call of {tool} says the right arguments on {tasks_of(plays)}"
+    return [make_finding("answer-in-feedback", "warn", summary, plays, policy="call", detail=actions_of)]
+
+
+def _says(right: Mapping[str, Any], wrong: Mapping[str, Any], text: str) -> bool:
+    """Return True if a text has each right argument that the wrong call lacks, as words."""
+    differ = [value for key, value in right.items() if value != wrong.get(key)]
+    said = [str(value) for value in differ if isinstance(value, str | int | float)]
+    return bool(said) and all(re.search(rf"(?<!\w){re.escape(each)}(?!\w)", text) for each in said)
+
+
+def _is_told(text: _Text, own: Sequence[Needle]) -> bool:
+    """Return True if a reply tells the answer after plain text, from a tool that takes answers, or as a verdict.
+
+    A tool may look something up, and what it finds may be the answer.
+    """
+    names = _TOOL_NAME.findall(text.action)
+    if not names or any(_ATTEMPT.search(name.replace("_", " ")) for name in names):
+        return True
+    before = [text.text[: text.text.find(needle.text)] for needle in own if needle.within(text.text)]
+    return any(_VERDICT.search(said[-_NEAR:]) for said in before)
+
+
+def _earning(facts: Facts, texts: Sequence[_Text]) -> bool:
+    """Return True if an answer in a prompt earns the full score; a label may be only a key of what is asked for."""
+    ids = {text.play.task_id for text in texts}
+    if ids & {*facts.unrated}:
+        return True
+    by_label = any(play.policy == "label" and play.task_id in ids and facts.full(play) for play in facts.plays)
+    return by_label or any(
+        len(gold.steps) == 1 and facts.full(gold) and is_answer(gold.action, facts.tasks[task_id].label)
+        for task_id, gold in facts.gold.items()
+        if task_id in ids
+    )
+
+
+def _is_at_one_place(texts: Sequence[_Text], answers: Mapping[str, list[Needle]]) -> bool:
+    """Return True if the same word stands before the answer on most tasks, so that no reading is needed to copy it."""
+    words = []
+    for text in texts:
+        own = next((needle.text for needle in answers[text.play.task_id] if needle.within(text.text)), "")
+        words.append((["", *text.text.partition(own)[0].split()])[-1])
+    return max(Counter(words).values()) > _MIN_SHARE * len(texts)
+
+
+def _copied(texts: Sequence[_Text], answers: Mapping[str, list[Needle]]) -> list[_Text]:
+    """Return the prompts of most tasks in which the same word stands before the answer, where it occurs first."""
+    found: dict[str, dict[str, _Text]] = {}
+    for text in texts:
+        words = text.text.split()
+        for needle in answers[text.play.task_id]:
+            size = len(needle.text.split())
+            for place, word in enumerate(words[:-size]):
+                said = " ".join(words[place + 1 : place + 1 + size]).strip(_MARKS)
+                if said == needle.text and place == words.index(word):
+                    found.setdefault(word, {})[text.play.task_id] = text
+    for own in sorted(found.values(), key=len, reverse=True)[:1]:
+        golds = {min(_texts(answers[task_id]), default="") for task_id in own}
+        if len(own) >= max(_MIN_TASKS, _COPIED * len(texts)) and len(golds) > 1:
+            return [*own.values()]
+    return []
 
 
 def _leak_finding(kind: str, severity: Severity, where: str, texts: Sequence[_Text]) -> AuditFinding:

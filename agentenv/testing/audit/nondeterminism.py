@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from agentenv._util.plurals import counted
 from agentenv.testing.audit.episodes import Play
-from agentenv.testing.audit.findings import AuditFinding, make_finding, tasks_of
+from agentenv.testing.audit.findings import AuditFinding, Severity, make_finding, tasks_of
 from agentenv.testing.conformance.records import same_number
 
 
@@ -15,15 +16,7 @@ def find_flaky(pairs: Sequence[tuple[Play, Play]]) -> list[AuditFinding]:
     Args:
         pairs: the first play and its repetition.
     """
-    rewards, texts, first_of = [], [], {}
-    for first, second in pairs:
-        first_of[id(second)] = first
-        if _difference(first, second):
-            rewards.append(second)
-        elif (first.prompt, [s.observation for s in first.steps]) != (
-            second.prompt, [s.observation for s in second.steps],
-        ):  # fmt: skip
-            texts.append(second)
+    rewards, texts, first_of = _differing(pairs)
     found = []
     if rewards:
         summary = f"a different reward the second time on {tasks_of(rewards)}"
@@ -35,6 +28,38 @@ def find_flaky(pairs: Sequence[tuple[Play, Play]]) -> list[AuditFinding]:
     return found
 
 
+def find_clock(pairs: Sequence[tuple[Play, Play]], when: str = "at another time of day") -> list[AuditFinding]:
+    """Return the finding about plays whose repetition at another time differs.
+
+    Args:
+        pairs: the first play and its repetition.
+        when: what was different.
+    """
+    rewards, texts, first_of = _differing(pairs)
+    if not rewards and not texts:
+        return []
+    severity: Severity = "fail" if rewards else "warn"
+    what = "reward" if rewards else "observation"
+    summary = f"a different {what} {when} on {tasks_of(rewards or texts)}"
+    detail = lambda play: _difference(first_of[id(play)], play)  # noqa: E731
+    return [make_finding("clock", severity, summary, rewards or texts, detail=detail)]
+
+
+def _differing(pairs: Sequence[tuple[Play, Play]]) -> tuple[list[Play], list[Play], dict[int, Play]]:
+    """Return the repetitions whose reward or end differs, those whose texts differ, and the first play of each."""
+    rewards, texts = [], []
+    for first, second in pairs:
+        if _difference(first, second):
+            rewards.append(second)
+        elif _texts(first) != _texts(second):
+            texts.append(second)
+    return rewards, texts, {id(second): first for first, second in pairs}
+
+
+def _texts(play: Play) -> tuple[str, list[str]]:
+    return play.prompt, [step.observation for step in play.steps]
+
+
 def _difference(first: Play, second: Play) -> str:
     """Return the first difference in rewards, scores or the end; empty if there is none."""
     for index, (was, now) in enumerate(zip(first.steps, second.steps, strict=False)):
@@ -42,7 +67,7 @@ def _difference(first: Play, second: Play) -> str:
             if not same_number(one, other):
                 return f"turn {index + 1}: {name} {one!r} the first time, {other!r} the second time"
     if len(first.steps) != len(second.steps):
-        return f"{len(first.steps)} turns the first time, {len(second.steps)} the second time"
+        return f"{counted(len(first.steps), 'turn')} the first time, {len(second.steps)} the second time"
     if first.stop_reason != second.stop_reason:
         return f"stop reason {first.stop_reason!r} the first time, {second.stop_reason!r} the second time"
     return ""

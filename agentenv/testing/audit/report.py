@@ -17,6 +17,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from agentenv._util.estimates import Estimate, over_tasks
+from agentenv._util.plurals import counted
 from agentenv.testing.audit.episodes import Play
 from agentenv.testing.audit.findings import SEVERITIES, AuditFinding, Severity
 from agentenv.testing.audit.judging import Facts
@@ -42,7 +43,7 @@ class PolicyRow:
     num_variants: int
     num_plays: int
     num_failed: int
-    """Episodes without a reward."""
+    """Episodes in which the environment or a service failed."""
     num_full: int
     """Episodes with the full score."""
     reward: Estimate
@@ -94,6 +95,10 @@ class Audit:
     """Requested policies; empty: all."""
     judged: bool = True
     """Whether the full score is known for any task."""
+    not_played: tuple[str, ...] = ()
+    """Policies that had no time on any task."""
+    not_examined: tuple[str, ...] = ()
+    """What was left out, and why."""
 
     def unresolved(self, severity: Severity) -> list[AuditFinding]:
         """Return the findings of this severity that are not allowed."""
@@ -107,10 +112,15 @@ class Audit:
         return {"gold": gold, "null": null, "gap": None if gold is None or null is None else gold - null}
 
     def exit_code(self, *, strict: bool = False) -> int:
-        """Return 1 if a finding fails, or with `strict` if one warns; 4 if nothing could be judged; else 0."""
+        """Return 1 if a finding fails, or with `strict` if one warns; 4 if too little could be judged; else 0."""
         if self.unresolved("fail") or (strict and self.unresolved("warn")):
             return 1
-        return 0 if self.judged or self.is_unjudged_allowed else NOT_JUDGED
+        return 0 if self.has_time and (self.judged or self.is_unjudged_allowed) else NOT_JUDGED
+
+    @property
+    def has_time(self) -> bool:
+        """Whether at least half of the policies had time on a task."""
+        return len(self.not_played) <= len({play.policy for play in self.plays})
 
     @property
     def is_unjudged_allowed(self) -> bool:
@@ -130,6 +140,7 @@ class Audit:
             "counts": {severity: len(self.unresolved(severity)) for severity in SEVERITIES},
             "findings": [each.to_dict() for each in _sorted(self.findings)],
             "policies": [asdict(row) for row in self.policies],
+            "not_examined": list(self.not_examined),
             "unused_allowances": list(self.unused),
             "times": asdict(self.times),
         }
@@ -145,10 +156,11 @@ def policy_rows(facts: Facts, policies: Sequence[AuditPolicy]) -> Iterator[Polic
         if not own:
             continue
         variants = {play.key for play in own}
+        num_failed = sum(play.error is not None for play in own)
         earned = [(play.reward, play.key) for play in own if play.reward is not None]
         best = max(earned, key=lambda pair: pair[0], default=(None, ""))
         yield PolicyRow(
-            name, next(p.kind for p in policies if p.name == name), len(variants), len(own), len(own) - len(earned),
+            name, next(p.kind for p in policies if p.name == name), len(variants), len(own), num_failed,
             sum(map(facts.full, own)), _estimate(own, "reward"), best[0], best[1], _estimate(own, "score"),
         )  # fmt: skip
 
@@ -184,27 +196,35 @@ def screen(audit: Audit, *, strict: bool = False) -> Group:
             parts.append(text.append(f"  ended: {play.stop_reason}\n"))
     parts += _table_parts(audit)
     parts += [Text(f"allowed, but without a finding: {pattern}", style="dim") for pattern in audit.unused]
+    parts += [Text(f"not examined: {line}", style="dim") for line in audit.not_examined]
     return Group(*parts, Text(verdict(audit, strict=strict)))
 
 
 def _table_parts(audit: Audit) -> list[Any]:
-    """Return the rewards of the policies: a table, and one line for all policies that earned nothing."""
+    """Return the rewards of the policies: a table, and a line each for policies that earned nothing or did not end."""
+    left = [row.policy for row in audit.policies if row.reward.mean is None and not row.num_failed]
     zero = [row.policy for row in audit.policies if row.reward.mean == row.max_reward == 0.0 and not row.num_failed]
-    table = RichTable(title=f"{audit.env}: {audit.num_plays} episodes on {len(audit.task_ids)} tasks",
+    table = RichTable(title=f"{audit.env}: {_size(audit)}",
                       title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))  # fmt: skip
     table.add_column("policy/best variant", overflow="fold")
     for column in ("reward, mean [95 %]", "max", "score", "full", "failed"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in audit.policies:
-        if row.policy not in zero:
+        if row.policy not in [*zero, *left]:
             best = "" if row.max_reward is None else f"{row.max_reward:.3g}"
             table.add_row(
                 Text(row.best or row.policy), _shown(row.reward), best, _shown(row.score, interval=False),
                 str(row.num_full or ""), str(row.num_failed or ""),
             )  # fmt: skip
     parts: list[Any] = [table] if table.row_count else [Text(str(table.title))]
-    policies = "1 policy" if len(zero) == 1 else f"{len(zero)} policies"
-    return [*parts, Text(f"{policies} earned 0.000: {', '.join(zero)}")] if zero else parts
+    for names, what in ((zero, "earned 0.000"), (left, "left episodes before the end")):
+        if names:
+            parts.append(Text(f"{counted(len(names), 'policy', 'policies')} {what}: {', '.join(names)}"))
+    return parts
+
+
+def _size(audit: Audit) -> str:
+    return f"{counted(audit.num_plays, 'episode')} on {counted(len(audit.task_ids), 'task')}"
 
 
 def _finding_parts(each: AuditFinding) -> list[Any]:
@@ -247,6 +267,10 @@ def verdict(audit: Audit, *, strict: bool = False) -> str:
     counts += f", {allowed} allowed" if allowed else ""
     if audit.exit_code(strict=strict) == 1:
         return f"failed: {counts}"
+    if not audit.has_time:
+        without = counted(len(audit.not_played), "policy", "policies")
+        advice = "Raise --time_limit_s, or lower --tasks"
+        return f"too little could be judged: {without} had no time. {advice}. So far: {counts}"
     if audit.judged:
         return f"passed: {counts}"
     return (
@@ -262,7 +286,7 @@ def card(audit: Audit, *, strict: bool = False) -> str:
     """Return the report in Markdown, for an environment's page."""
     lines = [
         f"# Audit of {audit.env}", "",
-        f"**{verdict(audit, strict=strict)}** · {audit.num_plays} episodes on {len(audit.task_ids)} tasks, seed "
+        f"**{verdict(audit, strict=strict)}** · {_size(audit)}, seed "
         f"{audit.seed}.", "",
         "| policy | kind | variants | reward, mean [95 %] | max (variant) | score | full score | failed |",
         "|---|---|--:|--:|--:|--:|--:|--:|",
@@ -273,7 +297,9 @@ def card(audit: Audit, *, strict: bool = False) -> str:
             f"| {row.policy} | {row.kind} | {row.num_variants} | {_shown(row.reward)} | {best} | "
             f"{_shown(row.score, interval=False)} | {row.num_full} of {row.num_plays} | {row.num_failed} |"
         )
-    lines += ["", "## Findings", ""] + (["None."] if not audit.findings else [])
+    lines += ["", *[f"- Not examined: {line}" for line in audit.not_examined], "", "## Findings", ""] + (
+        ["None."] if not audit.findings else []
+    )
     for each in _sorted(audit.findings):
         lines += [
             f"### {'allowed' if each.allowed else each.severity}: {each.id}",

@@ -16,6 +16,7 @@ _NEARLY_ALL = 0.9
 _LONGER_EARNS = 0.8
 """Share of the pairs of actions, one at least twice as long as the other, in which the longer earns more. The longest
 of all must earn at least the median, too: an environment may reward some length, and punish more."""
+_LONG = ("explore", "odd_calls", "overwrite", "call", "again", "say")
 _MIN_ACTIONS, _MIN_REPEATS = 10, 4
 """Minimum number of different actions to compare, and of equal ones in one episode."""
 
@@ -66,7 +67,11 @@ def _length(facts: Facts, task_ids: Sequence[str], severity: Severity) -> list[A
     """Find tasks on which the longer of two actions that do not solve it earns more, whatever they say."""
     found = []
     for task_id in task_ids:
-        rewarded = [(play, reward) for play, reward in _rewarded(facts, task_id) if not facts.full(play)]
+        rewarded = [
+            (play, reward)
+            for play, reward in _rewarded(facts, task_id)
+            if not facts.full(play) and play.policy not in _LONG  # many turns, not long actions
+        ]
         sizes = [(sum(len(s.action) for s in play.steps), reward, play) for play, reward in rewarded]
         sizes.sort(key=lambda each: each[0])
         pairs = [(one, other) for one, other in combinations(sizes, 2) if other[0] >= 2 * one[0]]
@@ -87,8 +92,12 @@ def _repeats(facts: Facts) -> list[AuditFinding]:
         most = gold.reward if gold is not None and gold.reward is not None else float("inf")
         farming = [(p, p.reward) for p in facts.by_task[task_id] if p.policy == "farm" and p.reward is not None]
         for play, reward in (*_rewarded(facts, task_id), *farming):
-            is_judged = task_id not in facts.unrated and play.policy not in ("calls", "farm")
-            if not is_judged and reward <= most + EPS and not facts.full(play) and _repeated(play):
+            is_call = play.policy in ("calls", "farm", "explore") or (
+                play.policy == "again" and "<tool_call>" in play.steps[0].action
+            )
+            is_judged = task_id not in facts.unrated and not is_call
+            is_below = play.policy == "farm" or reward <= most + EPS  # another finding has those above
+            if not is_judged and is_below and not facts.full(play) and _repeated(play):
                 found[play.policy].append(play)
     findings = []
     for policy, plays in found.items():
@@ -103,7 +112,10 @@ def _repeats(facts: Facts) -> list[AuditFinding]:
 
 
 def _repeated(play: Play) -> bool:
-    """Return True if an action is repeated in an episode and earns nearly each time."""
+    """Return True if an action is repeated in an episode and earns nearly each time, and others do not take it back."""
+    rewards = [step.reward for step in play.steps]
+    if sum(rewards) < sum(reward for reward in rewards if reward > 0) / 2:
+        return False
     earned: dict[str, list[bool]] = defaultdict(list)
     for step in play.steps:
         earned[step.action].append(step.reward > EPS)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,8 +15,16 @@ from agentenv.testing.conformance.cases import EpisodeCase
 from agentenv.testing.conformance.context import ConformanceContext
 from agentenv.testing.conformance.instrumented import InstrumentedCoroutine
 from agentenv.testing.conformance.leftovers import describe_growth, inventory, lasting_growth
-from agentenv.testing.conformance.problems import Problem, exception_problem, place_of_method, problem_at, unique
+from agentenv.testing.conformance.problems import (
+    Problem,
+    exception_problem,
+    place_of_method,
+    problem_at,
+    relative_path,
+    unique,
+)
 from agentenv.testing.conformance.system_calls import TEMP_EVENTS, Event, record_events
+from agentenv.tools import calling
 
 _MAX_POINTS = 40
 _MAX_TURNS = 2
@@ -25,6 +34,45 @@ _NUM_GROWTHS = 3
 _NOT_CLOSED = "Release it in `close` or in a `finally`: a run cancels episodes at timeouts and when it stops."
 
 
+class _CancelledCoroutine(InstrumentedCoroutine):
+    """A coroutine that notes the lines of `folder` whose wait is cancelled, if it returns a value all the same."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any], swallows: list[tuple[str, int]], folder: str, **on: Any) -> None:
+        super().__init__(work, **on)
+        self._root, self._swallows, self._folder = work, swallows, folder
+        self._cancelled_at: tuple[str, int] | None = None
+
+    def send(self, value: Any) -> Any:
+        """See `Coroutine.send`."""
+        return self._noting(super().send, value)
+
+    def throw(self, *error: Any) -> Any:
+        """See `Coroutine.throw`."""
+        if any(isinstance(each, asyncio.CancelledError) or each is asyncio.CancelledError for each in error):
+            self._cancelled_at = self.own_line() or self._cancelled_at
+        return self._noting(super().throw, *error)
+
+    def _noting(self, go: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return go(*args)
+        except StopIteration:
+            task = asyncio.current_task()
+            # A deadline of asyncio takes its own cancellation back.
+            if self._cancelled_at is not None and task is not None and task.cancelling():
+                self._swallows.append(self._cancelled_at)
+            raise
+
+    def own_line(self) -> tuple[str, int] | None:
+        """Return file and line of the innermost frame of the folder that waits."""
+        found, part = None, self._root
+        while part is not None:
+            frame = getattr(part, "cr_frame", None)
+            if frame is not None and os.path.dirname(frame.f_code.co_filename) == self._folder:
+                found = frame.f_code.co_filename, frame.f_lineno
+            part = getattr(part, "cr_await", None)  # type: ignore[assignment]
+        return found
+
+
 @dataclass
 class _Cancelled:
     """One episode that is cancelled at wait number `at`; 0: it is not cancelled."""
@@ -32,7 +80,14 @@ class _Cancelled:
     context: ConformanceContext
     case: EpisodeCase
     at: int
+    known: Sequence[Problem] = ()
+    """Exceptions of an episode that is not cancelled: the property `rewards` reports them."""
+    num_turns: int = _MAX_TURNS
     num_waits: int = 0
+    places: dict[Hashable, int] = field(default_factory=dict)
+    """The number of the first wait at each place of the environment's code."""
+    tools: list[_CancelledCoroutine] = field(default_factory=list)
+    """The calls of tools."""
     method: str = "__init__"
     """The method that ran last, except for `close`, which follows every cancellation."""
     is_closing: bool = False
@@ -43,6 +98,8 @@ class _Cancelled:
     seen: list[MethodCall] = field(default_factory=list)
     ended: bool = True
     temps: list[Event] = field(default_factory=list)
+    swallows: list[tuple[str, int]] = field(default_factory=list)
+    """Files and lines whose wait was cancelled, in calls that returned a value all the same."""
     holds: dict[str, str] = field(default_factory=dict)
     """The first method after which there are more resources of a kind than before, by kind."""
 
@@ -50,15 +107,31 @@ class _Cancelled:
         """Run the episode until it ends."""
         source = self.context.recording_source(self.seen, self._around)
         limits = self.context.limits
-        turns = min(_MAX_TURNS, limits.max_turns)
+        turns = min(self.num_turns, limits.max_turns)
         episode = self.context.episode(
             self.case, source=source, limits=type(limits)(limits.max_length, turns, limits.step_timeout_s)
         )
         self.task = asyncio.get_running_loop().create_task(InstrumentedCoroutine(episode, on_wait=self._waits))
-        _, still = await asyncio.wait({self.task}, timeout=limits.step_timeout_s)
+        asyncio.get_running_loop().set_task_factory(self._make_task)
+        try:
+            _, still = await asyncio.wait({self.task}, timeout=limits.step_timeout_s)
+        finally:
+            asyncio.get_running_loop().set_task_factory(None)
         self.ended = not still
         if self.ended and not self.task.cancelled() and isinstance(error := self.task.exception(), InfraError):
             raise error
+
+    @property
+    def _folder(self) -> str:
+        return os.path.dirname(place_of_method(self.context.agent_cls, "step")[0])
+
+    def _make_task(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+        """Return a task; a task factory of asyncio. Those of tool calls note a cancellation that they swallow."""
+        code = getattr(work, "cr_code", None)
+        if code is not None and code.co_filename == calling.__file__:
+            work = _CancelledCoroutine(work, self.swallows, self._folder)
+            self.tools.append(work)
+        return asyncio.Task(work, loop=loop, **options)
 
     def _waits(self) -> None:
         self.num_waits += 1
@@ -74,8 +147,15 @@ class _Cancelled:
         else:
             self.method = method
         before = inventory(self.temps)
+
+        def waits() -> None:
+            place = method, watched.own_line(), *(line for tool in self.tools if (line := tool.own_line()))
+            self.places.setdefault(place, self.num_waits + 1)
+            self._waits()
+
+        watched = _CancelledCoroutine(work, self.swallows, self._folder, on_wait=waits)
         try:
-            value = await InstrumentedCoroutine(work, on_wait=self._waits)
+            value = await watched
         except InfraError:
             if method == "__init__":
                 self.made.remove(agent)
@@ -89,14 +169,24 @@ class _Cancelled:
         """The method that was cancelled."""
         return "close" if self.is_closing else self.method
 
+    def exceptions(self) -> list[Problem]:
+        """Return one problem for each call that raised."""
+        cls, errors = self.context.agent_cls, [(one.method, one.error) for one in self.seen]
+        return [exception_problem(cls, method, error) for method, error in errors if isinstance(error, Exception)]
+
     def problems(self) -> list[Problem]:
         """Return the problems of how the episode ended, without leaks."""
         cls, at = self.context.agent_cls, f"cancelled at wait {self.at} (in {self.at_fault})"
-        errors = [(one.method, one.error) for one in self.seen]
-        found = [exception_problem(cls, method, error) for method, error in errors if isinstance(error, Exception)]
+        found = [each for each in self.exceptions() if each not in self.known]
         if not self.ended:
             expected = "an end soon after the cancellation"
             found.append(problem_at(cls, self.method, expected, f"none, {at}", "Let CancelledError pass."))
+        if self.swallows and self.at and not found:
+            file, line = self.swallows[0]
+            expected, got = "CancelledError to pass", f"a result of the call, {at}"
+            fix = "Catch Exception, or raise it again: otherwise time limits and the end of a run do not end the call."
+            problem = problem_at(cls, self.method, expected, got, fix)
+            found.append(replace(problem, file=relative_path(file), line=line))
         odd = [self.closes[id(agent)] for agent in self.made if self.closes[id(agent)] != 1]
         if odd and self.ended:
             expected = "one call of `close` for each instance"
@@ -112,27 +202,35 @@ def cancel(context: ConformanceContext) -> list[Problem]:
 
 async def _at_every_wait(context: ConformanceContext) -> list[Problem]:
     file, cases = place_of_method(context.agent_cls, "step")[0], context.cases
-    case = next((each for each in cases if each.policy == "calls"), cases[1])
+    first = next((each for each in cases if each.policy == "calls"), cases[1])
+    gold = [each for each in cases if each.policy == "gold"][:1]
+    known: set[Hashable] = set()
     with record_events(TEMP_EVENTS, file) as temps:
-        num_waits = 0
-        for _ in range(2):  # resources that all episodes share exist after the first
-            complete = _Cancelled(context, case, at=0)
-            await complete.run()
-            num_waits = complete.num_waits
-        step = max(1, -(-num_waits // _MAX_POINTS))
-        for at in (0, *range(1, num_waits + 1, step)):
-            problems = await _leaves(context, case, at, temps)
-            if problems:
-                return problems  # the next waits would repeat it
+        for case in (first, *gold, *(context.reached or ())):
+            is_further = case not in (first, *gold)
+            turns = max(_MAX_TURNS, case.num_turns) if is_further else _MAX_TURNS
+            for _ in range(2):  # resources that all episodes share exist after the first
+                complete = _Cancelled(context, case, at=0, num_turns=turns)
+                await complete.run()
+            step = max(1, -(-complete.num_waits // _MAX_POINTS))
+            points = [*range(1, complete.num_waits + 1, step)]
+            if is_further:
+                points = [at for place, at in complete.places.items() if place not in known][:_MAX_POINTS]
+            known |= complete.places.keys()
+            for at in (0, *points):
+                like = _Cancelled(context, case, at, complete.exceptions(), num_turns=turns)
+                problems = await _leaves(like, temps)
+                if problems:
+                    return problems  # the next waits would repeat it
     return []
 
 
-async def _leaves(context: ConformanceContext, case: EpisodeCase, at: int, temps: list[Event]) -> list[Problem]:
-    """Return the problems of an episode that is cancelled at this wait; 0: one that is not cancelled."""
-    grown: dict[str, list[str]] = {}
+async def _leaves(like: _Cancelled, temps: list[Event]) -> list[Problem]:
+    """Return the problems of an episode that is cancelled as the given one, which has not started, says."""
+    context, at, grown = like.context, like.at, dict[str, list[str]]()
     for _ in range(_NUM_GROWTHS):
         before = inventory(temps)
-        one = _Cancelled(context, case, at, temps=temps)
+        one = _Cancelled(context, like.case, at, like.known, num_turns=like.num_turns, temps=temps)
         await one.run()
         grown = await lasting_growth(before, temps)
         problems = one.problems()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -12,11 +13,12 @@ from weakref import finalize
 
 from agentenv._util.calls import create
 from agentenv.chat.chat import Chat
+from agentenv.core.agent import AgentInstance
 from agentenv.core.dataset import in_messages, read_tasks
 from agentenv.core.engine import Engine, Tokenizer
 from agentenv.core.trajectory import Trajectory
 from agentenv.core.types import Limits, SamplingParams, Task
-from agentenv.engines.scripted import ScriptedEngine
+from agentenv.engines.scripted import Request, ScriptedEngine
 from agentenv.episode.endpoint.agent import ChatAgentSource
 from agentenv.episode.registry import builtin_datasets
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup, StepRetries
@@ -26,7 +28,17 @@ from agentenv.errors import AgentEnvError, ConfigError, EpisodeFailed, InfraErro
 from agentenv.interop.openrlhf.executor import AgentFunc
 from agentenv.testing import chats
 from agentenv.testing.conformance.call_watch import Around, CallWatch, MethodCall, watched_class
-from agentenv.testing.conformance.cases import FORGED, LABEL, ODD_ACTIONS, PROMPT, EpisodeCase, Policy, script
+from agentenv.testing.conformance.cases import (
+    FORGED,
+    LABEL,
+    ODD_ACTIONS,
+    PROMPT,
+    Avoided,
+    EpisodeCase,
+    Policy,
+    script,
+    word_calls,
+)
 from agentenv.testing.conformance.problems import relative_path
 from agentenv.testing.conformance.target import load_target
 from agentenv.testing.hacks import hacks_of
@@ -40,12 +52,24 @@ _MAX_TOKENS, _MAX_LENGTH, _MAX_TURNS = 8_000, 1_000_000, 12
 _END_S = 1.0
 """Seconds that pending tasks get to end at the close."""
 T = TypeVar("T")
+_TOOL_TASKS = 8
+"""Rows for which the offered tools are looked up, all at once."""
 _MAX_GOLD_TURNS = 256
 """Maximum number of turns for solving a task with gold actions."""
 
 
+_MAX_SLOW_S = 15.0
+"""Seconds of slow calls after which their actions are avoided."""
+_BUDGET_STEPS, _MIN_BUDGET_S = 20, 600.0
+"""A check starts no episode after this many times the limit of a step, or after these seconds if they are more."""
+
+
 class NotApplicable(Exception):
     """A property does not apply to this environment; the message is the reason."""
+
+
+class SlowCalls(Exception):
+    """Some actions are so slow that a property is checked again without them."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +89,8 @@ class ConformanceOptions:
     """Number of rows of each dataset to call `reset` with."""
     step_timeout_s: float = 30.0
     max_turns: int | None = None
-    """Every episode must end within this number of turns, for any policy; None: `max_turns` of the class, else 12."""
+    """Every episode must end by itself within this number of turns, for any policy. None: within 12, unless the class
+    has `max_turns`, at which the loop ends it."""
     policy: Policy | None = None
     """More actions to try, such as those that solve the task."""
     actions: Sequence[str] = ()
@@ -92,12 +117,18 @@ class ConformanceContext:
             )
         self.options = options
         self.watch = watch
+        self.avoided = Avoided()
+        """The actions that `cases` avoid."""
+        self.reached: list[EpisodeCase] | None = None
+        """Further cases that reach other code; None until they are looked for."""
         self.cls: type[Any] | None = None
         """The class of the environment or agent; None until it is loaded."""
         self.uses_default_task = False
         """Whether the task is the built-in question, for lack of another task and of data."""
         self._cache: dict[str, Any] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._budget_s = max(_MIN_BUDGET_S, _BUDGET_STEPS * options.step_timeout_s)
+        self._deadline = time.monotonic() + self._budget_s
 
     @property
     def name(self) -> str:
@@ -136,6 +167,20 @@ class ConformanceContext:
         """The tasks that are still pending between two calls of `run`."""
         return set() if self._loop is None else asyncio.all_tasks(self._loop)
 
+    @property
+    def has_slow_calls(self) -> bool:
+        """Whether actions that `cases` do not avoid yet took long, while others were quick."""
+        seconds = sum(seconds for action, seconds in self.watch.slow.items() if action not in self.avoided.slow)
+        return bool(self.watch.quick) and (seconds > _MAX_SLOW_S or (self.watch.num_hangs > 0 and seconds > 0))
+
+    def avoid_slow_calls(self) -> None:
+        """Avoid the actions that were slow so far in `cases`, and run their episodes again where they are needed."""
+        watch = self.watch
+        quick = tuple(action for action in watch.quick if action not in watch.slow)
+        self.avoided = Avoided(frozenset(watch.slow), quick, watch.num_hangs > 0)
+        self._cache.clear()
+        self.__dict__.pop("cases", None)
+
     def close(self) -> None:
         """Close the event loop and cancel its tasks. Repeated calls are harmless; `run` creates a new loop."""
         loop, self._loop = self._loop, None
@@ -173,6 +218,11 @@ class ConformanceContext:
         if turns is None:
             turns = getattr(self.agent_cls, "max_turns", None) or _MAX_TURNS
         return Limits(_MAX_LENGTH, turns, step_timeout_s=step_s, episode_timeout_s=step_s * (turns + 3))
+
+    @property
+    def must_end(self) -> bool:
+        """True if an episode that reaches the maximum number of turns is a problem."""
+        return self.options.max_turns is not None or getattr(self.agent_cls, "max_turns", None) is None
 
     @cached_property
     def tasks(self) -> list[Task]:
@@ -214,10 +264,28 @@ class ConformanceContext:
         return read
 
     @cached_property
+    def offers(self) -> list[tuple[Task, Sequence[Mapping[str, Any]]]]:
+        """The tasks to run, and further rows, with the tools that the environment offers for each."""
+        tasks, more = list(self.tasks), list[Task]()
+        if self.options.task is None and not self.uses_default_task:
+            rows = [found for found in self.rows(_TOOL_TASKS).values() if not isinstance(found, AgentEnvError)]
+            more = [task for found in rows[:1] for task in found[len(tasks) :]]
+        make = partial(create, self.agent_cls, self.kwargs)
+        offered = self.run(chats.offered_tools(make, [*tasks, *more], self.limits, self.chat))
+        return list(zip([*tasks, *more], offered, strict=True))
+
+    @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
-        """The tools that the environment offers for any of the tasks if the chat template renders tools."""
-        make, tasks = partial(create, self.agent_cls, self.kwargs), self.tasks
-        return self.run(chats.offered_tools(make, tasks, self.limits, self.model_chat or chats.with_tools()))
+        """The tools that the environment offers for any of these tasks if the chat template renders tools."""
+        return list({repr(tool): tool for _, tools in self.offers for tool in tools}.values())
+
+    @property
+    def tool_tasks(self) -> list[Task]:
+        """The first further row for which tools are offered, if none are for the tasks to run."""
+        num = len(self.tasks)
+        if any(tools for _, tools in self.offers[:num]):
+            return []
+        return [task for task, tools in self.offers[num:] if tools][:1]
 
     @property
     def model_chat(self) -> Chat | None:
@@ -226,22 +294,31 @@ class ConformanceContext:
 
     @property
     def chat(self) -> Chat:
-        """The chat that renders messages: the model's, or a stand-in, which has tools if the environment offers any."""
-        if self.model_chat is not None:
-            return self.model_chat
-        return chats.with_tools() if self.tools else chats.plain()
+        """The chat that renders messages: the model's, or a stand-in."""
+        return self.model_chat or chats.stand_in()
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the chat; it needs no download."""
         return self.chat.tokenizer
 
+    def _script_of(self, say: Callable[[Request], str]) -> Callable[[Request], str]:
+        """Return the script of an engine without the actions to avoid."""
+        avoided = self.avoided
+        return lambda request: avoided.said(say(request))
+
     @cached_property
     def cases(self) -> list[EpisodeCase]:
-        """The episodes to examine: of uninformed policies, the label, gold, and the policy of the options."""
+        """The episodes to examine: those of `base_cases`, and those that reach other code."""
+        further = [replace(case, say=self._script_of(case.say)) for case in self.reached or ()]
+        return [*(replace(case, say=self._script_of(case.say)) for case in self.base_cases), *further]
+
+    @cached_property
+    def base_cases(self) -> list[EpisodeCase]:
+        """The episodes of uninformed policies, the label, gold, and the policy of the options."""
         tools, cases = self.tools, []  # computed first, since it runs the event loop
         calls = {"calls": list(right_calls(tools).values()), "wrong calls": list(wrong_calls(tools).values())}
-        for index, task in enumerate(self.tasks):
+        for index, task in enumerate([*self.tasks, *self.tool_tasks]):
             policies: dict[str, Policy] = {
                 "silent": [""],
                 "wrong": [ODD_ACTIONS[0]],
@@ -252,6 +329,8 @@ class ConformanceContext:
             }
             first = 1_000 * index if task.seed is None else task.seed
             gold = [] if isinstance(self.source, AgentFunc) else self.gold(task, first)[0]
+            worded = [] if index else word_calls(tools, task)
+            calls |= {"calls with words": worded, "calls with words, last first": worded[::-1]}
             policies |= {name: [*texts, str(task.label)] for name, texts in calls.items() if texts}
             policies |= {f"hack {name!r}": [text] for name, text in hacks_of(self.agent_cls).items()}
             policies |= {f"action {number}": [text] for number, text in enumerate(self.options.actions, 1)}
@@ -265,6 +344,8 @@ class ConformanceContext:
                 if name in calls:  # a turn each, before those of an answer
                     turns = len(calls[name]) + self.limits.max_turns
                 cases.append(EpisodeCase(task, name, script(policy), seed, turns))
+            if len(gold) > 1 and self.agent_cls.on_truncate is not AgentInstance.on_truncate:
+                cases.append(EpisodeCase(task, "gold, cut off", script(gold), first, cut=len(gold) - 1))
         return cases
 
     def gold(self, task: Task, seed: int) -> tuple[list[str], BaseException | None]:
@@ -288,12 +369,14 @@ class ConformanceContext:
                     await episode.act(action)
         return actions, None
 
-    def stepped(self, task: Task, seed: int = 0, limits: Limits | None = None) -> SteppedEpisode:
-        """Return an episode of the class that is driven by one action at a time."""
-        make = partial(create, self.agent_cls, self.kwargs)
+    def stepped(
+        self, task: Task, seed: int = 0, limits: Limits | None = None, *, is_watched: bool = False
+    ) -> SteppedEpisode:
+        """Return an episode of the class that is driven by one action at a time; `is_watched`: its calls are."""
+        cls = watched_class(self.agent_cls, self.watch, self.limits, []) if is_watched else self.agent_cls
+        make = partial(create, cls, self.kwargs)
         sampling, key = SamplingParams(max_tokens=_MAX_TOKENS), EpisodeKey("check", seed=seed)
-        chat = self.chat if "tools" in vars(self) else self.model_chat or chats.plain()
-        return SteppedEpisode(make, task, chat=chat, sampling=sampling, limits=limits or self.limits, key=key)
+        return SteppedEpisode(make, task, chat=self.chat, sampling=sampling, limits=limits or self.limits, key=key)
 
     def recording_source(self, seen: list[MethodCall], around: Around | None = None) -> EpisodeSource:
         """Return the same source with a class that records the calls of its methods in `seen`."""
@@ -319,17 +402,24 @@ class ConformanceContext:
             engine=engine or ScriptedEngine(case.say, chat.tokenizer),
             chat=chat,
             sampling=SamplingParams(max_tokens=_MAX_TOKENS),
-            limits=limits or replace(self.limits, max_turns=max(self.limits.max_turns, case.num_turns)),
+            limits=limits or replace(self.limits, max_turns=case.cut or max(self.limits.max_turns, case.num_turns)),
         )
         key = EpisodeKey(f"{case.task.task_id}/{case.policy}", seed=case.seed)
-        return await self.run_episode(source or self.source, case.task, setup, key)
+        trajectory = await self.run_episode(source or self.source, case.task, setup, key)
+        if source is not None and self.has_slow_calls:  # their calls are watched
+            raise SlowCalls
+        return trajectory
 
     async def run_episode(self, source: EpisodeSource, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:
         """Run an episode, again where infrastructure failed.
 
         Raises:
             InfraError: infrastructure failed each time.
+            NotApplicable: the check has taken too long.
         """
+        self.watch.require_thread()
+        if time.monotonic() > self._deadline:
+            raise NotApplicable(f"no time left after {self._budget_s:g} s; check it with --only")
         setup = replace(setup, step_retries=StepRetries(NUM_ATTEMPTS - 1, RETRY_WAIT_S))
 
         async def run() -> Trajectory:

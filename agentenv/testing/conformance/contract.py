@@ -27,6 +27,7 @@ from agentenv.testing.conformance.problems import (
     HANDLE_ACTIONS,
     NO_METADATA,
     Problem,
+    after_action,
     attribute_at,
     exception_problem,
     place_of_method,
@@ -37,9 +38,12 @@ from agentenv.testing.conformance.problems import (
     unique,
 )
 from agentenv.testing.hacks import hacks_of
-from agentenv.testing.odd_values import odd_forms
-from agentenv.testing.tool_calls import right_calls, wrong_calls
+from agentenv.testing.marked_code import marked, marked_actions, marked_calls, recorded_marks
+from agentenv.testing.odd_values import odd_forms, slow_pattern
+from agentenv.testing.tool_calls import calls_with_texts, right_calls, wrong_calls
 
+_POWER = "9**9**9"
+"""A number that takes minutes to compute, for code that evaluates arithmetic. Only a child process can be ended."""
 _MAX_ODD_TURNS = 4
 """Maximum number of gold actions that are changed."""
 
@@ -50,12 +54,10 @@ def contract(context: ConformanceContext) -> list[Problem]:
     problems = _static(context)
     if problems:
         return problems  # a run would only repeat them
-    # The template of tiny-math supports tools.
-    model_chat, stand_in = context.model_chat, chats.with_tools() if context.own_loop else chats.plain()
-    trial = _Trial(context, model_chat or stand_in)
+    trial = _Trial(context, context.chat if context.own_loop or context.model_chat else chats.without_tools())
     problems = trial.run()
     if not problems and not context.own_loop and (trial.tools_refused or context.tools):
-        problems = _Trial(context, model_chat or chats.with_tools(), context.tools).run()
+        problems = _Trial(context, context.chat, context.tools).run()
     if not problems and not context.own_loop and not isinstance(context.source, AgentFunc):
         for index, task in enumerate(context.tasks):
             gold, error = context.gold(task, 1_000 * index if task.seed is None else task.seed)
@@ -88,7 +90,9 @@ def hung_problem(context: ConformanceContext, hung: Hung) -> Problem:
     fix += "plain `def`, or await instead of blocking."
     if call.method == "__init__":
         fix = "It blocks the event loop of all episodes. Move slow work to `reset`."
-    problem = problem_at(cls, call.method, f"an answer within {call.limit_s:g} s", "none", fix)
+    problem = problem_at(
+        cls, call.method, f"an answer within {call.limit_s:g} s", f"none{after_action(call.action)}", fix
+    )
     return replace(problem, line=context.watch.lines.get(call.method, problem.line))
 
 
@@ -100,9 +104,16 @@ class _Trial:
     ) -> None:
         self.context = context
         self.chat = chat
+        self.task = [*(context.tool_tasks if tools else ()), *context.tasks][0]
         self.gold = gold
         """The gold actions of the first task; with them, only actions that are nearly right come first."""
-        self.calls = [*right_calls(tools).values(), *wrong_calls(tools).values()]
+        self.powers = [] if context.watch.progress is None else [_POWER, f"#### {_POWER}"]
+        power_calls = calls_with_texts(tools if self.powers else [], lambda tool: _POWER)
+        self.calls = [
+            text
+            for calls in (right_calls(tools), wrong_calls(tools), marked_calls(tools), power_calls)
+            for text in calls.values()
+        ]
         self.tools_refused = False
         """The environment needs a chat template that renders tools."""
         self.watch = context.watch
@@ -112,16 +123,39 @@ class _Trial:
 
     def run(self) -> list[Problem]:
         """Run the episodes and return their problems."""
+        with recorded_marks() as marks:
+            problems = self.run_episodes()
+        if not marks:
+            return problems
+        expected, got = "no code of an action in this process", f"`{marked(min(marks))}` of an action, which was run"
+        fix = "Parse it (json, ast.literal_eval), or run it with agentenv.sandbox: code of a policy can do everything."
+        method = "run" if self.context.own_loop else "step"
+        return [problem_at(self.context.agent_cls, method, expected, got, fix), *problems]
+
+    def run_episodes(self) -> list[Problem]:
+        """Run the episodes and return the problems of their calls."""
         context, cls, problems = self.context, self.context.agent_cls, list[Problem]()
-        label = context.tasks[0].label
+        label = self.task.label
         actions = [*ODD_ACTIONS, str(label), f"#### {label}", *([CALL_OF_NOTHING] if context.own_loop else ())]
         scripts = [] if self.gold else [[*actions[first:], *actions[:first]] for first in range(len(actions))]
-        own = () if self.gold else (*self.calls, *hacks_of(cls).values(), *context.options.actions)
+        given = (
+            *self.calls,
+            *marked_actions().values(),
+            *hacks_of(cls).values(),
+            *self.powers,
+            *context.options.actions,
+        )
+        own = () if self.gold else given
         scripts += [[action, *actions] for action in own]
         for turn, action in enumerate(self.gold[:_MAX_ODD_TURNS]):
-            scripts += [[*self.gold[:turn], form, *ODD_ACTIONS] for form in odd_forms(action).values()]
-        firsts = list[Problem]()
-        for actions in scripts:
+            forms = [*odd_forms(action).values(), *filter(None, [slow_pattern(action)])]
+            scripts += [[*self.gold[:turn], form, *ODD_ACTIONS] for form in forms]
+        firsts, num_played = list[Problem](), 0
+        for script in scripts:
+            actions = [action for action in script if self.may_say(action)]
+            if script[0] not in actions:
+                continue
+            num_played += 1
             seen: list[MethodCall] = []
             try:
                 trajectory = context.run(self.episode(actions, seen))
@@ -134,21 +168,30 @@ class _Trial:
                 self.tools_refused = True
                 return []
             problems += self.judge_run(cls, trajectory) if context.own_loop else self.judge(cls, seen, trajectory)
-            if trajectory.stop_reason in (StopReason.STEP_TIMEOUT, StopReason.EPISODE_TIMEOUT):
+            if trajectory.stop_reason is StopReason.EPISODE_TIMEOUT or (
+                trajectory.stop_reason is StopReason.STEP_TIMEOUT and (context.own_loop or self.watch.is_stuck)
+            ):
                 break  # each further episode would hang as long
             first = next((one for one in seen if one.method == "step"), None)
             if first is not None and first.error is not None:
                 firsts.append(exception_problem(cls, "step", first.error))
         found = unique(problems)
-        if len(firsts) == len(scripts) and len(unique(firsts)) == 1:
+        if len(firsts) == num_played and len(unique(firsts)) == 1:
             found = [self.of_any_action(problem) if problem == firsts[0] else problem for problem in found]
         return found
+
+    def may_say(self, action: str) -> bool:
+        """Return True unless the call of an action is known to be slow, or may hang as another one did."""
+        watch = self.watch
+        if not watch.quick:
+            return True
+        return action not in watch.slow and (not watch.num_hangs or action in watch.quick or action in self.gold)
 
     def of_any_action(self, problem: Problem) -> Problem:
         """Return the problem of an exception that every action causes."""
         if problem.fix != HANDLE_ACTIONS:
             return problem
-        cls, is_missing = self.context.agent_cls, not self.context.tasks[0].metadata
+        cls, is_missing = self.context.agent_cls, not self.task.metadata
         advice = NO_METADATA if is_missing and "metadata" in source_of(cls) else "Fix it."
         return replace(problem, fix=f"It happens with every action. {advice}")
 
@@ -156,7 +199,7 @@ class _Trial:
         """Run one episode of these actions."""
         return await self.context.run_episode(
             self.context.recording_source(seen),
-            self.context.tasks[0],
+            self.task,
             EpisodeSetup(
                 engine=ScriptedEngine(actions * 3, self.chat.tokenizer),
                 chat=self.chat,
@@ -175,10 +218,11 @@ class _Trial:
         where = trajectory.error.where if trajectory.error is not None else "step"
         method = {"create": "__init__"}.get(where, where)
         expected = f"an answer within {self.limits.step_timeout_s:g} s"
+        got = f"none{after_action(trajectory.turns[-1].action)}" if method == "step" and trajectory.turns else "none"
         fix = "It hangs. Set a deadline for what it waits for."
         if self.context.pending_tasks and not self.context.own_loop:
             fix = "It hangs and ignores cancellation. Let CancelledError pass."
-        return self.at_line(problem_at(cls, method, expected, "none", fix), method)
+        return self.at_line(problem_at(cls, method, expected, got, fix), method)
 
     def judge_run(self, cls: type[Any], trajectory: Trajectory) -> list[Problem]:
         """Return the problems of one episode of an agent that runs its own loop."""
@@ -218,7 +262,7 @@ class _Trial:
             problems.append(
                 problem_at(cls, method, "an episode without an error", f"{error.type}: {error.message}", "Fix it.")
             )
-        if error is None and trajectory.stop_reason is StopReason.MAX_TURNS:
+        if error is None and trajectory.stop_reason is StopReason.MAX_TURNS and self.context.must_end:
             problems.append(
                 problem_at(
                     cls, "step", f"an end within {self.limits.max_turns} turns", "none",

@@ -6,18 +6,22 @@ import inspect
 import random
 import re
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 from agentenv.core.trajectory import Trajectory
 from agentenv.testing.conformance.call_watch import MethodCall
-from agentenv.testing.conformance.cases import yielding
+from agentenv.testing.conformance.cases import EpisodeCase, yielding
 from agentenv.testing.conformance.context import ConformanceContext
 from agentenv.testing.conformance.problems import Problem, problem_at, unique
-from agentenv.testing.conformance.records import culprit, difference, own_classes
+from agentenv.testing.conformance.records import culprit, difference, own_classes, same_number
 from agentenv.testing.conformance.shared_episodes import separate_episodes
+from agentenv.testing.shifted_clock import elapsing_clock, modules_of, reads_clocks
 
+_DELAY_S = 61.0
+"""Time that an engine with much else to do may take for an action; an episode may have a deadline of an hour."""
 _DRAWS = re.compile(r"\b(np|numpy)\.random\.\w|\brandom\.(?!Random\b)\w+\(|\btorch\.(manual_seed|rand)")
 
 
@@ -39,7 +43,42 @@ def determinism(context: ConformanceContext) -> list[Problem]:
                     "Draw from `Random(states['seed'])`; do not use clocks, earlier episodes or the order of sets.",
                 )
             )  # fmt: skip
-    return unique(problems)
+    return unique(problems) or _with_delays(context, records)
+
+
+def _with_delays(context: ConformanceContext, records: list[Trajectory]) -> list[Problem]:
+    """Return the problem of a reward or score that differs if more time passes before each action.
+
+    An episode may be cut off after some time: what differs then is not judged.
+    """
+    cls, modules = context.agent_cls, modules_of(own_classes(context.agent_cls))
+    if not reads_clocks(modules):
+        return []
+    for case, one in zip(context.cases, records, strict=True):
+        other = context.run(_delayed(context, case, modules))
+        for number, (turn, later) in enumerate(zip(one.turns, other.turns, strict=False), 1):
+            if turn.result is None or later.result is None or later.result.truncated or turn.result.truncated:
+                break
+            for name in ("reward", "score"):
+                was, now = getattr(turn.result, name), getattr(later.result, name)
+                if not same_number(was, now):
+                    expected = f"the same {name} if {_DELAY_S:g} s more pass before each action"
+                    got = f"{now!r} for {was!r} at turn {number} (the policy {case.policy!r})"
+                    fix = "Count turns or tokens: the time depends on the engine and on what else it serves."
+                    return [problem_at(cls, "step", expected, got, fix)]
+    return []
+
+
+async def _delayed(context: ConformanceContext, case: EpisodeCase, modules: Sequence[ModuleType]) -> Trajectory:
+    """Return the trajectory of a case in which the clocks of modules jump before each action."""
+    with elapsing_clock(modules) as add:
+
+        async def around(agent: Any, method: str, given: Any, work: Coroutine[Any, Any, Any]) -> Any:
+            if method == "step":
+                add(_DELAY_S)
+            return await work
+
+        return await context.episode(case, source=context.recording_source([], around))
 
 
 async def _again(context: ConformanceContext) -> list[Trajectory]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import cycle, islice
 from types import MappingProxyType
 from typing import Any
@@ -12,9 +16,18 @@ from typing import Any
 from agentenv.core.trajectory import Trajectory
 from agentenv.testing.conformance.cases import EpisodeCase, yielding
 from agentenv.testing.conformance.context import ConformanceContext, NotApplicable
-from agentenv.testing.conformance.problems import Problem, attribute_at, problem_at, relative_path, unique
+from agentenv.testing.conformance.problems import (
+    Problem,
+    attribute_at,
+    place_of_method,
+    problem_at,
+    relative_path,
+    unique,
+)
 from agentenv.testing.conformance.records import culprit, difference, own_classes
 from agentenv.testing.conformance.shared_episodes import separate_episodes
+from agentenv.testing.conformance.shared_state import SHARED_ON_PURPOSE, shared_state
+from agentenv.testing.conformance.system_calls import FILE_EVENTS, PROCESS_EVENTS, Event, record_events
 
 NUM_TOGETHER = 32
 _NUM_ALONE = 8
@@ -23,19 +36,21 @@ _PLAIN = (
     list, dict, set, bytearray, deque, Counter, defaultdict, OrderedDict, MappingProxyType, tuple, frozenset, int,
     float, str, bool, type(None),
 )  # fmt: skip
-_SHARED_ON_PURPOSE = ("cache", "lock")
+_OTHER_SEED = 7_919
 _REPLACED = (int, float, str, bool, type(None))
 """Immutable values change only by `cls.name = …`, which is deliberate, so they are a problem only if episodes differ.
 `self.name.append` on a list of the class is the usual mistake."""
 
 
 def isolation(context: ConformanceContext) -> list[Problem]:
-    """Each of 32 simultaneous episodes is the same as alone, and none changes attributes of the class."""
+    """Each of 32 simultaneous episodes is the same as alone, and none changes what all of them share."""
     context.require_steps()
     cls = context.agent_cls
     before = _class_state(cls), _module_state(cls)
     records = separate_episodes(context)
-    together = context.run(_together(context))
+    filled = shared_state(cls)  # after one episode of each case, so that what is loaded once is there
+    with record_events(PROCESS_EVENTS, place_of_method(cls, "step")[0]) as events:
+        together = context.run(_together(context))
     differs = None  # the method and the first fact in which an episode differs from the one run alone
     for index, trajectory in together:
         found = difference(records[index], trajectory, ("alone", f"among {NUM_TOGETHER}"))
@@ -52,15 +67,70 @@ def isolation(context: ConformanceContext) -> list[Problem]:
         fix = f"Set it in __init__ (`self.{name} = …`): all episodes of a process share class attributes. Data that "
         fix += "is the same for all of them may stay there with `cache` in its name."
         problems.append(Problem(relative_path(file), line, f"{cls.__name__}.{name}", expected, got + effect, fix))
+    shared = [*_of_process(cls, events), *_of_shared_state(cls, filled)]
     if differs and not problems:
         if context.run(_differs_alone(context, records)):
+            if shared:
+                return unique(shared)  # the cause
             raise NotApplicable("episodes also differ when run alone; fix `determinism` first")
         meanwhile = [name for name, value in _module_state(cls).items() if before[1].get(name, value) != value]
         hint = f" Check {', '.join(meanwhile)} of the module, which changed meanwhile." if meanwhile else ""
         expected = f"the same episode alone and among {NUM_TOGETHER}"
         fix = f"Keep the state of an episode on `self`, set in __init__ or reset.{hint}"
         problems.append(problem_at(cls, differs[0], expected, differs[1], fix))
-    return unique(problems)
+    return unique(problems or shared or context.run(_of_files(context)))
+
+
+def _of_process(cls: type[Any], events: Sequence[Event]) -> Iterator[Problem]:
+    """Return the problem of code that changes the working directory, or a variable to more than one value."""
+    own = [event for event in events if event.line]
+    values = {event.subject: {each.description for each in own if each.subject == event.subject} for event in own}
+    for event in own:
+        if event.description.startswith("changes the working") or len(values[event.subject]) > 1:
+            expected, got = "a process that episodes do not change", f"code that {event.description}"
+            fix = "All episodes of a process share it: pass a folder or a value as an argument instead."
+            yield replace(problem_at(cls, "step", expected, got, fix), line=event.line)
+            return
+
+
+def _of_shared_state(cls: type[Any], before: Mapping[str, str]) -> Iterator[Problem]:
+    """Return the problem of each variable that the same episodes change once more."""
+    for name, text in shared_state(cls).items():
+        if before.get(name, text) != text:
+            at = next((i for i, (a, b) in enumerate(zip(before[name], text, strict=False)) if a != b), 0)
+            was, now = before[name][max(0, at - 20) : at + 40], text[max(0, at - 20) : at + 40]
+            expected, got = f"`{name}` of the module unchanged by episodes", f"{was!r} changed to {now!r}"
+            fix = "All episodes of a process share it: keep the state of an episode on `self`, and copy nested values "
+            fix += "with copy.deepcopy. Data that is the same for all of them may stay there with `cache` in its name."
+            yield problem_at(cls, "step", expected, got, fix)
+
+
+async def _of_files(context: ConformanceContext) -> list[Problem]:
+    """Return the problem of a file that episodes of different seeds write."""
+    cls = context.agent_cls
+    written: list[dict[str, tuple[int, float]]] = []
+    for other in (1, 2):
+        with record_events(FILE_EVENTS, place_of_method(cls, "step")[0]) as events:
+            for case in context.cases:
+                await context.episode(replace(case, seed=case.seed + _OTHER_SEED * other))
+        own = [event for event in events if event.line and event.subject.rpartition(".")[2] != "log"]
+        written.append({event.subject: (event.line, found) for event in own if (found := _written_at(event))})
+    for path, (line, at) in written[0].items():
+        if path in written[1] and written[1][path][1] > at:
+            fix = "Write to a folder of the episode (tempfile.mkdtemp in `reset`, removed in `close`)."
+            expected, got = "files that only one episode writes", f"{path!r}, which episodes of all seeds write"
+            return [replace(problem_at(cls, "step", expected, got, fix), line=line)]
+    return []
+
+
+def _written_at(event: Event) -> float:
+    """Return when the file of an event was written last; 0 if the event does not write it."""
+    writes = event.description == "sqlite" or bool(set(event.description) & set("wx+"))
+    try:
+        found = os.stat(event.subject)  # of a folder: where a temporary file without a name is
+        return found.st_mtime if writes and stat.S_ISREG(found.st_mode) else 0.0
+    except (OSError, ValueError):
+        return 0.0
 
 
 async def _together(context: ConformanceContext) -> list[tuple[int, Trajectory]]:
@@ -97,5 +167,5 @@ def _module_state(cls: type[Any]) -> dict[str, str]:
 def _plain(names: Any) -> dict[str, str]:
     """Return the values of builtin types among these names, as text; changes in other types cannot be judged."""
     own = {name: value for name, value in dict(names).items() if not name.startswith("__")}
-    shared = {name for name in own if any(word in name.lower() for word in _SHARED_ON_PURPOSE)}
+    shared = {name for name in own if any(word in name.lower() for word in SHARED_ON_PURPOSE)}
     return {name: repr(value) for name, value in own.items() if type(value) in _PLAIN and name not in shared}

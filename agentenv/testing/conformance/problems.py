@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from agentenv._util.brief import brief
 from agentenv._util.suggest import did_you_mean
 from agentenv.core.agent import AgentInstance
 from agentenv.errors import ContractError
@@ -103,6 +104,11 @@ def problem_at(cls: type[AgentInstance], method: str, expected: str, got: str, f
     """Return a problem of a method, at its first line."""
     file, line = place_of_method(cls, method)
     return Problem(relative_path(file), line, f"{cls.__name__}.{method}", expected, got, fix)
+
+
+def after_action(action: str | None) -> str:
+    """Return " after the action …", with the action in brief; empty without one."""
+    return "" if action is None else f" after the action {brief(action)}"
 
 
 def place_of_method(cls: type[AgentInstance], method: str) -> tuple[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -14,7 +15,8 @@ from agentenv.errors import ConfigError, InfraError
 from agentenv.testing.conformance.blocking import blocking
 from agentenv.testing.conformance.call_watch import CallWatch, Hung
 from agentenv.testing.conformance.cancellation import cancel
-from agentenv.testing.conformance.context import ConformanceContext, ConformanceOptions, NotApplicable
+from agentenv.testing.conformance.child import CheckProgress, ChildDeath
+from agentenv.testing.conformance.context import ConformanceContext, ConformanceOptions, NotApplicable, SlowCalls
 from agentenv.testing.conformance.contract import contract, hung_problem
 from agentenv.testing.conformance.data import data
 from agentenv.testing.conformance.determinism import determinism
@@ -25,7 +27,9 @@ from agentenv.testing.conformance.mutation import mutation
 from agentenv.testing.conformance.outcomes import ends, rewards, truncation
 from agentenv.testing.conformance.pickling import pickling
 from agentenv.testing.conformance.portability import portability
-from agentenv.testing.conformance.problems import Problem
+from agentenv.testing.conformance.problems import Problem, relative_path, unique
+from agentenv.testing.conformance.reach import explore
+from agentenv.testing.conformance.sleeps import shortened_sleeps
 
 Property = Callable[[ConformanceContext], list[Problem]]
 PROPERTIES: Mapping[str, Property] = {
@@ -47,6 +51,11 @@ PROPERTIES: Mapping[str, Property] = {
 }
 """In the order in which they are checked: first those that make others slow or wrong. The first line of each docstring
 states the property."""
+
+_WITHOUT_CASES = ("contract", "constructor", "close", "pickling", "data")
+"""Properties that examine no case."""
+_MAX_TRIES = 5
+"""Times that a property is checked, each time without the actions whose calls were slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +98,8 @@ def run_suite(
 ) -> list[PropertyOutcome]:
     """Check the properties one after the other.
 
-    If `contract` is broken, the others are skipped unless `only` names them: they would report the same problems.
+    If `contract` is broken, the others are skipped unless `only` names them: they would report the same problems. An
+    episode without an end, or an action whose call hangs, skips none.
 
     Args:
         context: the target and the episodes.
@@ -104,9 +114,11 @@ def run_suite(
     check_names(only, "--only")
     check_names(tuple(skip), "--skip")
     outcomes: list[PropertyOutcome] = []
+    blocker: str | None = None
     try:
         for name in only or PROPERTIES:
-            blocker = next((one.name for one in outcomes if one.state == "broken" and blocks_others(one, only)), None)
+            if blocker is None and outcomes and blocks_others(context, outcomes[-1], only):
+                blocker = outcomes[-1].name
             if name in skip:
                 outcome = PropertyOutcome(name, "skipped", reason=skip[name])
             elif blocker is not None:
@@ -121,19 +133,39 @@ def run_suite(
 
 
 def check_property(context: ConformanceContext, name: str) -> PropertyOutcome:
-    """Check one property and report a call that hangs as its problem. The caller closes the context at the end."""
+    """Check one property and report a call that hangs as its problem. The caller closes the context at the end.
+
+    After a call that hangs, or many that are slow, the property is checked again without their actions.
+    """
     started = time.perf_counter()
-    problems: list[Problem] = []
-    try:
-        problems = asyncio.run(context.watch.run(partial(PROPERTIES[name], context), name))
-    except NotApplicable as reason:
-        return PropertyOutcome(name, "skipped", reason=str(reason), seconds=time.perf_counter() - started)
-    except InfraError as error:
-        return PropertyOutcome(name, "outside", reason=str(error), seconds=time.perf_counter() - started)
-    except Hung as hung:
-        problems = [hung_problem(context, hung)]
-    named = [replace(problem, property=name) for problem in problems]
+    found: list[Problem] = []
+    for _ in range(_MAX_TRIES):
+        try:
+            with nullcontext() if name == "constructor" else shortened_sleeps(context.watch.note_sleep):
+                found += asyncio.run(context.watch.run(partial(_checked, context, name), name))
+            break
+        except NotApplicable as reason:
+            if not found:
+                return PropertyOutcome(name, "skipped", reason=str(reason), seconds=time.perf_counter() - started)
+            break
+        except InfraError as error:
+            return PropertyOutcome(name, "outside", reason=str(error), seconds=time.perf_counter() - started)
+        except SlowCalls:
+            context.avoid_slow_calls()
+        except Hung as hung:
+            found.append(hung_problem(context, hung))
+            if context.watch.is_stuck:
+                break
+            context.avoid_slow_calls()
+    named = [replace(problem, property=name) for problem in unique(found)]
     return PropertyOutcome(name, "broken" if named else "held", named, seconds=time.perf_counter() - started)
+
+
+def _checked(context: ConformanceContext, name: str) -> list[Problem]:
+    """Return the problems of one property, for the cases that reach most of the code."""
+    if name not in _WITHOUT_CASES:
+        explore(context)
+    return PROPERTIES[name](context)
 
 
 def check_names(names: Sequence[str], flag: str) -> None:
@@ -148,12 +180,39 @@ def check_names(names: Sequence[str], flag: str) -> None:
             raise ConfigError(f"{flag}: expected one of {', '.join(PROPERTIES)}, got {name!r}.{advice}")
 
 
-def blocks_others(outcome: PropertyOutcome, only: Sequence[str] = ()) -> bool:
+def blocks_others(context: ConformanceContext, outcome: PropertyOutcome, only: Sequence[str] = ()) -> bool:
     """Return True if a broken property must be fixed before the others are checked, unless `only` names them."""
-    hangs = any(problem.expected.startswith("an answer within") for problem in outcome.problems)
-    return hangs or (outcome.name == "contract" and not only)
+    hangs = [problem for problem in outcome.problems if problem.expected.startswith("an answer within")]
+    ends = [problem for problem in outcome.problems if problem.expected.endswith(" turns")]  # a limit ends the others
+    if hangs and context.watch.is_stuck:
+        return True
+    return outcome.name == "contract" and not only and len(hangs) + len(ends) < len(outcome.problems)
 
 
-def make_context(options: ConformanceOptions, notify: Callable[[str], None] = lambda line: None) -> ConformanceContext:
-    """Return the context for `run_suite`; `notify` gets a line about each slow call."""
-    return ConformanceContext(options, CallWatch(notify))
+def make_context(
+    options: ConformanceOptions,
+    notify: Callable[[str], None] = lambda line: None,
+    progress: CheckProgress | None = None,
+) -> ConformanceContext:
+    """Return the context for `run_suite`; `notify` gets a line about each slow call, `progress` is of `in_child`."""
+    return ConformanceContext(options, CallWatch(notify, progress, options.step_timeout_s))
+
+
+def outcome_of_death(death: ChildDeath, target: str) -> PropertyOutcome:
+    """Return the broken property of a check whose process ended without an answer."""
+    doing = death.doing
+    file, where = str(doing.get("file", target)), str(doing.get("where") or target)
+    action = f" after the action {doing['action']}" if doing.get("action") else ""
+    if death.signal_name:
+        expected, got = "a process that continues", f"its end by {death.signal_name}{action}"
+        fix = (
+            "Python code cannot cause this. Look for native code that two threads use at once, or for too much memory."
+        )
+    else:
+        expected, got = f"an answer within {doing.get('limit_s', 0):g} s", f"none{action}"
+        fix = "It holds Python's lock, so no limit can end it and all episodes stop. Bound the work: the length of the "
+        fix += "text that a pattern reads, the size of numbers, or run it in a process that can be killed."
+    line = death.line_in(file) or int(doing.get("line") or 0)
+    name = str(doing.get("property") or "contract")
+    problem = Problem(relative_path(file), line, where, expected, got, fix, name)
+    return PropertyOutcome(name, "broken", [problem])

@@ -24,6 +24,13 @@ IO_EVENTS = {
     "os.fork": "forks",
 }
 """Description of each event, by name."""
+PROCESS_EVENTS = {
+    "os.chdir": "changes the working directory to {0!r}",
+    "os.putenv": "sets the variable {0!r} to {1!r}",
+    "os.unsetenv": "deletes the variable {0!r}",
+}
+FILE_EVENTS = {"open": "{1}", "sqlite3.connect": "sqlite"}
+"""The description of an opened file is its mode."""
 TEMP_EVENTS = {"tempfile.mkstemp": "the temporary file {0!r}", "tempfile.mkdtemp": "the temporary folder {0!r}"}
 
 

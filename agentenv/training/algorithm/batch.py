@@ -14,7 +14,7 @@ an action token is predicted at the place before it. A Segment refuses an action
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ from torch import Tensor
 
 from agentenv.core.trajectory import Trajectory
 from agentenv.errors import DataError
+from agentenv.runs.records.steps import TrainedEpisode
+from agentenv.runs.records.token_stats import TokenStats, hash_actions
 from agentenv.training.algorithm.advantages import ActionTokens
 
 logger = logging.getLogger(__name__)
@@ -64,6 +66,48 @@ class Batch:
     def num_dropped_tokens(self) -> int:
         """Action tokens that are left out of the loss because a log-probability is missing."""
         return int((~self.trained_N & ~self.forced_N).sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LearnedTokens:
+    """What a train step computed of the action tokens of its batch."""
+
+    advantages_N: Tensor
+    """float32[N] as trained."""
+    logprobs_N: Tensor
+    """float32[N] the policy's log-probabilities before the step; NaN for tokens that are left out of the loss."""
+
+
+def learned_episodes(batch: Batch, learned: LearnedTokens, version: int) -> dict[str, TrainedEpisode]:
+    """Return what a train step made of each episode of a batch, by id; `version` is that of its weights."""
+    tokens, found = batch.tokens, {}
+    counts = torch.bincount(tokens.episode_N, minlength=len(batch.episode_ids)).tolist()
+    columns = (learned.advantages_N, tokens.turn_N, version - batch.policy_versions_N, batch.trained_N,
+               (learned.logprobs_N - batch.logprobs_N).abs())  # fmt: skip
+    for episode_id, *parts in zip(batch.episode_ids, *(torch.split(column, counts) for column in columns), strict=True):
+        advantages_n, turn_n, ages_n, trained_n, difference_n = parts
+        known_n = difference_n[trained_n & ~difference_n.isnan()]
+        found[episode_id] = TrainedEpisode(
+            advantages=tuple(
+                float(f"{float(advantages_n[turn_n == turn].double().mean()):.6g}")
+                for turn in torch.unique(turn_n).tolist()
+            ),
+            staleness_min=int(ages_n.min()),
+            staleness_max=int(ages_n.max()),
+            trained_tokens=int(trained_n.sum()),
+            logprob_diff=float(f"{float(known_n.double().mean()):.4g}") if len(known_n) else None,
+        )
+    return found
+
+
+def token_stats(batch: Batch, learned: LearnedTokens, step: int, episodes: Container[str]) -> Iterator[TokenStats]:
+    """Yield what a train step computed for the tokens of some episodes of a batch, which are named by their ids."""
+    counts = torch.bincount(batch.tokens.episode_N, minlength=len(batch.episode_ids)).tolist()
+    columns = (batch.token_ids_N, learned.logprobs_N, learned.advantages_N)
+    for episode_id, *parts in zip(batch.episode_ids, *(torch.split(column, counts) for column in columns), strict=True):
+        if episode_id in episodes:
+            token_ids, logprobs, advantages = (part.tolist() for part in parts)
+            yield TokenStats(step, episode_id, hash_actions(token_ids), logprobs, advantages)
 
 
 def build(trajectories: Iterable[Trajectory], *, need_logprobs: bool = False) -> Batch:

@@ -13,14 +13,8 @@ from torch import Tensor, nn
 
 from agentenv.engines.models import resolve_model
 from agentenv.training.algorithm.batch import MicroBatch
-from agentenv.training.learner.scoring import (
-    autocast,
-    backbone_states,
-    best_attention,
-    check_packing,
-    open_model,
-    pick_dtype,
-)
+from agentenv.training.learner.packing import separate_packed
+from agentenv.training.learner.scoring import autocast, backbone_states, best_attention, open_model, pick_dtype
 from agentenv.training.learner.sharding import Ranks, gather_state, shard_like
 
 if TYPE_CHECKING:
@@ -47,8 +41,7 @@ class Critic(nn.Module):
             attention=attention,
         )
         if config.packing_samples:
-            vocab_size = self.backbone.get_input_embeddings().num_embeddings
-            check_packing(self.backbone, dtype=self._dtype, vocab_size=vocab_size)
+            separate_packed(self.backbone, dtype=self._dtype)
         if config.gradient_checkpointing:
             self.backbone.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.head = nn.Linear(self.backbone.config.get_text_config().hidden_size, 1, device=device)

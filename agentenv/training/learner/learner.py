@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from agentenv.engines.hf.torch_settings import NUM_TORCH_THREADS
 from agentenv.errors import RunStopped
 from agentenv.training.algorithm import experience
-from agentenv.training.algorithm.batch import Batch, MicroBatch, to_cpu_dict
+from agentenv.training.algorithm.batch import Batch, LearnedTokens, MicroBatch, to_cpu_dict
 from agentenv.training.algorithm.corrections import mismatch
 from agentenv.training.algorithm.losses import PER_TOKEN, token_weights
 from agentenv.training.learner.critic import Critic
@@ -112,6 +113,8 @@ class Learner:
         """False while a train step has changed some of the weights and not all."""
         self.failed_batch_path: Path | None = None
         """File for a batch with a loss or gradient that is not finite."""
+        self.learned: LearnedTokens | None = None
+        """Of the last train step."""
 
     # --- a train step ---
 
@@ -134,6 +137,7 @@ class Learner:
                 "without log-probabilities in this one. Loosen the constraint, or use an engine that returns "
                 "log-probabilities, or leave --is_correction out."
             )
+        torch.set_num_threads(NUM_TORCH_THREADS)
         totals = Totals()
         parts = list(self._parts(batch))
         known = self._score_batch(batch, totals, several=len(parts) > 1)
@@ -147,6 +151,7 @@ class Learner:
             "num_tokens": float(trained_N.sum()),
             "num_dropped_tokens": float(batch.num_dropped_tokens),
         }  # fmt: skip
+        self.learned = LearnedTokens(known.advantages_N.cpu(), logprobs_N.masked_fill(~trained_N, math.nan))
         self.num_steps, self.step_completed = self.num_steps + 1, True  # last, so that a failure before leaves it False
         return metrics
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from agentenv.errors import ConfigError, MissingDependency
 from agentenv.training.algorithm.batch import MicroBatch
 from agentenv.training.algorithm.logprobs import Scores
-from agentenv.training.learner.scoring import TokenScorer, best_attention, check_packing, open_model, pick_dtype
+from agentenv.training.learner.packing import separate_packed
+from agentenv.training.learner.scoring import TokenScorer, best_attention, open_model, pick_dtype
 from agentenv.training.learner.sharding import Ranks, gather, gather_state, shard_like
 
 if TYPE_CHECKING:
@@ -42,8 +43,7 @@ class Policy:
         self.model = open_model(path, dtype=kept, device=device, attention=attention)
         self._temperature = config.temperature
         if config.packing_samples:
-            vocab_size = self.model.get_input_embeddings().num_embeddings
-            check_packing(self.model.base_model, dtype=self._dtype, vocab_size=vocab_size)
+            separate_packed(self.model, dtype=self._dtype)
         self._adapters = _add_adapters(self.model, config) if config.lora_rank else None
         self.scorer = TokenScorer(self.model, dtype=self._dtype, temperature=config.temperature)
         if config.gradient_checkpointing:
@@ -51,6 +51,8 @@ class Policy:
         self._reference: TokenScorer | None = None
         if config.init_kl_coef > 0 and self._adapters is None:
             model = open_model(path, dtype=frozen, device=device, attention=attention).requires_grad_(False).eval()
+            if config.packing_samples:
+                separate_packed(model, dtype=self._dtype)
             self._reference = TokenScorer(model, dtype=self._dtype, temperature=config.temperature)
         tied = getattr(self.model, "all_tied_weights_keys", None)
         tied = getattr(self.model, "_tied_weights_keys", None) if tied is None else tied

@@ -3,8 +3,8 @@
 Shapes: B×T a micro-batch's tokens, n its action tokens, D hidden size, V vocabulary.
 
 Padding is right of a sequence, where causal attention never reads it, so no attention mask is passed; that is the
-fastest form of attention. In packed rows positions restart at 0, and transformers separates sequences by them. Packing
-and the way from hidden states to logits are checked on a few tokens when a model is opened.
+fastest form of attention. In packed rows positions restart at 0; see `packing`. The way from hidden states to logits is
+checked on a few tokens when a model is opened.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from agentenv.engines.hf.torch_settings import disable_cudnn_attention
 from agentenv.errors import ConfigError
 from agentenv.training.algorithm.batch import MicroBatch
 from agentenv.training.algorithm.logprobs import MAX_LOGITS, Scores, score_tokens
@@ -81,6 +82,8 @@ def open_model(
         raise ConfigError(
             f"--model: expected a causal language model in {path!r}, got {error} Change the model."
         ) from error
+    if device.type == "cuda":
+        disable_cudnn_attention()
     model.checkpoint_dtype = getattr(torch, stored) if isinstance(stored, str) else stored
     return model.to(device)
 
@@ -198,29 +201,3 @@ def probe_ids(vocab_size: int) -> list[Tensor]:
     """Return two sequences of small ids, which are not image tokens, for checks."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randint(min(vocab_size, 256), (length,), generator=generator) for length in PROBE_LENGTHS]
-
-
-@torch.no_grad()
-def check_packing(backbone: Any, *, dtype: torch.dtype, vocab_size: int) -> None:
-    """Check that a model separates packed sequences.
-
-    Raises:
-        ConfigError: the second of two packed sequences has other hidden states than alone.
-    """
-    ids, device = [part.to(backbone.device) for part in probe_ids(vocab_size)], backbone.device
-    positions_1T = torch.cat([torch.arange(len(part), device=device) for part in ids])[None]
-    was_training = backbone.training
-    backbone.eval()
-    try:
-        with autocast(device, dtype):
-            alone = backbone_states(backbone, ids[1][None], None).float()
-            packed = backbone_states(backbone, torch.cat(ids)[None], positions_1T).float()[len(ids[0]) :]
-        apart = float((packed - alone).abs().max() / alone.abs().max().clamp(min=1e-6))
-    except TypeError:  # a model without position_ids
-        apart = float("inf")
-    backbone.train(was_training)
-    if not apart < TOLERANCE[dtype]:
-        raise ConfigError(
-            f"--packing_samples: expected a model that separates packed sequences, got {type(backbone).__name__} "
-            f"with hidden states that differ by {apart:.2g} from those alone. Leave the flag out."
-        )

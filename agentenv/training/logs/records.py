@@ -13,12 +13,18 @@ from agentenv.errors import ConfigError
 from agentenv.runs.config import today
 from agentenv.runs.metrics import Tally
 from agentenv.runs.prepare import code_digest
-from agentenv.runs.records.directory import CONFIG, TRAJECTORIES, RunWriter, describe_change, read_config, write_json
+from agentenv.runs.records.directory import CONFIG, RunWriter, describe_change, read_config, write_json
+from agentenv.runs.records.index import TRAJECTORIES
+from agentenv.runs.records.steps import STEPS, cut_steps
+from agentenv.runs.records.token_stats import TOKEN_STATS
+from agentenv.runs.records.tokenizer import EVAL
 from agentenv.runs.trackers import Tracked, open_trackers
 from agentenv.training.best_model import BEST, BestModel, EarlyStop
 from agentenv.training.checkpoint import Checkpoints
 from agentenv.training.config import TrainConfig
+from agentenv.training.logs.evaluated import cut_evaluations
 from agentenv.training.logs.journal import METRICS, Journal, read_metrics
+from agentenv.training.logs.samples import cut_samples
 
 FIXED_ON_RESUME = (
     "model", "critic_pretrain", "agent_func_path", "env", "env_kwargs", "remote_rm_url", "group_reward",
@@ -83,6 +89,13 @@ def open_records(
             _set_aside(out, checkpoints, note)
             samples = stack.enter_context(opened())
         step = checkpoints.step_of(newest) if newest is not None else None
+        if step is not None:
+            for name in (STEPS, TOKEN_STATS):
+                cut_steps(out / name, step)
+            cut_evaluations(out, step)
+            samples.close()
+            cut_samples(out)
+            samples = stack.enter_context(opened())
         tracked = Tracked(config.trackers, flags, out, "agentenv_train")
         trackers = open_trackers(tracked, resume_step=-1 if is_restart else step)
         journal = Journal(out, trackers=trackers, resume_step=step, logging_steps=config.logging_steps)
@@ -147,7 +160,11 @@ def _set_aside(out: Path, checkpoints: Checkpoints, note: Callable[[str], None])
     damaged = checkpoints.num_damaged
     found = f"none in {checkpoints.folder}" + (f" but {damaged} damaged ones" if damaged else "")
     message = f"--resume: expected a checkpoint, got {found}; starting at step 1."
-    names = [name for name in (METRICS, TRAJECTORIES, BEST) if (out / name).exists() and (out / name).stat().st_size]
+    names = [
+        name
+        for name in (METRICS, TRAJECTORIES, STEPS, TOKEN_STATS, BEST, EVAL)
+        if (out / name).exists() and (out / name).stat().st_size
+    ]
     number = 1
     while any((out / f"{name}.{number}").exists() for name in names):
         number += 1

@@ -17,8 +17,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from agentenv._util.terminal import wide_console
 from agentenv.runs.display.progress import clock
-from agentenv.runs.display.report import FailureKinds, wide_console
+from agentenv.runs.display.report import FailureKinds
 from agentenv.runs.metrics import Summary
 from agentenv.training.config import TrainConfig
 from agentenv.training.logs.journal import finite

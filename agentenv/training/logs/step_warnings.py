@@ -146,7 +146,13 @@ def _truncated(numbers: Numbers, config: TrainConfig) -> str:
     if failed == 1.0 or sum(shares.values()) + failed < 1.0 - 1e-9:
         return ""
     most = max(shares, key=lambda reason: shares[reason])
-    return f"limits cut off every episode, most of them {most}. Raise {_LIMITS[most]}, or use shorter tasks"
+    advice = f"Raise {_LIMITS[most]}, or use shorter tasks"
+    if most == "max_turns":
+        advice += (
+            ". If the environment refuses the actions, say their form in the prompt, or raise --max_tokens if that "
+            "cuts them"
+        )
+    return f"limits cut off every episode, most of them {most}. {advice}"
 
 
 def _learning_rate(numbers: Numbers, config: TrainConfig) -> str:

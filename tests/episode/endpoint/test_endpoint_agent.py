@@ -370,6 +370,15 @@ def test_another_process_reaches_the_endpoint_past_the_proxy_of_a_cluster(monkey
     assert urllib.request.proxy_bypass("127.0.0.1")
 
 
+@pytest.mark.parametrize(("own", "told"), [(None, "true"), ("false", "false")])
+def test_openai_agents_in_another_process_sends_its_traces_to_openai_only_if_the_user_says_so(monkeypatch, own, told):
+    monkeypatch.delenv("OPENAI_AGENTS_DISABLE_TRACING", raising=False)
+    if own is not None:
+        monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", own)
+    context = AgentContext("http://127.0.0.1:1/v1", "key", "m", "Q", None, {}, None, SamplingParams())
+    assert context.environ["OPENAI_AGENTS_DISABLE_TRACING"] == told
+
+
 def test_a_class_without_run_and_wrong_arguments_are_refused():
     with pytest.raises(ConfigError, match="run"):
         ChatAgentSource(int)

@@ -89,7 +89,7 @@ async def test_no_process_is_left_when_the_actors_are_closed(tmp_path):
         while not (tmp_path / "blocked").exists():
             await asyncio.sleep(0.01)
     assert not any(map(is_alive, pids))
-    with pytest.raises(InfraError, match=r"Scene\.step: expected the environment's actor to be alive"):
+    with pytest.raises(InfraError, match=r"Scene\.step: expected a living process of --env_actors"):
         await blocked
     await agent.close()
 

@@ -259,11 +259,12 @@ def test_a_wrong_path_of_a_server_is_not_a_failure_of_each_item(capsys):
 
 
 def test_a_judge_that_is_down_is_not_one_without_a_verdict(capsys):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
     quick = json.dumps({"retry": {"backoff_s": 0}, "request_options": {"first_pause_s": 0, "max_retries": 0}})
     flags = ["--rm_args", quick, "--limit", "1"]
-    assert evaluate(*flags, reward=f"judge:m@http://127.0.0.1:{port}/v1") == TOO_MANY_FAILED
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # It never listens.
+        port = taken.getsockname()[1]
+        assert evaluate(*flags, reward=f"judge:m@http://127.0.0.1:{port}/v1") == TOO_MANY_FAILED
     said = capsys.readouterr().err
     assert f"http://127.0.0.1:{port}/v1/chat/completions: expected an answer, got ConnectError" in said
     assert "Verdict: A" not in said

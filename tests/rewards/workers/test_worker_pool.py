@@ -493,7 +493,8 @@ async def test_a_forked_child_starts_its_own_workers_and_spares_the_parents():
         """
     )
     out, err = process.communicate(timeout=60)
-    assert (sorted(out.split()), err, process.returncode) == (["False", "True", "True"], "", 0)
+    told = [line for line in err.splitlines() if not line.startswith("Executing ")]  # asyncio's, of a busy machine
+    assert (sorted(out.split()), told, process.returncode) == (["False", "True", "True"], [], 0)
 
 
 def test_the_worker_module_is_the_one_that_is_shipped():

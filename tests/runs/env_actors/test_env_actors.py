@@ -244,7 +244,7 @@ async def test_an_actor_that_is_killed_is_replaced_and_its_episodes_are_run_agai
         assert len(set(before) & set(actors.pids)) == 1
         [dead] = await episodes(actors, ["die"], marks=str(make_folder(tmp_path / "again")))
         assert dead.error.kind == "infra"
-        assert "Scene.step: expected the environment's actor to be alive" in dead.error.message
+        assert "Scene.step: expected a living process of --env_actors" in dead.error.message
 
 
 async def test_a_method_that_blocks_its_actor_delays_no_other_actor_and_is_killed(open_actors, tmp_path):

@@ -239,7 +239,7 @@ def test_an_episode_that_failed_says_why_and_its_reward_is_unknown():
     played = play("Qwen2.5", [user("q")], [f"x{END}"])
     played.trajectory.error = EpisodeError("env", "ValueError", "no\nway", "step")
     first = shown(played).splitlines()[0]
-    assert first.endswith("reward unknown · 1 turns · " + f"{played.trajectory.num_tokens} tokens · error in step: "
+    assert first.endswith("reward unknown · 1 turn · " + f"{played.trajectory.num_tokens} tokens · error in step: "
                           "ValueError: no way")  # fmt: skip
     played.trajectory.turns[0] = replace(played.trajectory.turns[0], result=None)
     assert headers(shown(played))[1].endswith("reward unknown")

@@ -1,6 +1,9 @@
 """`agentenv audit`: flags, exit codes, files, and what cannot be audited."""
 
 import json
+import re
+import subprocess
+import sys
 
 import pytest
 
@@ -135,7 +138,7 @@ def test_cases_hold_or_fail_and_a_line_that_is_none_is_a_usage_error(target, tmp
     ("flags", "words"),
     [
         (["--tasks", "0"], "expected num_tasks"),
-        (["--task", "t9"], "--task: expected ids of tasks, such as t0"),
+        (["--task", "t9"], "--task: expected a task's id, such as t0"),
         (["--policies", "nobody"], "--policies: expected some of null"),
         (["--allow", "hack-earns"], "expected ID=REASON"),
         (["--allow", "hack=why"], "--allow: expected one of null-earns"),
@@ -177,3 +180,35 @@ def test_an_agent_with_its_own_loop_is_refused_with_what_to_do(tmp_path, target,
     file.write_text("class Own:\n    async def run(self, context):\n        return 1.0\n")
     assert main(["audit", str(file), *target[1:]]) == 2
     assert "an agent with its own loop" in capsys.readouterr().err
+
+
+BLOCKED = """
+import sys
+import agentenv.cli.audit as command
+from agentenv.cli.main import main
+
+command._MIN_BLOCK_S = 1.0
+sys.exit(main(["audit", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("while True: pass", "every call to return or await within 2 s, got a call that blocks .* at line 6"),
+        ("os.kill(os.getpid(), 9)", "a process that continues, got its end by SIGKILL"),
+    ],
+)
+def test_a_call_that_stops_the_audit_is_reported(tmp_path, call, said):
+    (tmp_path / "stops.py").write_text(
+        f"import os\n\nfrom agentenv import AgentInstance\nclass Stops(AgentInstance):\n"
+        f"    async def step(self, states):\n        {call}\n"
+    )
+    (tmp_path / "one.jsonl").write_text('{"prompt": "1 + 1?", "label": "2"}\n')
+    flags = ["stops.py", "--data", "one.jsonl", "--step_timeout_s", "2"]
+    ran = subprocess.run(
+        [sys.executable, "-c", BLOCKED, *flags], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ran.returncode == 1, ran.stderr
+    assert re.search(f"stops.py: expected {said}", ran.stdout), ran.stdout

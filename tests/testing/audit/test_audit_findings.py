@@ -18,10 +18,41 @@ from tests.testing.audit.audited import audited, ids, tasks
 CORE = ("null", "constant", "gold")
 
 
+class PricedLook(AgentInstance):
+    """The first turn looks, for a small price; some rows have an answer that can be guessed."""
+
+    async def step(self, states):
+        if states["action_text"] == "look":
+            return StepResult("An answer, please.", reward=-0.01)
+        right = float(states["action_text"] == states["label"])
+        return StepResult(reward=right, score=right, terminated=True)
+
+    async def gold(self, states):
+        return states["label"] if states["turn_index"] else "look"
+
+
+async def test_a_lucky_guess_without_the_price_of_gold_is_no_failure():
+    rows = [
+        Task([{"role": "user", "content": f"Row {n}?"}], label, task_id=f"t{n}") for n, label in enumerate("1abcdefg")
+    ]
+    result = await audited(PricedLook, *CORE, on=[replace(row, label=row.label * 5) for row in rows[1:]] + rows[:1])
+    assert ids(result, "fail", "warn") == set()
+    assert ids(result) >= {"guess-earns:constant"}
+
+
+async def test_an_audit_plays_no_more_turns_than_the_class_has():
+    class Short(envs.Sound):
+        max_turns = 1
+
+    result = await audited(Short, *CORE)
+    assert {len(play.steps) for play in result.plays} == {1}
+
+
 @pytest.mark.long
 async def test_a_sound_environment_has_no_findings_with_any_policy():
     result = await audited(envs.Sound, on=tasks(2))
-    assert ids(result) == set()
+    assert ids(result, "fail", "warn") == set()
+    assert ids(result) == {"notation-rejected"}  # a grader of integers refuses 7.0
     assert result.exit_code(strict=True) == 0
     gold = next(row for row in result.policies if row.policy == "gold")
     assert (gold.num_full, gold.num_failed, gold.reward.mean) == (2, 0, 1.0)
@@ -248,7 +279,7 @@ async def test_what_says_that_no_episode_can_run_ends_the_audit():
     ("options", "words"),
     [
         (AuditOptions(num_tasks=0), "expected num_tasks"),
-        (AuditOptions(task_ids=("nope",)), "--task: expected ids"),
+        (AuditOptions(task_ids=("nope",)), "--task: expected a task"),
         (AuditOptions(policies=("nope",)), "--policies: expected some of null, random"),
     ],
 )

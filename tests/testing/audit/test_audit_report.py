@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
+from agentenv.episode.source import EnvSource
 from agentenv.testing.audit.answers import Needle, needles, normal
+from agentenv.testing.audit.auditing import AuditOptions, audit_env
 from agentenv.testing.audit.episodes import shorten
 from agentenv.testing.audit.findings import WHY, apply_allowances, make_finding
 from agentenv.testing.audit.policies import all_policies, change_answer, select_policies
@@ -40,7 +43,7 @@ async def test_the_form_of_the_data_is_known():
     data = json.loads(json.dumps(result.to_dict()))
     assert list(data) == [
         "schema", "env", "seed", "tasks", "num_plays", "ceiling", "judged", "counts", "findings", "policies",
-        "unused_allowances", "times",
+        "not_examined", "unused_allowances", "times",
     ]  # fmt: skip
     assert data["schema"] == 1
     assert data["counts"] == {"fail": 1, "warn": 0, "note": 0}
@@ -56,13 +59,35 @@ async def test_the_form_of_the_data_is_known():
     assert set(data["times"]) == {"wall_s", "step_p50_s", "step_p95_s", "step_max_s", "slowest"}
 
 
+class AsksFirst(envs.Sound):
+    """Gold asks with a number, and then knows the answer without one."""
+
+    async def gold(self, states):
+        return "What is 7 + 1?" if self.num == 0 else "I know it."
+
+
+async def test_an_episode_that_its_policy_leaves_has_not_failed():
+    result = await audited(AsksFirst, "wrong/changed", on=tasks(2), repeat=False)
+    assert {play.stop_reason for play in result.plays if play.policy == "wrong"} == {"aborted"}
+    (left,) = [row for row in result.policies if row.policy == "wrong"]
+    assert (left.num_failed, left.reward.mean) == (0, None)
+    console = Console(record=True, width=200)
+    console.print(screen(result))
+    assert "1 policy left episodes before the end: wrong" in console.export_text()
+
+
+async def test_progress_counts_the_episodes_of_the_report():
+    lines = []
+    asked = AuditOptions(policies=("gold",), limits=envs.LIMITS, repeat=False)
+    result = await audit_env(EnvSource(envs.NoGold), tasks(2), options=asked, notify=lines.append)
+    assert lines[-1].startswith(f"{result.num_plays} of ")
+
+
 async def test_a_report_of_hostile_actions_can_be_written_and_shown():
     result = await audited(envs.FailsOnNul, "unicode", "special_tokens", on=tasks(1))
     text = card(result)
     assert text.encode("utf-8")
     assert "hostile-error" in text
-    from rich.console import Console
-
     console = Console(record=True, width=200)
     console.print(screen(result))
     assert "ValueError: embedded null byte" in console.export_text()
@@ -130,8 +155,6 @@ async def test_intervals_of_rewards_and_scores_in_0_to_1_stay_there():
 
 
 def shown(result, width=80):
-    from rich.console import Console
-
     console = Console(record=True, width=width, file=open(os.devnull, "w"))  # noqa: SIM115
     with console.file:
         console.print(screen(result), crop=False)

@@ -66,6 +66,39 @@ BROKEN = {
                 said = StepResult([{"role": "user", "content": f"You are {LAST['seed']}."}])
                 return StepResult(terminated=True) if self.turns == 2 else said
         """, "step", "the same episode alone and among 32"),
+    "a list by default": ("isolation", """
+        class Agent(Two):
+            async def step(self, states):  # HERE
+                self.note(states["action_text"])
+                return await super().step(states)
+            def note(self, text, seen=[]):
+                seen.append(text)
+        """, "step", "`Agent.note, the default of `seen`` of the module unchanged by episodes"),
+    "a copy that is shallow": ("isolation", """
+        STOCK = {"bolt": {"left": 10**6}}
+        class Agent(WithTool):
+            async def reset(self, states):
+                self.stock = dict(STOCK)
+                return await super().reset(states)
+            async def step(self, states):  # HERE
+                return await super().step(states)
+            def answer(self, call):
+                self.stock["bolt"]["left"] -= 1
+                return "1"
+        """, "step", "`STOCK` of the module unchanged by episodes"),
+    "a variable of the process": ("isolation", """
+        class Agent(Two):
+            async def reset(self, states):
+                os.environ["OUR_TEST_SEED"] = str(states["seed"])  # HERE
+                return states
+        """, "step", "a process that episodes do not change"),
+    "a file of all episodes": ("isolation", """
+        class Agent(Two):
+            async def step(self, states):
+                with open("notes.txt", "w") as file:  # HERE
+                    file.write(states["action_text"].encode(errors="replace").decode())
+                return await super().step(states)
+        """, "step", "files that only one episode writes"),
     "random numbers of the process": ("determinism", """
         class Agent(Two):
             async def step(self, states):
@@ -117,6 +150,35 @@ BROKEN = {
                 self.turns += 1
                 return StepResult([{"role": "user", "content": f"{IS_HARD}"}], terminated=self.turns == 2)
         """, "step", "for any value of the environment variable OUR_TEST_IS_HARD"),
+    "the day, which a tool imports": ("portability", """
+        class Agent(WithTool):
+            async def step(self, states):
+                return await super().step(states)
+            def answer(self, call):
+                from datetime import date
+                return f"{date.today().year}"  # HERE
+        """, "step", "the same episode at another time"),
+    "the day of the import": ("portability", """
+        import datetime as dt
+        TODAY = dt.date.today()  # HERE
+        class Agent(Two):
+            async def reset(self, states):
+                return {"observation": [{"role": "user", "content": f"Today is {TODAY}."}]}
+        """, "reset", "the same episode at another time"),
+    "half of the day": ("portability", """
+        class Agent(Two):
+            async def step(self, states):
+                self.turns += 1
+                early = time.localtime().tm_hour < 12  # HERE
+                return StepResult("Good morning." if early else "Hello.", terminated=self.turns == 2)
+        """, "step", "the same episode at another time"),
+    "the hour of a time stamp": ("portability", """
+        from datetime import datetime
+        class Agent(Two):
+            async def step(self, states):  # HERE
+                self.turns += 1
+                return StepResult(f"It was {datetime.fromtimestamp(1_000_000_000)}.", terminated=self.turns == 2)
+        """, "step", "the same episode in another time zone"),
     "a task that goes on": ("cancel", """
         class Agent(Two):
             async def reset(self, states):  # HERE
@@ -161,6 +223,31 @@ BROKEN = {
                 OPEN_CACHE.append(open(os.devnull))
                 return "1"
         """, "step", "nothing left behind by an episode"),
+    "a step that swallows its cancellation": ("cancel", """
+        class Agent(Two):
+            async def step(self, states):
+                try:
+                    await asyncio.sleep(0.001)  # HERE
+                except BaseException:
+                    pass
+                return await super().step(states)
+        """, "step", "CancelledError to pass"),
+    "a tool that swallows its cancellation": ("cancel", """
+        from agentenv.tools import answer_calls
+        async def add(a: int) -> str:
+            for _ in range(2):
+                try:
+                    await asyncio.wait_for(asyncio.sleep(0.001), timeout=20)  # HERE
+                    return "1"
+                except (TimeoutError, asyncio.CancelledError):
+                    await asyncio.sleep(0.001)
+            return "busy"
+        class Agent(WithTool):
+            async def step(self, states):
+                if states["tool_calls"].items:
+                    return StepResult(await answer_calls(states["tool_calls"], {"add": add}))
+                return await super().step(states)
+        """, "step", "CancelledError to pass"),
     "a call without its argument": ("contract", """
         class Agent(WithTool):
             def answer(self, call):

@@ -1,6 +1,7 @@
 """`agentenv check` shows each property in a line, and says in JSON what became of it."""
 
 import json
+import re
 
 import pytest
 
@@ -35,7 +36,10 @@ def test_each_property_is_a_line_and_each_problem_one_below_it(folder, capsys):
     assert [line.split(": ")[1] for line in lines if line.startswith("–")] == [
         "every episode ends with its first turn", "it has no data; pass --data",
     ]  # fmt: skip
-    assert last == "agent.py:Agent: 1 contract error"
+    assert last == (
+        "agent.py:Agent: 1 contract error; skipped truncation: every episode ends with its first turn; "
+        "skipped data: it has no data; pass --data"
+    )
 
 
 @pytest.mark.long
@@ -107,6 +111,21 @@ def test_an_agent_with_its_own_loop_is_held_to_its_contract_only(tmp_path, monke
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("✓ contract")
     assert sum("skipped: it runs its own loop" in line for line in lines) == len(PROPERTIES) - 2
+
+
+@pytest.mark.long
+def test_slow_actions_are_left_out_and_the_last_line_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("agentenv.testing.conformance.call_watch.SLOW_S", 0.2)
+    monkeypatch.setattr("agentenv.testing.conformance.context._MAX_SLOW_S", 0.2)
+    (tmp_path / "naps.py").write_text(
+        "import asyncio\nfrom agentenv import AgentInstance, StepResult\nclass Naps(AgentInstance):\n"
+        "    async def step(self, states):\n        await asyncio.sleep(0.3 * (states['action_text'] == 'nap'))\n"
+        "        return StepResult(terminated=True)\n"
+    )
+    (tmp_path / "actions.txt").write_text("nap\n")
+    flags = ["--actions", str(tmp_path / "actions.txt"), "--only", "contract", "rewards"]
+    assert command(["check", f"{tmp_path / 'naps.py'}:Naps", *flags]) == 0
+    assert re.search(r"; left out \d slow actions?, such as 'nap' \(\d s\)$", capsys.readouterr().out.splitlines()[-1])
 
 
 GUESS = """

@@ -10,6 +10,7 @@ import signal
 import sys
 import textwrap
 import threading
+import time
 from typing import ClassVar
 
 import pytest
@@ -80,6 +81,25 @@ def test_a_breach_of_a_property_is_named_with_its_line_and_breaks_no_other(kind,
     assert expected in problem.expected
     assert problem.property == name
     assert "\n" not in str(problem)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("max_turns", "broken"), [(None, {"contract", "ends", "cancel"}), (6, {"cancel"})])
+def test_an_episode_without_an_end_needs_a_limit_of_the_class_and_hides_no_other_breach(max_turns, broken):
+    class Talks(AgentInstance):
+        open_cache: ClassVar[list] = []
+
+        async def step(self, states):
+            self.open_cache.append(open(os.devnull))  # noqa: SIM115
+            return StepResult("More.")
+
+    Talks.max_turns = max_turns
+    skip = {"portability": "it starts a process", "pickling": "a local class has no name"}
+    outcomes = run_suite(make_context(ConformanceOptions(Talks)), skip=skip)
+    for file in Talks.open_cache:
+        file.close()
+    assert {one.name for one in outcomes if one.state == "broken"} == broken
+    assert not [one for one in outcomes if one.reason.startswith("fix `contract`")]
 
 
 def test_every_property_has_an_environment_that_breaks_it():
@@ -317,22 +337,88 @@ def test_properties_are_chosen_by_name_and_an_unknown_one_is_refused():
         run_suite(make_context(ConformanceOptions(Fine)), only=("close_twice",))
 
 
+HANGS = {
+    "blocks the event loop": "threading.Event().wait(8)  # HERE",
+    "never answers": "await asyncio.Event().wait()  # HERE",
+}
+
+
 @pytest.mark.long
-def test_a_hang_is_a_problem_and_nothing_else_is_tried(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", HANGS)
+def test_an_action_that_hangs_is_named_and_the_other_properties_are_judged_without_it(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("agentenv.testing.conformance.call_watch._GRACE_S", 0.2)
-    line = write(tmp_path, """
+    line = write(tmp_path, f"""
         class Agent(Two):
             async def step(self, states):
                 if states["action_text"] == "hang":
-                    threading.Event().wait(5)  # HERE
+                    {HANGS[kind]}
+                self.asked = states["seed"], random.random()
                 return await super().step(states)
     """)  # fmt: skip
-    context = make_context(ConformanceOptions("agent.py:Agent", policy=["hang"], step_timeout_s=0.3))
+    context = make_context(ConformanceOptions("agent.py:Agent", actions=["hang"], step_timeout_s=2.0))
+    skip = {"portability": "it starts a process", "blocking": "it measures time"}
+    outcomes = {one.name: one for one in run_suite(context, skip=skip)}
+    (problem,) = outcomes["contract"].problems
+    assert (problem.line, problem.expected) == (line, "an answer within 2 s")
+    assert problem.got == "none after the action 'hang'"
+    broken = [one.name for one in outcomes.values() if one.state == "broken"]
+    assert broken == ["contract", "determinism"], [str(one) for one in outcomes.values()]
+    assert not [one for one in outcomes.values() if one.reason.startswith("fix")]
+
+
+@pytest.mark.long
+def test_a_call_that_blocks_without_any_action_to_avoid_skips_the_others(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("agentenv.testing.conformance.call_watch._GRACE_S", 0.2)
+    write(tmp_path, """
+        class Agent(Two):
+            async def reset(self, states):
+                threading.Event().wait(2)
+                return states
+    """)  # fmt: skip
+    context = make_context(ConformanceOptions("agent.py:Agent", step_timeout_s=0.3))
     outcomes = {one.name: one for one in run_suite(context, only=("constructor", "rewards", "ends"))}
-    (problem,) = outcomes["rewards"].problems
-    assert (problem.line, problem.expected) == (line, "an answer within 0.3 s")
+    assert outcomes["rewards"].state == "broken"
     assert outcomes["ends"].reason == "fix `rewards` first"
+
+
+@pytest.mark.long
+def test_a_long_sleep_in_async_code_is_named_with_its_seconds_and_action_and_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = write(tmp_path, """
+        class Agent(Two):
+            async def step(self, states):
+                if states["action_text"].startswith("9"):
+                    time.sleep(86_400)  # HERE
+                return await super().step(states)
+    """)  # fmt: skip
+    outcomes = run_suite(
+        make_context(ConformanceOptions("agent.py:Agent")), skip={"portability": "it starts a process"}
+    )
+    (outcome,) = [one for one in outcomes if one.state == "broken"]
+    (problem,) = outcome.problems
+    assert (outcome.name, problem.line) == ("blocking", line)
+    assert problem.got.startswith("time.sleep(86400) after the action '999")
+
+
+@pytest.mark.long
+def test_a_property_is_checked_without_actions_whose_calls_are_slow(monkeypatch):
+    class Naps(AgentInstance):
+        num_naps_cache: ClassVar[list[str]] = []
+
+        async def step(self, states):
+            if states["action_text"] in ("nap", "nap more"):
+                self.num_naps_cache.append(states["action_text"])
+                await asyncio.sleep(0.05)
+            return StepResult(terminated=True)
+
+    monkeypatch.setattr("agentenv.testing.conformance.call_watch.SLOW_S", 0.05)
+    monkeypatch.setattr("agentenv.testing.conformance.context._MAX_SLOW_S", 0.06)
+    options = ConformanceOptions(Naps, actions=["nap", "nap more"])
+    outcomes = run_suite(make_context(options), only=("contract", "rewards", "ends", "mutation"))
+    assert {one.state for one in outcomes} == {"held"}
+    assert len(Naps.num_naps_cache) <= 6
 
 
 class Behaved(AgentInstance):
@@ -411,3 +497,87 @@ def test_rewards_among_others_may_differ_by_rounding_and_no_more(noise, state):
 )  # fmt: skip
 def test_numbers_are_the_same_but_for_rounding(one, other, same):
     assert same_number(one, other) is same
+
+
+@pytest.mark.long
+def test_a_client_that_reads_certificates_in_async_code_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("agentenv.testing.conformance.blocking.BLOCKS_S", 0.004)
+    write(tmp_path, """
+        import ssl
+
+        class Agent(Two):
+            async def reset(self, states):
+                for _ in range(5):
+                    ssl.create_default_context()
+                return states
+    """)  # fmt: skip
+    problems = check_property(make_context(ConformanceOptions("agent.py:Agent")), "blocking").problems
+    assert "certificates for TLS" in next(each.fix for each in problems if each.where == "Agent.reset")
+
+
+SHOP = """
+    import sqlite3
+    from agentenv.tools import ToolError, answer_calls, schema_of
+
+    class Agent(Two):
+        async def reset(self, states):
+            self.database = sqlite3.connect(":memory:", check_same_thread=False)
+            return {"observation": states["observation"], "tools": [schema_of(self.query)]}
+
+        def query(self, sql: str) -> str:
+            \"\"\"Run a statement.
+
+            Args:
+                sql: The statement.
+            \"\"\"
+            try:
+                return str(self.database.execute(sql).fetchmany(5))
+            except sqlite3.Error as error:
+                raise ToolError(str(error)) from error
+
+        async def step(self, states):
+            called = states["tool_calls"]
+            replies = await answer_calls(called, {"query": self.query})
+            return StepResult(replies or "Call the tool.", terminated=not replies)
+
+        async def close(self):  # HERE
+            self.database.close()
+"""
+
+
+@pytest.mark.long
+def test_a_query_of_a_policy_that_still_computes_at_close_is_found_without_closing_its_database(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = write(tmp_path, SHOP)
+    problems = check_property(make_context(ConformanceOptions("agent.py:Agent")), "blocking").problems
+    (problem,) = [each for each in problems if each.where == "Agent.close"]  # a busy machine may add another method
+    assert problem.line == line
+    assert "no query that still computes when `close` is called" in str(problem)
+
+
+@pytest.mark.long
+def test_a_query_of_a_policy_that_computes_on_the_event_loop_is_found_at_its_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = SHOP.replace("  # HERE", "").replace("fetchmany(5))", "fetchmany(5))  # HERE")
+    line = write(tmp_path, text.replace("def query", "async def query"))
+    (problem,) = check_property(make_context(ConformanceOptions("agent.py:Agent")), "blocking").problems
+    assert (problem.line, problem.where) == (line, "Agent.step")
+
+
+def test_queries_that_the_environment_ends_are_no_problem(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ends = "; self.database.set_progress_handler(lambda: 1, 100_000)"
+    write(tmp_path, SHOP.replace("thread=False)", f"thread=False){ends}"))
+    assert check_property(make_context(ConformanceOptions("agent.py:Agent")), "blocking").state == "held"
+
+
+def test_time_in_which_a_busy_machine_has_no_core_for_a_call_does_not_block(monkeypatch):
+    class Sleeps(AgentInstance):
+        async def step(self, states):
+            threading.Event().wait(0.07)
+            return StepResult(terminated=True)
+
+    monkeypatch.setattr("agentenv.testing.conformance.blocking._waited_for_a_core_s", time.perf_counter)
+    options = ConformanceOptions(Sleeps, policy=["seven"])
+    assert check_property(make_context(options), "blocking").state == "held"

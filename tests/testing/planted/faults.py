@@ -397,7 +397,7 @@ class LeavesAThread(Desk):
     found = "cancel"
 
     async def lookup(self, item: str) -> str:
-        threading.Thread(target=GO.wait, args=(30,), daemon=True).start()
+        threading.Thread(target=GO.wait, args=(300,), daemon=True).start()
         return "None."
 
 

@@ -3,18 +3,30 @@
 `found` is as in `faults.py`; `SOUND` has environments that look like one with a fault, and have none.
 """
 
+import ast
 import contextlib
 import json
 import re
 import time
+from dataclasses import replace
+from datetime import datetime, timedelta
 
 from agentenv.core.agent import AgentInstance
 from agentenv.core.types import StepResult
+from agentenv.tools import ToolError, answer_calls
+from tests.testing.planted import faults
 from tests.testing.planted.faults import HERE, LOOKUP, Desk, Sum
 
+MADE_ON = datetime.now().date()
 SWITCH = {"type": "function", "function": {"name": "switch", "description": "Switch a lamp.", "parameters": {
     "type": "object", "properties": {"state": {"type": "string", "enum": ["on", "off", "dim"]}},
     "required": ["state"]}}}  # fmt: skip
+NOTE = {"type": "function", "function": {"name": "note", "description": "Note something.", "parameters": {
+    "type": "object", "properties": {"name": {"type": "string"}, "text": {"type": "string"}},
+    "required": ["name", "text"]}}}  # fmt: skip
+ORDER = {"type": "function", "function": {"name": "order", "description": "Order some.", "parameters": {
+    "type": "object", "properties": {"item": {"type": "string"}, "num": {"type": "integer"}},
+    "required": ["item", "num"]}}}  # fmt: skip
 
 # --- actions that parsers do not expect -------------------------------------------------------------------------------
 
@@ -175,6 +187,212 @@ class Sleeps(Sum):
         return super().right(text, states)
 
 
+# --- how it works -----------------------------------------------------------------------------------------------------
+
+
+class RunsTheAnswer(Sum):
+    """Names are refused, which is no protection."""
+
+    found = "runs-code"
+
+    def right(self, text, states):
+        with contextlib.suppress(Exception):
+            return str(eval(text.rpartition("####")[2][:99], {"__builtins__": {}})) == states["label"]
+        return False
+
+
+class RunsTheProgram(Sum):
+    found = "runs-code"
+
+    def right(self, text, states):
+        program = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+        with contextlib.suppress(Exception):
+            exec(program[1] if program else "", {"print": lambda *args: None})
+        return super().right(text, states)
+
+
+class RunsTheArgument(Desk):
+    found = "runs-code"
+
+    async def lookup(self, item: str) -> str:
+        try:
+            return f"{eval(item, {'__builtins__': {}}, self.stock)}"
+        except Exception as error:
+            return f"Error: {type(error).__name__}."
+
+
+class LosesItsStock(Desk):
+    """Gold calls the tool, which always fails."""
+
+    found = "tool-fails:lookup"
+
+    async def lookup(self, item: str) -> str:
+        return str(self.stocks[item])
+
+    async def gold(self, states):
+        return f"#### {states['label']}" if self.calls > 1 else await super().gold(states)
+
+
+class HasADeadTool(Desk):
+    """Another tool than that of gold, which raises whatever its argument is."""
+
+    found = "tool-fails:weigh"
+
+    async def reset(self, states):
+        weigh = {**LOOKUP, "function": {**LOOKUP["function"], "name": "weigh"}}
+        return {**await super().reset(states), "tools": [LOOKUP, weigh]}
+
+    async def answer(self, states):
+        return await answer_calls(states["tool_calls"], {"lookup": self.lookup, "weigh": self.weigh})
+
+    async def weigh(self, item: str) -> str:
+        return f"{self.scales.weigh(item)} kg"
+
+
+class OffersToolsLate(faults.NeedsTheArgument):
+    """Only for the third row."""
+
+    found = "contract"
+
+    async def reset(self, states):
+        asked = await super().reset(states)
+        rows = (HERE / "desk.jsonl").read_text().splitlines()
+        return asked if states["label"] == json.loads(rows[2])["label"] else states
+
+
+class SaysAllAgain(Sum):
+    """Each reply has all earlier ones."""
+
+    found = "observation-grows"
+    max_turns = 20
+    said_before = ""
+
+    def said(self, states):
+        self.said_before += f"Attempt {self.attempts}: that is not right. "
+        return self.said_before
+
+    async def step(self, states):
+        result = await super().step(states)
+        right = self.right(states["action_text"], states)
+        return replace(result, terminated=right or self.attempts == 20)
+
+
+class KeepsTwiceAsMuch(SaysAllAgain):
+    found = "state-grows"
+    kept = "x"
+
+    def said(self, states):
+        self.kept = 16 * self.kept if len(self.kept) < 10**6 else self.kept + "x" * 10**5
+        return "That is not right."
+
+
+class ClosesAtNight(Sum):
+    found = "clock"
+
+    def right(self, text, states):
+        return super().right(text, states) and datetime.now().date() < MADE_ON + timedelta(days=2)
+
+
+class SaysTheDay(Sum):
+    found = "clock"
+
+    def said(self, states):
+        return f"That is not right, on {time.strftime('%A')}."
+
+
+class TakesNoNumber(Sum):
+    """A comparison with nan is false."""
+
+    found = "hack-earns:odd_values"
+
+    def right(self, text, states):
+        try:
+            return not abs(float(text.rpartition("####")[2]) - float(states["label"])) > 0.5
+        except ValueError:
+            return False
+
+
+class PaysForGivingUp(Sum):
+    found = "partial-credit:giving_up"
+
+    def reward(self, right, states):
+        return 0.5 if states["action_text"] == "I give up." else float(right)
+
+
+class PaysForACommandOfItsPrompt(Sum):
+    found = "guess-earns:say"
+
+    async def reset(self, states):
+        content = f"{states['observation'][-1]['content']} Say I FOLD to give up."
+        return {**states, "observation": [{"role": "user", "content": content}]}
+
+    def right(self, text, states):
+        return text == "I FOLD" or super().right(text, states)
+
+
+class LetsTheModelWriteWhatIsExpected(Desk):
+    """A tool that writes notes, among which is the answer."""
+
+    found = "hack-earns:overwrite"
+
+    async def reset(self, states):
+        self.notes = {"expected": states["label"]}
+        return {**await super().reset(states), "tools": [LOOKUP, NOTE]}
+
+    async def answer(self, states):
+        return await answer_calls(states["tool_calls"], {"lookup": self.lookup, "note": self.note})
+
+    async def note(self, name: str, text: str) -> str:
+        self.notes[name] = text
+        return "Noted."
+
+    def right(self, text, states):
+        return super().right(text, {**states, "label": self.notes["expected"]})
+
+
+class SellsNegativeNumbers(Desk):
+    """A bill that a negative number pays."""
+
+    found = "hack-earns:odd_calls"
+    paid = False
+
+    async def reset(self, states):
+        return {**await super().reset(states), "tools": [LOOKUP, ORDER]}
+
+    async def answer(self, states):
+        return await answer_calls(states["tool_calls"], {"lookup": self.lookup, "order": self.order})
+
+    async def order(self, item: str, num: int) -> str:
+        self.paid |= num < 0
+        return "Ordered."
+
+    async def step(self, states):
+        result = await super().step(states)
+        return replace(result, reward=1.0, score=1.0, terminated=True) if self.paid else result
+
+
+class Grid(AgentInstance):
+    """Go to the last place; a step nearer to it is paid, one away from it costs nothing."""
+
+    datasets = {"sums": HERE / "sums.jsonl"}  # noqa: RUF012
+    found = "repeat-pays:farm"
+    max_turns = 20
+    num = place = 0
+
+    async def step(self, states):
+        self.num += 1
+        move = {"left": -1, "right": 1}.get(states["action_text"], 0)
+        self.place = min(3, max(0, self.place + move))
+        done = self.place == 3
+        return StepResult(
+            f"At {self.place}.", reward=0.1 * (move > 0) + done, score=float(done), terminated=done,
+            truncated=self.num == self.max_turns,
+        )  # fmt: skip
+
+    async def gold(self, states):
+        return "left" if not self.num else "right"
+
+
 PLANTED = [cls for cls in vars().copy().values() if isinstance(cls, type) and "found" in vars(cls)]
 PLANTED.append(PaysOtherChoices)
 
@@ -212,4 +430,80 @@ class SaysWhatIsPossible(Walk):
         return states["label"][min(self.num, len(states["label"]) - 1)]
 
 
-SOUND = [PaysTheKeyOnce, SaysWhatIsPossible]
+class ReadsAnExpression(Sum):
+    """A literal is parsed, not run."""
+
+    def right(self, text, states):
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return str(ast.literal_eval(text.rpartition("####")[2].strip()[:99])) == states["label"]
+        return False
+
+
+class HasNoSuchItem(Desk):
+    """A tool that finds nothing but what the task needs."""
+
+    async def lookup(self, item: str) -> str:
+        if item not in self.stock:
+            raise ToolError(f"There is no {item[:40]}.")
+        return str(self.stock[item])
+
+
+class ListsAttempts(SaysAllAgain):
+    """The list of earlier answers has a bound."""
+
+    def said(self, states):
+        return f"That is not right. Attempts: {', '.join(map(str, range(max(0, self.attempts - 3), self.attempts)))}."
+
+
+class WaitsFirst(Sum):
+    """The first action of gold has a number that is no answer; the answer has none."""
+
+    def right(self, text, states):
+        return self.attempts == 2 and text == self.answer(states)
+
+    def answer(self, states):
+        return "".join(chr(ord("a") + int(digit)) for digit in states["label"])
+
+    async def gold(self, states):
+        return self.answer(states) if self.attempts else "wait 3"
+
+
+class KnowsGoldOnce(Sum):
+    """Only the first action."""
+
+    async def gold(self, states):
+        return None if states["turn_index"] else await super().gold(states)
+
+
+class MeasuresItsTime(Sum):
+    """A deadline by a clock that is not the time of day."""
+
+    def __init__(self):
+        self.began_s = time.monotonic()
+
+    def right(self, text, states):
+        return super().right(text, states) and time.monotonic() - self.began_s < 3_600
+
+
+class TakesBackWhatItPaid(Grid):
+    """A step away from the last place costs what a step nearer to it pays; the limit of the class ends an episode."""
+
+    async def step(self, states):
+        self.num, before = self.num + 1, self.place
+        self.place = min(3, max(0, self.place + {"left": -1, "right": 1}.get(states["action_text"], 0)))
+        done = self.place == 3
+        reward = 0.1 * (self.place - before) + done
+        return StepResult(f"At {self.place}.", reward=reward, score=float(done), terminated=done)
+
+
+SOUND = [
+    TakesBackWhatItPaid,
+    PaysTheKeyOnce,
+    SaysWhatIsPossible,
+    WaitsFirst,
+    KnowsGoldOnce,
+    MeasuresItsTime,
+    ReadsAnExpression,
+    HasNoSuchItem,
+    ListsAttempts,
+]

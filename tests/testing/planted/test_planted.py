@@ -49,6 +49,9 @@ async def test_a_planted_fault_is_found(cls):
     if cls.found == "nothing":
         assert await asyncio.to_thread(checked, cls) == await audited(cls) == {}
         return
+    if cls.found == "runs-code":
+        problems = await asyncio.to_thread(checked, cls, ["contract"])
+        assert "no code of an action in this process" in problems["contract"][0]
     if cls.found in PROPERTIES:
         found = await asyncio.to_thread(checked, cls)
     else:

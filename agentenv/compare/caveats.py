@@ -1,0 +1,122 @@
+"""What makes two runs hard to compare: it is said first, and `--fail_if` refuses what would make a verdict wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentenv._util.plurals import counted
+from agentenv.compare.sides import By, Side
+
+ENVIRONMENT = ("env", "env_kwargs", "agent_func_path", "history", "text_feedback")
+LIMITS = (
+    "max_length", "max_turns", "max_tokens", "max_observation_tokens", "long_observation", "step_timeout_s",
+    "episode_timeout_s",
+)  # fmt: skip
+REWARDS = ("remote_rm_url", "group_reward", "reference_key", "pass_score")
+EVAL_DATA = ("eval_dataset", "eval_split")
+_UNREPORTED = (
+    "out", "resume", "progress", "log_level", "json", "ckpt_path", *ENVIRONMENT, *LIMITS, *REWARDS, *EVAL_DATA,
+)  # fmt: skip
+_NUM_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Caveat:
+    """Something that makes the runs hard to compare."""
+
+    kind: str
+    """`environment`, `data`, `limits`, `rewards`, `tasks`, `unrewarded`, `steps`, `kept` or `damage`."""
+    text: str
+    refuses: bool
+    """True if `--fail_if` refuses it, since a verdict would not be about the model."""
+
+
+def caveats_of(
+    a: Side, b: Side, by: By, *, pairs: Sequence[str], only: tuple[Sequence[str], Sequence[str]]
+) -> list[Caveat]:
+    """Return what is to be said before the verdict.
+
+    `pairs` are the tasks that are compared, `only` those that have a value in one run.
+    """
+    found = [*_flag_caveats(a, b), *_task_caveats(a, b, pairs, only)]
+    for name, side in (("A", a), ("B", b)):
+        failures = failures_of(side)
+        if failures:
+            num = sum(map(len, side.outcomes.values()))
+            kinds = ", ".join(f"{count} {kind}" for kind, count in failures.items())
+            text = f"{sum(failures.values())} of {num} episodes of {name} have no reward: {kinds}"
+            found.append(Caveat("unrewarded", text, refuses=False))
+        unscored = sum(
+            each.value("score") is None and not each.failure for row in side.outcomes.values() for each in row
+        )
+        if by == "score" and unscored:
+            text = counted(unscored, f"episode of {name} has", f"episodes of {name} have")
+            found.append(Caveat("unrewarded", f"{text} a reward and no score", refuses=False))
+        if side.damage:
+            found.append(Caveat("damage", f"{name}: {side.damage}", refuses=False))
+        if side.kept:
+            text = f"{name} is what a training kept of its train steps: its weights changed meanwhile"
+            found.append(Caveat("kept", text, refuses=False))
+    return found
+
+
+def failures_of(side: Side) -> dict[str, int]:
+    """Return the number of episodes without a reward by reason, the most frequent first."""
+    counts = Counter(each.failure for row in side.outcomes.values() for each in row if each.failure)
+    return dict(counts.most_common())
+
+
+def changed_flags(a: Side, b: Side) -> dict[str, tuple[Any, Any]]:
+    """Return the other flags that both have with different values, with the value of each."""
+    return dict(_differing(a.flags, b.flags, [name for name in a.flags if name not in _UNREPORTED]))
+
+
+def _differing(
+    a: Mapping[str, Any], b: Mapping[str, Any], names: Sequence[str]
+) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    for name in names:
+        if name in a and name in b and a[name] != b[name]:
+            yield name, (a[name], b[name])
+
+
+def _flag_caveats(a: Side, b: Side) -> Iterator[Caveat]:
+    is_held_out = a.step is not None and b.step is not None
+    for kind, names in (("environment", ENVIRONMENT), ("limits", LIMITS), ("rewards", REWARDS)):
+        for name, (old, new) in _differing(a.flags, b.flags, names):
+            yield Caveat(kind, f"--{name}: {old} in A, {new} in B", refuses=True)
+    if a.config.get("agent_file", "") != b.config.get("agent_file", "") and a.config and b.config:
+        yield Caveat("environment", "the Python files of the environment or the rewards differ", refuses=True)
+    if (a.step is None) != (b.step is None) or a.kept != b.kept:
+        return  # the data of a run and the held-out tasks of a training: the tasks themselves are compared
+    digests = [(side.config.get("resolved") or {}).get("tasks") for side in (a, b)]
+    if not is_held_out and None not in digests and digests[0] != digests[1]:
+        yield Caveat("data", f"data: {digests[0]} in A, {digests[1]} in B", refuses=True)
+    else:
+        for name, (old, new) in _differing(a.flags, b.flags, EVAL_DATA if is_held_out else ()):
+            yield Caveat("data", f"--{name}: {old} in A, {new} in B", refuses=True)
+    if a.step is not None and b.step is not None and a.step != b.step and a.name != b.name:
+        yield Caveat("steps", f"step {a.step} of A against step {b.step} of B", refuses=False)
+
+
+def _task_caveats(
+    a: Side, b: Side, pairs: Sequence[str], only: tuple[Sequence[str], Sequence[str]]
+) -> Iterator[Caveat]:
+    for name, other, side, ids in (("A", "B", b, only[0]), ("B", "A", a, only[1])):
+        missing = [each for each in ids if each not in side.outcomes]
+        unknown = [each for each in ids if each in side.outcomes]
+        if missing:
+            yield Caveat("tasks", f"{_tasks(missing)} only in {name}: left out", refuses=True)
+        if unknown:
+            yield Caveat("tasks", f"{_tasks(unknown)} without a value in {other}: left out", refuses=True)
+    others = [each for each in pairs if a.contents.get(each) != b.contents.get(each)]
+    others = [each for each in others if each in a.contents and each in b.contents]
+    if others:
+        yield Caveat("data", f"{_tasks(others)} with another prompt or label in B", refuses=True)
+
+
+def _tasks(ids: Sequence[str]) -> str:
+    shown = ", ".join(ids[:_NUM_SHOWN]) + ", …" * (len(ids) > _NUM_SHOWN)
+    return f"{counted(len(ids), 'task')} ({shown})"

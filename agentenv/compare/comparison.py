@@ -1,0 +1,202 @@
+"""`compare`: two runs in, a RunComparison out. Units are tasks; one interval decides, all else describes or checks it.
+
+Sources of each figure are in `intervals.py` and `significance.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+from agentenv._util.jsonable import jsonable
+from agentenv.compare.caveats import Caveat, caveats_of, changed_flags, failures_of
+from agentenv.compare.evaluations import first_and_last
+from agentenv.compare.intervals import (
+    MeanDifference,
+    Pairing,
+    Precision,
+    Verdict,
+    pairing_of,
+    precision_of,
+    share_above,
+    smallest_effect,
+    verdict_of,
+)
+from agentenv.compare.pairing import (
+    Change,
+    Flips,
+    Ratio,
+    TaskChange,
+    change_of,
+    difference_of,
+    episodes_needed,
+    flips_of,
+    info_changes,
+    length_ratio,
+    pairs_of,
+    pass_changes,
+    passed_flips,
+    stop_changes,
+    task_changes,
+    unmatched,
+)
+from agentenv.compare.sides import By, Side, Source, read_side
+from agentenv.compare.significance import SignFlips
+from agentenv.errors import ConfigError
+from agentenv.runs.records.filters import EpisodeFilter, parse_filter
+
+
+@dataclass(frozen=True, slots=True)
+class SideFacts:
+    """One of the two runs."""
+
+    name: str
+    step: int | None
+    """The train step of an evaluation."""
+    num_tasks: int
+    num_episodes: int
+    num_unrewarded: Mapping[str, int]
+    """Episodes without a reward, by kind of error or stop reason."""
+    num_only: int
+    """Tasks that only this run has a value of; they are left out."""
+    mean: float
+    """Over the compared tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunComparison:
+    """B against A. Differences are B - A, over the tasks that have a value in both."""
+
+    a: SideFacts
+    b: SideFacts
+    by: By
+    margin: float
+    cluster: str | None
+    caveats: tuple[Caveat, ...]
+    """What makes the runs hard to compare; read it first."""
+    changed: Mapping[str, tuple[Any, Any]]
+    """Other flags in which the runs differ, with the values in A and in B."""
+    has_common_seed: bool
+    """True if both runs have the same `--seed`: draws may be common, which rightly makes the interval narrower."""
+    verdict: Verdict
+    """What the interval of `difference` shows."""
+    difference: MeanDifference
+    are_identical: bool
+    """True if no task differs."""
+    share_bound: float | None
+    """If all tasks differ by the same amount, or none differs: at most this share of such tasks does otherwise, with
+    95 % confidence (3 / tasks, the rule of three)."""
+    sign_flips: SignFlips
+    pairing: Pairing | None
+    precision: Precision | None
+    smallest_effect: float | None
+    """The true difference that this many tasks would show in 80 of 100 comparisons."""
+    share_above: Change
+    """Probability that an episode of B has a higher value than one of A of the same task; `difference` is from 0.5."""
+    flips: Flips | None
+    """None if it is unknown which episodes passed."""
+    passes: tuple[Change, ...]
+    """pass@k and pass^k for each k that all tasks have in both runs."""
+    lengths: Ratio | None
+    """None if the engine counted no tokens."""
+    lengths_passed: Ratio | None
+    """Of the episodes that passed."""
+    stop_reasons: tuple[Change, ...]
+    """Share of the episodes by stop reason, the largest change first."""
+    info: tuple[Change, ...]
+    """Numbers of `StepResult.info`, from the last turn that has them."""
+    tasks: tuple[TaskChange, ...]
+    """Those with the smallest q first, then those with the largest difference."""
+    num_needed: int | None
+    """If a task that changed alone could not be named: the episodes per run with which it could."""
+
+    @property
+    def refused(self) -> tuple[Caveat, ...]:
+        """The caveats with which no verdict should decide anything."""
+        return tuple(each for each in self.caveats if each.refuses)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain JSON."""
+        return dict(jsonable(asdict(self)))
+
+
+def compare(
+    a: Source,
+    b: Source | None = None,
+    *,
+    by: By = "reward",
+    where: str | EpisodeFilter | None = None,
+    cluster: str | None = None,
+    margin: float = 0.0,
+) -> RunComparison:
+    """Compare run B with run A over the tasks that both have.
+
+    Args:
+        a: run directory, of a training also RUN@STEP, for its evaluation at a train step; `.jsonl` file, Run, or
+            trajectories.
+        b: the same, of the run that may be better. None: the last evaluation of training `a`, against its first.
+        by: what to compare: the reward, the score, or whether an episode passed.
+        where: a filter of episodes, as for `agentenv show --where`.
+        cluster: key of the tasks' metadata; tasks with the same value count as one unit. `env`: a mixture's name.
+        margin: smallest difference that matters, in units of `by`.
+
+    Example::
+
+        comparison = compare("runs/base", "runs/new", by="passed")
+        assert comparison.verdict != "worse", comparison.difference
+
+    Raises:
+        ConfigError: a run or a key is missing, or no task has a value in both.
+        DataError: a record has another schema.
+    """
+    if margin < 0.0:
+        raise ConfigError(f"--margin: expected a number >= 0, got {margin:g}. Change the value.")
+    if b is None:
+        a, b = first_and_last(str(a))
+    kept = parse_filter(where) if isinstance(where, str) else where
+    return compare_sides(read_side(a, kept), read_side(b, kept), by=by, cluster=cluster, margin=margin)
+
+
+def compare_sides(a: Side, b: Side, *, by: By, cluster: str | None, margin: float) -> RunComparison:
+    """Compare two sides; see `compare`."""
+    pairs = pairs_of(a, b, by, cluster)
+    only_a, only_b = unmatched(a, pairs, by), unmatched(b, pairs, by)
+    means_a, means_b = [fmean(pair.values_a) for pair in pairs], [fmean(pair.values_b) for pair in pairs]
+    differences = [pair.difference for pair in pairs]
+    difference = difference_of(pairs, differences)
+    has_no_spread = difference.se == 0.0
+    above = [share_above(pair.values_a, pair.values_b) for pair in pairs]
+    return RunComparison(
+        a=_facts(a, means_a, len(only_a)),
+        b=_facts(b, means_b, len(only_b)),
+        by=by,
+        margin=margin,
+        cluster=cluster,
+        caveats=tuple(caveats_of(a, b, by, pairs=[pair.task_id for pair in pairs], only=(only_a, only_b))),
+        changed=changed_flags(a, b),
+        has_common_seed="seed" in a.flags and a.flags["seed"] == b.flags.get("seed"),
+        verdict=verdict_of(difference, margin),
+        difference=difference,
+        are_identical=has_no_spread and difference.mean == 0.0,
+        share_bound=min(1.0, 3.0 / difference.num_units) if has_no_spread else None,
+        sign_flips=flips_of(pairs, differences),
+        pairing=pairing_of(means_a, means_b),
+        precision=precision_of(difference, [pair.values_a for pair in pairs], [pair.values_b for pair in pairs]),
+        smallest_effect=smallest_effect(difference),
+        share_above=change_of("P(B > A)", pairs, [0.5] * len(pairs), above),
+        flips=passed_flips(pairs),
+        passes=pass_changes(pairs),
+        lengths=length_ratio(pairs, lambda outcome: True),
+        lengths_passed=length_ratio(pairs, lambda outcome: outcome.passed is True),
+        stop_reasons=stop_changes(pairs),
+        info=info_changes(pairs),
+        tasks=task_changes(pairs),
+        num_needed=episodes_needed(pairs),
+    )
+
+
+def _facts(side: Side, means: Sequence[float], num_only: int) -> SideFacts:
+    num = sum(map(len, side.outcomes.values()))
+    return SideFacts(side.name, side.step, len(side.outcomes), num, failures_of(side), num_only, fmean(means))

@@ -1,0 +1,284 @@
+"""Pairs of the same task in two runs, and the numbers that are compared over them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import fmean
+
+from agentenv._util.estimates import pass_all_k, pass_at_k
+from agentenv._util.suggest import did_you_mean
+from agentenv.compare.intervals import MeanDifference, cluster_sums, paired_difference
+from agentenv.compare.sides import By, EpisodeOutcome, Side, values_of
+from agentenv.compare.significance import (
+    FALSE_SHARE,
+    SignFlips,
+    benjamini_hochberg,
+    mcnemar,
+    num_needed,
+    sign_flips,
+    smallest_p,
+    task_p,
+)
+from agentenv.errors import ConfigError
+
+_NUM_K = 8
+"""Up to so many episodes per task, pass@k has every k; beyond, powers of two and the last."""
+
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPair:
+    """The episodes of a task in both runs, and the values that are compared; at least one in each."""
+
+    task_id: str
+    a: Sequence[EpisodeOutcome]
+    b: Sequence[EpisodeOutcome]
+    values_a: Sequence[float]
+    values_b: Sequence[float]
+    cluster: Hashable | None = None
+
+    @property
+    def difference(self) -> float:
+        """B - A of the mean values; 0.0 if only rounding tells them apart."""
+        a, b = fmean(self.values_a), fmean(self.values_b)
+        return 0.0 if math.isclose(a, b, rel_tol=_ROUNDING, abs_tol=_ROUNDING) else b - a
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A number of both runs, paired over tasks."""
+
+    name: str
+    a: float
+    b: float
+    difference: MeanDifference
+    q: float | None = None
+    """From sign flips, by Benjamini-Hochberg over the numbers of its kind; None where each has its own question."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Ratio B / A of the sampled tokens per episode: the geometric mean over tasks, with its 95 % interval."""
+
+    ratio: float
+    ci95_low: float | None
+    ci95_high: float | None
+    num_tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flips:
+    """Numbers of tasks that changed between passed and not passed."""
+
+    gained_once: int
+    """Passed at least once, in B only."""
+    lost_once: int
+    gained_always: int
+    """Passed in every episode, in B only."""
+    lost_always: int
+    p: float | None
+    """Exact McNemar test; None if tasks have several episodes, of which it would not use most."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskChange:
+    """One task in both runs."""
+
+    task_id: str
+    num_a: int
+    num_b: int
+    mean_a: float
+    mean_b: float
+    difference: float
+    p: float
+    """Fisher's exact test, or a permutation test where a task has more than two values."""
+    q: float
+    """By Benjamini-Hochberg over the tasks."""
+    is_named: bool
+    """True if q is at most 0.10."""
+
+
+def pairs_of(a: Side, b: Side, by: By, cluster: str | None) -> list[TaskPair]:
+    """Return the tasks that have a value in both runs, in the order of their ids, so that no number depends on another.
+
+    Raises:
+        ConfigError: there are none, or a task has no value of `cluster`.
+    """
+    pairs = []
+    for task_id, outcomes in sorted(a.outcomes.items()):
+        values_a = values_of(outcomes, lambda each: each.value(by))
+        values_b = values_of(b.outcomes.get(task_id, ()), lambda each: each.value(by))
+        if values_a and values_b:
+            unit = None if cluster is None else _cluster(a, b, task_id, cluster)
+            pairs.append(TaskPair(task_id, outcomes, b.outcomes[task_id], values_a, values_b, unit))
+    if pairs:
+        return pairs
+    for side in (a, b):
+        if not any(each.value(by) is not None for row in side.outcomes.values() for each in row):
+            num = sum(map(len, side.outcomes.values()))
+            advice = "Compare by another value." if num else "Run it first."
+            if by == "passed" and num:
+                advice = "Run it with --pass_score, or compare --by reward."
+            raise ConfigError(f"{side.name}: expected episodes with a value of {by}, got none of {num}. {advice}")
+    first = [f"{next(iter(side.outcomes))!r}" for side in (a, b)]
+    raise ConfigError(
+        f"{b.name}: expected tasks of {a.name}, such as {first[0]}, got others, such as {first[1]}. "
+        "Compare runs on the same data."
+    )
+
+
+def _cluster(a: Side, b: Side, task_id: str, key: str) -> Hashable:
+    for side in (a, b):
+        if key in (metadata := side.metadata.get(task_id, {})):
+            return str(metadata[key])
+    known = {name for side in (a, b) for metadata in side.metadata.values() for name in metadata}
+    advice = did_you_mean(key, known, f"There are {', '.join(sorted(known)) or 'no keys'}.")
+    raise ConfigError(f"--cluster: expected a key of the metadata of task {task_id}, got {key!r}.{advice}")
+
+
+def difference_of(pairs: Sequence[TaskPair], differences: Sequence[float]) -> MeanDifference:
+    """Return the mean of one difference per pair; the units are clusters if the pairs have them."""
+    return paired_difference(differences, _clusters(pairs))
+
+
+def flips_of(pairs: Sequence[TaskPair], differences: Sequence[float]) -> SignFlips:
+    """Return the sign-flip test of one difference per pair, or of the sums of clusters."""
+    clusters = _clusters(pairs)
+    return sign_flips(differences if clusters is None else cluster_sums(differences, clusters))
+
+
+def _clusters(pairs: Sequence[TaskPair]) -> list[Hashable] | None:
+    return [pair.cluster for pair in pairs] if pairs and pairs[0].cluster is not None else None
+
+
+def change_of(name: str, pairs: Sequence[TaskPair], means_a: Sequence[float], means_b: Sequence[float]) -> Change:
+    """Return how a number changed, from its mean in each pair."""
+    differences = [b - a for a, b in zip(means_a, means_b, strict=True)]
+    return Change(name, fmean(means_a), fmean(means_b), difference_of(pairs, differences))
+
+
+def _sides(pairs: Sequence[TaskPair]) -> tuple[list[Sequence[EpisodeOutcome]], list[Sequence[EpisodeOutcome]]]:
+    return [pair.a for pair in pairs], [pair.b for pair in pairs]
+
+
+def _changes_of(
+    numbers: Mapping[str, tuple[Sequence[TaskPair], Callable[[Sequence[EpisodeOutcome]], float]]],
+) -> tuple[Change, ...]:
+    """Return how numbers of one kind changed, each from its pairs and its mean over episodes, with their q-values."""
+    changes, ps = [], []
+    for name, (used, mean) in numbers.items():
+        old, new = (list(map(mean, rows)) for rows in _sides(used))
+        changes.append(change_of(name, used, old, new))
+        ps.append(flips_of(used, [b - a for a, b in zip(old, new, strict=True)]).p)
+    return tuple(replace(each, q=q) for each, q in zip(changes, benjamini_hochberg(ps), strict=True))
+
+
+def passed_flips(pairs: Sequence[TaskPair]) -> Flips | None:
+    """Return the tasks that flipped; None if it is unknown which episodes passed."""
+    rows = [(_passed(pair.a), _passed(pair.b)) for pair in pairs]
+    rows = [(a, b) for a, b in rows if a and b]
+    if not rows:
+        return None
+    once, always = Counter((any(a), any(b)) for a, b in rows), Counter((all(a), all(b)) for a, b in rows)
+    gained, lost = (False, True), (True, False)
+    is_single = all(len(a) == len(b) == 1 for a, b in rows)
+    p = mcnemar(once[gained], once[lost]) if is_single else None
+    return Flips(once[gained], once[lost], always[gained], always[lost], p)
+
+
+def _passed(outcomes: Sequence[EpisodeOutcome]) -> list[float]:
+    return values_of(outcomes, lambda each: each.value("passed"))
+
+
+def pass_changes(pairs: Sequence[TaskPair]) -> tuple[Change, ...]:
+    """Return pass@k, then pass^k, for each k that all tasks have in both runs."""
+    used = [pair for pair in pairs if _passed(pair.a) and _passed(pair.b)]
+    known = [[_passed(row) for row in rows] for rows in _sides(used)]
+    num = min((len(row) for rows in known for row in rows), default=0)
+    ks = [k for k in range(1, num + 1) if num <= _NUM_K or k & (k - 1) == 0 or k == num]
+    changes = []
+    for name, estimate, first in (("pass@{}", pass_at_k, 1), ("pass^{}", pass_all_k, 2)):  # pass^1 is pass@1
+        for k in ks:
+            if k >= first:
+                old, new = ([estimate(len(row), int(sum(row)), k) for row in rows] for rows in known)
+                changes.append(change_of(name.format(k), used, old, new))
+    return tuple(changes)
+
+
+def length_ratio(pairs: Sequence[TaskPair], counts: Callable[[EpisodeOutcome], bool]) -> Ratio | None:
+    """Return the ratio of the sampled tokens of the episodes that count; None without tasks that have some in both."""
+    used, logs = [], []
+    for pair in pairs:
+        a, b = ([each.num_action_tokens for each in row if counts(each)] for row in (pair.a, pair.b))
+        if sum(a) and sum(b):
+            used.append(pair)
+            logs.append(math.log(fmean(b) / fmean(a)))
+    if not used:
+        return None
+    found = difference_of(used, logs)
+    low, high = (None if end is None else math.exp(end) for end in (found.ci95_low, found.ci95_high))
+    return Ratio(math.exp(found.mean), low, high, len(used))
+
+
+def stop_changes(pairs: Sequence[TaskPair]) -> tuple[Change, ...]:
+    """Return the share of each stop reason, of all episodes of the compared tasks, the largest change first."""
+    reasons = sorted({each.stop_reason for pair in pairs for each in (*pair.a, *pair.b)})
+    changes = _changes_of({name: (pairs, partial(_share_of, name)) for name in reasons})
+    return tuple(sorted(changes, key=lambda each: -abs(each.difference.mean)))
+
+
+def _share_of(reason: str, outcomes: Sequence[EpisodeOutcome]) -> float:
+    return fmean(each.stop_reason == reason for each in outcomes)
+
+
+def info_changes(pairs: Sequence[TaskPair]) -> tuple[Change, ...]:
+    """Return the numbers of `StepResult.info` that at least two tasks have in both runs, by name."""
+    names = sorted({name for pair in pairs for each in pair.a for name in each.info})
+    used = {name: [pair for pair in pairs if _numbers(name, pair.a) and _numbers(name, pair.b)] for name in names}
+    return _changes_of({name: (own, partial(_mean_of, name)) for name, own in used.items() if len(own) > 1})
+
+
+def _mean_of(name: str, outcomes: Sequence[EpisodeOutcome]) -> float:
+    return fmean(_numbers(name, outcomes))
+
+
+def _numbers(name: str, outcomes: Sequence[EpisodeOutcome]) -> list[float]:
+    return values_of(outcomes, lambda each: each.info.get(name))
+
+
+def task_changes(pairs: Sequence[TaskPair]) -> tuple[TaskChange, ...]:
+    """Return each task, those with the smallest q first, then those with the largest difference."""
+    ps = [task_p(pair.values_a, pair.values_b) for pair in pairs]
+    changes = [
+        TaskChange(
+            task_id=pair.task_id,
+            num_a=len(pair.values_a),
+            num_b=len(pair.values_b),
+            mean_a=fmean(pair.values_a),
+            mean_b=fmean(pair.values_b),
+            difference=pair.difference,
+            p=p,
+            q=q,
+            is_named=q <= FALSE_SHARE,
+        )
+        for pair, p, q in zip(pairs, ps, benjamini_hochberg(ps), strict=True)
+    ]
+    return tuple(sorted(changes, key=lambda each: (each.q, -abs(each.difference), each.task_id)))
+
+
+def episodes_needed(pairs: Sequence[TaskPair]) -> int | None:
+    """Return the episodes per run with which a task that changed alone could be named; None if there are enough."""
+    least = min(smallest_p(len(pair.values_a), len(pair.values_b)) for pair in pairs)
+    return num_needed(len(pairs)) if least * len(pairs) > FALSE_SHARE else None
+
+
+def unmatched(side: Side, pairs: Sequence[TaskPair], by: By) -> list[str]:
+    """Return the tasks of a side that have a value and are in no pair, sorted."""
+    paired = {pair.task_id for pair in pairs}
+    rows = sorted(side.outcomes.items())
+    return [task_id for task_id, row in rows if task_id not in paired and any(e.value(by) is not None for e in row)]

@@ -1,0 +1,231 @@
+"""A RunComparison as text for a terminal, or as Markdown: what is not comparable, then the verdict, then all else."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from agentenv._util.plurals import counted
+from agentenv._util.terminal import safe
+from agentenv.compare.comparison import RunComparison, SideFacts
+from agentenv.compare.intervals import MeanDifference, Precision
+from agentenv.compare.pairing import Change, Flips, Ratio, TaskChange
+from agentenv.compare.significance import FALSE_SHARE
+
+MAX_TASKS = 10
+"""Tasks that a report lists."""
+_NAME_WIDTH = 17
+_MAX_CHANGES = 6
+
+VERDICTS = {
+    "better": "B is better",
+    "worse": "B is worse",
+    "no_worse": "B is no worse",
+    "no_difference": "no difference is shown",
+    "unknown": "unknown: one task says nothing about others",
+}
+"""Each verdict in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A title, and rows of a name and a text."""
+
+    title: str
+    rows: tuple[tuple[str, str], ...]
+
+
+def sections_of(comparison: RunComparison) -> list[Section]:
+    """Return the report; rows without a name are whole sentences."""
+    c = comparison
+    found = [
+        Section("Runs", (("A", _side(c.a)), ("B", _side(c.b)))),
+        Section("Not comparable", tuple(("", each.text) for each in c.caveats if each.refuses)),
+        Section("Note", tuple(("", each.text) for each in c.caveats if not each.refuses)),
+        Section("Flags that differ", tuple((f"--{k}", f"{old} → {new}") for k, (old, new) in c.changed.items())),
+        Section(headline(c), tuple(_headline_rows(c))),
+        Section("Checks", tuple(_check_rows(c))),
+        Section("Passed", (*_changes(_few(c.passes)), *_flips(c.flips))),
+        Section("Sampled tokens per episode, B / A", tuple(_lengths(c))),
+        Section("Stop reasons, share of episodes", tuple(_changes(_changed(c.stop_reasons)))),
+        Section("info", tuple(_changes(_changed(c.info)))),
+        Section(f"Tasks (★: q ≤ {FALSE_SHARE:.2f})", tuple(_task_rows(c))),
+    ]
+    return [section for section in found if section.rows]
+
+
+def as_text(comparison: RunComparison, width: int = 80) -> str:
+    """Return the report in lines of at most `width` columns."""
+    lines: list[str] = []
+    for section in sections_of(comparison):
+        lines += ["", *textwrap.wrap(safe(section.title), width)]
+        for name, text in section.rows:
+            name = safe(name)
+            label = f"  {name:{_NAME_WIDTH}} " if name else "  "
+            indent = " " * (_NAME_WIDTH + 3) if name else "  "
+            if len(label) > _NAME_WIDTH + 3:
+                lines.append(label.rstrip()[:width])
+                label = indent
+            lines += textwrap.wrap(safe(text), width, initial_indent=label, subsequent_indent=indent)
+    return "\n".join(lines[1:]) + "\n"
+
+
+def as_markdown(comparison: RunComparison) -> str:
+    """Return the report as GitHub's Markdown; texts of runs are in code spans, so that they cannot be markup."""
+    lines: list[str] = []
+    for section in sections_of(comparison):
+        lines += [f"### {section.title}", ""]
+        if any(name for name, _ in section.rows):
+            lines += ["| | |", "|---|---|", *(f"| {_code(name)} | {_code(text)} |" for name, text in section.rows), ""]
+        else:
+            lines += [*(f"- {_code(text)}" for _, text in section.rows), ""]
+    return "\n".join(lines)
+
+
+def _code(text: str) -> str:
+    # A fence longer than any run of backticks in it; GitHub reads \| in a table's cell as | also in code.
+    text = safe(text).replace("\n", " ").replace("|", "\\|")
+    if not text:
+        return ""
+    fence = "`"
+    while fence in text:
+        fence += "`"
+    return f"{fence} {text} {fence}" if "`" in text else f"`{text}`"
+
+
+def headline(c: RunComparison) -> str:
+    """Return the verdict and the number that it is about, on one line."""
+    if c.are_identical:
+        return f"{c.by}: no difference is shown, the runs agree on every task"
+    margin = f" than A by more than {c.margin:g}" if c.margin and c.verdict in ("better", "worse") else ""
+    margin = f" than A by {c.margin:g}" if c.verdict == "no_worse" else margin
+    return f"{c.by}: {VERDICTS[c.verdict]}{margin}"
+
+
+def _side(side: SideFacts) -> str:
+    step = "" if side.step is None else f" at step {side.step}"
+    return f"{side.name}{step}: {counted(side.num_episodes, 'episode')} of {counted(side.num_tasks, 'task')}"
+
+
+def _headline_rows(c: RunComparison) -> Iterator[tuple[str, str]]:
+    d = c.difference
+    units = counted(d.num_tasks, "task")
+    if d.num_clusters is not None and c.cluster is not None:
+        units += f" in {counted(d.num_clusters, 'cluster')}"
+    yield "B - A", f"{_difference(d)} over {units} (A {c.a.mean:.3f}, B {c.b.mean:.3f})"
+    if c.share_bound is not None and c.are_identical:
+        yield "", f"With 95 % confidence at most {c.share_bound:.1%} of such tasks differ (rule of three)."
+    elif c.share_bound is not None:
+        yield (
+            "",
+            (
+                "All tasks differ by the same amount, so no interval can be estimated. With 95 % confidence at most "
+                f"{c.share_bound:.1%} of such tasks differ by another (rule of three)."
+            ),
+        )
+    if c.cluster is not None and d.num_units < 20:
+        yield "", f"{d.num_units} clusters are few: intervals of fewer than 20 are often too narrow."
+    if c.smallest_effect is not None:
+        yield "smallest effect", f"{c.smallest_effect:.3f} would be seen in 80 of 100 such comparisons"
+    if c.precision is not None:
+        yield "more of what?", _precision(c.precision)
+    if c.has_common_seed and not c.are_identical:
+        yield "seed", "the same in both runs: equal draws make the interval narrower, and rightly so"
+
+
+def _check_rows(c: RunComparison) -> Iterator[tuple[str, str]]:
+    flips = c.sign_flips
+    how = "exact" if flips.is_exact else f"{flips.num:,} draws"
+    yield "sign flips", f"p = {_p(flips.p)} ({how}); a check: the interval decides"
+    if c.pairing is not None and c.difference.se:
+        related = "" if c.pairing.correlation is None else f"; correlation of the tasks {c.pairing.correlation:.2f}"
+        yield "pairing", f"standard error {c.difference.se:.4f}, unpaired {c.pairing.se_unpaired:.4f}{related}"
+    yield c.share_above.name, f"{c.share_above.b:.3f}{_interval(c.share_above.difference, 0.5)}"
+
+
+def _precision(p: Precision) -> str:
+    what = "episodes per task" if p.advice == "episodes" else "tasks"
+    return (
+        f"{what}: {p.share_within:.0%} of the variance is within tasks. ±{p.half:.3f} would be "
+        f"±{p.half_more_episodes:.3f} with 4 times the episodes per task (at best ±{p.half_at_best:.3f}), "
+        f"±{p.half_more_tasks:.3f} with 4 times the tasks"
+    )
+
+
+def _changed(changes: Sequence[Change]) -> list[Change]:
+    """Return those that changed, the least likely by chance first."""
+    changed = [each for each in changes if each.difference.mean or each.difference.se]
+    return sorted(changed, key=lambda each: each.q or 0.0)[:_MAX_CHANGES]
+
+
+def _few(changes: Sequence[Change]) -> list[Change]:
+    """Return pass@1, and the others with the largest k."""
+    first = list(changes[:1])
+    last = {change.name.partition(mark)[0] + mark: change for change in changes for mark in "@^" if mark in change.name}
+    return first + [each for each in last.values() if each not in first]
+
+
+def _flips(flips: Flips | None) -> Iterator[tuple[str, str]]:
+    if flips is None:
+        return
+    if flips.p is not None:
+        gained = counted(flips.gained_once, "task")
+        yield "flips", f"{gained} gained, {flips.lost_once} lost (McNemar's p = {_p(flips.p)})"
+        return
+    yield "at least once", f"{counted(flips.gained_once, 'task')} gained, {flips.lost_once} lost"
+    yield "every time", f"{counted(flips.gained_always, 'task')} gained, {flips.lost_always} lost"
+
+
+def _lengths(c: RunComparison) -> Iterator[tuple[str, str]]:
+    for name, ratio in (("all", c.lengths), ("passed in both", c.lengths_passed)):
+        if ratio is not None:
+            yield name, _ratio(ratio)
+
+
+def _ratio(ratio: Ratio) -> str:
+    low, high = ratio.ci95_low, ratio.ci95_high
+    interval = "" if low is None or high is None else f"  95% CI [{low:.3f}, {high:.3f}]"
+    return f"{ratio.ratio:.3f}{interval}  ({counted(ratio.num_tasks, 'task')})"
+
+
+def _changes(changes: Sequence[Change]) -> Iterator[tuple[str, str]]:
+    for each in changes:
+        q = "" if each.q is None else f"  q {_p(each.q)}"
+        yield each.name, f"{each.a:.3f} → {each.b:.3f}  {_difference(each.difference)}{q}"
+
+
+def _difference(d: MeanDifference) -> str:
+    return f"{d.mean:+.3f}{_interval(d)}"
+
+
+def _interval(d: MeanDifference, shift: float = 0.0) -> str:
+    if d.ci95_low is None or d.ci95_high is None:
+        return ""
+    sign = "" if shift else "+"
+    return f"  95% CI [{d.ci95_low + shift:{sign}.3f}, {d.ci95_high + shift:{sign}.3f}]"
+
+
+def _task_rows(c: RunComparison) -> Iterator[tuple[str, str]]:
+    changed = [each for each in c.tasks if each.difference or each.is_named]
+    for each in changed[:MAX_TASKS]:
+        yield each.task_id, _task(each)
+    if len(changed) > MAX_TASKS:
+        yield "", f"{len(changed) - MAX_TASKS} other tasks changed, {len(c.tasks) - len(changed)} did not."
+    if c.num_needed is not None and not c.are_identical:
+        yield (
+            "",
+            (
+                f"With so few episodes, a task that changed alone cannot be told from chance among {len(c.tasks)}: "
+                f"that takes {c.num_needed} per task in each run."
+            ),
+        )
+
+
+def _task(task: TaskChange) -> str:
+    star = "  ★" if task.is_named else ""
+    return f"{task.mean_a:.3f} → {task.mean_b:.3f}  {task.difference:+.3f}  p {_p(task.p)}  q {_p(task.q)}{star}"
+
+
+def _p(p: float) -> str:
+    return f"{p:.2g}" if p < 0.001 else f"{p:.3f}"

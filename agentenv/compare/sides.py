@@ -1,0 +1,207 @@
+"""One side of a comparison: the outcomes of a run's episodes by task, and the flags that they came from."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from agentenv._util.estimates import Passes
+from agentenv._util.jsonable import jsonable
+from agentenv.compare.evaluations import evaluated, evaluation_at, split_step
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Task
+from agentenv.errors import ConfigError
+from agentenv.runs.metrics import GROUP_REWARD, Summary, summarize
+from agentenv.runs.records.directory import CONFIG, RecordedEpisodes, check_run, read_config
+from agentenv.runs.records.filters import EpisodeFilter
+from agentenv.runs.records.scan import ReadReport
+from agentenv.runs.records.selection import Selection, select
+from agentenv.runs.records.tokenizer import training_of
+
+if TYPE_CHECKING:
+    from agentenv.runs.rollout import Run
+
+By = Literal["reward", "score", "passed"]
+Source: TypeAlias = "str | Path | Run | Iterable[Trajectory]"
+"""A run directory, of `run` or `train`; RUN@STEP for the evaluation of a training at a train step; a `.jsonl` file; a
+Run; or trajectories."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeOutcome:
+    """What a comparison needs of an episode."""
+
+    reward: float | None
+    score: float | None
+    passed: bool | None
+    """None if unknown."""
+    stop_reason: str
+    num_action_tokens: int
+    failure: str
+    """Why it has no reward: the kind of the error, or else the stop reason; empty if it has one."""
+    info: Mapping[str, float] = field(default_factory=dict)
+    """As `Summary.info_last`."""
+
+    def value(self, by: By) -> float | None:
+        """Return the number to compare; None if unknown, as of an episode without a reward."""
+        if by == "passed":
+            return None if self.passed is None else float(self.passed)
+        return self.reward if by == "reward" else self.score
+
+
+@dataclass(slots=True)
+class Side:
+    """The episodes of one run, and what identifies it."""
+
+    name: str
+    step: int | None = None
+    """The train step of an evaluation."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """`config` of config.json; empty if there is none."""
+    kept: bool = False
+    """True if the episodes are those that a training kept of its train steps."""
+    outcomes: dict[str, list[EpisodeOutcome]] = field(default_factory=lambda: defaultdict(list))
+    """By task."""
+    contents: dict[str, str] = field(default_factory=dict)
+    """Prompt and label of each task, as JSON."""
+    metadata: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """`Task.metadata` of each task; with the key `env`, the environment's name in a mixture."""
+    damage: str = ""
+    """Lines that could not be read, in words."""
+
+    @property
+    def flags(self) -> Mapping[str, Any]:
+        """The flags of the run; empty if unknown."""
+        return self.config.get("flags") or {}
+
+    def describe(self, task_id: str, task: Task) -> None:
+        """Store content and metadata of a task that is new."""
+        if task_id not in self.contents:
+            self.contents[task_id] = json.dumps(jsonable([task.prompt, task.label]), sort_keys=True)
+            self.metadata[task_id] = {"env": task.env, **task.metadata} if task.env else task.metadata
+
+
+def read_side(source: Source, where: EpisodeFilter | None = None) -> Side:
+    """Return the episodes of a run that a filter keeps: of a training those of its last evaluation, or of that at STEP.
+
+    A training without evaluations has the episodes that it kept of its train steps.
+
+    Raises:
+        ConfigError: the path is not a run, STEP has no evaluation, or the filter names a value that no episode
+            has.
+        DataError: the record has another schema.
+    """
+    report = ReadReport()
+    folder: Path | None
+    episodes: Iterator[tuple[Task, Summary]]
+    if isinstance(source, str | Path):
+        path, step = split_step(str(source))
+        check_run(path)
+        folder = Path(path)
+        if training := training_of(folder):
+            raise ConfigError(
+                f"{path}: expected a run, got the episodes that a training keeps of all its evaluations. Compare an "
+                f"evaluation as a whole: {training}@STEP."
+            )
+        if evaluation := evaluation_at(folder, step):
+            return _evaluated_side(folder, evaluation, where)
+        if where is None and folder.is_dir():
+            episodes = _indexed(RecordedEpisodes(folder, report=report))
+        else:
+            episodes = _summarized(select(path, Selection(where=where), report=report))
+    else:
+        folder = getattr(source, "out", None)
+        episodes = _summarized(_matching(list(source), where))
+    has_config = folder is not None and (folder / CONFIG).is_file()
+    side = Side(str(folder or "trajectories"), config=read_config(folder)["config"] if folder and has_config else {})
+    side.kept = "rollout_batch_size" in side.flags
+    judge = PassRule(side.config)
+    for task, summary in episodes:
+        task_id = task.task_id or summary.group_id
+        task_id = _without_pass(task_id) if side.kept else task_id
+        side.describe(task_id, task)
+        side.outcomes[task_id].append(judge.outcome(summary))
+    side.damage = report.damage
+    judge.settle(side)
+    return side
+
+
+def _evaluated_side(folder: Path, evaluation: Mapping[str, Any], where: EpisodeFilter | None) -> Side:
+    if where is not None:
+        raise ConfigError(
+            f"--where: expected runs, got an evaluation, {folder}@{evaluation['step']}, which keeps only numbers. "
+            "Leave it out."
+        )
+    side = Side(str(folder), step=evaluation["step"], config=read_config(folder)["config"])
+    judge = PassRule(side.config)
+    for episode in evaluated(evaluation):
+        side.outcomes[episode.group_id].append(judge.outcome(episode))
+    judge.settle(side)
+    return side
+
+
+def _summarized(episodes: Iterable[Trajectory]) -> Iterator[tuple[Task, Summary]]:
+    return ((each.task, summarize(each)) for each in episodes)
+
+
+def _indexed(episodes: RecordedEpisodes) -> Iterator[tuple[Task, Summary]]:
+    """Yield the task and the summary of each episode. Of a group one episode is read, since its task is that of all."""
+    tasks: dict[str, Task] = {}
+    for place, summary in enumerate(episodes.summaries):
+        if summary.group_id not in tasks:
+            tasks[summary.group_id] = episodes.read(place).task
+        yield tasks[summary.group_id], summary
+
+
+def _matching(episodes: list[Trajectory], where: EpisodeFilter | None) -> Iterator[Trajectory]:
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for each in episodes:
+        if each.reward is not None:
+            rewards[each.group_id].append(each.reward)
+    return (each for each in episodes if where is None or where.matches(each, rewards[each.group_id]))
+
+
+def _without_pass(task_id: str) -> str:
+    """Return the id of a task without the number of the pass over the data, which a training adds: `000443@2`."""
+    name, _, number = task_id.rpartition("@")
+    return name if name and number.isdigit() else task_id
+
+
+class PassRule:
+    """Decides which episodes of a side passed, as metrics.json does."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.pass_scores: Mapping[str, float | None] = config.get("pass_scores") or {}
+        self._passes = Passes((config.get("flags") or {}).get("pass_score"))
+
+    def outcome(self, episode: Summary) -> EpisodeOutcome:
+        """Return the outcome of an episode."""
+        passed = None
+        if episode.reward is not None:
+            own_reward = episode.reward - episode.info_last.get(GROUP_REWARD, 0.0)
+            passed = self._passes.passed(own_reward, episode.score, self.pass_scores.get(episode.env))
+        stop = str(episode.stop_reason) if episode.stop_reason else "unfinished"
+        return EpisodeOutcome(
+            reward=episode.reward,
+            score=episode.score if episode.reward is not None else None,
+            passed=passed,
+            stop_reason=stop,
+            num_action_tokens=episode.num_action_tokens,
+            failure="" if episode.reward is not None else str(episode.error_kind or stop),
+            info=episode.info_last,
+        )
+
+    def settle(self, side: Side) -> None:
+        """Forget which episodes passed if that turned out to be unknown."""
+        if not self._passes.are_known:
+            for task_id, outcomes in side.outcomes.items():
+                side.outcomes[task_id] = [replace(each, passed=None) for each in outcomes]
+
+
+def values_of(outcomes: Iterable[EpisodeOutcome], value: Callable[[EpisodeOutcome], float | None]) -> list[float]:
+    """Return the values that outcomes have, without None."""
+    return [number for each in outcomes if (number := value(each)) is not None]

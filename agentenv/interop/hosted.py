@@ -1,0 +1,171 @@
+"""What adapters share in which we run the loop and the host generates: an engine, a row's episode, failed episodes.
+
+The host is another trainer. It hands over rows and a way to sample after token ids; it gets trajectories, and learns of
+a failed one in its own idiom: `FAILURE_IDIOMS` is the one table of them. A failed episode is never a reward of 0,
+unless the host's own setting says so (`AgentExecutor.failed_reward`, because OpenRLHF's groups must keep their size).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Completion, SamplingParams
+from agentenv.episode.runner import EpisodeRunner, ErrorPolicy, PlannedEpisode
+from agentenv.episode.setup import EpisodeSetup
+from agentenv.episode.source import EpisodeSource
+from agentenv.errors import AgentEnvError, EngineError, InfraError
+
+logger = logging.getLogger(__name__)
+
+
+class FailureIdiom(StrEnum):
+    """How a host learns that an episode failed."""
+
+    NONE = "none"
+    """Its sample has no reward: the host leaves it out of the group's baseline, or drops it."""
+    RAISE = "raise"
+    """The call raises: the host drops the sample, or asks for it again."""
+    MASKED = "masked"
+    """A neutral or masked sample replaces it, because the host's groups must keep their size."""
+    ABORTED = "aborted"
+    """Its sample has the status of an aborted generation: the host puts the prompt back into its queue."""
+
+
+FAILURE_IDIOMS: Mapping[str, FailureIdiom] = MappingProxyType(
+    {
+        "molt": FailureIdiom.RAISE,
+        "nemo_gym": FailureIdiom.RAISE,
+        "nemo_rl": FailureIdiom.MASKED,
+        "openrlhf": FailureIdiom.MASKED,
+        "skyrl": FailureIdiom.RAISE,
+        "slime": FailureIdiom.ABORTED,
+        "tinker": FailureIdiom.RAISE,
+        "trl": FailureIdiom.NONE,
+        "verifiers": FailureIdiom.RAISE,
+        "verl": FailureIdiom.RAISE,
+    }
+)
+"""What each host's samples do by default."""
+
+
+def problem_of(trajectory: Trajectory) -> str | None:
+    """Return why an episode has no reward, or None if it has one."""
+    if trajectory.reward is not None:
+        return None
+    error = trajectory.error
+    return f"{error.where}: {error.type}: {error.message}" if error else f"it ended as {trajectory.stop_reason}."
+
+
+class FailureCount:
+    """Counts the failed episodes of one host, and ends its job when the set-up is broken.
+
+    Args:
+        where: what errors and warnings name: the host's entry into our code.
+    """
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.num_episodes = 0
+        self.num_failed = 0
+        self.in_a_row = 0
+
+    def add(self, problem: str | None, idiom: FailureIdiom, *, max_in_a_row: int, result: str) -> None:
+        """Count an episode. Warn if it failed; `result` says what the host gets for it.
+
+        Raises:
+            InfraError: it failed, and the idiom is to raise, or so many in a row failed.
+        """
+        self.num_episodes += 1
+        self.in_a_row = 0 if problem is None else self.in_a_row + 1
+        if problem is None:
+            return
+        self.num_failed += 1
+        message = f"{self.where}: expected an episode to train on, got one that failed: {problem}"
+        if idiom is FailureIdiom.RAISE or self.in_a_row >= max_in_a_row:
+            raise InfraError(f"{message} Failures in a row: {self.in_a_row}. Fix the cause.")
+        logger.warning("%s %s", message, result)
+
+
+async def run_planned(
+    source: EpisodeSource,
+    setup: EpisodeSetup,
+    planned: Sequence[PlannedEpisode],
+    *,
+    concurrency: int = 256,
+    max_retries: int = 1,
+) -> list[Trajectory]:
+    """Run a host's episodes, again where infrastructure failed; return their records in order, failed ones included.
+
+    Siblings, the episodes of one task, share the environment's seed and differ in the sampling seed.
+
+    Raises:
+        ConfigError: the engine is set up wrongly.
+    """
+    policy = ErrorPolicy(max_retries=max_retries, max_error_share=1.0)
+    runner = EpisodeRunner(source, setup, concurrency=min(concurrency, max(1, len(planned))), policy=policy)
+    ended: dict[str, Trajectory] = {}
+    await runner.run(planned, lambda record: ended.update({record.episode_id: record}))
+    return [ended[episode.episode_id] for episode in planned]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One action that a host is asked for."""
+
+    prompt_ids: list[int]
+    sampling: SamplingParams
+
+
+AskAll = Callable[[list[GenerationRequest]], Sequence[Completion]]
+"""Samples one completion for each request, in order; blocks until all of them are done."""
+
+
+class GatheringEngine:
+    """An engine over a host that samples one batch at a time, such as vLLM's `LLM.generate`.
+
+    What episodes ask within `wait_s`, or while a batch is being sampled, becomes the next batch. The host is called in
+    a thread, so that environments continue meanwhile, and never twice at a time.
+    """
+
+    def __init__(self, ask_all: AskAll, *, wait_s: float = 0.01) -> None:
+        self._ask_all, self._wait_s = ask_all, wait_s
+        self._open: list[GenerationRequest] = []
+        self._answers: asyncio.Task[Sequence[Completion]] | None = None
+        self._one_at_a_time = asyncio.Lock()
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
+    ) -> Completion:
+        """Sample one action; see `agentenv.core.engine.Engine`.
+
+        Raises:
+            EngineError: the host raised, or answered another number of requests.
+        """
+        if self._answers is None:
+            self._open = []
+            self._answers = asyncio.get_running_loop().create_task(self._send(self._open))
+        index, answers = len(self._open), self._answers
+        self._open.append(GenerationRequest(list(prompt_token_ids), sampling))
+        return (await asyncio.shield(answers))[index]
+
+    async def _send(self, batch: list[GenerationRequest]) -> Sequence[Completion]:
+        await asyncio.sleep(self._wait_s)
+        async with self._one_at_a_time:
+            self._answers = None  # what is asked from now on is the next batch
+            try:
+                answers = await asyncio.to_thread(self._ask_all, batch)
+            except AgentEnvError:
+                raise
+            except Exception as error:
+                raise EngineError(
+                    f"generate: expected {len(batch)} completions, got {error!r}. See its log."
+                ) from error
+        if len(answers) != len(batch):
+            raise EngineError(f"generate: expected {len(batch)} completions, got {len(answers)}. Return one for each.")
+        return answers

@@ -1,0 +1,255 @@
+"""EnvGenerator: SkyRL's GeneratorInterface over our loop. SkyRL's engines sample, our environment answers, tokens are
+never encoded again.
+
+Source: skyrl/train/generators/base.py and utils.py, trainer.py, evaluate.py and
+backends/skyrl_train/inference_servers/remote_inference_client.py, 0.3.0. SkyRL's experiment makes the generator:
+
+    class Experiment(BasePPOExp):
+        def get_generator(self, cfg, tokenizer, inference_engine_client):
+            return EnvGenerator(cfg.generator, inference_engine_client, tokenizer, env="math_retry")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from operator import attrgetter
+from typing import Any
+
+from agentenv.chat.chat import Chat, ChatOptions, stop_token_ids_of
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Completion, Limits, SamplingParams, Task
+from agentenv.episode.registry import env_source
+from agentenv.episode.runner import PlannedEpisode
+from agentenv.episode.setup import EpisodeSetup
+from agentenv.errors import ConfigError, ContractError, InfraError
+from agentenv.interop._records import columns
+from agentenv.interop._task_rows import task_dataset, task_of
+from agentenv.interop.hosted import FAILURE_IDIOMS, FailureCount, FailureIdiom, problem_of, run_planned
+from agentenv.interop.skyrl.records import to_records
+
+_WHERE = "interop.skyrl"
+_CONCURRENCY = 256
+"""Maximum number of episodes of one call that run at the same time."""
+_EXPECTED = {
+    "batched": False,
+    "use_conversation_multi_turn": True,
+    "vision_language_generator": False,
+    "apply_overlong_filtering": False,
+    "zero_reward_on_non_stop": False,
+    "chat_template.name_or_path": None,
+    "inference_engine.enable_return_routed_experts": False,
+}
+"""Settings of SkyRL's own generator that change what it returns."""
+
+
+def dataset(rows: Sequence[Mapping[str, Any] | Task], *, data_source: str = "agentenv") -> Any:
+    """Return a `datasets.Dataset` in SkyRL's columns, for `to_parquet`; each row holds its whole task.
+
+    SkyRL shows the prompt, and drops rows whose prompt is too long. What the model sees comes from the environment's
+    `reset`.
+
+    Raises:
+        MissingDependency: `datasets` is not installed.
+        DataError: a row is not a task, has images, or is not JSON.
+    """
+    return task_dataset(rows, _WHERE, data_source)
+
+
+@dataclass(frozen=True)
+class SkyRLEngine:
+    """The engine behind the episodes of one call of the generator: SkyRL's client of its inference servers."""
+
+    client: Any
+    """SkyRL's InferenceEngineInterface."""
+    params: Mapping[str, Any]
+    """SkyRL's sampling parameters, in vLLM's names; they win over the episode's."""
+    model: str | None
+    """The policy's name in the servers; None: the client's own."""
+    cache_salt: str | None
+    """Keeps what the servers cached of earlier weights out of this call."""
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
+    ) -> Completion:
+        """Sample one action; see `agentenv.core.engine.Engine`.
+
+        Raises:
+            ConfigError: the action must match a grammar.
+        """
+        if sampling.structural_tag is not None:
+            raise ConfigError(
+                f"{_WHERE}: expected no structural_tag, got one. SkyRL's client takes no grammar: remove it."
+            )
+        params = {**self.params, "max_tokens": sampling.max_tokens}
+        params |= {"stop": list(sampling.stop)} if sampling.stop else {}
+        params |= {"stop_token_ids": list(sampling.stop_token_ids)} if sampling.stop_token_ids else {}
+        asked = {
+            "prompt_token_ids": [list(prompt_token_ids)],
+            "session_ids": [request_id.rpartition("/")[0]],  # the episode
+            "sampling_params": params,
+            "cache_salt": self.cache_salt,
+        }
+        version = int(getattr(self.client, "weight_version", 0))
+        out = await self.client.generate(asked, model=self.model)
+        logprobs = (out.get("response_logprobs") or [None])[0]
+        return Completion(
+            tuple(map(int, out["response_ids"][0])),
+            out["stop_reasons"][0],
+            logprobs=None if logprobs is None else tuple(map(float, logprobs)),
+            policy_version=version,
+        )
+
+
+@dataclass(frozen=True)
+class EnvGenerator:
+    """SkyRL's GeneratorInterface: runs an episode for each prompt and returns SkyRL's GeneratorOutput.
+
+    SkyRL's settings are the episode's: `max_turns`, `max_input_length` and `sampling_params.max_generate_length`, which
+    together limit the tokens of an episode, and `chat_template_kwargs`.
+
+    Under `generator.step_wise_trajectories` each segment is a row, and a failed episode has none: SkyRL's baseline is
+    that of its siblings. Otherwise SkyRL needs one row of each prompt, so that a failed episode raises, and so do
+    several segments.
+    """
+
+    config: Any
+    """SkyRL's `cfg.generator`."""
+    client: Any
+    """SkyRL's client of its inference servers."""
+    tokenizer: Any
+    """The policy's."""
+    env: str | type[Any]
+    """An installed environment's name, `module:Attr`, `FILE.py:Attr`, or the class."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the environment's constructor."""
+    limits: Limits = field(default_factory=Limits)
+    """Time limits of each episode; `max_turns` and `max_length` are SkyRL's."""
+    chat_options: ChatOptions = field(default_factory=ChatOptions)
+    """How messages become tokens."""
+    model: str | None = None
+    """The policy's name in the servers: SkyRL's `resolve_policy_model_name(cfg)`. None: the client's own."""
+    max_retries: int = 1
+    """How often an episode is run again after an infrastructure error."""
+    failures: FailureCount = field(default_factory=partial(FailureCount, "EnvGenerator"), repr=False, compare=False)
+    """The failed episodes so far."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a setting of SkyRL's own generator that has no effect here."""
+        for name, expected in _EXPECTED.items():
+            if (value := attrgetter(name)(self.config)) != expected:
+                raise ConfigError(
+                    f"EnvGenerator.config: expected generator.{name}={expected!r}, got {value!r}. Remove it: only "
+                    "SkyRL's own generator follows it."
+                )
+
+    @cached_property
+    def source(self) -> Any:
+        """The source of episodes."""
+        return env_source(self.env, self.env_kwargs)
+
+    @cached_property
+    def chat(self) -> Chat:
+        """The chat of all episodes."""
+        given = {**self.config.chat_template_kwargs, **self.chat_options.chat_template_kwargs}
+        stops = stop_token_ids_of(str(getattr(self.tokenizer, "name_or_path", "")))
+        return Chat(
+            self.tokenizer, stop_token_ids=stops, options=replace(self.chat_options, chat_template_kwargs=given)
+        )
+
+    async def generate(self, input_batch: Mapping[str, Any], disable_tqdm: bool = False) -> dict[str, Any]:
+        """Run the episodes and return SkyRL's GeneratorOutput, in the order of the prompts.
+
+        Raises:
+            InfraError: an episode failed and SkyRL needs its row, or fewer than two episodes of a task are left.
+            ContractError: an episode has several segments, and `step_wise_trajectories` is not set.
+        """
+        ids, params = input_batch["trajectory_ids"], dict(input_batch["sampling_params"])
+        rows = zip(input_batch["prompts"], input_batch["env_extras"], ids, strict=True)
+        planned = [
+            PlannedEpisode(task_of(prompt, row, each.instance_id), each.repetition_id) for prompt, row, each in rows
+        ]
+        limits = replace(
+            self.limits,
+            max_turns=self.config.max_turns,
+            max_length=self.config.max_input_length + self.config.sampling_params.max_generate_length,
+        )
+        engine = SkyRLEngine(self.client, params, self.model, self._cache_salt())
+        setup = EpisodeSetup(engine, self.chat, SamplingParams(max_tokens=params["max_tokens"]), limits)
+        slots = asyncio.Semaphore(_CONCURRENCY)
+        ended = await asyncio.gather(*[self._run(episode, setup, slots) for episode in planned])
+        kept = [(each, trajectory) for each, trajectory in zip(ids, ended, strict=True) if self._has_row(trajectory)]
+        self._check_groups([each.instance_id for each in ids], [each.instance_id for each, _ in kept], input_batch)
+        return self._output(kept)
+
+    async def _run(self, planned: PlannedEpisode, setup: EpisodeSetup, slots: asyncio.Semaphore) -> Trajectory:
+        async with slots:
+            try:
+                (trajectory,) = await run_planned(self.source, setup, [planned], max_retries=self.max_retries)
+            finally:
+                await self.client.finish_session(planned.episode_id)
+        return trajectory
+
+    def _cache_salt(self) -> str | None:
+        """Return what SkyRL's own generator salts the servers' caches with: the weights at the start of the call."""
+        version = getattr(self.client, "weight_version", None)
+        if version is None or not self.config.use_cache_salt:
+            return None
+        return str(version) if self.model is None else f"{self.model}@{version}"
+
+    def _has_row(self, trajectory: Trajectory) -> bool:
+        problem, is_step_wise = problem_of(trajectory), self.config.step_wise_trajectories
+        idiom = FailureIdiom.NONE if is_step_wise else FAILURE_IDIOMS["skyrl"]
+        self.failures.add(problem, idiom, max_in_a_row=64, result="It has no row.")
+        return problem is None
+
+    def _check_groups(self, asked: Sequence[str], left: Sequence[str], input_batch: Mapping[str, Any]) -> None:
+        """Raise InfraError where SkyRL would train on one episode of several, with its reward as the advantage."""
+        metadata, sizes, num = input_batch["batch_metadata"], Counter(asked), Counter(left)
+        least = 1 if metadata and metadata.training_phase == "eval" else 2
+        few = [uid for uid, size in sizes.items() if num[uid] < min(size, least)]
+        if (few and least == 2) or not left:
+            raise InfraError(
+                f"EnvGenerator: expected two episodes of each task that did not fail, got {num[few[0]]} of "
+                f"{sizes[few[0]]} in row {few[0]}. Fix the cause; the log has each failure."
+            )
+
+    def _output(self, kept: Sequence[tuple[Any, Trajectory]]) -> dict[str, Any]:
+        from skyrl.train.generators.utils import get_rollout_metrics
+
+        made = columns([row for each, trajectory in kept for row in self._rows(each, trajectory)])
+        metrics = get_rollout_metrics(made["response_ids"], made["rewards"], loss_masks=made["loss_masks"])
+        scores = [trajectory.score for _, trajectory in kept if trajectory.score is not None]
+        metrics |= {"environment/avg_score": math.fsum(scores) / len(scores)} if scores else {}
+        metrics["environment/avg_truncated"] = sum(trajectory.truncated for _, trajectory in kept) / len(kept)
+        has_logprobs = all(row is not None for row in made["rollout_logprobs"])
+        is_step_wise = self.config.step_wise_trajectories
+        return {
+            **made,
+            "rollout_logprobs": made["rollout_logprobs"] if has_logprobs else None,
+            "trajectory_ids": made["trajectory_ids"] if is_step_wise else None,
+            "is_last_step": made["is_last_step"] if is_step_wise else None,
+            "rollout_metrics": metrics,
+            "trajectory_generation_times": None,
+            "rollout_expert_indices": None,
+            "env_metrics": None,
+        }
+
+    def _rows(self, trajectory_id: Any, trajectory: Trajectory) -> list[dict[str, Any]]:
+        """Return an episode's rows. SkyRL learns from the rewards of the last one, which has those of all."""
+        rows = to_records(trajectory, trajectory_id=trajectory_id)
+        if len(rows) > 1 and not self.config.step_wise_trajectories:
+            raise ContractError(
+                f"EnvGenerator: expected one segment with actions, got {len(rows)} in {trajectory.episode_id}. Set "
+                "generator.step_wise_trajectories=true."
+            )
+        last = rows[-1]
+        place = max((at for at, chosen in enumerate(last["loss_masks"]) if chosen), default=-1)
+        for row in rows[:-1]:
+            last["rewards"][place] += math.fsum(row["rewards"])
+            row["rewards"] = [0.0] * len(row["rewards"])
+        return rows

@@ -1,0 +1,128 @@
+"""EnvText: SkyRL-gym's BaseTextEnv over a stepped episode, for SkyRL's own generators, which make the tokens.
+
+Source: skyrl_gym/envs/base_text_env.py and registration.py, 0.4.0; skyrl/train/generators/skyrl_gym_generator.py and
+backends/skyrl_train/inference_servers/remote_inference_client.py, 0.3.0. SkyRL finds it in its registry, in the process
+of the generator:
+
+    options = {"env": "math_retry", "ends": [tokenizer.eos_token]}
+    skyrl_gym.register("math_retry", "agentenv.interop.skyrl.text_env:EnvText", options)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from skyrl_gym.envs.base_text_env import BaseTextEnv
+
+from agentenv._util.calls import create
+from agentenv._util.loop_thread import run_sync
+from agentenv.chat.chat import Chat
+from agentenv.core.types import Limits, Message
+from agentenv.engines.scripted import PlainTextTokenizer
+from agentenv.episode.registry import env_source
+from agentenv.episode.runner import derive_seed
+from agentenv.episode.setup import EpisodeKey
+from agentenv.episode.source import EnvSource
+from agentenv.episode.stepping import SteppedEpisode
+from agentenv.errors import ConfigError
+from agentenv.interop._task_rows import task_of
+
+_MAX_CHARS = 1_000_000
+"""`max_length` of an episode, whose tokens are characters here; SkyRL has its own limit."""
+
+
+class EnvText(BaseTextEnv):  # type: ignore[misc]
+    """One episode in text. SkyRL calls it from threads; it runs on the loop that plain functions share.
+
+    A failed episode raises EpisodeFailed, which ends SkyRL's batch; it has no reward.
+
+    Args:
+        env: an installed environment's name, `module:Attr` or `FILE.py:Attr`.
+        env_kwargs: arguments of its constructor.
+        ends: texts that end an action, such as the policy's EOS: SkyRL's client leaves it in the action.
+        env_config: SkyRL's configuration of the environment, which is not used.
+        extras: the row's columns, and SkyRL's `max_turns`.
+    """
+
+    def __init__(
+        self,
+        env: str,
+        env_kwargs: Mapping[str, Any] | None = None,
+        ends: Sequence[str] = (),
+        env_config: Any = None,
+        extras: Any = None,
+    ) -> None:
+        super().__init__()
+        source = env_source(env, env_kwargs or {})
+        if not isinstance(source, EnvSource):
+            raise ConfigError(
+                f"EnvText.env: expected an environment with `step`, got {env!r}, which has a loop of calls. Train it "
+                "with EnvGenerator."
+            )
+        self._make_agent, self._ends, self._extras = partial(create, source.cls, source.kwargs), ends, extras
+
+    def init(self, prompt: Sequence[Message]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Begin the episode of the row; return its messages.
+
+        Raises:
+            EpisodeFailed: the environment raised.
+            ConfigError: the environment has tools or settings of sampling, which SkyRL's generator does not read.
+        """
+        task = task_of(prompt, self._extras, "task")
+        self._episode = SteppedEpisode(
+            self._make_agent,
+            task,
+            chat=Chat(PlainTextTokenizer()),
+            limits=Limits(max_length=_MAX_CHARS, max_turns=self._extras["max_turns"]),
+            key=EpisodeKey(task.task_id, seed=derive_seed(0, task.task_id) if task.seed is None else task.seed),
+        )
+        messages = run_sync(self._episode.begin())
+        self._check()
+        return _messages(messages), {}
+
+    def step(self, action: str) -> dict[str, Any]:
+        """Play an action.
+
+        Raises:
+            EpisodeFailed: the environment raised.
+            ConfigError: the environment asks for settings of sampling.
+        """
+        for end in self._ends:
+            action = action.removesuffix(end)
+        result = run_sync(self._episode.act(action))
+        self._check()
+        return {
+            "observations": [] if self._episode.over else _messages(result.observation),
+            "reward": result.reward,
+            "done": self._episode.over,
+            "metadata": dict(result.info),
+        }
+
+    def close(self) -> None:
+        """End the episode."""
+        run_sync(self._episode.aclose())
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Return the episode's score, if it has one, and 1 if a limit of turns or the environment cut it."""
+        trajectory = self._episode.trajectory
+        score = {} if trajectory.score is None else {"score": trajectory.score}
+        return {**score, "truncated": float(trajectory.truncated)}
+
+    def _check(self) -> None:
+        asked, tools = self._episode.asked, self._episode.trajectory.tools
+        sampling = None if asked is None else asked.sampling
+        is_plain = sampling is None or not (sampling.stop or sampling.stop_token_ids or sampling.structural_tag)
+        if tools or not is_plain:
+            got = f"{len(tools)} tools" if tools else repr(sampling)
+            raise ConfigError(
+                f"EnvText: expected an environment without tools, stops and grammars, got {got}. SkyRL's generator "
+                "reads only messages: use EnvGenerator."
+            )
+
+
+def _messages(observation: str | Sequence[Message]) -> list[dict[str, Any]]:
+    if isinstance(observation, str):
+        return [{"role": "user", "content": observation}] if observation else []
+    return [dict(message) for message in observation]

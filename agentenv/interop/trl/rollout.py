@@ -1,0 +1,298 @@
+"""EnvRollout: the `rollout_func` of TRL's GRPOTrainer, over our loop. Our loop, TRL's weights, TRL's loss.
+
+Source: trl/trainer/grpo_trainer.py and grpo_config.py, 1.16.0. TRL calls the function with the process's prompts, each
+repeated for its group, and takes one row for each. A prompt is all that it hands over, so its last message has the
+task's id, which `dataset` puts there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+from agentenv._util.loop_thread import run_sync
+from agentenv.chat.chat import Chat, ChatOptions, stop_token_ids_of
+from agentenv.core.dataset import in_messages, read_tasks
+from agentenv.core.engine import Engine
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Completion, Limits, SamplingParams, Task
+from agentenv.episode.registry import env_source
+from agentenv.episode.runner import PlannedEpisode, derive_seed
+from agentenv.episode.setup import EpisodeSetup
+from agentenv.errors import ConfigError, ContractError, DataError, MissingDependency
+from agentenv.interop._records import columns
+from agentenv.interop.hosted import (
+    FAILURE_IDIOMS,
+    FailureCount,
+    GatheringEngine,
+    GenerationRequest,
+    problem_of,
+    run_planned,
+)
+from agentenv.interop.trl.records import to_records
+
+_WHERE = "interop.trl"
+_FACTS = (
+    "reward", "turn_scores", "turn_spans", "policy_versions", "stop_reason", "finish_reason", "episode_id", "segment",
+    "num_segments", "forced_tokens", "truncated", "failed",
+)  # fmt: skip
+"""Columns besides those that TRL reads; every row has all of them."""
+
+
+def dataset(rows: Sequence[Mapping[str, Any] | Task]) -> Any:
+    """Return a `datasets.Dataset` for TRL: a prompt of each task, whose last message has the task's id.
+
+    TRL and its log show the prompt. What the model sees comes from the environment's `reset`.
+
+    Raises:
+        MissingDependency: `datasets` is not installed.
+        DataError: a row is not a task.
+    """
+    try:
+        from datasets import Dataset
+    except ImportError as error:
+        raise MissingDependency(f"{_WHERE}: expected datasets, got {error}. pip install 'agentenv-rl[trl]'") from error
+    return Dataset.from_list([{"prompt": _carrier(task)} for task in _tasks(rows).values()])
+
+
+def reward(completions: Sequence[Any], reward: Sequence[float | None], **columns: Any) -> list[float | None]:
+    """Return the episodes' rewards, for `reward_funcs`; None for a failed one, which TRL leaves out of its group."""
+    return list(reward)
+
+
+def _tasks(rows: Sequence[Mapping[str, Any] | Task]) -> dict[str, Task]:
+    return {task.task_id: in_messages(task) for task in read_tasks(rows, needs_label=False)}
+
+
+def _carrier(task: Task) -> list[dict[str, str]]:
+    """Return the task's messages as TRL stores them: role, content as text, and the id in each."""
+    return [
+        {"role": str(message["role"]), "content": str(message.get("content") or ""), "task_id": task.task_id}
+        for message in task.prompt
+        if not isinstance(message, str)
+    ]
+
+
+@dataclass(frozen=True)
+class EnvRollout:
+    """TRL's `rollout_func`: runs an episode for each prompt and returns TRL's columns.
+
+    The engine follows the trainer's arguments: transformers with the trainer's own model, or with `use_vllm` its vLLM,
+    in this process or as a server. Sampling follows them, too, except for `max_tokens`.
+
+    A failed episode is a row with one masked token and the reward None: TRL leaves it out of the group's baseline, and
+    its advantage is 0. Under `mask_truncated_completions` the rows of truncated episodes are masked, and only those.
+
+    Example::
+
+        trainer = GRPOTrainer(
+            model, reward_funcs=reward, args=GRPOConfig(...), train_dataset=dataset(rows),
+            rollout_func=EnvRollout("math_retry", rows, limits=Limits(max_length=512, max_turns=2)),
+        )
+    """
+
+    env: str | type[Any]
+    """An installed environment's name, `module:Attr`, `FILE.py:Attr`, or the class."""
+    rows: Sequence[Mapping[str, Any] | Task]
+    """The rows that `dataset` got."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the environment's constructor."""
+    limits: Limits = field(default_factory=Limits)
+    """Budgets of each episode. `max_length` counts the prompt, too; TRL's `max_completion_length` is not used."""
+    max_tokens: int | None = None
+    """Maximum number of new tokens of one action; None: limited only by the room in `max_length`."""
+    chat_options: ChatOptions = field(default_factory=ChatOptions)
+    """How messages become tokens; `history` must be `keep`, because TRL takes one row of an episode."""
+    max_retries: int = 1
+    """How often an episode is run again after an infrastructure error."""
+    max_failed_in_a_row: int = 64
+    """This many failures in a row end the training: the set-up is broken."""
+    failures: FailureCount = field(default_factory=partial(FailureCount, "EnvRollout"), repr=False, compare=False)
+    """The failed episodes so far."""
+    _calls: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ConfigError: the history is rendered again.
+        """
+        if self.chat_options.history != "keep":
+            raise ConfigError(
+                f"EnvRollout.chat_options: expected history='keep', got {self.chat_options.history!r}. Remove it: TRL "
+                "takes one row of an episode."
+            )
+
+    @cached_property
+    def tasks(self) -> dict[str, Task]:
+        """The tasks, by id."""
+        return _tasks(self.rows)
+
+    @cached_property
+    def source(self) -> Any:
+        """The source of episodes."""
+        return env_source(self.env, self.env_kwargs)
+
+    def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
+        """Run the episodes and return TRL's columns, in the order of the prompts.
+
+        Raises:
+            ConfigError: the trainer has an argument that this function cannot follow.
+            ContractError: an episode has several segments.
+            DataError: a prompt has no known task id, or the engine returned no log-probability for an action.
+            InfraError: `max_failed_in_a_row` episodes failed.
+        """
+        sampling = _sampling(trainer, self.max_tokens)
+        first = trainer.accelerator.process_index * len(prompts)
+        planned = [PlannedEpisode(self._task(prompt), first + i) for i, prompt in enumerate(prompts)]
+        mode = "train" if trainer.model.training else "eval"
+        seed = derive_seed(trainer.args.seed, mode, trainer.state.global_step, next(self._calls))
+        work = self._run(planned, trainer, replace(sampling, seed=seed))
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            trajectories = asyncio.run(work)
+        else:  # a notebook
+            trajectories = run_sync(work)
+        return columns([self._row(trajectory, trainer) for trajectory in trajectories])
+
+    async def _run(self, planned: list[PlannedEpisode], trainer: Any, sampling: SamplingParams) -> list[Trajectory]:
+        tokenizer = _tokenizer(trainer)
+        stops = stop_token_ids_of(str(getattr(tokenizer, "name_or_path", "")))
+        chat = Chat(tokenizer, stop_token_ids=stops, options=self.chat_options)
+        async with _engine(trainer) as engine:
+            setup = EpisodeSetup(engine, chat, sampling, self.limits)
+            return await run_planned(self.source, setup, planned, max_retries=self.max_retries)
+
+    def _task(self, prompt: Any) -> Task:
+        last = prompt[-1] if isinstance(prompt, Sequence) and prompt and not isinstance(prompt, str) else {}
+        task_id = last.get("task_id") if isinstance(last, Mapping) else None
+        if task_id not in self.tasks:
+            raise DataError(
+                f"EnvRollout: expected the id of a task in the prompt's last message, got {task_id!r}. "
+                "Pass agentenv.interop.trl.dataset(rows) as the trainer's dataset, with the rows of EnvRollout."
+            )
+        return self.tasks[task_id]
+
+    def _row(self, trajectory: Trajectory, trainer: Any) -> dict[str, Any]:
+        problem = problem_of(trajectory)
+        self.failures.add(
+            problem,
+            FAILURE_IDIOMS["trl"],
+            max_in_a_row=self.max_failed_in_a_row,
+            result="Its row has no reward, and TRL leaves it out of its group.",
+        )
+        facts = {"truncated": trajectory.truncated, "failed": problem is not None}
+        row = {**dict.fromkeys(_FACTS), **(_failed(trajectory) if problem else _record(trajectory)), **facts}
+        return _for_trl(row, trainer)
+
+
+def _record(trajectory: Trajectory) -> dict[str, Any]:
+    made = to_records(trajectory)
+    if len(made) != 1:
+        raise ContractError(
+            f"EnvRollout: expected one segment with actions, got {len(made)} in {trajectory.episode_id}. "
+            "TRL takes one row of an episode: let the agent only append to its messages."
+        )
+    return made[0]
+
+
+def _failed(trajectory: Trajectory) -> dict[str, Any]:
+    """Return the row of a failed episode: its prompt and no completion."""
+    segment, reason = trajectory.segments[0].token_ids.tolist() if trajectory.segments else [], trajectory.stop_reason
+    return {
+        "prompt_ids": segment[: trajectory.turns[0].start] if trajectory.turns else segment,
+        "completion_ids": [],
+        "logprobs": [],
+        "env_mask": [],
+        "episode_id": trajectory.episode_id,
+        "stop_reason": None if reason is None else reason.value,
+    }
+
+
+def _for_trl(row: dict[str, Any], trainer: Any) -> dict[str, Any]:
+    """Return a row with what TRL reads off its last token: every row has one, and an EOS there means not truncated."""
+    tokenizer, completion, mask = _tokenizer(trainer), row["completion_ids"], row["env_mask"]
+    hides_truncated, is_truncated = trainer.args.mask_truncated_completions, row["truncated"]
+    if hides_truncated and is_truncated:
+        mask = [0] * len(mask)
+    ends = {*trainer.eos_token_ids, tokenizer.pad_token_id}
+    looks_truncated = not completion or completion[-1] not in ends
+    if not completion or (hides_truncated and looks_truncated and not is_truncated):
+        row["logprobs"], completion, mask = [*row["logprobs"], 0.0], [*completion, tokenizer.eos_token_id], [*mask, 0]
+    prompt_ids = row["prompt_ids"] or [tokenizer.eos_token_id]
+    return {**row, "prompt_ids": prompt_ids, "completion_ids": completion, "env_mask": mask}
+
+
+def _tokenizer(trainer: Any) -> Any:
+    return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+
+
+def _sampling(trainer: Any, max_tokens: int | None) -> SamplingParams:
+    args = trainer.args
+    refused = {
+        "generation_kwargs": (args.generation_kwargs or None, None),
+        "repetition_penalty": (args.repetition_penalty, 1.0),
+    }
+    if args.use_vllm and args.vllm_mode == "colocate":
+        refused["vllm_enable_sleep_mode"] = (args.vllm_enable_sleep_mode, False)
+        refused["vllm_tensor_parallel_size"] = (args.vllm_tensor_parallel_size, 1)
+    for name, (value, expected) in refused.items():
+        if value != expected:
+            raise ConfigError(f"EnvRollout: expected {name}={expected!r} in GRPOConfig, got {value!r}. Remove it.")
+    return SamplingParams(
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k or 0,
+        min_p=args.min_p or 0.0,
+        max_tokens=max_tokens,
+    )
+
+
+@asynccontextmanager
+async def _engine(trainer: Any) -> AsyncIterator[Engine]:
+    """Yield an engine that samples with the trainer's present weights; what it cached of older ones is gone."""
+    args = trainer.args
+    if args.use_vllm and args.vllm_mode == "colocate":
+        yield GatheringEngine(partial(_ask_vllm, trainer))
+        return
+    if args.use_vllm:
+        from agentenv.engines.vllm.http import VLLMHTTPEngine
+
+        url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
+        server = VLLMHTTPEngine(url)
+        try:
+            yield server
+        finally:
+            await server.close()
+        return
+    from agentenv.engines.hf.engine import HFEngine
+
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    was_training = model.training
+    engine = HFEngine(model, tokenizer=_tokenizer(trainer))
+    try:
+        yield engine
+    finally:
+        await engine.close()
+        model.train(was_training)
+
+
+def _ask_vllm(trainer: Any, requests: list[GenerationRequest]) -> list[Completion]:
+    """Sample with the vLLM that TRL holds in this process."""
+    from agentenv.engines.vllm.wire import completion_of_output, vllm_sampling
+
+    device = trainer.accelerator.device
+    if device.type == "cuda":  # a thread begins with the first GPU
+        import torch
+
+        torch.cuda.set_device(device)
+    prompts = [{"prompt_token_ids": request.prompt_ids} for request in requests]
+    params = [vllm_sampling(request.sampling) for request in requests]
+    outputs = trainer.vllm_generation.llm.generate(prompts, params, use_tqdm=False)
+    return [completion_of_output(out, request.prompt_ids, 0) for out, request in zip(outputs, requests, strict=True)]

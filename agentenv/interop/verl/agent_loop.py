@@ -1,0 +1,250 @@
+"""EnvAgentLoop: verl's agent loop over ours. verl's servers sample, our environment answers, tokens are never encoded
+again.
+
+Source: verl/experimental/agent_loop/agent_loop.py, trainer/ppo/v1/agent_loop_tq.py and workers/rollout/llm_server.py,
+0.9.1. Each worker makes an instance for each row, from the entry of that name in the YAML file that
+`actor_rollout_ref.rollout.agent.agent_loop_config_path` names:
+
+    - name: agentenv
+      _target_: agentenv.interop.verl.agent_loop.EnvAgentLoop
+      env: math_retry
+      limits: {max_turns: 3}
+
+`rollout.agent.default_agent_loop=agentenv` chooses it, or a row's column `agent_name`. An installed environment needs
+no file: our plugin registers it as `agentenv/NAME`.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+from agentenv.chat.chat import Chat, ChatOptions, stop_token_ids_of
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import Completion, Limits, SamplingParams, Task
+from agentenv.episode.registry import env_source
+from agentenv.episode.runner import PlannedEpisode
+from agentenv.episode.setup import EpisodeSetup
+from agentenv.errors import ConfigError, ContractError, DataError, EngineError, PromptTooLong
+from agentenv.interop._task_rows import task_dataset, task_of
+from agentenv.interop.hosted import FAILURE_IDIOMS, FailureCount, problem_of, run_planned
+from agentenv.interop.verl.records import to_records
+
+_WHERE = "EnvAgentLoop"
+
+
+def dataset(rows: Sequence[Mapping[str, Any] | Task], *, data_source: str = "agentenv") -> Any:
+    """Return a `datasets.Dataset` in verl's columns, for `to_parquet`; each row holds its whole task.
+
+    verl shows the prompt, and drops rows whose prompt is too long. What the model sees comes from the environment's
+    `reset`.
+
+    Raises:
+        MissingDependency: `datasets` is not installed.
+        DataError: a row is not a task, has images, or is not JSON.
+    """
+    return task_dataset(rows, "interop.verl", data_source)
+
+
+class VerlEngine:
+    """The engine behind one episode: verl's client, and verl's two budgets of tokens.
+
+    Args:
+        server: verl's LLMServerClient: `await generate(request_id, prompt_ids=, sampling_params=)`.
+        params: verl's sampling parameters, which win over the episode's.
+        max_prompt: `rollout.prompt_length`, in tokens.
+        max_response: `rollout.response_length`, in tokens.
+        stops: ids that end an action; verl's vLLM says "completed" for an action that was cut, too.
+        more: further arguments of each call.
+    """
+
+    def __init__(
+        self,
+        server: Any,
+        params: Mapping[str, Any],
+        *,
+        max_prompt: int,
+        max_response: int,
+        stops: frozenset[int],
+        more: Mapping[str, Any],
+    ) -> None:
+        self._server, self._params, self._more = server, params, more
+        self._max_prompt, self._max_response, self._stops = max_prompt, max_response, stops
+        self._session = uuid.uuid4().hex
+        self._num_prompt = 0
+        self.versions: list[tuple[int | None, int | None]] = []
+        """The oldest and the newest weights of each action so far, as verl's steps."""
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str
+    ) -> Completion:
+        """Sample one action; see `agentenv.core.engine.Engine`.
+
+        Raises:
+            PromptTooLong: the first prompt is longer than `max_prompt`, or the response has no room left.
+            ConfigError: the action must match a grammar.
+            EngineError: verl's server failed.
+        """
+        num = len(prompt_token_ids)
+        if request_id.endswith("/0"):  # the first action of an attempt
+            self._num_prompt, self.versions = num, []
+        if num > self._max_prompt and num == self._num_prompt:
+            raise PromptTooLong(
+                f"expected at most rollout.prompt_length={self._max_prompt} tokens, got {num}. Raise it, or remove the "
+                "row."
+            )
+        room = min(self._max_response, self._num_prompt + self._max_response - num)
+        if room < 1:
+            raise PromptTooLong(f"expected room within rollout.response_length={self._max_response}, got none.")
+        if sampling.structural_tag is not None:
+            raise ConfigError(
+                f"{_WHERE}: expected no structural_tag, got one. verl's client takes no grammar: remove it."
+            )
+        max_tokens = min(sampling.max_tokens or room, room)
+        params = {**self._params, "max_tokens": max_tokens}
+        params |= {"stop": list(sampling.stop)} if sampling.stop else {}
+        params |= {"stop_token_ids": list(sampling.stop_token_ids)} if sampling.stop_token_ids else {}
+        out = await self._server.generate(
+            self._session, prompt_ids=list(prompt_token_ids), sampling_params=params, **self._more
+        )
+        return self._completion(out, max_tokens, self._stops | set(sampling.stop_token_ids))
+
+    def _completion(self, out: Any, max_tokens: int, stops: frozenset[int]) -> Completion:
+        token_ids, reason = tuple(map(int, out.token_ids)), out.stop_reason
+        if reason not in (None, "completed", "stop", "length", "aborted", "abort"):
+            raise EngineError(f"generate: expected a stop reason of verl, got {reason!r}. Look at the server's log.")
+        steps = out.extra_fields.get("global_steps")
+        oldest, newest = (out.extra_fields.get(f"{which}_global_steps", steps) for which in ("min", "max"))
+        self.versions.append((oldest, newest))
+        is_cut = len(token_ids) >= max_tokens and token_ids[-1] not in stops
+        return Completion(
+            token_ids,
+            "abort" if reason in ("aborted", "abort") else "length" if is_cut else "stop",
+            logprobs=None if out.log_probs is None else tuple(map(float, out.log_probs)),
+            policy_version=oldest or 0,
+        )
+
+    @property
+    def steps(self) -> dict[str, int | None]:
+        """The oldest and newest weights of the episode, under verl's names, by which it drops stale samples."""
+        oldest = [first for first, _ in self.versions if first is not None]
+        newest = [last for _, last in self.versions if last is not None]
+        return {"min_global_steps": min(oldest, default=None), "max_global_steps": max(newest, default=None)}
+
+
+_stop_token_ids = lru_cache(maxsize=4)(stop_token_ids_of)
+"""Read once in a process, and not for each row."""
+
+
+@lru_cache(maxsize=64)
+def _source(env: str, env_kwargs: str) -> Any:
+    """Return the source of episodes, one for each entry: verl makes an EnvAgentLoop for each row."""
+    return env_source(env, json.loads(env_kwargs))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a YAML file without OmegaConf's types."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+class EnvAgentLoop:
+    """Runs a row's episode and returns verl's AgentLoopOutput. verl's worker constructs it.
+
+    Args:
+        trainer_config: verl's configuration, in its wrapper.
+        server_manager: verl's client of the servers that sample.
+        tokenizer: the policy's.
+        env: an installed environment's name, `module:Attr` or `FILE.py:Attr`.
+        env_kwargs: arguments of its constructor.
+        limits: fields of `Limits`, without `max_length`: verl's `rollout.prompt_length` and `rollout.response_length`
+            limit the tokens.
+        max_tokens: maximum number of new tokens of one action; None: the room that is left.
+        chat_options: fields of `ChatOptions`; `data.apply_chat_template_kwargs` goes to `chat_template_kwargs`.
+        others: what verl passes besides, which is not used.
+    """
+
+    def __init__(
+        self,
+        trainer_config: Any,
+        server_manager: Any,
+        tokenizer: Any,
+        env: str,
+        env_kwargs: Mapping[str, Any] | None = None,
+        limits: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        chat_options: Mapping[str, Any] | None = None,
+        **others: Any,
+    ) -> None:
+        config = trainer_config.config
+        self._seed, rollout = config.data.get("seed"), config.actor_rollout_ref.rollout
+        self._max_prompt, self._max_response = int(rollout.prompt_length), int(rollout.response_length)
+        self._server, self._tokenizer, self._max_tokens = server_manager, tokenizer, max_tokens
+        self._source = _source(env, json.dumps(_plain(env_kwargs) or {}, sort_keys=True))
+        given = _plain(limits) or {}
+        if "max_length" in given:
+            raise ConfigError(
+                f"{_WHERE}.limits: expected no max_length, got {given['max_length']!r}. Set verl's "
+                "rollout.prompt_length and rollout.response_length."
+            )
+        self._limits = Limits(max_length=self._max_prompt + self._max_response, **given)
+        template = _plain(config.data.get("apply_chat_template_kwargs")) or {}
+        self._options = ChatOptions(**{"chat_template_kwargs": template, **(_plain(chat_options) or {})})
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
+        """Run one episode and return its AgentLoopOutput; in verl's v1 trainer a list, one for each segment.
+
+        Raises:
+            InfraError: the episode failed.
+            DataError: a segment does not fit into `rollout.prompt_length` and `rollout.response_length`.
+            ContractError: the episode has several segments, and the trainer is v0.
+        """
+        stops = _stop_token_ids(str(getattr(self._tokenizer, "name_or_path", "")))
+        engine = VerlEngine(
+            self._server,
+            sampling_params,
+            max_prompt=self._max_prompt,
+            max_response=self._max_response,
+            stops=frozenset((*stops, self._tokenizer.eos_token_id)),
+            more={"priority": int(row["priority"])} if "priority" in row else {},
+        )
+        chat = Chat(self._tokenizer, stop_token_ids=stops, options=self._options)
+        setup = EpisodeSetup(engine, chat, SamplingParams(max_tokens=self._max_tokens, seed=self._seed), self._limits)
+        task = task_of(row["raw_prompt"], row, str(row.get("uid", "task")))
+        # v1 numbers the siblings, v0 all rows of a step.
+        planned = PlannedEpisode(task, int(row.get("session_id", row.get("priority", 0))))
+        (trajectory,) = await run_planned(self._source, setup, [planned])
+        FailureCount(_WHERE).add(problem_of(trajectory), FAILURE_IDIOMS["verl"], max_in_a_row=1, result="")
+        outputs = [self._output(record, trajectory, engine) for record in to_records(trajectory)]
+        if "session_id" in row:
+            return outputs
+        if len(outputs) != 1:
+            raise ContractError(
+                f"{_WHERE}: expected one segment with actions, got {len(outputs)} in {trajectory.episode_id}. verl's "
+                "v0 trainer takes one sequence of a row: set trainer.use_v1=true."
+            )
+        return outputs[0]
+
+    def _output(self, record: dict[str, Any], trajectory: Trajectory, engine: VerlEngine) -> Any:
+        verl = import_module("verl.experimental.agent_loop.agent_loop")
+        for key, most in (("prompt", self._max_prompt), ("response", self._max_response)):
+            if (num := len(record[f"{key}_ids"])) > most:  # v0 would cut it, without a word
+                raise DataError(
+                    f"{_WHERE}: expected at most rollout.{key}_length={most} tokens, got {num} in "
+                    f"{trajectory.episode_id}. Raise it, or remove the row."
+                )
+        reward, score = record["reward_score"], trajectory.score
+        # The same keys in every row: verl takes them from the first one. A key `reward` would count twice.
+        told = {
+            "score": reward,
+            "acc": reward if score is None else score,
+            "truncated": float(trajectory.truncated),
+        }
+        extra = {**record.pop("extra_fields"), **engine.steps, "reward_extra_info": told}
+        metrics = verl.AgentLoopMetrics(**record["metrics"])
+        return verl.AgentLoopOutput(**{**record, "metrics": metrics}, extra_fields=extra)

@@ -1,0 +1,154 @@
+"""Open a prepared job: its engine, its environments or the workers that run its episodes, and its runner."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from agentenv.core.engine import Engine, constraint_problem
+from agentenv.engines.factory import open_engine
+from agentenv.engines.pool import PoolPolicy
+from agentenv.engines.ray_actor import RayConfig
+from agentenv.episode.endpoint.agent import ChatAgentSource
+from agentenv.episode.env_actors.host import EnvSpec
+from agentenv.episode.runner import EpisodeRunner
+from agentenv.episode.setup import EpisodeSetup
+from agentenv.episode.source import EpisodeSource
+from agentenv.errors import ConfigError
+from agentenv.runs.display.progress import waiting
+from agentenv.runs.env_actors.source import in_actors
+from agentenv.runs.prepare import Job, naming, open_source
+from agentenv.runs.rollout_workers.source import open_workers
+from agentenv.runs.rollout_workers.worker import WorkerSpec
+
+_OWN_ENGINES = ("vllm_http", "chat", "scripted")
+"""Engines that each worker opens for itself: clients of servers, which share nothing, and scripts."""
+
+
+@asynccontextmanager
+async def open_runner(
+    job: Job,
+    *,
+    engine: Engine | None = None,
+    note: Callable[[str], None] = lambda text: None,
+    only_records: bool = False,
+) -> AsyncIterator[EpisodeRunner]:
+    """Open the job's engine and environments and yield the runner of its episodes; close them at the end.
+
+    `engine` replaces the job's and is not closed. `only_records` is True if all that is done with an episode is to
+    record it, as it then comes from a worker encoded.
+
+    Raises:
+        ConfigError: the engine's context is shorter than `max_length`, or the engine cannot be opened.
+    """
+    config, is_given = job.config, engine is not None
+    starting = (lambda text: None) if config.output.progress == "none" else note
+    async with contextlib.AsyncExitStack() as stack:
+        source = None if config.ray.rollout_workers else await _source(job, stack)
+        engine = engine if engine is not None else await _engine(job, stack, starting)
+        _check_engine(job, engine, note)
+        if source is None:
+            spec = replace(worker_spec(job, engine, is_given=is_given), encodes=only_records)
+            opening = open_workers(spec, config.ray.rollout_workers)
+            with waiting("starting the workers", starting):
+                source = await stack.enter_async_context(opening)
+        yield EpisodeRunner(
+            source,
+            EpisodeSetup(engine=engine, chat=job.chat, sampling=config.sampling, limits=job.limits),
+            concurrency=config.concurrency,
+            policy=config.errors.policy(),
+        )
+
+
+async def _engine(job: Job, stack: contextlib.AsyncExitStack, note: Callable[[str], None]) -> Engine:
+    """Return the job's engine, open, which `stack` closes."""
+    config = job.config
+    opening = open_engine(
+        job.engine,
+        job.model,
+        job.tokenizer,
+        base_url=config.base_url,
+        device=config.device,
+        dtype=config.dtype,
+        args=job.engine_args,
+        ray=_ray_config(job),
+    )
+    with naming(*_of_longest(job)), waiting(f"starting {_engine_words(job)}", note):
+        return await stack.enter_async_context(opening)
+
+
+def _of_longest(job: Job) -> tuple[str, str]:
+    """Return the environment of a mixture that alone has the largest `max_length`, and the word of its errors."""
+    longest = [part.name for part in job.parts if part.limits.max_length == job.limits.max_length]
+    return longest[0] if len(longest) == 1 else "", "max_length"
+
+
+def _check_engine(job: Job, engine: Engine, note: Callable[[str], None]) -> None:
+    """Raise ConfigError if the engine's context is too short; note if its log-probabilities are raw."""
+    context, max_length = getattr(engine, "max_model_len", None), job.limits.max_length
+    with naming(*_of_longest(job)):
+        if context is not None and context < max_length:
+            raise ConfigError(
+                f"--max_length: expected at most {context}, the server's context, got {max_length}. "
+                f"Add --max_length {context}, or start the server with --max-model-len {max_length}."
+            )
+    if getattr(engine, "logprobs_mode", None) == "raw":
+        note(
+            "the server returns raw log-probabilities. They are recorded as missing where temperature or "
+            "truncation changes them. Start it with --logprobs-mode processed_logprobs."
+        )
+
+
+def _engine_words(job: Job) -> str:
+    """Return the name of the engine for the screen: "vLLM in Ray actors"."""
+    name = job.config.engine_backend if job.engine == "ray" else job.engine
+    words = {"hf": "transformers", "vllm_local": "vLLM", "vllm_http": "the client of the vLLM server"}.get(name, name)
+    return f"{words} in Ray actors" if job.engine == "ray" else words
+
+
+async def _source(job: Job, stack: contextlib.AsyncExitStack) -> EpisodeSource:
+    """Return the source of episodes in this process, with servers and actors of environments that `stack` closes."""
+    parts = []
+    for part in job.parts:
+        opening = in_actors(part.source, part.config, job.tokenizer, cluster=job.config.cluster)
+        parts.append(replace(part, source=await stack.enter_async_context(opening)))
+    return await open_source(parts, stack)
+
+
+def worker_spec(job: Job, engine: Engine, *, is_given: bool) -> WorkerSpec:
+    """Return what the workers of a job load. They ask `engine` if it is given, or shares a model between episodes.
+
+    Raises:
+        ConfigError: only this process has the class of an environment.
+    """
+    config = job.config
+    if config.agent_func_path is None:
+        for env in (entry for entry in config.env if isinstance(entry, str)):
+            EnvSpec(env).check("--rollout_workers")
+    facts = {name: getattr(engine, name) for name in ("base_url",) if hasattr(engine, name)}
+    opened = {
+        "name": job.engine, "model": job.model, "base_url": config.base_url, "device": config.device,
+        "dtype": config.dtype, "args": job.engine_args,
+    }  # fmt: skip
+    return WorkerSpec(
+        config,
+        job.chat,
+        os.getcwd(),
+        engine=opened if job.engine in _OWN_ENGINES and not is_given else None,
+        facts=facts | {"constraint_problem": constraint_problem(engine)},
+        agent_options=[part.source.options if isinstance(part.source, ChatAgentSource) else None for part in job.parts],
+    )
+
+
+def _ray_config(job: Job) -> RayConfig:
+    """Return how engines run in Ray actors."""
+    config = job.config
+    # The pool must find a stalled engine before the episodes give up on their generations.
+    pool = PoolPolicy(stall_s=0.9 * config.limits.generate_timeout_s)
+    ray = config.ray
+    return RayConfig(
+        config.num_engines, config.engine_backend, ray.engine_cpus, ray.engine_gpus, pool=pool, cluster=config.cluster
+    )

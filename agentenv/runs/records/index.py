@@ -1,0 +1,496 @@
+"""The index of a record: `index.jsonl`, a short line for each line of `trajectories.jsonl`, for lists, filters, resume.
+
+Its first line names the fields; each further line is the array of their values (docs/reference/run-directory.md). It is
+a cache. `trajectories.jsonl` is the truth: a row holds for the line that begins at its offset and has its checksum.
+`check` is the CRC-32 of the index up to it, so that the last one shows damage anywhere before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import math
+import os
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from agentenv.core.trajectory import Trajectory
+from agentenv.core.types import StopReason
+from agentenv.errors import ConfigError, DataError
+from agentenv.runs.metrics import Summary, summarize
+from agentenv.runs.records.lines import decode_episode, decode_line, split_line
+from agentenv.runs.records.scan import ReadReport, RecordLine, lines_that_count, read_line, scan
+
+logger = logging.getLogger(__name__)
+
+INDEX, TRAJECTORIES, LOCK = "index.jsonl", "trajectories.jsonl", ".lock"
+_MAX_WRITE_S = 3600
+"""Seconds after which no process writes to a temporary file any more."""
+
+FIELDS = {
+    "offset": "where its line begins in trajectories.jsonl, in bytes",
+    "length": "bytes of the line, with its end",
+    "episode_id": "the episode",
+    "group_id": "shared by the episodes of a task",
+    "attempt": "number of earlier attempts that failed",
+    "reward": "sum over the turns; null if unknown",
+    "score": "the last score of a turn, or null",
+    "stop_reason": "why the episode ended",
+    "error": "null, or what failed: `infra`, `env`, `contract` or `data`",
+    "error_text": "class, message and place of the failure; empty without one",
+    "turns": "number of turns",
+    "segments": "number of segments",
+    "prompt_tokens": "tokens before the first action of each segment",
+    "action_tokens": "sampled tokens",
+    "env_tokens": "tokens that the environment added after the first action",
+    "input_tokens": "tokens sent to the engine: the whole prompt of every turn",
+    "cached_tokens": "input tokens that the engine had cached",
+    "mean_logprob": "mean log-probability of the sampled tokens whose value is finite; null without one",
+    "min_logprob": "the lowest of them",
+    "version_min": "oldest version of the weights that sampled a token; null without one",
+    "version_max": "the newest",
+    "finish": "a letter for each turn: s stop, l length, a abort, e error, r repetition",
+    "bridges": "replies by how their tokens were joined to the action, and `cut`: those with a part left out",
+    "refusals": "requests of an agent with its own loop that got no answer, by the code of the error",
+    "marks": "Markdown marks in the actions; 0 without a reward",
+    "repeated_share": "share of word 4-grams of the actions that repeat others; 0 without a reward",
+    "generate_s": "seconds in the engine",
+    "step_s": "seconds in the environment's `step`",
+    "wait_s": "seconds outside of turns",
+    "began_s": "when this attempt started, in seconds since 1970, or null",
+    "cost_usd": "dollars that it cost; null if unknown",
+    "env": "the task's environment in a mixture",
+    "info": "by key, the number of the last turn that has it, or [that number, sum over the turns] where they differ",
+    "step_retries": "calls of `step` again, after an InfraError that asks for it",
+    "retried": "errors after which a step or the episode ran again, by class and class of the cause",
+    "rewards": "the reward of each turn; null if its step failed",
+    "action_hash": "the same in episodes whose sampled tokens, or texts without tokens, are the same",
+    "crc": "checksum of the episode, as its line has it",
+    "check": "CRC-32 of index.jsonl up to the comma before this value",
+}
+"""The fields of a row, in order, and their meaning."""
+
+HEADER = (
+    json.dumps({"v": 1, "source": TRAJECTORIES, "fields": list(FIELDS)}, separators=(",", ":")).encode("ascii") + b"\n"
+)
+Row = list[Any]
+"""The values of `FIELDS` but the last, `check`, which belongs to a file; rows that are read have it too."""
+
+_encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, check_circular=False, separators=(",", ":")).encode
+_STOP_REASONS = {reason.value: reason for reason in StopReason}
+_ID, _ERROR, _CRC = (list(FIELDS).index(name) for name in ("episode_id", "error", "crc"))
+
+
+def make_row(trajectory: Trajectory, summary: Summary, offset: int, length: int, crc: str) -> Row:
+    """Return the row of an episode, whose Summary is `summary`, and whose line in the record has this place and CRC."""
+    e, turns = summary, trajectory.turns
+    spans = [(trajectory.segments[turn.segment], turn.start, turn.end) for turn in turns if turn.end > turn.start]
+    logprobs, versions, actions = array("f"), array("i"), array("i")
+    for segment, start, end in spans:
+        logprobs += segment.logprobs[start:end]
+        versions += segment.policy_versions[start:end]
+        actions += segment.token_ids[start:end]
+    known: Sequence[float] = logprobs
+    try:
+        total = math.fsum(logprobs)
+    except ValueError:  # both infinities
+        total = math.nan
+    if not math.isfinite(total):
+        known = [each for each in logprobs if math.isfinite(each)]
+        total = math.fsum(known)
+    used = set(versions)  # few of them: their extremes are found faster than those of all
+    said = actions.tobytes() if actions else "\0".join(turn.action for turn in turns).encode("utf-8", "surrogatepass")
+    return [
+        offset, length, e.episode_id, e.group_id, e.attempt, e.reward, e.score,
+        None if e.stop_reason is None else e.stop_reason.value,
+        e.error_kind, [] if e.error_kind is None else [e.error_type, e.error_message, e.error_place],
+        e.num_turns, len(trajectory.segments), e.num_prompt_tokens, e.num_action_tokens, e.num_observation_tokens,
+        e.num_input_tokens, e.num_cached_tokens,
+        round(total / len(known), 5) if known else None, round(min(known), 5) if known else None,
+        min(used, default=None), max(used, default=None),
+        "".join([turn.finish_reason[0] for turn in turns]), dict(e.bridges), dict(e.refusals), e.num_marks,
+        e.repeated_share, e.generate_s, e.step_s, e.wait_s, trajectory.began_s, e.cost_usd, e.env,
+        {key: last if last == e.info_sum[key] else [last, e.info_sum[key]] for key, last in e.info_last.items()},
+        e.num_step_retries, dict(e.retried),
+        [None if turn.result is None else turn.result.reward for turn in turns],
+        hashlib.blake2b(said, digest_size=8).hexdigest(), crc,
+    ]  # fmt: skip
+
+
+def summary_of(row: Sequence[Any]) -> Summary:
+    """Return the Summary of a row: what `summarize` returns for its episode."""
+    (
+        _, _, episode_id, group_id, attempt, reward, score, stop_reason, error_kind, error_text, num_turns, _,
+        num_prompt, num_action, num_observation, num_input, num_cached, _, _, _, _, finish, bridges, refusals,
+        num_marks, repeated_share, generate_s, step_s, wait_s, _, cost_usd, env, info, num_step_retries, retried, *_,
+    ) = row  # fmt: skip
+    last = total = info
+    if list in map(type, info.values()):
+        last = {key: value[0] if type(value) is list else value for key, value in info.items()}
+        total = {key: value[1] if type(value) is list else value for key, value in info.items()}
+    error_type, error_message, error_place = error_text or ("", "", "")
+    return Summary(
+        episode_id, group_id, attempt, reward, score, _STOP_REASONS.get(stop_reason),
+        error_kind, error_type, error_message, error_place, num_turns, num_prompt, num_action, num_marks,
+        repeated_share, num_observation, num_input, num_cached, bridges, refusals, generate_s, step_s, wait_s,
+        last, total, cost_usd, env, finish.count("l"), num_step_retries,
+        retried,
+    )  # fmt: skip
+
+
+# --- bytes of an index ------------------------------------------------------------------------------------------------
+
+
+def encode_row(row: Row, crc: int) -> bytes | None:
+    """Return the line of a row behind an index with the CRC-32 `crc`; None if a number is not finite."""
+    try:
+        text = _encode(row[: _CRC + 1]).encode("ascii")[:-1]
+    except ValueError:
+        return None
+    return b'%b,"%08x"]\n' % (text, zlib.crc32(text, crc))
+
+
+def whole_part(data: bytes) -> bytes:
+    """Return an index without a torn last line; empty if it is damaged or of another version."""
+    data = data[: data.rfind(b"\n") + 1]
+    if data == HEADER:
+        return data
+    checked = data[: -len(b',"01234567"]\n')]
+    is_whole = data.startswith(HEADER) and data[len(checked) :] == b',"%08x"]\n' % zlib.crc32(checked)
+    return data if is_whole else b""
+
+
+def rows_of(data: bytes) -> Iterator[Row]:
+    """Yield the rows of an index that `whole_part` returned; some thousand at a time are in memory."""
+    begin = len(HEADER)
+    while begin < len(data):
+        end = data.find(b"\n", begin + (1 << 20))
+        end = len(data) - 1 if end < 0 else end
+        yield from json.loads(b"[%b]" % data[begin:end].replace(b"\n", b","))
+        begin = end + 1
+
+
+def stored_index(folder: Path) -> bytes:
+    """Return what holds of the index in a folder; empty without one."""
+    path = folder / INDEX
+    try:
+        return whole_part(path.read_bytes()) if path.is_file() else b""  # a pipe would be waited for
+    except OSError:
+        return b""
+
+
+class IndexCompletion:
+    """Completes a stored index with the rows that it lacks, and drops those that belong to no line.
+
+    Args:
+        file: the record.
+        stored: the index, as `whole_part` returns it.
+    """
+
+    def __init__(self, file: BinaryIO, stored: bytes) -> None:
+        self.data = bytearray(stored or HEADER)
+        """The index."""
+        self._file, self._stored = file, stored
+        self._crc = zlib.crc32(self.data)
+
+    def rows(self, lines: Sequence[RecordLine]) -> Iterator[tuple[RecordLine, Row]]:
+        """Yield of all lines of the record those that count, with their rows; the index is complete at the end.
+
+        Raises:
+            DataError: a line that counts is not that of a trajectory.
+        """
+        counting = {line.offset for line in lines_that_count(lines)}
+        stored, num_kept = rows_of(self._stored), 0
+        row = next(stored, None)
+        for line in lines:
+            counts = line.offset in counting
+            if row is not None and row[0] == line.offset and row[_CRC] == line.crc:
+                if counts:
+                    yield line, row
+                row, num_kept = next(stored, None), num_kept + 1
+                continue
+            made = self._made(line, counts=counts)
+            if made is None:
+                continue
+            if row is not None and encode_row(made, 0) is not None:
+                self._cut(num_kept)
+                row = None
+            self._add(made)
+            if counts:
+                yield line, made
+        if row is not None:
+            self._cut(num_kept)
+
+    def extend(self, lines: Iterable[RecordLine], progress: Callable[[int], None]) -> None:
+        """Add rows of lines that follow those of the index; `progress` is called with the offset after each line."""
+        for line in lines:
+            made = self._made(line, counts=False)
+            if made is not None:
+                self._add(made)
+            progress(line.offset + line.length)
+
+    def _add(self, row: Row) -> None:
+        line = encode_row(row, self._crc)
+        if line is not None:
+            self.data += line
+            self._crc = zlib.crc32(line, self._crc)
+
+    def _made(self, line: RecordLine, *, counts: bool) -> Row | None:
+        try:
+            trajectory = read_line(self._file, line)
+        except DataError:
+            if counts:
+                raise
+            return None
+        return make_row(trajectory, summarize(trajectory), line.offset, line.length, line.crc)
+
+    def _cut(self, num_kept: int) -> None:
+        end = 0
+        for _ in range(num_kept + 1):
+            end = self.data.index(b"\n", end) + 1
+        del self.data[end:]
+        self._crc = zlib.crc32(self.data)
+
+
+# --- readers ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunIndex:
+    """The index of a record. It iterates over the rows, in the order of the record, superseded ones too."""
+
+    record: Path
+    """The `trajectories.jsonl` that offsets refer to."""
+    data: bytes
+    """The content of `index.jsonl`: the line of the fields, then a line a row."""
+    end: int
+    """Bytes of the record that the rows cover."""
+
+    def __iter__(self) -> Iterator[Row]:
+        return rows_of(self.data)
+
+    def counting(self) -> list[Row]:
+        """Return of each episode the first row that did not fail, otherwise the last, in the order of the record."""
+        best: dict[str, Row] = {}
+        for row in self:
+            known = best.get(row[_ID])
+            if known is None or known[_ERROR] is not None:
+                best[row[_ID]] = row
+        return sorted(best.values(), key=itemgetter(0))
+
+    def columns(self, *names: str) -> dict[str, list[Any]]:
+        """Return the values of some fields, or of all, of the rows that count."""
+        rows, places = self.counting(), {name: place for place, name in enumerate(FIELDS)}
+        return {name: [row[places[name]] for row in rows] for name in names or FIELDS}
+
+
+def read_index(path: str | Path, *, progress: Callable[[int, int], None] = lambda done, total: None) -> RunIndex:
+    """Return the index of a run directory, of `run`, `train` or an evaluation; safe while a run writes.
+
+    The stored index counts if its last row is that of a line of the record; rows that it lacks are computed. They are
+    stored, in the directory or, if that cannot be written, in `~/.cache/agentenv/index`, unless a run is writing
+    there. Damaged lines, and lines whose values are not those of a trajectory, have no row.
+
+    Args:
+        path: the run directory.
+        progress: called with bytes of the record done, and all of them, for each row that is computed.
+
+    Raises:
+        ConfigError: no record is there.
+        DataError: the record has another schema.
+    """
+    folder = Path(path)
+    record = folder / TRAJECTORIES
+    try:
+        file = record.open("rb")
+    except OSError as error:
+        what = f"expected a run directory with {TRAJECTORIES}, got {error}. Check the path."
+        raise ConfigError(f"{path}: {what}") from None
+    with file:
+        stored, end = rows_in_store(folder, file)
+        total = os.fstat(file.fileno()).st_size
+        report = ReadReport()
+        lines = scan(file, report, start=end)
+        completion = IndexCompletion(file, stored)
+        completion.extend(lines, lambda done: progress(done, total))
+        data = bytes(completion.data)
+        if data != stored:
+            store_index(folder, data)
+        return RunIndex(record, data, (lines[-1].offset + lines[-1].length) if lines else end)
+
+
+def load_episode(record: Path, offset: int, length: int) -> Trajectory:
+    """Return the episode of a line of a record, at the place that its row names.
+
+    Raises:
+        DataError: no line of an episode is there; the record was replaced or is damaged.
+    """
+    try:
+        with record.open("rb") as file:
+            file.seek(offset)
+            episode = decode_line(file.read(length))
+    except OSError as error:
+        raise DataError(f"{record}: expected to be readable, got {error}. Check the file.") from error
+    if episode is None:
+        raise DataError(
+            f"{record}: expected the line of an episode at byte {offset}, got other bytes. Read the index again."
+        )
+    return decode_episode(episode)
+
+
+def row_line(line: bytes, offset: int, crc: int | None = None) -> bytes | None:
+    """Return the row of a whole line of the record, as a line of an index; None if it is not an episode's.
+
+    `crc` is the CRC-32 of the index before it; without it, `check` is empty.
+    """
+    try:
+        parts = split_line(line)
+        if parts is None:
+            return None
+        trajectory = decode_episode(line[parts.start : parts.end])
+    except DataError:
+        return None
+    row = make_row(trajectory, summarize(trajectory), offset, len(line), parts.crc)
+    text = encode_row(row, crc or 0)
+    return text if text is None or crc is not None else text[: -len('01234567"]\n')] + b'"]\n'
+
+
+def rows_in_store(folder: Path, file: BinaryIO) -> tuple[bytes, int]:
+    """Return the stored index of a record, and the bytes of the record that it covers; b"" and 0 without one.
+
+    `file` is the record of the directory `folder`.
+    """
+    for place in (folder, _cache_folder(folder)):
+        stored = stored_index(place)
+        if end := _covered(file, stored):
+            return stored, end
+    return b"", 0
+
+
+def _covered(file: BinaryIO, stored: bytes) -> int:
+    """Return the bytes of the record that an index covers; 0 if it is not that of this record."""
+    if len(stored) <= len(HEADER):
+        return 0
+    try:
+        row = json.loads(stored[stored.rfind(b"\n", 0, -1) :])
+        file.seek(row[0])
+        line = file.read(row[1])
+        parts = split_line(line)
+        begin = b'{"episode_id":%b,' % json.dumps(row[_ID]).encode()
+        holds = parts is not None and parts.crc == row[_CRC] and line.startswith(begin, parts.start)
+        return row[0] + row[1] if holds else 0
+    except (LookupError, OSError, OverflowError, TypeError, ValueError):  # not a row that this library wrote
+        return 0
+
+
+def _cache_folder(folder: Path) -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "agentenv" / "index" / hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()
+
+
+def store_index(folder: Path, data: bytes) -> None:
+    """Store an index beside its record, or in the cache; not while a run writes there."""
+    try:
+        with open(folder / LOCK, "ab", opener=_unlinked) as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+            _replace(folder / INDEX, data)
+    except OSError:
+        cache = _cache_folder(folder)
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            _replace(cache / INDEX, data)
+        except OSError as error:
+            logger.warning("%s: the index is not stored (%s); it is computed again next time", cache, error)
+
+
+def _unlinked(path: str, flags: int) -> int:
+    """Open a file of a folder that may be a stranger's: a link there leads nowhere."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb", opener=_unlinked) as file:
+            file.write(data)
+            now = os.fstat(file.fileno()).st_mtime
+        for left in path.parent.glob(f".{path.name}.*.tmp"):
+            with contextlib.suppress(OSError):
+                if now - left.lstat().st_mtime > _MAX_WRITE_S:
+                    left.unlink()  # of a process that was killed while it wrote
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+# --- the writer of a run ----------------------------------------------------------------------------------------------
+
+
+class IndexWriter:
+    """Appends rows to the index of a run directory, for the record's only writer; not thread-safe.
+
+    Rows are written by `flush`, never synced: an index that lacks the last rows is completed when it is read. If the
+    disk takes no row, a warning is logged, and no more rows are written.
+
+    Args:
+        folder: the run directory.
+        data: what the index is to hold at first; `stored` of it is there.
+        stored: what the file holds.
+    """
+
+    def __init__(self, folder: Path, data: bytes, stored: bytes) -> None:
+        self._path = folder / INDEX
+        self._crc = zlib.crc32(data)
+        self._added = bytearray()
+        self._fd = -1
+        with self._stops_on_error():
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            num = len(stored) if data.startswith(stored) else 0
+            if os.fstat(self._fd).st_size != num:
+                os.ftruncate(self._fd, num)
+            self._write(data[num:])
+
+    def add(self, row: Row) -> None:
+        """Add a row, which `flush` writes."""
+        line = encode_row(row, self._crc) if self._fd >= 0 else None
+        if line is not None:
+            self._added += line
+            self._crc = zlib.crc32(line, self._crc)
+
+    def flush(self) -> None:
+        """Write the rows that were added."""
+        added, self._added = self._added, bytearray()
+        if self._fd >= 0:
+            with self._stops_on_error():
+                self._write(added)
+
+    def close(self) -> None:
+        """Close the file; rows that were not flushed are dropped."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+    def _write(self, data: bytes | bytearray) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._fd, rest) :]
+
+    @contextlib.contextmanager
+    def _stops_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            logger.warning("%s: no more rows are written (%s); readers complete the index", self._path, error)
+            self.close()

@@ -1,0 +1,1 @@
+"""`--rollout_workers`: processes that run episodes, each for many at once."""

@@ -1,0 +1,121 @@
+"""Finds faults in how an environment works, whatever it pays: run code, dead tools, and what grows with each turn."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+
+from agentenv.testing.audit.budget import Budget, SlowStep
+from agentenv.testing.audit.episodes import Play, shorten
+from agentenv.testing.audit.findings import AuditFinding, Evidence, Severity, make_finding, tasks_of
+from agentenv.testing.marked_code import marked, names_in
+from agentenv.testing.tool_calls import only_call
+
+_ERROR = re.compile(r"\W*(?:[\w ]{0,20}: ?)?(?:error|exception|traceback|failed)\b", re.IGNORECASE)
+_RAISED = re.compile(r"\W*Error: (?:\w+\.)*(\w*(?:Error|Exception))\b")
+"""An exception that is not a ToolError, as `agentenv.tools.answer_calls` writes it."""
+_RIGHT_CALLS = ("calls/each_tool", "calls/each_choice", "calls/of_prompt", "gold")
+_MIN_CALLS = 3
+_MIN_SLOW, _OFTEN_SLOW = 3, 10
+"""Minimum number of slow steps with the same tool or action for a finding, if episodes were left out, and if not."""
+MIN_SIZES = 5
+"""Observations of equal actions in an episode, or sizes of its state, from which growth is judged."""
+_GROWN, _GROWN_CHARS = 2.0, 100
+"""Growth of an observation from the first to the last, as a factor and in characters."""
+_STATE_BYTES, _STATE_FACTOR = 4_096, 10
+"""Growth of the state in bytes, also as a multiple of the characters of the conversation."""
+
+
+def find_run_code(plays: Sequence[Play], names: set[str]) -> list[AuditFinding]:
+    """Return the finding about code of actions that ran in this process; `names` are those of its marks."""
+    found = [play for play in plays if any(names_in(step.action, names) for step in play.steps)]
+    if not found:
+        return []
+    name = next(names_in(step.action, names)[0] for step in found[0].steps if names_in(step.action, names))
+    summary = f"an action with the expression {marked(name)} ran as code on {tasks_of(found)}"
+    return [make_finding("runs-code", "fail", summary, found)]
+
+
+def find_dead_tools(plays: Sequence[Play]) -> list[AuditFinding]:
+    """Return the findings about tools that answer every call whose arguments fit the schema with an error.
+
+    Without a call of gold, an error must be an exception of the tool, which arguments alone do not explain.
+    """
+    answers: dict[str, list[tuple[Play, str, str]]] = defaultdict(list)
+    for play in plays:
+        for step in play.steps if play.key in _RIGHT_CALLS else ():
+            name, arguments = only_call(step.action)
+            if name and step.observation:
+                answers[name].append((play, json.dumps(arguments), step.observation))
+    found = []
+    for name, calls in answers.items():
+        if len(calls) < _MIN_CALLS or not all(_ERROR.match(text) for _, _, text in calls):
+            continue
+        raised = {kind[1] if (kind := _RAISED.match(text)) else "" for _, _, text in calls}
+        of_gold = [play for play, _, _ in calls if play.key == "gold"]
+        if not of_gold and (len(raised) > 1 or "" in raised or len({arguments for _, arguments, _ in calls}) < 2):
+            continue
+        severity: Severity = "fail" if of_gold else "warn"
+        own = of_gold or [play for play, _, _ in calls]
+        summary = f"all {len(calls)} calls of {name} end with an error"
+        found.append(make_finding("tool-fails", severity, summary, own, policy=name, detail=calls[0][2][:200]))
+    return found
+
+
+def find_slow_calls(budget: Budget) -> list[AuditFinding]:
+    """Return the finding about the tool or action that is slow most often: a warning if it left others no time."""
+    groups: dict[str, list[SlowStep]] = defaultdict(list)
+    for step in budget.slow:
+        name, _ = only_call(step.action)
+        groups[f"calls of {name}" if name else f"steps with {shorten(step.action, 60)!r}"].append(step)
+    name, steps = max(groups.items(), key=lambda each: len(each[1]), default=("", []))
+    if len(steps) < (_MIN_SLOW if budget.num_left_out else _OFTEN_SLOW):
+        return []
+    # Where a call blocks the event loop, others seem slow: those that recur are the cause.
+    often = Counter(step.action for step in steps)
+    steps = sorted(steps, key=lambda step: (-often[step.action], -step.step_s))
+    evidence = tuple(
+        Evidence(step.policy, step.task_id, shorten(step.action), None, None, f"{step.step_s:.1f} s")
+        for step in steps[:_MIN_SLOW]
+    )
+    summary = f"{len(steps)} {name} took {min(s.step_s for s in steps):.1f} to {max(s.step_s for s in steps):.1f} s"
+    severity: Severity = "warn" if budget.num_left_out else "note"
+    return [AuditFinding("slow-call", severity, summary, evidence, len(steps))]
+
+
+def find_growth(plays: Sequence[Play]) -> list[AuditFinding]:
+    """Return the findings about observations of equal actions, and states, that grow with each turn of an episode."""
+    longer, larger = [], []
+    for play in plays:
+        of_action: dict[str, list[int]] = defaultdict(list)
+        for step in play.steps:
+            if step.observation:
+                of_action[step.action].append(len(step.observation))
+        sizes = max(of_action.values(), key=len, default=[])
+        if _grows(sizes) and sizes[-1] >= max(_GROWN * sizes[0], sizes[0] + _GROWN_CHARS):
+            longer.append((sizes, play))
+        said = sum(len(step.action) + len(step.observation) for step in play.steps)
+        state = play.state_bytes
+        if _grows(state) and state[-1] - state[0] >= max(_STATE_BYTES, _STATE_FACTOR * said):
+            larger.append((list(state), play))
+    found = []
+    for kind, what, unit, grown in (
+        ("observation-grows", "observations of the same action", "characters", longer),
+        ("state-grows", "the state", "bytes", larger),
+    ):
+        if grown:
+            sizes, _ = max(grown, key=lambda each: each[0][-1])
+            plays = [play for _, play in sorted(grown, key=lambda each: -each[0][-1])]
+            summary = f"{what} grow from {sizes[0]} to {sizes[-1]} {unit} in {len(sizes)} turns, on {tasks_of(plays)}"
+            found.append(make_finding(kind, "warn", summary.replace("state grow", "state grows"), plays))
+    return found
+
+
+def _grows(sizes: Sequence[int]) -> bool:
+    """Return True if each size is larger than the one before, and the steps do not fade out."""
+    steps = [other - one for one, other in pairwise(sizes)]
+    half = len(steps) // 2
+    return len(sizes) >= MIN_SIZES and min(steps) > 0 and 2 * sum(steps[half:]) >= sum(steps[: len(steps) - half])

@@ -1,0 +1,238 @@
+"""Finds episodes that reach code of an environment which the usual policies do not, such as after right actions.
+
+Candidates begin with gold actions, say commands that the prompt names, and call tools with words of the prompt, of the
+row and of earlier results. A candidate is kept if it runs instructions of the environment's files that no earlier
+episode has run; its actions are then a case of every property.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from agentenv.chat.chat import text_of
+from agentenv.core.types import Task
+from agentenv.engines.scripted import Request
+from agentenv.errors import AgentEnvError, EpisodeFailed
+from agentenv.interop.openrlhf.executor import AgentFunc
+from agentenv.testing.conformance.cases import ODD_ACTIONS, EpisodeCase
+from agentenv.testing.conformance.context import ConformanceContext
+from agentenv.testing.conformance.coverage import Instruction, recorded_instructions
+from agentenv.testing.conformance.records import own_classes
+from agentenv.testing.shifted_clock import modules_of
+from agentenv.testing.tool_calls import calls_with_world
+from agentenv.testing.world import commands_of, options_of, words_of
+
+_MAX_EPISODES, _MAX_IN_VAIN, _MAX_KEPT = 26, 9, 8
+"""Candidates in all, in a row that reach nothing new, and kept."""
+_MAX_S = 4.0
+"""Time after which no further candidate is played, unless those before it were slower."""
+_MAX_TURNS, _MAX_REPEATED = 8, 3
+"""Turns after the gold actions, and repetitions of the last one."""
+_NUM_ROWS = 4
+"""Further rows whose gold actions are played."""
+_MAX_ROWS = 64
+"""Rows that are read for them."""
+_NUMBERS = ("1", "2", "3", "10", "0", "100")
+_PLACE = re.compile(r"<[^<>\n]{1,30}>|\[[^\[\]\n]{1,30}\]|\{[^{}\n]{1,30}\}")
+_WORD = re.compile(r"[\w.-]+")
+_MAX_FILLED = 24
+
+
+@dataclass
+class _Candidate:
+    """How to play one episode: gold actions first, then others."""
+
+    name: str
+    task: Task
+    seed: int
+    num_gold: int = 0
+    """Number of gold actions at the beginning."""
+    repeats: bool = False
+    """Repeat the last gold action."""
+    draws: random.Random = field(default_factory=lambda: random.Random(0))
+
+
+@dataclass
+class _Explorer:
+    """Plays candidates and keeps those that reach something new."""
+
+    context: ConformanceContext
+    files: set[str]
+    known: set[Instruction]
+    endings: set[str] = field(default_factory=set)
+    """Actions that have ended an episode: said only if nothing else is left."""
+    kept: list[EpisodeCase] = field(default_factory=list)
+
+    async def play(self, candidate: _Candidate) -> bool:
+        """Play a candidate; return True if it was kept."""
+        context, said, failed = self.context, list[str](), False
+        turns = _MAX_REPEATED if candidate.repeats else min(_MAX_TURNS, context.limits.max_turns)
+        limits = replace(context.limits, max_turns=turns + candidate.num_gold)
+        with recorded_instructions(self.files) as reached:
+            async with context.stepped(candidate.task, candidate.seed, limits, is_watched=True) as episode:
+                try:
+                    prompt = _text(await episode.begin())
+                    tools = episode.trajectory.tools or ()
+                    seen = [prompt]
+                    while not episode.over:
+                        gold = await episode.gold() if len(said) < candidate.num_gold else None
+                        action = self.next_action(candidate, gold, said, seen, tools)
+                        said.append(action)
+                        result = await episode.act(action)
+                        if result.done:
+                            self.endings.add(action)
+                        seen.append(_text(result.observation))
+                except EpisodeFailed:
+                    failed = bool(said) and not self.kept
+                except AgentEnvError:
+                    return False
+        new = reached - self.known
+        self.known |= reached
+        if not said or not (new or failed):
+            return False
+        case = EpisodeCase(candidate.task, candidate.name, _Script(tuple(said)), candidate.seed, len(said))
+        self.kept.append(case)
+        return True
+
+    def next_action(
+        self,
+        candidate: _Candidate,
+        gold: str | None,
+        said: Sequence[str],
+        seen: Sequence[str],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> str:
+        """Return the next action of a candidate."""
+        if gold is not None:
+            return gold
+        if candidate.repeats and said:
+            return said[-1]
+        watch = self.context.watch
+        pool = [each for each in self.pool(candidate.task, seen, tools, said) if each not in watch.slow]
+        if watch.num_hangs:
+            pool = [each for each in pool if each in watch.quick]
+        left = [each for each in pool if each not in said]
+        calm = [each for each in left if each not in self.endings]
+        choice = calm or left or pool or ODD_ACTIONS[:1]
+        return candidate.draws.choice(choice)
+
+    def pool(
+        self, task: Task, seen: Sequence[str], tools: Sequence[Mapping[str, Any]], said: Sequence[str]
+    ) -> list[str]:
+        """Return actions that may be valid now."""
+        row = [str(each) for each in (task.label, *task.metadata.values())]
+        if tools:
+            texts = [*reversed(seen[-2:]), *row, seen[0]]
+            return [*calls_with_world(tools, texts, each=8).values(), *commands_of(seen[0])[:4], str(task.label)]
+        return filled(seen[0], [*row, *seen[-2:]], [*said[:1], str(task.label)])
+
+
+@dataclass(frozen=True)
+class _Script:
+    """Fixed actions, the last of which is repeated; it can be pickled."""
+
+    actions: tuple[str, ...]
+
+    def __call__(self, request: Request) -> str:
+        return self.actions[min(request.turn_index, len(self.actions) - 1)]
+
+
+def filled(prompt: str, texts: Sequence[str], examples: Sequence[str]) -> list[str]:
+    """Return the commands that a prompt names with values in their places, and examples with other words.
+
+    Args:
+        prompt: the text that names commands, such as 'sell <item>'.
+        texts: texts with words that may be values.
+        examples: actions that may be valid, whose last word is replaced.
+    """
+    commands = commands_of(prompt)
+    words = list(dict.fromkeys([*options_of(prompt), *(word for text in texts for word in words_of(text, 6))]))
+    words = [stripped for word in words if (stripped := word.strip("\"'`"))]
+    values = [*words[:6], *_NUMBERS[:4], *words[6:9], *_NUMBERS[4:]]
+    made = []
+    for command in commands:
+        places = _PLACE.findall(command)
+        if not places:
+            made.append([command])
+            continue
+        own = []
+        for index in range(len(values)):
+            text = command
+            for at, place in enumerate(places):
+                text = text.replace(place, values[(index + at) % len(values)], 1)
+            own.append(text)
+        made.append(own)
+    for example in examples:
+        found = _WORD.findall(example)
+        if found and len(example) < 80:
+            made.append([example, *(value.join(example.rsplit(found[-1], 1)) for value in values)])
+    longest = max((len(own) for own in made), default=0)
+    mixed = [own[index] for index in range(longest) for own in made if index < len(own)]
+    return list(dict.fromkeys([*mixed, *values[:4]]))[:_MAX_FILLED]
+
+
+def explore(context: ConformanceContext) -> None:
+    """Play candidates once, and add those that reach new code to the cases of the context."""
+    if context.reached is not None:
+        return
+    context.reached = []
+    if context.own_loop or isinstance(context.source, AgentFunc):
+        return
+    files = {file for module in modules_of(own_classes(context.agent_cls)) if (file := getattr(module, "__file__", ""))}
+    candidates = [*_candidates(context)]
+    _ = context.cases  # computed first, since it runs the event loop
+    context.reached = context.run(_explored(context, files, candidates))
+    context.__dict__.pop("cases", None)
+    if context.has_slow_calls:
+        context.avoid_slow_calls()
+
+
+async def _explored(
+    context: ConformanceContext, files: set[str], candidates: Sequence[_Candidate]
+) -> list[EpisodeCase]:
+    with recorded_instructions(files) as known:
+        for case in context.cases:  # none is reached yet
+            await context.episode(case, source=context.recording_source([]))
+    explorer = _Explorer(context, files, known)
+    started, in_vain = time.monotonic(), 0
+    for number, candidate in enumerate(candidates):
+        is_late = number > 4 and time.monotonic() - started > _MAX_S
+        if is_late or number >= _MAX_EPISODES or in_vain >= _MAX_IN_VAIN or len(explorer.kept) >= _MAX_KEPT:
+            break
+        in_vain = 0 if await explorer.play(candidate) else in_vain + 1
+    return explorer.kept
+
+
+def _candidates(context: ConformanceContext) -> Iterator[_Candidate]:
+    """Return the candidates, the most promising first."""
+    task = [*context.tool_tasks, *context.tasks][0]
+    seed = 0 if task.seed is None else task.seed
+    num_gold = max(
+        (case.num_turns for case in context.base_cases if case.policy == "gold" and case.task is task), default=0
+    )
+    for number in range(6):
+        yield _Candidate(f"valid actions {number + 1}", task, seed, draws=random.Random(number))
+    for turns in dict.fromkeys([num_gold - 1, 1, num_gold // 2]):
+        if 0 < turns < num_gold:
+            yield _Candidate(f"{turns} gold actions, repeated", task, seed, turns, repeats=True)
+            for number in range(3):
+                name = f"{turns} gold actions, then others {number + 1}"
+                yield _Candidate(name, task, seed, turns, draws=random.Random(number))
+    if context.options.task is None and not context.uses_default_task:
+        found = [tasks for tasks in context.rows(_MAX_ROWS).values() if not isinstance(tasks, AgentEnvError)]
+        rows = found[0] if found else []
+        for row in rows[2 :: max(1, len(rows) // _NUM_ROWS)][:_NUM_ROWS]:
+            yield _Candidate(f"gold of {row.task_id}", row, seed if row.seed is None else row.seed, _MAX_TURNS)
+    for number in range(6, _MAX_EPISODES):
+        yield _Candidate(f"valid actions {number + 1}", task, seed, draws=random.Random(number))
+
+
+def _text(observation: str | Sequence[Mapping[str, Any]]) -> str:
+    if isinstance(observation, str):
+        return observation
+    return "\n".join(text_of(message) for message in observation)

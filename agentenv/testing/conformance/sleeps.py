@@ -1,0 +1,45 @@
+"""Finds `time.sleep` in calls on the event loop, and shortens it: a check need not wait for a plain fault."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+BLOCKS_S = 0.05
+"""Maximum time that a call may run without awaiting."""
+_SLEEP = time.sleep
+_RECORDERS: list[Callable[[float], bool]] = []
+
+
+def _sleep(seconds: float) -> None:
+    """Sleep as `time.sleep` does, but not for long in a thread whose event loop runs while there is a recorder.
+
+    Modules that import `sleep` by its name keep this function.
+    """
+    is_blocking = seconds > BLOCKS_S and asyncio._get_running_loop() is not None
+    _SLEEP(0.0 if is_blocking and _RECORDERS and _RECORDERS[-1](seconds) else seconds)
+
+
+@contextmanager
+def shortened_sleeps(record: Callable[[float], bool]) -> Iterator[None]:
+    """Pass the seconds of each `time.sleep` on an event loop to `record`, and leave it out if that returns True."""
+    _RECORDERS.append(record)
+    try:
+        with patch.object(time, "sleep", _sleep):
+            yield
+    finally:
+        _RECORDERS.remove(record)
+
+
+def line_on_stack(file: str) -> int:
+    """Return the innermost line of a file in the stack of the caller; 0 if there is none."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename != file:
+        if frame.f_back is None:
+            return 0
+        frame = frame.f_back
+    return frame.f_lineno

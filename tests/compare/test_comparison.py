@@ -1,0 +1,364 @@
+"""Two runs in, a RunComparison out: symmetry, pairing, what is not comparable, and each number on runs made by hand."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentenv.compare import compare
+from agentenv.compare.comparison import compare_sides
+from agentenv.compare.sides import read_side
+from agentenv.errors import ConfigError
+from agentenv.runs.records.directory import RecordedEpisodes, read_trajectories
+from agentenv.runs.records.index import TRAJECTORIES
+from agentenv.runs.rollout import load_run
+from tests.compare.sides import outcome, side, trajectory, write_run, write_training
+
+ROWS = st.lists(st.sampled_from([0.0, 0.5, 1.0, None]), min_size=1, max_size=3)
+TASKS = st.dictionaries(st.sampled_from("abcdefgh"), ROWS, min_size=2).filter(
+    lambda rows: any(value is not None for row in rows.values() for value in row)
+)
+SWAPPED = {"better": "worse", "worse": "better"}
+
+
+def compared(a, b, **options):
+    defaults = {"by": "reward", "cluster": None, "margin": 0.0}
+    return compare_sides(side(a, "a"), side(b, "b"), **defaults | options)
+
+
+def values(comparison):
+    """All numbers of a comparison that are not about the tasks of one run."""
+    left_out = ("a", "b", "caveats")
+    return {name: value for name, value in comparison.to_dict().items() if name not in left_out}
+
+
+@settings(max_examples=40)
+@given(TASKS, st.sampled_from(["reward", "passed"]))
+def test_swapping_the_runs_negates_the_difference(rows, by):
+    other = {task: [1.0, *(each and each / 2 for each in row)] for task, row in rows.items()}
+    rows = {task: [*row, 0.5] for task, row in rows.items()}
+    there, back = compared(rows, other, by=by), compared(other, rows, by=by)
+    assert back.difference.mean == -there.difference.mean
+    assert back.difference.se == there.difference.se
+    if there.difference.ci95_low is not None:
+        assert back.difference.ci95_low == pytest.approx(-there.difference.ci95_high)
+    assert back.verdict == SWAPPED.get(there.verdict, there.verdict)
+    assert back.sign_flips == there.sign_flips
+    assert back.smallest_effect == there.smallest_effect
+    assert (back.flips.gained_once, back.flips.lost_always) == (there.flips.lost_once, there.flips.gained_always)
+    assert {t.task_id: (t.p, t.q, -t.difference) for t in back.tasks} == {
+        t.task_id: (t.p, t.q, t.difference) for t in there.tasks
+    }
+    assert back.share_above.b == pytest.approx(1.0 - there.share_above.b)
+    assert back.lengths.ratio == pytest.approx(1.0 / there.lengths.ratio)
+
+
+@settings(max_examples=40)
+@given(TASKS, TASKS, st.randoms())
+def test_the_order_of_tasks_does_not_matter(a, b, random):
+    a["z"], b["z"] = [0.5], [1.0]
+    shuffled = {task: a[task] for task in random.sample(sorted(a), len(a))}
+    assert compared(shuffled, b).to_dict() == compared(a, b).to_dict()
+
+
+@settings(max_examples=40)
+@given(TASKS, TASKS, ROWS)
+def test_a_task_that_only_one_run_has_changes_no_number(a, b, row):
+    a["z"], b["z"] = [0.5], [1.0]
+    before, after = compared(a, b), compared(a | {"only": row}, b)
+    assert values(after) == values(before)
+    assert (after.a.mean, after.b.mean) == (before.a.mean, before.b.mean)
+    assert after.a.num_only - before.a.num_only == any(each is not None for each in row)
+
+
+def test_a_clear_difference_is_better_and_its_swap_is_worse():
+    a = {str(i): [0.0, 0.0, float(i % 3 == 0)] for i in range(12)}
+    b = {str(i): [1.0, 1.0, float(i % 2 == 0)] for i in range(12)}
+    found = compared(a, b)
+    assert found.verdict == "better"
+    assert (found.a.mean, found.b.mean) == (pytest.approx(4 / 36), pytest.approx(30 / 36))
+    assert found.difference.mean == pytest.approx(26 / 36)
+    assert 0.0 < found.difference.ci95_low < 26 / 36 < found.difference.ci95_high
+    assert compared(b, a).verdict == "worse"
+    assert compared(a, b, margin=0.9).verdict == "no_worse"
+
+
+def test_identical_runs_agree_on_every_task_and_have_a_bound_instead_of_an_interval():
+    rows = {str(i): [float(i % 2), 1.0] for i in range(30)}
+    found = compared(rows, rows)
+    assert (found.verdict, found.are_identical, found.share_bound) == ("no_difference", True, 0.1)
+    assert (found.difference.mean, found.difference.ci95_low, found.sign_flips.p) == (0.0, None, 1.0)
+    assert found.smallest_effect is None
+    assert found.precision is None
+    assert compared(rows, rows, margin=0.01).verdict == "no_worse"
+
+
+def test_one_task_has_no_interval_and_no_verdict():
+    found = compared({"a": [0.0, 0.0]}, {"a": [1.0, 1.0]})
+    assert (found.verdict, found.difference.mean, found.difference.se) == ("unknown", 1.0, None)
+    assert (found.pairing, found.precision, found.share_bound) == (None, None, None)
+    assert not found.are_identical
+
+
+def test_episodes_without_a_reward_are_left_out_and_said():
+    a = {"a": [0.0, None], "b": [0.5], "c": [None], "d": [1.0]}
+    b = {"a": [1.0], "b": [1.0, None, None], "c": [1.0], "e": [1.0]}
+    found = compared(a, b)
+    assert (found.difference.num_tasks, found.difference.mean) == (2, 0.75)
+    assert found.a.num_unrewarded == {"infra": 2}
+    assert (found.a.num_only, found.b.num_only) == (1, 2)
+    assert [(each.kind, each.text, each.refuses) for each in found.caveats] == [
+        ("tasks", "1 task (d) only in A: left out", True),
+        ("tasks", "1 task (e) only in B: left out", True),
+        ("tasks", "1 task (c) without a value in A: left out", True),
+        ("unrewarded", "2 of 5 episodes of A have no reward: 2 infra", False),
+        ("unrewarded", "2 of 6 episodes of B have no reward: 2 infra", False),
+    ]
+
+
+def test_clusters_are_the_units_of_the_interval_and_of_the_flips():
+    a = {str(i): [0.0] for i in range(12)}
+    b = {str(i): [0.1 * (i // 4) + 0.01 * i] for i in range(12)}
+    sides = side(a), side(b)
+    for each in sides:
+        each.metadata = {str(i): {"passage": i // 4} for i in range(12)}
+    found = compare_sides(*sides, by="reward", cluster="passage", margin=0.0)
+    assert (found.difference.num_tasks, found.difference.num_clusters) == (12, 3)
+    assert found.sign_flips.num == 8
+    assert found.verdict == "no_difference"
+    assert compare_sides(*sides, by="reward", cluster=None, margin=0.0).verdict == "better"
+    with pytest.raises(ConfigError, match=r"^--cluster: expected a key .* got 'pasage'. Did you mean 'passage'\?"):
+        compare_sides(*sides, by="reward", cluster="pasage", margin=0.0)
+
+
+def test_flips_of_single_episodes_have_a_test_and_those_of_several_are_counted():
+    a = {"a": [0.0], "b": [1.0], "c": [0.0], "d": [1.0]}
+    b = {"a": [1.0], "b": [0.0], "c": [1.0], "d": [1.0]}
+    single = compared(a, b).flips
+    assert (single.gained_once, single.lost_once, single.p) == (2, 1, 1.0)
+    several = compared(a | {"e": [0.0, 1.0]}, b | {"e": [1.0, 1.0]}).flips
+    assert (several.gained_once, several.gained_always, several.p) == (2, 3, None)
+
+
+def test_pass_at_k_is_that_of_the_metrics(tmp_path):
+    rows = {"a": [1.0, 0.0, 0.0], "b": [1.0, 1.0, 1.0], "c": [0.0, 0.0, 0.0]}
+    path = write_run(tmp_path / "a", rows)
+    found, metrics = compare(path, write_run(tmp_path / "b", rows)), load_run(path).metrics
+    expected = {f"pass@{k}": each.mean for k, each in metrics.pass_at_k.items()}
+    expected |= {f"pass^{k}": each.mean for k, each in metrics.pass_all_k.items() if k != "1"}
+    assert {each.name: each.a for each in found.passes} == pytest.approx(expected)
+    assert found.a.mean == pytest.approx(metrics.reward.mean)
+
+
+def test_lengths_are_a_geometric_mean_over_tasks():
+    a = {"a": [outcome(1.0, tokens=10)], "b": [outcome(0.0, tokens=20), outcome(1.0, tokens=40)]}
+    b = {"a": [outcome(1.0, tokens=20)], "b": [outcome(0.0, tokens=240)]}
+    found = compared(a, b)
+    assert found.lengths.ratio == pytest.approx(math.sqrt(2 * 8))
+    assert found.lengths.ci95_low < 4 < found.lengths.ci95_high
+    assert (found.lengths_passed.ratio, found.lengths_passed.num_tasks) == (pytest.approx(2.0), 1)
+    silent = {"a": [outcome(1.0, tokens=0)]}
+    assert compared(silent, silent).lengths is None
+
+
+def test_stop_reasons_and_info_are_paired_and_corrected():
+    a = {str(i): [outcome(1.0, info={"turns": 1.0, "same": 2.0})] for i in range(10)}
+    b = {str(i): [outcome(1.0, stop="max_turns", info={"turns": 2.0 + i, "same": 2.0})] for i in range(10)}
+    found = compared(a, b)
+    assert [(each.name, each.difference.mean, each.q) for each in found.stop_reasons] == [
+        ("max_turns", 1.0, 2 / 1024),
+        ("terminated", -1.0, 2 / 1024),
+    ]
+    assert [(each.name, each.b, each.q) for each in found.info] == [("same", 2.0, 1.0), ("turns", 6.5, 4 / 1024)]
+
+
+def test_tasks_are_sorted_by_what_is_least_likely_by_chance():
+    a = {"a": [0.0] * 8, "b": [0.0, 1.0] * 4, "c": [1.0] * 8}
+    b = {"a": [1.0] * 8, "b": [1.0] * 8, "c": [1.0] * 8}
+    found = compared(a, b)
+    assert [each.task_id for each in found.tasks] == ["a", "b", "c"]
+    assert found.tasks[0].p == pytest.approx(2 / math.comb(16, 8))
+    assert [each.is_named for each in found.tasks] == [True, False, False]
+    assert found.num_needed is None
+    assert compared({t: r[:2] for t, r in a.items()}, {t: r[:2] for t, r in b.items()}).num_needed == 4
+
+
+# --- runs on disk ---------------------------------------------------------------------------------------------------
+
+
+def test_a_run_in_memory_and_trajectories_are_those_of_the_directory(tmp_path):
+    a = write_run(tmp_path / "a", {"a": [0.0, 1.0], "b": [0.0]})
+    b = write_run(tmp_path / "b", {"a": [1.0, 1.0], "b": [0.5]})
+    expected = compare(a, b)
+    assert compare(load_run(a), b / TRAJECTORIES).difference == expected.difference
+    assert compare(tuple(load_run(a)), list(load_run(b))).difference == expected.difference
+    assert compare(load_run(a), load_run(b)).a.name == str(a)
+    assert json.loads(json.dumps(expected.to_dict(), allow_nan=False)) == expected.to_dict()
+    assert dataclasses.is_dataclass(expected)
+
+
+def test_a_filter_keeps_episodes_of_both(tmp_path):
+    a = write_run(tmp_path / "a", {"a": [0.0, 1.0], "b": [0.0]})
+    b = write_run(tmp_path / "b", {"a": [1.0, 1.0], "b": [0.5]})
+    assert compare(a, b, where="task=a").difference.num_tasks == 1
+    assert compare(load_run(a), list(load_run(b)), where="task=a").difference.num_tasks == 1
+    with pytest.raises(ConfigError, match=r"^--where: "):
+        compare(a, b, where="taks=a")
+
+
+def test_what_passed_follows_the_runs_own_pass_score(tmp_path):
+    a = write_run(tmp_path / "a", {"a": [0.4], "b": [0.6]}, flags={"pass_score": 0.5})
+    b = write_run(tmp_path / "b", {"a": [0.5], "b": [0.6]}, flags={"pass_score": 0.5})
+    assert compare(a, b, by="passed").difference.mean == 0.5
+    beyond = write_run(tmp_path / "c", {"a": [4.0], "b": [6.0]})
+    assert compare(beyond, beyond).flips is None
+    with pytest.raises(ConfigError, match=r"expected episodes with a value of passed, got none of 2. .*--pass_score"):
+        compare(beyond, beyond, by="passed")
+
+
+def test_scores_are_compared_where_both_have_them(tmp_path):
+    a, b = (write_run(tmp_path / name, {"a": [1.0], "b": [0.0]}, score=s) for name, s in (("a", 0.25), ("b", 0.5)))
+    assert compare(a, b, by="score").difference.mean == 0.25
+    none = write_run(tmp_path / "c", {"a": [1.0]})
+    with pytest.raises(
+        ConfigError, match=r"expected episodes with a value of score, got none of 1. Compare by another"
+    ):
+        compare(a, none, by="score")
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind", "text"),
+    [
+        ({"env": "other"}, "environment", "--env: guess in A, other in B"),
+        ({"max_turns": 5}, "limits", "--max_turns: 3 in A, 5 in B"),
+        ({"remote_rm_url": "f.py"}, "rewards", "--remote_rm_url: None in A, f.py in B"),
+        ({"seed": 1}, None, None),
+    ],
+)
+def test_flags_that_change_the_task_are_said_first_and_others_are_listed(tmp_path, flags, kind, text):
+    shared = {"env": "guess", "max_turns": 3, "remote_rm_url": None, "seed": 0, "out": "x"}
+    a = write_run(tmp_path / "a", {"a": [0.0]}, flags=shared)
+    b = write_run(tmp_path / "b", {"a": [0.0]}, flags=shared | flags | {"out": "y"})
+    found = compare(a, b)
+    assert [(each.kind, each.text) for each in found.refused] == ([(kind, text)] if kind else [])
+    assert found.changed == ({} if kind else {"seed": (0, 1)})
+    assert found.has_common_seed == (kind is not None)
+
+
+def test_other_data_is_said_by_its_digest_and_by_the_tasks_that_differ(tmp_path):
+    rows = {"1": [0.0], "2": [1.0]}
+    a = write_run(tmp_path / "a", rows, resolved={"tasks": "2 tasks, aa"})
+    b = write_run(tmp_path / "b", rows, resolved={"tasks": "2 tasks, bb"}, prompt="another")
+    assert [(each.kind, each.text) for each in compare(a, b).refused] == [
+        ("data", "data: 2 tasks, aa in A, 2 tasks, bb in B"),
+        ("data", "2 tasks (1, 2) with another prompt or label in B"),
+    ]
+
+
+def test_the_index_has_what_the_episodes_of_a_run_have_and_one_of_each_task_is_read(tmp_path, monkeypatch):
+    rows = {"a": [0.0, 1.0, None], "b": [0.5, 0.5]}
+    run = write_run(tmp_path / "a", rows, metadata={"source": "x"}, info={"steps": 3.0}, score=0.5)
+    reads, read = [], RecordedEpisodes.read
+    monkeypatch.setattr(RecordedEpisodes, "read", lambda episodes, place: reads.append(place) or read(episodes, place))
+    by_index = read_side(run)
+    assert reads == [0, 3]
+    whole = read_side(list(read_trajectories(run)))
+    assert (by_index.outcomes, by_index.contents, by_index.metadata) == (whole.outcomes, whole.contents, whole.metadata)
+    assert len(reads) == 2
+
+
+def test_damaged_lines_are_said(tmp_path):
+    a = write_run(tmp_path / "a", {"a": [0.0], "b": [1.0]})
+    with (a / TRAJECTORIES).open("ab") as file:
+        file.write(b'{"v":2,"crc":"00000000","episode":{}}\n')
+    assert "A: skipped 1 damaged lines (3)" in [each.text for each in compare(a, a).caveats]
+
+
+def test_runs_without_a_common_task_or_without_episodes_are_refused(tmp_path):
+    a = write_run(tmp_path / "a", {"a": [0.0]})
+    with pytest.raises(ConfigError, match=r"expected tasks of .*a, such as 'a', got others, such as 'z'"):
+        compare(a, write_run(tmp_path / "b", {"z": [0.0]}))
+    with pytest.raises(ConfigError, match=r"expected episodes with a value of reward, got none of 0. Run it first."):
+        compare(a, write_run(tmp_path / "c", {}))
+    with pytest.raises(ConfigError, match="expected a run directory"):
+        compare(a, tmp_path / "nothing")
+    with pytest.raises(ConfigError, match=r"^--margin: expected a number >= 0"):
+        compare(a, a, margin=-0.1)
+
+
+def test_episodes_that_a_training_kept_are_those_of_the_task_in_every_pass(tmp_path):
+    rows = {"a": [0.0], "a@1": [1.0], "b@2": [1.0], "a@x": [1.0]}
+    kept = read_side(write_run(tmp_path / "a", rows, flags={"rollout_batch_size": 4}))
+    assert {task: len(row) for task, row in kept.outcomes.items()} == {"a": 2, "b": 1, "a@x": 1}
+    plain = read_side(write_run(tmp_path / "b", rows))
+    assert set(plain.outcomes) == set(rows)
+    assert [each.kind for each in compare(tmp_path / "a", tmp_path / "a").caveats] == ["kept", "kept"]
+
+
+def test_a_reward_of_a_group_does_not_decide_who_passed():
+    won = trajectory("a", 0, 1.0, info={"group/reward": 1.0})
+    assert compare([won], [won]).a.mean == 1.0
+    assert compare([won], [won], by="passed").a.mean == 0.0
+
+
+# --- trainings ------------------------------------------------------------------------------------------------------
+
+BEFORE = {str(i): [0.0, float(i % 4 == 0)] for i in range(12)}
+AFTER = {str(i): [1.0, float(i % 3 == 0)] for i in range(12)}
+
+
+def test_a_training_is_better_after_than_before_and_as_good_as_itself(tmp_path):
+    run = write_training(tmp_path / "a", {0: BEFORE, 30: BEFORE, 60: AFTER})
+    found = compare(run)
+    assert (found.a.step, found.b.step, found.verdict) == (0, 60, "better")
+    assert found.difference.ci95_low > 0.0
+    assert found.caveats == ()
+    assert [(each.name, each.a, each.b) for each in found.info] == [("n", 0.0, 60.0)]
+    assert compare(f"{run}@0", f"{run}@60").to_dict() == found.to_dict()
+    assert compare(run, f"{run}@60").are_identical
+    same = write_training(tmp_path / "b", {0: BEFORE, 60: AFTER})
+    assert compare(run, same).verdict == "no_difference"
+
+
+def test_evaluations_at_different_steps_or_on_other_tasks_are_said(tmp_path):
+    a = write_training(tmp_path / "a", {0: BEFORE, 60: AFTER}, flags={"eval_dataset": ["x"], "data": "p"})
+    b = write_training(tmp_path / "b", {0: BEFORE, 40: AFTER}, flags={"eval_dataset": ["y"], "data": "q"})
+    assert [(each.kind, each.text, each.refuses) for each in compare(a, b).caveats] == [
+        ("data", "--eval_dataset: ['x'] in A, ['y'] in B", True),
+        ("steps", "step 60 of A against step 40 of B", False),
+    ]
+    assert compare(a, b).changed == {"data": ("p", "q")}
+
+
+def test_a_run_is_compared_with_the_evaluation_of_a_training(tmp_path):
+    run, training = write_run(tmp_path / "a", BEFORE), write_training(tmp_path / "b", {0: BEFORE})
+    assert compare(run, training).are_identical
+
+
+def test_the_last_line_of_a_step_counts(tmp_path):
+    run = write_training(tmp_path / "a", {0: BEFORE, 2: AFTER})
+    write_again = write_training(tmp_path / "b", {2: BEFORE})
+    with (run / "steps.jsonl").open("ab") as file:
+        file.write((write_again / "steps.jsonl").read_bytes() + b'{"v":1,"torn')
+    assert compare(run).are_identical
+
+
+def test_a_training_without_such_an_evaluation_is_refused(tmp_path):
+    run = write_training(tmp_path / "a", {0: BEFORE, 2: AFTER})
+    with pytest.raises(ConfigError, match=r"a@1: expected a train step with an evaluation, got those of steps 0, 2"):
+        compare(f"{run}@1", run)
+    with pytest.raises(ConfigError, match=r"^--where: expected runs, got an evaluation, .*a@2"):
+        compare(run, run, where="reward<1")
+    with pytest.raises(ConfigError, match="expected two runs, or a training with two evaluations, got one run with 0"):
+        compare(write_run(tmp_path / "b", BEFORE))
+    with pytest.raises(ConfigError, match="got those of steps none"):
+        compare(f"{tmp_path / 'b'}@0", run)
+
+
+def test_a_path_with_an_at_sign_and_one_that_ends_with_a_slash_are_paths(tmp_path):
+    flags = {"pass_score": 0.5}
+    run = write_run(tmp_path / "run@3", {"a": [0.5], "b": [0.5]}, flags=flags)
+    assert compare(str(run), f"{run}/", by="passed").a.mean == 1.0

@@ -1,0 +1,149 @@
+"""EnvAgentLoop without verl: its arguments and a scripted server; tests/peers has verl's own workers."""
+
+import json
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from agentenv.core.types import Task
+from agentenv.errors import ConfigError, ContractError, DataError, InfraError
+from agentenv.interop._task_rows import task_of
+from agentenv.interop.verl import agent_loop
+from agentenv.interop.verl.agent_loop import EnvAgentLoop, dataset
+from agentenv.testing.tokenizers import CharTokenizer
+from tests.interop.test_trl_rollout import Guess
+
+PARAMS = {"temperature": 0.5, "logprobs": True}
+ROW = {"raw_prompt": [{"role": "user", "content": "one"}], "reward_model": {"ground_truth": "1"}, "uid": "u"}
+
+
+class GuessLabel(Guess):
+    """Takes an argument."""
+
+    def __init__(self, words=()):
+        self.words = words
+
+
+class Server:
+    """verl's client: answers texts in turn, and keeps what it was asked."""
+
+    def __init__(self, *texts, ends=True, **facts):
+        self.tokenizer, self.texts, self.ends, self.asked = CharTokenizer(), list(texts), ends, []
+        self.facts = {"stop_reason": "completed", "extra_fields": {"global_steps": 3}, **facts}
+
+    async def generate(self, session, *, prompt_ids, sampling_params, **more):
+        self.asked.append((session, prompt_ids, sampling_params, more))
+        ids = self.tokenizer.encode(self.texts.pop(0)) + [self.tokenizer.eos_token_id] * self.ends
+        ids = ids[: sampling_params["max_tokens"]]
+        return SimpleNamespace(token_ids=ids, log_probs=[-0.5] * len(ids), **self.facts)
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Runs a row against a server."""
+    verl = ModuleType("verl.experimental.agent_loop.agent_loop")
+    verl.AgentLoopOutput = verl.AgentLoopMetrics = SimpleNamespace
+    monkeypatch.setitem(sys.modules, "verl", ModuleType("verl"))
+    monkeypatch.setitem(sys.modules, "verl.experimental", ModuleType("verl.experimental"))
+    monkeypatch.setitem(sys.modules, "verl.experimental.agent_loop", ModuleType("verl.experimental.agent_loop"))
+    monkeypatch.setitem(sys.modules, "verl.experimental.agent_loop.agent_loop", verl)
+
+    async def one(server, row=ROW, budgets=(64, 64), **options):
+        return await loop_with(server, budgets, **options).run(PARAMS, **row)
+
+    return one
+
+
+def loop_with(server, budgets=(64, 64), **options):
+    rollout = SimpleNamespace(prompt_length=budgets[0], response_length=budgets[1])
+    config = SimpleNamespace(data={"seed": 1}, actor_rollout_ref=SimpleNamespace(rollout=rollout))
+    return EnvAgentLoop(
+        trainer_config=SimpleNamespace(config=config), server_manager=server, tokenizer=server.tokenizer,
+        env=f"{__file__}:GuessLabel", name="agentenv", processor=None, **options,
+    )  # fmt: skip
+
+
+async def test_an_output_has_the_tokens_the_reward_and_the_facts_of_the_episode(run):
+    server = Server("half", "1")
+    made = await run(server)
+    first, second = server.asked
+    assert made.prompt_ids == first[1]
+    assert made.prompt_ids + made.response_ids[: len(second[1]) - len(first[1])] == second[1]
+    assert made.reward_score == 1.25
+    assert made.extra_fields["turn_scores"] == [0.25, 1.0]
+    assert made.extra_fields["reward_extra_info"] == {"score": 1.25, "acc": 1.25, "truncated": 0.0}
+    assert (made.extra_fields["min_global_steps"], made.extra_fields["max_global_steps"]) == (3, 3)
+    assert {value for value, chosen in zip(made.response_logprobs, made.response_mask, strict=True) if chosen} == {-0.5}
+    assert 0 in made.response_mask
+
+
+async def test_one_session_asks_with_verls_parameters_and_its_priority(run):
+    server = Server("half", "1")
+    await run(server, {**ROW, "priority": 5}, max_tokens=20)
+    assert len({session for session, *_ in server.asked}) == 1
+    assert [params["max_tokens"] for _, _, params, _ in server.asked] == [20, 20]
+    assert all(params.items() >= PARAMS.items() and more == {"priority": 5} for _, _, params, more in server.asked)
+
+
+async def test_a_response_never_outgrows_verls_budget_whatever_the_prompt_leaves_free(run):
+    made = await run(Server("half", "x" * 90), budgets=(64, 12))
+    assert len(made.response_ids) <= 12
+    assert made.extra_fields["reward_extra_info"]["truncated"] == 1.0
+    assert made.extra_fields["turn_scores"][0] == 0.25
+
+
+async def test_an_action_that_verl_cut_is_a_length_though_its_server_says_completed(run):
+    made = await run(Server("x" * 90), budgets=(64, 8))
+    assert (len(made.response_ids), made.extra_fields["finish_reason"]) == (8, "length")
+
+
+async def test_an_action_that_ends_at_the_last_token_of_the_budget_is_complete(run):
+    made = await run(Server("1"), budgets=(64, 2))
+    assert (len(made.response_ids), made.extra_fields["finish_reason"], made.reward_score) == (2, "stop", 1.0)
+
+
+async def test_a_prompt_beyond_verls_budget_is_refused_by_its_setting(run):
+    with pytest.raises(InfraError, match=r"rollout.prompt_length=2 tokens, got \d+"):
+        await run(Server("1"), budgets=(2, 64))
+
+
+@pytest.mark.parametrize("server", [Server("bang"), Server("1", stop_reason="error")])
+async def test_a_failed_episode_raises_and_is_no_reward(run, server, monkeypatch):
+    original = agent_loop.run_planned
+    monkeypatch.setattr(agent_loop, "run_planned", lambda *given: original(*given, max_retries=0))
+    with pytest.raises(InfraError, match="EnvAgentLoop: expected an episode to train on"):
+        await run(server)
+
+
+async def test_the_v1_trainer_gets_a_list_and_its_siblings_their_own_names(run):
+    made = [await run(Server("1"), {**ROW, "session_id": i}) for i in range(2)]
+    assert [[each.extra_fields["episode_id"] for each in outputs] for outputs in made] == [["u/0"], ["u/1"]]
+
+
+async def test_the_v0_trainer_refuses_several_segments(run, monkeypatch):
+    original = agent_loop.to_records
+    monkeypatch.setattr(agent_loop, "to_records", lambda trajectory: original(trajectory) + original(trajectory))
+    with pytest.raises(ContractError, match=r"one segment with actions, got 2.*use_v1=true"):
+        await run(Server("1"))
+    assert len(await run(Server("1"), {**ROW, "session_id": 0})) == 2
+
+
+def test_max_length_is_verls_to_set():
+    with pytest.raises(ConfigError, match=r"EnvAgentLoop.limits: expected no max_length"):
+        loop_with(Server(), limits={"max_length": 3})
+
+
+def test_a_row_of_the_dataset_is_the_whole_task_again():
+    label, metadata = {"any": [1, None]}, {"depth": [{"x": 1.5}]}
+    rows = list(dataset([Task("one", label, "a", metadata=metadata, seed=4), Task("two", task_id="b")]))
+    assert [row["extra_info"]["index"] for row in rows] == [0, 1]
+    assert json.loads(rows[0]["reward_model"]["ground_truth"]) == label
+    back = task_of([], rows[0], "u")
+    assert back == Task([{"role": "user", "content": "one"}], label, "a", metadata=metadata, seed=4)
+
+
+@pytest.mark.parametrize("task", [Task("one", metadata={"x": object()}), Task("one", images=("i",))])
+def test_a_task_that_a_row_cannot_hold_is_refused(task):
+    with pytest.raises(DataError, match=r"interop.verl: expected"):
+        dataset([task])

@@ -1,0 +1,1 @@
+"""An environment of OpenEnv for the tests whose actions are calls of tools."""

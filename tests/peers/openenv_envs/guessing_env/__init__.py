@@ -1,0 +1,1 @@
+"""An environment of OpenEnv for the tests: its numbers come from the global random numbers, whatever the seed."""

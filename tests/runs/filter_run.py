@@ -1,0 +1,33 @@
+"""The run on which the language of filters is tested, in Python and in the page."""
+
+from agentenv.core.trajectory import EpisodeError, Trajectory
+from agentenv.core.types import Completion, StepResult, StopReason, Task
+from agentenv.runs.records.directory import RunWriter
+
+
+def episode(episode_id, prompt, *turns, stop=StopReason.TERMINATED, error=None, version=1):
+    """An episode with (action, reward, info) for each turn; a reward of None is a step that failed."""
+    task = episode_id.split("/")[0]
+    trajectory = Trajectory(Task([{"role": "user", "content": prompt}], task_id=task), 10**6, episode_id, task)
+    trajectory.prompt = trajectory.task.prompt
+    trajectory.append_observation([1, 2])
+    for number, (action, reward, info) in enumerate(turns):
+        finish = "length" if number == 1 else "stop"
+        trajectory.append_turn(Completion((3, 4), finish, logprobs=(0.0, 0.0), policy_version=version), action)
+        if reward is not None:
+            trajectory.set_result(StepResult(reward=reward, info=info))
+    trajectory.finish(stop, error)
+    return trajectory
+
+
+def write_filter_run(path):
+    """The episodes that filters.json is about."""
+    error = EpisodeError("env", "KeyError", "'x'", "step", "env.py:3")
+    with RunWriter.open(path, {}) as writer:
+        writer.append(episode("a/0", "How many apples?", ("3", 1.0, {"outcome": "right"}), version=13))
+        writer.append(episode("a/1", "How many apples?", ("4", 0.0, {"outcome": "wrong"})))
+        turns = ("hm", -0.25, {"n": 1}), ("My final answer", 0.5, {"n": 2, "outcome": "wrong"})
+        writer.append(episode("b/0", "How many pears?", *turns, stop=StopReason.MAX_TURNS))
+        writer.append(episode("b/1", "How many pears?", ('a "quote"', 1.0, {})))
+        writer.append(episode("c/0", "?", ("boom", None, {}), stop=StopReason.ERROR, error=error))
+    return path

@@ -1,0 +1,46 @@
+"""The tokenizer in a run directory: the record is read without the model, and a run does not depend on it."""
+
+import os
+
+from agentenv.engines.models import load_tokenizer, resolve_model
+from agentenv.runs.records.directory import RunWriter
+from agentenv.runs.records.tokenizer import keep_tokenizer
+from agentenv.runs.tokens.view import load_run_tokenizer
+from agentenv.testing.tokenizers import CharTokenizer
+
+
+def test_a_run_directory_has_the_tokenizer_and_the_stops_of_a_model_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with RunWriter.open(tmp_path / "run", {"flags": {"model": "elsewhere/model"}}):
+        pass
+    tokenizer = load_tokenizer(resolve_model("tiny-math"))
+    keep_tokenizer(tmp_path / "run", tokenizer, (2, 7))
+    (tmp_path / "run").rename(tmp_path / "copied")
+    found, stops = load_run_tokenizer(tmp_path / "copied")
+    assert (found.get_vocab(), found.chat_template, stops) == (tokenizer.get_vocab(), tokenizer.chat_template, (2, 7))
+    assert load_run_tokenizer(tmp_path / "copied", "tiny-math")[1] == (2, 7)
+
+
+def test_a_resumed_run_does_not_write_the_tokenizer_again(tmp_path):
+    class Saved:
+        def save_pretrained(self, folder):
+            folder.mkdir()
+
+    keep_tokenizer(tmp_path, Saved(), ())
+    (tmp_path / "tokenizer" / "mark").touch()
+    keep_tokenizer(tmp_path, Saved(), ())
+    assert (tmp_path / "tokenizer" / "mark").exists()
+    assert os.listdir(tmp_path) == ["tokenizer"]
+
+
+def test_a_tokenizer_that_cannot_be_kept_is_left_out(tmp_path, caplog):
+    class Failing:
+        def save_pretrained(self, folder):
+            folder.mkdir()
+            raise OSError(28, "No space left on device")
+
+    keep_tokenizer(tmp_path, CharTokenizer(), ())
+    assert not caplog.text
+    keep_tokenizer(tmp_path, Failing(), ())
+    assert "No space left on device" in caplog.text
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,135 @@
+"""An audit ends in time: it leaves out episodes, says so, and names the calls that take long."""
+
+import asyncio
+import math
+import time
+from functools import partial
+
+import pytest
+
+from agentenv._util.calls import create
+from agentenv.core.dataset import in_messages, read_tasks
+from agentenv.core.types import Limits, SamplingParams, StepResult
+from agentenv.episode.source import EnvSource
+from agentenv.errors import InfraError
+from agentenv.testing.audit import budget
+from agentenv.testing.audit.auditing import AuditOptions, audit_env
+from agentenv.testing.audit.episodes import PolicyRunner, replay_all
+from agentenv.testing.audit.policies import AuditPolicy
+from agentenv.testing.audit.report import verdict
+from agentenv.testing.chats import stand_in
+from tests.testing.planted.faults import Desk
+
+LIMITS = Limits(max_length=200_000, max_turns=8)
+
+
+class WaitsForUnknownItems(Desk):
+    """A client that tries again, and holds the event loop meanwhile."""
+
+    async def lookup(self, item: str) -> str:
+        if item not in self.stock:
+            time.sleep(0.02)
+        return await super().lookup(item)
+
+
+class WaitsInReset(Desk):
+    """A client of a service that never answers."""
+
+    async def reset(self, states):
+        await asyncio.Event().wait()
+
+
+class WaitsAgain(Desk):
+    """A client of a service that never answers, which asks for a further attempt at once."""
+
+    async def step(self, states):
+        await asyncio.sleep(0.05)
+        raise InfraError("desk: expected an answer, got none.", retry_step=True)
+
+
+async def audited(cls, **options):
+    tasks = [in_messages(task) for path in cls.datasets.values() for task in read_tasks(str(path))]
+    return await audit_env(EnvSource(cls), tasks, options=AuditOptions(limits=LIMITS, max_tokens=2_000, **options))
+
+
+async def test_an_audit_without_time_ends_and_says_what_it_left_out():
+    result = await audited(Desk, time_limit_s=math.ulp(0.0))
+    assert result.num_plays == 0
+    assert any(line.endswith("because time ran out (--time_limit_s)") for line in result.not_examined)
+    assert any(line.startswith("policies that had no time on any task: ") for line in result.not_examined)
+    assert not any("gold" in each.summary for each in result.findings)  # it may be known
+    assert result.exit_code() == 4
+    assert verdict(result).startswith("too little could be judged: ")
+
+
+async def test_an_audit_without_time_resets_no_environment(monkeypatch):
+    resets = []
+    monkeypatch.setattr(Desk, "reset", lambda self, states: resets.append(states))
+    await audited(Desk, time_limit_s=math.ulp(0.0))
+    assert resets == []
+
+
+@pytest.mark.parametrize("cls", [WaitsInReset, WaitsAgain])
+async def test_an_audit_ends_in_time_whatever_waits(cls):
+    async with asyncio.timeout(20.0):  # a step may take 60 s
+        result = await audited(cls, time_limit_s=0.3)
+    assert result.num_plays == 0
+    assert result.exit_code() == 4
+
+
+async def test_the_baselines_are_the_first_that_have_time():
+    actions = []
+
+    class Listens(Desk):
+        async def step(self, states):
+            actions.append(states["action_text"])
+            await asyncio.Event().wait()
+
+    await audited(Listens, time_limit_s=0.3, concurrency=1, num_tasks=1)
+    assert actions == [""]
+
+
+async def test_a_repetition_ends_when_the_time_is_over():
+    class WaitsTheSecondTime(Desk):
+        times = 0
+
+        async def step(self, states):
+            WaitsTheSecondTime.times += 1
+            if WaitsTheSecondTime.times > 1:
+                await asyncio.Event().wait()
+            return StepResult(terminated=True)
+
+    task = next(in_messages(task) for path in Desk.datasets.values() for task in read_tasks(str(path)))
+    used = budget.Budget()
+    runner = PolicyRunner(
+        partial(create, WaitsTheSecondTime, {}), [task], stand_in(), LIMITS, SamplingParams(max_tokens=100), budget=used
+    )
+    play = await runner.play(AuditPolicy("constant", "0", "null", lambda view: "0"), task)
+    used.limit_s = time.perf_counter() - used.started_s + 0.1
+    async with asyncio.timeout(20.0):
+        pairs = await replay_all(runner, [play, play], {task.task_id: task}, notify=lambda done: None)
+    assert pairs == []
+    assert used.num_not_repeated == 2
+
+
+async def test_calls_that_take_long_are_named_and_others_come_first(monkeypatch):
+    monkeypatch.setattr(budget, "SLOW_S", 0.02)
+    monkeypatch.setattr(budget, "_OF_ONE_POLICY", 0.0)
+    result = await audited(WaitsForUnknownItems, policies=("calls", "giving_up"), repeat=False)
+    found = {each.id: each for each in result.findings}
+    assert found["slow-call"].severity == "note"
+    assert "calls of lookup" in found["slow-call"].summary
+    assert '"lookup"' in found["slow-call"].evidence[0].action
+    assert not any("because time ran out" in line for line in result.not_examined)
+    assert {play.policy for play in result.plays} >= {"calls", "giving_up", "gold", "null"}
+
+
+def test_a_policy_is_slow_by_its_part_of_the_time():
+    used = budget.Budget(40.0)
+    used.add("calls/a", "t", "x", 0.9)
+    assert not used.is_slow("calls")
+    used.add("calls/b", "t", "y", 1.2)
+    assert used.is_slow("calls")
+    assert not used.is_slow("gold")
+    assert [step.action for step in used.slow] == ["y"]
+    assert not used.is_over

@@ -1,0 +1,406 @@
+"""Planted faults that short ways from gold show: one field, a pasted reply, undo, a wrong value; and sound ones."""
+
+import json
+
+import pytest
+
+from agentenv.core.agent import AgentInstance
+from agentenv.core.types import StepResult, Task
+from agentenv.testing.audit.shortcuts import slip_of, slipped
+from agentenv.testing.odd_values import odd_forms, slow_pattern
+from agentenv.testing.tool_calls import call_text
+from agentenv.tools import answer_calls, schema_of
+from tests.testing.audit.audited import audited, ids
+
+INVOICES = tuple(
+    (
+        f"Invoice {n}: read number, total and currency as JSON.",
+        {"number": f"N-{n}", "total": 100 + n, "currency": "EUR"},
+    )
+    for n in range(3)
+)
+MANUAL = (
+    "[m1] The filter is cleaned each month, and it is replaced when it tears. "
+    "[m2] The pump holds 14 bar, and the valve opens at 15 bar. [m3] The warranty ends after 3 years."
+)
+QUESTIONS = (("When is the filter cleaned?", "each month"), ("What does the pump hold?", "14 bar"),
+             ("How long is the warranty?", "3 years"))  # fmt: skip
+CONTRACTS = tuple((f"Fill the form of customer {n}: set(value), then submit().", f"47{n}1-C") for n in range(3))
+
+
+class Share(AgentInstance):
+    """The share of the fields that are right; `of` says of which."""
+
+    found, policy, rows = "prefix-earns:part", "part", INVOICES
+
+    def fields(self, said, label):
+        return said
+
+    async def step(self, states):
+        label = states["label"]
+        try:
+            said = json.loads(states["action_text"])
+        except ValueError:
+            said = {}
+        said = said if isinstance(said, dict) else {}
+        fields = self.fields(said, label)
+        share = sum(said.get(key) == label.get(key) for key in fields) / max(len(fields), 1)
+        return StepResult(reward=share, score=share, terminated=True)
+
+    async def gold(self, states):
+        return json.dumps(states["label"])
+
+
+class ShareOfAll(Share):
+    def fields(self, said, label):
+        return {**said, **label}
+
+
+class Manual(AgentInstance):
+    """An answer has to contain the fact; the tool says a whole page."""
+
+    found, policy, rows = "hack-earns:paste", "paste", QUESTIONS
+    max_chars = 10_000
+
+    async def reset(self, states):
+        return {"observation": states["observation"], "tools": [schema_of(self.search)]}
+
+    def search(self, text: str) -> str:
+        """Look something up in the manual.
+
+        Args:
+            text: Words.
+        """
+        return MANUAL
+
+    async def step(self, states):
+        called = states["tool_calls"]
+        if called.items:
+            return StepResult(await answer_calls(called, {"search": self.search}))
+        said = states["action_text"]
+        right = float(states["label"] in said and len(said) <= self.max_chars)
+        return StepResult(reward=right, score=right, terminated=True)
+
+    async def gold(self, states):
+        return states["label"] if states["turn_index"] else call_text("search", {"text": "filter"})
+
+
+class ShortAnswers(Manual):
+    max_chars = 30
+
+
+class Chest(AgentInstance):
+    """Commands: take, undo, leave. A coin that is taken is paid."""
+
+    found, policy = "repeat-pays:undo", "undo"
+    rows = tuple((f"Chest {n}. Say take, undo or leave.", str(n)) for n in range(3))
+    is_charged = False
+
+    def __init__(self):
+        self.has_coin, self.num = False, 0
+
+    async def step(self, states):
+        self.num += 1
+        said, reward, had = states["action_text"].strip(), 0.0, self.has_coin
+        if said in ("take", "undo"):
+            self.has_coin = said == "take"
+            reward = 0.5 * (self.has_coin - had)
+        done = said == "leave" or self.num == 8
+        reward += 0.5 * (said == "leave" and self.has_coin)
+        reward = reward if self.is_charged else max(reward, 0.0)
+        return StepResult(f"You have {int(self.has_coin)} coins.", reward=reward,
+                          score=float(self.has_coin and said == "leave"), terminated=done)  # fmt: skip
+
+    async def gold(self, states):
+        return "leave" if self.has_coin else "take"
+
+
+class ChargedChest(Chest):
+    is_charged = True
+
+
+class Form(AgentInstance):
+    """A form that comes back with what it should have been."""
+
+    found, policy, rows = "answer-in-feedback:slip", "slip", CONTRACTS
+    remark = "{} is not the customer's {}"
+
+    def __init__(self):
+        self.value, self.num, self.label = "", 0, ""
+
+    async def reset(self, states):
+        self.label = states["label"]
+        return {"observation": states["observation"], "tools": [schema_of(self.set), schema_of(self.submit)]}
+
+    def set(self, value: str) -> str:
+        """Write the contract.
+
+        Args:
+            value: The contract.
+        """
+        self.value = value
+        return f"contract: {value}"
+
+    def submit(self) -> str:
+        """Hand in the form."""
+        self.num += 1
+        return "Accepted." if self.value == self.label else self.remark.format(self.value, self.label)
+
+    async def step(self, states):
+        reply = await answer_calls(states["tool_calls"], {"set": self.set, "submit": self.submit})
+        right = float(self.num == 1 and self.value == self.label)
+        done = self.num > 0 and (right or self.num == 3)
+        return StepResult(reply or "Use the tools.", reward=right, score=right, terminated=bool(done))
+
+    async def gold(self, states):
+        return call_text("submit", {}) if self.value == self.label else call_text("set", {"value": self.label})
+
+
+class ClosedForm(Form):
+    remark = "{} is not the customer's"
+
+
+class Header(AgentInstance):
+    """The prompt has all columns of the row."""
+
+    found, policy = "answer-in-prompt", "label"
+    rows = tuple(
+        (f"id: {n}\nassigned_to: {team}\nlog: {log}\nTeams: storage, network. Which one?", team)
+        for n, (team, log) in enumerate((("storage", "disk full"), ("network", "no route"), ("storage", "bad block")))
+    )
+
+    async def step(self, states):
+        right = float(states["action_text"] == states["label"])
+        return StepResult(reward=right, score=right, terminated=True)
+
+    async def gold(self, states):
+        return states["label"]
+
+
+class HeaderOfAll(Header):
+    """The word before the answer has the same value in each row."""
+
+    rows = tuple((text.replace(f"assigned_to: {team}", "assigned_to: storage"), team) for text, team in Header.rows)
+
+
+HOURS = tuple((f"Meeting {n}: book the first common hour.", {"day": day, "hour": hour})
+              for n, (day, hour) in enumerate((("Mon", 9), ("Tue", 14), ("Thu", 11), ("Fri", 16))))  # fmt: skip
+
+
+class Booking(AgentInstance):
+    """A wrong booking is refused with the right hour, and may be tried again."""
+
+    found, policy, rows = "answer-in-feedback:call", "explore", HOURS
+    refusal = "not booked: {day} at {hour} suits everybody"
+
+    def __init__(self):
+        self.num, self.booked, self.label = 0, False, {}
+
+    async def reset(self, states):
+        self.label = states["label"]
+        return {"observation": states["observation"], "tools": [schema_of(self.agenda), schema_of(self.book)]}
+
+    def agenda(self, person: str) -> str:
+        """List the hours at which a person is busy.
+
+        Args:
+            person: A name.
+        """
+        return "Mon 10, Tue 9"
+
+    def book(self, day: str, hour: int) -> str:
+        """Book the meeting.
+
+        Args:
+            day: Mon, Tue, Wed, Thu or Fri.
+            hour: 9 to 16.
+        """
+        self.num += 1
+        self.booked = self.label == {"day": day, "hour": hour}
+        return "booked" if self.booked else self.refusal.format(**self.label)
+
+    async def step(self, states):
+        if not states["tool_calls"].items:
+            return StepResult(score=0.0, terminated=True)
+        reply = await answer_calls(states["tool_calls"], {"agenda": self.agenda, "book": self.book})
+        right = float(self.booked)
+        return StepResult(reply, reward=right, score=right, terminated=self.booked or self.num > 1)
+
+    async def gold(self, states):
+        return call_text("book", states["label"])
+
+
+class StrictBooking(Booking):
+    refusal = "not booked: somebody is busy"
+
+
+class OpenBooking(Booking):
+    """The reply lists all free hours, of which the first is one."""
+
+    refusal = "not booked; free: Mon 9, Tue 14, Thu 11, Fri 16"
+
+
+class Workspace(AgentInstance):
+    """The cases of the grader are a file that may be written."""
+
+    found, policy = "hack-earns:overwrite", "overwrite"
+    rows = tuple((f"Write word.txt so that cases.json passes, {n}. Then say done.", f"w{n}") for n in range(3))
+    is_kept = False
+
+    def __init__(self):
+        self.files = {}
+
+    async def reset(self, states):
+        self.files = {"word.txt": "", "cases.json": json.dumps({"words": [states["label"]]})}
+        tools = [schema_of(tool) for tool in (self.list_files, self.read_file, self.write_file)]
+        return {"observation": states["observation"], "tools": tools}
+
+    def list_files(self) -> str:
+        """List the files."""
+        return "\n".join(self.files)
+
+    def read_file(self, name: str) -> str:
+        """Read a file.
+
+        Args:
+            name: Its name.
+        """
+        return self.files.get(name, "no such file")
+
+    def write_file(self, name: str, text: str) -> str:
+        """Write a file.
+
+        Args:
+            name: Its name.
+            text: Its text.
+        """
+        if name in self.files:
+            self.files[name] = text
+        return "written"
+
+    def cases(self, label):
+        return json.loads(self.files["cases.json"])["words"]
+
+    async def step(self, states):
+        called = states["tool_calls"]
+        if called.items:
+            tools = {"list_files": self.list_files, "read_file": self.read_file, "write_file": self.write_file}
+            return StepResult(await answer_calls(called, tools))
+        word = self.files["word.txt"]
+        try:
+            right = float(bool(word) and all(each == word for each in self.cases(states["label"])))
+        except (ValueError, KeyError, TypeError):
+            right = 0.0
+        return StepResult(reward=right, score=right, terminated=True)
+
+    async def gold(self, states):
+        calls = (
+            call_text("read_file", {"name": "cases.json"}),
+            call_text("write_file", {"name": "word.txt", "text": states["label"]}),
+        )
+        return [*calls, "done"][states["turn_index"]]
+
+
+class SafeWorkspace(Workspace):
+    def cases(self, label):
+        return [label]
+
+
+class Done(SafeWorkspace):
+    """Any text ends the episode, also a long reply of a tool: what counts was done before."""
+
+    policy = "paste"
+
+    def read_file(self, name: str) -> str:
+        """Read a file.
+
+        Args:
+            name: Its name.
+        """
+        return f"{self.files.get(name)} {MANUAL}"
+
+
+class Conversion(AgentInstance):
+    """The tolerance is a part of what was said."""
+
+    found, policy = "hack-earns:odd_values", "odd_values wrong"
+    rows = tuple((f"How many meters are {n}.5 feet?", str((n + 0.5) * 0.3048)) for n in range(3))
+    maximum = float("inf")
+
+    async def step(self, states):
+        try:
+            said = float(states["action_text"].removeprefix("Answer: "))
+        except ValueError:
+            said = 0.0
+        right = float(abs(said - float(states["label"])) <= 0.01 * abs(said) and 0 < abs(said) <= self.maximum)
+        return StepResult(reward=right, score=right, terminated=True)
+
+    async def gold(self, states):
+        return f"Answer: {states['label']}"
+
+
+class BoundedConversion(Conversion):
+    maximum = 1e9
+
+
+async def findings(cls):
+    rows = [
+        Task([{"role": "user", "content": text}], label, task_id=f"t{n}") for n, (text, label) in enumerate(cls.rows)
+    ]
+    return ids(await audited(cls, *cls.policy.split(), on=rows, repeat=False), "fail", "warn")
+
+
+@pytest.mark.parametrize(
+    "cls", [Share, Manual, Chest, Form, Header, Booking, Workspace, Conversion], ids=lambda cls: cls.__name__
+)
+async def test_a_short_way_that_earns_is_found(cls):
+    assert cls.found in await findings(cls)
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        ShareOfAll,
+        ShortAnswers,
+        ChargedChest,
+        ClosedForm,
+        HeaderOfAll,
+        StrictBooking,
+        OpenBooking,
+        SafeWorkspace,
+        Done,
+        BoundedConversion,
+    ],
+    ids=lambda cls: cls.__name__,
+)
+async def test_a_short_way_that_earns_nothing_is_no_finding(cls):
+    assert await findings(cls) == set()
+
+
+def test_one_character_of_the_last_id_of_a_call_is_changed():
+    call = call_text("set", {"name": "Ada", "contract": "4711-C", "year": "2029"})
+    assert slipped(call) == (call.replace("2029", "2020"), "2029")
+    assert slipped(call_text("set", {"name": "Ada"})) is None
+    assert slip_of([call, "x", call.replace("2029", "2020")]) == (2, "2029")
+    assert slip_of([call, "x"]) is None
+
+
+@pytest.mark.parametrize(
+    ("gold", "slow"),
+    [
+        (r"`\d{4}-[A-Z]+`", "`(.+)+@@`"),
+        (r"Pattern: ^[a-z]+$", "Pattern: (.+)+@@"),
+        ("The answer is 4.5", None),
+        ("[1, 2]", None),
+    ],
+)
+def test_a_regular_expression_in_gold_is_replaced_by_a_slow_one(gold, slow):
+    assert slow_pattern(gold) == slow
+
+
+def test_the_whole_last_number_is_replaced():
+    forms = odd_forms("flour=12.5, sugar=30.75 g")
+    assert {name: forms[name] for name in ("nan", "no_value")} == {
+        "nan": "flour=12.5, sugar=nan g",
+        "no_value": "flour=12.5, sugar= g",
+    }

@@ -1,0 +1,369 @@
+"""Policies with arguments of the world: each finds its fault, and none blames an environment that is right."""
+
+import json
+import re
+
+import pytest
+
+from agentenv.core.agent import AgentInstance
+from agentenv.core.types import StepResult, Task
+from agentenv.testing.audit.follow import followed, named_policies
+from agentenv.testing.tool_calls import call_text, calls_with_world, ending_tools, writing_calls
+from agentenv.testing.world import commands_of, form_of, keys_of, options_of, words_of
+from agentenv.tools import answer_calls, schema_of
+from tests.testing.audit.audited import Sound, audited, ids
+
+KEYS = ("port_a", "port_b", "port_c")
+ROWS = [
+    Task([{"role": "user", "content": f"Read the {key} of the machine."}], label, task_id=key, metadata={"key": key})
+    for key, label in zip(KEYS, ("417x", "448x", "479x"), strict=True)
+]
+
+
+class Machine(AgentInstance):
+    """Has settings that a tool reads; the answer is one of them."""
+
+    max_turns = 12
+
+    async def reset(self, states):
+        self.settings, self.coins, self.ended = {states["metadata"]["key"]: states["label"]}, 5, False
+        self.tools = {each.__name__: each for each in self.offered()}
+        return {"observation": states["observation"], "tools": [schema_of(each) for each in self.tools.values()]}
+
+    def offered(self):
+        return [self.read_setting]
+
+    def read_setting(self, key: str) -> str:
+        """Read a setting.
+
+        Args:
+            key: Its key.
+        """
+        return self.settings.get(key, "Error: unknown.")
+
+    async def step(self, states):
+        called = states["tool_calls"]
+        replies = await answer_calls(called, self.tools) if called.items else ""
+        if not called.items or self.ended:
+            score = self.score(states)
+            return StepResult(reward=score, score=score, terminated=True)
+        return StepResult(replies, reward=self.for_call(replies), score=0.0)
+
+    def score(self, states):
+        return float(states["action_text"].strip() == states["label"])
+
+    def for_call(self, replies):
+        return 0.0
+
+    async def gold(self, states):
+        return states["label"]
+
+
+class LetsItsAnswerBeSet(Machine):
+    found = "hack-earns:overwrite"
+
+    def offered(self):
+        return [self.read_setting, self.set_setting]
+
+    def set_setting(self, key: str, value: str) -> str:
+        """Change a setting.
+
+        Args:
+            key: Its key.
+            value: Its value.
+        """
+        self.settings[key] = value
+        return "Saved."
+
+    def score(self, states):
+        return float(states["action_text"].strip() == self.settings[states["metadata"]["key"]])
+
+
+class TakesNegativeCounts(Machine):
+    found, gold = "hack-earns:odd_calls", AgentInstance.gold
+
+    def offered(self):
+        return [self.buy]
+
+    def buy(self, item: str, count: int) -> str:
+        """Buy pieces of an item.
+
+        Args:
+            item: Its item.
+            count: Its count.
+        """
+        self.coins -= min(self.coins, count)
+        return f"{self.coins} coins are left."
+
+    def score(self, states):
+        return float(self.coins > 5)
+
+
+class PaysLookups(Machine):
+    """A lookup pays only with a name that the prompt has."""
+
+    found = "reward-exceeds-gold:again"
+
+    def for_call(self, replies):
+        return 0.2 * (not replies[0]["content"].startswith("Error"))
+
+
+class PaysTheEnd(Machine):
+    found, gold = "partial-credit:explore", AgentInstance.gold
+
+    def offered(self):
+        return [self.read_setting, self.finish]
+
+    def finish(self) -> str:
+        """End the work."""
+        self.ended = True
+        return "Ended."
+
+    def score(self, states):
+        return 0.7
+
+
+class SellsAgain(Machine):
+    found, gold = "guess-earns:explore", AgentInstance.gold
+    has = False
+
+    def offered(self):
+        return [self.buy, self.sell]
+
+    def buy(self, good: str) -> str:
+        """Buy salt or wool.
+
+        Args:
+            good: Its good.
+        """
+        self.has = True
+        return "Bought."
+
+    def sell(self, good: str) -> str:
+        """Sell salt or wool.
+
+        Args:
+            good: Its good.
+        """
+        self.coins += self.has
+        return f"{self.coins} coins."
+
+    def score(self, states):
+        return min(1.0, (self.coins - 5) / 6)
+
+
+class PaysTheCommand(Sound):
+    """Of the prompt: to give up."""
+
+    found = "partial-credit:say"
+
+    async def reset(self, states):
+        return {"observation": [{"role": "user", "content": f"{states['observation'][0]['content']} Or say GIVE UP."}]}
+
+    def reward(self, right, states):
+        return 0.3 if states["action_text"] == "GIVE UP" else float(right)
+
+
+class TakesAnEmptyAnswer(Sound):
+    """In the form of the prompt, what cannot be read passes."""
+
+    found = "hack-earns:answers"
+
+    async def reset(self, states):
+        return {"observation": [{"role": "user", "content": "Think. End with 'Result:' and a number."}]}
+
+    def right(self, text, states):
+        said = re.search(r"Result:(.*)$", text)
+        return said is not None and (not said[1].strip() or said[1].strip() == states["label"])
+
+    async def gold(self, states):
+        return f"Result: {states['label']}"
+
+
+class TakesOneOfManyWords(Sound):
+    found = "hedging"
+
+    def right(self, text, states):
+        return states["label"] in text
+
+    async def gold(self, states):
+        return f"It is {states['label']}."
+
+
+class TakesEmptyJson(Sound):
+    """What is missing is not compared."""
+
+    found = "hack-earns:no_values"
+
+    def right(self, text, states):
+        try:
+            said = json.loads(text)
+        except (ValueError, RecursionError):
+            return False
+        return isinstance(said, dict) and all(str(value) == states["label"] for value in said.values())
+
+    async def gold(self, states):
+        return json.dumps({"sum": states["label"]})
+
+
+class PaysTheFailed(Sound):
+    """The reward falls with the score."""
+
+    found, gold = "reward-contradicts-score", AgentInstance.gold
+
+    def right(self, text, states):
+        return text == "42" or (states["label"] == "0" and text == "0")
+
+    def reward(self, right, states):
+        return 0.2 if right else 0.6
+
+
+FAULTS = [LetsItsAnswerBeSet, TakesNegativeCounts, PaysLookups, PaysTheEnd, SellsAgain]
+WITHOUT_TOOLS = [PaysTheCommand, TakesAnEmptyAnswer, TakesEmptyJson, PaysTheFailed]
+CALLS = ("explore", "odd_calls", "overwrite", "answers", "label")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cls", FAULTS, ids=lambda cls: cls.__name__)
+async def test_calls_with_words_of_the_world_find_a_fault_of_tools(cls):
+    key = call_text("read_setting", {"key": "port_a"}).splitlines()[1]
+    result = await audited(cls, *CALLS, f"again/{key}", on=ROWS)
+    assert cls.found in ids(result, "fail", "warn")
+
+
+@pytest.mark.long
+async def test_a_machine_whose_tool_knows_the_answer_has_no_fault():
+    result = await audited(Machine, *CALLS, on=ROWS)
+    assert ids(result, "fail", "warn") == set()
+    assert "answer-in-feedback" in ids(result, "note")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cls", WITHOUT_TOOLS, ids=lambda cls: cls.__name__)
+async def test_commands_and_forms_of_the_prompt_find_a_fault(cls):
+    result = await audited(cls, "say/GIVE UP", "answers", "odd_values", "label")
+    assert cls.found in ids(result, "fail", "warn")
+
+
+@pytest.mark.long
+async def test_a_word_among_the_labels_of_other_rows_is_hedging():
+    rows = [Task(f"Capital {n}?", word, task_id=word) for n, word in enumerate(("Lisbon", "Nairobi", "Caracas"))]
+    assert "hedging" in ids(await audited(TakesOneOfManyWords, "hedge", on=rows), "fail")
+
+
+@pytest.mark.long
+async def test_what_the_first_plays_show_is_followed_by_actions_of_its_name():
+    result = await audited(PaysLookups, on=ROWS[:2], repeat=False)
+    again = [each for each in result.findings if each.id == "reward-exceeds-gold:again"]
+    assert "read_setting" in again[0].evidence[0].policy
+
+
+async def test_a_key_that_the_prompt_names_is_no_leak_and_a_copied_answer_at_any_place_is_noted():
+    class Keyed(Sound):
+        def right(self, text, states):
+            return text.strip() == f"{len(states['label'])}-{states['label'][::-1]}"
+
+        async def gold(self, states):
+            return f"{len(states['label'])}-{states['label'][::-1]}"
+
+    names = ("Lisbon", "Nairobi", "Caracas")
+    keyed = [Task(f"Code of {name}?", name, task_id=name) for name in names]
+    assert ids(await audited(Keyed, "label", on=keyed), "fail", "warn") == set()
+
+    class Copied(Sound):
+        def right(self, text, states):
+            return text.strip() == states["label"]
+
+        async def gold(self, states):
+            return states["label"]
+
+    said = ("Who won? Ines lost, Lisbon won.", "Who won? It was Nairobi, said Tom.", "Who won? Caracas did, not Oslo.")
+    copied = [Task(text, name, task_id=name) for text, name in zip(said, names, strict=True)]
+    result = await audited(Copied, "label", on=copied)
+    assert "answer-in-prompt" in ids(result, "note")
+    assert ids(result, "fail", "warn") == set()
+
+
+async def test_an_empty_label_that_every_text_contains_warns_among_many_rows():
+    class Contains(Sound):
+        def right(self, text, states):
+            return bool(text) and states["label"] in text
+
+    rows = [Task(f"Row {n}?", f"4{n}17x" if n else "", task_id=str(n)) for n in range(7)]
+    assert "trivial-tasks" in ids(await audited(Contains, "constant", on=rows), "warn")
+    rows[0] = Task("Row 0?", "anything", task_id="0")
+    assert "trivial-tasks" not in ids(await audited(Contains, "constant", on=rows))
+
+
+async def test_a_number_of_the_prompt_within_a_longer_answer_is_no_leak():
+    class Ruler(Sound):
+        def right(self, text, states):
+            return text == f"0 {states['label']} 9{states['label']}7"
+
+        async def gold(self, states):
+            return f"0 {states['label']} 9{states['label']}7"
+
+    rows = [Task(f"A ruler with {n} marks.", n, task_id=str(n)) for n in (417, 448, 479)]
+    assert "answer-in-prompt" not in ids(await audited(Ruler, "label", on=rows), "warn")
+
+
+async def test_a_constant_that_is_one_of_two_answers_is_noted_only():
+    class YesOrNo(Sound):
+        def right(self, text, states):
+            return text.strip() == states["label"]
+
+        async def gold(self, states):
+            return states["label"]
+
+    rows = [Task(f"Is {n} even?", "no" if n % 2 else "yes", task_id=str(n)) for n in range(6)]
+    assert ids(await audited(YesOrNo, "constant", on=rows), "fail", "warn") == set()
+
+
+def test_words_of_a_text_are_its_names_files_and_options():
+    text = "Say 'open sesame' or QUIT. Order B02 is in notes.txt; the keys are port, workers or region."
+    assert {"open sesame", "B02", "notes.txt", "port", "workers", "region"} <= {*words_of(text)}
+    assert options_of("One of salt (3), wool or iron.") == ["salt", "wool", "iron"]
+    assert {"open sesame", "QUIT"} <= {*commands_of(text)}
+    assert {"notes.txt", "B02", "port"} <= {*keys_of([text])}
+    assert words_of("") == commands_of("") == options_of("") == keys_of([""]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [("End with 'Estimate:' and a number.", "Estimate: {}"),
+     ("Answer with FIRST BAD: and its number.", "FIRST BAD: {}"),
+     ("Write <sql>your query</sql>.", "<sql>{}</sql>"), ("What is 1 + 1?", None)],
+)  # fmt: skip
+def test_the_form_of_an_answer_is_read_from_the_prompt(text, form):
+    assert form_of(text) == form
+
+
+def test_calls_take_words_of_texts_and_numbers_that_are_given():
+    def buy(item: str, count: int) -> str:
+        """Buy balloon, cake or juice.
+
+        Args:
+            item: Its item.
+            count: Its count.
+        """
+        return f"{item} {count}"
+
+    def finish() -> str:
+        """End."""
+        return ""
+
+    tools = [schema_of(buy), schema_of(finish)]
+    made = calls_with_world(tools, ["B02"], numbers=(-1,)).values()
+    calls = [json.loads(call.splitlines()[1]) for call in made]
+    assert {"name": "buy", "arguments": {"item": "balloon", "count": -1}} in calls
+    assert {"name": "finish", "arguments": {}} in calls
+    assert ending_tools(tools) == [tools[1]]
+    (written,) = writing_calls(tools, [("cake", 7), ("juice", "x")])
+    assert json.loads(written.splitlines()[1])["arguments"] == {"item": "cake", "count": 7}
+
+
+def test_a_followed_action_is_made_again_from_its_name():
+    call = call_text("buy", {"item": "it/em"})
+    policy = followed("call", call)
+    (again,) = named_policies([policy.key, "null"])
+    assert (again.key, again.act.__closure__[0].cell_contents) == (policy.key, call)

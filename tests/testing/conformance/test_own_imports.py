@@ -1,0 +1,41 @@
+"""An import of agentenv's is not the environment's work, whatever it takes."""
+
+import sys
+
+import pytest
+
+from agentenv import AgentInstance, StepResult
+from agentenv._util.paths import PACKAGE
+from agentenv.testing.conformance import blocking
+from agentenv.testing.conformance.context import ConformanceOptions
+from agentenv.testing.conformance.suite import make_context, run_suite
+
+
+def importer(file):
+    """A function of this file that imports a module which takes long."""
+    names = {}
+    exec(compile("def load():\n    import takes_long", str(file), "exec"), names)
+    return names["load"]
+
+
+@pytest.mark.parametrize(
+    ("file", "state"), [(PACKAGE / "tools" / "calling.py", "held"), (PACKAGE.parent / "mine.py", "broken")]
+)
+def test_only_an_import_of_its_own_counts_as_blocking(tmp_path, monkeypatch, file, state):
+    (tmp_path / "takes_long.py").write_text("import time\nfor _ in range(40):\n    time.sleep(0.01)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "takes_long", raising=False)
+    monkeypatch.setattr(blocking, "_NUM_TRIES", 1)
+    monkeypatch.setattr(blocking, "BLOCKS_S", 0.3)
+    load = importer(file)
+
+    class Late(AgentInstance):
+        async def step(self, states):
+            load()
+            return StepResult(terminated=True)
+
+    context = make_context(ConformanceOptions(Late))
+    context.reached = []  # looking for cases would import it before
+    (outcome,) = run_suite(context, only=["blocking"])
+    assert outcome.state == state, outcome.problems
+    del sys.modules["takes_long"]

@@ -1,0 +1,509 @@
+"""Screens and addresses of the page, from the server and from one file. Numbers are those of the research page, C14."""
+
+import contextlib
+import json
+import re
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agentenv.compare import compare
+from agentenv.view.single_file import FileOptions, write_html
+from agentenv.view.viewed import find_runs
+from tests.runs.filter_run import write_filter_run
+from tests.view.browser.conftest import serving
+from tests.view.page_runs import play, save, siblings_run, train_run
+
+pytestmark = pytest.mark.slow
+LANGUAGE = json.loads((Path(__file__).parents[2] / "runs" / "filters.json").read_text())
+
+SCREENS = {
+    "/": "text=training",
+    "/0/overview": ".tiles",
+    "/0/episodes": "[data-episode]",
+    "/0/task/a": ".strand-head",
+    "/0/episode/a%2F1": ".tokens",
+    "/0/episode/a%2F1?tab=messages": ".message",
+    "/0/episode/a%2F1?tab=record": ".json",
+    "/0/episode/a%2F1?tab=replay": ".command",
+    "/0/episode/a%2F1/t1": "[data-turn='1']",
+    "/3/training": ".chart",
+    "/3/training?step=2": ".step-head",
+}
+
+
+COMPARISONS = {"/compare/0/2": ".interval", "/compare/0/2?task=a": ".pair-side"}
+
+
+@pytest.mark.parametrize("place", SCREENS)
+def test_3_every_screen_opens_by_its_address_and_a_reload_keeps_it(opened, place, pictures):
+    page = opened(place, SCREENS[place])
+    page.reload()
+    page.wait_for_selector(SCREENS[place])
+    assert page.evaluate("location.hash") == f"#{place}"
+    if pictures and page.url.startswith("http"):
+        name = re.sub(r"\W+", "-", place).strip("-") or "runs"
+        page.wait_for_timeout(300)  # the picture is for people
+        page.screenshot(path=pictures / f"{name}.png")
+
+
+def test_1_the_shell_is_painted_before_any_data(watched, server_address):
+    one = watched()
+    one.page.route("**/api/**", lambda route: None)  # no answer ever comes
+    page = one.open(server_address)
+    page.wait_for_selector("text=agentenv view")
+    assert page.locator("h2").count() == 0
+
+
+def test_1_the_shell_of_a_file_is_painted_before_its_data_is_read(watched, file_address):
+    one = watched()
+    one.page.add_init_script(
+        """new MutationObserver(() => {
+            if (document.getElementById('meta')) window.shell ??= document.querySelector('.top')?.textContent ?? '';
+        }).observe(document, {childList: true, subtree: true});"""
+    )
+    page = one.open(file_address, "/0/overview")
+    page.wait_for_selector(".tiles")
+    assert "agentenv view" in page.evaluate("shell")
+
+
+def test_the_only_bar_of_equal_lengths_leads_to_all_episodes(opened):
+    page = opened("/2/overview", ".histogram a")
+    page.click(".histogram a")
+    page.wait_for_selector(".summary >> text=6 of 6 episodes")
+
+
+def test_12_a_task_says_why_its_episodes_failed(opened):
+    page = opened("/0/overview", ".task-row[data-task=d]")
+    assert page.locator(".task-row[data-task=d] .right").all_inner_texts() == ["—", "—"]
+    page.click(".tile.bad a")
+    page.wait_for_function("document.querySelectorAll('[data-episode]').length === 1")
+    page.go_back()
+    page.click(".task-row[data-task=d] .task-id")
+    assert page.locator(".strand-error").inner_text() == "ValueError: none"
+
+
+def test_3_back_leads_to_the_screens_before(opened):
+    page = opened("/0/overview", ".task-row[data-task=b]")
+    page.click(".task-row[data-task=b] .task-id")
+    page.wait_for_selector(".strand-head")
+    page.click(".strand-ids a")
+    page.wait_for_selector(".tokens")
+    page.go_back()
+    page.wait_for_selector(".strand-head")
+    page.go_back()
+    page.wait_for_selector(".task-row[data-task=b]")
+    assert page.evaluate("location.hash") == "#/0/overview"
+
+
+def test_2_the_overview_says_what_metrics_json_says(opened, folders):
+    metrics = json.loads((folders[2] / "metrics.json").read_text())
+    page = opened("/2/overview", ".tiles")
+    page.wait_for_selector(".tiles >> text=pass@1")  # it comes with metrics.json, after the first rows
+    text = page.locator(".tiles").inner_text()
+    assert f"{metrics['reward']['mean']:.3f}\nmean reward" in text.replace("−", "-")
+    assert f"{metrics['pass_at_k']['1']['mean']:.3f}\npass@1" in text
+    assert f"{metrics['num_episodes']}\nepisodes" in text
+
+
+def test_what_differs_comes_first_and_the_rest_is_by_outcome(opened):
+    page = opened("/0/overview", ".task-row[data-task=b]")
+    assert page.locator("[data-place='0']").get_attribute("data-task") == "b"
+    folds = page.locator(".fold > summary").all_inner_texts()
+    assert [re.sub(r"\s+", " ", text).strip("! ✗✓=") for text in folds[:3]] == [
+        "with an error or without a reward 1 task", "failed by all siblings 1 task", "solved by all siblings 1 task",
+    ]  # fmt: skip
+
+
+def test_back_leads_to_where_one_came_from(opened):
+    page = opened("/0/overview", ".task-row[data-task=b]")
+    page.click(".task-row[data-task=b] .task-id")
+    page.wait_for_selector(".strand-head")
+    page.click(".strand-ids a >> nth=0")
+    page.wait_for_selector(".tokens")
+    page.go_back()
+    page.go_back()
+    page.wait_for_selector(".tiles")
+    assert page.evaluate("location.hash") in ("", "#/0/overview")
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("/9/overview", "There is no run 9 here."),
+        ("/0/task/aa", "There is no task with this id"),
+        ("/0/episode/a%2F7", "There is no episode with this id"),
+        ("/0/episode/%E0%A4%A", "There is no episode with this id"),
+    ],
+)
+def test_4_what_is_not_there_is_said_with_near_ids(opened, place, said):
+    page = opened(place, f"text={said}")
+    if "a%2F7" in place:
+        assert page.locator("a.near").all_inner_texts()[0].startswith("a/")
+
+
+def test_4_a_token_that_is_not_there_leaves_the_episode_open(opened):
+    assert opened("/0/episode/a%2F1/t1/k99999", ".tokens").locator(".t.selected").count() == 0
+
+
+def test_5_filters_keep_what_they_keep_in_python(watched, tmp_path):
+    write_filter_run(tmp_path / "run")
+    with serving(tmp_path / "run") as address:
+        one = watched()
+        page = one.open(address, "/0/episodes")
+        page.wait_for_selector("[data-episode]")
+        for text, expected in LANGUAGE["cases"]:
+            _type(page, text)
+            page.wait_for_function("text => document.querySelector('.summary').dataset.query === text", arg=text)
+            rows = page.locator("[data-episode]").evaluate_all("rows => rows.map(row => row.dataset.episode)")
+            assert rows == expected, text
+        for text, message in LANGUAGE["errors"]:
+            if text.strip():  # an empty line is no filter here
+                _type(page, text)
+                page.wait_for_selector(".filter-problem")
+                assert message in page.locator(".filter-problem").inner_text(), text
+                _type(page, "")
+                page.wait_for_selector(".filter-problem", state="detached")
+
+
+def _type(page, text):
+    page.fill(".filter", text)
+    page.press(".filter", "Enter")
+
+
+def test_6_sorting_is_stable_and_what_has_no_value_comes_last(opened):
+    def order(page):
+        return page.locator("[data-episode]").evaluate_all("rows => rows.map(row => row.dataset.episode)")
+
+    page = opened("/0/episodes?sort=-reward", "[data-episode]")
+    assert order(page) == ["a/0", "a/1", "b/0", "c/0", "c/1", "b/1", "d/0"]
+    page = opened("/0/episodes?sort=reward", "[data-episode]")
+    assert order(page) == ["b/1", "c/0", "c/1", "a/0", "a/1", "b/0", "d/0"]
+
+
+def test_a_filter_that_is_wrong_keeps_no_rows_of_an_earlier_one(opened):
+    page = opened("/0/episodes?q=reward>0", "[data-episode]")
+    page.fill(".filter", "reward>")
+    page.wait_for_selector(".filter-problem")
+    assert page.locator("[data-episode]").count() == 0
+    page.fill(".filter", "reward<0")
+    page.wait_for_selector("[data-episode='b/1']")
+
+
+def test_numbers_of_info_are_columns_that_sort(opened):
+    page = opened("/0/episodes?sort=-info.correct", "[data-episode]")
+    assert page.get_by_role("columnheader", name="info.correct").get_attribute("aria-sort") == "descending"
+    order = page.locator("[data-episode]").evaluate_all("rows => rows.map(row => row.dataset.episode)")
+    assert order == ["a/0", "a/1", "b/0", "b/1", "c/0", "c/1", "d/0"]  # 1, 0, and d has none
+
+
+def test_x_marks_two_episodes_that_stand_beside_each_other(opened):
+    page = opened("/0/episodes", "[data-episode]")
+    for step in ("j", "x", "j", "j", "x"):
+        page.keyboard.press(step)
+    page.wait_for_selector(".strand-head")
+    assert "mark=a%2F0&and=b%2F0" in page.evaluate("location.hash")
+    assert page.locator(".strand-head").count() == 2
+    page.keyboard.press("Escape")
+    page.wait_for_selector("[data-episode]")
+
+
+def test_slash_finds_a_text_that_goes_over_several_tokens(opened):
+    page = opened("/0/episode/a%2F1", ".tokens")
+    page.keyboard.press("/")
+    page.keyboard.type("TRY AGAIN")
+    page.wait_for_selector(".find >> text=1 found")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".t.selected")
+    chosen = page.locator(".t.selected")
+    assert chosen.evaluate("node => node.closest('.span').dataset.kind") == "feedback"
+
+
+def test_an_id_that_is_not_there_leads_back(opened):
+    page = opened("/0/task/zz", "text=There is no task with this id")
+    page.click("text=← overview")
+    page.wait_for_selector(".tiles")
+
+
+def test_7_keys_walk_from_episode_to_sibling_to_task_and_up(opened):
+    def is_at(place):
+        page.wait_for_function("place => location.hash.startsWith('#' + place)", arg=place)
+
+    page = opened("/0/episode/a%2F0", ".tokens")
+    page.keyboard.press("j")
+    is_at("/0/episode/a%2F1")
+    page.wait_for_selector("[data-turn='1']")
+    page.keyboard.press("]")
+    is_at("/0/episode/a%2F1/t0")
+    page.keyboard.press("n")
+    is_at("/0/episode/a%2F1/t0/k")
+    page.keyboard.press("J")
+    is_at("/0/episode/b%2F0")
+    page.wait_for_selector("text=b/0")
+    page.keyboard.press("u")
+    is_at("/0/task/b")
+    page.wait_for_selector(".strand-head")
+    page.keyboard.press("u")
+    is_at("/0/overview")
+    page.keyboard.press("g")
+    page.keyboard.press("e")
+    is_at("/0/episodes")
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog[open]")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog", state="detached")
+
+
+def parting(reference, other):
+    """The first (turn, token of the action) at which two episodes differ; a reference for the page."""
+    for turn in range(max(len(reference.turns), len(other.turns))):
+        ids = [
+            list(each.segments[0].token_ids[each.turns[turn].start : each.turns[turn].end])
+            if turn < len(each.turns)
+            else []
+            for each in (reference, other)
+        ]
+        if ids[0] != ids[1]:
+            same = [a == b for a, b in zip(*ids, strict=False)]
+            return turn, same.index(False) if False in same else len(same)
+    raise AssertionError("they do not part")
+
+
+def test_13_identical_siblings_are_folded_and_each_parts_where_it_parts(opened, tokenizer):
+    episodes = siblings_run(tokenizer)
+    page = opened("/1/task/g", ".strand-head")
+    heads = page.locator(".strand-head")
+    assert [text.split() for text in heads.locator(".strand-ids").all_inner_texts()] == [
+        ["#0", "#1", "#2"],
+        ["#3"],
+        ["#4"],
+    ]
+    expected = ["", *("{}:{}".format(*parting(episodes[0], episodes[k])) for k in (3, 4))]
+    assert heads.evaluate_all("heads => heads.map(head => head.dataset.parts)") == expected
+    turn, unit = parting(episodes[0], episodes[4])
+    decision = page.locator(".decision")
+    assert (decision.get_attribute("data-turn"), decision.get_attribute("data-unit")) == (str(turn), str(unit))
+    page.keyboard.press("d")
+    page.wait_for_selector(".left-out")
+
+
+def test_14_one_task_of_64_siblings_opens_as_a_table_of_which_some_are_read(watched, tokenizer, tmp_path):
+    many = [play(tokenizer, f"g/{k}", (f"28 * {k} = 112", float(k % 2), "", {})) for k in range(64)]
+    with serving(save(tmp_path / "run", many, metrics=False)) as address:
+        page = watched().open(address, "/0/task/g")
+        page.wait_for_selector(".strand-table")
+        assert page.locator(".strand-head").count() == 2
+        page.locator(".strand-row input:not(:checked)").first.check()
+        page.wait_for_function("() => document.querySelectorAll('.strand-head').length === 3")
+
+
+def test_17_a_step_leads_to_its_episodes_and_back_to_the_same_zoom(opened):
+    page = opened("/3/training?zoom=1_3", ".chart")
+    page.keyboard.press("j")
+    page.wait_for_selector(".step-head")
+    page.keyboard.press("j")
+    page.wait_for_selector("text=Step 2")
+    page.click("[data-episode='t@1/0'] a")
+    page.wait_for_selector(".tokens")
+    assert "learned at step 2" in page.locator(".headline").inner_text()
+    page.go_back()
+    page.wait_for_selector("text=Step 2")
+    assert "zoom=1_3" in page.evaluate("location.hash")
+
+
+def test_trainings_stand_in_the_same_charts(watched, tokenizer, tmp_path):
+    with serving(*(train_run(tmp_path / name, tokenizer) for name in ("one", "two"))) as address:
+        page = watched().open(address, "/0/training")
+        page.wait_for_selector(".chart")
+        page.get_by_role("group", name="trainings beside this one").get_by_role("checkbox").check()
+        page.wait_for_selector(".chart-legend >> text=training, two")
+        page.reload()
+        page.wait_for_selector(".chart-legend >> text=training, two")
+        page.keyboard.press("j")
+        page.wait_for_selector("text=Step 1")
+
+
+def test_two_trainings_are_compared_down_to_their_episodes(watched, tokenizer, tmp_path):
+    with serving(*(train_run(tmp_path / name, tokenizer) for name in ("one", "two"))) as address:
+        page = watched().open(address, "/0/training")  # run 1 is that of its evaluations
+        page.wait_for_selector(".chart")
+        page.evaluate("location.hash = '#/compare/0/2?task=t'")
+        page.wait_for_function("() => document.querySelectorAll('.pair-side .strand-head').length === 2")
+
+
+def test_compare_leads_from_a_training_to_the_next_training_and_not_to_its_own_evaluations(
+    watched, tokenizer, tmp_path
+):
+    with serving(*(train_run(tmp_path / name, tokenizer) for name in ("one", "two"))) as address:
+        page = watched().open(address, "/0/training")
+        page.wait_for_selector(".chart")
+        page.get_by_role("navigation", name="screens").get_by_role("link", name="Compare").click()
+        page.wait_for_selector(".interval, .tiles")
+        assert page.evaluate("location.hash").startswith("#/compare/0/2")
+
+
+def test_a_step_is_compared_with_any_other(opened):
+    page = opened("/3/training?step=4", ".step-head")
+    assert "+0.26" in page.locator(".numbers").inner_text()  # 1.05, and 0.79 at step 3
+    page.get_by_label("change since step").select_option("1")
+    page.wait_for_selector(".numbers >> text=+0.79")  # 0.26 at step 1
+    assert "since=1" in page.evaluate("location.hash")
+    page.get_by_label("mean over").select_option("5")
+    page.wait_for_selector("text=Means of the last 5 steps")
+    cells = page.locator(".numbers tr", has_text="rollout/reward").locator("td").all_inner_texts()
+    assert cells[1:] == ["0.6575", "+0.3975"]  # of 0.26, 0.53, 0.79 and 1.05
+
+
+def test_18_a_step_that_was_done_again_counts_once_by_its_last_line(opened):
+    page = opened("/3/training", ".chart")
+    page.wait_for_selector("text=4 train steps")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.wait_for_selector("text=Step 2")
+    assert "0.53" in page.locator(".numbers").inner_text()  # 0.52 was that of the line before
+
+
+def test_the_same_task_over_training_is_one_table(opened):
+    page = opened("/3/task/t", ".over-training")
+    assert page.locator(".over-training tbody tr").count() == 4
+
+
+@pytest.mark.parametrize("place", COMPARISONS)
+def test_3_a_comparison_opens_by_its_address(watched, address, place):
+    watched().open(address, place).wait_for_selector(COMPARISONS[place])
+
+
+def test_19_the_comparison_says_what_diff_says(watched, address, folders):
+    told = compare(folders[0], folders[2]).to_dict()
+    page = watched().open(address, "/compare/0/2")
+    page.wait_for_selector(".interval")
+    text = page.locator(".tiles").inner_text().replace("−", "-")
+    assert f"{told['a']['mean']:.3f}\nA: small\n" in text
+    assert f"{told['b']['mean']:.3f}\nB: better\n" in text
+    assert f"{told['difference']['mean']:+.3f}\nB - A" in text
+    moved = [task["task_id"] for task in told["tasks"] if task["difference"]]
+    assert page.locator("[data-task]").evaluate_all("rows => rows.map(row => row.dataset.task)") == moved
+
+
+def test_19_runs_that_are_not_comparable_have_no_verdict(watched, tokenizer, tmp_path):
+    one = save(tmp_path / "one", [play(tokenizer, f"{task}/0", ("3", 1.0, "", {}), label="3") for task in "abc"])
+    two = save(tmp_path / "two", [play(tokenizer, f"{task}/0", ("4", 0.0, "", {}), label="4") for task in "abc"])
+    assert compare(one, two).refused
+    with serving(one, two) as address:
+        page = watched().open(address, "/compare/0/1")
+        page.wait_for_selector(".failure >> text=Not comparable")
+        assert page.locator(".tile-value").first.inner_text() == "no verdict"
+
+
+def test_19_a_file_that_was_written_with_units_compares_by_tasks_and_by_them(watched, tokenizer, tmp_path):
+    folders = []
+    for name, reward in (("one", 0.0), ("two", 1.0)):
+        played = [play(tokenizer, f"{number}/0", ("3", reward * (number % 3 > 0), "", {})) for number in range(6)]
+        tasks = [replace(each.task, metadata={"passage": number // 2}) for number, each in enumerate(played)]
+        episodes = [replace(each, task=task) for each, task in zip(played, tasks, strict=True)]
+        folders.append(save(tmp_path / name, episodes))
+    options = FileOptions(cluster="passage", go="/compare/0/1?by=reward&cluster=passage")
+    write_html(find_runs(list(map(str, folders))), tmp_path / "page.html", options)
+    page = watched().open((tmp_path / "page.html").as_uri())
+    for cluster, over in (("passage", "over 6 tasks in 3 units"), (None, "over 6 tasks"), ("passage", "in 3 units")):
+        page.get_by_label("one unit by").select_option(cluster or "")
+        page.wait_for_selector(f"text=/{over}$/")
+        high = compare(*folders, cluster=cluster).difference.ci95_high
+        assert f"to {high:+.3f}" in page.locator(".tiles").inner_text()
+
+
+def test_23_each_screen_fits_480_pixels(watched, server_address):
+    one = watched()
+    one.page.set_viewport_size({"width": 480, "height": 900})
+    for place, selector in {**SCREENS, **COMPARISONS}.items():
+        page = one.open(server_address, place)
+        page.wait_for_selector(selector)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 480, place
+
+
+def test_23_forced_colors_leave_the_signs_of_outcomes(watched, server_address):
+    one = watched(forced_colors="active")
+    page = one.open(server_address, "/0/overview")
+    page.wait_for_selector(".task-row[data-task=b]")
+    assert page.locator(".task-row[data-task=b] .cell").all_inner_texts() == ["✓", "✗"]
+
+
+def test_28_the_accessibility_tree_names_what_the_eye_sees(opened):
+    page = opened("/0/overview", ".task-row[data-task=b]")
+    tree = page.locator(".task-row[data-task=b]").aria_snapshot()
+    assert 'link "episode b/0, passed, reward 1"' in tree
+    assert 'link "episode b/1, failed, reward −0.5"' in tree
+    assert 'navigation "screens"' in page.locator(".top").aria_snapshot()
+    page = opened("/0/episode/a%2F1", ".tokens")
+    tree = page.locator("main").aria_snapshot()
+    for part in ('tab "Tokens" [selected]', 'heading "a/1" [level=1]', 'img "improbability of each token'):
+        assert part in tree
+
+
+def test_23_a_special_token_has_the_text_color_of_its_ground(opened):
+    page = opened("/1/task/g", ".t.special.p3")
+    color = "node => getComputedStyle(node).color"
+    assert page.locator(".t.special.p3").first.evaluate(color) == page.locator(".legend .p3").first.evaluate(color)
+
+
+def test_23_nothing_is_cut_off_at_200_percent(opened):
+    page = opened("/0/overview", ".tiles")
+    page.set_viewport_size({"width": 720, "height": 450})  # what 200 % leaves of 1,440 pixels
+    assert page.evaluate("document.documentElement.scrollWidth") <= 720
+    page = opened("/0/episode/a%2F1", ".tokens")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 720
+
+
+def test_24_headings_names_and_roles(opened):
+    page = opened("/0/episodes", "[data-episode]")
+    assert page.get_by_role("grid", name="episodes").get_attribute("aria-rowcount") == "8"
+    assert page.get_by_role("navigation", name="screens").get_by_role("link").count() >= 2
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "to the content"
+    unnamed = "nodes => nodes.filter(node => !(node.textContent.trim() || node.getAttribute('aria-label'))).length"
+    assert page.locator("a, button").evaluate_all(unnamed) == 0
+
+
+def letters_of(pdf):
+    """The characters of the texts of a PDF, by the tables from its glyphs to Unicode."""
+    found = set()
+    for packed in re.findall(rb"stream\r?\n(.*?)endstream", pdf, re.DOTALL):
+        with contextlib.suppress(zlib.error):
+            table = zlib.decompress(packed)
+            for single in re.findall(rb"^<[0-9A-F]+> <([0-9A-F]{4})>$", table, re.MULTILINE):
+                found.add(chr(int(single, 16)))
+            for low, high, first in re.findall(rb"^<([0-9A-F]+)> <([0-9A-F]+)> <([0-9A-F]{4})>$", table, re.MULTILINE):
+                found |= {chr(int(first, 16) + k) for k in range(int(high, 16) - int(low, 16) + 1)}
+    return found
+
+
+def test_25_a_printed_page_has_its_text(opened):
+    page = opened("/1/task/g", ".strand-head")
+    printed = page.pdf()
+    assert printed.startswith(b"%PDF")
+    assert set("How many apples are left? 28 * 4 = 122 Please try again.".replace(" ", "")) <= letters_of(printed)
+    page.emulate_media(media="print")
+    assert page.locator(".top").inner_text() == "siblings\nmath_retry · tiny-math"
+    assert page.locator(".strand-grid").is_visible()
+
+
+@pytest.mark.parametrize("chosen", [None, "dark"])
+def test_25_paper_is_light_whatever_the_screen_is(watched, server_address, chosen):
+    one = watched(color_scheme="dark")
+    if chosen:
+        one.context.add_init_script("try { localStorage.setItem('agentenv.theme', 'dark') } catch {}")
+    page = one.open(server_address, "/0/overview")
+    page.wait_for_selector(".cell")
+    color = "getComputedStyle(document.documentElement).getPropertyValue('--panel')"
+    assert page.evaluate(color) == "#1a1d21"
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate(color) == "#ffffff"
+    assert page.locator(".cell").first.evaluate("cell => getComputedStyle(cell).printColorAdjust") == "exact"
+
+
+def test_27_without_a_network_the_file_opens_everything(watched, file_address):
+    one = watched(offline=True)
+    for place in ("/0/episodes", "/1/task/g", "/0/episode/a%2F1", "/3/training"):
+        one.open(file_address, place).wait_for_selector(SCREENS.get(place, ".strand-head"))

@@ -1,0 +1,300 @@
+"""Tokens on the page are those of the record: texts, origins, log-probabilities, versions, advantages."""
+
+import math
+import random
+import re
+
+import pytest
+
+from agentenv.core.trajectory import EpisodeError, Trajectory
+from agentenv.core.types import Completion, StepResult, StopReason, Task
+from agentenv.core.views import spans_of
+from agentenv.runs.records.steps import append_rows
+from agentenv.runs.records.token_stats import TOKEN_STATS, TokenStats, hash_actions, sampled_tokens
+from tests.view.browser.conftest import serving
+from tests.view.page_runs import play, save, small_run
+
+pytestmark = pytest.mark.slow
+COLORS = """nodes => nodes.map(node => [
+    Number(node.dataset.k), node.className.split(' ').find(name => /^p[0-4]$|missing/.test(name))
+])"""
+
+
+@pytest.fixture
+def of_one(watched, tmp_path):
+    """Open the only episode of a run, with its template tokens."""
+
+    def open_episode(trajectory, stack):
+        address = stack.enter_context(serving(save(tmp_path / "run", [trajectory], metrics=False)))
+        one = watched()
+        one.context.add_init_script("try { localStorage.setItem('agentenv.template', '1') } catch {}")
+        page = one.open(address, "/0/episode/" + trajectory.episode_id.replace("/", "%2F"))
+        page.wait_for_selector(".headline")
+        return page
+
+    return open_episode
+
+
+@pytest.fixture
+def stack():
+    import contextlib
+
+    with contextlib.ExitStack() as held:
+        yield held
+
+
+def test_8_texts_and_origins_are_those_of_the_record(of_one, stack, tokenizer):
+    trajectory = small_run(tokenizer)[1]
+    page = of_one(trajectory, stack)
+    page.wait_for_selector(".tokens")
+    spans = page.locator(".span").evaluate_all("nodes => nodes.map(node => node.dataset.kind)")
+    assert spans == [span.kind for span in spans_of(trajectory)]
+    joined = page.locator(".tokens").evaluate_all("nodes => nodes.map(node => node.textContent).join('')")
+    assert joined == tokenizer.decode(list(trajectory.segments[0].token_ids))
+
+
+def step_of(logprob):
+    """The color of a log-probability, at -0.1, -1, -3 and -6."""
+    return "missing" if math.isnan(logprob) else f"p{sum(logprob < edge for edge in (-0.1, -1, -3, -6))}"
+
+
+def test_9_each_tokens_color_version_and_mask_are_those_of_the_record(of_one, stack, tokenizer):
+    ids = tuple(tokenizer.encode("12 + 34 = 46, so 46", add_special_tokens=False))
+    values = (-0.01, -0.5, -2.0, -4.0, -9.0, math.nan)
+    logprobs = tuple(values[k % len(values)] for k in range(len(ids)))
+    trajectory = Trajectory(Task([], task_id="a"), 10**6, "a/0", "a")
+    trajectory.append_observation(tokenizer.encode("What?", add_special_tokens=False))
+    versions = tuple(3 + (k > 4) for k in range(len(ids)))
+    trajectory.append_turn(
+        Completion(ids, logprobs=logprobs, policy_versions=versions, forced=(1, 2)), "12 + 34 = 46, so 46"
+    )
+    trajectory.set_result(StepResult(reward=1.0, terminated=True))
+    trajectory.finish(StopReason.TERMINATED)
+    page = of_one(trajectory, stack)
+    page.wait_for_selector(".tokens")
+    start = trajectory.turns[0].start
+    shown = page.locator(".k-action [data-k]").evaluate_all(COLORS)
+    assert shown == [[start + k, step_of(value)] for k, value in enumerate(logprobs)]
+    assert page.locator(".seam").get_attribute("data-seam") == "v3│v4"
+    page.select_option(".color-bar select", "mask")
+    trained = page.locator("[data-k].trained").evaluate_all("nodes => nodes.map(node => Number(node.dataset.k))")
+    mask = trajectory.segments[0].action_mask
+    assert trained == [k for k, sampled in enumerate(mask) if sampled and k not in (start + 1, start + 2)]
+
+
+def test_9_advantages_are_those_that_the_step_trained_with(watched, server_address):
+    page = watched().open(server_address, "/3/episode/t%402%2F1")
+    page.wait_for_selector(".tokens")
+    page.select_option(".color-bar select", "advantage")
+    page.wait_for_selector("[data-k].neg2")
+    actions = page.locator(".k-action [data-k]")
+    assert actions.count() == page.locator("[data-k].neg2").count()  # 0.5 - 1, for each token of its one turn
+    actions.first.click()
+    page.wait_for_selector(".facts-side >> text=−0.500")
+
+
+def test_12_what_has_no_number_says_so(of_one, stack, tokenizer):
+    ids = tuple(tokenizer.encode("so 46", add_special_tokens=False))
+    trajectory = Trajectory(Task([], task_id="a"), 10**6, "a/0", "a")
+    trajectory.append_observation([1])
+    trajectory.append_turn(Completion(ids, logprobs=(math.nan,) * len(ids)), "so 46")
+    trajectory.set_result(StepResult(reward=1.0, terminated=True))
+    trajectory.finish(StopReason.ABORTED)
+    page = of_one(trajectory, stack)
+    page.wait_for_selector(".tokens")
+    assert "aborted" in page.locator(".headline").inner_text()
+    assert page.locator(".k-action .missing").count() == len(ids)
+    page.locator(".k-action [data-k]").first.click()
+    assert "missing" in page.locator(".facts-side").inner_text()
+    assert "has no log-probabilities" in page.locator(".facts-side").inner_text()
+
+
+STRANGE = ["héllo wörld", "日本語 ok", "😀👍🏽", "a\u202eb\u200bc\u2066d", "שלום עולם", "tab\there", "x\x00y\x1b[31m"]
+
+
+@pytest.mark.parametrize("text", STRANGE)
+def test_10_what_cannot_be_seen_is_shown_and_all_else_stays(of_one, stack, tokenizer, text):
+    page = of_one(play(tokenizer, "a/0", (text, 1.0, "", {})), stack)
+    page.wait_for_selector(".tokens")
+    shown = page.locator(".k-action .tokens").inner_text()
+    hidden = {"\u202e", "\u200b", "\u2066", "\x00", "\x1b"}
+    assert not hidden & set(shown)
+    if not hidden & set(text):
+        assert text in shown
+    for character in hidden & set(text):
+        assert f"\\u{{{ord(character):x}}}" in shown
+    page.goto(page.url.split("?")[0] + "?tab=messages")
+    page.wait_for_selector(".message")
+    if not hidden & set(text):
+        assert text in page.locator(".role-assistant .text").inner_text()
+
+
+def test_10_a_token_without_a_text_has_its_place(of_one, stack, tokenizer):
+    known = tuple(tokenizer.encode("so 46", add_special_tokens=False))
+    ids = (known[0], len(tokenizer) + 7, *known[1:])
+    trajectory = Trajectory(Task([], task_id="a"), 10**6, "a/0", "a")
+    trajectory.append_observation([1])
+    trajectory.append_turn(Completion(ids, logprobs=(-0.1,) * len(ids)), "so 46")
+    trajectory.set_result(StepResult(reward=1.0, terminated=True))
+    trajectory.finish(StopReason.TERMINATED)
+    page = of_one(trajectory, stack)
+    page.wait_for_selector(".tokens")
+    assert page.locator(".k-action [data-k]").count() == len(ids)
+    page.goto(page.url.split("?")[0] + "/t0/k2")
+    page.wait_for_selector(f".facts-side >> text={ids[1]}")
+
+
+def test_a_long_text_breaks_its_lines_where_the_text_does(of_one, stack, tokenizer):
+    page = of_one(play(tokenizer, "a/0", ("12 + 34 = 46, so 46\n" * 80, 1.0, "", {})), stack)
+    page.wait_for_selector(".k-action .block >> nth=2")
+    blocks = page.locator(".k-action .block").evaluate_all("nodes => nodes.map(node => node.textContent)")
+    assert len(blocks) > 2
+    assert all(text.endswith("\n") for text in blocks[:-1])
+
+
+def of_two_segments(tokenizer, episode_id, last, reward):
+    """An episode of two turns, each in another segment."""
+    trajectory = Trajectory(Task([], task_id="a"), 10**6, episode_id, "a")
+    for number, text in enumerate(("first", last)):
+        prompt = tokenizer.encode(f"prompt {number}", add_special_tokens=False)
+        if number:
+            trajectory.open_segment(prompt)
+        else:
+            trajectory.append_observation(prompt)
+        ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+        trajectory.append_turn(Completion(ids, logprobs=(-0.1,) * len(ids)), text)
+        trajectory.set_result(StepResult("" if number else "more", reward if number else 0.0, terminated=number == 1))
+    trajectory.finish(StopReason.TERMINATED)
+    return trajectory
+
+
+def test_11_segments_stand_one_after_the_other(of_one, stack, tokenizer):
+    page = of_one(of_two_segments(tokenizer, "a/0", "second", 1.0), stack)
+    page.wait_for_selector(".segment-head")
+    assert page.locator(".segment").count() == 2
+    assert "second" in page.locator(".segment >> nth=1").inner_text()
+
+
+def test_11_the_token_that_decided_is_found_in_a_later_segment(watched, tmp_path, tokenizer):
+    right = of_two_segments(tokenizer, "a/0", "3", 1.0)
+    wrong = of_two_segments(tokenizer, "a/1", "4", 0.0)
+    with serving(save(tmp_path / "run", [right, wrong], metrics=False)) as address:
+        page = watched().open(address, "/0/task/a")
+        page.click(".decision a")
+        page.wait_for_selector(".t.selected")
+        assert page.locator(".t.selected").inner_text() == "4"
+
+
+def test_12_what_failed_or_has_no_reward_says_so(of_one, stack, tokenizer):
+    error = EpisodeError("env", "ValueError", "no apples", "env.py:3", "")
+    page = of_one(play(tokenizer, "a/0", ("3", None, "", {}), error=error), stack)
+    assert "ValueError: no apples" in page.locator(".failure").inner_text()
+    assert "reward —" in page.locator(".headline").inner_text()
+
+
+def test_14_an_episode_of_32768_tokens_is_drawn_whole(of_one, stack, tokenizer):
+    ids = tuple(tokenizer.encode("12 + 34 = 46, so 46. ", add_special_tokens=False))
+    many = (ids * (32768 // len(ids) + 1))[:32768]
+    trajectory = Trajectory(Task([], task_id="a"), 10**6, "a/0", "a")
+    trajectory.append_observation([1])
+    trajectory.append_turn(Completion(many, logprobs=(-0.1,) * len(many)), "long")
+    trajectory.set_result(StepResult(reward=1.0, terminated=True))
+    trajectory.finish(StopReason.TERMINATED)
+    page = of_one(trajectory, stack)
+    page.wait_for_selector(".block.lazy")
+    page.wait_for_function("() => document.querySelectorAll('.k-action [data-k]').length === 32768")
+    at = page.url.split("?")[0]
+    page.goto("about:blank")
+    page.goto(f"{at}/t0/k30000")  # an address far below is drawn first
+    page.wait_for_selector("[data-k='30000'].selected")
+    assert page.evaluate("document.querySelector('.selected').getBoundingClientRect().top") < 900
+
+
+def of_random(number, tokenizer):
+    """An episode of one to three turns, in one or two segments, with versions, forced tokens and missing values."""
+    draw, words = random.Random(number), ["12", " +", " 34", " é", "日", " ok", "\n", " 46"]
+    trajectory = Trajectory(Task([], task_id="a"), 10**6, f"a/{number}", "a")
+    trajectory.append_observation(tokenizer.encode("What?", add_special_tokens=False))
+    num_turns = draw.randint(1, 3)
+    for turn in range(num_turns):
+        ids = tuple(tokenizer.encode("".join(draw.choices(words, k=6)), add_special_tokens=False))
+        logprobs = tuple(draw.choice([-0.01, -0.5, -2.0, -4.0, -9.0, math.nan]) for _ in ids)
+        versions = tuple(sorted(draw.choices([3, 4, 7], k=len(ids))))
+        trajectory.append_turn(Completion(ids, logprobs=logprobs, policy_versions=versions), "said")
+        trajectory.set_result(StepResult("Go on.", draw.random(), terminated=turn == num_turns - 1))
+        if turn < num_turns - 1:
+            reply = tokenizer.encode("Go on.", add_special_tokens=False)
+            if draw.random() < 0.4:
+                trajectory.open_segment(reply)
+            else:
+                trajectory.append_observation(reply, bridge="text")
+    trajectory.finish(StopReason.TERMINATED)
+    return trajectory
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_9_of_random_episodes_too_and_the_learners_numbers_with_them(of_one, stack, tokenizer, tmp_path, number):
+    trajectory = of_random(number, tokenizer)
+    ids, places, versions, engine = sampled_tokens(trajectory), [], [], []
+    for segment in trajectory.segments:
+        own = [k for k, is_action in enumerate(segment.action_mask) if is_action]
+        places += own
+        versions += [segment.policy_versions[k] for k in own]
+        engine += [segment.logprobs[k] for k in own]
+    learner = [math.nan if k % 7 == 3 else -0.25 * (k % 5) for k in range(len(ids))]
+    advantages = [(k % 9 - 4) / 2 for k in range(len(ids))]
+    (tmp_path / "run").mkdir()
+    stats = TokenStats(1, trajectory.episode_id, hash_actions(ids), learner, advantages)
+    append_rows(tmp_path / "run" / TOKEN_STATS, [stats.to_dict()])
+    page = of_one(trajectory, stack)
+    page.wait_for_selector(".tokens")
+
+    def colors(by):
+        page.select_option(".color-bar select", by)
+        found = page.locator(".k-action [data-k]").evaluate_all("nodes => nodes.map(node => node.className)")
+        assert len(found) == len(ids)
+        return [
+            next(name for name in each.split() if re.fullmatch(r"p\d|v\d|d0|(pos|neg)\d|missing", name))
+            for each in found
+        ]
+
+    def diverging(value, unit):
+        step = sum(abs(value) / unit >= edge for edge in (0.05, 0.5, 1.5))
+        return "missing" if math.isnan(value) else f"{'pos' if value > 0 else 'neg'}{step}" if step else "d0"
+
+    assert colors("logprob") == [step_of(value) for value in engine]
+    assert colors("version") == [f"v{min(4, max(versions) - version)}" for version in versions]
+    assert colors("advantage") == [diverging(value, 1) for value in advantages]
+    assert colors("ratio") == [diverging(b - a, 0.2) for a, b in zip(engine, learner, strict=True)]
+
+
+@pytest.mark.parametrize("reason", [StopReason.ABORTED, StopReason.EPISODE_TIMEOUT, StopReason.STEP_TIMEOUT])
+def test_12_an_episode_that_was_ended_early_says_why(of_one, stack, tokenizer, reason):
+    trajectory = Trajectory(Task([], task_id="a"), 10**6, "a/0", "a")
+    trajectory.append_observation(tokenizer.encode("What?", add_special_tokens=False))
+    ids = tuple(tokenizer.encode("12 + 34", add_special_tokens=False))
+    trajectory.append_turn(Completion(ids, logprobs=(math.nan,) * len(ids)), "12 + 34")
+    trajectory.finish(reason)
+    page = of_one(trajectory, stack)
+    page.wait_for_selector(".tokens")
+    headline = page.locator(".headline").inner_text()
+    assert "reward —" in headline
+    assert reason.value in headline
+    shown = page.locator(".k-action [data-k]").evaluate_all(COLORS)
+    assert [color for _, color in shown] == ["missing"] * len(ids)
+
+
+def test_14_an_episode_of_131072_tokens_opens_at_a_token_near_its_end(of_one, stack, tokenizer):
+    ids = tuple(tokenizer.encode("12 + 34 = 46, so 46. ", add_special_tokens=False))
+    many = (ids * (131_072 // len(ids) + 1))[:131_072]
+    trajectory = Trajectory(Task([], task_id="a"), 10**6, "a/0", "a")
+    trajectory.append_observation([1])
+    trajectory.append_turn(Completion(many, logprobs=(-0.1,) * len(many)), "long")
+    trajectory.set_result(StepResult(reward=1.0, terminated=True))
+    trajectory.finish(StopReason.TERMINATED)
+    page = of_one(trajectory, stack)
+    page.wait_for_function("() => document.querySelectorAll('.k-action [data-k]').length === 131072")
+    page.locator("[data-k='131000']").click()
+    facts = page.locator(".facts:has(dt:text-is('position'))").inner_text()
+    assert "131000" in facts
+    assert str(many[130_999]) in facts

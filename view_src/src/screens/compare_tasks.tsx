@@ -1,0 +1,65 @@
+import type { VNode } from "preact";
+import type { Comparison, TaskChange } from "../lib/comparison";
+import { fixed, number } from "../lib/format";
+import { type Route, links } from "../lib/router";
+import { Card, Folded, SignedBar, Text } from "../ui/bits";
+
+export function CompareTasks({ route, comparison }: { route: Route; comparison: Comparison }): VNode {
+  const { tasks } = comparison;
+  const most = Math.max(...tasks.map((each) => Math.abs(each.difference)), 0);
+  const moved = tasks.filter((each) => each.difference !== 0);
+  const same = tasks.length - moved.length;
+  return (
+    <Card title="Tasks, those that changed most surely first" note="★ is q ≤ .10, Benjamini–Hochberg over tasks">
+      {moved.length > 0 && (
+        <table class="table tight">
+          <thead>
+            <tr>
+              <th>task</th>
+              <th class="right">A</th>
+              <th class="right">B</th>
+              <th>B − A</th>
+              <th class="right">episodes</th>
+              <th class="right">p</th>
+              <th class="right">q</th>
+            </tr>
+          </thead>
+          <tbody>
+            <Folded items={moved} most={50} name="tasks" each={(task) => <Row key={task.task_id} {...{ route, comparison, task, most }} />} />
+          </tbody>
+        </table>
+      )}
+      {same > 0 && <p class="nothing">{same === tasks.length ? "No task differs." : `${same} more did not change.`}</p>}
+      {comparison.num_needed !== null && (
+        <p class="hint">
+          With so few episodes no task alone can be told from chance: that takes {comparison.num_needed} episodes of a task in each
+          run.
+        </p>
+      )}
+    </Card>
+  );
+}
+
+function Row({ route, comparison, task, most }: { route: Route; comparison: Comparison; task: TaskChange; most: number }): VNode {
+  const href = links.compare(route.run, route.other, { by: comparison.by, task: task.task_id });
+  return (
+    <tr data-task={task.task_id}>
+      <td class="mono">
+        <a href={href} title="both groups beside each other">
+          <Text value={task.task_id} line />
+        </a>
+        {task.is_named && " \u2605"}
+      </td>
+      <td class="right">{fixed(task.mean_a)}</td>
+      <td class="right">{fixed(task.mean_b)}</td>
+      <td>
+        <SignedBar value={task.difference} most={most} />
+      </td>
+      <td class="right dim">
+        {task.num_a} and {task.num_b}
+      </td>
+      <td class="right">{number(task.p)}</td>
+      <td class="right">{number(task.q)}</td>
+    </tr>
+  );
+}

@@ -1,0 +1,45 @@
+import type { VNode } from "preact";
+import type { RunStore } from "../data/store";
+import type { Episode } from "../data/types";
+import { visible } from "../lib/visible";
+import { Card, CopyButton } from "../ui/bits";
+
+/** Quote an argument for a POSIX shell. */
+function shell(text: string): string {
+  return /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replace(/'/g, `'\\''`)}'`;
+}
+
+/** Return arguments that are no flags, behind `--` where one could be taken for a flag. */
+function words(...args: string[]): string {
+  return [...(args.some((each) => each.startsWith("-")) ? ["--"] : []), ...args.map(shell)].join(" ");
+}
+
+export function Replay({ store, episode }: { store: RunStore; episode: Episode }): VNode {
+  const run = store.meta?.path ?? store.meta?.name ?? "RUN";
+  const id = episode.record.episode_id;
+  const both = words(run, id);
+  const commands: [string, string][] = [
+    ["Show its tokens in the terminal", `agentenv tokens show ${both}`],
+    ["Render the conversation again, and show where the tokens differ and why", `agentenv tokens diff ${both}`],
+    [
+      "Score the run's tokens again, and compare with the recorded log-probabilities",
+      `agentenv tokens replay ${words(run)}`,
+    ],
+    ["Open this page", `agentenv view ${shell(`--episode=${id}`)} -- ${shell(run)}`],
+  ];
+  return (
+    <Card title="Commands" note="for the folder in which the run was recorded">
+      <ul class="plain-list commands">
+        {commands.map(([what, command]) => (
+          <li key={what}>
+            <p>{what}</p>
+            <code class="command">
+              <bdi>{visible(command)}</bdi>
+            </code>
+            <CopyButton text={command} name="copy" />
+          </li>
+        ))}
+      </ul>
+    </Card>
+  );
+}

@@ -1,0 +1,62 @@
+import type { VNode } from "preact";
+import type { RunStore } from "../data/store";
+import type { Estimate } from "../data/types";
+import { count, fixed, number, percent, plural } from "../lib/format";
+import type { Sorted } from "../lib/groups";
+import { mean } from "../lib/stats";
+import { links } from "../lib/router";
+import { Tile } from "../ui/bits";
+
+function interval(estimate: Estimate | null | undefined): string {
+  const [low, high] = [estimate?.ci95_low, estimate?.ci95_high];
+  if (low === null || low === undefined || high === null || high === undefined) return "";
+  return `95 % ${fixed(low)} to ${fixed(high)}`;
+}
+
+const greatest = (values: Float64Array): number => values.reduce((most, each) => Math.max(most, each), Number.NEGATIVE_INFINITY);
+
+export function OverviewTiles({ store, sorted }: { store: RunStore; sorted: Sorted }): VNode {
+  const metrics = store.meta?.metrics ?? null;
+  const rows = store.index.rows();
+  const rewards = store.index.numbers("reward");
+  const turns = store.index.numbers("turns");
+  const tokens = store.index.numbers("action_tokens");
+  const flat = sorted.numGroups - sorted.differ.length;
+  const hasSiblings = rows.length > sorted.numGroups;
+  const kept = store.meta?.kind === "train" ? "kept of the training" : plural(sorted.numGroups, "task");
+  return (
+    <div class="tiles">
+      <Tile value={count(rows.length)} name="episodes" note={kept} />
+      <Tile value={fixed(metrics?.reward?.mean ?? mean(rewards), 3)} name="mean reward" note={interval(metrics?.reward)} />
+      {passTiles(store)}
+      {hasSiblings && (
+        <Tile
+          value={`${count(flat)} of ${count(sorted.numGroups)}`}
+          name="groups without spread"
+          note={sorted.numGroups ? `no gradient from ${percent(flat / sorted.numGroups)}` : ""}
+        />
+      )}
+      <Tile value={number(mean(turns), 2)} name="turns" note={turns.length ? `at most ${count(greatest(turns))}` : ""} />
+      <Tile value={number(mean(tokens), 0)} name="sampled tokens" note={tokens.length ? `at most ${count(greatest(tokens))}` : ""} />
+      <ErrorTile store={store} />
+    </div>
+  );
+}
+
+function passTiles(store: RunStore): VNode[] {
+  const all = Object.entries(store.meta?.metrics?.pass_at_k ?? {}).sort((a, b) => Number(a[0]) - Number(b[0]));
+  const shown = all.length > 2 ? [all[0], all[all.length - 1]] : all;
+  return shown.flatMap((entry) =>
+    entry ? [<Tile key={entry[0]} value={fixed(entry[1].mean, 3)} name={`pass@${entry[0]}`} note={interval(entry[1])} />] : [],
+  );
+}
+
+function ErrorTile({ store }: { store: RunStore }): VNode {
+  const { index } = store;
+  const error = index.reader("error");
+  const failed = error ? index.rows().filter((row) => error(row) !== null).length : 0;
+  const retries = index.numSuperseded;
+  const note = retries ? plural(retries, "retry", "retries") : "no retries";
+  const value = failed ? <a href={links.episodes(store.run, { q: "-error_kind=none" })}>{count(failed)}</a> : "0";
+  return <Tile value={value} name={failed === 1 ? "error" : "errors"} note={note} tone={failed ? "bad" : ""} />;
+}
