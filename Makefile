@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: demo train-demo test test-all test-slow test-peers prime-rl matrix test-clients bench lint docs view view-pictures clean
+.PHONY: demo train-demo test test-all test-slow long-tail fuzz test-peers prime-rl matrix test-clients bench lint docs view view-pictures clean
 
 demo: $(VENV)/installed
 	$(BIN)/agentenv run --env math_retry --n 2 --max_tokens 160
@@ -45,6 +45,18 @@ matrix: $(VENV)/installed-slow
 
 test-all: test $(VENV)/installed-slow
 	$(TESTING) $(VLLM_HERE) $(PYTEST) -n 4 --timeout 900 -m "long or slow" --durations=40
+
+# What the change touches and a part of the rest, for TAIL_S seconds: `.ci/run`. What fails runs again alone.
+TAIL_S = 1200
+TAIL_LOG =
+long-tail: $(VENV)/installed-slow
+	$(TESTING) $(VLLM_HERE) $(BIN)/python -m tests.long_tail --seconds $(TAIL_S) --log "$(TAIL_LOG)"
+
+# The tests of properties with other examples than each time; the same ones again with the seed that it prints.
+SEED := $(shell date +%s)
+fuzz: $(VENV)/installed-dev
+	@echo "again: make fuzz SEED=$(SEED)"
+	$(TESTING) $(PYTEST) -n 2 --hypothesis-profile fuzz --hypothesis-seed $(SEED) -m "hypothesis and not slow" $(FUZZ)
 
 # All clients of the endpoint, of which the slow tests have three: gigabytes, each in an environment of its own. It needs
 # npm for two of them.

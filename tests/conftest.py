@@ -8,8 +8,10 @@ from hypothesis import HealthCheck, settings
 
 from tests.peers.matrix import cell, pytest_runtest_logreport  # noqa: F401
 
-settings.register_profile("agentenv", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("agentenv")  # a busy machine is not a failure
+# A busy machine is not a failure. The examples are the same each time; `make fuzz` tries others.
+settings.register_profile("agentenv", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.register_profile("fuzz", settings.get_profile("agentenv"), derandomize=False, print_blob=True)
+settings.load_profile("agentenv")
 
 SLOW = "mark.slow"
 FAMILY_SAMPLE = {
@@ -25,6 +27,8 @@ LONGEST_FIRST = (
     "test_train_faults.py", "test_escapes.py", "test_sandbox_faults.py", "test_rollout.py", "test_server_files.py",
 )  # fmt: skip
 """Files whose tests take long together. They start first, so that no process ends alone with one of them."""
+NEVER_AT_ONCE = ("tests/sandbox/test_escapes.py", "tests/sandbox/test_sandbox_faults.py")
+"""The second one makes programs run out of memory, which the sandbox takes for the end of those of the first one."""
 
 
 def pytest_configure(config):
@@ -46,6 +50,21 @@ def pytest_itemcollected(item):
     """Check what `pytest_ignore_collect` relies on: the mark is written out in the file of a slow test."""
     if item.get_closest_marker("slow") and SLOW not in item.path.read_text():
         raise ValueError(f"{item.path}: expected pytest.{SLOW} in the file of a slow test. Write it there.")
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Give the files of NEVER_AT_ONCE to one process."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return NEVER_AT_ONCE[0] if file in NEVER_AT_ONCE else file
+
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)

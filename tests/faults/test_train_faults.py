@@ -228,7 +228,8 @@ def test_a_loss_that_is_not_a_number_stops_it_with_the_batch_saved_and_the_check
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0]), "no weight was changed by it"
     assert command(flags("--max_train_steps", 4, "--resume")) == 0
     told, undisturbed = without_times(place / "out"), without_times(place / "whole")
-    assert told[:2] == undisturbed[:2]
+    for line, line_1 in zip(told[:2], undisturbed[:2], strict=True):
+        assert line == pytest.approx(line_1, rel=1e-5, abs=1e-6)
     assert [line["step"] for line in told] == [1, 2, 3, 4]
     assert told[2]["rollout/reward"] != undisturbed[2]["rollout/reward"], "of other prompts"
 

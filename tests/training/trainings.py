@@ -7,6 +7,7 @@ from tempfile import mkdtemp
 
 import pytest
 
+from agentenv.runs.records.token_stats import read_token_stats
 from agentenv.training.logs.journal import read_metrics
 from tests.drivers import write_rows
 from tests.models import make_tiny_qwen2
@@ -102,3 +103,22 @@ def without_times(folder: Path) -> list[dict[str, float]]:
     return [
         {key: value for key, value in line.items() if not key.startswith(left_out)} for line in read_metrics(folder)
     ]
+
+
+def assert_same_numbers(one: Path, other: Path) -> None:
+    """Compare the metrics of two trainings, and what the learner computed for the sampled tokens.
+
+    Sums of float32 depend on their order, and so on the process, its threads and the batch: 1e-5 of each value.
+    """
+    lines, others = without_times(one), without_times(other)
+    assert [line["step"] for line in lines] == [line["step"] for line in others]
+    for line, line_1 in zip(lines, others, strict=True):
+        assert line.pop("warnings", []) == line_1.pop("warnings", [])
+        assert line == pytest.approx(line_1, rel=1e-5, abs=1e-6, nan_ok=True)
+    tokens, others = read_token_stats(one), read_token_stats(other)
+    assert tokens.keys() == others.keys()
+    for episode_id, mine in tokens.items():
+        theirs = others[episode_id]
+        assert (mine.step, mine.action_hash) == (theirs.step, theirs.action_hash)
+        for values, values_1 in ((mine.logprobs, theirs.logprobs), (mine.advantages, theirs.advantages)):
+            assert list(values) == pytest.approx(list(values_1), rel=1e-5, abs=1e-6, nan_ok=True)

@@ -11,6 +11,7 @@ import ssl
 import sys
 import threading
 import time
+from collections import Counter, defaultdict
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import closing, contextmanager
 from contextvars import ContextVar
@@ -58,9 +59,8 @@ class _Stretches:
 
     file: str
     longest_s: dict[str, float] = field(default_factory=dict)
-    lines: dict[str, int] = field(default_factory=dict)
-    seen_s: dict[str, float] = field(default_factory=dict)
-    """Seconds after which the line was seen: the line of the longest time is kept."""
+    looks: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    """How often each line was seen in a stretch that is too long."""
     tls: set[str] = field(default_factory=set)
     """Methods that were seen reading the certificates for TLS."""
     _method: str = ""
@@ -96,6 +96,11 @@ class _Stretches:
 
         return InstrumentedCoroutine(work, on_resume=on_resume, on_pause=on_pause)
 
+    def line(self, method: str) -> int:
+        """Return the line at which a method was seen most often; 0 if it was not seen."""
+        looks = self.looks.get(method)
+        return looks.most_common(1)[0][0] if looks else 0
+
     @contextmanager
     def lines_seen(self) -> Iterator[None]:
         """Record the current line of this thread, from another thread, while a stretch is too long."""
@@ -109,9 +114,8 @@ class _Stretches:
                     frame = sys._current_frames().get(watched_thread)
                     if is_own_import(frame):
                         self._since = time.perf_counter()  # it happens once
-                    line = _line_in(self.file, frame)
-                    if line and seconds >= self.seen_s.get(method, 0.0):
-                        self.lines[method], self.seen_s[method] = line, seconds
+                    if line := _line_in(self.file, frame):
+                        self.looks[method][line] += 1
                     if _reads_certificates(frame):
                         self.tls.add(method)
 
@@ -144,7 +148,7 @@ def blocking(context: ConformanceContext) -> list[Problem]:
     for method, seconds in _too_long(tries).items():
         fix = _TLS_FIX if any(method in one.tls for one in tries) else _FIX
         problem = problem_at(cls, method, expected, f"{seconds * 1000:.0f} ms, which delays all episodes", fix)
-        line = next((one.lines[method] for one in tries if method in one.lines), problem.line)
+        line = next((line for one in tries if (line := one.line(method))), problem.line)
         problems.append(replace(problem, line=line))
     return problems
 
@@ -196,7 +200,7 @@ def _slow_query(context: ConformanceContext, file: str) -> list[Problem]:
     if query.longest_s.get("step", 0.0) > _QUERY_LIMIT_S:
         got = f"{query.longest_s['step']:.1f} s of a slow query, which delays all episodes"
         problem = problem_at(cls, "step", f"less than {BLOCKS_S * 1000:.0f} ms", got, f"{_FIX} {_QUERY_FIX}")
-        return [replace(problem, line=query.lines.get("step", problem.line))]
+        return [replace(problem, line=query.line("step") or problem.line)]
     if not query.is_held:
         return []
     until = time.monotonic() + _QUERY_WAIT_S

@@ -63,7 +63,7 @@ class Watched:
     def __init__(self, browser, **options):
         self.context = browser.new_context(viewport={"width": 1440, "height": 900}, **options)
         self.page = self.context.new_page()
-        self.page.set_default_timeout(20_000)
+        self.page.set_default_timeout(60_000)  # of a busy machine
         self.faults, self.requests = [], []
         self.page.on("console", lambda said: said.type == "error" and self.faults.append(said.text))
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))

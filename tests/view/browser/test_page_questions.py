@@ -96,7 +96,7 @@ def test_which_task_does_it_fail_most_often_and_why(page, runs):
     failed = [each for each in groups[worst] if each.reward == 0]
     [(hint, _)] = Counter(each.turns[0].result.observation for each in failed).most_common(1)
     page.get_by_role("button", name="mean").click()
-    page.wait_for_function("location.hash.endsWith('sort=mean')")
+    page.wait_for_function("() => location.hash.endsWith('sort=mean')")
     rows = page.locator(".task-row[data-task]").all()
     means = [number_of(row.locator(".right").first.inner_text()) for row in rows]
     assert means == sorted(means)

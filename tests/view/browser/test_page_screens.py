@@ -79,7 +79,7 @@ def test_12_a_task_says_why_its_episodes_failed(opened):
     page = opened("/0/overview", ".task-row[data-task=d]")
     assert page.locator(".task-row[data-task=d] .right").all_inner_texts() == ["—", "—"]
     page.click(".tile.bad a")
-    page.wait_for_function("document.querySelectorAll('[data-episode]').length === 1")
+    page.wait_for_function("() => document.querySelectorAll('[data-episode]').length === 1")
     page.go_back()
     page.click(".task-row[data-task=d] .task-id")
     assert page.locator(".strand-error").inner_text() == "ValueError: none"

@@ -176,7 +176,7 @@ def test_21_the_policy_blocks_what_a_script_of_the_page_would_add(browser, hosti
     page.goto(hostile[host])
     page.wait_for_selector(".tiles")
     page.evaluate(TRIED)
-    page.wait_for_function("['img-src', 'frame-src'].every(name => violations.includes(name))")
+    page.wait_for_function("() => ['img-src', 'frame-src'].every(name => violations.includes(name))")
     assert page.evaluate("ran") == []
     page.context.close()
 
