@@ -565,6 +565,27 @@ def test_a_query_of_a_policy_that_computes_on_the_event_loop_is_found_at_its_lin
     assert (problem.line, problem.where) == (line, "Agent.step")
 
 
+@pytest.mark.long
+def test_the_line_of_a_method_that_blocks_is_the_one_that_it_is_at_for_longest_not_the_last_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    body = """
+        import time
+
+        class Agent(Two):
+            async def step(self, states):
+                for blocks_s in (0.12, 0.03):
+                    until = time.perf_counter() + blocks_s
+                    if blocks_s == 0.12:
+                        while time.perf_counter() < until: pass  # HERE
+                    else:
+                        while time.perf_counter() < until: pass
+                return await super().step(states)
+    """
+    line = write(tmp_path, body)
+    (problem,) = check_property(make_context(ConformanceOptions("agent.py:Agent")), "blocking").problems
+    assert (problem.line, problem.where) == (line, "Agent.step")
+
+
 def test_queries_that_the_environment_ends_are_no_problem(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ends = "; self.database.set_progress_handler(lambda: 1, 100_000)"
