@@ -517,27 +517,33 @@ async def test_plain_methods_run_off_the_event_loop():
     assert threading.main_thread() not in agent.threads.values()
 
 
-@pytest.mark.long
 async def test_a_slow_plain_step_never_blocks_the_loop():
-    ticks = 0
+    begun, released, was_released = threading.Event(), threading.Event(), []
 
-    async def tick():
-        nonlocal ticks
-        while True:
-            await asyncio.sleep(0.01)
-            ticks += 1
+    class Slow(Plain):
+        def step(self, states):
+            begun.set()
+            was_released.append(released.wait(60))
+            return GO_ON
 
-    ticker = asyncio.create_task(tick())
-    await play(Plain(wait_s=0.5), limits=Limits(max_turns=1))
-    ticker.cancel()
-    assert ticks > 10
+    playing = asyncio.create_task(play(Slow(), limits=Limits(max_turns=1)))
+    while not begun.is_set():
+        await asyncio.sleep(0.001)
+    released.set()
+    await playing
+    assert was_released == [True]
 
 
-@pytest.mark.long
 async def test_slow_plain_steps_of_many_episodes_run_side_by_side():
-    started = time.perf_counter()
-    await asyncio.gather(*(play(Plain(wait_s=0.2), limits=Limits(max_turns=1)) for _ in range(40)))
-    assert time.perf_counter() - started < 4.0  # one after the other they would take 8 s
+    meeting = threading.Barrier(40, timeout=60)  # which none would pass that waits for another's step
+
+    class Meets(Plain):
+        def step(self, states):
+            meeting.wait()
+            return GO_ON
+
+    played = await asyncio.gather(*(play(Meets(), limits=Limits(max_turns=1)) for _ in range(40)))
+    assert [trajectory.error for trajectory, _ in played] == [None] * 40
 
 
 async def test_async_methods_run_on_the_event_loop():
@@ -634,7 +640,7 @@ async def slow_from_turn_1(request):
     ],
     ids=["max_turns", "max_length", "episode_timeout"],
 )
-async def test_the_environment_has_the_last_word_when_a_limit_ends_the_episode(limits, script):
+async def test_the_environment_has_the_last_word_when_a_limit_ends_the_episode(virtual_clock, limits, script):
     first = StepResult("0123456789", reward=0.5, score=0.1, info={"seen": 1.0})
     agent = Scripted(first, word=WORD)
     trajectory, _ = await play(agent, script, limits=replace(Limits(max_length=100), **limits))
@@ -657,13 +663,13 @@ async def test_the_environment_has_the_last_word_when_a_limit_ends_the_episode(l
     ],
     ids=["step_timeout", "timeout_within_step", "terminated", "truncated_by_env", "error", "aborted"],
 )
-async def test_on_truncate_is_not_called_otherwise(step, limits, script):
+async def test_on_truncate_is_not_called_otherwise(virtual_clock, step, limits, script):
     agent = Scripted(step, word=WORD)
     await play(agent, script, limits=replace(Limits(max_length=200), **limits))
     assert agent.truncations == []
 
 
-async def test_on_truncate_is_not_called_before_the_first_step():
+async def test_on_truncate_is_not_called_before_the_first_step(virtual_clock):
     agent = Scripted(END, word=WORD)
     trajectory, _ = await play(agent, lambda _: forever(None), limits=Limits(episode_timeout_s=0.05))
     assert (trajectory.stop_reason, trajectory.reward, agent.truncations) == (StopReason.EPISODE_TIMEOUT, None, [])
@@ -710,14 +716,14 @@ async def test_a_last_word_without_a_score_keeps_the_score():
 
 
 @pytest.mark.parametrize("word", [ValueError("no"), forever, {"rewards": math.nan}], ids=["raises", "hangs", "nan"])
-async def test_an_episode_whose_last_word_fails_has_no_reward(word):
+async def test_an_episode_whose_last_word_fails_has_no_reward(virtual_clock, word):
     agent = Scripted(replace(GO_ON, reward=0.5), word=word)
     trajectory, _ = await play(agent, limits=Limits(max_turns=1, step_timeout_s=0.05))
     assert trajectory.error.where == "on_truncate"
     assert (trajectory.reward, trajectory.score, agent.num_closed) == (None, None, 1)
 
 
-async def test_a_timed_out_step_leaves_its_turn_without_a_result():
+async def test_a_timed_out_step_leaves_its_turn_without_a_result(virtual_clock):
     steps = StepResult("", reward=1.0, score=1.0), forever
     trajectory, _ = await play(Scripted(*steps), limits=Limits(step_timeout_s=0.05))
     assert [turn.result is None for turn in trajectory.turns] == [False, True]
@@ -791,9 +797,7 @@ async def test_an_exception_of_a_plain_step_in_its_thread_is_recorded_at_once(er
             self.num_closed += 1
 
     agent = Raising()
-    started = time.perf_counter()
-    trajectory, _ = await play(agent, limits=Limits(step_timeout_s=20.0))
-    assert time.perf_counter() - started < 10.0
+    trajectory, _ = await play(agent)
     assert (trajectory.stop_reason, trajectory.error.where, agent.num_closed) == (StopReason.ERROR, "step", 1)
     assert type(error).__name__ in trajectory.error.type + trajectory.error.message
 
@@ -810,8 +814,7 @@ async def test_an_async_method_that_exits_ends_its_episode_and_not_the_program(w
     assert agent.num_closed == 1
 
 
-@pytest.mark.long
-async def test_a_step_that_swallows_cancellation_does_not_delay_others():
+async def test_a_step_that_swallows_cancellation_does_not_delay_others(virtual_clock):
     class Stubborn(Plain):
         released = asyncio.Event()
 
@@ -821,15 +824,13 @@ async def test_a_step_that_swallows_cancellation_does_not_delay_others():
                     await self.released.wait()
             return END
 
-    started = time.perf_counter()
     trajectory, _ = await play(Stubborn(), limits=Limits(step_timeout_s=0.1))
-    assert time.perf_counter() - started < 5.0
     assert (trajectory.stop_reason, trajectory.error.type) == (StopReason.STEP_TIMEOUT, "StepTimeout")
     Stubborn.released.set()
     await asyncio.sleep(0)
 
 
-async def test_a_generation_beyond_its_deadline_is_the_engines_failure():
+async def test_a_generation_beyond_its_deadline_is_the_engines_failure(virtual_clock):
     engine = ScriptedEngine(["word"], CharTokenizer(), latency_s=30.0)
     trajectory, _ = await play(Scripted(END), engine=engine, limits=Limits(generate_timeout_s=0.1))
     assert (trajectory.stop_reason, trajectory.error.kind, trajectory.reward) == (StopReason.ERROR, "infra", None)
@@ -963,13 +964,13 @@ async def test_a_close_that_fails_does_not_undo_the_episode():
     assert (trajectory.stop_reason, trajectory.reward, agent.num_closed) == (StopReason.TERMINATED, 1.0, 1)
 
 
-async def test_a_close_that_hangs_is_given_up():
+async def test_a_close_that_hangs_is_given_up(virtual_clock):
     agent = Scripted(END, on_close=forever)
     trajectory, _ = await play(agent, limits=Limits(step_timeout_s=0.05))
     assert (trajectory.stop_reason, trajectory.reward, agent.num_closed) == (StopReason.TERMINATED, 1.0, 1)
 
 
-async def test_a_reset_that_hangs_is_given_up():
+async def test_a_reset_that_hangs_is_given_up(virtual_clock):
     agent = Scripted(END)
     agent.reset = forever
     trajectory, engine = await play(agent, limits=Limits(step_timeout_s=0.05))
@@ -977,7 +978,7 @@ async def test_a_reset_that_hangs_is_given_up():
     assert (trajectory.reward, engine.requests) == (None, [])
 
 
-async def test_an_engine_that_never_answers_is_cancelled_by_the_episode_timeout():
+async def test_an_engine_that_never_answers_is_cancelled_by_the_episode_timeout(virtual_clock):
     engine = ScriptedEngine(["a"], CharTokenizer(), latency_s=3600)
     trajectory, _ = await play(Scripted(END), engine=engine, limits=Limits(episode_timeout_s=0.05))
     assert (trajectory.stop_reason, engine.num_cancelled) == (StopReason.EPISODE_TIMEOUT, 1)
@@ -1069,7 +1070,7 @@ async def test_cancelling_at_random_moments_closes_a_plain_environment_once():
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_a_deadline_of_the_caller_is_a_cancellation_like_any_other():
+async def test_a_deadline_of_the_caller_is_a_cancellation_like_any_other(virtual_clock):
     agent = Scripted(forever)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
@@ -1120,6 +1121,6 @@ asyncio.run(main())
 def test_a_plain_step_that_blocks_for_ever_costs_its_episode_and_not_the_process():
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     ran = subprocess.run(
-        [sys.executable, "-c", STUCK], env=environment, capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", STUCK], env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert (ran.returncode, ran.stdout) == (0, "STEP_TIMEOUT None\n")
