@@ -49,10 +49,8 @@ def call(name, arguments, number):
         return send({"id": number, "error": {"code": -32000, "message": "lost"}})
     if name == "meet":
         meeting.wait()
-    if name == "hang":
+    if name in ("hang", "freeze"):
         return None
-    if name == "freeze":
-        return frozen.set()
     if name == "die":
         print("last words", file=sys.stderr, flush=True)
         os._exit(3)
@@ -95,6 +93,8 @@ def main():
         elif method == "tools/list":
             send({"id": number, "result": listed(params.get("cursor"))})
         elif method == "tools/call":
+            if params["name"] == "freeze":
+                frozen.set()  # before the next message is read
             threading.Thread(target=call, args=(params["name"], params["arguments"] or {}, number), daemon=True).start()
         elif number is not None:
             send({"id": number, "result": {}})
