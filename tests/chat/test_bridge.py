@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from typing import NamedTuple
 
 import pytest
@@ -338,20 +337,3 @@ def test_invariant_10_a_bridge_does_not_depend_on_the_history():
     chat, close = chat_of(family), list(chat_of(family).template.close_ids)
     seen = {tuple(chat.reply([*[7] * length, *close], FOLLOW_UPS["user"])) for length in (0, 1, 30_000)}
     assert len(seen) == 1
-
-
-def test_a_bridge_after_a_long_history_costs_what_it_costs_after_a_short_one():
-    family = SUPPORTED[1]
-    chat, close = chat_of(family), list(chat_of(family).template.close_ids)
-
-    def best(length):
-        action = [*[7] * length, *close]
-        times = []
-        for _ in range(40):
-            started = time.perf_counter()
-            chat.reply(action, FOLLOW_UPS["user"])
-            times.append(time.perf_counter() - started)
-        return min(times)
-
-    best(1)
-    assert best(30_000) < 2 * best(10) + 1e-4

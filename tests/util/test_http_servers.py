@@ -3,6 +3,8 @@
 import asyncio
 import json
 import re
+import sys
+import threading
 
 import httpx
 import pytest
@@ -188,15 +190,32 @@ def test_a_token_is_read_from_its_file_or_else_from_the_variable(tmp_path, monke
 # --- bodies in JSON -------------------------------------------------------------------------------------------------
 
 
+LARGE = b"[" + b"1," * 50_000 + b"0]"
+
+
 async def test_the_event_loop_continues_while_a_large_body_is_read():
-    body = b"[" + b"1," * 250_000 + b"0]"
-    reading = asyncio.ensure_future(parse_body(body))
-    rounds = 0
-    while not reading.done():
+    begun, go = threading.Event(), threading.Event()
+
+    def read(body):
+        begun.set()
+        return go.wait(60), parse_json(body)
+
+    reading = asyncio.ensure_future(parse_body(LARGE, read))
+    while not begun.is_set():
         await asyncio.sleep(0.001)
-        rounds += 1
-    assert rounds > 5
-    assert await reading == json.loads(body)
+    go.set()
+    assert await reading == (True, json.loads(LARGE))
+
+
+def test_a_large_body_is_read_by_python_code_which_lets_other_threads_run():
+    calls = []
+    sys.setprofile(lambda frame, event, arg: calls.append(event))
+    try:
+        value = parse_json(LARGE)
+    finally:
+        sys.setprofile(None)
+    assert value == json.loads(LARGE)
+    assert calls.count("call") > 50_000  # one for each number: the reader that is written in C makes a few in all
 
 
 @pytest.mark.parametrize("levels", [MAX_LEVELS + 1, 900, 100_000])
