@@ -4,6 +4,8 @@ import asyncio
 import base64
 import json
 import math
+import socket
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -384,21 +386,27 @@ async def test_cancelling_closes_the_request():
 # --- opening ----------------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def deaf():
+    """An address that nobody else takes and where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
 async def test_no_endpoint_that_answers_is_reported_at_once():
-    async with scripted(http(OK)) as server:
-        gone = server.url
-    sandbox = client(gone)
-    with pytest.raises(SandboxUnavailable, match="expected an endpoint that answers"):
-        await sandbox.open()
-    await sandbox.aclose()
-    await sandbox.aclose()
+    with deaf() as gone:
+        sandbox = client(gone)
+        with pytest.raises(SandboxUnavailable, match="expected an endpoint that answers"):
+            await sandbox.open()
+        await sandbox.aclose()
+        await sandbox.aclose()
 
 
 async def test_one_endpoint_that_answers_is_enough():
-    async with scripted(http(OK)) as gone:
-        pass
-    async with scripted(http(OK)) as server, client(gone, server) as sandbox:
-        assert (await sandbox.run("print(42)")).status is ExecStatus.OK
+    with deaf() as gone:
+        async with scripted(http(OK)) as server, client(gone, server) as sandbox:
+            assert (await sandbox.run("print(42)")).status is ExecStatus.OK
 
 
 async def test_a_package_that_an_endpoint_lacks_is_reported_when_it_is_opened():

@@ -81,7 +81,7 @@ async def test_memory_runs_out_without_ending_the_session(sandbox):
     ],
 )
 async def test_code_that_breaks_the_session_ends_it_and_nothing_else(sandbox, code):
-    async with sandbox.session(limits=QUICK) as session:
+    async with sandbox.session() as session:
         turn = await session.run(f"print('said', flush=True)\n{code}")
         assert turn.status in (ExecStatus.NONZERO, ExecStatus.WALL_TIMEOUT)
         assert turn.ended
