@@ -363,7 +363,7 @@ async def test_with_a_window_what_was_before_the_counts_were_set_back_is_forgott
 # --- ending early -------------------------------------------------------------------------------------------------
 
 
-async def test_drain_lets_episodes_in_flight_end_and_starts_none():
+async def test_drain_lets_episodes_in_flight_end_and_starts_none(virtual_clock):
     runner = make_runner(latency_s=0.05, concurrency=3)
     ended = []
     running = asyncio.ensure_future(runner.run(plan(make_tasks(100), 1), ended.append))

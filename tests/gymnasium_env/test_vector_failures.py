@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -265,12 +266,19 @@ def test_what_begins_right_after_a_call_that_was_given_up_is_not_ended_with_it(m
 def test_an_interrupt_ends_a_hanging_step_and_all_episodes(make):
     envs = make()
     reset_all(envs)
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+
+    def interrupt():
+        while not Fragile.num_hanging:
+            time.sleep(0.01)
+        time.sleep(0.1)  # the step waits by now
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
     with pytest.raises(KeyboardInterrupt):
         envs.step(["stay", "hang", "stay"])
     run_sync(until(lambda: not Fragile.open))
-    timer.join()
+    thread.join()
 
 
 def test_a_task_that_lets_an_interrupt_out_fails_alone_and_others_of_the_loop_continue():

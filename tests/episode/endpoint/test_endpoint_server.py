@@ -203,14 +203,17 @@ async def test_a_client_that_leaves_a_stream_cancels_its_generation(impatient):
 
 async def test_a_stream_ends_with_its_session(impatient):
     session, engine = session_of(["a"], latency_s=60)
+    seen = []
     async with Endpoint() as endpoint, httpx.AsyncClient(timeout=30) as http:
-        with endpoint.open(session) as address:
+        with contextlib.ExitStack() as opened:
+            address = opened.enter_context(endpoint.open(session))
             url, body = f"{address.base_url}/chat/completions", {"messages": [user("Q")], "stream": True}
-            asked = asyncio.ensure_future(http.post(url, json=body))
-            await until(lambda: engine.requests)
-            await asyncio.sleep(0.1)
-        answer = await asked
-    assert "has ended meanwhile" in answer.text
+            async with http.stream("POST", url, json=body) as answer:
+                async for line in answer.aiter_lines():
+                    seen.append(line)
+                    if line.startswith(":"):
+                        opened.close()
+    assert "has ended meanwhile" in "\n".join(seen)
     assert engine.num_cancelled == 1
 
 
