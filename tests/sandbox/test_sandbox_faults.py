@@ -174,14 +174,14 @@ async def test_a_cancelled_run_leaves_nothing_when_it_returns(own_sandbox):
     forks = "import os, time\nfor _ in range(3):\n    if os.fork() == 0: break\nos.write(1, b'u')\ntime.sleep(60)"
     for program in (SLEEP, "while True: pass", forks):
         policy, least = ("proc", 4) if program is forks else ("pure", 1)
-        task = asyncio.create_task(own_sandbox.run(program, policy=policy))
+        task = asyncio.create_task(own_sandbox.run(program, policy=policy, limits=ExecLimits(cpu_s=60, wall_s=60)))
         await until(lambda least=least: len(below(zygote(own_sandbox))) >= least)
         task.cancel()
         started = time.monotonic()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert not below(zygote(own_sandbox))
-        assert time.monotonic() - started < 5  # milliseconds, where nothing else runs: benchmarks/RESULTS.md
+        assert time.monotonic() - started < 30  # milliseconds, where nothing else runs; by itself it ends after 60 s
 
 
 @pytest.mark.long
