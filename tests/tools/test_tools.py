@@ -668,7 +668,7 @@ def test_a_megabyte_of_hostile_text_is_parsed_in_linear_time(piece):
     for syntax, name in [*heeding.items(), (HERMES, "plain")][:2]:
         started = time.process_time()
         syntax.parse(text)
-        assert time.process_time() - started < 5.0, name
+        assert time.process_time() - started < 30.0, name  # quadratic time would be hours
 
 
 # --- literals --------------------------------------------------------------------------------------------------------
