@@ -294,9 +294,9 @@ def test_no_reply_raises_and_none_is_half_read(reply):
 
 @pytest.mark.parametrize("unit", ["1: ", "1: YES\n", "{", '{"1":', "* ", "\n", "1", "</think>", "```json\n"])
 def test_hostile_replies_are_read_in_linear_time(unit):
-    started = time.perf_counter()
-    read_shares(unit * (400_000 // len(unit)), THREE)
-    assert time.perf_counter() - started < 5.0
+    started = time.process_time()
+    read_shares(unit * (1_000_000 // len(unit)), THREE)
+    assert time.process_time() - started < 30.0  # some 50 ms; quadratic time would take minutes
 
 
 @pytest.mark.parametrize(

@@ -86,10 +86,10 @@ def test_the_middle_of_a_long_text_is_left_out():
 
 @pytest.mark.long
 def test_hostile_texts_are_shown_in_linear_time():
-    started = time.perf_counter()
+    started = time.process_time()
     for unit in ("<", "</response", "Verdict: ", "0123456789ab", "\n", "<|"):
         asked_about(max_chars=10**6, response=unit * (400_000 // len(unit)))
-    assert time.perf_counter() - started < 5.0
+    assert time.process_time() - started < 30.0  # some 0.1 s; quadratic time would take minutes
 
 
 def test_braces_in_criteria_are_not_fields():

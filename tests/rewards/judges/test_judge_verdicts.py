@@ -215,8 +215,8 @@ def test_a_plain_answer_is_not_marked(line):
     ],
 )
 def test_hostile_texts_are_read_in_linear_time(unit):
-    text = unit * (200_000 // len(unit))
-    started = time.perf_counter()
+    text = unit * (600_000 // len(unit))
+    started = time.process_time()
     for read in (
         read_yes_or_no,
         lambda reply: read_score(reply, 0, 10),
@@ -226,4 +226,4 @@ def test_hostile_texts_are_read_in_linear_time(unit):
         lambda reply: quote_text("x", reply),
     ):
         read(text)
-    assert time.perf_counter() - started < 5.0
+    assert time.process_time() - started < 30.0  # some 0.1 s; quadratic time would take minutes

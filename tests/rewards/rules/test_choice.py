@@ -278,11 +278,11 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("number", range(len(HOSTILE)))
-async def test_hostile_texts_cost_milliseconds(number):
+async def test_hostile_texts_take_no_cubic_time(number):
     started = time.process_time()
-    for reward in (ChoiceReward(), GeneralValReward()):
+    for reward in (ChoiceReward(), GeneralValReward()) * 5:
         assert (await reward.grade(Response(HOSTILE[number], "B", metadata=CITIES))).reward <= 0.0
-    assert time.process_time() - started < 1.0
+    assert time.process_time() - started < 30.0  # some 0.1 s; cubic time would take minutes
 
 
 PIECES = st.sampled_from(

@@ -42,15 +42,15 @@ def test_any_text_is_read(text):
     assert thought_text(text) in text
 
 
-def test_a_hundred_kilobytes_of_terminators_are_peeled_in_milliseconds():
-    text = "</s>" * 25_000
+def test_megabytes_of_terminators_are_peeled_in_linear_time():
+    text = "</s>" * 1_000_000
     started = time.process_time()
     assert without_special_tokens(text) == ""
-    assert time.process_time() - started < 1.0  # some 3 ms
+    assert time.process_time() - started < 30.0  # some 0.1 s; quadratic time would take minutes
 
 
 def test_reading_is_linear_in_the_texts_length():
     started = time.process_time()
-    for text in ("<|x|>" * 100_000, "<think>" * 100_000, "</think>" * 100_000, "<" * 500_000):
+    for text in ("<|x|>" * 400_000, "<think>" * 400_000, "</think>" * 400_000, "<" * 2_000_000):
         final_text(text), thought_text(text)
-    assert time.process_time() - started < 5.0
+    assert time.process_time() - started < 30.0  # some 0.1 s; quadratic time would take minutes

@@ -152,7 +152,7 @@ async def test_hostile_texts_cost_little_and_fail(text):
     assert not await kept(ThinkFormatReward(mode="strict"), text)
     assert not await kept(ThinkFormatReward(), text)
     assert not await kept(ToolCallFormatReward(), text)
-    assert time.process_time() - started < 1.0
+    assert time.process_time() - started < 30.0  # some 20 ms; quadratic time would take minutes
 
 
 @pytest.mark.parametrize(

