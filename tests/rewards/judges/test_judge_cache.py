@@ -162,7 +162,8 @@ async def test_those_who_ask_the_same_at_the_same_time_share_one_reply():
     judge = CachedJudge(inner := Counting("yes", gate=gate))
     asked = [asyncio.create_task(judge.complete(HELLO)) for _ in range(5)]
     other = asyncio.create_task(judge.complete([*HELLO, *HELLO]))
-    await asyncio.sleep(0.01)
+    while (len(inner.draws), judge.usage["shared"]) != (2, 4):
+        await asyncio.sleep(0)
     gate.set()
     assert await asyncio.gather(*asked, other) == ["yes"] * 6
     assert (len(inner.draws), judge.usage["shared"], judge.usage["cached"]) == (2, 4, 0)
@@ -181,9 +182,10 @@ async def test_the_first_who_asks_may_go_and_the_others_get_their_reply():
     gate = asyncio.Event()
     judge = CachedJudge(inner := Counting("yes", gate=gate))
     first, second = (asyncio.create_task(judge.complete(HELLO)) for _ in range(2))
-    await asyncio.sleep(0.01)
+    while not (inner.draws and judge.usage["shared"]):
+        await asyncio.sleep(0)
     first.cancel()
-    await asyncio.sleep(0.01)
+    await asyncio.wait([first])
     gate.set()
     assert await second == "yes"
     assert first.cancelled()
@@ -194,7 +196,8 @@ async def test_a_judge_without_waiters_is_cancelled_and_the_next_caller_asks_aga
     gate = asyncio.Event()
     judge = CachedJudge(inner := Counting("yes", gate=gate))
     asked = [asyncio.create_task(judge.complete(HELLO)) for _ in range(3)]
-    await asyncio.sleep(0.01)
+    while not inner.draws:
+        await asyncio.sleep(0)
     for task in asked:
         task.cancel()
     again = asyncio.create_task(judge.complete(HELLO))
@@ -330,10 +333,11 @@ async def test_a_file_that_cannot_be_written_costs_no_reply_and_is_reported_once
 async def test_a_slow_disk_holds_one_thread_and_not_the_loop(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)  # opening it waits for somebody at the other end
+    before = set(threading.enumerate())
 
     def num_reading():
         """Threads that read the file."""
-        return sum("ReplyCache" in thread.name for thread in threading.enumerate())
+        return sum("ReplyCache" in thread.name for thread in set(threading.enumerate()) - before)
 
     cache = ReplyCache(path)
     asked = [asyncio.create_task(cache.get(key(i))) for i in range(50)]

@@ -110,13 +110,14 @@ async def test_a_conversation_that_is_too_long_is_refused_unasked():
 
 async def test_no_more_generations_than_allowed_run_at_a_time():
     now = most = 0
+    meeting = asyncio.Barrier(3)
 
     async def script(request):
-        """Counts."""
+        """Counts, and waits until three are there."""
         nonlocal now, most
         now += 1
         most = max(most, now)
-        await asyncio.sleep(0.005)
+        await meeting.wait()
         now -= 1
         return "ok"
 

@@ -89,16 +89,17 @@ async def test_a_dead_judge_never_leaves_the_format_a_full_reward__rm_gallery():
 async def test_responses_are_judged_side_by_side__roll_1_3():
     """There they are judged one after another."""
 
-    async def slowly(body):
-        """After a while."""
-        await asyncio.sleep(0.1)
+    meeting = asyncio.Barrier(8)
+
+    async def together(body):
+        """When eight are asked about."""
+        await meeting.wait()
         return completion("Verdict: YES")
 
-    async with chat_server(slowly) as server:
+    async with chat_server(together) as server:
         judge = OpenAIJudge(server.url, "m")
         rows = [Response(f"{i}", label="4") for i in range(16)]
         results = await grade_all(JudgeReward(judge), rows)
-        assert server.most > 4
     assert [result.reward for result in results] == [1.0] * 16
 
 

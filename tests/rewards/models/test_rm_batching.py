@@ -64,12 +64,12 @@ async def asked_while_busy(batcher, model, sequences):
 
 async def test_concurrent_callers_share_batches_and_each_gets_its_own_score():
     """NeMo RL's asynchronous path asks the model about one conversation at a time."""
-    model = Model()
-    batcher = MicroBatcher(model, max_batch=16, max_wait_s=0.2)
-    scores = await asyncio.gather(*(batcher.score([index]) for index in range(64)))
-    assert scores == [float(index) for index in range(64)]
-    assert model.num_rows == 64
-    assert len(model.batches) <= 8
+    model = Model(held=True)
+    batcher = MicroBatcher(model, max_batch=16)
+    first, tasks = await asked_while_busy(batcher, model, [[index] for index in range(64)])
+    model.free.set()
+    assert await asyncio.gather(first, *tasks) == [1.0, *map(float, range(64))]
+    assert [len(batch) for batch in model.batches] == [1, 16, 16, 16, 16]
     await batcher.close()
 
 
@@ -81,11 +81,11 @@ async def test_any_number_of_callers_will_do(num):
     await batcher.close()
 
 
-async def test_a_lone_caller_waits_no_longer_than_it_has_to():
+async def test_a_lone_caller_waits_for_others_but_not_for_ever():
     batcher = MicroBatcher(Model(), max_wait_s=0.05)
     started = time.monotonic()
     assert await batcher.score([3]) == 3.0
-    assert 0.04 <= time.monotonic() - started < 10.0
+    assert time.monotonic() - started >= 0.04
     await batcher.close()
 
 
@@ -371,18 +371,23 @@ async def test_closing_again_or_before_the_first_call_is_harmless_and_closed_sta
 
 
 async def test_a_closed_batcher_leaves_no_thread():
-    batcher = MicroBatcher(Model())
+    model = Model()
+    batcher = MicroBatcher(model)
     await batcher.score([1])
+    (worker,) = (thread for thread in threading.enumerate() if thread.ident in model.threads)
     await batcher.close()
-    assert not any(thread.name == "agentenv-rm" and thread.is_alive() for thread in threading.enumerate())
+    assert not worker.is_alive()
 
 
 AT_THE_END = """
-import asyncio, time
+import asyncio, threading, time
 from agentenv.rewards.models.batching import MicroBatcher
+
+begun = threading.Event()
 
 def slow(rows):
     print("begun", flush=True)
+    begun.set()
     time.sleep(0.5)
     print("ended", flush=True)
     return [0.0] * len(rows)
@@ -391,7 +396,7 @@ async def main():
     batcher = MicroBatcher(slow, max_batch=1)
     asyncio.ensure_future(batcher.score([1]))
     asyncio.ensure_future(batcher.score([2]))
-    await asyncio.sleep(0.2)
+    await asyncio.to_thread(begun.wait)
     raise ValueError("nobody closes it")
 
 asyncio.run(main())

@@ -289,7 +289,7 @@ async def test_a_hang_ends_in_time():
     async with scorer_at(lambda path, body: HANG, timeout_s=0.2, retries=0) as (asked, scorer):
         with pytest.raises(InfraError, match=r"within 0\.2 s"):
             await scorer.score("x")
-    assert len(asked.bodies) == 1
+    assert len(asked.bodies) <= 1  # none, if even the connection took so long
 
 
 def bad_at(text, answer):

@@ -6,6 +6,7 @@ The fast tests are about the pool, over replicas made here; the slow ones about 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import os
 import pickle
@@ -108,7 +109,7 @@ async def until(holds, timeout_s=280.0):
 async def test_the_replica_with_the_fewest_in_flight_is_asked(make, kind):
     pool = await make(2)
     slow = [asyncio.create_task(pool.score("wait")) for _ in range(3)]
-    await asyncio.sleep(0.02)
+    await until(lambda: sum(len(call) for replica in kind.made for call in replica.calls) == 3)
     busy, free = sorted(kind.made, key=lambda replica: -len([text for call in replica.calls for text in call]))
     for _ in range(5):
         await pool.score("a")
@@ -188,37 +189,53 @@ async def test_when_no_restart_is_left_every_score_is_an_error_at_once(make, kin
             await asyncio.wait_for(pool.score("a"), 30.0)
 
 
-async def test_a_replica_that_answers_nothing_in_time_is_replaced(make, kind):
-    pool = await make(1, timeout_s=0.2)
-    kind.made[0]._outcomes = lambda texts: asyncio.sleep(3600.0)
-    assert (await asyncio.wait_for(pool.score("abc"), 30.0)).value == 3.0
-    assert (pool.num_retried, pool.num_restarts, kind.made[0].killed) == (1, 1, 1)
+@contextlib.asynccontextmanager
+async def started(kind, num):
+    """A pool that waits half a minute for answers: for virtual time."""
+    pool = ReplicaPool(kind, num, max_restarts=8, timeout_s=30.0, restart_wait_s=0.01)
+    await pool.start()
+    yield pool
+    await pool.close()
 
 
-@pytest.mark.long
-async def test_a_conversation_that_hangs_every_replica_is_a_typed_error(make):
-    pool = await make(2, timeout_s=0.1)
-    with pytest.raises(InfraError, match="it answered nothing for"):
-        await asyncio.wait_for(pool.score("hang"), 30.0)
+def test_a_replica_that_answers_nothing_in_time_is_replaced(kind, virtual_clock):
+    async def hangs():
+        async with started(kind, 1) as pool:
+            kind.made[0]._outcomes = lambda texts: asyncio.sleep(3600.0)
+            assert (await pool.score("abc")).value == 3.0
+            assert (pool.num_retried, pool.num_restarts, kind.made[0].killed) == (1, 1, 1)
+
+    virtual_clock.run(hangs())
 
 
-@pytest.mark.long
-async def test_a_replica_that_is_only_slow_stays_and_its_call_is_an_error(make, kind):
-    pool = await make(1, timeout_s=0.4)
-    slow = asyncio.create_task(pool.score("hang"))
-    await asyncio.sleep(0.02)  # it travels alone
-    while not slow.done():
-        await pool.score("a")
-        await asyncio.sleep(0.02)
-    with pytest.raises(InfraError, match=r"within 0\.4 s, got none from a replica that still answers others"):
-        await slow
-    assert (pool.num_restarts, kind.made[0].killed) == (0, 0)
+def test_a_conversation_that_hangs_every_replica_is_a_typed_error(kind, virtual_clock):
+    async def hangs():
+        async with started(kind, 2) as pool:
+            with pytest.raises(InfraError, match="it answered nothing for"):
+                await pool.score("hang")
+
+    virtual_clock.run(hangs())
+
+
+def test_a_replica_that_is_only_slow_stays_and_its_call_is_an_error(kind, virtual_clock):
+    async def slow():
+        async with started(kind, 1) as pool:
+            late = asyncio.create_task(pool.score("hang"))
+            await asyncio.sleep(1.0)  # it travels alone
+            while not late.done():
+                await pool.score("a")
+                await asyncio.sleep(1.0)
+            with pytest.raises(InfraError, match="within 30 s, got none from a replica that still answers others"):
+                await late
+            assert (pool.num_restarts, kind.made[0].killed) == (0, 0)
+
+    virtual_clock.run(slow())
 
 
 async def test_a_call_without_a_waiter_is_cancelled_and_not_before(make, kind):
     pool = await make(1)
     tasks = [asyncio.create_task(pool.score("wait")) for _ in range(2)]
-    await asyncio.sleep(0.02)
+    await until(lambda: kind.made[0].calls)
     tasks[0].cancel()
     await asyncio.sleep(0.02)
     assert kind.made[0].num_cancelled == 0

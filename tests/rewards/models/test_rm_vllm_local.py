@@ -48,7 +48,7 @@ class Engine:
 
     def __init__(self, args, tokenizer):
         self.args, self.tokenizer = args, tokenizer
-        self.dead, self.closed, self.aborted = asyncio.Event(), 0, 0
+        self.dead, self.closed, self.aborted, self.asked = asyncio.Event(), 0, 0, 0
         self.started = False
         self.loop = None
         self.made.append(self)
@@ -67,6 +67,7 @@ class Engine:
     async def pool(self, token_ids):
         if self.dead.is_set():
             raise WorkerDied("dead")
+        self.asked += 1
         text = self.tokenizer.decode(token_ids)
         if "die" in text:
             self.dead.set()
@@ -235,7 +236,7 @@ async def test_a_cancelled_score_is_aborted_and_the_others_continue(make, kind):
     scorer = make()
     await scorer.load()
     task = asyncio.create_task(scorer.score(said("wait")))
-    await asyncio.sleep(0.05)
+    await until(lambda: kind.made[0].asked)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -112,14 +112,9 @@ async def test_the_end_of_an_endless_text_is_graded():
 
 @pytest.mark.long
 def test_the_cost_is_linear():
-    def seconds(size):
-        text = "ab " * size
-        started = time.process_time()
-        repeated_share(text, 5)
-        return time.process_time() - started
-
-    seconds(1000)
-    assert min(seconds(80_000) for _ in range(3)) < 40 * max(min(seconds(10_000) for _ in range(3)), 1e-3)
+    started = time.process_time()
+    assert repeated_share("ab " * 80_000, 5) > 0.99
+    assert time.process_time() - started < 30.0  # some 50 ms; quadratic time would take minutes
 
 
 @pytest.mark.parametrize(

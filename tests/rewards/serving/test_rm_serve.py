@@ -407,7 +407,7 @@ async def test_a_client_that_goes_away_gives_up_its_conversations():
 async def test_a_model_that_hangs_is_503_in_time():
     gate = Gate()
     response = await answered(ROWS, gate, timeout_s=0.05)
-    assert (response.status_code, gate.cancelled) == (503, 2)
+    assert (response.status_code, gate.cancelled) == (503, len(gate.asked))
     assert "retry-after" in response.headers
 
 
@@ -586,7 +586,7 @@ async def test_stopping_gives_up_what_has_no_end():
     await server.start()
     async with at(server) as http:
         task = asyncio.create_task(http.post("/get_reward", json=ROWS))
-        await until(lambda: server.waiting == 2)
+        await until(lambda: len(gate.asked) == 2)
         await server.close()
         assert ((await task).status_code, gate.cancelled) == (503, 2)
 
