@@ -37,10 +37,11 @@ from agentenv.rewards.models.types import Scored
 from agentenv.rewards.types import RewardResult
 from agentenv.rewards.workers.threads import Threads
 from agentenv.runs.records.directory import read_trajectories
+from agentenv.testing.clock import run_virtual
 from agentenv.testing.tokenizers import CharTokenizer
 from agentenv_envs.rm_chat import RMChat
 from agentenv_envs.rm_chat.factory import first_messages
-from agentenv_envs.rm_chat.shared import Shared, closable
+from agentenv_envs.rm_chat.shared import CLOSE_LIMIT_S, Shared, closable
 from agentenv_envs.rm_chat.users import END, Played
 
 ROOT = Path(__file__).parents[2]
@@ -772,8 +773,7 @@ def test_what_is_shared_is_made_once_and_closed_when_the_last_loop_that_used_it_
     assert [each.closed for each in made] == [1, 1]  # a later loop has one of its own
 
 
-def test_closing_what_hangs_or_fails_holds_nothing_up(monkeypatch, caplog):
-    monkeypatch.setattr("agentenv_envs.rm_chat.shared.CLOSE_LIMIT_S", 0.05)
+def test_closing_what_hangs_or_fails_holds_nothing_up(caplog):
     things = {"hangs": Resource(wait_s=600.0), "fails": Resource(error=OSError("gone")), "good": Resource()}
     shared = Shared(things.get)
 
@@ -782,9 +782,9 @@ def test_closing_what_hangs_or_fails_holds_nothing_up(monkeypatch, caplog):
         for name in things:
             await shared.open(name)
 
-    asyncio.run(use())
+    run_virtual(use())
     assert [each.closed for each in things.values()] == [1, 1, 1]
-    assert "TimeoutError: not closed within 0.05 s" in caplog.text
+    assert f"TimeoutError: not closed within {CLOSE_LIMIT_S:g} s" in caplog.text
     assert "OSError: gone" in caplog.text
 
 

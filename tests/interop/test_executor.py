@@ -439,7 +439,8 @@ async def test_a_constructor_that_raises_is_recorded():
 async def test_cancelling_an_episode_cancels_its_generation():
     engine = ScriptedEngine(["42"], CharTokenizer(), latency_s=3600)
     task = asyncio.create_task(play(Judging, engine=engine))
-    await asyncio.sleep(0.01)
+    while not engine.requests:
+        await asyncio.sleep(0.001)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -130,12 +130,12 @@ async def test_what_is_asked_while_a_batch_runs_is_the_next_batch_and_the_loop_s
     def ask_all(requests):
         batches.append(len(requests))
         started.set()
-        released.wait(10)
+        released.wait(60)
         return [Completion((9,)) for _ in requests]
 
     engine = GatheringEngine(ask_all, wait_s=0.0)
     first = asyncio.ensure_future(ask(engine, [1]))
-    assert await asyncio.to_thread(started.wait, 10)
+    assert await asyncio.to_thread(started.wait, 60)
     second = asyncio.ensure_future(ask(engine, [2], [3]))
     await asyncio.sleep(0)
     released.set()

@@ -494,7 +494,7 @@ def test_rows_1_and_18_the_timeout_is_that_of_single_responses_too(score):
 
 
 NUM_TOGETHER = 12
-TOGETHER = threading.Barrier(NUM_TOGETHER, timeout=20.0)
+TOGETHER = threading.Barrier(NUM_TOGETHER, timeout=60.0)
 
 
 def meets(prompt, responses, extras=None):
@@ -648,11 +648,14 @@ async def test_a_failed_grade_is_raised_by_default(error, kind):
 
 
 async def test_a_function_that_hangs_has_a_deadline():
+    forever = threading.Event()
+
     def hangs(data_source, solution_str, ground_truth, extra_info):
-        time.sleep(3)
+        forever.wait()
 
     with pytest.raises(InfraError, match=r"within 0\.05 s"):
         await single(hangs, timeout=0.05).run_single(sample())
+    forever.set()
 
 
 @pytest.mark.long
@@ -818,7 +821,7 @@ class Relative:
 
 
 def groups(reward=None, wait_s=60.0):
-    return GroupGatherer(reward or Relative(), limit_s=10.0, wait_s=wait_s)
+    return GroupGatherer(reward or Relative(), limit_s=60.0, wait_s=wait_s)
 
 
 def of(text):

@@ -130,7 +130,7 @@ import os, signal, time
 def longer(response):
     if "stop" in response and not os.path.exists("calm"):
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.3)
+        time.sleep(20)  # the main thread stops waiting for it
     return len(response)
 """
 

@@ -543,19 +543,20 @@ async def test_a_busy_server_is_not_asked_about_each_alone(tokenizer):
 
 
 async def test_no_more_requests_are_in_flight_than_may_be_and_batches_are_not_larger(tokenizer):
-    async def slow(body):
-        await asyncio.sleep(0.01)
+    meeting = asyncio.Barrier(2)
+
+    async def together(body):
+        await meeting.wait()
         return FakeVLLM()("/classify", body)
 
     def answer(path, body):
-        return FakeVLLM()(path, body) if body is None else slow(body)
+        return FakeVLLM()(path, body) if body is None else together(body)
 
-    options = {"tokenizer": tokenizer, "max_concurrent": 2, "max_batch": 3}
+    options = {"tokenizer": tokenizer, "max_concurrent": 2, "max_batch": 3, "max_wait_s": TOGETHER}
     async with scorer_at(answer, **options) as (asked, scorer):
-        found = await asyncio.gather(*(scorer.score(said(f"{number}")) for number in range(20)))
-    assert (len(found), asked.most) == (20, 2)
-    assert max(len(body["input"]) for body in asked.bodies) == 3
-    assert len(asked.bodies) <= 12
+        found = await asyncio.gather(*(scorer.score(said(f"{number}")) for number in range(24)))
+    assert (len(found), asked.most) == (24, 2)
+    assert [len(body["input"]) for body in asked.bodies] == [3] * 8
 
 
 @pytest.mark.long
