@@ -63,7 +63,7 @@ async def test_checkpoint_path__its_weights_are_those_that_score():
     async with environment({"model_name": "nowhere/at-all", "checkpoint_path": str(tiny_rm())}) as made:
         found = await rewards(made, "42")
     async with environment({"model_name": str(tiny_rm())}) as made:
-        assert torch.equal(await rewards(made, "42"), found)
+        assert torch.allclose(await rewards(made, "42"), found, atol=1e-4)
 
 
 KNOBS = {"precision": "bfloat16", "batch_size": 4, "max_model_len": 256}

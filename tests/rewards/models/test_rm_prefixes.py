@@ -232,7 +232,10 @@ def test_only_models_whose_attention_is_whole_share_and_no_score_moves(name):
 def test_the_padding_of_what_follows_has_no_position_that_the_model_lacks():
     """Behind 120 shared tokens of 128 it would have, where another family goes on for longer."""
     config = GPT2Config(vocab_size=VOCAB_SIZE, n_embd=32, n_layer=2, n_head=2, num_labels=1, n_positions=128)
-    classifier = Classifier(GPT2ForSequenceClassification(config), device="cpu", dtype="auto", label=None)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = GPT2ForSequenceClassification(config)
+    classifier = Classifier(model, device="cpu", dtype="auto", label=None)
     sequences = [*group(120, [5, 8], 1), *group(20, [12, 9], 2)]
     with torch.inference_mode():
         found = classifier._kin_values(sequences, families(sequences))
@@ -252,7 +255,7 @@ def test_a_model_that_shares_wrongly_is_found_out(monkeypatch):
     classifier = Classifier(str(tiny_rm()), device="cpu", dtype="auto", label=None)
     assert not classifier.shares
     sequences = group(90, [5] * 9)
-    assert classifier.score_batch(sequences) == classifier.score_whole(sequences)
+    assert classifier.score_batch(sequences) == pytest.approx(classifier.score_whole(sequences), abs=TOLERANCE)
 
 
 def test_a_model_whose_cache_is_another_kind_is_found_out(monkeypatch):

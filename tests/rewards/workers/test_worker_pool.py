@@ -259,7 +259,7 @@ async def test_workers_start_only_at_the_first_request():
     async with asyncio.timeout(60):
         pool = one_worker()
         await asyncio.sleep(0.05)
-        assert workers() == before
+        assert workers() <= before
         await pool.close()
 
 
@@ -315,7 +315,7 @@ async def test_cancelling_frees_the_worker_slot():
     with pytest.raises(asyncio.CancelledError):
         await check
     await wait_until(lambda: not workers() - before)
-    assert (await asyncio.wait_for(echo(pool, "free"), 20))["said"] == "free"
+    assert (await asyncio.wait_for(echo(pool, "free"), 60))["said"] == "free"
     await pool.close()
 
 

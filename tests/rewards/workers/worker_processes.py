@@ -29,7 +29,7 @@ def state(pid: int) -> str:
     return ""
 
 
-async def wait_until(condition, timeout_s: float = 10.0) -> None:
+async def wait_until(condition, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true"
