@@ -634,12 +634,12 @@ async def test_a_file_that_raises_after_the_loop_keeps_the_turns_and_has_no_rewa
 
 
 @pytest.mark.long
-async def test_a_file_that_hangs_after_the_loop_keeps_the_turns_and_has_no_reward():
+def test_a_file_that_hangs_after_the_loop_keeps_the_turns_and_has_no_reward(virtual_clock):
     async def spoil(response):
         await asyncio.Event().wait()
 
-    limits = Limits(max_length=600, episode_timeout_s=1.0, step_timeout_s=1.0)
-    trajectory = await play(afterwards(spoil), ["it is 42"], limits=limits)
+    limits = Limits(max_length=600, episode_timeout_s=60.0, step_timeout_s=60.0)
+    trajectory = virtual_clock.run(play(afterwards(spoil), ["it is 42"], limits=limits))
     assert (trajectory.stop_reason, trajectory.error) == (StopReason.EPISODE_TIMEOUT, None)
     assert ([turn.action for turn in trajectory.turns], trajectory.reward) == (["it is 42"], None)
 

