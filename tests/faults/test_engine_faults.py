@@ -92,7 +92,7 @@ async def test_a_server_that_answers_badly_costs_attempts_and_no_episode(fault):
     # Long enough for a good answer of a machine that is busy, and only those that never answer have to wait for it.
     async with serving(behave, max_retries=0, timeout_s=3 if fault in (silent, slow_head) else 60) as (_, engine):
         runner = make_runner(engine=engine, log=log, policy=QUICK, concurrency=20)
-        ended = await asyncio.wait_for(run_all(runner, plan(make_tasks(20), 1)), 40)
+        ended = await asyncio.wait_for(run_all(runner, plan(make_tasks(20), 1)), 200)
     once_each(ended, 20)
     assert {(t.error, t.attempt) for t in ended} == {(None, 1)}
     assert (runner.num_retries, log.open) == (20, 0)
@@ -106,9 +106,9 @@ async def test_chaos_loses_and_doubles_no_episode():
         await (moments.choice(FAULTS[:-2]) if moments.random() < 0.3 else well)(reader, writer, body)
 
     policy = ErrorPolicy(max_retries=8, retry_wait_s=0.0)
-    async with serving(behave, max_retries=1, timeout_s=5) as (_, engine):
+    async with serving(behave, max_retries=1, timeout_s=60) as (_, engine):
         runner = make_runner(engine=engine, policy=policy, concurrency=16)
-        ended = await asyncio.wait_for(run_all(runner, plan(make_tasks(200), 1)), 60)
+        ended = await asyncio.wait_for(run_all(runner, plan(make_tasks(200), 1)), 200)
     once_each(ended, 200)
     assert {t.error for t in ended} == {None}
     assert runner.num_retries > 10
@@ -129,7 +129,8 @@ async def test_a_server_that_dies_under_many_episodes_and_comes_back_on_its_port
         running = asyncio.ensure_future(run_all(make_runner(engine=engine, concurrency=8), plan(make_tasks(30), 1)))
         await asyncio.wait_for(full.wait(), 60)
         await server.stop()
-        await asyncio.sleep(0.1)  # refused meanwhile
+        while len(engine.waits) < 16:  # refused meanwhile
+            await asyncio.sleep(0.001)
         await server.start()
         ended = await asyncio.wait_for(running, 60)
     once_each(ended, 30)
