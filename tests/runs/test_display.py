@@ -86,7 +86,8 @@ def test_a_start_that_takes_long_is_told_again_and_again_even_while_it_blocks(ev
         deadline = time.monotonic() + 60
         while len(told) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
-    assert told[:2] == ["starting vLLM, 0 s"] * 2
+    assert all(re.fullmatch(r"starting vLLM, \d+ s", line) for line in told)
+    assert len(told) >= 2
     num = len(told)
     time.sleep(0.05)
     assert len(told) == num, "nothing after the end"

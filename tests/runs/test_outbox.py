@@ -97,15 +97,15 @@ async def test_an_append_that_hangs_is_named_and_neither_the_metrics_nor_the_end
     waiting = [asyncio.ensure_future(outbox.append(episode(f"a/{i}"))) for i in range(10)]
     await gate.hangs()
     with pytest.raises(RunStopped) as stopped:
-        await asyncio.wait_for(outbox.settle(), 20)
+        await asyncio.wait_for(outbox.settle(), 60)
     message = str(stopped.value)
     assert "within 0.2 s, got no answer. Perhaps not stored: 10 finished episodes (a/0, " in message
     assert ", …) and metrics.json." in message
     assert "--resume" in message
     with pytest.raises(RunStopped, match=r"not stored: metrics\.json"):
-        await asyncio.wait_for(outbox.write_metrics({}), 20)
+        await asyncio.wait_for(outbox.write_metrics({}), 60)
     monkeypatch.setattr(outbox_module, "HUNG_AFTER_S", 3600)
-    await asyncio.wait_for(outbox.close(), 20)  # known to hang: it is not asked again
+    await asyncio.wait_for(outbox.close(), 60)  # known to hang: it is not asked again
     gate.opened.set()
     await asyncio.gather(*waiting)
     await joined("RunWriter")
@@ -138,8 +138,8 @@ async def test_metrics_that_hang_are_named_and_the_writer_is_left_alone(tmp_path
     await outbox.append(episode("a/0"))
     os.mkfifo(tmp_path / ".metrics.json.tmp")  # opening it for writing waits for a reader
     with pytest.raises(RunStopped, match=r"Perhaps not stored: metrics\.json\."):
-        await asyncio.wait_for(outbox.write_metrics({"a": 1}), 20)
-    await asyncio.wait_for(outbox.close(), 20)
+        await asyncio.wait_for(outbox.write_metrics({"a": 1}), 60)
+    await asyncio.wait_for(outbox.close(), 60)
     assert read_ids(tmp_path) == ["a/0"]
     reader = os.open(tmp_path / ".metrics.json.tmp", os.O_RDONLY)
     await joined("RunWriter")  # with an error: a pipe cannot be synced
@@ -152,7 +152,7 @@ async def test_a_last_sync_that_hangs_is_reported(tmp_path, monkeypatch, quick):
     await outbox.append(episode("a/0"))
     gate = Gate(monkeypatch, record, "_fdatasync")
     with pytest.raises(RunStopped, match="not stored: records of the last second"):
-        await asyncio.wait_for(outbox.close(), 20)
+        await asyncio.wait_for(outbox.close(), 60)
     gate.opened.set()
     await joined("RunWriter")
     RunWriter.open(tmp_path, CONFIG, resume=True).close()

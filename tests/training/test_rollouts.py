@@ -111,6 +111,8 @@ async def test_without_async_nothing_is_sampled_while_the_learner_trains():
 async def test_a_batch_ahead_is_sampled_while_the_learner_trains_and_no_more():
     rollouts = make_rollouts(make_tasks("x" * 20), max_ahead=1)
     await rollouts.take()
+    while len(rollouts._ready) < 2:
+        await asyncio.sleep(0.001)
     await asyncio.sleep(0.02)
     assert len(rollouts.runner.setup.engine.requests) == 8, "the batch that was taken and the next one"
     await rollouts.update_weights([], 1)
@@ -210,10 +212,11 @@ async def test_an_environment_that_always_fails_ends_the_training():
 async def test_draining_wakes_the_loop():
     rollouts = make_rollouts(make_tasks("xx"), latency_s=60.0)
     waiting = asyncio.ensure_future(rollouts.take())
-    await asyncio.sleep(0.01)
+    while len(rollouts.runner.setup.engine.requests) < 4:
+        await asyncio.sleep(0.001)
     rollouts.runner.drain()
     rollouts.wake()
-    assert await asyncio.wait_for(waiting, 5) is None
+    assert await asyncio.wait_for(waiting, 60) is None
     await rollouts.close()
     assert rollouts.runner.setup.engine.num_cancelled == 4
     assert rollouts.runner.in_flight == {}
@@ -228,7 +231,7 @@ async def test_a_checkpoint_keeps_what_is_finished_and_samples_again_what_was_in
     tasks = make_tasks("x" * 4)
     first = make_rollouts(tasks, script=script, max_ahead=1, batch_groups=2)
     first._admit()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while len(first.state()[0]["ready"]) < 3:
             await asyncio.sleep(0.01)
     facts, trajectories = first.state()
@@ -271,7 +274,8 @@ async def test_a_group_whose_sampling_failed_is_sampled_again_after_a_resume():
 async def test_samples_that_a_lower_bound_makes_too_old_are_sampled_again():
     first = make_rollouts(make_tasks("x" * 12), max_ahead=3)
     await first.take()
-    await asyncio.sleep(0.02)
+    while len(first._ready) < 6:  # three batches ahead
+        await asyncio.sleep(0.001)
     for version in (1, 2):
         await first.update_weights([], version)
         await first.take()
@@ -297,7 +301,7 @@ async def test_a_batch_that_was_given_up_makes_room_for_another():
     rollouts = make_rollouts(make_tasks("x" * 6), num_batches=2)
     taken = ids(await rollouts.take())
     rollouts.give_up()
-    others = ids(await asyncio.wait_for(rollouts.take(), 10))
+    others = ids(await asyncio.wait_for(rollouts.take(), 60))
     assert len(others) == len(taken)
     assert not set(others) & set(taken)
     await rollouts.close()
