@@ -3,11 +3,11 @@
 On CPUs with gloo; no test has a GPU.
 """
 
+import contextlib
 import math
 import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +24,7 @@ from agentenv.training.learner.ranks import Launch, RankGroup, run_ranks
 from agentenv.training.learner.sharding import Ranks
 from agentenv.training.logs.journal import read_metrics
 from tests.drivers import command, overriding
+from tests.ports import held_port
 from tests.training.trainings import flags as command_line
 from tests.training.trainings import make_place, tiny_model, without_times
 from tests.training.worlds import batch_of, episode, flags, make_model
@@ -42,12 +43,6 @@ def path(tmp_path_factory):
 # --- processes that train together ---
 
 
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
 def run_rank(rank, size, port, out, lead, args, prepare):
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
@@ -57,25 +52,29 @@ def run_rank(rank, size, port, out, lead, args, prepare):
     assert run_ranks(lambda rank_group: torch.save(lead(rank_group, *args), out) or 0) == 0
 
 
-def start(folder, lead, *args, size=2, prepare=None):
+@contextlib.contextmanager
+def started(folder, lead, *args, size=2, prepare=None):
     """What `lead` says on rank 0 will be in a file; the processes."""
-    out, port = folder / f"out{time.monotonic_ns()}.pt", free_port()
-    processes = [_FORK.Process(target=run_rank, args=(r, size, port, out, lead, args, prepare)) for r in range(size)]
-    for process in processes:
-        process.start()
-    return out, processes
+    out = folder / f"out{time.monotonic_ns()}.pt"
+    with held_port() as port:
+        processes = [
+            _FORK.Process(target=run_rank, args=(r, size, port, out, lead, args, prepare)) for r in range(size)
+        ]
+        for process in processes:
+            process.start()
+        try:
+            yield out, processes
+        finally:
+            for process in processes:
+                process.kill()
 
 
 def on_ranks(folder, lead, *args, size=2, prepare=None):
     """What `lead` gives on rank 0; all ranks end well."""
-    out, processes = start(folder, lead, *args, size=size, prepare=prepare)
-    try:
+    with started(folder, lead, *args, size=size, prepare=prepare) as (out, processes):
         for process in processes:
             process.join(120)
         assert [process.exitcode for process in processes] == [0] * size
-    finally:
-        for process in processes:
-            process.kill()
     return torch.load(out, weights_only=False)
 
 
@@ -213,12 +212,12 @@ def merge_one(rank, port, out):
 
 
 def test_numbers_of_ranks_are_merged_and_what_none_has_stays_missing(tmp_path):
-    port = free_port()
-    processes = [_FORK.Process(target=merge_one, args=(rank, port, tmp_path)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
+    with held_port() as port:
+        processes = [_FORK.Process(target=merge_one, args=(rank, port, tmp_path)) for rank in range(2)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(120)
     expected = torch.tensor([1.0, 2.0, 3.0, math.nan, -math.inf])
     for rank in range(2):
         torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt"), expected, rtol=0, atol=0, equal_nan=True)
@@ -355,10 +354,10 @@ def told_of_a_loss(rank_group, path):
 
 @pytest.mark.long
 def test_a_rank_that_dies_is_reported_on_rank_0_at_once(path, tmp_path):
-    out, processes = start(tmp_path, told_of_a_loss, path, prepare=dies)
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0, 9]
+    with started(tmp_path, told_of_a_loss, path, prepare=dies) as (out, processes):
+        for process in processes:
+            process.join(120)
+        assert [process.exitcode for process in processes] == [0, 9]
     assert "resume from the last checkpoint" in torch.load(out)
 
 
@@ -374,10 +373,10 @@ def raise_error(rank_group, path):
 @pytest.mark.long
 def test_no_rank_outlives_rank_0_however_it_ends(path, tmp_path):
     for lead, args, expected in ((leave, (), (7, 1)), (raise_error, (path,), (1, 0))):
-        _, processes = start(tmp_path, lead, *args)
-        for process in processes:
-            process.join(60)
-        assert tuple(process.exitcode for process in processes) == expected
+        with started(tmp_path, lead, *args) as (_, processes):
+            for process in processes:
+                process.join(120)
+            assert tuple(process.exitcode for process in processes) == expected
 
 
 def test_several_nodes_are_others_business():
