@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from typing import ClassVar
@@ -73,7 +74,7 @@ class Asks(AgentInstance):
 
 async def play(answer, env=Asks, **limits):
     with served(answer) as server:
-        engine = ChatEngine(server.base_url, "the-model", timeout_s=30.0, max_retries=0)
+        engine = ChatEngine(server.base_url, "the-model", timeout_s=60.0, max_retries=0)
         task = Task([{"role": "user", "content": "1 + 2?", "trusted": True}])
         try:
             return await run_episode(env, task, engine=engine, limits=Limits(**limits)), server
@@ -129,10 +130,12 @@ async def test_a_server_that_is_not_there_or_refuses_the_key_is_one_line_before_
         await engine.start()
         assert engine.max_model_len is None
         await engine.close()
-    engine = ChatEngine(server.base_url, "the-model")
-    with pytest.raises(ConfigError, match="--base_url: expected a server, got none"):
-        await engine.start()
-    await engine.close()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # It never listens.
+        engine = ChatEngine(f"http://127.0.0.1:{taken.getsockname()[1]}/v1", "the-model")
+        with pytest.raises(ConfigError, match="--base_url: expected a server, got none"):
+            await engine.start()
+        await engine.close()
 
 
 @pytest.mark.parametrize("header", ["0.2", pytest.param("date", marks=pytest.mark.long)])
@@ -185,7 +188,7 @@ async def test_requests_at_the_same_time_learn_the_older_name_of_the_limit():
 
     def answer(body):
         if "max_completion_tokens" in body:
-            together.wait(30)
+            together.wait(60)
             return (400, {}, {"error": {"message": "Unrecognized request argument: max_completion_tokens"}})
         return "hi"
 

@@ -152,7 +152,7 @@ async def episodes(actors, labels, *, limits=LIMITS, policy=ONCE, **kwargs):
 
 
 def scene(name="Scene"):
-    return EnvSpec(f"{SCENE}:{name}")
+    return EnvSpec(name if ":" in name else f"{SCENE}:{name}")
 
 
 async def test_episodes_are_spread_over_the_actors_and_end_as_in_this_process(open_actors, tmp_path):
@@ -221,12 +221,25 @@ async def test_a_deadline_cancels_the_call_in_the_actor(open_actors, tmp_path):
         assert actors.num_restarts == 0
 
 
-async def test_plain_methods_that_sleep_run_side_by_side(open_actors):
-    async with open_actors("Plain") as actors:
-        started = time.monotonic()
-        ended = await episodes(actors, ["2.0"] * 24)
-        assert time.monotonic() - started < 24  # one after the other: 48 s, or 24 s in each of two
-        assert all(each.error is None for each in ended)
+MEETING = """
+import threading
+from agentenv import AgentInstance, StepResult
+
+together = threading.Barrier(4)
+
+
+class Meets(AgentInstance):
+    def step(self, states):
+        together.wait(60)
+        return StepResult(terminated=True)
+"""
+
+
+async def test_plain_methods_that_wait_run_side_by_side(open_actors, tmp_path):
+    (tmp_path / "meeting.py").write_text(MEETING)
+    async with open_actors(f"{tmp_path}/meeting.py:Meets", num=1) as actors:
+        ended = await episodes(actors, ["meet"] * 4, limits=Limits(max_length=512, max_turns=4, step_timeout_s=120))
+        assert [each.error for each in ended] == [None] * 4
 
 
 async def test_an_actor_that_is_killed_is_replaced_and_its_episodes_are_run_again(open_actors, tmp_path):
@@ -253,9 +266,9 @@ async def test_a_method_that_blocks_its_actor_delays_no_other_actor_and_is_kille
             episodes(actors, ["block 600"], marks=str(tmp_path), limits=Limits(max_length=512, step_timeout_s=120))
         )
         await until((tmp_path / "blocked").exists)
-        others = await asyncio.wait_for(episodes(actors, ["play"]), 20)  # in the other actor: the least loaded
+        others = await asyncio.wait_for(episodes(actors, ["play"]), 60)  # in the other actor: the least loaded
         assert others[0].error is None
-        [stuck] = await asyncio.wait_for(blocked, 60)
+        [stuck] = await asyncio.wait_for(blocked, 120)
         assert stuck.error.kind == "infra"
         assert "an `async def` of Scene blocks it" in stuck.error.message
         await until(lambda: len(actors.pids) == 2)
@@ -266,7 +279,7 @@ async def test_actors_that_die_again_and_again_are_given_up(open_actors, tmp_pat
         for _ in range(2):
             [dead] = await episodes(actors, ["die"], marks=str(make_folder(tmp_path / str(time.monotonic_ns()))))
             assert dead.error.kind == "infra"
-        [none] = await asyncio.wait_for(episodes(actors, ["play"]), 20)
+        [none] = await asyncio.wait_for(episodes(actors, ["play"]), 60)
         assert none.error.kind == "infra"
         assert "expected a living actor" in none.error.message
 
@@ -287,7 +300,7 @@ async def test_a_file_or_room_that_is_missing_in_ray_ends_the_run_before_it_begi
             pytest.fail("opened")
 
 
-async def until(condition, timeout_s=30):
+async def until(condition, timeout_s=60):
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.02)
