@@ -270,8 +270,9 @@ def train_briefly(out: Path) -> str:
         "0",
     ]
     path = os.pathsep.join([str(ROOT), str(ROOT / "envs")])
+    env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}  # sums of one order, whatever runs beside it
     command = [sys.executable, str(SCRIPT), "--out", str(out), "--eval-samples", "0", *flags]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
     return done.stdout
 
 

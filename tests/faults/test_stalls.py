@@ -81,10 +81,10 @@ async def test_a_stall_is_reported_with_what_each_episode_waits_for_and_then_sto
         await watchdog.guard(asyncio.ensure_future(runner.run(plan(make_tasks(9), 1), lambda _: None)))
     assert time.monotonic() - begun > 0.35
     (line,) = told
-    assert re.match(r"stalled: 3 episodes in flight and none made progress for 0\.[23]", line)
+    assert re.match(r"stalled: 3 episodes in flight and none made progress for \d+\.\d", line)
     assert "waits in generate of turn 0" in line
     dump = (tmp_path / "stall-1.txt").read_text()
-    assert re.search(r"^t0/0 +0 generate +0 +10 +0\.\d$", dump, re.MULTILINE)
+    assert re.search(r"^t0/0 +0 generate +0 +10 +\d+\.\d$", dump, re.MULTILINE)
     assert "3 wait here: t0/0, t1/0, t2/0" in dump
     assert "await self.release.wait()" in dump
     assert "thread MainThread" in dump

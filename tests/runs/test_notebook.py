@@ -7,6 +7,7 @@ import pytest
 import agentenv
 from agentenv.cli.main import main
 from agentenv.errors import ConfigError, InfraError
+from agentenv.runs import view_process
 from agentenv.runs.rollout import load_run
 from agentenv.runs.view_process import PageBeside, ViewProcess
 from tests.view.viewed_runs import PAYLOADS, episode, hostile_run, write_run
@@ -54,6 +55,7 @@ def test_an_empty_run_and_one_that_was_not_written_have_no_page(tmp_path):
 
 
 def test_the_page_of_a_run_is_a_process_that_ends_with_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(view_process, "_CLOSE_S", 200.0)
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     write_run(tmp_path / "run", episode("a/0"))
@@ -82,6 +84,7 @@ def test_rollout_refuses_the_flag_of_the_command():
 
 
 def test_run_with_the_flag_serves_its_page_until_it_ends(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(view_process, "_CLOSE_S", 200.0)
     monkeypatch.delenv("DISPLAY", raising=False)
     pages = []
     monkeypatch.setattr(ViewProcess, "wait", lambda page: pages.append((page, page._process.poll())))
