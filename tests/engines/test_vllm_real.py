@@ -11,7 +11,6 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -32,6 +31,7 @@ from agentenv.engines.vllm.http import VLLMHTTPEngine
 from agentenv.engines.vllm.local import VLLMEngine
 from agentenv.errors import ConfigError, EngineError, PromptTooLong
 from tests.models import make_tiny_qwen2
+from tests.ports import held_port
 
 needs_vllm = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None,
@@ -151,17 +151,20 @@ async def test_second_turn_finds_the_first_in_the_cache(engine):
     assert first.num_cached_tokens < 128 <= second.num_cached_tokens
 
 
-async def test_cancelled_generate_is_aborted_in_vllm(engine):
-    async def idle():
-        return engine._llm.get_num_unfinished_requests() == 0
+def is_asked(engine, num):
+    async def has_so_many_requests():
+        return engine._llm.get_num_unfinished_requests() == num
 
+    return has_so_many_requests
+
+
+async def test_cancelled_generate_is_aborted_in_vllm(engine):
     task = asyncio.create_task(ask(engine, LONG))
-    await asyncio.sleep(0.3)
-    assert engine._llm.get_num_unfinished_requests() == 1
+    await until(is_asked(engine, 1))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await until(idle)
+    await until(is_asked(engine, 0))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +194,8 @@ async def test_weights_are_replaced_while_a_request_is_in_flight(engine, models)
     old, new = (load_file(folder / "model.safetensors") for folder in models)
     await ask(engine)  # leaves keys and values of the old weights in the prefix cache
     task = asyncio.create_task(ask(engine, LONG))
-    await asyncio.sleep(0.3)
+    await until(is_asked(engine, 1))
+    await asyncio.sleep(0.3)  # some tokens are of the old weights
     await engine.update_weights(new.items(), 7)
     straddling = await task
     assert list(Counter(straddling.policy_versions)) == [0, 7]
@@ -221,9 +225,11 @@ async def test_weights_are_replaced_while_a_request_is_in_flight(engine, models)
 @pytest.fixture(scope="module")
 def server(models, tmp_path_factory):
     """`vllm serve`, as a user starts it; its process group is gone at the end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    with held_port() as port:
+        yield from served_at(port, models, tmp_path_factory)
+
+
+def served_at(port, models, tmp_path_factory):
     log = tmp_path_factory.mktemp("server") / "log"
     if "vllm" in {each.name for each in importlib.metadata.distributions()}:
         command = [Path(sys.executable).parent / "vllm", "serve", models[0]]
@@ -386,7 +392,7 @@ async def test_http_cancel_reaches_the_server(server):
 async def test_close_ends_requests_and_processes(engine):
     """The last user of the shared engine."""
     task = asyncio.create_task(ask(engine, LONG))
-    await asyncio.sleep(0.3)
+    await until(is_asked(engine, 1))
     assert multiprocessing.active_children()
     await engine.close()
     assert (await task).finish_reason == "abort"

@@ -6,7 +6,6 @@ A small Qwen3 with random weights is trained, because SkyRL has no Qwen2. Usage:
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from agentenv import Limits, StepResult
 from agentenv.interop.tinker import EnvDatasetBuilder
 from agentenv_envs.math_retry import MathRetry
 from tests.peers.where import ROOT
+from tests.ports import held_port
 
 HERE = Path.cwd()
 MODEL = str(HERE / "tiny-qwen3")
@@ -56,12 +56,6 @@ def make_model():
     tokenizer.save_pretrained(MODEL)
 
 
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
 def wait_for(url, server):
     while True:
         assert server.poll() is None, (HERE / "server.txt").read_text()[-4000:]
@@ -74,7 +68,11 @@ def wait_for(url, server):
 
 def main():
     make_model()
-    port = free_port()
+    with held_port() as port:
+        train_at(port)
+
+
+def train_at(port):
     flags = {
         "base_model": MODEL, "backend": "jax", "port": port, "checkpoints_base": HERE / "checkpoints",
         "database_url": f"sqlite:///{HERE / 'server.db'}",

@@ -77,7 +77,7 @@ def test_28_each_screen_has_the_accessibility_tree_on_record(opened, folders, pl
     expected = path.read_text()
     if page.url.startswith("file:"):  # it compares by what was chosen when it was written
         expected = "".join(line for line in expected.splitlines(keepends=True) if "one unit by" not in line)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while tree_of(page, folders[0].parent) != expected and time.monotonic() < deadline:
         page.wait_for_timeout(50)
     assert tree_of(page, folders[0].parent) == expected
