@@ -214,7 +214,7 @@ async def test_an_engine_that_ignores_a_tag_is_refused():
             return Completion((5, END))
 
     with pytest.raises(ConfigError, match="structural_tag, got one that ignores it: Ignorant does not constrain"):
-        await sample(Ignorant(), [1], SamplingParams(structural_tag=constant("a")), request_id="0/0", limit_s=5.0)
+        await sample(Ignorant(), [1], SamplingParams(structural_tag=constant("a")), request_id="0/0", limit_s=60.0)
 
 
 async def test_pools_and_training_say_what_their_engines_can():
