@@ -349,6 +349,23 @@ def test_an_interpreter_that_lies_below_tmp_is_found_inside():
     assert ran.stdout.count(str(place)) == 4, (ran.stdout, ran.stderr)
 
 
+async def test_packages_in_a_folder_of_the_name_of_the_working_folder_are_shown_and_programs_work_in_another(
+    monkeypatch,
+):
+    """Once a package that pytest imports when it is needed was hidden, and right programs failed their tests."""
+    first = os.path.join("/", Path(pytest.__file__).resolve().parts[1])
+    monkeypatch.setattr(plan, "_WORK_FOLDERS", (first, "/sandbox-work"))
+    sandbox = await opened(Isolation.NAMESPACES, preimport=("pytest",))
+    program = (
+        "import os, pytest; open('x', 'w'); print(os.getcwd(), os.path.isfile(pytest.__file__), os.listdir('/tmp'))"
+    )
+    try:
+        result = await sandbox.run(program)
+    finally:
+        await sandbox.aclose()
+    assert (result.stdout, result.stderr) == ("/sandbox-work True ['x']\n", "")
+
+
 # --- what only the host can see ---------------------------------------------------------------------------------------
 
 

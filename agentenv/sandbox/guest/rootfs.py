@@ -21,7 +21,7 @@ ZERO = "/dev/zero"
 DEVICES = ("/dev/null", ZERO, "/dev/full", "/dev/random", "/dev/urandom")
 _STAND_INS = {ZERO: "/dev/full"}
 """Devices shown in place of others; this one reads the same and cannot be mapped."""
-_LINKS = {"/tmp": "work", "/var/tmp": "../work", "/dev/shm": "../work"}
+_LINKS = {"/tmp": "", "/var/tmp": "..", "/dev/shm": ".."}
 """Links to the working folder, the only writable place; omitted if an interpreter lies in such a folder."""
 _SHARED = (
     linux.CLONE_NEWUSER | linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET | linux.CLONE_NEWIPC
@@ -77,8 +77,11 @@ def narrow(folder: str, entries: Iterable[str]) -> None:
         os.close(fd)
 
 
-def build(shown: Sequence[str], hidden: Sequence[str]) -> None:
-    """Pivot into a root that shows only these paths, with the hidden folders empty. Needs private mounts."""
+def build(shown: Sequence[str], hidden: Sequence[str], work: str) -> None:
+    """Pivot into a root that shows only these paths and a working folder, with the hidden folders empty.
+
+    Needs private mounts.
+    """
     stage = next(path for path in ("/tmp", "/run", "/mnt", "/usr") if os.path.isdir(path))
     linux.mount("tmpfs", stage, "tmpfs", flags=MS_NOSUID | MS_NODEV, data="mode=755")
     os.chdir(stage)
@@ -87,10 +90,10 @@ def build(shown: Sequence[str], hidden: Sequence[str]) -> None:
     linux.syscall("pivot_root", b".", b"old")
     os.chdir("/")
     linux.mount("tmpfs", "/new", "tmpfs", flags=MS_NOSUID | MS_NODEV, data="mode=755,size=1m,nr_inodes=1k")
-    os.mkdir("/new/work", 0o755)
-    for path, target in _LINKS.items():
+    os.mkdir(f"/new{work}", 0o755)
+    for path, root in _LINKS.items():
         if not any(other.startswith(f"{path}/") for other in shown):
-            _link(f"/new{path}", target)
+            _link(f"/new{path}", os.path.join(root, work[1:]))
     links = {path: os.readlink(f"/old{path}") for path in shown if os.path.islink(f"/old{path}")}
     for path, target in links.items():
         _link(f"/new{path}", target)
@@ -156,7 +159,7 @@ def enter(plan: dict[str, Any], proc: int, load: Callable[[], None] = lambda: No
         for folder in narrowed(plan["paths"]):
             narrow(folder, plan["entries"])
         load()
-        build(shown, plan["hidden"])
+        build(shown, plan["hidden"], plan["work"])
 
     if not plan["ids"]:
         outside = os.geteuid(), os.getegid()

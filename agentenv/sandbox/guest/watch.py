@@ -71,7 +71,7 @@ class _EndedProgram:
 class ProgramLoop:
     """The loop that runs the programs of one zygote."""
 
-    def __init__(self, setting: child.Setting, control: socket.socket, *, base: str, guardian: int) -> None:
+    def __init__(self, setting: child.Setting, control: socket.socket, *, base: str, work: str, guardian: int) -> None:
         self._setting = setting
         self._control = control
         self._base = base
@@ -90,7 +90,8 @@ class ProgramLoop:
         self._nice = min(os.nice(0) + child.NICE, 19)
         self._own_tasks = (0.0, 0)
         self._oom_kills = (0.0, 0)
-        child.set_home("/work")
+        self._work = work
+        child.set_home(work)
 
     def loop(self) -> None:
         """Serve until the trainer hangs up or sends an invalid request, or until the guardian is gone."""
@@ -152,7 +153,7 @@ class ProgramLoop:
                 raise OSError(errno.EAGAIN, "no slot is free")
             slot = self._slots.pop()
             undo.callback(self._slots.append, slot)
-            work = "/work"  # mounted by the program itself, in its mount namespace
+            work = self._work  # mounted by the program itself, in its mount namespace
             if self._base:  # a folder on the host's disk
                 work = f"{self._base}/{slot}"
                 os.mkdir(work, 0o700)

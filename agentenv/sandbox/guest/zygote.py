@@ -166,7 +166,7 @@ def _serve(plan: dict[str, Any], control: socket.socket, proc: int, guardian: in
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         setting = _setting(plan, proc)
-        for name in plan.keys() - {"tier", "base"}:  # a program reads the frames around it
+        for name in plan.keys() - {"tier", "base", "work"}:  # a program reads the frames around it
             del plan[name]
         # Create the standard streams once for all programs, on pipes like theirs.
         reader, writer = os.pipe()
@@ -181,7 +181,8 @@ def _serve(plan: dict[str, Any], control: socket.socket, proc: int, guardian: in
         gc.freeze()
         gc.disable()
         control.send(json.dumps({"ready": os.getpid(), "landlock": setting.landlock_version}).encode())
-        watch.ProgramLoop(setting, control, base=plan.get("base", ""), guardian=guardian).loop()
+        base, work = plan.get("base", ""), plan["work"]
+        watch.ProgramLoop(setting, control, base=base, work=work, guardian=guardian).loop()
     except OSError as error:
         _tell_failure(control, error)
     finally:

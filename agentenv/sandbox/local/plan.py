@@ -16,6 +16,8 @@ from agentenv.sandbox.types import Isolation
 NUM_USERS = 1024
 """Size of a range of user ids: one for the zygote, one for each concurrent program."""
 _MAX_RANGES = 1024
+_WORK_FOLDERS = ("/work", "/sandbox-work")
+"""Working folders of programs: the first one in which no interpreter or package lies, which it would hide."""
 _FIRST_USER = 0x70000000
 """First user id; above the ranges that subuid files and container managers assign."""
 _SETUID_AND_SETGID = 1 << 7 | 1 << 6
@@ -37,6 +39,8 @@ class Plan:
     preimport: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
     """Folders inside the shown ones that programs must not see."""
+    work: str = "/work"
+    """The working folder of programs at the level of namespaces."""
 
 
 def user_ranges() -> tuple[int, int, int] | None:
@@ -109,4 +113,11 @@ def plans(tier: Isolation, preimport: tuple[str, ...]) -> list[Plan]:
         pythons = pythons[:1]
     paths = package_folders() if preimport else ()
     entries = entries_of(preimport, paths)
-    return [Plan(tier, ids, python, paths, entries, preimport, own_folders()) for python in pythons]
+    return [
+        Plan(tier, ids, python, paths, entries, preimport, own_folders(), _work_folder((python, *paths)))
+        for python in pythons
+    ]
+
+
+def _work_folder(shown: tuple[str, ...]) -> str:
+    return next(work for work in _WORK_FOLDERS if not any(f"{path}/".startswith(f"{work}/") for path in shown))

@@ -58,7 +58,7 @@ def environment(plan: Plan) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "LC_ALL": "C.UTF-8",
         "TZ": "UTC",
-        "HOME": "/work",
+        "HOME": plan.work,
         "USER": "sandbox",
         "LOGNAME": "sandbox",
         # The same seed for all zygotes, so that sets have the same order in every run.
