@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 import zlib
 from pathlib import Path
 
@@ -178,41 +177,6 @@ def test_reading_holds_one_episode_at_a_time(tmp_path):
     with RunWriter.open(tmp_path, CONFIG, resume=True) as writer:
         writer.append(episode("late/0"))
     assert len(list(reader)) == 49
-
-
-APPENDING = """
-import os, sys
-writer = RunWriter.open(sys.argv[1], CONFIG, resume=True)
-number = len(writer.finished)
-os.write(1, b"open\\n")
-while True:
-    writer.append(episode(f"{number}/0", text="x" * (number % 7) * 3000))
-    os.write(1, b"%d\\n" % number)
-    number += 1
-"""
-
-
-@pytest.mark.long
-def test_a_run_killed_at_random_moments_loses_and_repeats_nothing(tmp_path):
-    rng = random.Random(0)
-    acknowledged = set()
-    for kill in range(25):
-        with subprocess.Popen(
-            [sys.executable, "-c", HELPERS + APPENDING, tmp_path], stdout=subprocess.PIPE, env=ENV
-        ) as process:
-            assert process.stdout.readline() == b"open\n"
-            if kill % 5:  # else perhaps before the first episode
-                acknowledged.add(int(process.stdout.readline()))
-            time.sleep(rng.random() * 0.02)
-            process.kill()
-            acknowledged.update(int(line) for line in process.stdout.read().split())
-        report = ReadReport()
-        numbers = [int(episode_id.split("/")[0]) for episode_id in read_ids(tmp_path, report)]
-        assert acknowledged <= set(numbers)
-        assert numbers == list(range(len(numbers)))
-        assert (report.num_superseded, report.corrupt_lines) == (0, [])
-        assert len(numbers) <= len(acknowledged) + kill + 1
-    assert len(numbers) >= 20
 
 
 FILLING = """

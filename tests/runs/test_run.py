@@ -4,14 +4,12 @@ import asyncio
 import io
 import json
 import os
-import random
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from itertools import pairwise
 
 import pytest
 
@@ -363,37 +361,6 @@ def test_metrics_of_a_resumed_run_cover_all_its_episodes(place, flags, capsys):
     assert command(resume("--json")) == 0
     done = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (done["metrics"]["num_episodes"], done["metrics"]["num_missing"]) == (20, 0)
-
-
-# --- kills --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_a_run_that_is_killed_again_and_again_ends_with_every_episode_once(place, flags):
-    make_data(place, ["ok"] * 150)
-    run, moments = place / "out", random.Random(20)
-    start = [*flags, "--n", 3, "--concurrency", 4, "--env_kwargs", '{"wait_s": 0.05}']
-    num_kills, sizes = 0, [0]
-    while num_kills < 10:
-        with forked(resume() if num_kills else start, place) as running:
-            if num_kills % 3 == 2:  # anywhere, while it starts or reads what is there
-                time.sleep(moments.uniform(0.0, 0.3))
-            else:
-                running.until(lambda: len(lines(run)) > sizes[-1])
-                time.sleep(moments.uniform(0.0, 0.1))
-            assert running.alive, running.stderr
-            running.signal(signal.SIGKILL)
-            assert running.wait() == -signal.SIGKILL
-            num_kills += 1
-        sizes.append(len(lines(run)))
-        assert len(set(ids(run))) == len(ids(run))
-    assert all(before <= after for before, after in pairwise(sizes))
-    assert sum(before < after for before, after in pairwise(sizes)) >= 6
-    assert sizes[-1] < 450
-    with forked(resume("--concurrency", 200), place) as running:
-        assert running.wait() == 0
-    assert ids(run) == sorted(f"{task:06d}/{sample}" for task in range(150) for sample in range(3))
-    assert json.loads((run / "metrics.json").read_text())["num_episodes"] == 450
 
 
 # --- signals ------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ import hashlib
 import json
 import logging
 import os
-import random
 import re
 import shutil
 import signal
@@ -417,16 +416,15 @@ def test_kept_episodes_of_evaluations_are_those_of_a_training_that_was_not_inter
 
 
 @pytest.mark.long
-def test_killed_at_random_moments_and_resumed_by_the_same_command_it_has_every_step_once(place):
-    """Killed again and again, with a checkpoint a step: the lines are those of a training that was never killed."""
-    draw, steps = random.Random(5), 40
+def test_killed_and_resumed_by_the_same_command_it_has_every_step_once(place):
+    """Killed three times, with a checkpoint a step: the lines are those of a training that was never killed."""
+    steps = 12
     argv = flags("--max_train_steps", steps, "--save_steps", 1, "--resume", out="killed")
     out = place / "killed"
-    for kill in range(5):
+    for kill in range(3):
         before, wanted = _last_step(out), _last_step(out) + min(kill, 1)  # the first one may come before any step
         with forked(argv, place) as running:
             running.until(lambda running=running, least=wanted: "agent" in running.stderr and _last_step(out) >= least)
-            time.sleep(draw.random() * 0.05)
             running.signal(signal.SIGKILL)
             running.process.join()
             assert running.process.exitcode == -signal.SIGKILL, "it had not come to its end"
