@@ -33,14 +33,14 @@ test-slow: $(VENV)/installed-slow
 	$(TESTING) $(VLLM_HERE) $(PYTEST) -n 4 --timeout 900 -m slow --durations=30
 
 test-peers: $(VENV)/installed-slow
-	CI= $(TESTING) $(PYTEST) -n 2 --timeout 900 tests/peers
+	$(TESTING) $(PYTEST) -n 2 --timeout 900 tests/peers
 
 # docs/interop/matrix.md, from what the tests of peers compared; PEERS chooses among their files. Nothing is written if
 # one fails.
 PEERS = tests/peers tests/with_openrlhf/test_rollout.py tests/with_molt
 matrix: $(VENV)/installed-slow
 	mkdir -p build && rm -f build/matrix.jsonl
-	CI= AGENTENV_MATRIX=build/matrix.jsonl $(TESTING) $(VLLM_HERE) $(PYTEST) -n 2 --timeout 900 $(PEERS)
+	AGENTENV_MATRIX=build/matrix.jsonl $(TESTING) $(VLLM_HERE) $(PYTEST) -n 2 --timeout 900 $(PEERS)
 	$(BIN)/python docs/matrix.py build/matrix.jsonl
 
 test-all: test $(VENV)/installed-slow

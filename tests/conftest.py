@@ -27,8 +27,10 @@ LONGEST_FIRST = (
     "test_train_faults.py", "test_escapes.py", "test_sandbox_faults.py", "test_rollout.py", "test_server_files.py",
 )  # fmt: skip
 """Files whose tests take long together. They start first, so that no process ends alone with one of them."""
-NEVER_AT_ONCE = ("tests/sandbox/test_escapes.py", "tests/sandbox/test_sandbox_faults.py")
-"""The second one makes programs run out of memory, which the sandbox takes for the end of those of the first one."""
+NEVER_AT_ONCE = tuple(
+    f"tests/sandbox/{name}.py" for name in ("test_sandbox_faults", "test_escapes", "grading/test_cheats")
+)
+"""The first one makes a program run out of memory; the sandbox then takes that for the end of other killed programs."""
 
 
 def pytest_configure(config):

@@ -22,6 +22,7 @@ FILES = ["tests/runs/test_run.py", "tests/chat/test_chat.py", "tests/gymnasium_e
         ("tests/chat/test_chat.py", "tests/chat/test_chat.py"),
         ("docs/how-to/audit.md", "tests/test_docs.py"),
         ("README.md", "tests/test_docs.py"),
+        ("tests/chat/templates.py", "tests/chat/test_chat.py"),
     ],
 )
 def test_the_tests_of_what_the_newest_commit_touches_come_first(path, first):
@@ -38,7 +39,7 @@ def test_what_no_commit_touches_comes_last_in_an_order_that_follows_from_the_com
 
 
 TESTS = """
-import os, pytest
+import os, pathlib, time, pytest
 
 @pytest.mark.long
 def test_passes():
@@ -57,6 +58,9 @@ def test_fails():
 @pytest.mark.skipif("FAULTS" not in os.environ, reason="there are no faults")
 @pytest.mark.parametrize("number", range(40))
 def test_fails_often(number):
+    stop = pathlib.Path(os.environ["AGENTENV_LONG_TAIL"]).with_name("stop")
+    while number >= 20 and not stop.exists():
+        time.sleep(0.01)
     assert False
 
 def test_without_a_mark():
@@ -75,7 +79,8 @@ def long_tail(place, seconds, **environment):
     for words in (["init", "-q"], ["add", "-A"], ["-c", "user.name=x", "-c", "user.email=x", "commit", "-qm", "x"]):
         subprocess.run(["git", *words], cwd=place, check=True)
     command = [sys.executable, "-m", "tests.long_tail", "--seconds", str(seconds), "--log", "fast.log"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment = {**own, "PYTHONPATH": str(ROOT), **environment}
     ran = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
     return ran.returncode, ran.stdout
 

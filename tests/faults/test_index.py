@@ -210,9 +210,8 @@ FAULTS = {
     19: Fault(
         "kill -9 of the run at random moments, then resume",
         {
-            RUN: ["test_a_run_that_is_killed_again_and_again_ends_with_every_episode_once"],
             RUNS: ["test_a_run_of_500_killed_at_50_moments_ends_with_each_episode_once_in_the_order_of_the_data"],
-            RECORD_FAULTS: ["test_a_run_killed_at_random_moments_loses_and_repeats_nothing"],
+            LOG: ["test_a_kill_before_any_call_of_a_write_leaves_the_old_file_or_the_new_one"],
         },
     ),
     20: Fault(

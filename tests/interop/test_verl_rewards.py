@@ -653,9 +653,11 @@ async def test_a_function_that_hangs_has_a_deadline():
     def hangs(data_source, solution_str, ground_truth, extra_info):
         forever.wait()
 
-    with pytest.raises(InfraError, match=r"within 0\.05 s"):
-        await single(hangs, timeout=0.05).run_single(sample())
-    forever.set()
+    try:
+        with pytest.raises(InfraError, match=r"within 0\.05 s"):
+            await single(hangs, timeout=0.05).run_single(sample())
+    finally:
+        forever.set()
 
 
 @pytest.mark.long

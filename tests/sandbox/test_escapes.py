@@ -371,7 +371,7 @@ async def test_packages_in_a_folder_of_the_name_of_the_working_folder_are_shown_
 
 @pytest.fixture(params=LEVELS[:2], ids=str)
 async def sandbox(request):
-    sandbox = await opened(request.param, limits=replace(LIMITS, wall_s=20.0))
+    sandbox = await opened(request.param, limits=replace(LIMITS, wall_s=60.0))
     yield sandbox
     await sandbox.aclose()
 

@@ -551,7 +551,7 @@ async def test_cancelling_ends_the_program_there(remote):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await until(lambda: remote.server.running == 0, seconds=10)
+    await until(lambda: remote.server.running == 0, seconds=60)
 
 
 ADD = FunctionSuite(

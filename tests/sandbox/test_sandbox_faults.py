@@ -688,7 +688,9 @@ def belongings():
     """What a leak would show in."""
     gc.collect()
     # Those of others on this machine come and go.
-    mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if " /work " in line]
+    mounts = [
+        line for line in Path("/proc/self/mountinfo").read_text().splitlines() if re.search(" /(sandbox-)?work ", line)
+    ]
     return {"fds": len(os.listdir("/proc/self/fd")), "mounts": mounts, "temporary": os.listdir(tempfile.gettempdir())}
 
 

@@ -34,7 +34,7 @@ async def local():
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def tool(local):
-    async with PythonTool(local, limits=ExecLimits(cpu_s=1, wall_s=20, memory_mb=128), max_chars=400) as tool:
+    async with PythonTool(local, limits=ExecLimits(cpu_s=1, wall_s=60, memory_mb=128), max_chars=400) as tool:
         yield tool
 
 

@@ -541,6 +541,6 @@ async def test_headers_may_come_from_the_environment(monkeypatch):
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as web:
         url = f"http://127.0.0.1:{web.sockets[0].getsockname()[1]}/mcp"
         with pytest.raises(InfraError):
-            await Toolset(McpServer(url=url, headers_env={"authorization": "A_TOKEN"}, open_timeout_s=5)).begin()
+            await Toolset(McpServer(url=url, headers_env={"authorization": "A_TOKEN"}, open_timeout_s=60)).begin()
     assert "authorization: Bearer x" in seen[0]
     assert "A_TOKEN" in os.environ

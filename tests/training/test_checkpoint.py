@@ -274,13 +274,13 @@ def test_a_disk_that_is_full_when_episodes_are_written_stops_it_too(tmp_path):
 
 
 KILLS = """
-import os, random, signal, sys, time
+import os, signal, sys
 from pathlib import Path
 import torch
 from agentenv.training.checkpoint import Checkpoints
 from tests.training.test_checkpoint import episode
 
-folder, mode = Path(sys.argv[1]), sys.argv[2]
+folder = Path(sys.argv[1])
 torch.set_num_threads(1)  # OpenMP's threads do not outlive a fork: a child that uses them hangs
 
 def newest():
@@ -293,7 +293,7 @@ def newest():
     assert [one.episode_id for one in episodes] == [f"{step}/0", f"{step}/1"], path
     return step
 
-def work(kill_at, num_saves):
+def work(kill_at):
     events = 0
     def count(name, arguments):
         nonlocal events
@@ -301,32 +301,25 @@ def work(kill_at, num_saves):
             events += 1
             if events == kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
-    first = newest()
+    step = newest() + 1
     sys.addaudithook(count)
-    checkpoints = Checkpoints(folder, keep=2)
-    for step in range(first + 1, first + 1 + num_saves):
-        weights = torch.full((60_000,), float(step))
-        checkpoints.save(step, {"weights": weights}, [episode(f"{step}/0"), episode(f"{step}/1")])
+    weights = torch.full((60_000,), float(step))
+    Checkpoints(folder, keep=2).save(step, {"weights": weights}, [episode(f"{step}/0"), episode(f"{step}/1")])
 
-def run(kill_at, num_saves, after_s=None):
+def run(kill_at):
     pid = os.fork()
     if pid == 0:
-        work(kill_at, num_saves)
+        work(kill_at)
         os._exit(0)
-    if after_s is not None:
-        time.sleep(after_s)
-        os.kill(pid, signal.SIGKILL)
     return os.waitpid(pid, 0)[1] == signal.SIGKILL
 
-random.seed(7)
-was, num_kills, longest_s = 0, 0, 0.05
+was, num_kills = 0, 0
 for number in range(1, 1000):
-    killed = run(number, 1) if mode == "every event" else run(None, 10**9, random.uniform(0.0, longest_s))
+    killed = run(number)
     step = newest()
-    assert was <= step <= was + (1 if mode == "every event" else 10**9), (number, was, step)
-    longest_s *= 1.0 if step > was else 1.5  # the machine may be slow
+    assert was <= step <= was + 1, (number, was, step)
     was, num_kills = step, num_kills + killed
-    if not killed or (mode != "every event" and num_kills >= 20 and step > 0):
+    if not killed:
         break
 Checkpoints(folder, keep=2).save(was + 1, {}, [])
 left = sorted(path.name for path in folder.iterdir())
@@ -336,10 +329,9 @@ print(num_kills, was)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mode", ["every event", "random moments"])
-def test_a_kill_at_any_moment_leaves_a_checkpoint_that_loads_and_steps_never_go_back(tmp_path, mode):
+def test_a_kill_at_any_event_leaves_a_checkpoint_that_loads_and_steps_never_go_back(tmp_path):
     ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", KILLS, tmp_path / "c", mode],
+        [sys.executable, "-W", "error", "-c", KILLS, tmp_path / "c"],
         capture_output=True, text=True, timeout=800, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr

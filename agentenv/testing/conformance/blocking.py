@@ -11,7 +11,7 @@ import ssl
 import sys
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import closing, contextmanager
 from contextvars import ContextVar
@@ -59,12 +59,13 @@ class _Stretches:
 
     file: str
     longest_s: dict[str, float] = field(default_factory=dict)
-    looks: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
-    """How often each line was seen in a stretch that is too long."""
+    looks: dict[str, Counter[int]] = field(default_factory=dict)
+    """How often each line was seen in the longest stretch of a method that was looked at."""
     tls: set[str] = field(default_factory=set)
     """Methods that were seen reading the certificates for TLS."""
     _method: str = ""
     _since: float | None = None
+    _looks: Counter[int] = field(default_factory=Counter)
 
     async def around(self, agent: Any, method: str, given: Any, work: Coroutine[Any, Any, Any]) -> Any:
         """Time a call."""
@@ -85,14 +86,17 @@ class _Stretches:
         def on_resume() -> None:
             nonlocal waited_s
             waited_s = _waited_for_a_core_s()
-            self._method, self._since = method, time.perf_counter()
+            self._method, self._since, self._looks = method, time.perf_counter(), Counter()
 
         def on_pause() -> None:
             seconds = time.perf_counter() - (self._since or 0.0)
             self._since = None
             if seconds > BLOCKS_S:
                 seconds -= _waited_for_a_core_s() - waited_s
-            self.longest_s[method] = max(seconds, self.longest_s.get(method, 0.0))
+            if seconds >= self.longest_s.get(method, 0.0):
+                self.longest_s[method] = seconds
+                if self._looks:
+                    self.looks[method] = self._looks
 
         return InstrumentedCoroutine(work, on_resume=on_resume, on_pause=on_pause)
 
@@ -115,7 +119,7 @@ class _Stretches:
                     if is_own_import(frame):
                         self._since = time.perf_counter()  # it happens once
                     if line := _line_in(self.file, frame):
-                        self.looks[method][line] += 1
+                        self._looks[line] += 1
                     if _reads_certificates(frame):
                         self.tls.add(method)
 

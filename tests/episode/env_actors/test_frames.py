@@ -30,7 +30,7 @@ class Ends:
         return args
 
     async def call(self, method):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             return pickle.loads(await self.near.call(pickle.dumps((method, 1))))
 
 

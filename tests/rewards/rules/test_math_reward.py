@@ -196,13 +196,13 @@ def test_checks_in_threads_with_their_own_loops_work(grader):
 
 @pytest.mark.long
 async def test_an_answer_that_would_freeze_the_interpreter_costs_the_batch_its_own_place_only():
-    lags: list[float] = []
+    num_ticks = 0
 
     async def tick() -> None:
+        nonlocal num_ticks
         while True:
-            started = time.process_time()  # another process's work is no lag of the loop
             await asyncio.sleep(0.01)
-            lags.append(time.process_time() - started)
+            num_ticks += 1
 
     async with MathGrader(num_workers=2, timeout_s=1.5) as grader:
         await judged(r"\boxed{1+1}", 2, grader)
@@ -214,7 +214,7 @@ async def test_an_answer_that_would_freeze_the_interpreter_costs_the_batch_its_o
         ticking.cancel()
     assert [result.status for result in results] == [Status.TIMEOUT, *[Status.OK] * 30]
     assert {result.score for result in results[1:]} == {1.0}
-    assert sorted(lags)[len(lags) // 2] < 0.1  # a frozen interpreter ticks once, after seconds
+    assert num_ticks >= 5, "a frozen interpreter ticks once"
 
 
 # --- fuzz -----------------------------------------------------------------------------------------------------------

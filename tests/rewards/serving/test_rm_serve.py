@@ -407,7 +407,8 @@ async def test_a_client_that_goes_away_gives_up_its_conversations():
 async def test_a_model_that_hangs_is_503_in_time():
     gate = Gate()
     response = await answered(ROWS, gate, timeout_s=0.05)
-    assert (response.status_code, gate.cancelled) == (503, len(gate.asked))
+    assert response.status_code == 503
+    assert gate.cancelled == len(gate.asked), "whatever was asked by then"
     assert "retry-after" in response.headers
 
 

@@ -8,7 +8,7 @@ from agentenv.core.types import Limits, StepResult, Task
 from agentenv.episode.source import EnvSource
 from agentenv.testing.audit.auditing import AuditOptions, audit_env
 
-LIMITS = Limits(max_length=60_000, max_turns=4, step_timeout_s=20.0)
+LIMITS = Limits(max_length=60_000, max_turns=4, step_timeout_s=60.0)
 
 
 def tasks(num=3, *, first=417):
