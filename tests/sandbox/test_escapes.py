@@ -356,9 +356,7 @@ async def test_packages_in_a_folder_of_the_name_of_the_working_folder_are_shown_
     first = os.path.join("/", Path(pytest.__file__).resolve().parts[1])
     monkeypatch.setattr(plan, "_WORK_FOLDERS", (first, "/sandbox-work"))
     sandbox = await opened(Isolation.NAMESPACES, preimport=("pytest",))
-    program = (
-        "import os, pytest; open('x', 'w'); print(os.getcwd(), os.path.isfile(pytest.__file__), os.listdir('/tmp'))"
-    )
+    program = "import os, pytest; open('x', 'w'); print(os.getcwd(), os.path.isfile(pytest.__file__), os.listdir('.'))"
     try:
         result = await sandbox.run(program)
     finally:
