@@ -20,7 +20,7 @@ train-demo: $(VENV)/installed-train-$(ENGINE)
 TESTING = HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE= RAY_worker_niceness=0
 PYTEST = $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder
 
-# Less than four minutes on two cores. `make test-all` adds the long tail and real engines and trainers.
+# Four to five minutes on two quiet cores. `make test-all` adds the long tail and real engines and trainers.
 test: $(VENV)/installed-dev
 	$(TESTING) $(PYTEST) -n 3 -m "not slow and not long"
 
