@@ -69,27 +69,37 @@ def read_lines_after(run: ViewedRun, name: str, place: TailPlace, num_bytes: int
         if file is None:
             return FileTail(b"", TailPlace(), was_reset=place.offset > 0)
         fd = file.fileno()
-        state, lost = os.fstat(fd), False
-        if place.offset:
-            before = os.pread(fd, _CHECKED_BYTES, max(0, place.offset - _CHECKED_BYTES))
-            before = before[: min(_CHECKED_BYTES, place.offset)]
-            lost = (state.st_ino, zlib.crc32(before)) != (place.inode, place.crc) or state.st_size < place.offset
-        start = 0 if lost else place.offset
-        content = os.pread(fd, num_bytes, start)
-        while len(content) >= num_bytes and b"\n" not in content and len(content) < MAX_LINE_BYTES:
-            content += os.pread(fd, num_bytes, start + len(content))
+        start, content = place.offset, _read(fd, place.offset, num_bytes)
+        before = _bytes_before(fd, place.offset)  # read last: a cut before the content was read shows
+        inode = os.fstat(fd).st_ino
+        lost = place.offset > 0 and (inode, zlib.crc32(before)) != (place.inode, place.crc)
+        if lost:
+            start, content, before = 0, _read(fd, 0, num_bytes), b""
         lines = content[: content.rfind(b"\n") + 1]
         if not lines and len(content) >= MAX_LINE_BYTES:
             raise DataError(
                 f"{run.path}: expected lines of at most {MAX_LINE_BYTES} bytes in {name}, got a longer one."
             )
-        return FileTail(lines, place_at(fd, start + len(lines)), was_reset=lost)
+        # The checksum is of what was read, not of what the file has by now: else a cut would never show.
+        checked = (before + lines[-_CHECKED_BYTES:])[-_CHECKED_BYTES:]
+        return FileTail(lines, TailPlace(inode, start + len(lines), zlib.crc32(checked)), was_reset=lost)
 
 
 def place_at(fd: int, offset: int) -> TailPlace:
     """Return a place in an open file."""
-    checked = os.pread(fd, min(offset, _CHECKED_BYTES), max(0, offset - _CHECKED_BYTES))
-    return TailPlace(os.fstat(fd).st_ino, offset, zlib.crc32(checked))
+    return TailPlace(os.fstat(fd).st_ino, offset, zlib.crc32(_bytes_before(fd, offset)))
+
+
+def _bytes_before(fd: int, offset: int) -> bytes:
+    return os.pread(fd, min(offset, _CHECKED_BYTES), max(0, offset - _CHECKED_BYTES))
+
+
+def _read(fd: int, start: int, num_bytes: int) -> bytes:
+    """Return about `num_bytes` bytes of a file, and more if they end no line."""
+    content = os.pread(fd, num_bytes, start)
+    while len(content) >= num_bytes and b"\n" not in content and len(content) < MAX_LINE_BYTES:
+        content += os.pread(fd, num_bytes, start + len(content))
+    return content
 
 
 def _json_lines(lines: bytes) -> bytes:

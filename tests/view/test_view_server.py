@@ -18,8 +18,10 @@ from agentenv.runs.records.directory import RunWriter, read_trajectories
 from agentenv.runs.records.steps import append_rows, cut_steps
 from agentenv.runs.records.token_stats import TOKEN_STATS, TokenStats, hash_actions
 from agentenv.view import server as view_server
+from agentenv.view import tail
 from agentenv.view.page import SERVER_POLICY
 from agentenv.view.server import ViewOptions, ViewServer, view_access
+from agentenv.view.tail import TailPlace, read_tail
 from agentenv.view.viewed import find_runs
 from tests.view.viewed_runs import PAYLOADS, episode, forge_index, hostile_run, tiny_math, write_run
 
@@ -407,6 +409,30 @@ async def test_a_file_that_is_cut_or_replaced_is_sent_again_from_its_beginning(t
         rows, controls = await lines_of(client, f"/api/metrics?run=0&from={place}")
         assert rows == now
         assert controls[0] == {"reset": True}
+
+
+@pytest.mark.parametrize("change", [_cut, _cut_and_longer, _replaced])
+@pytest.mark.parametrize("moment", range(4))
+def test_a_file_that_is_changed_while_it_is_read_is_read_again(tmp_path, monkeypatch, moment, change):
+    write_run(tmp_path / "run")
+    file = tmp_path / "run" / "metrics.jsonl"
+    file.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')
+    run = find_runs([str(tmp_path / "run")])[0]
+    first = read_tail(run, "metrics.jsonl", TailPlace())
+    calls, read = iter(range(100)), os.pread
+
+    def changed_before(*args):
+        if next(calls) == moment:
+            change(file)
+        return read(*args)
+
+    monkeypatch.setattr(tail.os, "pread", changed_before)
+    place, lines = first.place, first.lines
+    for _ in range(4):
+        found = read_tail(run, "metrics.jsonl", place)
+        place, lines = found.place, found.lines if found.was_reset else lines + found.lines
+    assert next(calls) > moment
+    assert lines.decode() == file.read_text()
 
 
 async def test_a_file_cannot_speak_as_the_server(tmp_path):
