@@ -175,7 +175,7 @@ def test_every_turn_keeps_to_its_cap_and_every_sequence_to_its_length(rollout):
 
 def test_all_samples_have_the_same_logs(rollout):
     experiences, _, _ = rollout
-    names = {"num_turns", "failed", "correct", "first_correct", "attempts", "has_answer"}
+    names = {"num_turns", "failed", "failed_alone", "correct", "first_correct", "attempts", "has_answer"}
     assert all(e["info"].keys() == names | {"response_clip_ratio", "reward", "score"} for e in experiences)
 
 
