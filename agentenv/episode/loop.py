@@ -148,6 +148,7 @@ class Episode:
         async def make() -> None:
             self.agent = await make_agent()  # stored at once: a late instance is closed, too
 
+        make.__qualname__ = "create"
         self.progress.stage = Stage.CREATE
         await bounded(make, limit_s=self.limits.step_timeout_s)
 
