@@ -1,8 +1,8 @@
 """Trackers: a run and a training log the same numbers there, resumed ones continue, and none of them stops a run."""
 
 import json
-import re
 import math
+import re
 import sys
 
 import pytest
