@@ -9,6 +9,7 @@ import math
 import os
 import re
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -98,8 +99,10 @@ def zygote(sandbox):
 @pytest.mark.long
 @pytest.mark.parametrize("victim", [guardian, zygote])
 async def test_a_killed_zygote_is_replaced_and_its_program_run_again(own_sandbox, victim):
-    task = asyncio.create_task(own_sandbox.run("import time; time.sleep(2.0); print('done')"))
-    await asyncio.sleep(0.5)
+    task = asyncio.create_task(
+        own_sandbox.run("import time; time.sleep(2.0); print('done')", limits=ExecLimits(wall_s=120))
+    )
+    await until(lambda: below(zygote(own_sandbox)))
     os.kill(victim(own_sandbox), signal.SIGKILL)
     result = await task
     assert (result.status, result.stdout) == (ExecStatus.OK, "done\n"), result
@@ -132,7 +135,7 @@ async def test_a_program_ends_no_program_of_another_sandbox(level, other_level, 
         await opened(isolation=level if other_level == "the same" else other_level),
     )
     try:
-        victim = await other.start(SLEEP, policy=policy)
+        victim = await other.start(SLEEP, policy=policy, limits=ExecLimits(wall_s=120))
         await until(lambda: below(zygote(other)))
         await one.run("import os\nfor _ in range(3): os.kill(-1, 9)", policy=policy)
         assert below(zygote(other)), "the program of the other sandbox is gone"
@@ -205,18 +208,22 @@ def uids(pid):
 
 
 @pytest.mark.long
-async def test_a_stopped_zygote_is_noticed_and_replaced(strongest, monkeypatch):
-    monkeypatch.setattr(_client, "WEDGED_S", 0.5)
-    monkeypatch.setattr(_client, "_PING_S", 0.2)
+async def test_a_stopped_zygote_is_noticed_and_replaced(strongest):
+    stopped = strongest._pool.zygotes[0]
     os.kill(zygote(strongest), signal.SIGSTOP)
-    result = await strongest.run("print('done')")
+    with pytest.MonkeyPatch.context() as impatient:
+        impatient.setattr(_client, "WEDGED_S", 0.5)
+        impatient.setattr(_client, "_PING_S", 0.2)
+        task = asyncio.create_task(strongest.run("print('done')"))
+        await until(lambda: stopped.lost)
+    result = await task  # by one that may take its time to answer
     assert (result.status, result.stdout, result.attempts) == (ExecStatus.OK, "done\n", 2)
 
 
 @pytest.mark.long
 async def test_one_that_sends_an_invalid_report_is_lost(strongest):
-    task = asyncio.create_task(strongest.run("import time; time.sleep(0.3); print('done')"))
-    await asyncio.sleep(0.1)
+    task = asyncio.create_task(strongest.run("import time; time.sleep(2); print('done')"))
+    await until(lambda: strongest._pool.zygotes[0].in_flight)
     strongest._pool.zygotes[0]._control.send(b"garbage")  # which the zygote takes for the end
     result = await task
     assert (result.status, result.attempts) == (ExecStatus.OK, 2)
@@ -274,7 +281,7 @@ async def running(sandbox, program=SLEEP, **options):
 
 @pytest.mark.long
 async def test_a_program_that_the_host_killed_is_run_again(own_sandbox):
-    task = asyncio.create_task(own_sandbox.run("import time; time.sleep(1); print('done')"))
+    task = asyncio.create_task(own_sandbox.run("import time; time.sleep(2); print('done')"))
     pids = []
     await until(lambda: pids.extend(below(zygote(own_sandbox))) or pids)
     status = Path(f"/proc/{pids[0]}/status")
@@ -381,7 +388,7 @@ async def test_an_event_of_one_program_never_ends_the_next(strongest):
     os.kill(pid, signal.SIGKILL)
     await until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
     following = asyncio.create_task(strongest.run("import time; time.sleep(0.3); print('mine')"))
-    await asyncio.sleep(0.1)
+    await until(lambda: strongest._pool.zygotes[0].in_flight == 2)
     execution.release()
     os.kill(forker, signal.SIGCONT)
     result = await following
@@ -390,7 +397,7 @@ async def test_an_event_of_one_program_never_ends_the_next(strongest):
 
 
 @pytest.mark.long
-async def test_programs_end_although_a_fork_of_the_trainer_holds_its_descriptors(strongest):
+async def test_programs_end_although_a_fork_of_the_trainer_holds_its_descriptors(strongest, monkeypatch):
     execution, _ = await running(strongest, limits=ExecLimits(wall_s=120))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
@@ -401,9 +408,10 @@ async def test_programs_end_although_a_fork_of_the_trainer_holds_its_descriptors
     try:
         result = await asyncio.wait_for(execution.kill(), 30)
         assert result.status is ExecStatus.SIGNAL
-        started = time.monotonic()
+        process = strongest._pool.zygotes[0]._process
+        monkeypatch.setattr(_client, "WEDGED_S", 60.0)  # after which it would be killed
         await strongest.aclose()
-        assert time.monotonic() - started < _client.WEDGED_S
+        assert process.returncode == 0, "the guardian did not notice that it should end"
     finally:
         os.kill(fork, signal.SIGKILL)
         os.waitpid(fork, 0)
@@ -411,16 +419,23 @@ async def test_programs_end_although_a_fork_of_the_trainer_holds_its_descriptors
 
 @pytest.mark.long
 async def test_a_loop_that_was_held_up_takes_no_zygote_for_lost(strongest, monkeypatch):
-    for module, name, value in ((_client, "WEDGED_S", 0.3), (_client, "_PING_S", 0.1), (_execution, "BACKSTOP_S", 0.1)):
-        monkeypatch.setattr(module, name, value)
-    forker = zygote(strongest)
-    limits = ExecLimits(wall_s=0.6)
-    task = asyncio.create_task(strongest.run("import time; time.sleep(0.3); print('done')", limits=limits))
-    neighbour = asyncio.create_task(strongest.run("import time; time.sleep(2); print('too')"))
-    await asyncio.sleep(0.05)
-    time.sleep(1.5)  # as a trainer does that copies weights
-    for result, message in ((await task, "done\n"), (await neighbour, "too\n")):
-        assert (result.status, result.stdout, result.attempts) == (ExecStatus.OK, message, 1)
+    monkeypatch.setattr(_client, "_PING_S", 600.0)  # so that what comes first is a report
+    monkeypatch.setattr(_client, "WEDGED_S", 700.0)
+    loop, forker, one = asyncio.get_running_loop(), zygote(strongest), strongest._pool.zygotes[0]
+    neighbor, _ = await running(strongest, limits=ExecLimits(wall_s=3000))
+    task = asyncio.create_task(strongest.run("print('done')", limits=ExecLimits(wall_s=60)))
+    while one.in_flight < 2:
+        await asyncio.sleep(0)
+    assert select.select([one._control], [], [], 60)[0], "no report came"
+    # The loop has not read it. Now its clock is past the ping, and past all limits of the program, as if a trainer had
+    # copied weights meanwhile; then once more, where nothing is to be read.
+    time_s = loop.time
+    monkeypatch.setattr(loop, "time", lambda: time_s() + 1000)
+    result = await task
+    assert (result.status, result.stdout, result.attempts) == (ExecStatus.OK, "done\n", 1)
+    monkeypatch.setattr(loop, "time", lambda: time_s() + 2000)
+    assert (await strongest.run("print(1)")).attempts == 1
+    assert (await neighbor.kill()).detail == "killed by the caller"
     assert zygote(strongest) == forker
 
 
@@ -449,7 +464,6 @@ async def main():
     sandbox = LocalSandbox(isolation=Isolation(sys.argv[1]), run_slots=2)
     await sandbox.open()
     tasks = [asyncio.create_task(sandbox.run(FORKS, policy="proc")) for _ in range(2)]
-    await asyncio.sleep(0.3)
     print(sandbox._pool.zygotes[0].pid, sandbox._pool.zygotes[0]._base, flush=True)
     await asyncio.gather(*tasks)
 asyncio.run(main())
@@ -514,8 +528,8 @@ async def test_without_file_descriptors_it_is_an_infra_failure_and_passes(strong
 
 @pytest.mark.long
 async def test_without_file_descriptors_no_fetched_file_is_taken_for_absent(strongest):
-    task = asyncio.create_task(strongest.run("open('f', 'w').write('x')\nimport time; time.sleep(0.5)", fetch=["f"]))
-    await asyncio.sleep(0.2)
+    task = asyncio.create_task(strongest.run("open('f', 'w').write('x')\nimport time; time.sleep(2)", fetch=["f"]))
+    await until(lambda: strongest._pool.zygotes[0].in_flight)
     with no_descriptors(spare=0):
         result = await task
     assert result.status is ExecStatus.INFRA, result.files
@@ -618,7 +632,7 @@ async def test_files_that_do_not_fit_are_as_if_the_program_had_written_them(stro
 @pytest.mark.long
 async def test_bombs_next_door_are_not_felt(own_sandbox):
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
-    limits = ExecLimits(cpu_s=2, wall_s=3, num_processes=8)
+    limits = ExecLimits(cpu_s=60, wall_s=120, num_processes=8)
     bombs = [await own_sandbox.start(bomb, policy="proc", limits=limits) for _ in range(2)]
     results = [await own_sandbox.run("print(1)", limits=ExecLimits(wall_s=60)) for _ in range(5)]
     assert [result.stdout for result in results] == ["1\n"] * 5
@@ -668,7 +682,7 @@ async def test_an_overloaded_host_returns_no_verdict_after_one_retry(strongest, 
     try:
         for pid in [*pids, *(hog.pid for hog in hogs)]:
             os.sched_setaffinity(pid, {core})
-        result = await strongest.run(program, limits=ExecLimits(cpu_s=4.0, wall_s=2.4))
+        result = await strongest.run(program, limits=ExecLimits(cpu_s=20.0, wall_s=5.0))
     finally:
         for hog in hogs:
             hog.kill()
@@ -718,15 +732,13 @@ async def leaves_nothing(sandbox, count):
     started, before = guardian(sandbox), belongings()
     inside = seen_inside(sandbox) if os.geteuid() == 0 else ()
     await soak(sandbox, count)
-    assert belongings() == before
+    await until(lambda: belongings() == before)
     if guardian(sandbox) == started:
-        assert len(below(started)) == 1
-        zombies = [child for child, parent in processes(b"").items() if parent == zygote(sandbox)]
-        assert zombies == []
+        await until(lambda: len(below(started)) == 1)  # the zygote
         if inside:
-            assert seen_inside(sandbox) == inside
+            await until(lambda: seen_inside(sandbox) == inside)
     if base := sandbox._pool.zygotes[0]._base:
-        assert os.listdir(base) == []
+        await until(lambda: os.listdir(base) == [])
 
 
 @pytest.mark.long
