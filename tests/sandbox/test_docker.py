@@ -125,11 +125,13 @@ async def test_nothing_of_this_process_gets_into_a_container(sandbox, folder, mo
 
 @pytest.mark.long
 async def test_a_container_that_dies_is_replaced_and_what_ran_in_it_runs_again(own_sandbox, own_folder):
-    first = pid_of(own_folder, own_sandbox)
-    task = asyncio.ensure_future(own_sandbox.run("import time; time.sleep(0.5); print(1)"))
+    first, link = pid_of(own_folder, own_sandbox), own_sandbox._container.link
     execution = await own_sandbox.start(SLEEP)
     session = own_sandbox.session()
     await session.open()
+    calls = len(link._answers)
+    task = asyncio.ensure_future(own_sandbox.run("import time; time.sleep(2); print(1)"))
+    await backends.until(lambda: len(link._answers) > calls)
     os.kill(first, signal.SIGKILL)
     result = await task
     assert (result.status, result.stdout, result.attempts) == (ExecStatus.OK, "1\n", 2)
@@ -155,15 +157,19 @@ async def test_a_daemon_that_goes_is_not_a_verdict(own_sandbox, own_folder):
 
 @pytest.mark.slow
 async def test_a_container_that_is_stopped_is_replaced(own_sandbox, own_folder, monkeypatch):
-    monkeypatch.setattr(_remote_pipe, "WEDGED_S", 1.0)
-    monkeypatch.setattr(_remote_pipe, "_PING_S", 0.2)
     monkeypatch.setattr(docker, "_CLOSE_S", 0.2)
-    await own_sandbox.aclose()
-    await own_sandbox.open()
+    with pytest.MonkeyPatch.context() as impatient:
+        impatient.setattr(_remote_pipe, "_PING_S", 0.2)
+        await own_sandbox.aclose()
+        await own_sandbox.open()
+    link = own_sandbox._container.link
     first, name = pid_of(own_folder, own_sandbox), own_sandbox._container.name
-    task = asyncio.ensure_future(own_sandbox.run("import time; time.sleep(0.5); print(1)"))
-    await asyncio.sleep(0.1)
+    task = asyncio.ensure_future(own_sandbox.run("import time; time.sleep(2); print(1)"))
+    await backends.until(lambda: link._answers)
     os.kill(first, signal.SIGSTOP)
+    with pytest.MonkeyPatch.context() as impatient:
+        impatient.setattr(_remote_pipe, "WEDGED_S", 1.0)
+        await backends.until(lambda: link.lost)
     assert (await task).stdout == "1\n"
     assert pid_of(own_folder, own_sandbox) != first
     assert not Path(f"/proc/{first}").exists()

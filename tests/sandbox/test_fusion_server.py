@@ -688,7 +688,7 @@ def test_the_command_serves_until_it_is_stopped():
 
 @pytest.mark.slow
 async def test_a_server_that_is_killed_and_started_again_costs_attempts_and_no_verdict():
-    process, url = await asyncio.to_thread(serving_at, "--port", "0")
+    process, url = await asyncio.to_thread(serving_at, "--port", "0", "--run_slots", "2")
     port = url.rpartition(":")[2]
     try:
         async with FusionSandbox(url, pause_s=0.2) as sandbox:
@@ -696,7 +696,7 @@ async def test_a_server_that_is_killed_and_started_again_costs_attempts_and_no_v
             await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
             process.kill()
             process.communicate()
-            process, _ = await asyncio.to_thread(serving_at, "--port", port)
+            process, _ = await asyncio.to_thread(serving_at, "--port", port, "--run_slots", "2")
             results = await asyncio.gather(*work)
             assert [(result.status, result.stdout) for result in results] == [
                 (ExecStatus.OK, f"{n}\n") for n in range(12)
