@@ -29,6 +29,7 @@ from agentenv.sandbox.fusion.client import FusionSandbox
 from agentenv.sandbox.fusion.server import FusionServeOptions, FusionServer
 from agentenv.sandbox.fusion.submit import extract, same_output
 from agentenv.sandbox.local.sandbox import MIN_MEMORY_MB
+from tests.ports import held_port
 from tests.sandbox.conftest import opened
 from tests.sandbox.fusion_servers import until
 
@@ -688,23 +689,26 @@ def test_the_command_serves_until_it_is_stopped():
 
 @pytest.mark.slow
 async def test_a_server_that_is_killed_and_started_again_costs_attempts_and_no_verdict():
-    process, url = await asyncio.to_thread(serving_at, "--port", "0", "--run_slots", "2")
-    port = url.rpartition(":")[2]
-    try:
-        async with FusionSandbox(url, pause_s=0.2) as sandbox:
-            work = [asyncio.create_task(sandbox.run(f"import time; time.sleep(0.3); print({n})")) for n in range(12)]
-            await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+    with held_port() as port:
+        flags = ("--port", str(port), "--run_slots", "2")  # few slots, so that programs wait when it is killed
+        process, url = await asyncio.to_thread(serving_at, *flags)
+        try:
+            async with FusionSandbox(url, pause_s=8.0) as sandbox:  # four attempts outlast a slow start
+                work = [
+                    asyncio.create_task(sandbox.run(f"import time; time.sleep(0.3); print({n})")) for n in range(12)
+                ]
+                await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+                process.kill()
+                process.communicate()
+                process, _ = await asyncio.to_thread(serving_at, *flags)
+                results = await asyncio.gather(*work)
+                assert [(result.status, result.stdout) for result in results] == [
+                    (ExecStatus.OK, f"{n}\n") for n in range(12)
+                ]
+                assert max(result.attempts for result in results) > 1
+        finally:
             process.kill()
             process.communicate()
-            process, _ = await asyncio.to_thread(serving_at, "--port", port, "--run_slots", "2")
-            results = await asyncio.gather(*work)
-            assert [(result.status, result.stdout) for result in results] == [
-                (ExecStatus.OK, f"{n}\n") for n in range(12)
-            ]
-            assert max(result.attempts for result in results) > 1
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.mark.slow
