@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -356,34 +355,15 @@ async def test_a_bad_label_raises(shared):
 
 
 @pytest.mark.long
-async def test_hostile_answers_time_out_while_the_loop_ticks_and_others_are_graded():
-    lags, others, stop = [], [], asyncio.Event()
-
-    async def tick() -> None:
-        while not stop.is_set():  # in CPU time of this process: another's work is no lag of the loop
-            started = time.process_time()
-            await asyncio.sleep(0.01)
-            lags.append(time.process_time() - started)
-
-    async def grade_others() -> None:
-        number = 0
-        while not stop.is_set():
-            number += 1
-            others.append(math_outcome(await graded(grader, f"{number}+1", number + 1)))
-
-    async with MathGrader(num_workers=3, timeout_s=1.0) as grader:
-        await asyncio.gather(*(graded(grader, f"{n}+1", n + 1) for n in range(3)))  # starts the workers
-        tasks = [asyncio.create_task(tick()), asyncio.create_task(grade_others())]
-        started = time.perf_counter()
-        grades = await asyncio.gather(graded(grader, "9^{9^{9^9}}", 5), graded(grader, "(10^9)!", 5))
-        elapsed_s = time.perf_counter() - started
-        stop.set()
-        await asyncio.gather(*tasks)
-    assert [math_outcome(grade) for grade in grades] == ["timeout"] * 2
-    assert elapsed_s < 60.0  # 1 s of computing each, on whatever share of a processor they get
-    assert max(lags) < 0.25
-    assert len(others) > 10
-    assert set(others) == {CORRECT}
+async def test_others_are_graded_while_hostile_answers_compute():
+    async with MathGrader(num_workers=3, timeout_s=200.0) as grader:
+        hostile = [asyncio.create_task(graded(grader, answer, 5)) for answer in ("9^{9^{9^9}}", "(10^9)!")]
+        others = [math_outcome(await graded(grader, f"{number}+1", number + 1)) for number in range(11)]
+        assert others == [CORRECT] * 11
+        assert not any(task.done() for task in hostile)
+        for task in hostile:
+            task.cancel()
+        await asyncio.gather(*hostile, return_exceptions=True)
 
 
 HOSTILE = [
@@ -444,15 +424,24 @@ async def test_only_the_newest_results_and_no_failures_are_remembered(monkeypatc
 
 
 @pytest.mark.long
-async def test_when_the_caller_who_checks_is_cancelled_another_takes_over():
+async def test_when_the_caller_who_checks_is_cancelled_another_takes_over(monkeypatch):
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def check(answer, golds):
+        began.set()
+        await go_on.wait()
+        return await MathGrader.check(grader, answer, golds)
+
     async with MathGrader() as grader:
+        monkeypatch.setattr(grader, "check", check)
         first = asyncio.create_task(graded(grader, r"\sqrt{16}", 4))
         second = asyncio.create_task(graded(grader, r"\sqrt{16}", 4))
-        await asyncio.sleep(0.05)
+        await began.wait()
         first.cancel()
-        assert math_outcome(await second) == CORRECT
         with pytest.raises(asyncio.CancelledError):
             await first
+        go_on.set()
+        assert math_outcome(await second) == CORRECT
 
 
 PIECES = st.sampled_from(
