@@ -108,7 +108,7 @@ def test_the_token_is_asked_before_anything_else():
 @pytest.mark.long
 @pytest.mark.parametrize("path", SERVERS)
 async def test_an_answer_that_is_not_read_is_dropped(path, monkeypatch):
-    monkeypatch.setattr("agentenv._util.http.server._ANSWER_S", 0.3)
+    monkeypatch.setattr("agentenv._util.http.server._ANSWER_S", 2.0)
     server = SERVERS[path]()
 
     async def send_much(scope, receive, send):
