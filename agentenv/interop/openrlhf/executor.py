@@ -17,6 +17,7 @@ from zlib import crc32
 
 from agentenv._util.calls import accepted_arguments, create
 from agentenv.chat.chat import Chat, ChatOptions, PromptText, stop_token_ids_of
+from agentenv.chat.rendered_prompt import messages_of
 from agentenv.core.agent import AgentInstance, StepState
 from agentenv.core.engine import Engine, Tokenizer
 from agentenv.core.step_dict import to_sampling
@@ -184,12 +185,13 @@ class AgentExecutor:
             is_own = type(self).execute.__module__.startswith("agentenv.")
             if call.progress.error is not None and not is_own:  # a file's own `execute` may handle it, as in OpenRLHF
                 raise call.progress.error
-            response = to_response(_recorded(call))
+            response = to_response(_recorded(call)) | {"prompt": prompt}
         else:
             call = self._foreign_call(prompt, label, max_length, hf_tokenizer, llm_engine, images)
             call.engine = as_engine(call.engine, sampling_params)
             trajectory = await self._run_for_trainer(call, sampling_params)
             response, problem = self._sample(trajectory, sampling_params, call.chat)
+            response["prompt"] = prompt
             await self._report(call, trajectory, response, problem)
             if self.result_queue is not None:
                 with_items(response)
@@ -222,6 +224,8 @@ class AgentExecutor:
     async def _play(self, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:
         cls: Any = self.agent_instance_cls
         is_ours = issubclass(cls, AgentInstance) and not issubclass(cls, AgentInstanceBase)
+        if is_ours:  # it gets what it gets elsewhere, the row's messages
+            task = replace(task, prompt=_messages(task.prompt, setup.chat))
 
         async def make() -> AgentInstance:
             agent = await create(as_agent(cls), type(self).agent_kwargs)
@@ -337,6 +341,13 @@ class _PlayedBy:
     async def run(self, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:
         """Run one episode; see `Episode.run`."""
         return await self.executor._play(task, setup, key)
+
+
+def _messages(prompt: Any, chat: Chat) -> Any:
+    if isinstance(prompt, PromptText):
+        return prompt.messages
+    found = messages_of(prompt, chat) if isinstance(prompt, str) else None
+    return prompt if found is None else found
 
 
 def _recorded(call: _EpisodeCall) -> Trajectory:
