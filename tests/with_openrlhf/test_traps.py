@@ -24,6 +24,7 @@ from agentenv.core.types import Limits, StepResult
 from agentenv.errors import ConfigError, ContractError, InfraError
 from agentenv.interop.openrlhf import AgentExecutor, ResponseDict
 from agentenv.testing.tokenizers import CharTokenizer, MergingTokenizer
+from tests.chat.families import FAMILIES, load
 from tests.with_openrlhf.fakes import DONE, LLM, AsyncLLM, Env, Params, execute, executor, reply, siblings
 
 TOKENIZER = CharTokenizer()
@@ -665,3 +666,25 @@ async def test_text_feedback_of_the_class_may_be_a_message():
 def test_chat_options_that_open_segments_are_refused():
     with pytest.raises(ContractError, match=r"chat_options: expected history='keep', got 'rerender'"):
         executor(DONE, chat_options=ChatOptions(history="rerender"))
+
+
+async def test_a_class_of_ours_gets_the_messages_of_a_rendered_prompt_and_openrlhf_its_text_back():
+    tokenizer = load(next(family for family in FAMILIES if family.name == "Qwen2.5"))
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    seen = []
+
+    class Agent(AgentInstance):
+        async def reset(self, states):
+            seen.append(states["observation"])
+            return states
+
+        async def step(self, states):
+            return DONE
+
+    llm = LLM("4")
+    llm.tokenizer = tokenizer
+    made = type("Executor", (AgentExecutor,), {"agent_cls": Agent})()
+    response = sound(await execute(made, llm, prompt=text, tokenizer=tokenizer))
+    ids = tokenizer.encode(text)
+    assert (seen, response["prompt"], response["observation_tokens"][: len(ids)]) == ([messages], text, ids)
