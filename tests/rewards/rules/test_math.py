@@ -258,10 +258,30 @@ BRACKETS = [
     ("4,10,-2", {"10,4,-2": True, "(4,10,-2)": True, "(10,4,-2)": False}),
     ("(1,2),(3,4)", {r"\{(3,4),(1,2)\}": True, "(2,1),(3,4)": False}),
 ]
+TINY = [  # nothing is zero because it is small
+    (
+        r"\frac{2^{100}-1}{2^{100}}",
+        {r"1-2^{-100}": True, "10^{-30}": False, "1": False, "0": False, r"1-\frac{1}{2^{101}}": False, "1.0": True},
+    ),
+    (r"\frac{2^{1000}-1}{2^{1000}}", {r"1-\frac{1}{2^{1000}}": True, r"1-\frac{1}{2^{1001}}": False}),
+    (r"\frac{99!-1}{99!}", {"10^{-30}": False, "1": False}),
+    (r"\frac{1}{100!}", {r"\frac{1}{100\cdot 99!}": True, r"\frac{1}{101!}": False}),
+    ("x=10^{-20}", {r"x=\frac{1}{10^{20}}": True, "x=10^{-30}": False, "x=0": False}),
+    ("x>10^{-20}", {"x>10^{-30}": False}),
+    ("x^2=10^{-20}", {"x^2=10^{-30}": False}),
+    ("10^{-12}x = 1", {r"\frac{x}{10^{12}}=1": True, "10^{-13}x=1": False}),
+    ("(0,10^{-20})", {"(0,10^{-30})": False}),
+    (r"\{1,2^{-80}\}", {r"\frac{1}{2^{80}}, 1": True, r"\{1,10^{-30}\}": False}),
+    (r"\{1,0.0000001\}", {r"\{1,0.0000002\}": False, r"\{1,0\}": False, r"\{1,0.00000010\}": True}),
+    (r"\sqrt{3+2\sqrt{2}}", {r"1+\sqrt{2}": True, r"1+\sqrt{2}+10^{-40}": False}),
+    (r"x\sqrt{3+2\sqrt{2}}", {r"(1+\sqrt{2})x": True, r"(1+\sqrt{2})x+10^{-30}": False}),
+    ("0.3x", {"0.1x+0.2x": True, "0.3x+10^{-30}": False}),
+    ("5", {"5 = 5+10^{-20}": False, "x+10^{-12}=x": False}),
+]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("table", [CLAIMS, INVISIBLE, SPELLINGS, UNITS, BRACKETS])
+@pytest.mark.parametrize("table", [CLAIMS, INVISIBLE, SPELLINGS, UNITS, BRACKETS, TINY])
 async def test_answers_are_judged_by_what_they_say(shared, table):
     expected = {(answer, label): right for label, answers in table for answer, right in answers.items()}
     grades = {(answer, label): await graded(shared, answer, label) for answer, label in expected}

@@ -1,13 +1,13 @@
 r"""Compare answers with math-verify, in a worker process of `pool.py`, under its limits.
 
-Errors of math-verify 0.9 that this module fixes: factorials too small to tell apart, an irrational gold matched by a
-decimal, `12.5%` against `12.5`, a gold `0.333` against `1/3`, anagrams of words, text behind the first number, `5 6`
-read as a sum, any two equations without a solution, the last side of a false equation, letters that it takes for units,
+Errors of math-verify 0.9 that this module fixes: small terms taken for zero, an irrational gold matched by a decimal,
+`12.5%` against `12.5`, a gold `0.333` against `1/3`, anagrams of words, text behind the first number, `5 6` read as a
+sum, any two equations without a solution, the last side of a false equation, letters that it takes for units,
 `\phantom`, `\ldots`, `10^2^3`, `(3,\infty]`, `(1,2)` for `\{1,2\}`, and what `latex.py` writes in another way.
 
 Errors that remain:
-- accepted though different: variables in another case (`x` equals `X`), `a = 5` for a bare `5`, other units, values
-  that differ by less than 1e-15 after cancellation, another order where the label has no brackets (`2, 1` for `1, 2`);
+- accepted though different: variables in another case (`x` equals `X`), `a = 5` for a bare `5`, other units, another
+  order where the label has no brackets (`2, 1` for `1, 2`);
 - refused though equal: `e^{i\pi}` for `-1`, `2 to 1` for `2:1`, `1/3 \approx 0.33` for `1/3`, decimals for an
   irrational gold, times of day in another case, number words ("eighteen");
 - refused on purpose, since the task's own words would be right otherwise: `\frac{\pi}{6}` for `30^\circ`, `2x = 6` for
@@ -34,6 +34,7 @@ from agentenv.rewards.rules.math.equations import (
     value_of,
 )
 from agentenv.rewards.rules.math.latex import in_radians, kind, one_spelling, readable
+from agentenv.rewards.rules.math.values import exact, sound_numbers, sound_symbols
 from agentenv.rewards.types import Status
 from agentenv.rewards.workers.main import DeadlineReached
 
@@ -118,6 +119,8 @@ def _parse_gold(gold: str) -> Any | None:
 
             return Rational(number.value.numerator, number.value.denominator)
         expected = value_of(_parse(gold), gold)
+        if getattr(expected, "is_number", False):
+            exact(expected)  # every comparison does, so that a number that takes too long is the label's fault
         return expected if expected is not None and _verify(expected, expected, None) else None
     except MemoryError:
         raise
@@ -148,11 +151,13 @@ def _parse(answer: str) -> Any | None:
 
 @lru_cache(maxsize=1)
 def _math_verify() -> Any:
-    """Return math-verify's grader, whose comparison of relations is replaced: it is called for parts of sets too."""
+    """Return math-verify's grader, whose comparisons are replaced where they err: they are called for parts too."""
     from math_verify import grader
 
     grader.sympy_compare_relational = sound(grader.sympy_compare_relational)
     grader.sympy_solve_and_compare = sound_solutions(grader.sympy_solve_and_compare)
+    grader.sympy_numeric_eq = sound_numbers(grader.sympy_numeric_eq)
+    grader.sympy_symbolic_eq = sound_symbols(grader.sympy_symbolic_eq)
     return grader
 
 
@@ -215,17 +220,10 @@ def _verify(gold: Any, pred: Any, number: Number | None) -> bool:
     empty = [bool(getattr(value, "is_empty", False)) for value in (gold, pred)]
     if empty[0] is not empty[1]:  # math-verify takes `x < oo`, and any inequality of numbers, for empty
         return False
-    if not verify(gold, pred, **options):
+    is_decimal = number is not None and number.places is not None
+    if is_decimal and getattr(gold, "is_number", False) and gold.doit().is_rational is False:
         return False
-    if not getattr(gold, "is_number", False) or not getattr(pred, "is_number", False):
-        return True
-    if number is not None and number.places is not None and gold.doit().is_rational is False:
-        return False
-    # Values below 1e-3 may be equal only because both are nearly zero, as `1/2004!` and `1/2006!` are to 15 decimals.
-    a, b = gold.evalf(20), pred.evalf(20)
-    if not (a.is_Float and b.is_Float) or abs(a) > 1e-3:
-        return True
-    return bool(abs(a - b) <= abs(a) / 1000)
+    return bool(verify(gold, pred, **options))
 
 
 def _why_unreadable(answer: str, *, words: bool) -> str:
