@@ -112,7 +112,7 @@ async def test_grades_answers(shared, answer, label, outcome):
         ("5; 6", 5, WRONG),
         (r"5 \text{ and } 6", 5, WRONG),
         (r"5 \_ 6", 5, PARSE_ERROR),
-        ("5_6", 5, PARSE_ERROR),
+        ("5_6", 5, WRONG),
         (r"5 \approx 6", 5, PARSE_ERROR),
         (r"5 \to 6", 6, PARSE_ERROR),
         (r"5 \neq 6", 6, PARSE_ERROR),
@@ -278,10 +278,42 @@ TINY = [  # nothing is zero because it is small
     ("0.3x", {"0.1x+0.2x": True, "0.3x+10^{-30}": False}),
     ("5", {"5 = 5+10^{-20}": False, "x+10^{-12}=x": False}),
 ]
+BASES = [  # the base is part of a number, however it is written
+    (
+        "2516_8",
+        {
+            **dict.fromkeys(["2516_{8}", "(2516)_8", r"2516_{\text{eight}}", r"2516_\text{eight}", "2516_{(8)}"], True),
+            **dict.fromkeys([r"\mathrm{2516}_{8}", r"\left(2516\right)_{8}", "2516 base 8", "x=2516_{ 8 }"], True),
+            **dict.fromkeys(["2516", "1358", "1358_{10}", "2516_9", "2515_8", "2516_b", "1357=2516_8"], False),
+            **{"1358=2516_8": True, "02516_8": True, "2516₈": True},
+        },
+    ),
+    ("1358", {"1358_{10}": True, "2516_8": False}),
+    ("(1011)_2", {r"1011_{\text{two}}": True, "1{,}011_2": True, "1011": False, "1011_3": False}),
+    ("1AF_{16}", {"1af_{16}": True, "(1AF)_{16}": True, "1AF": False, "431": False}),
+    (r"\text{ABC}_{16}", {"ABC_{16}": True, "ABC": False}),
+    ("-0.1_2", {"-0.1_{2}": True, "-0.1": False}),
+    ("12_{3}, 201_{3}", {"201_3, 12_3": True, "201, 12": False}),
+    ("121_b", {"121_{b}": True, "121": False}),
+    ("5", {r"5_{\text{max}}": False, "5_6": False}),
+    ("9", {"3^{2}_{5}": False}),
+    (r"x_1\cdot 3", {"3x_1": True, "3x_2": False}),
+    ("x_1^2+x_2^2", {"x^2_1+x^2_2": True}),
+    (
+        r"\ln 2",
+        {
+            **dict.fromkeys(
+                [r"\log_e 2", r"\log_{e}2", r"\log_e(2)", r"\log_{\mathrm{e}} 2", "log_e 2", "ln(2)"], True
+            ),
+            **dict.fromkeys([r"\log 2", r"\log_e 3", r"\log_2 e"], False),
+        },
+    ),
+    (r"\log_e x", {r"\ln x": True, r"\log x": False}),
+]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("table", [CLAIMS, INVISIBLE, SPELLINGS, UNITS, BRACKETS, TINY])
+@pytest.mark.parametrize("table", [CLAIMS, INVISIBLE, SPELLINGS, UNITS, BRACKETS, TINY, BASES])
 async def test_answers_are_judged_by_what_they_say(shared, table):
     expected = {(answer, label): right for label, answers in table for answer, right in answers.items()}
     grades = {(answer, label): await graded(shared, answer, label) for answer, label in expected}

@@ -1,7 +1,8 @@
 r"""Read answers and labels from text: linear in the text's length, without computer algebra.
 
 A percentage equals the same number, with or without the sign, and its value: `50%` equals `50%`, `50` and `0.5`, as in
-math-verify. Units are dropped and never compared: `42 apples` equals `42 km`.
+math-verify. Units are dropped and never compared: `42 apples` equals `42 km`. A base is part of a number: `2516_8` is
+`(2516)_{\text{eight}}`, and neither `2516` nor `1358`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fractions import Fraction
 
 from agentenv._util.brief import brief
 from agentenv.errors import DataError
-from agentenv.rewards.rules.math.latex import kind, one_spelling, parts, readable, without_loose_spaces
+from agentenv.rewards.rules.math.latex import kind, one_spelling, parts, readable, with_bases, without_loose_spaces
 from agentenv.rewards.rules.text import FONTS, INK, boxes, final_text, last_boxed, without_special_tokens
 
 MAX_ANSWER_CHARS = 4096
@@ -215,7 +216,7 @@ def clean(answer: str) -> str:
         text = _ONE_LETTER_TEXT.sub("", _INVISIBLE.sub(" ", text))
         text = _GROUPS.sub("", _TEXT_COMMAND.sub(r" \1", text).replace("{,}", ",").replace("\\%", "%"))
         text = _SPACING.sub(" ", text)
-    text = " ".join(_NOISE.sub("", text.replace("{,}", ",")).split())
+    text = with_bases(" ".join(_NOISE.sub("", text.replace("{,}", ",")).split()))
     if "/" in text:
         text = _POINT_BEFORE_SLASH.sub("", text)
     while True:

@@ -16,6 +16,7 @@ from agentenv.rewards.rules.math.values import exact, is_zero
 _TOLERANCE = 1e-9
 _ROUNDED = 0.01
 """The tolerance where decimals are part of a side, relative to the value."""
+_IN_BASE = re.compile(r"n_\{([0-9]+)x([0-9a-z]+)\}")
 _DECIMAL = re.compile(r"[0-9]*\.([0-9]+)")
 
 
@@ -45,7 +46,7 @@ def _holds(equation: Any, text: str) -> bool | None:
     """
     from sympy import Derivative, Float, simplify
 
-    left, right = equation.lhs, equation.rhs
+    left, right = _number_of(equation.lhs), _number_of(equation.rhs)
     try:
         if left.free_symbols != right.free_symbols and not equation.has(Derivative):
             left, right = simplify(left), simplify(right)  # `0x` and `x - x` depend on no symbol
@@ -60,6 +61,12 @@ def _holds(equation: Any, text: str) -> bool | None:
         return abs(complex(difference)) <= _tolerance(equation, text, scale)
     except (TypeError, ValueError, AttributeError, NotImplementedError):  # no numbers: a side of `k = {1, 2}`
         return None
+
+
+def _number_of(side: Any) -> Any:
+    """Return a side with the values of its whole numbers in bases, which `latex.readable` writes as symbols."""
+    found = {name: _IN_BASE.fullmatch(name.name) for name in side.free_symbols}
+    return side.subs({name: int(match[2], int(match[1])) for name, match in found.items() if match})
 
 
 def _tolerance(equation: Any, text: str, scale: float) -> float:
