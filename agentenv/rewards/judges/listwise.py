@@ -77,7 +77,7 @@ class ListwiseReward(VotingBase):
         """
         if not responses:
             return []
-        texts = [final_text(response.text) or "" for response in responses]
+        texts = [final_text(response.text, response.prompt) or "" for response in responses]
         judged = (final_text(reference) or "") if reference else ""
         competitors = {*texts, judged} if judged else set(texts)
         candidates, question = sorted(competitors - {""}), prompt_text(responses[0].prompt)

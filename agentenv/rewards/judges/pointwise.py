@@ -39,7 +39,10 @@ class _SingleResponse(VotingBase):
             DataError: a required reference is missing, it is not JSON, or the prompt is invalid.
             InfraError: too few votes had a verdict, or a majority is required and there is none.
         """
-        reference, answer = reference_text(response.label, required=self.needs_label), final_text(response.text)
+        reference, answer = (
+            reference_text(response.label, required=self.needs_label),
+            final_text(response.text, response.prompt),
+        )
         if not answer:
             return RewardResult(0.0, 0.0, Status.NO_ANSWER, {"judge": 0.0, "num_votes": 0.0, "agreement": 1.0})
         texts = {"question": prompt_text(response.prompt), "reference": reference, "response": answer}

@@ -97,7 +97,7 @@ class RubricReward(VotingBase):
             DataError: the label is not JSON.
             InfraError: too few votes had a verdict on every criterion.
         """
-        reference, answer = reference_text(response.label, required=False), final_text(response.text)
+        reference, answer = reference_text(response.label, required=False), final_text(response.text, response.prompt)
         if not answer:
             return RewardResult(0.0, 0.0, Status.NO_ANSWER, dict.fromkeys(self.component_names, 0.0))
         texts = {"question": prompt_text(response.prompt), "reference": reference, "response": answer}

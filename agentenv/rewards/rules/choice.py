@@ -254,7 +254,7 @@ class _OptionGrader:
         """
         options = read_options(response.metadata.get("options"), self._letters)
         gold = read_label(response.label, options, self._index_base)
-        final = final_text(response.text)
+        final = final_text(response.text, response.prompt)
         if final is None:
             return _ChosenOption(False, False, Status.NO_ANSWER, detail="the thinking has no end")
         answer, boxed = final_answer(final, options, require_box=self._require_box)
