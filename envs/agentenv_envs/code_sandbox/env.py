@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -122,8 +123,9 @@ class CodeSandbox(AgentInstance):
             InfraError: the sandbox failed, so that the program's result is unknown.
             DataError: see `reset`.
         """
-        task = self._task_of(states, states.get("observation_text", ""))
-        code = program_of(task, states["action_text"])
+        prompt = states.get("observation_text", "")
+        task = self._task_of(states, prompt)
+        code = await asyncio.to_thread(program_of, task, states["action_text"], prompt)
         result: GradeResult | None = None
         if code is not None:
             result = await grade_in_turn(

@@ -75,6 +75,7 @@ def test_a_prompt_opens_the_thought_of_its_response(prompt, opened):
         ("json_schema", {}, "{}"),
         ("detection", [{"bbox_2d": [0, 0, 9, 9], "label": "cat"}], '[{"bbox_2d": [0, 0, 9, 9], "label": "cat"}]'),
         ("ifeval", {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}, "Perhaps. But let me"),
+        ("code", [{"stdin": "", "stdout": "4"}], "```python\nprint(4)\n```\nBut let me"),
     ],
 )
 async def test_a_thought_without_an_end_is_no_answer_for_any_reward(reward, label, text):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from agentenv._util.jsonable import arrays_as_lists
 from agentenv._util.syntax import parse_source
+from agentenv.core.types import Message
 from agentenv.errors import DataError
 from agentenv.rewards.rules.code.benchmark_rows import (
     APPS_COLUMNS,
@@ -112,15 +113,15 @@ def question_of(prompt: Any) -> str:
     return next((text for text in reversed(texts) if isinstance(text, str)), "")
 
 
-def program_of(task: CodeTask, text: str) -> str | None:
-    """Return the program of a response, see `extract_code`; None if it has none.
+def program_of(task: CodeTask, text: str, prompt: str | Sequence[Message]) -> str | None:
+    """Return the program of a response to a prompt, see `extract_code`; None if it has none.
 
     If the tests check the text, it is a program that returns the text of the response.
     """
     if not task.of_text:
         names = getattr(task.suite, "names", ()) or (getattr(task.suite, "entry_point", ""),)
-        return extract_code(text, names[0].partition(".")[0])
-    final = final_text(text)
+        return extract_code(text, names[0].partition(".")[0], prompt)
+    final = final_text(text, prompt)
     return program_of_text(final) if final and len(final) < MAX_CODE_CHARS else None
 
 

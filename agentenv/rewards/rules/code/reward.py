@@ -113,7 +113,7 @@ class CodeReward:
 def _read(response: Response, *, strict: bool) -> tuple[CodeTask, str | None]:
     row = {"prompt": question_of(response.prompt), **response.metadata}  # HumanEval has imports and helpers there
     task = code_task(response.label, row, strict=strict)
-    return task, program_of(task, response.text)
+    return task, program_of(task, response.text, response.prompt)
 
 
 def status_of(result: GradeResult | None) -> Status:
