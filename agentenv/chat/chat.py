@@ -25,8 +25,10 @@ from typing import Any, Literal, Self
 from agentenv.chat.encoding import Encoder, decode_of, encode_of, encoder_of
 from agentenv.chat.template import DUMMY_TOOLS, Template, as_parts, calling, probe, render
 from agentenv.chat.tool_calls.learn import tool_format
+from agentenv.chat.tool_calls.messages import in_form
 from agentenv.chat.tool_calls.parse import ToolFormat
 from agentenv.core.engine import Tokenizer
+from agentenv.core.messages import normalized, without_nulls
 from agentenv.core.types import BridgeKind, Message, check_fields
 from agentenv.errors import ConfigError, EngineError
 
@@ -242,7 +244,7 @@ class Chat:
                     "Chat.reply: expected a conversation of messages, because the chat template numbers turns "
                     "over the conversation, got one that is not known. Begin the episode with messages."
                 )
-            head = [{key: item for key, item in message.items() if key != "trusted"} for message in history] or head
+            head = self._shaped(history) or head
         bridge = self._joined(action_ids, self._tail(messages, mark, head))
         ways = self.template.reasoning if self.options.open_reasoning == "close" else None
         if ways is None or bridge.kind != "truncated":
@@ -381,7 +383,7 @@ class Chat:
 
     def _protected(self, messages: Sequence[Message], tools: Any = None) -> tuple[list[Message], str]:
         """Return the messages with added-token strings in them broken by a mark, and that mark."""
-        bare = [{key: item for key, item in message.items() if key != "trusted"} for message in messages]
+        bare = self._shaped(messages, tools)
         mark = self._encoder.free_mark([bare, tools])
         protected = [
             new if old.get("trusted") is True else self._encoder.protect(new, mark, ends=True)
@@ -395,12 +397,19 @@ class Chat:
         Raises:
             ConfigError: the template refuses them; includes the template's own message.
         """
-        bare = [{key: item for key, item in message.items() if key != "trusted"} for message in messages]
+        bare = self._shaped(messages)
         if not self.has_template:
             return plain_text(bare)
         needed: list[Any] | None = [] if self.template.needs_tools else None
         offered = tools or (self._tools if self._tools is not None else needed)
-        return self._render(bare, offered)
+        return self._render(bare, without_nulls(offered))
+
+    def _shaped(self, messages: Sequence[Message], tools: Any = None) -> list[Message]:
+        """Return messages as the template takes them."""
+        shaped = normalized(messages)
+        if self.has_template and any("tool_calls" in message for message in shaped):
+            shaped = in_form(shaped, self.tool_format, tools or self._tools)
+        return [{key: item for key, item in message.items() if key != "trusted"} for message in shaped]
 
     def _render_tail(self, messages: Sequence[Message]) -> str:
         """Render messages whose head is cut off afterwards; pass tools only if the template requires them."""

@@ -20,8 +20,8 @@ from typing import Any
 from agentenv.chat.chat import Bridge, Chat, PromptText
 from agentenv.chat.history import assistant_turn, rendered_again
 from agentenv.chat.observation_fitting import CHARS_PER_TOKEN, ObservationFitter
-from agentenv.chat.tool_calls.messages import named_results
 from agentenv.chat.tool_roles import bridge_with_tools, check_tools, with_known_roles
+from agentenv.core.messages import named_results, normalized
 from agentenv.core.step_dict import FeedbackKind
 from agentenv.core.tool_calls import ParsedAction
 from agentenv.core.trajectory import Trajectory
@@ -109,6 +109,8 @@ class Dialogue:
             raise ContractError(
                 f"reset: expected messages with tools, got text {observation[:80]!r}. Return a list of messages."
             )
+        if not isinstance(observation, str):
+            observation = normalized(observation)
         self.observation, self.tools = deepcopy((observation, tools))
         if not isinstance(observation, str):
             observation = with_known_roles(self.chat, observation)

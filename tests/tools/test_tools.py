@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from agentenv._util.lenient_json import LiteralError, read_literal, read_whole_literal
 from agentenv.chat.chat import Chat
 from agentenv.chat.template import as_parts, probe, render
-from agentenv.chat.tool_calls.messages import assistant_message, result_message
+from agentenv.chat.tool_calls.messages import assistant_message, in_form, result_message
+from agentenv.core.messages import without_nulls
 from agentenv.errors import ConfigError, InfraError
 from agentenv.tools.calling import (
     MalformedCall,
@@ -1011,3 +1012,30 @@ print(len(set(sys.modules) - before))
 '''
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
     assert (ran.stdout, ran.returncode) == ("0\n", 0), ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("schema", "takes"),
+    [
+        (None, False),
+        ({}, True),
+        ({"type": "string"}, False),
+        ({"type": ["string", "null"]}, True),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, True),
+        ({"type": "string", "nullable": True}, True),
+    ],
+)
+def test_an_argument_that_is_null_stays_where_its_schema_takes_null(schema, takes):
+    asks = assistant_message(ParsedAction("", (ToolCall("f", {"x": None}, "1", ""),)))
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": schema}}}}]
+    (read,) = in_form([asks], HERMES, tools)
+    assert read["tool_calls"][0]["function"]["arguments"] == ({"x": None} if takes else {})
+
+
+def test_nulls_of_a_schema_are_dropped_unless_they_are_a_value():
+    parameters = {"x": {"type": "integer", "enum": None, "default": None}, "y": {"anyOf": [None], "default": None}}
+    written = {"name": "f", "strict": None, "parameters": {"properties": {**parameters, "z": None}}}
+    assert without_nulls(written) == {
+        "name": "f",
+        "parameters": {"properties": {"x": {"type": "integer"}, "y": {"anyOf": [None], "default": None}}},
+    }

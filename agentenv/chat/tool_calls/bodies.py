@@ -207,3 +207,9 @@ def kinds_of(schema: Mapping[str, Any]) -> set[str]:
     if not kinds and schema.get("enum") and all(isinstance(value, str) for value in schema["enum"]):
         kinds.add("string")
     return kinds
+
+
+def takes_null(schema: Any) -> bool:
+    """Return True if the schema of a parameter, None if there is none, lets it be null."""
+    kinds = kinds_of(schema) if isinstance(schema, Mapping) else {"nothing"}
+    return not kinds or "null" in kinds
