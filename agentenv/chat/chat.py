@@ -22,13 +22,15 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from agentenv._util.brief import brief
 from agentenv.chat.encoding import Encoder, decode_of, encode_of, encoder_of
+from agentenv.chat.rendered_text import RenderedText
 from agentenv.chat.template import DUMMY_TOOLS, Template, as_parts, calling, probe, render
 from agentenv.chat.tool_calls.learn import tool_format
 from agentenv.chat.tool_calls.messages import in_form
 from agentenv.chat.tool_calls.parse import ToolFormat
 from agentenv.core.engine import Tokenizer
-from agentenv.core.messages import normalized, without_nulls
+from agentenv.core.messages import check_open, normalized, without_nulls
 from agentenv.core.types import BridgeKind, Message, check_fields
 from agentenv.errors import ConfigError, EngineError
 
@@ -172,7 +174,14 @@ class Chat:
         return self.start(*self.rendering(observation, tools))
 
     def rendering(self, messages: Sequence[Message], tools: Any = None) -> tuple[str, str]:
-        """Return protected messages as text, up to where the assistant begins, and the mark in it."""
+        """Return protected messages as text, up to where the assistant begins, and the mark in it.
+
+        Raises:
+            ConfigError: the template refuses or drops a message, the last one is an assistant's, or the only one is a
+                rendering already.
+        """
+        check_open(messages)
+        self._check_rendered(messages)
         self._check_prompt(messages, tools)
         protected, mark = self._protected(messages, tools)
         return self.render(protected, self._encoder.protect(tools, mark, ends=True)), mark
@@ -226,13 +235,14 @@ class Chat:
         if the template numbers turns over it.
 
         Raises:
-            ConfigError: the template refuses the messages or drops their contents, or numbers turns over an
-                unknown history.
+            ConfigError: the template refuses the messages or drops their contents, the last one is an assistant's, or
+                it numbers turns over an unknown history.
         """
         if isinstance(observation, str):
             return Bridge(self._encoder.follow(observation), 0, "text")
         if not observation:
             return Bridge([], 0, "exact")
+        check_open(observation)
         messages, mark = self._protected(observation)
         if not self.has_template:
             return Bridge(self._encoder.follow("\n\n" + plain_text(messages), mark), 0, "text")
@@ -357,6 +367,22 @@ class Chat:
             )
         if len(self._known_roles) < _MAX_KNOWN_ROLES:
             self._known_roles.add(roles)
+
+    def _check_rendered(self, messages: Sequence[Message]) -> None:
+        """Raise ConfigError if the only message is a rendering by this template, which it would wrap once more."""
+        is_text = self.has_template and [message.get("role") for message in messages] == ["user"]
+        content = text_of(messages[0]) if is_text else ""
+        markers = (*self._role_markers, self.template.generation_prompt.strip()) if content else ()
+        if any(marker and marker in content for marker in markers) and self._rendered_text.matches(content):
+            raise ConfigError(
+                "prompt: expected text or messages without the chat template's markers, got text that is rendered "
+                f"already: {brief(content, 60)}. Write the messages into the row, or set --no_apply_chat_template."
+            )
+
+    @cached_property
+    def _rendered_text(self) -> RenderedText:
+        bos = str(getattr(self.tokenizer, "bos_token", None) or "")
+        return RenderedText.of(self.template, self._encoder, self.render, bos)
 
     def _check_prompt(self, messages: Sequence[Message], tools: Any) -> None:
         """Raise ConfigError if the template silently drops a role; checked once for each sequence of roles."""

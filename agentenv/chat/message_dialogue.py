@@ -12,7 +12,7 @@ from agentenv.chat.dialogue import Reply
 from agentenv.chat.tool_calls.messages import in_form
 from agentenv.chat.tool_calls.parse import ToolFormat
 from agentenv.chat.tool_calls.syntax import Syntax
-from agentenv.core.messages import normalized, without_nulls
+from agentenv.core.messages import check_open, normalized, without_nulls
 from agentenv.core.step_dict import FeedbackKind
 from agentenv.core.tool_calls import MalformedCall, ParsedAction, ToolCall
 from agentenv.core.types import Answer, Completion, Conversation, Message
@@ -62,12 +62,14 @@ class MessageDialogue:
 
         Raises:
             DataError: it is empty.
+            ConfigError: as `check_open`.
         """
         if not observation:
             raise DataError("prompt: expected a message, got an empty observation. Set the task's prompt.")
         if isinstance(observation, PromptText):
             observation = observation.messages
         messages = normalized(_as_messages(observation))
+        check_open(messages)
         self.observation, self.tools = deepcopy((messages, without_nulls(tools)))
         self._messages = [_for_server(message) for message in in_form(messages, _SERVERS, self.tools)]
         self.text = plain_text(messages)
@@ -108,10 +110,12 @@ class MessageDialogue:
 
         Raises:
             ContractError: messages of the role tool do not answer each call of the action once.
+            ConfigError: as `check_open`.
         """
         if self.num_tokens >= self.max_length - 1:
             return None
         new = in_form(normalized(_as_messages(observation)), _SERVERS, self.tools)
+        check_open(new)
         results = [message for message in new if message.get("role") == "tool"]
         if not self._calls:  # servers refuse results without calls; calls in words have answers in words
             new = [_in_words(message) if message.get("role") == "tool" else message for message in new]

@@ -9,7 +9,7 @@ from typing import Any
 from agentenv._util.brief import brief
 from agentenv._util.http.json_bodies import parse_json
 from agentenv.core.types import Message
-from agentenv.errors import DataError
+from agentenv.errors import ConfigError, DataError
 
 
 def normalized(messages: Sequence[Message]) -> list[Message]:
@@ -44,6 +44,19 @@ def normalized_message(message: Message) -> Message:
     if not isinstance(calls, list | tuple) or not all(isinstance(call, Mapping) for call in calls):
         raise DataError(f"tool_calls: expected a list of calls, got {brief(calls)}. Parse them.")
     return {**read, "tool_calls": [_call(call) for call in calls]} if calls else read
+
+
+def check_open(messages: Sequence[Message]) -> None:
+    """Check that an answer is due: templates would close a last assistant's message and open a second one behind it.
+
+    Raises:
+        ConfigError: the last message is an assistant's.
+    """
+    if messages and messages[-1].get("role") == "assistant":
+        raise ConfigError(
+            "messages: expected the last one to be from another role than assistant, got an assistant's: "
+            f"{brief(messages[-1].get('content'), 60)}. Remove it; what grades the answer is the label."
+        )
 
 
 def named_results(messages: Sequence[Message], calls: Sequence[tuple[str, str]]) -> list[Message]:

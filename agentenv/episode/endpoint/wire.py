@@ -132,10 +132,6 @@ def read_request(body: Any) -> ChatRequest:
     if not isinstance(messages, list) or not messages:
         raise RequestError(f"messages: expected a list of at least one message, got {brief(messages)}. Send one.")
     read = tuple(read_message(message, f"messages[{index}]") for index, message in enumerate(messages))
-    if read[-1]["role"] == "assistant":
-        raise RequestError(
-            "messages: expected the last one to be from another role than assistant, got an assistant's. Remove it."
-        )
     tools = tuple(_tools(body.get("tools") or []))
     names = [name for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
     options = body.get("stream_options")
