@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentenv.chat.tool_calls.bodies import takes_null
+from agentenv.chat.tool_calls.schemas import parameters_of
 from agentenv.chat.tool_calls.syntax import Syntax
 from agentenv.core.tool_calls import MalformedCall, ParsedAction, ToolCall
 from agentenv.core.types import Message
@@ -29,13 +29,15 @@ def in_form(messages: Sequence[Message], form: Syntax, tools: Any = None) -> lis
     `tools` take no null: Parquet gives each call the arguments of all others.
     """
     functions = [tool.get("function", tool) for tool in tools or () if isinstance(tool, Mapping)]
-    schemas = {each.get("name"): (each.get("parameters") or {}).get("properties") or {} for each in functions}
+    schemas = {each.get("name"): each.get("parameters") for each in functions}
 
     def shaped(call: Mapping[str, Any]) -> Mapping[str, Any]:
         function = call["function"]
-        arguments, known = function["arguments"], schemas.get(function.get("name"))
-        if isinstance(arguments, Mapping) and known is not None:
-            arguments = {key: arg for key, arg in arguments.items() if arg is not None or takes_null(known.get(key))}
+        arguments, name = function["arguments"], function.get("name")
+        if isinstance(arguments, Mapping) and None in arguments.values() and name in schemas:
+            known = parameters_of(schemas[name])
+            kept = {key for key in known if known[key].takes_null}
+            arguments = {key: value for key, value in arguments.items() if value is not None or key in kept}
         if form.arguments_as_json and not isinstance(arguments, str):
             arguments = _as_json(arguments)
         elif not form.arguments_as_json and isinstance(arguments, str):
