@@ -95,7 +95,7 @@ def parse_step(value: Any, where: str, score_range: tuple[float, float] | None =
         check_score(score, where, score_range)
         done, truncated = (
             _flag(value["done"], f"{where}: done"),
-            _flag(value.get("truncated") or False, f"{where}: truncated"),
+            _flag(value.get("truncated"), f"{where}: truncated"),
         )
         return StepResult(
             observation=text_or_messages(value["environment_feedback"], f"{where}: environment_feedback"),
@@ -175,7 +175,7 @@ def text_or_messages(value: Any, where: str) -> Any:
 
 
 def _flag(value: Any, where: str) -> bool:
-    return as_flag(scalar(value, where, "Return True or False."), where)
+    return value is not None and as_flag(scalar(value, where, "Return True or False."), where)
 
 
 def read_info(logs: Any, where: str) -> dict[str, float | str]:

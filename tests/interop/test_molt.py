@@ -263,7 +263,7 @@ async def test_a_file_with_our_runner_alone_runs_here_too(tmp_path):
         """)
     )
     trajectory = await played(load_agent_func(file), ["yes"], label="yes", metadata={"tools": [TOOL]})
-    assert trajectory.tools == ()  # the prompt is text here: whoever rendered it had its say
+    assert trajectory.tools == (TOOL,)  # as in Molt, which passes the messages and the tools
     assert (trajectory.reward, trajectory.stop_reason) == (1.0, StopReason.TERMINATED)
 
 

@@ -58,6 +58,10 @@ class AgentRunner(AgentExecutor):
             cls: Any = as_agent(self.agent_instance_cls)
             self.agent_instance_cls = _with_row_tools(cls)
 
+    @property
+    def _passes_messages(self) -> bool:
+        return not self.PRERENDER_PROMPT
+
     async def execute(
         self,
         prompt: Any,

@@ -224,7 +224,7 @@ class AgentExecutor:
     async def _play(self, task: Task, setup: EpisodeSetup, key: EpisodeKey) -> Trajectory:
         cls: Any = self.agent_instance_cls
         is_ours = issubclass(cls, AgentInstance) and not issubclass(cls, AgentInstanceBase)
-        if is_ours:  # it gets what it gets elsewhere, the row's messages
+        if is_ours and self._passes_messages:  # it gets what it gets elsewhere
             task = replace(task, prompt=_messages(task.prompt, setup.chat))
 
         async def make() -> AgentInstance:
@@ -234,6 +234,11 @@ class AgentExecutor:
             return agent
 
         return await Episode(task, setup, key).run(make)
+
+    @property
+    def _passes_messages(self) -> bool:
+        """True if a class of ours gets the messages of a rendered prompt."""
+        return True
 
     def _check_agent(self) -> None:
         if self.agent_instance_cls is None:

@@ -78,6 +78,8 @@ def response_of(
     """
     if not isinstance(getattr(judge, "reward", judge), ScoreFunction) and think_opened is not False:
         text = with_opened_thought(text, "<think>" if think_opened else prompt)
+    if think_opened is False:
+        prompt = prompt.rstrip().removesuffix("<think>")
     extra_info, label = mapping(row.get("extra_info")), mapping(row.get("reward_model")).get("ground_truth")
     if isinstance(judge, FunctionGroupReward):
         return Response(text, label, prompt, extra_info)
