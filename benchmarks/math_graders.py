@@ -47,7 +47,7 @@ class Case(NamedTuple):
 
 Grade = Callable[[Case], bool]
 RIGHT_NUMBERS = (
-    "{n}", "{n:,}", "{n}.0", r"\${n}", r"{n}\text{{ apples}}", r"\frac{{{double}}}{{2}}", "x = {n}", "{less} + 1",
+    "{n}", "{n:,}", "{n}.0", r"\${n}", r"{n}\text{{ apples}}", r"\frac{{{double}}}{{2}}", "x = {n}",
     r"\sqrt{{{square}}}", r"\text{{{n}}}", "{n}.", r"\mathbf{{{n}}}", r"\frac{{{double}}}{{2}} = {n}",
     r"\dfrac{{{n}}}{{1}}",
 )  # fmt: skip

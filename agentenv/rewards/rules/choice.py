@@ -22,6 +22,7 @@ from agentenv.core.arguments import label_error, number, one_of, shown, whole_nu
 from agentenv.errors import ConfigError
 from agentenv.rewards.rules.length import Count, LengthReward
 from agentenv.rewards.rules.repetition import RepetitionReward
+from agentenv.rewards.rules.retraction import standing_box
 from agentenv.rewards.rules.text import FONTS, INK, final_text, last_boxed
 from agentenv.rewards.types import Response, RewardResult, Status
 
@@ -167,8 +168,8 @@ def final_answer(final: str, options: ChoiceOptions, *, require_box: bool) -> tu
     "the answer is" that names an option, a last line such as "So B is correct", or a text that is only an option.
     """
     final = final[-_MAX_SEARCHED_CHARS:]
-    if (boxed := last_boxed(final)) is not None:
-        return boxed, True
+    if (boxed := standing_box(final)) is not None:
+        return boxed or None, bool(boxed)
     if require_box:
         return None, False
     if tagged := _ANSWER_TAG.findall(final):

@@ -37,9 +37,6 @@ async def graded(grader: MathGrader, answer: str, label: object) -> RewardResult
         ("6", [5, 6], CORRECT),
         ("7", [5, 6], WRONG),
         (r"\frac{2}{4}", "0.5", CORRECT),
-        ("9 + 9", 18, CORRECT),
-        (r"2 \times 9", 18, CORRECT),
-        ("2·9", 18, CORRECT),
         (r"\sqrt{324}", 18, CORRECT),
         ("sqrt(324)", 18, CORRECT),
         ("3**2", 9, CORRECT),
@@ -232,7 +229,7 @@ SPELLINGS = [
     (r"\sqrt2", {"2^{0.5}": True, "2^{0.6}": False, "2^{1/2}": True}),
     ("i", {r"\sqrt{-1}": True, r"-\sqrt{-1}": False}),
     ("1<x<2", {"2>x>1": True, "3>x>1": False, r"2\ge x\ge1": False}),
-    ("42", {"４２": True, "４１＋１": True, "４２．０": True, "４３": False}),
+    ("42", {"４２": True, "４１＋１": False, "４２．０": True, "４３": False}),
     ("3,4", {r"3 \lor 4": True, r"x=3 \text{ or } x=4": True, "x=3 or 4": True, "3 or 5": False}),
     (r"\frac12", {r"\sin 30^\circ": True, r"\sin(30°)": True, r"\cos 30^\circ": False, r"\sin 30": False}),
     # A task that converts an angle must not be right with the angle that it gave.
@@ -310,10 +307,31 @@ BASES = [  # the base is part of a number, however it is written
     ),
     (r"\log_e x", {r"\ln x": True, r"\log x": False}),
 ]
+LEFT_TO_DO = [  # the task's own expression is no answer
+    (
+        "56088",
+        {**dict.fromkeys([r"123\cdot456", "123×456", "123*456", r"x=123\cdot 456"], False), r"123\cdot456=56088": True},
+    ),
+    ("18", dict.fromkeys(["9 + 9", r"2 \times 9", "2·9", "2(9)", "(3+6)(2)", "20-2"], False)),
+    ("400", {r"17\cdot 24-8": False, r"20^2": True, r"20\cdot20=400": True, r"20\cdot20=40\cdot10": False}),
+    (r"\frac13", {r"\int_0^1x^2dx": False, "∫_0^1 x^2 dx": False, r"\int_0^1x^2dx=\frac13": True}),
+    ("5050", {r"\sum_{k=1}^{100} k": False, r"1+2+\cdots+100": False}),
+    ("1", {r"\lim_{x\to0}\frac{\sin x}{x}": False, r"\sin^2x+\cos^2x": False, r"\cos(2\pi)": True, "0.5+0.5": False}),
+    ("-2", {r"\det\begin{pmatrix}1&2\\3&4\end{pmatrix}": False, r"\begin{vmatrix}1&2\\3&4\end{vmatrix}": False}),
+    ("12", {r"\text{lcm}(4,6)": False, r"\frac{48\cdot2}{8}": False, r"\frac{24}{2}": True, r"2\sqrt{36}": False}),
+    ("6", {r"\gcd(12,18)": False, r"\max(3,6)": False, r"20 \bmod 7": False, "3!": True, r"42\div 7": False}),
+    ("5", {r"\sqrt{9+16}": False, r"\sqrt{25}": True, "|3-8|": False, r"\frac{5x}{x}": False, "5 min": True}),
+    ("90", {r"\frac{10!}{8!}": True, r"\binom{10}{2}\cdot 2": False}),
+    ("1.5e10", {r"1.5\times 10^{10}": True, r"15\cdot 10^{9}": True}),
+    ("3x^2", {r"\frac{d}{dx}x^3": False, r"\frac{dy}{dx}=3x^2": True}),
+    (r"\frac{\pi}{4}", {r"\int_0^1 \frac{1}{1+x^2}dx": False, r"\frac{1}{4}\pi": True}),
+    (r"\sum_{k=1}^n k", {r"\sum_{k=1}^{n} k": True}),
+    (r"12\pi", {r"4\pi\cdot 3": True}),
+]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("table", [CLAIMS, INVISIBLE, SPELLINGS, UNITS, BRACKETS, TINY, BASES])
+@pytest.mark.parametrize("table", [CLAIMS, INVISIBLE, SPELLINGS, UNITS, BRACKETS, TINY, BASES, LEFT_TO_DO])
 async def test_answers_are_judged_by_what_they_say(shared, table):
     expected = {(answer, label): right for label, answers in table for answer, right in answers.items()}
     grades = {(answer, label): await graded(shared, answer, label) for answer, label in expected}
@@ -375,7 +393,7 @@ async def test_a_label_that_math_verify_cannot_read_is_the_datas_error(shared, l
 
 async def test_an_unreadable_label_still_matches_itself_and_spares_the_other_golds(shared):
     assert math_outcome(await graded(shared, "6", [r"\frac{1}{", 6])) == CORRECT
-    assert math_outcome(await graded(shared, "5+1", [r"\frac{1}{", 6])) == CORRECT
+    assert math_outcome(await graded(shared, r"\sqrt{36}", [r"\frac{1}{", 6])) == CORRECT
     assert math_outcome(await shared.grade(r"#### \frac{1}{", r"\frac{1}{")) == CORRECT
 
 
@@ -386,7 +404,7 @@ async def test_a_label_that_takes_too_long_is_the_datas_error_and_not_the_answer
             DataError, match=r"^label: expected an answer that can be compared in 0\.3 s of CPU time, got '.*'"
         ):
             await graded(grader, "5", "9^{9^{9^9}}")
-        assert math_outcome(await graded(grader, "5+1", ["9^{9^{9^9}}", 6])) == CORRECT
+        assert math_outcome(await graded(grader, r"\sqrt{36}", ["9^{9^{9^9}}", 6])) == CORRECT
 
 
 @pytest.mark.parametrize("label", ["你好", "Monday", "e.g."])
@@ -410,7 +428,7 @@ async def test_a_bad_label_raises(shared):
 async def test_others_are_graded_while_hostile_answers_compute():
     async with MathGrader(num_workers=3, timeout_s=200.0) as grader:
         hostile = [asyncio.create_task(graded(grader, answer, 5)) for answer in ("9^{9^{9^9}}", "(10^9)!")]
-        others = [math_outcome(await graded(grader, f"{number}+1", number + 1)) for number in range(11)]
+        others = [math_outcome(await graded(grader, f"|{{-{number}}}|", number)) for number in range(1, 12)]
         assert others == [CORRECT] * 11
         assert not any(task.done() for task in hostile)
         for task in hostile:
@@ -425,8 +443,8 @@ HOSTILE = [
     "2^{1000000000}",
     r"\sqrt{2^{100000001}}",
     r"\binom{1000000000}{500000000}",
-    r"\sum_{n=1}^{1000000000} n^2/(n+1)",
-    "(1+x)^{100000}",
+    HOSTILE_SUM := r"\sum_{n=1}^{1000000000} n^2/(n+1)",
+    HOSTILE_POWER := "(1+x)^{100000}",
     "{" * 2000 + "5" + "}" * 2000,
     "(" * 2000 + "5" + ")" * 2000,
     r"\sqrt{" * 400 + "5" + "}" * 400,
@@ -436,7 +454,9 @@ HOSTILE = [
 @pytest.mark.long
 async def test_every_known_hostile_answer_times_out_by_its_computing():
     async with MathGrader(timeout_s=0.3) as grader:
-        grades = await asyncio.wait_for(asyncio.gather(*(graded(grader, answer, 5) for answer in HOSTILE)), 300)
+        labels = {HOSTILE_SUM: r"\sum_{n=1}^{9} n", HOSTILE_POWER: "x+5"}  # a number would refuse them at once
+        checks = (graded(grader, answer, labels.get(answer, 5)) for answer in HOSTILE)
+        grades = await asyncio.wait_for(asyncio.gather(*checks), 300)
     assert {answer[:40]: math_outcome(grade) for answer, grade in zip(HOSTILE, grades, strict=True)} == dict.fromkeys(
         [answer[:40] for answer in HOSTILE], "timeout"
     )

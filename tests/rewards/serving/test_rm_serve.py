@@ -13,6 +13,7 @@ import pytest_asyncio
 from agentenv._util.http.access import AccessPolicy
 from agentenv.errors import ConfigError, DataError, InfraError
 from agentenv.rewards.models.batching import MicroBatcher
+from agentenv.rewards.models.function import FunctionScorer
 from agentenv.rewards.models.openrlhf_wire import read_rewards
 from agentenv.rewards.models.reward import ModelReward
 from agentenv.rewards.models.types import Scored
@@ -284,6 +285,16 @@ async def test_a_model_that_fails_is_503_to_be_tried_again_and_never_a_number(se
     assert (response.status_code, int(response.headers["retry-after"]) >= 1) == (503, True)
     assert [each["index"] for each in response.json()["errors"]] == [1]
     assert not response.json().keys() & {"rewards", "scores"}
+
+
+async def test_messages_to_a_function_without_a_tokenizer_are_422_since_no_other_try_can_score_them():
+    scorer = FunctionScorer(lambda queries, prompts, labels: [1.0] * len(queries))
+    async with serving(scorer) as server, at(server) as http:
+        response = await http.post("/get_reward", json={"messages": [SAID]})
+        assert (response.status_code, "retry-after" in response.headers) == (422, False)
+        assert "expected the reward model's to render messages with, got None" in response.json()["detail"]
+        assert (await http.post("/get_reward", json=ROWS)).status_code == 200
+    await scorer.close()
 
 
 async def test_a_mistake_of_ours_is_500_and_keeps_its_text(caplog):

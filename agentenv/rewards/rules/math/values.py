@@ -77,3 +77,25 @@ def sound_symbols(compare: Callable[..., bool]) -> Callable[..., bool]:
         return compare(exact(gold), exact(answer))
 
     return compared
+
+
+def is_written_out(value: Any) -> bool:
+    r"""Return True if a value is a number without arithmetic left to do.
+
+    Fractions, powers, roots, and functions of a number are numbers: `2^{10}`, `\sqrt{324}`, `\binom{5}{2}`; sums and
+    products are not. Sets and other values without a sign of arithmetic are not judged.
+    """
+    from sympy import Expr, Function, I, Mul, NumberSymbol, Pow
+    from sympy import Number as SympyNumber
+
+    if not isinstance(value, Expr) or isinstance(value, SympyNumber | NumberSymbol) or value == I:
+        return True
+    if isinstance(value, Mul):
+        factors = [part for part in value.args if abs(part) != 1 and part != I and not isinstance(part, NumberSymbol)]
+        under = [part for part in factors if isinstance(part, Pow) and part.exp.is_negative and part.base != 10]
+        over = [part for part in factors if part not in under and not (isinstance(part, Pow) and part.base == 10)]
+        if len(over) > 1 or len(under) > 1:
+            return False
+    elif not isinstance(value, Pow | Function):
+        return False
+    return all(map(is_written_out, value.args))

@@ -11,7 +11,9 @@ Errors that remain:
 - refused though equal: `e^{i\pi}` for `-1`, `2 to 1` for `2:1`, `1/3 \approx 0.33` for `1/3`, decimals for an
   irrational gold, times of day in another case, number words ("eighteen");
 - refused on purpose, since the task's own words would be right otherwise: `\frac{\pi}{6}` for `30^\circ`, `2x = 6` for
-  `x = 3`, `x^2 < 1` for `-1 < x < 1`, `2516_8` for `1358`. `2m` is a product, `2 m` and `2\text{m}` are meters.
+  `x = 3`, `x^2 < 1` for `-1 < x < 1`, `2516_8` for `1358`, sums and products for a number (`9 + 9`, `123\cdot456`),
+  integrals, sums, limits, determinants and the like, unless the label has one. `2^{10}`, `10!` and `\sqrt{324}` are
+  numbers. `2m` is a product, `2 m` and `2\text{m}` are meters.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from agentenv.rewards.rules.math.equations import (
     value_of,
 )
 from agentenv.rewards.rules.math.latex import in_radians, kind, one_spelling, readable
-from agentenv.rewards.rules.math.values import exact, sound_numbers, sound_symbols
+from agentenv.rewards.rules.math.values import exact, is_written_out, sound_numbers, sound_symbols
 from agentenv.rewards.types import Status
 from agentenv.rewards.workers.main import DeadlineReached
 
@@ -47,6 +49,13 @@ _PARTLY_READ = re.compile(
     r"|(?:\\infty|∞)\s*(?:\\right\s*)?\]|\[\s*-?\s*(?:\\infty|∞)"
     r"|(?:\^|\*\*)\s*(?:\{[^{}]*\}|[0-9]+|[A-Za-z])\s*(?:\^|\*\*)|^[A-Za-z]'+$"
 )
+_OPERATION = re.compile(
+    r"\\(?:i{0,3}o?int|sum|prod|lim|limsup|liminf|det|gcd|lcm|max|min|bmod|pmod|mod|div|nabla)(?![A-Za-z])|[∫∬∑∏÷∂∇]"
+    r"|\\begin ?\{[vV]matrix\}|(?<![A-Za-z\\])(?:gcd|lcm|det|mod|max|min|tr|rank)(?![A-Za-z])|[A-Za-z]'+ ?\("
+    r"|\\frac ?\{ ?(?:d|\\partial)(?: ?\^ ?\{? ?[0-9] ?\}?)? ?[A-Za-z]? ?\} ?\{ ?(?:d|\\partial) ?[A-Za-z]"
+)
+_LEFT_TO_DO = "it leaves an operation to do, as the task's own words may"
+_SUBSCRIPT = re.compile(r"_ ?\{[^{}]*\}")
 _LOST_SUBSCRIPT = re.compile(r"(?<![\w^_.])[0-9.]+(?: ?\^ ?(?:[0-9]|\{ ?[0-9]+ ?\}))?\s*_")
 """A subscript of a number that is not a base: math-verify reads the number without it."""
 _WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{4,}")
@@ -100,10 +109,15 @@ def _compare(answer: str, gold: str) -> tuple[Status, bool, str]:
         raise label_error("an answer that math-verify can read", gold)
     if reason := _why_unreadable(answer, words=read_number(gold) is None):
         return Status.PARSE_ERROR, False, reason
+    if _OPERATION.search(_last_side(answer)) and not _OPERATION.search(gold):
+        return Status.OK, False, _LEFT_TO_DO
     try:
         value = _parse(answer)
         if value is None:
             return Status.PARSE_ERROR, False, "math-verify cannot read the answer as an expression"
+        links = list(relations(value))
+        if read_number(gold) is not None and not is_written_out(links[-1].rhs if links else value):
+            return Status.OK, False, _LEFT_TO_DO
         return Status.OK, _is_right(expected, value, gold, answer), ""
     except MemoryError:
         raise
@@ -200,6 +214,11 @@ def _is_untrue(value: Any, text: str) -> bool:
         return True
     other = _parse(angles)
     return next(relations(other), None) is None or is_false(other, angles)
+
+
+def _last_side(answer: str) -> str:
+    """Return what stands behind the last equals sign, outside of subscripts as of `sum_{k=1}`."""
+    return _EQUALS.split(_SUBSCRIPT.sub("", answer))[-1]
 
 
 def _has_false_link(value: Any, answer: str) -> bool:
