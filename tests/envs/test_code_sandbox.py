@@ -217,6 +217,8 @@ EXTRACTED = {
     "after reasoning in another model's marks": (f"[THINK]\n{FENCE}python\nx = 1\n{FENCE}[/THINK]{BLOCK}", PROGRAM),
     "after reasoning with a block that nothing closed": (f"hm\n{FENCE}python\nx = 1\n</think>\n{BLOCK}", PROGRAM),
     "only closed, prose behind it": (f"{PROGRAM}{FENCE}\nIt returns x.", PROGRAM),
+    "only closed, a comment before it": (f"# It returns x.\n{PROGRAM}{FENCE}\nDone.", f"# It returns x.\n{PROGRAM}"),
+    "a heading, and a block that is never closed": (f"# Solution\n{FENCE}\n{PROGRAM}", PROGRAM),
     "only closed behind its last line": (f"{PROGRAM.rstrip()}{FENCE}", PROGRAM),
     "a statement in prose, and a block": (f"x = 1 is where it begins:\n{FENCE}\n{PROGRAM}{FENCE}", PROGRAM),
     "a statement in prose, and a block that is never closed": (f"import it, so:\n{FENCE}\n{PROGRAM}", PROGRAM),

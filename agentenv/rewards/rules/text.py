@@ -41,7 +41,8 @@ _END = "<|end|>"
 """It closes a thought of gpt-oss, and ends ordinary turns of other models."""
 _FINAL = re.compile(r"(?:<\|start\|>assistant)?<\|channel\|>final<\|message\|>")
 _MARKS = [re.escape(mark) for mark in {*_CLOSES, *_CLOSES.values()} - {_END}]
-_MARK, _OTHER_MARK = (re.compile("|".join(m for m in _MARKS if (m[0] == "<") is angle)) for angle in (True, False))
+_MARK = re.compile("|".join(mark for mark in _MARKS if mark[0] == "<"))
+_BRACKETED = re.compile(r"\[/?THINK\]")
 _FENCE, _TILDES = re.compile("```+"), re.compile("~~~+")
 """Patterns that begin with one literal, which `re` finds fast."""
 _HEADER = re.compile(r"(?:\A|[>\]])\s*(?:assistant|model)?\s*\Z")
@@ -61,7 +62,7 @@ def final_text(text: str, prompt: str | Sequence[Message] = "") -> str | None:
     None for a thought without an end: the response does not commit to an answer in it. The `prompt` may have opened the
     thought (see `with_opened_thought`).
     """
-    text = with_opened_thought(text, prompt)
+    text = with_opened_thought(text, prompt) if prompt else text
     if not _marks(text):
         return without_special_tokens(text).strip()
     reading = read(text)
@@ -85,17 +86,20 @@ def with_opened_thought(text: str, prompt: str | Sequence[Message]) -> str:
     """
     prompt = begun_turn(prompt)
     marks = _marks(prompt[-_MAX_PREFILLED:])
-    if not marks or marks[-1][0] not in _CLOSES or text.lstrip().startswith(tuple(_CLOSES)):
+    mark = marks[-1][0] if marks else ""
+    if mark not in _CLOSES or text.lstrip().startswith(mark):
         return text
-    before, _, behind = prompt.rpartition(marks[-1][0])
-    prefilled = _HEADER.search(before[-80:]) and not _TURN.search(behind)
-    return marks[-1][0] + text if prefilled or not behind.strip() else text
+    before, _, behind = prompt.rpartition(mark)
+    is_begun = _HEADER.search(before[-80:]) and not _TURN.search(behind)
+    return mark + text if is_begun or not behind.strip() else text
 
 
 def _marks(text: str) -> list[re.Match[str]]:
     """Return the marks of thoughts, in their order."""
-    marks = [*_MARK.finditer(text), *_OTHER_MARK.finditer(text)]
-    return sorted(marks, key=re.Match.start) if marks else marks
+    marks = list(_MARK.finditer(text))
+    if "THINK]" in text:
+        marks = sorted([*marks, *_BRACKETED.finditer(text)], key=re.Match.start)
+    return marks
 
 
 def begun_turn(prompt: str | Sequence[Message]) -> str:

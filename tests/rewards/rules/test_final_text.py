@@ -58,7 +58,8 @@ def test_the_answer_stands_behind_the_last_thought(text, final, thought):
 )
 def test_a_prompt_opens_the_thought_of_its_response(prompt, opened):
     assert with_opened_thought("4", prompt) == f"{opened}4"
-    assert with_opened_thought("\n<think>4", prompt) == "\n<think>4"
+    assert with_opened_thought(f"\n{opened}4", prompt) == f"\n{opened}4"
+    assert with_opened_thought("<thinking></thinking>4", prompt) == f"{opened}<thinking></thinking>4"
     assert final_text("4", prompt) == (None if opened else "4")
     assert final_text(f"5{opened.replace('[', '[/').replace('<', '</')}4", prompt) == ("4" if opened else "54")
 

@@ -58,6 +58,45 @@ async def test_a_humaneval_test_runs_as_it_is(sandbox):
     assert await verdicts(sandbox, ADD, suite(source + "check(add)\n")) == ["passed"]
 
 
+SWALLOWS = "try:\n    assert add(1, 2) == 3\nexcept {}:\n    {}"
+EXPECTS = "try:\n    add(None, 1){}\nexcept {}:\n    {}"
+BOTH = WRONG, RAISES = "def add(a, b): return a and 4", "def add(a, b): raise TypeError"
+EMPTY = "def add(a, b): return []"
+
+
+@pytest.mark.parametrize(
+    ("test", "right", "wrong"),
+    [
+        (SWALLOWS.format("Exception", "pass"), True, BOTH),
+        (SWALLOWS.format("(AssertionError, ValueError) as error", "print(error)"), True, BOTH),
+        ("from contextlib import suppress\nwith suppress(BaseException):\n    assert add(1, 2) == 3", True, BOTH),
+        ("def one():\n    try:\n        assert add(1, 2) == 3\n    finally:\n        return\none()", True, BOTH),
+        ("def is_right(a):\n    " + SWALLOWS.format("Exception", "return True").replace("\n", "\n    ")
+         + "\n    return True\nassert is_right(1)", True, BOTH),
+        ("def is_right(a):\n    " + SWALLOWS.format("Exception", "return False").replace("\n", "\n    ")
+         + "\n    return True\nassert not is_right(1)", False, ()),
+        (EXPECTS.format("\n    assert False", "TypeError", "pass"), True, (WRONG,)),
+        (EXPECTS.format("\n    assert False", "Exception", "pass"), True, (WRONG,)),
+        (EXPECTS.format("", "TypeError", "pass\nelse:\n    assert False"), True, (WRONG,)),
+        (
+            "try:\n    assert add(None, 1) == 0\nexcept Exception as e:\n    assert isinstance(e, TypeError)",
+            True,
+            (WRONG,),
+        ),
+        ("for each in add([1], [2]):\n    assert each > 0", True, (EMPTY,)),
+        ("if add(1, 2):\n    assert add(1, 2) == 3", True, ("def add(a, b): return 0",)),
+        ("assert all(each > 0 for each in add([1], [2]))", True, (EMPTY,)),
+        ("assert not any(each < 0 for each in add([1], [2]))", True, (EMPTY,)),
+        ("assert add([], []) == []\nassert all(add([], []))", True, ()),
+        ("assert add(0, 0) == any([])", True, ()),
+    ],
+)  # fmt: skip
+async def test_a_test_passes_only_by_an_assert_that_held(sandbox, test, right, wrong):
+    assert await verdicts(sandbox, ADD, suite(test)) == ["passed" if right else "failed"]
+    for code in wrong:
+        assert await verdicts(sandbox, code, suite(test)) != ["passed"]
+
+
 async def test_functions_named_test_are_called(sandbox):
     source = "def test_one():\n    assert add(1, 1) == 2\ndef test_two():\n    assert add(1, 1) == 3\n"
     assert await verdicts(sandbox, ADD, suite(source)) == ["failed"]

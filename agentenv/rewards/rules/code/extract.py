@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -20,6 +21,8 @@ _STATEMENT = re.compile(
     r"\w+(?:, *\w+)* *=[^=])",
     re.MULTILINE,
 )
+_MAY_BEGIN = re.compile(rf"#|[\"']{{3}}|[\w.]+[(\[]|[\w.\[\], *]+ =[^=]|{_STATEMENT.pattern}", re.MULTILINE)
+"""How a program may begin; parsing tells it from prose."""
 _SPECIAL_TOKEN = re.compile(r"<[|｜][^<>]{1,40}[|｜]>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>")
 _LONG_FENCE = "`" * 80
 
@@ -66,7 +69,7 @@ def _with_opening(reading: Reading, opened: str) -> Reading:
         return reading
     for start in (0, *reading.ends[:1]):
         program = text[start:].lstrip("\n")
-        if _STATEMENT.match(program) is None:
+        if _MAY_BEGIN.match(program) is None:
             continue
         if _is_python(program):  # whatever stands in its strings and comments
             return read(f"{_LONG_FENCE}\n{program}")
@@ -82,11 +85,12 @@ def _begins_with_program(reading: Reading) -> bool:
 
 
 def _is_python(source: str) -> bool:
+    """Return True if a text is Python and does more than to name something, as one word of prose does."""
     try:
-        parse_source(source if len(source) < MAX_CODE_CHARS else "?")
+        body = parse_source(source if len(source) < MAX_CODE_CHARS else "?").body
     except (SyntaxError, ValueError, RecursionError):
         return False
-    return True
+    return any(not isinstance(each, ast.Expr) or any(isinstance(n, ast.Call) for n in ast.walk(each)) for each in body)
 
 
 def _code(reading: Reading, block: Block) -> str:
