@@ -48,8 +48,8 @@ class ToolFormat(Syntax):
         Calls within reasoning are ignored. Reasoning is the text between the marks of `REASONING`, and the text before
         a close without an opening. Unclosed reasoning that contains a call yields one malformed call. `turn_index`
         makes generated ids unique. With the JSON schemas of `tools`, unquoted values (kinds markup and keywords) take
-        the type in the schema, also behind `$ref` and `allOf`; without a schema, text that parses as a number, constant,
-        list or object becomes one.
+        the type in the schema, also behind `$ref` and `allOf`; without a schema, text that parses as a number,
+        constant, list or object becomes one.
         """
         functions = [tool.get("function", tool) for tool in tools or ()]
         schemas = {str(f.get("name")): f.get("parameters") for f in functions}

@@ -9,8 +9,8 @@ from urllib.parse import unquote
 
 from agentenv._util.lenient_json import LiteralError, read_whole_literal
 
-_MAX_PARTS = 4096
-"""Schemas that are read for one parameter; a schema may refer to itself."""
+_MAX_PARTS, _MAX_LEVELS = 4096, 32
+"""Schemas that are read for one parameter, and how deep; a schema may refer to itself."""
 _KINDS: Mapping[type, tuple[str, ...]] = {
     str: ("string",), bool: ("boolean",), int: ("integer", "number"), float: ("number",), type(None): ("null",),
     list: ("array",), dict: ("object",),
@@ -54,6 +54,14 @@ class Parameter:
         return literal if values is None or literal in values else text
 
 
+def kinds_of_value(value: Any) -> set[str]:
+    """Return JSON's names for the type of a value; a whole float is an integer too."""
+    found = {kind for cls in type(value).__mro__ for kind in _KINDS.get(cls, ())}
+    if isinstance(value, bool):
+        return {"boolean"}
+    return found | {"integer"} if isinstance(value, float) and value.is_integer() else found
+
+
 def parameters_of(parameters: Any) -> dict[str, Parameter]:
     """Return the parameters in a tool's `parameters`, by name."""
     found: dict[str, Parameter] = {}
@@ -65,49 +73,47 @@ def parameters_of(parameters: Any) -> dict[str, Parameter]:
 
 
 class _Reading:
-    """One reading of a schema; it ends after `_MAX_PARTS`."""
+    """One reading of a schema; what is too deep or too much counts as a schema that allows all."""
 
     def __init__(self, root: Any) -> None:
         self.root, self.num_left = root, _MAX_PARTS
 
-    def parts(self, schema: Any) -> Iterator[Mapping[str, Any]]:
+    def parts(self, schema: Any, level: int = 0) -> Iterator[Mapping[str, Any]]:
         """Yield the schemas that hold together: the schema, what it refers to, and `allOf`."""
-        if not isinstance(schema, Mapping) or self.num_left <= 0:
+        if not isinstance(schema, Mapping) or self.num_left <= 0 or level > _MAX_LEVELS:
             return
         self.num_left -= 1
         yield schema
         if isinstance(schema.get("$ref"), str):
-            yield from self.parts(self._target(schema["$ref"]))
+            yield from self.parts(self._target(schema["$ref"]), level + 1)
         for part in _listed(schema, "allOf"):
-            yield from self.parts(part)
+            yield from self.parts(part, level + 1)
 
-    def kinds(self, schema: Any) -> set[str] | None:
+    def kinds(self, schema: Any, level: int = 0) -> set[str] | None:
         """Return the types that a schema allows; None for all."""
         found: set[str] | None = None
-        for part in self.parts(schema):
-            kind, own = part.get("type"), []
-            if kind:
-                own.append({kind} if isinstance(kind, str) else {each for each in kind if isinstance(each, str)})
-            if own and "number" in own[0]:
-                own[0].add("integer")
+        for part in self.parts(schema, level):
+            named, own = part.get("type"), []
+            if types := {each for each in (named if isinstance(named, list) else [named]) if isinstance(each, str)}:
+                own.append(types | {"integer"} if "number" in types else types)
             if (values := _own_values(part)) is not None:
-                own.append({name for value in values for name in _KINDS.get(type(value), ())})
+                own.append({kind for value in values for kind in kinds_of_value(value)})
             for key in ("anyOf", "oneOf"):
-                ways = [self.kinds(way) for way in _listed(part, key)]
+                ways = [self.kinds(way, level + 1) for way in _listed(part, key)]
                 if ways and None not in ways:
                     own.append(set[str]().union(*(way for way in ways if way)))
             for kinds in own:
                 found = kinds if found is None else found & kinds
-        nullable = any(part.get("nullable") is True for part in self.parts(schema))
+        nullable = any(part.get("nullable") is True for part in self.parts(schema, level))
         return found | {"null"} if found and nullable else found
 
-    def values(self, schema: Any) -> list[Any] | None:
+    def values(self, schema: Any, level: int = 0) -> list[Any] | None:
         """Return the only values that a schema allows; None if it does not list them."""
         found: list[Any] | None = None
-        for part in self.parts(schema):
+        for part in self.parts(schema, level):
             listed = [_own_values(part)]
             for key in ("anyOf", "oneOf"):
-                ways = [self.values(way) for way in _listed(part, key)]
+                ways = [self.values(way, level + 1) for way in _listed(part, key)]
                 listed.append([each for way in ways for each in way or ()] if ways and None not in ways else None)
             for values in listed:
                 if values is not None:
