@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from importlib.util import MAGIC_NUMBER
-from typing import Any, TypeVar
+from typing import Any
 
 from agentenv.errors import InfraError
 from agentenv.sandbox.grading.results import GradeResult, Integrity, TestResult, Verdict
@@ -19,8 +19,6 @@ from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Execution
 
 _MAX_SHOWN = 500
 _CONCURRENT = 8
-_SMALL = 1 << 15
-"""Number of bytes that take less time than a change of threads is worth."""
 _TIMEOUTS = {ExecStatus.CPU_TIMEOUT: "cpu_s", ExecStatus.WALL_TIMEOUT: "wall_s"}
 _LIMITS = {ExecStatus.MEMORY: "memory_mb", ExecStatus.OUTPUT_LIMIT: "stdout_kb", ExecStatus.DISK_LIMIT: "disk_mb"}
 _START_TIMEOUT_S = 120.0
@@ -28,7 +26,6 @@ _MIN_TEST_S = 1.0
 """Shortest time that is worth starting a test."""
 _MIN_SHARE = 0.5
 """Share of the time for all tests that a program must have run, so that it is its own fault that none is left."""
-Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -181,13 +178,6 @@ async def gather_limited(work: Sequence[Coroutine[Any, Any, Any]], *, max_concur
         await asyncio.gather(*tasks, return_exceptions=True)
         for coroutine in work:
             coroutine.close()
-
-
-async def off_loop(num_bytes: int, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-    """Return the function's result for an input of this size; a large one is handled beside the event loop."""
-    if num_bytes <= _SMALL:
-        return function(*args, **kwargs)
-    return await asyncio.to_thread(function, *args, **kwargs)
 
 
 _LOADER = """\

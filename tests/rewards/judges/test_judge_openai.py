@@ -382,19 +382,18 @@ def with_others(value, text="Verdict: YES"):
 
 
 def watched_reads(monkeypatch):
-    """One entry for each answer that Python code reads: whether the loop turned meanwhile, and how many were read."""
-    loop, found, at_once = asyncio.get_running_loop(), [], []
+    """One entry for each answer that is read: whether the loop turned meanwhile, and how many were read."""
+    loop, found, at_once, read = asyncio.get_running_loop(), [], [], json_bodies.json.loads
 
-    class Watched(json_bodies._PythonDecoder):
-        def decode(self, text):
-            turned = threading.Event()
-            at_once.append(text)
-            loop.call_soon_threadsafe(turned.set)
-            found.append((turned.wait(60), len(at_once)))
-            at_once.pop()
-            return super().decode(text)
+    def watched(body, **more):
+        turned = threading.Event()
+        at_once.append(body)
+        loop.call_soon_threadsafe(turned.set)
+        found.append((turned.wait(60), len(at_once)))
+        at_once.pop()
+        return read(body, **more)
 
-    monkeypatch.setattr(json_bodies, "_PythonDecoder", Watched)
+    monkeypatch.setattr(json_bodies, "json", SimpleNamespace(**{**vars(json), "loads": watched}))
     return found
 
 
@@ -402,7 +401,7 @@ def watched_reads(monkeypatch):
 async def test_an_answer_of_megabytes_does_not_hold_the_loop_up(monkeypatch):
     """Two megabytes of empty lists take the parser that is written in C 0.3 s, in which everything stands still."""
     reads = watched_reads(monkeypatch)
-    async with raw_server(with_others([[]] * 500_000)) as server:
+    async with raw_server(with_others([[]] * 400_000)) as server:
         judge = judge_at(server, request_options=replace(SOON, max_body_bytes=1 << 22))
         assert await judge.complete(HELLO) == "Verdict: YES"
     assert reads == [(True, 1)]
