@@ -41,7 +41,7 @@ def messages_of(text: str, chat: Chat) -> list[Message] | None:
 def _rendered(chat: Chat) -> Iterator[tuple[tuple[str, ...], list[str]]]:
     """Yield the longest conversations first: a shorter one would take the turns of a longer one for a content.
 
-    Among equals the one without a system message comes first, since some templates add a message of their own.
+    Among equals the one without a system message comes first, since some templates add a system message.
     """
     for num in range(MAX_USER_MESSAGES, 0, -1):
         for head in ((), ("system",)):
