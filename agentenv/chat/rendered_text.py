@@ -24,7 +24,7 @@ _TALKS: tuple[list[Message], ...] = (
 class RenderedText:
     """What a rendering looks like: a turn begins as the template begins it, and ends, or the answer begins.
 
-    A text that only has such markers in it, as a question about them, does not match.
+    A text that only has such markers in it, such as a question about them, does not match.
     """
 
     added: re.Pattern[str]

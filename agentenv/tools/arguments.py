@@ -225,7 +225,7 @@ def _union(arguments: tuple[Any, ...]) -> Form:
 
 
 def _listed(values: list[Any]) -> dict[str, Any]:
-    """Return the schema of some JSON values; raise LookupError for other values."""
+    """Return the schema of some JSON values; raise LookupError for others."""
     names = [_BASIC.get(type(value), {}).get("type") for value in values]
     if None in names or not all(isinstance(value, str | int | float | bool | None) for value in values):
         raise LookupError(values)
