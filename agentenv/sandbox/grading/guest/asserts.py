@@ -124,8 +124,8 @@ class Evidence:
     def program(self, source: str, name: str) -> Any:
         """Return the code of a source whose asserts and handlers tell this object."""
         tree = ast.parse(source, name)
-        self._has_asserts |= any(isinstance(node, ast.Assert) for node in ast.walk(tree))
-        return compile(ast.fix_missing_locations(_Told().visit(tree)), name, "exec", dont_inherit=True)
+        self._has_asserts |= _tell(tree.body)
+        return compile(tree, name, "exec", dont_inherit=True)
 
     def _begins(self) -> int:
         self._num_open += 1
@@ -157,29 +157,36 @@ class Evidence:
         return False
 
 
-class _Told(ast.NodeTransformer):
-    """Replaces asserts and handlers by ones that tell an `Evidence`."""
+def _tell(statements: list[Any]) -> bool:
+    """Make asserts and handlers in statements tell an `Evidence`; return True if there are asserts.
 
-    def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        """Tell that it begins, and whether it holds."""
-        self.generic_visit(node)
-        node.test = _call("_assert_holds", _call("_assert_begins"), node.test, ast.Constant(_sweeps(node.test)))
-        return node
+    Expressions have no asserts in them: those of tests may be megabytes of values.
+    """
+    has_asserts = False
+    for node in statements:
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, field, None)
+            has_asserts |= isinstance(inner, list) and _tell(inner)
+        if isinstance(node, ast.Assert):
+            has_asserts = True
+            begins = _call(node, "_assert_begins")
+            node.test = _call(node, "_assert_holds", begins, node.test, _at(node, ast.Constant(_sweeps(node.test))))
+        elif isinstance(node, ast.Try):
+            name = f"_num_open_{node.lineno}_{node.col_offset}"
+            for handler in node.handlers:
+                arguments = [_at(node, ast.Name(name, ast.Load()))] if _judges(handler) else []
+                handler.body.insert(0, _at(handler, ast.Expr(_call(handler, "_handle", *arguments))))
+            stored = ast.Assign([_at(node, ast.Name(name, ast.Store()))], _call(node, "_num_open"))
+            node.body.insert(0, _at(node, stored))
+    return has_asserts
 
-    def visit_Try(self, node: ast.Try) -> ast.AST:
-        """Tell that a handler runs; one that judges sets the number of open asserts back to that before the `try`."""
-        judging = [handler for handler in node.handlers if _judges(handler)]
-        self.generic_visit(node)
-        name = f"_num_open_{node.lineno}_{node.col_offset}"
-        for handler in node.handlers:
-            arguments = [ast.Name(name, ast.Load())] if handler in judging else []
-            handler.body.insert(0, ast.Expr(_call("_handle", *arguments)))
-        node.body.insert(0, ast.Assign([ast.Name(name, ast.Store())], _call("_num_open"), lineno=node.lineno))
-        return node
+
+def _at(node: Any, made: Any) -> Any:
+    return ast.copy_location(made, node)
 
 
-def _call(name: str, *arguments: ast.expr) -> ast.Call:
-    return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
+def _call(node: Any, name: str, *arguments: ast.expr) -> Any:
+    return _at(node, ast.Call(_at(node, ast.Name(name, ast.Load())), list(arguments), []))
 
 
 def _judges(handler: ast.ExceptHandler) -> bool:
