@@ -29,6 +29,13 @@ from agentenv.core.types import BridgeKind, Completion, Conversation, Message
 from agentenv.errors import ContractError
 
 
+def num_chars(observation: str | Sequence[Message]) -> int:
+    """Return about how many characters a text or messages have; the time to encode them grows with it."""
+    if isinstance(observation, str):
+        return len(observation)
+    return sum(len(str(value)) for message in observation for value in message.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """The tokens that an observation adds; `Trajectory.append_observation` masks all of them."""

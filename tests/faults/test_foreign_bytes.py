@@ -13,6 +13,16 @@ from collections.abc import Mapping
 import httpx
 import pytest
 
+from agentenv._util.http.client import HTTPClient
+from agentenv.chat.chat import Chat, ChatOptions
+from agentenv.chat.encoding import Encoder
+from agentenv.chat.tool_calls.parse import ToolFormat
+from agentenv.core.agent import AgentInstance
+from agentenv.core.types import Limits, StepResult, StopReason, Task
+from agentenv.engines.scripted import ScriptedEngine
+from agentenv.episode.endpoint.server import Endpoint
+from agentenv.episode.endpoint.wire import OutOfTurns
+from agentenv.episode.loop import run_episode
 from agentenv.sandbox import ExecLimits, ExecResult
 from agentenv.sandbox.fusion import answers, requests
 from agentenv.sandbox.fusion import server as fusion_server
@@ -22,6 +32,7 @@ from agentenv.sandbox.grading import FunctionSuite, FunctionTest, StdioSuite, St
 from agentenv.sandbox.grading import stdio as stdio_grading
 from agentenv.sandbox.local import execution
 from agentenv.sandbox.local import session as session_module
+from tests.episode.endpoint.scenes import chat_of, session_of, user
 from tests.sandbox.conftest import opened
 
 pytestmark = pytest.mark.long
@@ -31,6 +42,9 @@ WATCHED = [
     (json, "loads"),
     (json, "dumps"),
     (json.JSONEncoder, "iterencode"),
+    (Encoder, "start"),
+    (Encoder, "follow"),
+    (ToolFormat, "parse"),
     (execution, "readable"),
     (session_module, "readable"),
     (requests, "readable"),
@@ -168,3 +182,96 @@ async def test_outputs_of_programs(neighbor, path):
     sandbox = await opened()
     await path(sandbox)
     await sandbox.aclose()
+
+
+MESSAGE = {"role": "user", "content": "x " * LARGE}
+ROOM = Limits(max_length=1 << 20, max_turns=9)
+
+
+async def ask_an_endpoint(*conversations):
+    """The answers of an endpoint to messages that begin or continue a conversation."""
+    session, _ = session_of(["4"] * 9, limits=ROOM)
+    found = []
+    async with Endpoint() as endpoint:
+        with endpoint.open(session) as address:
+            for messages in conversations:
+                headers = {"authorization": f"Bearer {address.api_key}"}
+                found.append(await answer_to(endpoint, "/v1/chat/completions", {"messages": messages}, **headers))
+    assert [each["choices"][0]["message"]["content"] for each in found] == ["4"] * len(conversations)
+
+
+async def test_a_message_to_an_endpoint(neighbor):
+    await ask_an_endpoint([MESSAGE])
+
+
+async def test_a_message_that_continues_a_conversation(neighbor):
+    await ask_an_endpoint([user("?")], [user("?"), {"role": "assistant", "content": "4"}, MESSAGE])
+
+
+async def test_a_request_counts_while_its_messages_are_encoded():
+    session, _ = session_of(["4"] * 9, limits=Limits(max_length=1 << 20, max_turns=1))
+    both = [session.complete({"messages": [MESSAGE]}), session.complete({"messages": [user("?")]})]
+    answered, refused = await asyncio.gather(*both, return_exceptions=True)
+    assert answered["choices"]
+    assert isinstance(refused, OutOfTurns)
+
+
+async def test_a_session_that_ends_while_messages_are_encoded_records_nothing_of_them():
+    session, _ = session_of(["4"] * 9, limits=ROOM)
+    await session.complete({"messages": [user("?")]})
+    asking = asyncio.ensure_future(session.complete({"messages": [MESSAGE]}))
+    await asyncio.sleep(0)
+    session.close()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert len(session.finish(1.0).turns) == 1
+
+
+@pytest.mark.parametrize("observation", ["x " * LARGE, [MESSAGE]], ids=["text", "message"])
+@pytest.mark.parametrize("history", ["keep", "rerender"])
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_what_an_environment_says(neighbor, observation, history, is_first):
+    class Talker(AgentInstance):
+        """It says much."""
+
+        async def reset(self, states, **_):
+            return {"observation": observation if is_first else [user("?")]}
+
+        async def step(self, states, **_):
+            return StepResult("." if is_first else observation, terminated=states["turn_index"] > 0)
+
+    chat = Chat(chat_of("Qwen3").tokenizer, options=ChatOptions(history=history))
+    chat._encode = neighbor.beside("encode", chat._encode)
+    engine = ScriptedEngine(["4"] * 2, chat.tokenizer)
+    done = await run_episode(Talker, Task("?"), engine=engine, chat=chat, limits=ROOM)
+    assert (done.stop_reason, done.error) == (StopReason.TERMINATED, None)
+
+
+async def test_what_a_policy_says(neighbor):
+    class Listener(AgentInstance):
+        """It ends at once."""
+
+        async def reset(self, states, **_):
+            return {"observation": [user("?")]}
+
+        async def step(self, states, **_):
+            return StepResult("", terminated=True)
+
+    chat = chat_of("Qwen3")
+    engine = ScriptedEngine(["<tool_call>" * LARGE], chat.tokenizer)
+    done = await run_episode(Listener, Task("?"), engine=engine, chat=chat, limits=ROOM)
+    assert (done.stop_reason, done.error) == (StopReason.TERMINATED, None)
+
+
+async def test_the_answer_of_a_server(neighbor):
+    content = b'{"values": [%s{}]}' % (b"[]," * 40_000)
+
+    async def handle(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(content), content))
+        writer.close()
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+        client = HTTPClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        assert len((await client.attempt_json("/"))["values"]) == 40_001
+        await client.close()
