@@ -38,7 +38,6 @@ from agentenv.sandbox.escapes.run import (
 from agentenv.sandbox.escapes.world import SECRET, plant_environment
 from agentenv.sandbox.guest import linux
 from agentenv.sandbox.guest.files import remove_tree, used
-from agentenv.sandbox.guest.usage import count_oom_kills
 from agentenv.sandbox.local import plan
 from tests.sandbox.backends import until
 
@@ -94,27 +93,13 @@ async def matrix(level, cases, planted):
     before = set(descendants())
     sandbox = await opened(level)
     try:
-        outcomes, left = {}, cases
-        for _ in range(5):
-            kills = oom_kills()
-            outcomes |= await run_matrix(sandbox, left, planted)
-            left = [case for case in cases if outcomes[case.name]]
-            if oom_kills() == kills:  # else a process of this machine ran out of memory, which excuses every kill
-                break
+        outcomes = await run_matrix(sandbox, cases, planted)
     finally:
         await sandbox.aclose()
     assert wait_for_descendants(before, 30) == {}, "processes outlive the sandbox"
     assert outcomes.keys() == {case.name for case in cases}
     found = {name: outcomes[name] for name, held, _ in verdicts(cases, outcomes, level) if not held}
     return found, {name for name, wrong in outcomes.items() if wrong} - found.keys()
-
-
-def oom_kills():
-    proc = os.open("/proc", os.O_RDONLY)
-    try:
-        return count_oom_kills(proc)
-    finally:
-        os.close(proc)
 
 
 def held_at(level):
@@ -585,13 +570,7 @@ async def test_a_program_cannot_make_itself_unknown(sandbox):
         "",
     )
     results = await asyncio.gather(*(sandbox.run(text, fetch=["x"], limits=SHORT) for text in programs))
-    unknown = [
-        (text[:60], result.detail)
-        for text, result in zip(programs, results, strict=True)
-        if result.status is ExecStatus.INFRA
-    ]
-    # A host that is overloaded keeps even who only sleeps from running: that is so, and no program's doing.
-    assert [(text, detail) for text, detail in unknown if not str(detail).startswith("host: ")] == []
+    assert [result.detail for result in results if result.status is ExecStatus.INFRA] == []
     assert sum(result.status is ExecStatus.OK for result in results) == 1, "the empty one"
 
 

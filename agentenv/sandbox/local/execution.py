@@ -22,6 +22,7 @@ from agentenv._util.off_loop import off_loop
 from agentenv._util.virtual_time import external_work
 from agentenv.errors import InfraError
 from agentenv.sandbox.guest import files
+from agentenv.sandbox.guest.watch import MAX_GIVEN_BACK
 from agentenv.sandbox.local.verdicts import classify
 from agentenv.sandbox.local.zygote_client import Zygote, ZygoteLost
 from agentenv.sandbox.types import ExecLimits, ExecResult, ExecStatus, Isolation, Policy
@@ -246,7 +247,7 @@ class LocalExecution:
             for fd in fds.values():
                 os.close(fd)
         self._report = report
-        self._backstop = self._loop.call_later(limits.wall_s + BACKSTOP_S, self._give_up)
+        self._backstop = self._loop.call_later((1 + MAX_GIVEN_BACK) * limits.wall_s + BACKSTOP_S, self._give_up)
         report.add_done_callback(self._finish)
 
     # --- while the program runs --------------------------------------------------------------------------------------
