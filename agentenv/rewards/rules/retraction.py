@@ -6,8 +6,10 @@ import re
 
 from agentenv.rewards.rules.text import boxes
 
-_MAX_CHARS = 160
-"""How far from an answer words may take it back."""
+_MAX_BEFORE, _MAX_BEHIND = 48, 160
+"""How many characters of the words next to an answer may take it back."""
+_HINT = re.compile(r"n[o'’e]|w[ri]|than|fal|in[cvs]|un|mis|an[y]|≠|err|scr|ign|dis|for|str|bac|ret|错|不")
+"""A part of each word that takes an answer back: most texts need no more than this look."""
 _WRONG = r"(?:wrong|incorrect|false|invalid|untrue|mistaken|inaccurate|nonsense|mistake|error)\b"
 _RIGHT = r"(?:right|correct|true|valid|accurate|acceptable|answer|solution|result|option|choice|it|work|hold|fit)\b"
 _LONG_FORMS = (("’", "'"), ("can't ", "can not "), ("n't ", " not "), ("cannot ", "can not "), ("'s ", " is "))
@@ -29,9 +31,12 @@ _BEFORE = re.compile(
 )
 
 
-def is_taken_back(before: str, behind: str) -> bool:
-    """Return True if the words before or behind an answer say that it is wrong, or not the answer."""
-    before, behind = before[-_MAX_CHARS:].lower(), behind[:_MAX_CHARS].lower()
+def is_taken_back(text: str, start: int, end: int) -> bool:
+    """Return True if the words before or behind `text[start:end]` say that it is wrong, or not the answer."""
+    first = max(0, start - _MAX_BEFORE)
+    if not _HINT.search(text[first : end + _MAX_BEHIND].lower()):
+        return False
+    before, behind = text[first:start].lower(), text[end : end + _MAX_BEHIND].lower()
     for short, long in _LONG_FORMS:
         before, behind = before.replace(short, long), behind.replace(short, long)
     return _BEFORE.search(before) is not None or _BEHIND.match(behind) is not None
@@ -41,8 +46,6 @@ def standing_box(text: str) -> str | None:
     r"""Return the last nonempty `\boxed{…}` that is not taken back; empty if all are, None if there is none."""
     found = boxes(text)
     for box in reversed(found):
-        if not is_taken_back(
-            text[max(0, box.start - _MAX_CHARS) : box.start], text[box.end + 1 : box.end + 1 + _MAX_CHARS]
-        ):
+        if not is_taken_back(text, box.start, box.end + 1):
             return text[box.content : box.end]
     return "" if found else None

@@ -179,13 +179,14 @@ def is_list(gold: str) -> bool:
 def _last_tagged(text: str) -> str | None:
     # The closing tag is missing if generation stops at it.
     before, opened, rest = text.rpartition("<answer>")
-    answer, _, behind = rest.partition("</answer>")
-    return answer.strip() if opened and not is_taken_back(before, behind) else None
+    answer = rest.partition("</answer>")[0]
+    end = len(text) - len(rest) + len(answer) + len("</answer>")
+    return answer.strip() if opened and not is_taken_back(text, len(before), end) else None
 
 
 def _bare_box(text: str) -> str | None:
     bare = list(_BARE_BOX.finditer(text))
-    return bare[-1][1] if bare and not is_taken_back(text[: bare[-1].start()], text[bare[-1].end() :]) else None
+    return bare[-1][1] if bare and not is_taken_back(text, *bare[-1].span()) else None
 
 
 def _last_hashes(text: str) -> str | None:
@@ -204,15 +205,16 @@ def _after_marker(text: str) -> str | None:
     if not markers:
         return None
     start = markers[-1].end()
-    line = text[start : start + MAX_ANSWER_CHARS * 2].lstrip(": \t\r\n").partition("\n")[0]
+    following = text[start : start + MAX_ANSWER_CHARS * 2]
+    line = following.lstrip(": \t\r\n").partition("\n")[0]
     stop = next((m.start() for m in _SENTENCE_END.finditer(line) if m.start() > 0), len(line))
-    behind = text[start:].lstrip(": \t\r\n")[stop:]
-    return None if is_taken_back("", behind) else line[:stop]
+    end = start + len(following) - len(following.lstrip(": \t\r\n")) + stop
+    return None if is_taken_back(text, start, end) else line[:stop]
 
 
 def clean(answer: str) -> str:
     """Return the answer without markup, delimiters, currency, units and thousands separators; may be empty."""
-    if len(answer) > MAX_ANSWER_CHARS:
+    if len(answer) > MAX_ANSWER_CHARS or (answer.isdecimal() and answer.isascii()):  # the latter is most of GSM8K
         return answer.strip()
     text = _SMALL.sub(_full_size, without_special_tokens(answer.replace("</answer>", ""))).translate(_CHARS)
     text = _ENDLESS.sub(r"\\ldots", text)

@@ -48,11 +48,11 @@ _BASES = {
          "fourteen", "fifteen", "sixteen"),
         start=2,
     )
-} | {"bin": 2, "oct": 8, "dec": 10, "hex": 16}  # fmt: skip
+} | {"bin": 2, "binary": 2, "oct": 8, "octal": 8, "dec": 10, "decimal": 10, "hex": 16, "hexadecimal": 16}  # fmt: skip
 _IN_BASE = re.compile(
     r"(?<![\w\\^_.}])(?P<open>(?:\\left ?)?[(\[{] ?|\\overline ?\{ ?)?"
     r"(?P<digits>[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,4}(?: [0-9]{3,4})+"
-    r"|(?:[0-9]|[A-J](?=[0-9A-J]))[0-9A-Ja-f]*(?:\.[0-9A-J]+)?)"
+    r"|(?:[0-9]|[A-J](?=[0-9A-J])|[a-f](?=[0-9a-f]))[0-9A-Ja-f]*(?:\.[0-9A-J]+)?)"
     r"(?(open) ?(?:\\right ?)?[)\]}])"
     r"(?: ?_ ?(?:(?P<bare>[0-9]{1,2}|[A-Za-z]+)|[{(] ?(?:base ?)?\(?(?P<braced>[0-9]{1,2}|[A-Za-z]+)\)? ?[})])"
     r"| (?:in )?(?P<bracket>\()?base[ -]?(?P<named>[0-9]{1,2}|[a-z]+)(?(bracket)\)))"
