@@ -49,7 +49,7 @@ _LIST = re.compile(rf"{_ONE}(?:[.:]?{_GAP}{_ONE}|{_RANGE}{_ONE})+[.:]?")
 _PREFIX = re.compile(
     r"(?:[(\[]([A-Za-z])[)\]]|([A-Za-z])[)\]]) ?[.:]? ?(?P<behind>.+)"
     r"|(?:([A-Za-z])[.:]|([A-Za-z]) [-–—]) (?P<spaced>.+)|([A-Z])[.:](?![A-Za-z]\b)(?P<close>.+)"
-    r"|([A-Z]) \((?P<bracketed>[^()]+)\)\.?"
+    r"|([A-Z]) \((?P<bracketed>(?:[^()]|\([^()]*\))+)\)\.?"
 )
 _WITH_TEXT = re.compile(r"(?P<before>.+) [(\[](?P<last>[A-Z])[)\]]\.?|(?P<first>[A-Za-z]), (?P<behind>.+)")
 _ALSO = re.compile(
@@ -63,10 +63,11 @@ _MARKED = re.compile(
     rf" ?(?i:the )?(?i:option |choice |letter |answer )?(?P<letters>{_LETTERS})"
 )
 _COMMITMENT = re.compile(
-    r"(?i:(?:(?:^|[.,;:!] |\b(?:so|thus|hence|therefore|then),? )(?:it|that|this)(?:['’]s| is| must be)"
-    r"|\bI(?:['’](?:d|ll|m))?(?: \w+){0,2}? (?:choose|chose|select|pick|picked|go with|going with|say)"
-    r"|\b(?:my|our|final) (?:choice|pick|selection|guess)(?: is|:)|(?:^|[.;:!] )(?:so|thus|hence|therefore),?)"
-    rf" (?:the )?(?:option |choice |letter )?)(?P<letters>{_LETTERS})(?=[.,;:!)]*(?: |$))"
+    r"(?i:(?:(?:^|[.,;:!] |\b(?:so|thus|hence|therefore|then|that),? )(?:it|that|this)(?:['’]s| is| must be)"
+    r"|\b(?:let['’]s|I(?:['’](?:d|ll|m))?(?: \w+){0,2}?) (?:choose|chose|select|pick|picked|go with|going with|say)"
+    r"|\b(?:my|our|final|right|best) (?:choice|pick|selection|guess)(?: is|:)"
+    r"|(?:^|[.;:!] )(?:so|thus|hence|therefore),?)"
+    rf" (?:the )?(?:option |choice |letter )?)[\"“'‘]?(?P<letters>{_LETTERS})(?=[.,;:!)\"”'’]*(?: |$))"
 )
 _ALONE = re.compile(rf"(?:[Oo]ption |[Cc]hoice )?{_SINGLE.pattern}")
 _VERDICT = re.compile(
@@ -167,7 +168,8 @@ def letters_of(answer: str, options: ChoiceOptions, *, prose: bool = True) -> fr
             named = {letter} if letter in also else {letter, *also}
         else:
             named = {letter, *(other for match in _ALSO.findall(rest) for other in match if other)}
-            named.update(*map(options.with_text, _BETWEEN_TEXTS.split(rest)))
+            others = fold(rest).removeprefix(options.texts.get(letter, ""))
+            named.update(*map(options.with_text, _BETWEEN_TEXTS.split(others)))
     elif prose and not _NEGATION.search(text):
         found = [match["letters"] for pattern in (_MARKED, _VERDICT) for match in pattern.finditer(text)]
         named = {letter.upper() for letters in found for letter in _LETTER.findall(letters)}

@@ -123,7 +123,13 @@ async def test_shares_ranges_and_texts_of_several_options_are_hedges(box):
     assert await chosen(rf"\boxed{{{box}}}", "B", CITIES) is Status.PARSE_ERROR
 
 
-@pytest.mark.parametrize("box", ["B (90%)", "B: 90%", "B. London!", "B – London", "D. Both A and B", "C. Vitamin C"])
+async def test_an_option_whose_text_holds_another_ones_is_no_hedge():
+    options = {"options": ["Salt and pepper", "Pepper"]}
+    assert await chosen(r"\boxed{A. Salt and pepper, since it fits}", "A", options) == "A"
+    assert await chosen(r"\boxed{A. Salt and pepper, or pepper}", "A", options) is Status.PARSE_ERROR
+
+
+@pytest.mark.parametrize("box", ["B (90%)", "B: 90%", "B. London!", "B – London", "D. Both A and B", "B (f(x) = 2)"])
 async def test_one_option_with_its_share_or_text_is_no_hedge(box):
     assert await chosen(rf"\boxed{{{box}}}", box[0], CITIES) == box[0]
 
@@ -215,6 +221,7 @@ async def test_answers_without_a_box(text, answer):
     [
         "I choose B.", "So it's (B).", "We get x=3. I choose B.", "I'd go with B.", "Therefore, B.", "Hence (B)",
         "It must be B.", "My choice is B.", "I'll select option B.", "I choose B, since A is wrong.", "Final choice: B",
+        'I choose "B".', "Let's go with B", "I am confident that it's B.", "The right pick is B",
         "Let me think.\nB", "Because of x.\n\n**B**", "Because of x.\n\nOption (B).", "A or C?\nSo it’s B",
         "\\boxed{42}\n\n**Answer: B**", r"\boxed{x=2}. So it is B.", r"\boxed{B} \boxed{42} Answer: B",
     ],
