@@ -15,6 +15,8 @@ TAKEN_BACK = [
     r"\boxed{A} is a mistake", r"\boxed{A}. Actually, scratch that.", r"A wrong answer is \boxed{A}",
     r"It would be wrong to say $\boxed{A}$", r"x \neq \boxed{A}", r"**\boxed{A}** is clearly incorrect.",
     "\\boxed{A}.\n\nHmm, but this answer is wrong", r"\boxed{A} I was wrong.", r"\boxed{A}是错的",
+    "\\boxed{A}\n\nHowever, upon checking, this is wrong.", r"\boxed{A}. I think that is not right.", r"NOT \boxed{A}",
+    r"\boxed{A}. My answer is wrong.", r"\boxed{A} does not satisfy the equation.", r"\boxed{A}. Ignore the above.",
 ]  # fmt: skip
 STANDING = [
     r"\boxed{A}", r"\boxed{A} is right, and 43 is wrong", r"I first got 43, which is wrong. \boxed{A}",
@@ -23,6 +25,8 @@ STANDING = [
     r"\boxed{A}. Wait, let me check. Yes, it is right.", r"If x is not 0, \boxed{A}", r"It is wrong. \boxed{A}",
     r"The student's answer was wrong: \boxed{A}.", "\\boxed{A}\n\nThis is not the only way to see it.",
     r"The relative error: \boxed{A}", r"The number of wrong answers is \boxed{A}", r"Why not? \boxed{A}",
+    r"\boxed{A} wrong answers were given.", r"\boxed{A}. If x were 3, that is wrong.", r"x \ne 3, y = \boxed{A}",
+    "\\boxed{A}\n\nThus the claim is false.", r"\boxed{A}. It does not depend on n.", r"\boxed{A} (not 43)",
     r"\boxed{A}. No other answer is right.", r"Option B is wrong, \boxed{A}",
     r"\boxed{A} is not only right, it is unique",
 ]  # fmt: skip
