@@ -432,9 +432,9 @@ class Chat:
 
     def _shaped(self, messages: Sequence[Message], tools: Any = None) -> list[Message]:
         """Return messages as the template takes them."""
-        shaped = normalized(messages)
+        shaped = normalized(messages, tools or self._tools)
         if self.has_template and any("tool_calls" in message for message in shaped):
-            shaped = in_form(shaped, self.tool_format, tools or self._tools)
+            shaped = in_form(shaped, self.tool_format)
         return [{key: item for key, item in message.items() if key != "trusted"} for message in shaped]
 
     def _render_tail(self, messages: Sequence[Message]) -> str:

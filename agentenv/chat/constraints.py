@@ -17,8 +17,8 @@ from agentenv._util.brief import brief
 from agentenv.chat.chat import Chat
 from agentenv.chat.encoding import encoder_of
 from agentenv.chat.tool_calls.parse import ToolFormat
-from agentenv.chat.tool_calls.schemas import Parameter
 from agentenv.chat.tool_calls.syntax import ANY_ID, ANY_NAME
+from agentenv.core.tool_schemas import Parameter
 from agentenv.errors import DataError
 
 MAX_WHITESPACE = 20

@@ -117,7 +117,7 @@ class Dialogue:
                 f"reset: expected messages with tools, got text {observation[:80]!r}. Return a list of messages."
             )
         if not isinstance(observation, str):
-            observation = normalized(observation)
+            observation = normalized(observation, tools)
         self.observation, self.tools = deepcopy((observation, tools))
         if not isinstance(observation, str):
             observation = with_known_roles(self.chat, observation)

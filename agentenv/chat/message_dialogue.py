@@ -68,10 +68,10 @@ class MessageDialogue:
             raise DataError("prompt: expected a message, got an empty observation. Set the task's prompt.")
         if isinstance(observation, PromptText):
             observation = observation.messages
-        messages = normalized(_as_messages(observation))
+        messages = normalized(_as_messages(observation), tools)
         check_open(messages)
         self.observation, self.tools = deepcopy((messages, without_nulls(tools)))
-        self._messages = [_for_server(message) for message in in_form(messages, _SERVERS, self.tools)]
+        self._messages = [_for_server(message) for message in in_form(messages, _SERVERS)]
         self.text = plain_text(messages)
 
     def action_of(self, completion: Completion, stop_token_ids: Sequence[int]) -> tuple[str, str]:
@@ -114,7 +114,7 @@ class MessageDialogue:
         """
         if self.num_tokens >= self.max_length - 1:
             return None
-        new = in_form(normalized(_as_messages(observation)), _SERVERS, self.tools)
+        new = in_form(normalized(_as_messages(observation), self.tools), _SERVERS)
         check_open(new)
         results = [message for message in new if message.get("role") == "tool"]
         if not self._calls:  # servers refuse results without calls; calls in words have answers in words

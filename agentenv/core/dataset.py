@@ -226,7 +226,7 @@ def _task(where: str, row: Any, prompt_key: str, label_key: str | None, task_id:
     has_images = isinstance(images, list | tuple)
     used = {prompt_key, label_key, *(["images"] if has_images else [])}
     return Task(
-        prompt=_prompt(f"{where}, {prompt_key!r}", row[prompt_key]),
+        prompt=_prompt(f"{where}, {prompt_key!r}", row[prompt_key], row.get("tools")),
         label=label,
         task_id=task_id,
         images=tuple(images) if isinstance(images, list | tuple) else (),
@@ -258,7 +258,7 @@ def _lacks(where: str, row: Mapping[str, Any], key: str, advice: str) -> str:
     return f"{where}: expected key {key!r}, got keys {list(row)}. {advice}"
 
 
-def _prompt(where: str, value: Any) -> str | list[Message]:
+def _prompt(where: str, value: Any, tools: Any) -> str | list[Message]:
     advice = "A prompt is text, or a list of messages such as {'role': 'user', 'content': '...'}."
     if isinstance(value, str):
         if not value.strip():
@@ -282,6 +282,6 @@ def _prompt(where: str, value: Any) -> str | list[Message]:
                 "Chat templates have no other."
             )
     try:
-        return normalized(value)
+        return normalized(value, tools)
     except DataError as error:
         raise DataError(f"{where}: {error}") from error

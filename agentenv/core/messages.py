@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 from agentenv._util.brief import brief
 from agentenv._util.http.json_bodies import parse_json
+from agentenv.core.tool_schemas import parameters_of
 from agentenv.core.types import Message
 from agentenv.errors import ConfigError, DataError
 
+_NO_SCHEMAS: Mapping[str, Any] = MappingProxyType({})
 
-def normalized(messages: Sequence[Message]) -> list[Message]:
+
+def normalized(messages: Sequence[Message], tools: Any = None) -> list[Message]:
     """Return messages in the form that chat templates and servers take, as `normalized_message` returns each.
 
-    Every tool result has the name of the call that it answers: OpenAI's results have only its id.
+    Every tool result has the name of the call that it answers: OpenAI's results have only its id. Arguments that are
+    None where the schemas of `tools` take no null are left out: Parquet gives each call the arguments of all others.
     """
-    read = [normalized_message(message) for message in messages]
+    offered = tools if isinstance(tools, list | tuple) else ()
+    functions = [tool.get("function", tool) for tool in offered if isinstance(tool, Mapping)]
+    schemas = {str(each.get("name")): each.get("parameters") for each in functions if isinstance(each, Mapping)}
+    read = [normalized_message(message, schemas) for message in messages]
     starts = [0, *(index + 1 for index, message in enumerate(read) if message.get("role") == "assistant")]
     named: list[Message] = []
     for start, end in pairwise([*starts, len(read)]):
@@ -27,7 +35,7 @@ def normalized(messages: Sequence[Message]) -> list[Message]:
     return named
 
 
-def normalized_message(message: Message) -> Message:
+def normalized_message(message: Message, schemas: Mapping[str, Any] = _NO_SCHEMAS) -> Message:
     """Return a message without fields that are None, which Parquet and Arrow add where other rows have a value.
 
     Content is text ("" if it is missing), or parts if some are not text; `tool_calls` are not empty; their arguments
@@ -43,7 +51,7 @@ def normalized_message(message: Message) -> Message:
     calls = read.pop("tool_calls", ())
     if not isinstance(calls, list | tuple) or not all(isinstance(call, Mapping) for call in calls):
         raise DataError(f"tool_calls: expected a list of calls, got {brief(calls)}. Parse them.")
-    return {**read, "tool_calls": [_call(call) for call in calls]} if calls else read
+    return {**read, "tool_calls": [_call(call, schemas) for call in calls]} if calls else read
 
 
 def check_open(messages: Sequence[Message]) -> None:
@@ -94,18 +102,19 @@ def _content(content: Any) -> Any:
     return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else parts
 
 
-def _call(call: Mapping[str, Any]) -> Mapping[str, Any]:
+def _call(call: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a call in OpenAI's form, also if it is only a name and arguments."""
     call = {key: value for key, value in call.items() if value is not None}
     given = call.pop("function", None)
     if not isinstance(given, Mapping):
         given = {key: call.pop(key) for key in ("name", "arguments") if key in call}
     function = {key: value for key, value in given.items() if value is not None}
-    return {
-        "type": "function",
-        **call,
-        "function": {**function, "arguments": _arguments(function.get("arguments", {}))},
-    }
+    arguments = _arguments(function.get("arguments", {}))
+    if isinstance(arguments, Mapping) and None in arguments.values() and function.get("name") in schemas:
+        known = parameters_of(schemas[function["name"]])
+        takes_null = {key for key in known if known[key].takes_null}
+        arguments = {key: value for key, value in arguments.items() if value is not None or key in takes_null}
+    return {"type": "function", **call, "function": {**function, "arguments": arguments}}
 
 
 def _arguments(arguments: Any) -> Any:

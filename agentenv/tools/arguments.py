@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, Literal, Union
 from weakref import WeakKeyDictionary
 
-from agentenv.chat.tool_calls.schemas import Parameter, kinds_of_value, parameters_of
+from agentenv.core.tool_schemas import Parameter, kinds_of_value, parameters_of
 
 _BASIC: Mapping[Any, Mapping[str, Any]] = {
     str: {"type": "string"}, int: {"type": "integer"}, float: {"type": "number"}, bool: {"type": "boolean"},

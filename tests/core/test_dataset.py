@@ -97,6 +97,14 @@ def test_a_tool_result_of_a_row_has_the_name_of_its_call(jsonl):
     assert [message["name"] for message in task.prompt[1:]] == ["g", "f"]
 
 
+def test_arguments_that_are_null_against_the_rows_own_tools_are_padding(jsonl):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"q": {"type": "integer"}}}}}]
+    messages = [calls(arguments={"q": 1, "other": None}), {"role": "user", "content": "next"}]
+    first, second = read_tasks(jsonl(row(messages, tools=tools), row(messages, tools="none")))
+    assert first.prompt[0] == calls(arguments={"q": 1})
+    assert second.prompt[0] == messages[0]
+
+
 @pytest.mark.parametrize("written", ["[]", [5], {"name": "f"}])
 def test_tool_calls_of_a_row_that_are_not_calls_are_refused(jsonl, written):
     with pytest.raises(DataError, match=r"line 1, 'prompt': tool_calls: expected a list of calls"):

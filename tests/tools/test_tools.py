@@ -21,9 +21,9 @@ from pydantic import BaseModel
 from agentenv._util.lenient_json import LiteralError, read_literal, read_whole_literal
 from agentenv.chat.chat import Chat
 from agentenv.chat.template import as_parts, probe, render
-from agentenv.chat.tool_calls.messages import assistant_message, in_form, result_message
-from agentenv.chat.tool_calls.schemas import parameters_of
-from agentenv.core.messages import without_nulls
+from agentenv.chat.tool_calls.messages import assistant_message, result_message
+from agentenv.core.messages import normalized, without_nulls
+from agentenv.core.tool_schemas import parameters_of
 from agentenv.errors import ConfigError, InfraError
 from agentenv.tools.calling import (
     MalformedCall,
@@ -1031,7 +1031,7 @@ print(len(set(sys.modules) - before))
 def test_an_argument_that_is_null_stays_where_its_schema_takes_null(schema, takes):
     asks = assistant_message(ParsedAction("", (ToolCall("f", {"x": None}, "1", ""),)))
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": schema}}}}]
-    (read,) = in_form([asks], HERMES, tools)
+    (read,) = normalized([asks], tools)
     assert read["tool_calls"][0]["function"]["arguments"] == ({"x": None} if takes else {})
 
 

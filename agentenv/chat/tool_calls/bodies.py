@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentenv._util.lenient_json import LiteralError, read_literal, skip_space
-from agentenv.chat.tool_calls.schemas import Parameter
 from agentenv.chat.tool_calls.syntax import NAME, Syntax, loose
+from agentenv.core.tool_schemas import Parameter
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 NAME_KEYS = ("name", "tool_name")

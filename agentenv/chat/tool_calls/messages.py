@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentenv.chat.tool_calls.schemas import parameters_of
 from agentenv.chat.tool_calls.syntax import Syntax
 from agentenv.core.tool_calls import MalformedCall, ParsedAction, ToolCall
 from agentenv.core.types import Message
@@ -22,27 +21,19 @@ def result_message(call: ToolCall | MalformedCall, content: Any) -> Message:
     }
 
 
-def in_form(messages: Sequence[Message], form: Syntax, tools: Any = None) -> list[Message]:
+def in_form(messages: Sequence[Message], form: Syntax) -> list[Message]:
     """Return normalized messages with calls as a template takes them: arguments as JSON text, or as an object.
 
-    Text that is not an object becomes the argument `text` of one. Without arguments that are None where the schemas of
-    `tools` take no null: Parquet gives each call the arguments of all others.
+    Text that is not an object becomes the argument `text` of one.
     """
-    functions = [tool.get("function", tool) for tool in tools or () if isinstance(tool, Mapping)]
-    schemas = {each.get("name"): each.get("parameters") for each in functions}
 
     def shaped(call: Mapping[str, Any]) -> Mapping[str, Any]:
-        function = call["function"]
-        arguments, name = function["arguments"], function.get("name")
-        if isinstance(arguments, Mapping) and None in arguments.values() and name in schemas:
-            known = parameters_of(schemas[name])
-            kept = {key for key in known if known[key].takes_null}
-            arguments = {key: value for key, value in arguments.items() if value is not None or key in kept}
+        arguments = call["function"]["arguments"]
         if form.arguments_as_json and not isinstance(arguments, str):
             arguments = _as_json(arguments)
         elif not form.arguments_as_json and isinstance(arguments, str):
             arguments = {"text": arguments}
-        return {**call, "function": {**function, "arguments": arguments}}
+        return {**call, "function": {**call["function"], "arguments": arguments}}
 
     found: list[Message] = []
     for message in messages:

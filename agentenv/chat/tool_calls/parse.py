@@ -22,9 +22,9 @@ from agentenv.chat.tool_calls.bodies import (
     name_in,
 )
 from agentenv.chat.tool_calls.ids import call_id
-from agentenv.chat.tool_calls.schemas import parameters_of
 from agentenv.chat.tool_calls.syntax import ANY_ID, ANY_NAME, REASONING, Syntax
 from agentenv.core.tool_calls import MalformedCall, ParsedAction, ToolCall
+from agentenv.core.tool_schemas import parameters_of
 
 _BARE_START = re.compile(r"(?:<\|python_(?:tag|start|end)\|>|\s)*+(?=[\[{])")
 _HERMES_OPEN = re.compile(r"<tool_call>\s*+")

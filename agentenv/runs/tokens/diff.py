@@ -163,7 +163,7 @@ class _Comparison:
         calling = tool_format(self.tokenizer, self.stop_token_ids)
         plain = [
             {key: item for key, item in message.items() if key != "trusted"}
-            for message in in_form(normalized(messages), calling, self.tools)
+            for message in in_form(normalized(messages, self.tools), calling)
         ]
         trajectory = self.trajectory
         for turn, index in zip(trajectory.turns, self.message_of_turn, strict=True):
