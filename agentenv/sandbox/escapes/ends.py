@@ -193,6 +193,17 @@ def write():
                 "kept.append(file)",
                 "threading.Thread(target=attempt, args=('open', write)).start(); call(60, 93, 0)",
             ),
+            (
+                "by_own_table",
+                "kept.append(file)",
+                "unshare = lambda: call(436, 436, 1000, 1001, 2) and None or write()\n"
+                "threading.Thread(target=attempt, args=('unshared', unshare)).start()",
+            ),
+            (
+                "in_a_message",
+                "socket.send_fds(pair[0], [b'x'], [file]); os.close(file)",
+                "import socket; pair = socket.socketpair(); attempt('sent', write)",
+            ),
         )
     ),
     case(

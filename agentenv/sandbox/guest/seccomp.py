@@ -153,9 +153,12 @@ def _answers(*, processes: bool, own_signals: bool, on_host: bool, metadata: int
     table["prctl"] = _if_one_of(0, _PRCTLS, EPERM)
     table["prlimit64"] = _if_one_of(0, [0], EPERM)
     refuse, allow = [(_RET, 0, 0, EPERM)], [(_RET, 0, 0, ALLOW)]
+    # Not CLOSE_RANGE_UNSHARE: a thread with a table of files of its own could hide what it has open.
+    table["close_range"] = _if_one_of(2, [0, 4], EPERM)
     if on_host:
-        # A library writes to each block instead, which takes the time in which the quota is checked.
-        table |= answer("fallocate", EOPNOTSUPP)
+        # A library writes to each block instead, which takes the time in which the quota is checked. What is sent
+        # along with a message is in no table of files.
+        table |= answer("fallocate", EOPNOTSUPP) | answer("sendmsg sendmmsg", EPERM)
         if not processes:
             table |= _no_kill(table)
     if not processes:
@@ -163,9 +166,12 @@ def _answers(*, processes: bool, own_signals: bool, on_host: bool, metadata: int
         table["mmap"] = [
             *_load_argument(3), (_JSET, 0, 3, 0x20), (0x54, 0, 0, 0xF), (_JEQ, 1, 0, 2), *refuse, *allow,
         ]  # fmt: skip
-    # No new namespaces, and only threads unless processes are permitted.
-    only_threads: Code = [] if processes else [(_JSET, 1, 0, linux.CLONE_THREAD), *refuse]
-    table["clone"] = [*_load_argument(0), (_JSET, 0, 1, linux.CLONE_NEW), *refuse, *only_threads, *allow]
+    # No new namespaces, only threads unless processes are permitted, and threads only with the files of their process.
+    process = allow if processes else refuse
+    table["clone"] = [
+        *_load_argument(0), (_JSET, 0, 1, linux.CLONE_NEW), *refuse, (_JSET, 1, 0, linux.CLONE_THREAD), *process,
+        (_JSET, 1, 0, linux.CLONE_FILES), *refuse, *allow,
+    ]  # fmt: skip
     # AF_UNIX stream and seqpacket pairs; a datagram socket could send to any name.
     table["socketpair"] = [
         *_load_argument(0), (_JEQ, 1, 0, 1), *refuse, *_load_argument(1), (0x54, 0, 0, 0xF), (_JEQ, 2, 0, 1),
@@ -203,7 +209,8 @@ def assemble(
         processes: permit fork and exec.
         own_signals: permit signals to the own process only; needed without landlock's signal scope or namespaces.
         on_host: the program has no namespaces: forbid leaving the process group, by which it is killed, queries about
-            other processes, SIGKILL from inside where processes are not permitted, and preallocation of a disk.
+            other processes, SIGKILL from inside where processes are not permitted, and what hides files from a disk
+            quota that is watched.
         metadata: the answer to changes of mode, owner and times.
 
     Raises:
