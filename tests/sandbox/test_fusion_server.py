@@ -537,6 +537,29 @@ async def test_an_address_gets_its_turn_next_to_a_busy_one():
         assert gate.started == 5
 
 
+async def test_an_address_that_names_many_tenants_lets_others_wait_for_one_turn():
+    gate = Gate()
+    other_address = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
+    async with serving(gate) as server, at(server, timeout=60) as http, at(server, transport=other_address) as other:
+        order = []
+
+        async def ask(http, tenant=""):
+            header = {"x-agentenv-ask": json.dumps({"tenant": tenant})}
+            await http.post("/run_code", json=HELLO, headers=header)
+            order.append(tenant)
+
+        work = []
+        for index in range(5):
+            work.append(asyncio.create_task(ask(http, f"many {index}")))
+            await until(lambda: server._queue.num_waiting == len(work) - 1)
+        work.append(asyncio.create_task(ask(other)))
+        await until(lambda: server._queue.num_waiting == 5)
+        gate.go_on.set()
+        await asyncio.gather(*work)
+        assert order.index("") <= 3
+        assert gate.given["tenant"].startswith("127.0.0.1 many")
+
+
 # --- /submit ----------------------------------------------------------------------------------------------------------
 
 TESTS = [{"input": {"stdin": f"{a}"}, "output": {"stdout": f"{a * 2}\n"}} for a in (1, 2, 3)]

@@ -1037,6 +1037,23 @@ async def test_turns_go_round_and_none_is_lost_when_waiters_leave():
     await asyncio.wait_for(queue.acquire("y"), 60)
 
 
+async def test_a_tenant_gets_no_more_turns_by_more_names():
+    queue, order = FairQueue(1, max_waiting=100), []
+    await queue.acquire("x")
+
+    async def one(tenant, name):
+        await queue.acquire(tenant, name=name)
+        order.append(tenant + name)
+        queue.release()
+
+    whose = [("a", str(index)) for index in range(4)] + [("a", "0"), ("b", ""), ("c", "0"), ("b", "")]
+    tasks = [asyncio.create_task(one(*who)) for who in whose]
+    await asyncio.sleep(0)
+    queue.release()
+    await asyncio.gather(*tasks)
+    assert order == ["a0", "b", "c0", "a1", "b", "a2", "a3", "a0"]
+
+
 async def test_whoever_is_to_be_alone_gets_all_slots_and_is_not_overtaken():
     queue, order = FairQueue(3, max_waiting=100), []
     for _ in range(2):

@@ -153,7 +153,7 @@ def _answers(*, processes: bool, own_signals: bool, on_host: bool, metadata: int
     table["prctl"] = _if_one_of(0, _PRCTLS, EPERM)
     table["prlimit64"] = _if_one_of(0, [0], EPERM)
     refuse, allow = [(_RET, 0, 0, EPERM)], [(_RET, 0, 0, ALLOW)]
-    # Not CLOSE_RANGE_UNSHARE: a thread with a table of files of its own could hide what it has open.
+    # Not CLOSE_RANGE_UNSHARE: a thread with its own table of files could hide what it has open.
     table["close_range"] = _if_one_of(2, [0, 4], EPERM)
     if on_host:
         # A library writes to each block instead, which takes the time in which the quota is checked. What is sent

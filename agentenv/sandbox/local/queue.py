@@ -34,16 +34,18 @@ class FairQueue:
         self._around = waiting
         self.max_waiting = max_waiting
         self._free = num_slots
-        self._waiting: OrderedDict[str, deque[tuple[asyncio.Future[None], int]]] = OrderedDict()
-        """The waiters of each tenant, each with its number of slots."""
+        self._waiting: OrderedDict[tuple[str, str], deque[tuple[asyncio.Future[None], int]]] = OrderedDict()
+        """The waiters of each tenant and name, each with its number of slots."""
 
     @property
     def num_waiting(self) -> int:
         """The number of waiters."""
         return sum(len(line) for line in self._waiting.values())
 
-    async def acquire(self, tenant: str, *, alone: bool = False) -> None:
+    async def acquire(self, tenant: str, *, name: str = "", alone: bool = False) -> None:
         """Wait for a slot, or for all of them to be `alone`; the caller must return them with `release`.
+
+        The slots of a tenant go round between the names that it uses, such as those of its groups.
 
         Raises:
             SandboxBusy: `max_waiting` callers are waiting.
@@ -58,7 +60,7 @@ class FairQueue:
                 "Run fewer concurrent episodes, or raise max_waiting"
             )
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append((turn, num))
+        self._waiting.setdefault((tenant, name), deque()).append((turn, num))
         try:
             with self._around():
                 await turn
@@ -66,11 +68,11 @@ class FairQueue:
             if turn.done() and not turn.cancelled():
                 self.release(alone=alone)  # the slots were already assigned to this caller
             else:
-                line = self._waiting.get(tenant, deque())
+                line = self._waiting.get((tenant, name), deque())
                 if (turn, num) in line:
                     line.remove((turn, num))
                 if not line:
-                    self._waiting.pop(tenant, None)
+                    self._waiting.pop((tenant, name), None)
                 self._admit()  # others, if it waited for all slots
             raise
 
@@ -91,7 +93,7 @@ class FairQueue:
     def _admit(self) -> None:
         """Assign free slots, in turn; a waiter that is to be alone waits for all, and no other overtakes it."""
         while self._waiting:
-            tenant, line = next(iter(self._waiting.items()))
+            (tenant, name), line = next(iter(self._waiting.items()))
             turn, num = line[0]
             if not turn.done():
                 if num > self._free:
@@ -99,6 +101,9 @@ class FairQueue:
                 self._free -= num
                 turn.set_result(None)
             line.popleft()
-            self._waiting.move_to_end(tenant)  # the other tenants come first
+            # The other tenants come first, and then the other names of this one.
+            for other in [key for key in self._waiting if key[0] == tenant] if name else ():
+                self._waiting.move_to_end(other)
+            self._waiting.move_to_end((tenant, name))
             if not line:
-                del self._waiting[tenant]
+                del self._waiting[tenant, name]
