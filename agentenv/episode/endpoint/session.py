@@ -289,6 +289,9 @@ class Session:
         At the end of a conversation, its segment grows. At an earlier point, a segment begins with the recorded ids up
         to there; otherwise with the messages, rendered from the beginning.
         """
+        encoder, most = encoder_of(self.chat.tokenizer), self.limits.max_length
+        if any(encoder.exceeds(str(message["content"]), most) for message in asked.new):
+            raise self._no_room()
         point = self._point(asked, asked.links)
         if point is None:
             dialogue = Dialogue(self.chat, self.limits.max_length)
