@@ -164,7 +164,7 @@ class Session:
         return work
 
     async def _generated(self, work: Work) -> dict[str, Any]:
-        """Answer a request that has its place, and give the place up if that fails."""
+        """Answer a request that has its place; it loses the place if that fails."""
         try:
             return await self._answer(work, self._sampling(work))
         except (ConfigError, RunStopped) as error:
