@@ -26,6 +26,8 @@ def normalized(messages: Sequence[Message], tools: Any = None) -> list[Message]:
     functions = [tool.get("function", tool) for tool in offered if isinstance(tool, Mapping)]
     schemas = {str(each.get("name")): each.get("parameters") for each in functions if isinstance(each, Mapping)}
     read = [normalized_message(message, schemas) for message in messages]
+    if all(message.get("role") != "tool" for message in read):
+        return read
     starts = [0, *(index + 1 for index, message in enumerate(read) if message.get("role") == "assistant")]
     named: list[Message] = []
     for start, end in pairwise([*starts, len(read)]):
@@ -44,6 +46,8 @@ def normalized_message(message: Message, schemas: Mapping[str, Any] = _NO_SCHEMA
     Raises:
         DataError: `tool_calls` are not calls.
     """
+    if len(message) == 2 and message.get("role") != "developer" and isinstance(message.get("content"), str):
+        return message  # the usual case
     read = {key: value for key, value in message.items() if value is not None}
     read["content"] = _content(read.get("content", ""))
     if read.get("role") == "developer":
