@@ -1,4 +1,4 @@
-"""Work on foreign data beside the event loop, so that a sender of much data delays no one else."""
+"""Work on foreign data beside the event loop: a client or a program that sends much of it delays no one else."""
 
 from __future__ import annotations
 
