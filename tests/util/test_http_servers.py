@@ -6,6 +6,7 @@ import re
 import sys
 import threading
 
+import h11
 import httpx
 import pytest
 
@@ -192,6 +193,21 @@ def test_a_token_is_read_from_its_file_or_else_from_the_variable(tmp_path, monke
 
 
 LARGE = b"[" + b"1," * 2 * MAX_PARTS + b"0]"
+
+
+async def test_the_event_loop_turns_between_the_chunks_of_a_body(monkeypatch):
+    taken = []
+    receive = h11.Connection.receive_data
+    monkeypatch.setattr(
+        h11.Connection, "receive_data", lambda self, data: taken.append(len(data)) or receive(self, data)
+    )
+    content = b"1\r\n \r\n" * 20_000 + b"2\r\n{}\r\n0\r\n\r\n"
+    head = b"POST /run_code HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    head += b"transfer-encoding: chunked\r\n\r\n"
+    async with SERVERS["/run_code"]() as server, connected(server) as (reader, writer):
+        writer.write(head + content)
+        await asyncio.wait_for(reader.read(1), 60)
+    assert max(taken) <= 8192
 
 
 async def test_the_event_loop_continues_while_a_large_body_is_read():
