@@ -39,7 +39,6 @@ from agentenv.episode.endpoint.wire import (
     logprobs_of,
     read_message,
     read_request,
-    shaped_call,
 )
 from agentenv.episode.setup import EpisodeKey, EpisodeSetup
 from agentenv.errors import (
@@ -369,7 +368,7 @@ class Session:
         return work
 
     def _shown(self, asked: Asked) -> list[Message]:
-        """Return the messages of a request in the form that the template takes."""
+        """Return the messages of a request, with answers as they were sampled."""
         shown: list[Message] = []
         for message, one in zip(asked.request.messages, asked.prints, strict=True):
             if one in self._answers:  # sampled here: unchanged, except for the ids of its calls
@@ -379,10 +378,7 @@ class Session:
                 shown.append({**own, **({"tool_calls": calls} if calls else {})})
                 continue
             bare = {key: value for key, value in message.items() if key != "reasoning_content"}
-            if "tool_calls" in bare:
-                check_text(bare["tool_calls"], "tool_calls")
-                as_json = self.chat.has_template and self.chat.tool_format.arguments_as_json
-                bare["tool_calls"] = [shaped_call(call, as_json=as_json) for call in bare["tool_calls"]]
+            check_text(bare.get("tool_calls", ""), "tool_calls")
             shown.append(bare)
         return shown
 
