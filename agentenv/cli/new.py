@@ -15,7 +15,10 @@ from agentenv.cli.scaffold.plugin import PluginKind, make_plugin
 
 @dataclass(frozen=True)
 class NewConfig:
-    """Make a plugin: an environment with its data and tests, ready to install. With --env, a file for OpenRLHF."""
+    """Make a plugin: an environment with its data and tests, ready to install.
+
+    With --env, write an agent_func file for that environment instead.
+    """
 
     name: tyro.conf.Positional[str]
     """Name of the environment: lowercase letters, digits and underscores, at most 64 of them; with --env, a file."""

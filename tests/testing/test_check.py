@@ -191,7 +191,7 @@ BREACHES = {
                 info = {"seen": [1, 2], "text": "fine", "n": 1}
                 return StepResult(terminated=True, info=info)  # HERE
         """,
-        "Agent.step", "StepResult.info: numbers and text", "{'seen': [1, 2]}", "Convert or remove them.",
+        "Agent.step", "StepResult.info['seen']: a number or text", "[1, 2]", "Convert or remove it.",
     ),
     "info holds NaN": (
         """
