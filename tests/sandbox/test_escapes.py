@@ -229,45 +229,6 @@ def reported(ran):
     return json.loads(ran.stdout)
 
 
-NEIGHBORS = """
-import asyncio
-from agentenv.sandbox import ExecLimits, LocalSandbox
-
-HOARDS = '''
-import os, threading, time
-threading.stack_size(1 << 16)
-try:
-    while True: threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-except RuntimeError: time.sleep(60)
-'''
-HONEST = '''
-import time
-from concurrent.futures import ThreadPoolExecutor
-time.sleep(1)
-with ThreadPoolExecutor(8) as pool: print(sum(pool.map(lambda x: (time.sleep(.05), x)[1], range(40))))
-'''
-
-async def main():
-    limits = ExecLimits(cpu_s=20, wall_s=60)
-    async with LocalSandbox(isolation="landlock", run_slots=5) as sandbox:
-        honest = [asyncio.create_task(sandbox.run(HONEST, limits=limits)) for _ in range(2)]
-        hoarders = [asyncio.create_task(sandbox.run(HOARDS, limits=limits)) for _ in range(6)]
-        print([(await task).stdout for task in honest], [(await task).status.value for task in hoarders])
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.long
-def test_programs_of_one_user_have_their_threads_beside_one_that_hoards_them(as_user):
-    flags, python = as_user
-    ran = restricted(*flags, command=[python, "-c", NEIGHBORS])
-    assert ran.stdout.split(" [") == [
-        "['780\\n', '780\\n']",
-        "'policy', 'policy', 'policy', 'policy', 'policy', 'policy']\n",
-    ], ran.stderr
-
-
 FEW = (
     "read_canary,environment,kill_victim,fork_when_pure,artifact_symlink,stdlib_works,subprocess_works,forged_report,"
     "own_end_by_lowered_cpu_limit,own_end_by_kill_of_itself,hidden_memory_by_name,hidden_memory_unmapped"

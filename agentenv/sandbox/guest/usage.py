@@ -168,11 +168,6 @@ def _memory_device() -> int:
         os.close(fd)
 
 
-def num_threads(proc: int, pid: str) -> int:
-    """Return the number of threads of a process."""
-    return int(linux.read_at(proc, f"{pid}/stat").rpartition(")")[2].split()[17])
-
-
 def count_tasks(uid: int) -> int:
     """Return the number of threads of a user in this /proc."""
     count = 0

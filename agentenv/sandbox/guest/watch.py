@@ -24,8 +24,6 @@ MAX_GIVEN_BACK = 2.0
 _MAX_MESSAGE = 65536
 _SLACK_TASKS = 16
 """Allowance for threads that the user starts between the count and the start of the program."""
-_NEIGHBORS = 8
-"""Programs that may start beside one of the same user, with all their threads."""
 _MIB = 1 << 20
 REMOVAL_S, REMOVAL_ASIDE_S = 0.005, 3.0
 """Time limits for removing a folder: inside the loop, and before the program is reported anyway."""
@@ -54,8 +52,6 @@ class _RunningProgram:
     """True if it had several processes at some time."""
     seen_cpu_s: dict[str, float] = field(default_factory=dict)
     """CPU time of each process that was seen, as it was last seen."""
-    crowded_out: bool = False
-    """True if another program of the same user had too many threads or processes."""
     given_back_s: float = 0.0
     """Time that is added to its wall limit."""
 
@@ -183,14 +179,11 @@ class ProgramLoop:
                 always.callback(os.close, folder_sender)
             policy, limits = request["policy"], request["limits"]
             num_processes = int(limits["num_processes"] if policy == "proc" else limits["num_threads"])
-            if self._shares_user():
+            if self._setting.tier != "namespaces" and not self._setting.ids:
                 # RLIMIT_NPROC of a program that shares its user includes the user's other processes.
                 if time.monotonic() - self._own_tasks[0] > 1.0:
                     self._own_tasks = time.monotonic(), usage.count_tasks(os.getuid())
-                # It has room for all that may run beside it, so it is not the limit: each is watched for its own.
-                num_processes = (
-                    self._own_tasks[1] + _SLACK_TASKS + num_processes * (1 + max(len(self._live), _NEIGHBORS))
-                )
+                num_processes = self._own_tasks[1] + _SLACK_TASKS + num_processes * (1 + len(self._runs) // 2)
             job = child.ProgramJob(policy, bool(request["argv"]), limits, slot, work, num_processes)
             started = time.monotonic()
             pid = self._fork(job, child.ProgramFds.of(fds, ready=ready_writer, folder=folder_sender))
@@ -232,9 +225,6 @@ class ProgramLoop:
         if run.cause:
             return
         run.cause = cause
-        if cause == "processes" and self._shares_user():  # it may have left the others none
-            for other in self._live - {run}:
-                other.crowded_out = True
         run.next_look = time.monotonic() + 1.0
         self._poll.unregister(run.lease)
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -282,14 +272,8 @@ class ProgramLoop:
         elif time.clock_gettime(~run.pid << 3 | 2) >= limits["cpu_s"]:
             return "cpu"
         elif self._base:
-            if self._shares_user() and usage.num_threads(proc, str(run.pid)) > limits["num_threads"]:
-                return "processes"
             unlinked = usage.unlinked_bytes(proc, str(run.pid), work, file_bytes)
         return "disk" if self._base and _disk_exceeded(run, unlinked) else ""
-
-    def _shares_user(self) -> bool:
-        """Return True if all programs have one user, whose threads the kernel counts together."""
-        return self._setting.tier != "namespaces" and not self._setting.ids
 
     def _host_pid(self, run: _RunningProgram) -> str:
         """Return its pid in /proc, which shows the pids of the outermost namespace."""
@@ -351,7 +335,6 @@ class ProgramLoop:
             "cpu_s": resources.ru_utime + resources.ru_stime + orphans_s,
             "delay_s": delay_s,
             "peak_bytes": resources.ru_maxrss * 1024,
-            "crowded_out": run.crowded_out,
         }
         setup = os.read(run.ready, 4096)
         if setup != b"1":

@@ -14,11 +14,6 @@ _LIMIT_MESSAGES = {
     ExecStatus.DISK_LIMIT: re.compile(rb"^OSError: \[Errno (27|28|122)\]"),
 }
 """Last lines of stderr that show that a limit was reached."""
-_TAKEN = {
-    "full": "host: expected free space for temporary files, the disk is full. Free some, or set TMPDIR",
-    "crowded_out": "host: expected threads for the program, another took them. Run as root, or allow namespaces",
-}
-"""What others took from a program that failed, by the name in its report."""
 _NEARLY = 0.75
 """Share of the CPU limit from which an unexplained kill counts as the kernel's, whose CPU count runs ahead."""
 
@@ -43,9 +38,11 @@ def classify(report: Mapping[str, Any], limits: ExecLimits, last_line: bytes) ->
         return ExecStatus.POLICY, f"more than {limits.num_processes} processes"
     if cause in ("memory", "disk"):
         return {"memory": ExecStatus.MEMORY, "disk": ExecStatus.DISK_LIMIT}[cause], None
-    taken = next((detail for name, detail in _TAKEN.items() if report.get(name)), None)
-    if taken and (report["code"] or report["signal"]):
-        return ExecStatus.INFRA, taken
+    if report.get("full") and (report["code"] or report["signal"]):
+        return (
+            ExecStatus.INFRA,
+            "host: expected free space for temporary files, the disk is full. Free some, or set TMPDIR",
+        )
     if report["signal"] == signal.SIGKILL and report["cpu_s"] >= _NEARLY * limits.cpu_s:
         return ExecStatus.CPU_TIMEOUT, None
     if report["signal"]:
