@@ -22,7 +22,7 @@ BATCHES = {
         "questions": [("What is 1 + 1?", "2"), ("And 2 + 2?", "4"), ("Who?", "")],
     },
     "off": {"level": "off", "max_len": 500, "questions": [("What is 3 + 3?", "6"), ("What is this?", "")]},
-    "short": {"level": "token", "max_len": 60, "questions": [("What is 4 + 4?", "8")]},
+    "short": {"level": "token", "max_len": 67, "questions": [("What is 4 + 4?", "8")]},
 }
 """With log-probabilities and without, and one with room for a single turn. No answer "": those episodes fail."""
 
