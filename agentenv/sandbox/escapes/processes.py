@@ -5,17 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from agentenv.sandbox.escapes.cases import LIMITS, SHORT, EscapeCase, case, thread_bomb
+from agentenv.sandbox.escapes.cases import LIMITS, EscapeCase, case, thread_bomb
 from agentenv.sandbox.types import ExecResult, ExecStatus, Isolation
 
 KILLED = (ExecStatus.SIGNAL, ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT, ExecStatus.MEMORY)
 TIMED = (ExecStatus.CPU_TIMEOUT, ExecStatus.WALL_TIMEOUT)
+SHORT = replace(LIMITS, wall_s=1.5)
 UID = Isolation.UID
 
 
-def _before_it_ended(result: ExecResult, facts: dict[str, Any]) -> str:
-    """Check that the result came before processes of the program ended by themselves, after 100 s or never."""
-    return "" if facts["host_wall_s"] < 60 else f"the result came after {facts['host_wall_s']:.1f} s"
+def _within(seconds: float) -> Any:
+    """Return a check that the result came soon after the wall limit; generous, for a busy host."""
+
+    def check(result: ExecResult, facts: dict[str, Any]) -> str:
+        return "" if facts["host_wall_s"] < seconds else f"the result came after {facts['host_wall_s']:.1f} s"
+
+    return check
 
 
 def _cpu_below(seconds: float) -> Any:
@@ -174,7 +179,7 @@ for _ in range(400):
     try:
         if os.fork() == 0:
             import time
-            time.sleep(100)
+            time.sleep(30)
             os._exit(0)
         made += 1
     except OSError:
@@ -185,7 +190,7 @@ os._exit(0)
         "proc",
         ends=KILLED,
         limits=SHORT,
-        check=_before_it_ended,
+        check=_within(20),
         census=True,
     ),
     case(
@@ -202,8 +207,8 @@ while True:
 """,
         "proc",
         must_end=(*TIMED, ExecStatus.SIGNAL, ExecStatus.MEMORY, ExecStatus.OUTPUT_LIMIT),
-        limits=SHORT,
-        check=_before_it_ended,
+        limits=replace(LIMITS, wall_s=0.6),
+        check=_within(20),
         census=True,
         bare="unsafe",
     ),
@@ -241,14 +246,14 @@ if os.fork() == 0:
                 os.close(fd)
             except OSError:
                 pass
-    time.sleep(100)
+    time.sleep(40)
     os._exit(0)
 time.sleep(0.1)
 say('HELD', 'but for the census')
 os._exit(0)
 """,
             "proc",
-            check=_before_it_ended,
+            check=_within(20),
             census=True,
         )
         for name, forks, detach, holds_pipe in (
@@ -277,7 +282,7 @@ while True:
 """,
         must_end=TIMED,
         limits=SHORT,
-        check=_before_it_ended,
+        check=_within(20),
     ),
     case(
         "cpu_spin",
@@ -329,7 +334,7 @@ while True:
         "import time\nsay('TRYING', 'sleep')\nsay('HELD', 'so far')\ntime.sleep(100)",
         must_end=TIMED,
         limits=SHORT,
-        check=_before_it_ended,
+        check=_within(20),
     ),
     case(
         "stop_itself",
@@ -349,7 +354,7 @@ except OSError as error:
 """,
         must_end=TIMED,
         limits=SHORT,
-        check=_before_it_ended,
+        check=_within(20),
     ),
     case(
         "setrlimit_raise",

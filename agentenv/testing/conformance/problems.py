@@ -36,8 +36,6 @@ class Problem:
     fix: str
     property: str = ""
     """Name of the broken property, as `agentenv check` lists it."""
-    is_note: bool = False
-    """True if it is advice, and no breach."""
 
     def __str__(self) -> str:
         """Return one line."""
@@ -46,7 +44,7 @@ class Problem:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name, without the property if it is empty."""
-        return {name: value for name, value in asdict(self).items() if value or name not in ("property", "is_note")}
+        return {name: value for name, value in asdict(self).items() if value or name != "property"}
 
 
 def read_message(message: str, where: str) -> tuple[str, str, str]:
